@@ -1,0 +1,70 @@
+# Every target works from a fresh clone: what it needs is installed into .venv first.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo up down bench migrate test check format terraform clean
+
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED) ## Create .venv with everything in it (PYTHON=python3.12 chooses the interpreter)
+
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Penstock needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Name another one: make setup PYTHON=python3.12" >&2; \
+	  exit 1; }
+	@echo "Creating $(VENV) with $$($(PYTHON) --version) ..."
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo "No virtual environment could be made; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@echo "Installing Penstock and its tools (a minute or so) ..."
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: setup ## Start everything, export DEMO_TASKS (5000) records through it, check and sum up
+	@$(BIN)/python -m examples.export.demo --tasks $${DEMO_TASKS:-5000}
+
+up: setup ## Start everything on this machine in the background, with the example's worker
+	@$(BIN)/penstock up --detach --app examples.export
+
+down: setup ## Stop what `make up` started; the data in .penstock stays
+	@$(BIN)/penstock down
+
+bench: setup ## Measure: BENCH=drain (or latency), figures also as JSON in benchmarks/results
+	@$(BIN)/penstock bench $${BENCH:-drain} --json benchmarks/results/$${BENCH:-drain}.json
+
+migrate: setup ## Bring the schema of PENSTOCK_DATABASE_URL up to date
+	@$(BIN)/penstock migrate
+
+test: setup ## Run the tests, JOBS (2) files at a time (ARGS="-k name -x" is passed on)
+	@$(BIN)/python -m pytest -n $${JOBS:-2} --dist loadfile $(ARGS)
+
+check: setup ## Formatting, lint, types, import layers
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: setup ## Format the code and mend what the linter can
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+terraform: setup ## Check terraform/: by terraform itself where it is installed, else by the test that parses it
+	@if command -v terraform >/dev/null; then \
+	  terraform -chdir=terraform fmt -check -diff -recursive || exit 1; \
+	  if terraform -chdir=terraform init -backend=false -input=false >/dev/null 2>&1; then \
+	    terraform -chdir=terraform validate; \
+	  else \
+	    echo "formatting is right; validating needs the provider, and its registry cannot be reached"; \
+	  fi; \
+	else \
+	  echo "terraform is not installed: parsing the files and holding them against the settings instead"; \
+	  $(BIN)/python -m pytest tests/unit/test_terraform.py; \
+	fi
+
+clean: ## Remove .venv, caches and builds; data in .penstock stays
+	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
