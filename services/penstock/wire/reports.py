@@ -1,0 +1,223 @@
+"""Reports: what workers send back, results, errors and signs of life, and how they are encoded."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from penstock.errors import RpcError
+from penstock.wire.requests import INT8_MAX, parse_claim_id, split_body
+from penstock.wire.text import entry_text, replace_unstorable, short_reason, text_of
+
+PROGRESS_NOTE_CHARS = 1000  # a longer note is cut
+
+_EMPTY = msgspec.Raw(b"")
+_BARE_ID = re.compile(r"[0-9]{1,19}")
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """A result. ``claim`` is None in the older convention, where ``attempt`` must match the current one instead."""
+
+    task_id: int
+    claim: int | None
+    attempt: int | None
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An error result; ``error`` is its JSON text, the rest are the hints found in its ``data``."""
+
+    task_id: int
+    claim: int | None
+    attempt: int | None
+    error: str
+    hints: Hints
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A sign of life: ``detail`` is JSON text of percent and note, or None for a bare heartbeat."""
+
+    task_id: int
+    claim: int
+    detail: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """An entry that says nothing about any task, and why."""
+
+    text: str
+    reason: str
+
+
+Report = Succeeded | Failed | Progress | Unreadable
+
+
+class Hints(msgspec.Struct, frozen=True):
+    """What a worker may add to an error's ``data`` to steer the retry; wrong values are ignored.
+
+    retry_after: seconds until the next attempt. final: no more attempts. max_attempts: lowers the task's own cap.
+    backoff: the action's own policy.
+    """
+
+    retry_after: float | None = None
+    final: bool = False
+    max_attempts: int | None = None
+    backoff: BackoffHint | None = None
+
+
+class BackoffHint(msgspec.Struct, frozen=True):
+    base_seconds: float
+    factor: float
+    cap_seconds: float
+    jitter: float = 0.2
+
+
+NO_HINTS = Hints()
+
+
+class _Response(msgspec.Struct, frozen=True):
+    jsonrpc: str = "2.0"  # not insisted on: a result is too dear to lose over it
+    id: msgspec.Raw = _EMPTY
+    result: msgspec.Raw = _EMPTY
+    error: msgspec.Raw = _EMPTY
+    method: str | None = None
+    params: msgspec.Raw = _EMPTY
+
+
+class _Error(msgspec.Struct, frozen=True):
+    code: int
+    message: str
+    data: msgspec.Raw = _EMPTY
+    attempt: int | str | None = None
+
+
+class _WithAttempt(msgspec.Struct, frozen=True):
+    attempt: int | str | None = None
+
+
+class _ProgressParams(msgspec.Struct, frozen=True):
+    id: str
+    percent: float | None = None
+    note: str | None = None
+
+
+_decode_response = msgspec.json.Decoder(_Response).decode
+_decode_error = msgspec.json.Decoder(_Error).decode
+_decode_hints = msgspec.json.Decoder(Hints).decode
+_decode_attempt = msgspec.json.Decoder(_WithAttempt).decode
+_decode_progress = msgspec.json.Decoder(_ProgressParams).decode
+_decode_id = msgspec.json.Decoder(int | str).decode
+
+
+def decode_reports(body: bytes | str, *, batch_limit: int) -> list[Report]:
+    """Decode a body of the results queue: responses and progress notifications, single or batch; raises nothing."""
+    try:
+        text = replace_unstorable(text_of(body))
+        _, entries = split_body(text, batch_limit=batch_limit)
+    except RpcError as exc:
+        shown = body if isinstance(body, str) else body.decode("utf-8", "backslashreplace")
+        return [Unreadable(shown, exc.message)]
+    return [decode_report(entry) for entry in entries]
+
+
+def decode_report(entry: str | msgspec.Raw) -> Report:
+    try:
+        response = _decode_response(entry)
+        if response.method is not None:
+            return _progress(response, entry)
+        return _outcome(response, entry)
+    except (ValueError, RecursionError) as exc:
+        return Unreadable(entry_text(entry), f"not a JSON-RPC response: {short_reason(exc)}")
+
+
+def _progress(response: _Response, entry: str | msgspec.Raw) -> Report:
+    if response.method != "progress":
+        return Unreadable(entry_text(entry), f"unknown notification {response.method!r}; only progress is known")
+    params = _decode_progress(response.params)
+    claim_id = parse_claim_id(params.id)
+    if claim_id is None:
+        return Unreadable(entry_text(entry), f"{params.id!r} is not <task id>:<claim>")
+    note = params.note[:PROGRESS_NOTE_CHARS] if params.note else params.note
+    detail = {"percent": params.percent, "note": note}
+    empty = params.percent is None and params.note is None
+    return Progress(*claim_id, None if empty else msgspec.json.encode(detail).decode())
+
+
+def _outcome(response: _Response, entry: str | msgspec.Raw) -> Report:
+    result, error = bytes(response.result), bytes(response.error)
+    if error == b"null" and result:
+        error = b""  # the habit of JSON-RPC 1.0: both members, one of them null
+    if result == b"null" and error:
+        result = b""
+    if result and error:
+        return Unreadable(entry_text(entry), "holds both result and error")
+    if not result and not error:
+        return Unreadable(entry_text(entry), "holds neither result nor error")
+    if not bytes(response.id):
+        return Unreadable(entry_text(entry), "holds no id")
+    seen = _decode_id(response.id)
+    claim_id = parse_claim_id(seen) if isinstance(seen, str) else None
+    task_id, claim, attempt = claim_id.task_id if claim_id else 0, claim_id.claim if claim_id else None, None
+    if claim_id is None:
+        if not _BARE_ID.fullmatch(str(seen)) or int(seen) > INT8_MAX:
+            return Unreadable(entry_text(entry), f"id {str(seen)[:100]!r} is not <task id>:<claim>")
+        task_id = int(seen)
+        attempt = _attempt_in(result or error)
+        if attempt is None:
+            return Unreadable(entry_text(entry), f"bare id {task_id} needs an attempt inside result or error")
+    if result:
+        return Succeeded(task_id, claim, attempt, result.decode())
+    decoded = _decode_error(error)
+    return Failed(task_id, claim, attempt, error.decode(), _hints(decoded))
+
+
+def _attempt_in(raw: bytes) -> int | None:
+    """The older convention's attempt: a number, or a string of one, inside result, error or the error's data."""
+    try:
+        attempt = _decode_attempt(raw).attempt
+        if attempt is None:
+            attempt = _decode_attempt(bytes(_decode_error(raw).data) or b"{}").attempt
+        return None if attempt is None or int(attempt) < 0 else int(attempt)
+    except ValueError:
+        return None
+
+
+def _hints(error: _Error) -> Hints:
+    data = bytes(error.data)
+    if not data.startswith(b"{"):
+        return NO_HINTS
+    try:
+        return _decode_hints(data)
+    except ValueError:
+        return NO_HINTS
+
+
+def encode_result(claim_id: str, result: str) -> str:
+    """The response of one task that succeeded; ``result`` is JSON text."""
+    return f'{{"jsonrpc":"2.0","result":{result},"id":"{claim_id}"}}'
+
+
+def encode_error(claim_id: str, code: int, message: str, data: dict[str, Any]) -> str:
+    """The response of one task that failed; ``data`` holds type, message, traceback and hints."""
+    error = {"code": code, "message": message, "data": {k: v for k, v in data.items() if v is not None}}
+    return f'{{"jsonrpc":"2.0","error":{_dump(error)},"id":"{claim_id}"}}'
+
+
+def encode_progress(claim_id: str, percent: float | None = None, note: str | None = None) -> str:
+    """A progress notification; without percent and note it is a heartbeat."""
+    params = {"id": claim_id, "percent": percent, "note": note}
+    given = {key: value for key, value in params.items() if value is not None}
+    return f'{{"jsonrpc":"2.0","method":"progress","params":{_dump(given)}}}'
+
+
+def _dump(value: Any) -> str:
+    # ASCII escapes let any str of Python pass, lone surrogates included.
+    return json.dumps(value, separators=(",", ":"), default=str)

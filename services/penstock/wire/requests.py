@@ -1,0 +1,204 @@
+"""Requests: bodies to their entries, entries to requests, claimed tasks to the calls that workers receive."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from penstock.errors import InvalidRequest, ParseError, RpcError
+from penstock.wire.text import entry_text, holds_unstorable, replace_unstorable, short_reason, text_of
+
+TIMEOUT_ATTRIBUTE = "timeout_seconds"  # of an outbound message: run time allowed to each task in it
+
+_EMPTY = msgspec.Raw(b"")
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One JSON-RPC request; ``params`` and ``id`` are raw JSON, empty where absent (no id: a notification)."""
+
+    jsonrpc: Literal["2.0"]
+    method: str
+    params: msgspec.Raw = _EMPTY
+    id: msgspec.Raw = _EMPTY
+
+    @property
+    def is_notification(self) -> bool:
+        return not bytes(self.id)
+
+
+class Invalid(msgspec.Struct, frozen=True):
+    """An entry that is JSON but no request: the error to answer, the id if one could be read, the text as it came."""
+
+    error: RpcError
+    id: bytes
+    text: str
+
+
+class Body(NamedTuple):
+    is_batch: bool
+    entries: list[Request | Invalid]
+
+
+class _OnlyId(msgspec.Struct, frozen=True):
+    id: msgspec.Raw = _EMPTY
+
+
+_decode_request = msgspec.json.Decoder(Request).decode
+_decode_only_id = msgspec.json.Decoder(_OnlyId).decode
+_decode_batch = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_strict_json = json.JSONDecoder(parse_constant=lambda name: _no_json(f"{name} is not JSON"))
+_WHITESPACE = re.compile(r"[ \t\n\r]*")
+_STRUCTURE = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[][{},]', re.DOTALL)
+
+
+def _no_json(text: str) -> Any:
+    raise ValueError(text)
+
+
+def split_body(body: bytes | str, *, batch_limit: int) -> tuple[bool, list[str | msgspec.Raw]]:
+    """Split a body into its entries, undecoded: (is it a batch, entries).
+
+    Raises ParseError (not JSON, too deep) or InvalidRequest (an empty batch, or one above ``batch_limit``).
+    """
+    text = text_of(body)
+    if not text.lstrip(" \t\n\r").startswith("["):
+        return False, [text]
+    entries: list[str | msgspec.Raw]
+    try:
+        entries = list(_decode_batch(text))
+    except RecursionError:
+        entries = list(_split_flat(text))
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        entries = list(_split_slowly(text))
+    if not entries:
+        raise InvalidRequest("Invalid Request: an empty batch")
+    if len(entries) > batch_limit:
+        raise InvalidRequest(f"Invalid Request: a batch of {len(entries)}; the limit is {batch_limit}")
+    return True, entries
+
+
+def _split_slowly(text: str) -> list[str]:
+    """Split with the standard library, which lets lone surrogates pass, so that one such entry fails alone."""
+    entries = []
+    position = text.index("[") + 1
+    try:
+        while True:
+            start = _skip(text, position)
+            _, end = _strict_json.raw_decode(text, start)
+            entries.append(text[start:end])
+            position = _skip(text, end)
+            if text[position] == "]":
+                break
+            if text[position] != ",":
+                raise ValueError(f"expected , or ] at character {position}")
+            position += 1
+        if _skip(text, position + 1) != len(text):
+            raise ValueError(f"more text after the array at character {position + 1}")
+    except RecursionError:
+        return _split_flat(text)
+    except IndexError:
+        raise ParseError("Parse error: the array does not end") from None
+    except ValueError as exc:
+        raise ParseError(f"Parse error: {short_reason(exc)}") from None
+    return entries
+
+
+def _split_flat(text: str) -> list[str]:
+    """Split by brackets and commas alone, without recursion, so that an entry nested too deeply fails alone."""
+    entries = []
+    depth, start, end = 0, 0, 0
+    for match in _STRUCTURE.finditer(text):
+        mark = match[0]
+        if mark in "[{":
+            depth += 1
+            if depth == 1:
+                start = match.end()
+        elif mark in "]}":
+            depth -= 1
+        if depth == 0 or (mark == "," and depth == 1):
+            entries.append(text[start : match.start()].strip(" \t\n\r"))
+            start = end = match.end()
+        if depth == 0:
+            break
+    if depth or text[end:].strip(" \t\n\r"):
+        raise ParseError("Parse error: nested too deeply")
+    return entries
+
+
+def _skip(text: str, position: int) -> int:
+    match = _WHITESPACE.match(text, position)
+    return match.end() if match else position
+
+
+def decode_body(body: bytes | str, *, batch_limit: int) -> Body:
+    """Decode a body of requests; entries that are no request come as Invalid, in their place.
+
+    Raises ParseError or InvalidRequest when the body as a whole is of no use.
+    """
+    is_batch, entries = split_body(body, batch_limit=batch_limit)
+    if is_batch:
+        return Body(True, [decode_request(entry) for entry in entries])
+    only = decode_request(entries[0])
+    if isinstance(only, Invalid) and isinstance(only.error, ParseError):
+        raise only.error
+    return Body(False, [only])
+
+
+def decode_request(entry: str | msgspec.Raw) -> Request | Invalid:
+    """Decode one entry. What is wrong with it is in the Invalid that is returned; nothing is raised."""
+    try:
+        request = _decode_request(entry)
+        if request.id and bytes(request.id)[:1] in b"{[tf":
+            raise msgspec.ValidationError("id must be a string, a number or null")
+        if request.params and bytes(request.params)[:1] not in b"{[":
+            raise msgspec.ValidationError("params must be an object or an array")
+        return request
+    except RecursionError:
+        return Invalid(ParseError("Parse error: nested too deeply"), b"null", entry_text(entry))
+    except msgspec.ValidationError as exc:
+        return Invalid(InvalidRequest(f"Invalid Request: {short_reason(exc)}"), _salvage_id(entry), entry_text(entry))
+    except ValueError as exc:
+        text = entry_text(entry)
+        if holds_unstorable(text):
+            return Invalid(InvalidRequest("Invalid Request: holds half a surrogate pair"), _salvage_id(entry), text)
+        return Invalid(ParseError(f"Parse error: {short_reason(exc)}"), b"null", text)
+
+
+def _salvage_id(entry: str | msgspec.Raw) -> bytes:
+    try:
+        raw = bytes(_decode_only_id(replace_unstorable(entry_text(entry))).id)
+    except (ValueError, RecursionError):
+        return b"null"
+    return raw if raw and raw[:1] not in b"{[tf" else b"null"
+
+
+@lru_cache(maxsize=4096)
+def _call_head(action: str) -> str:
+    return f'{{"jsonrpc":"2.0","method":{json.dumps(action)},"params":'
+
+
+def encode_call(task_id: int, claim: int, action: str, payload: str) -> str:
+    """The outbound request of one claimed task."""
+    return f'{_call_head(action)}{payload},"id":"{task_id}:{claim}"}}'
+
+
+class ClaimId(NamedTuple):
+    task_id: int
+    claim: int
+
+
+_CLAIM_ID = re.compile(r"([0-9]{1,19}):([0-9]{1,19})")
+INT8_MAX = 2**63 - 1
+
+
+def parse_claim_id(text: str) -> ClaimId | None:
+    """``"42:7"`` to its parts; None when it is no claim id."""
+    match = _CLAIM_ID.fullmatch(text)
+    if match is None:
+        return None
+    task_id, claim = int(match[1]), int(match[2])
+    return ClaimId(task_id, claim) if max(task_id, claim) <= INT8_MAX else None

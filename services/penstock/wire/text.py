@@ -1,0 +1,102 @@
+"""JSON as text: decoding it to characters, its size on the wire, and the escapes that not everybody can hold."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from penstock.errors import InvalidParams, ParseError
+
+MAX_DEPTH = 100  # of a payload; common JSON parsers stop at 128 or 512, and every worker must be able to read it
+
+_decode_any = msgspec.json.Decoder().decode
+# Every escape of JSON text, one after the other, so that what follows an escaped backslash is not taken for one.
+# Group 1: what Postgres' jsonb may not hold, NUL and half a surrogate pair.
+_ESCAPE = re.compile(
+    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u0000|u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
+_NOT_IN_SQS = re.compile("[\ufffe\uffff]")
+
+
+def text_of(body: bytes | str) -> str:
+    """The body as text, without a byte order mark. Raises ParseError when it is not UTF-8."""
+    if isinstance(body, bytes):
+        try:
+            body = body.decode("utf-8")
+        except UnicodeDecodeError as exc:
+            raise ParseError(f"Parse error: not UTF-8 at byte {exc.start}") from None
+    return body.removeprefix("\ufeff")
+
+
+def utf8_size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def entry_text(entry: str | msgspec.Raw) -> str:
+    return entry if isinstance(entry, str) else bytes(entry).decode("utf-8")
+
+
+def short_reason(exc: Exception) -> str:
+    return str(exc)[:200]
+
+
+def holds_unstorable(text: str) -> bool:
+    return "\\u" in text and any(match[1] for match in _ESCAPE.finditer(text))
+
+
+def replace_unstorable(text: str) -> str:
+    """JSON text with every escape of NUL or of half a surrogate pair replaced by U+FFFD."""
+    if "\\u" not in text:
+        return text
+    return _ESCAPE.sub(lambda match: "\\ufffd" if match[1] else match[0], text)
+
+
+def escape_for_sqs(body: str) -> str:
+    """JSON text in the characters that SQS takes: U+FFFE and U+FFFF, the only ones JSON may hold beyond, escaped."""
+    if body.isascii():
+        return body
+    return _NOT_IN_SQS.sub(lambda match: f"\\u{ord(match[0]):04x}", body)
+
+
+def check_payload(raw: str, field: str = "payload") -> Any:
+    """Check that JSON text can be stored, sent and read by any worker; return it decoded.
+
+    Raises InvalidParams: no object or array, a number out of range, NUL or half a surrogate pair, too deep.
+    """
+    try:
+        value = _decode_any(raw)
+    except RecursionError:
+        raise InvalidParams(field, f"is nested deeper than {MAX_DEPTH} levels") from None
+    except ValueError as exc:
+        if holds_unstorable(raw):
+            raise InvalidParams(field, "holds half a surrogate pair, which is no character") from None
+        raise InvalidParams(field, f"is not valid JSON: {short_reason(exc)}") from None
+    if not isinstance(value, dict | list):
+        raise InvalidParams(field, f"must be an object or an array, not {_json_type(value)}")
+    if holds_unstorable(raw):
+        raise InvalidParams(field, "holds \\u0000, which Postgres cannot store as text")
+    if raw.count("{") + raw.count("[") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+        raise InvalidParams(field, f"is nested deeper than {MAX_DEPTH} levels")
+    return value
+
+
+def _json_type(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    return "a string" if isinstance(value, str) else "a number"
+
+
+def _depth(value: Any) -> int:
+    deepest = 0
+    stack = [(value, 1)]
+    while stack:
+        item, depth = stack.pop()
+        if isinstance(item, dict | list):
+            deepest = max(deepest, depth)
+            children = item.values() if isinstance(item, dict) else item
+            stack.extend((child, depth + 1) for child in children)
+    return deepest

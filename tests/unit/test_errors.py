@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from penstock import errors
+from penstock.errors import InvalidParams, PenstockError, RpcError, StateConflict, TaskNotFound, TooLarge
+
+
+def test_every_error_descends_from_the_root_and_stands_in_the_tree() -> None:
+    kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__]
+    assert kinds
+    for kind in kinds:
+        assert issubclass(kind, PenstockError)
+        assert f"  {kind.__name__} " in f"  {errors.__doc__} ".replace("\n", " \n"), kind.__name__
+
+
+def test_every_rpc_error_has_a_code_of_its_own() -> None:
+    kinds = [kind for kind in RpcError.__subclasses__() if kind.__module__ == errors.__name__]
+    codes = [kind.code for kind in kinds]
+    assert len(codes) == len(set(codes))
+    for kind in kinds:
+        assert f"{kind.code}" in str(errors.__doc__)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message", "data"),
+    [
+        (
+            InvalidParams("delay", "must not be negative"),
+            -32602,
+            "Invalid params: delay must not be negative",
+            {"field": "delay", "problem": "must not be negative"},
+        ),
+        (TaskNotFound(42), -32004, "No such task: 42", {"id": 42}),
+        (
+            StateConflict(42, "SUCCESS", "cancelled"),
+            -32009,
+            "Task 42 is SUCCESS; it cannot be cancelled",
+            {"id": 42, "state": "SUCCESS"},
+        ),
+        (
+            TooLarge("payload", 11, 10),
+            -32013,
+            "payload is 11 bytes; the limit is 10",
+            {"size": 11, "limit": 10},
+        ),
+    ],
+)
+def test_an_rpc_error_tells_what_was_seen(error: RpcError, code: int, message: str, data: object) -> None:
+    assert (error.code, error.message, str(error), error.data) == (code, message, message, data)
