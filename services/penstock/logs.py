@@ -1,0 +1,78 @@
+"""Log lines: an event name plus fields, as logfmt (or JSON), one line each, on standard error."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import MutableMapping
+from typing import Any
+
+import structlog
+
+# What ends a line for some reader, moves a terminal's cursor, or cannot be written as UTF-8.
+_NO_LINE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def setup_logging(process: str, *, level: str = "info", form: str = "logfmt") -> None:
+    """Configure logging for this process once; ``process`` is bound to every line.
+
+    Lines of libraries pass through the same renderer at warning and above, as event ``library_log``.
+    """
+    threshold = logging.getLevelName(level.upper())
+    render: Any = (
+        structlog.processors.JSONRenderer(default=str)
+        if form == "json"
+        else structlog.processors.LogfmtRenderer(
+            key_order=["timestamp", "level", "event", "process"], drop_missing=True, bool_as_flag=False
+        )
+    )
+    processors: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _exception_text,
+        render,
+        _one_line,
+    ]
+    structlog.configure(
+        processors=processors,
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(process=process)
+    root = logging.getLogger()
+    root.handlers[:] = [_ToStructlog(process)]
+    root.setLevel(logging.WARNING)
+
+
+def get_logger() -> Any:
+    """The logger: ``log.info("event_name", field=value)``."""
+    return structlog.get_logger()
+
+
+def _exception_text(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Fold a traceback into one field, so that a line stays a line."""
+    if event.pop("exc_info", None):
+        formatted = structlog.processors.format_exc_info(_logger, _name, {"exc_info": True})
+        event["traceback"] = formatted.get("exception", "")
+    return event
+
+
+def _one_line(_logger: Any, _name: str, line: str) -> str:
+    """The renderer leaves all but newlines as they are; a value must not be able to forge a line of its own."""
+    return _NO_LINE.sub(lambda match: ascii(match[0])[1:-1], line)
+
+
+class _ToStructlog(logging.Handler):
+    def __init__(self, process: str) -> None:
+        super().__init__(logging.WARNING)
+        self._process = process
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log = get_logger()
+        fields: dict[str, Any] = {"process": self._process, "logger": record.name, "message": record.getMessage()}
+        if record.exc_info:
+            fields["exception"] = repr(record.exc_info[1])
+        log.log(record.levelno, "library_log", **fields)

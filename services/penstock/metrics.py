@@ -1,0 +1,103 @@
+"""Every metric that Penstock exports: name, unit, labels. docs/metrics.md tables them; a test holds the two together.
+
+Labels stay low in cardinality: actions are bounded by the code that registers them, everything else is a fixed set.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+REGISTRY = CollectorRegistry(auto_describe=True)
+
+_RUN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
+_WAIT_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
+_SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+
+# Every process
+PASSES = Counter(
+    "penstock_passes_total", "Passes of a process's loop, by outcome (worked, idle, failed)",
+    ["process", "outcome"], registry=REGISTRY,
+)  # fmt: skip
+READY = Gauge("penstock_ready", "1 while the last pass succeeded, else 0", ["process"], registry=REGISTRY)
+SQS_CALLS = Counter(
+    "penstock_sqs_calls_total", "Calls to SQS, by operation, queue and outcome (ok, partial, failed)",
+    ["operation", "queue", "outcome"], registry=REGISTRY,
+)  # fmt: skip
+SQS_BILLED_UNITS = Counter(
+    "penstock_sqs_billed_units_total", "Billed 64 KiB units of SQS calls", ["operation", "queue"], registry=REGISTRY
+)
+MESSAGES = Counter(
+    "penstock_messages_total", "Messages by queue and direction (received, sent, deleted, released)",
+    ["queue", "direction"], registry=REGISTRY,
+)  # fmt: skip
+STATEMENT_SECONDS = Histogram(
+    "penstock_statement_seconds", "Time of one statement, its round trip included",
+    ["statement"], buckets=_WAIT_SECONDS, registry=REGISTRY,
+)  # fmt: skip
+BATCH_SIZE = Histogram(
+    "penstock_batch_size", "Tasks touched by one statement or carried by one message",
+    ["operation"], buckets=_SIZES, registry=REGISTRY,
+)  # fmt: skip
+
+# Transitions, counted by the process that performs them
+TRANSITIONS = Counter(
+    "penstock_transitions_total", "Changes of state, by action and the state entered",
+    ["action", "state"], registry=REGISTRY,
+)  # fmt: skip
+ENQUEUED = Counter(
+    "penstock_enqueued_total", "Tasks accepted, by action and door (http, inbound, replay)",
+    ["action", "door"], registry=REGISTRY,
+)  # fmt: skip
+DUPLICATES = Counter(
+    "penstock_duplicates_total", "Enqueues answered with an earlier task's id", ["action"], registry=REGISTRY
+)
+REJECTED = Counter(
+    "penstock_rejected_total", "Messages kept as rejected, by source (inbound, results)", ["source"], registry=REGISTRY
+)
+STALE_RESULTS = Counter(
+    "penstock_stale_results_total", "Results ignored because a newer claim, or none, holds the task", registry=REGISTRY
+)
+RELEASED = Counter(
+    "penstock_released_total", "Claims given back, by reason (send_failed, unsent, untaken, shutdown)",
+    ["reason"], registry=REGISTRY,
+)  # fmt: skip
+REPAIRED = Counter(
+    "penstock_repaired_total", "Stale tasks taken from their claim as a failed attempt", registry=REGISTRY
+)
+CLEANED = Counter("penstock_cleaned_total", "Records removed by retention, by kind", ["kind"], registry=REGISTRY)
+
+# Scheduler
+QUEUE_WAIT_SECONDS = Histogram(
+    "penstock_queue_wait_seconds", "From due to claimed", ["action"], buckets=_WAIT_SECONDS, registry=REGISTRY
+)
+IN_FLIGHT = Gauge("penstock_in_flight", "Tasks claimed and not settled, as last counted", registry=REGISTRY)
+
+# Worker
+RUN_SECONDS = Histogram(
+    "penstock_run_seconds", "Run time of a handler", ["action", "outcome"], buckets=_RUN_SECONDS, registry=REGISTRY
+)
+OUTBOUND_WAIT_SECONDS = Histogram(
+    "penstock_outbound_wait_seconds", "From sent by the scheduler to started by the worker",
+    buckets=_WAIT_SECONDS, registry=REGISTRY,
+)  # fmt: skip
+RUNNING = Gauge("penstock_running", "Handlers running now", registry=REGISTRY)
+HELD_MESSAGES = Gauge("penstock_held_messages", "Outbound messages received and not yet deleted", registry=REGISTRY)
+
+# Supervisor
+BACKLOG = Gauge("penstock_backlog", "Live tasks, by state", ["state"], registry=REGISTRY)
+DUE = Gauge("penstock_due", "Tasks that are due and not claimed", registry=REGISTRY)
+OLDEST_DUE_SECONDS = Gauge("penstock_oldest_due_seconds", "How long the oldest due task has waited", registry=REGISTRY)
+QUEUE_DEPTH = Gauge(
+    "penstock_queue_depth", "Messages in a queue, by queue and kind (visible, in_flight, delayed)",
+    ["queue", "kind"], registry=REGISTRY,
+)  # fmt: skip
+REJECTED_KEPT = Gauge("penstock_rejected_kept", "Rejected messages kept for an operator", registry=REGISTRY)
+
+# Api
+REQUESTS = Counter(
+    "penstock_requests_total", "JSON-RPC requests over HTTP, by method and outcome (ok, or the error code)",
+    ["method", "outcome"], registry=REGISTRY,
+)  # fmt: skip
+REQUEST_SECONDS = Histogram(
+    "penstock_request_seconds", "Time to answer one HTTP request", buckets=_WAIT_SECONDS, registry=REGISTRY
+)

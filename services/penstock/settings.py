@@ -1,0 +1,259 @@
+"""Every setting: typed, with unit, default and meaning; checked as a whole before the first connection.
+
+Precedence, written once: arguments, then ``PENSTOCK_*`` environment variables, then ``penstock.toml`` in the
+current folder (or the file named by ``PENSTOCK_CONFIG``), then the defaults below. AWS credentials are not
+settings: they come from the SDK's own chain.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+from penstock.errors import SettingsError
+from penstock.retry import Backoff
+
+DAY = 86400
+PREFIX = "PENSTOCK_"
+CONFIG_FILE = "penstock.toml"
+
+
+class Settings(BaseSettings):
+    """All settings of all processes; frozen. Build it with :func:`load_settings`, which words mistakes for people."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        hide_input_in_errors=True,
+        allow_inf_nan=False,
+    )
+
+    # Postgres
+    database_url: SecretStr | None = Field(
+        None, description="Postgres to keep tasks in, `postgresql://user:password@host:port/name`; workers need none."
+    )
+    database_pool_size: int = Field(8, ge=2, le=200, description="Connections that one process opens at the most.")
+    statement_timeout_seconds: float = Field(
+        30, gt=0, description="A statement that runs longer is cancelled by Postgres and tried again."
+    )
+
+    # SQS
+    sqs_endpoint_url: str | None = Field(None, description="SQS endpoint; unset means AWS.")
+    aws_region: str | None = Field(None, description="AWS region; unset means the SDK's own chain.")
+    inbound_queue: str = Field("penstock-inbound", min_length=1, description="Name or URL: producers to submitter.")
+    outbound_queue: str = Field("penstock-outbound", min_length=1, description="Name or URL: scheduler to workers.")
+    results_queue: str = Field("penstock-results", min_length=1, description="Name or URL: workers to resulter.")
+    receive_wait_seconds: int = Field(
+        20, ge=0, le=20, description="Long poll of a receive; shorter stops sooner, longer costs fewer empty calls."
+    )
+    visibility_timeout_seconds: int = Field(
+        60, ge=3, le=43200, description="A received message reappears after this long unless deleted or extended."
+    )
+
+    # Attempts
+    max_attempts: int = Field(
+        10, ge=1, le=1000, description="Attempts before CRITICAL_ERROR, for tasks that name no number of their own."
+    )
+    retry_base_seconds: float = Field(5, gt=0, description="Delay after the first failed attempt.")
+    retry_factor: float = Field(2, ge=1, description="Growth of the delay from one attempt to the next.")
+    retry_cap_seconds: float = Field(3600, gt=0, description="No delay is longer.")
+    retry_jitter: float = Field(0.2, ge=0, le=1, description="Share of each delay that is random, 0 to 1.")
+    heartbeat_seconds: float = Field(
+        20, gt=0, description="A worker reports a task that runs longer, again after each such interval."
+    )
+    stale_after_seconds: float = Field(
+        120, gt=0, description="A task with no sign of life from its worker for this long is tried again."
+    )
+    unsent_after_seconds: float = Field(
+        30, gt=0, description="A claim whose sending was never confirmed (the scheduler died) is released after this."
+    )
+    untaken_after_seconds: float = Field(
+        6 * 3600, gt=0, description="A sent task that no worker reported while its queue stayed busy is sent again."
+    )
+
+    # Scheduler
+    in_flight_limit: int = Field(
+        5000, ge=1, description="Tasks claimed and not yet settled, at the most; the rest wait in Postgres by priority."
+    )
+    claim_batch_size: int = Field(1000, ge=1, le=10000, description="Tasks claimed by one statement at the most.")
+    pack_max_tasks: int = Field(100, ge=1, le=1000, description="Tasks in one outbound message at the most.")
+    poll_seconds: float = Field(0.2, gt=0, le=60, description="Look for due tasks this often even when not woken.")
+
+    # Worker
+    worker_concurrency: int = Field(100, ge=1, description="Tasks that one worker process runs at once.")
+    worker_threads: int = Field(16, ge=1, description="Threads for handlers that are plain functions.")
+    task_timeout_seconds: float = Field(
+        900, gt=0, description="Run time of one attempt, unless the task or its action says otherwise."
+    )
+
+    # Supervisor
+    supervisor_interval_seconds: float = Field(5, gt=0, description="Pause between two rounds of upkeep.")
+    retention_success_seconds: float = Field(7 * DAY, ge=0, description="SUCCESS records are kept this long.")
+    retention_critical_error_seconds: float = Field(30 * DAY, ge=0, description="CRITICAL_ERROR records, likewise.")
+    retention_cancelled_seconds: float = Field(7 * DAY, ge=0, description="CANCELLED records, likewise.")
+    retention_rejected_seconds: float = Field(30 * DAY, ge=0, description="Rejected messages, likewise.")
+    retention_receipts_seconds: float = Field(
+        5 * DAY,
+        ge=0,
+        description="Receipts of inbound messages, which make a redelivery harmless; keep them longer "
+        "than the inbound queue keeps messages.",
+    )
+
+    # Limits on input
+    payload_limit_bytes: int = Field(262144, ge=2, le=900_000, description="A task's payload as JSON, UTF-8 bytes.")
+    result_limit_bytes: int = Field(262144, ge=2, le=900_000, description="A task's result as JSON, UTF-8 bytes.")
+    request_limit_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Body of one HTTP request.")
+    batch_limit: int = Field(10000, ge=1, description="Requests in one JSON-RPC batch.")
+
+    # HTTP
+    http_host: str = Field("127.0.0.1", description="Address of the api; other than loopback needs API keys.")
+    http_port: int = Field(8080, ge=0, le=65535, description="Port of the api; 0 takes a free one.")
+    api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
+        (),
+        description="Comma-separated keys, sent as `Authorization: Bearer KEY` or `X-API-Key`; none = loopback only.",
+    )
+    api_url: str | None = Field(None, description="Where commands such as `penstock status` find the api.")
+    api_key: SecretStr | None = Field(None, description="The key such commands send.")
+    metrics_host: str = Field("127.0.0.1", description="Address of /metrics, /healthz and /readyz.")
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="Their port; unset means 9464 or, if that is taken, a free one; 0 a free one."
+    )
+
+    # Running
+    concurrency: int = Field(2, ge=1, le=256, description="Loops inside one process, unless `--concurrency` says so.")
+    grace_seconds: float = Field(25, ge=0, description="Time to finish and hand back work after SIGTERM.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is logged.")
+    log_format: Literal["logfmt", "json"] = Field("logfmt", description="Form of a log line.")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments, then the environment, then penstock.toml; no .env file and no secrets folder."""
+        return init_settings, env_settings, _TomlFile(settings_cls)
+
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _split_keys(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return tuple(key.strip() for key in value.split(",") if key.strip())
+        return value
+
+    @field_validator(
+        "database_url", "sqs_endpoint_url", "aws_region", "api_url", "api_key", "metrics_port", mode="before"
+    )
+    @classmethod
+    def _empty_is_unset(cls, value: Any) -> Any:
+        return None if value == "" else value
+
+    @field_validator("database_url")
+    @classmethod
+    def _postgres_scheme(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not value.get_secret_value().startswith(("postgresql://", "postgres://")):
+            raise ValueError("must begin with postgresql://")
+        return value
+
+    @field_validator("sqs_endpoint_url", "api_url")
+    @classmethod
+    def _http_scheme(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError("must begin with http:// or https://")
+        return value
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Settings:
+        problems = []
+        if self.retry_cap_seconds < self.retry_base_seconds:
+            problems.append("retry_cap_seconds must be at least retry_base_seconds")
+        if self.stale_after_seconds <= self.heartbeat_seconds:
+            problems.append("stale_after_seconds must be above heartbeat_seconds, or live tasks would be run twice")
+        if not is_loopback(self.http_host) and not self.api_keys:
+            problems.append(f"http_host {self.http_host} is not loopback: set {PREFIX}API_KEYS first")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @property
+    def backoff(self) -> Backoff:
+        return Backoff(self.retry_base_seconds, self.retry_factor, self.retry_cap_seconds, self.retry_jitter)
+
+    @property
+    def require_database_url(self) -> str:
+        """The database URL in clear. Raises SettingsError when there is none."""
+        if self.database_url is None:
+            raise SettingsError(
+                f"{PREFIX}DATABASE_URL is not set: set it to postgresql://user:password@host:5432/name, "
+                "or run `penstock up`, which brings a Postgres of its own"
+            )
+        return self.database_url.get_secret_value()
+
+
+class _TomlFile(PydanticBaseSettingsSource):
+    """penstock.toml; keys are the settings' names without the prefix."""
+
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
+        raise NotImplementedError  # abstract upstream; __call__ below reads the whole file at once
+
+    def __call__(self) -> dict[str, Any]:
+        named = os.environ.get(PREFIX + "CONFIG")
+        path = Path(named or CONFIG_FILE)
+        if not path.is_file():
+            if named:
+                raise SettingsError(f"{PREFIX}CONFIG names {path}, which is no file: correct it, or unset it")
+            return {}
+        try:
+            return tomllib.loads(path.read_text("utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+            raise SettingsError(f"{path} is not valid TOML: {exc}") from exc
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address or name means this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def misspelt_variables(environ: dict[str, str] | os._Environ[str] = os.environ) -> list[tuple[str, str]]:
+    """``PENSTOCK_*`` variables that are no setting but look like one: pairs of (seen, meant)."""
+    known = {PREFIX + name.upper() for name in Settings.model_fields} | {PREFIX + "CONFIG"}
+    pairs = []
+    for name in environ:
+        if name.startswith(PREFIX) and name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+            if near:
+                pairs.append((name, near[0]))
+    return pairs
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Read and check every setting; raises SettingsError listing all mistakes, with no secret's value in the text."""
+    try:
+        return Settings(**overrides)
+    except ValidationError as exc:
+        lines = []
+        for error in exc.errors(include_input=False, include_url=False, include_context=False):
+            name = str(error["loc"][0]) if error["loc"] else ""
+            message = error["msg"].removeprefix("Value error, ")
+            if error["type"] == "extra_forbidden":
+                near = difflib.get_close_matches(name, Settings.model_fields, n=1)
+                message = "is no setting" + (f"; did you mean {near[0]}?" if near else "")
+            lines.append(f"{PREFIX}{name.upper()}: {message}" if name else message)
+        raise SettingsError("settings are wrong:\n  " + "\n  ".join(lines)) from None

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client import Counter, Gauge, Histogram
+
+from penstock import metrics
+
+REPOSITORY = Path(__file__).parents[2]
+SOURCE = REPOSITORY / "services" / "penstock"
+_ROW = re.compile(r"^\| `(penstock_[a-z_]+)` \| (\w+) \| (.*?) \| (.+) \|$", re.MULTILINE)
+
+declared = {name: metric for name, metric in vars(metrics).items() if isinstance(metric, Counter | Gauge | Histogram)}
+
+
+def exported_name(metric: Counter | Gauge | Histogram) -> str:
+    name = str(metric._name)
+    return f"{name}_total" if isinstance(metric, Counter) else name
+
+
+def documented_rows() -> list[tuple[str, ...]]:
+    text = (REPOSITORY / "docs" / "metrics.md").read_text("utf-8")
+    return [tuple(match.groups()) for match in _ROW.finditer(text)]
+
+
+def expected_rows() -> list[tuple[str, ...]]:
+    """The rows that the document must hold, made from the metrics themselves."""
+    return [
+        (
+            exported_name(metric),
+            type(metric).__name__.lower(),
+            ", ".join(f"`{label}`" for label in metric._labelnames),
+            metric._documentation,
+        )
+        for metric in declared.values()
+    ]
+
+
+def test_the_document_tables_every_metric_with_its_kind_labels_and_meaning() -> None:
+    assert documented_rows() == expected_rows()
+
+
+@pytest.mark.parametrize("name", declared)
+def test_a_metric_is_named_for_the_project_and_its_unit(name: str) -> None:
+    metric = declared[name]
+    exported = exported_name(metric)
+    assert exported.removesuffix("_total") == f"penstock_{name.lower()}"
+    if isinstance(metric, Histogram) and name != "BATCH_SIZE":
+        assert exported.endswith("_seconds")
+
+
+def test_labels_come_from_small_sets() -> None:
+    # Never an id, a key, a queue's URL or an error's text: each value of a label is a time series for ever.
+    known = {"process", "outcome", "operation", "queue", "direction", "statement", "action", "state", "door", "source",
+             "reason", "kind", "method"}  # fmt: skip
+    assert {label for metric in declared.values() for label in metric._labelnames} <= known
+
+
+def test_every_metric_is_exported() -> None:
+    collected = {family.name for family in metrics.REGISTRY.collect()}
+    assert {exported_name(metric).removesuffix("_total") for metric in declared.values()} <= collected
+
+
+@pytest.mark.parametrize("name", declared)
+def test_every_metric_is_set_somewhere(name: str) -> None:
+    used = re.compile(rf"\bmetrics\.{name}\b")
+    files = [path for path in SOURCE.rglob("*.py") if path.name != "metrics.py"]
+    assert any(used.search(path.read_text("utf-8")) for path in files)

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import SettingsError
+from penstock.retry import Backoff
+from penstock.settings import Settings, is_loopback, load_settings, misspelt_variables
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no penstock.toml of a developer's checkout is read."""
+    monkeypatch.chdir(tmp_path)
+
+
+def mistakes(**values: Any) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(**values)
+    return str(caught.value)
+
+
+def test_without_any_source_the_defaults_hold() -> None:
+    settings = load_settings()
+    assert (settings.max_attempts, settings.retry_base_seconds, settings.retry_cap_seconds) == (10, 5, 3600)
+    assert settings.sqs_endpoint_url is None
+    assert settings.backoff == Backoff(5, 2, 3600, 0.2)
+
+
+def test_arguments_win_over_the_environment_over_the_file_over_the_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "penstock.toml").write_text('max_attempts = 2\nretry_factor = 3\nlog_level = "debug"\n')
+    monkeypatch.setenv("PENSTOCK_MAX_ATTEMPTS", "3")
+    monkeypatch.setenv("PENSTOCK_RETRY_FACTOR", "4")
+    settings = load_settings(max_attempts=4)
+    assert (settings.max_attempts, settings.retry_factor, settings.log_level) == (4, 4, "debug")
+    assert settings.concurrency == 2
+
+
+def test_the_file_may_stand_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "other.toml"
+    path.write_text('inbound_queue = "mine"\napi_keys = ["one", "two"]\n')
+    monkeypatch.setenv("PENSTOCK_CONFIG", str(path))
+    settings = load_settings()
+    assert settings.inbound_queue == "mine"
+    assert [key.get_secret_value() for key in settings.api_keys] == ["one", "two"]
+
+
+def test_a_file_that_is_named_and_missing_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_CONFIG", str(tmp_path / "gone.toml"))
+    assert "gone.toml" in mistakes()
+
+
+@pytest.mark.parametrize("text", ["a = ", b"\xff"])
+def test_a_file_that_is_no_toml_is_a_mistake_with_its_name(tmp_path: Path, text: str | bytes) -> None:
+    (tmp_path / "penstock.toml").write_bytes(text.encode() if isinstance(text, str) else text)
+    assert "penstock.toml is not valid TOML" in mistakes()
+
+
+def test_a_misspelt_setting_in_the_file_is_a_mistake_with_the_nearest_name(tmp_path: Path) -> None:
+    (tmp_path / "penstock.toml").write_text("max_atempts = 2\n")
+    assert "did you mean max_attempts?" in mistakes()
+
+
+def test_misspelt_variables_are_found_and_foreign_ones_left_alone() -> None:
+    seen = {"PENSTOCK_MAX_ATEMPTS": "1", "PENSTOCK_MAX_ATTEMPTS": "1", "PENSTOCK_CONFIG": "", "PENSTOCK_HOME_TOWN": "",
+            "MAX_ATEMPTS": "1"}  # fmt: skip
+    assert misspelt_variables(seen) == [("PENSTOCK_MAX_ATEMPTS", "PENSTOCK_MAX_ATTEMPTS")]
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    text = mistakes(max_attempts=0, database_url="mysql://root:hush@db/x", log_level="loud", nonsense=1)
+    for name in ("MAX_ATTEMPTS", "DATABASE_URL", "LOG_LEVEL", "NONSENSE"):
+        assert f"PENSTOCK_{name}: " in text
+    assert "postgresql://" in text
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"retry_base_seconds": 10, "retry_cap_seconds": 9}, "retry_cap_seconds must be at least"),
+        ({"heartbeat_seconds": 60, "stale_after_seconds": 60}, "stale_after_seconds must be above"),
+        ({"http_host": "0.0.0.0"}, "set PENSTOCK_API_KEYS first"),
+        ({"http_host": "api.example.org"}, "set PENSTOCK_API_KEYS first"),
+        ({"sqs_endpoint_url": "localhost:9324"}, "must begin with http://"),
+        ({"api_url": "ftp://x"}, "must begin with http://"),
+        ({"visibility_timeout_seconds": 43201}, "less than or equal to 43200"),
+        ({"receive_wait_seconds": 21}, "less than or equal to 20"),
+        ({"inbound_queue": ""}, "at least 1 character"),
+        ({"retry_jitter": 1.5}, "less than or equal to 1"),
+        ({"metrics_port": 65536}, "less than or equal to 65535"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_with_the_reason(values: dict[str, Any], problem: str) -> None:
+    assert problem in mistakes(**values)
+
+
+@pytest.mark.parametrize("name", ["retry_base_seconds", "retry_cap_seconds", "retry_factor", "stale_after_seconds",
+                                  "poll_seconds", "grace_seconds", "task_timeout_seconds",
+                                  "retention_success_seconds"])  # fmt: skip
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_number_that_is_none_is_refused(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"PENSTOCK_{name.upper()}", value)
+    assert f"PENSTOCK_{name.upper()}" in mistakes()
+
+
+@pytest.mark.parametrize(
+    "name", ["database_url", "sqs_endpoint_url", "aws_region", "api_url", "api_key", "metrics_port"]
+)
+def test_an_empty_variable_is_an_unset_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"PENSTOCK_{name.upper()}", "")
+    assert getattr(load_settings(), name) is None
+
+
+def test_api_keys_are_split_at_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_API_KEYS", " one, two ,,")
+    monkeypatch.setenv("PENSTOCK_HTTP_HOST", "0.0.0.0")
+    assert [key.get_secret_value() for key in load_settings().api_keys] == ["one", "two"]
+
+
+def test_no_secret_is_shown_in_a_repr_a_dump_or_a_mistake() -> None:
+    secret = "hush-hush"
+    url = f"postgresql://me:{secret}@db/x"
+    settings = load_settings(database_url=url, api_keys=secret, api_key=secret)
+    assert secret not in f"{settings!r} {settings} {settings.model_dump()} {settings.model_dump_json()}"
+    assert secret not in mistakes(database_url=url.replace("postgresql", "mysql"), api_keys=secret, max_attempts=0)
+    assert settings.require_database_url == url
+
+
+def test_a_missing_database_url_names_the_next_step() -> None:
+    with pytest.raises(SettingsError, match=r"PENSTOCK_DATABASE_URL is not set.*penstock up"):
+        _ = load_settings().require_database_url
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load_settings().max_attempts = 3
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("[::1]", True), ("localhost", True),
+     ("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("localhost.example.org", False), ("", False)],
+)  # fmt: skip
+def test_loopback_is_told_from_the_rest_of_the_world(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
+
+
+# docs/configuration.md
+
+_ROW = re.compile(r"^\| `(PENSTOCK_[A-Z_]+)` \| (.+?) \| (.+) \|$", re.MULTILINE)
+
+
+def documented_rows() -> list[tuple[str, ...]]:
+    text = (REPOSITORY / "docs" / "configuration.md").read_text("utf-8")
+    return [tuple(match.groups()) for match in _ROW.finditer(text)]
+
+
+def expected_rows() -> list[tuple[str, ...]]:
+    """The rows that the document must hold, made from the settings themselves."""
+    return [
+        (f"PENSTOCK_{name.upper()}", shown_default(field.default), str(field.description))
+        for name, field in Settings.model_fields.items()
+    ]
+
+
+def shown_default(default: Any) -> str:
+    return "unset" if default is None or default == () else f"`{default}`"
+
+
+def test_every_setting_has_a_description() -> None:
+    assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+
+
+def test_the_document_tables_every_setting_with_its_default_and_meaning() -> None:
+    assert documented_rows() == expected_rows()
