@@ -1,0 +1,94 @@
+"""Batcher: calls that arrive while one is under way share the next one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+class Batcher(Generic[Item, Answer]):
+    """Gather single items into batches for a function that takes many at once.
+
+    An item that finds nothing under way goes at once, so an idle caller waits for nobody; items that come while
+    a batch runs form the next. ``run(items)`` returns one answer per item, in order; an answer that is an
+    exception is raised at its item. If ``run`` itself raises, every item of that batch raises it.
+
+    max_items: items in one batch at the most. max_parallel: batches under way at the most.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Sequence[Item]], Awaitable[Sequence[Answer | Exception]]],
+        *,
+        max_items: int = 1000,
+        max_parallel: int = 1,
+    ) -> None:
+        self._run = run
+        self._max_items = max_items
+        self._max_parallel = max_parallel
+        self._waiting: list[tuple[Item, asyncio.Future[Answer]]] = []
+        self._running: set[asyncio.Task[None]] = set()
+        self._scheduled = False
+
+    async def submit(self, item: Item) -> Answer:
+        """Add one item and wait for its answer."""
+        future = self.submit_soon(item)
+        return await future
+
+    def submit_soon(self, item: Item) -> asyncio.Future[Answer]:
+        """Add one item; its answer comes by the future."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer] = loop.create_future()
+        self._waiting.append((item, future))
+        if not self._scheduled:
+            # One turn of the loop later, so that items added in the same turn travel together.
+            self._scheduled = True
+            loop.call_soon(self._start)
+        return future
+
+    async def drain(self) -> None:
+        """Wait until every item added so far has its answer."""
+        while self._waiting or self._running:
+            self._start()
+            await asyncio.gather(*self._running, return_exceptions=True)
+
+    def _start(self) -> None:
+        self._scheduled = False
+        while self._waiting and len(self._running) < self._max_parallel:
+            batch = self._waiting[: self._max_items]
+            del self._waiting[: self._max_items]
+            task = asyncio.get_running_loop().create_task(self._run_batch(batch), name="batch")
+            self._running.add(task)
+            task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if self._waiting:
+            self._start()
+
+    async def _run_batch(self, batch: list[tuple[Item, asyncio.Future[Answer]]]) -> None:
+        try:
+            answers = await self._run([item for item, _ in batch])
+            if len(answers) != len(batch):
+                raise RuntimeError(f"{len(batch)} items got {len(answers)} answers")
+        except BaseException as exc:
+            for _, future in batch:
+                if not future.done():
+                    if isinstance(exc, asyncio.CancelledError):
+                        future.cancel()
+                    else:
+                        future.set_exception(exc)
+            if not isinstance(exc, Exception):
+                raise
+            return
+        for (_, future), answer in zip(batch, answers, strict=True):
+            if future.done():
+                continue  # its caller gave up
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)

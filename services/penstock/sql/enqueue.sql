@@ -1,0 +1,82 @@
+-- Statements that bring tasks in. All arrays run in parallel, one element a task.
+-- $1 actions, $2 payloads (JSON text), $3 run_at or null, $4 delay in seconds or null, $5 priorities,
+-- $6 max_attempts, $7 timeout in seconds or null; $8 unique keys or null, $9 ordering keys or null.
+
+-- name: enqueue_plain_tasks
+-- The common case: no keys in the batch. Ids grow in the order of the arrays, so the ids sorted are the
+-- ids of the input in its order.
+with inserted as (
+    insert into penstock.task (id, state, action, payload, run_at, priority, max_attempts, timeout_seconds,
+                               created_at, updated_at)
+    select nextval('penstock.task_id_seq'), 'SCHEDULED', i.action, i.payload::json,
+           coalesce(i.run_at, now() + make_interval(secs => coalesce(i.delay, 0))),
+           i.priority, i.max_attempts, i.timeout, now(), now()
+    from unnest($1::text[], $2::text[], $3::timestamptz[], $4::float8[], $5::int2[], $6::int2[], $7::float8[])
+        with ordinality as i (action, payload, run_at, delay, priority, max_attempts, timeout, place)
+    order by i.place
+    returning id, action
+), tallied as (
+    insert into penstock.tally (action, event, count)
+    select action, 'ENQUEUED', count(*) from inserted group by action
+)
+select id from inserted order by id;
+
+-- name: enqueue_keyed_tasks
+-- Any mixture of keys. The two upserts change nothing in a row that exists: they lock it and return it, which
+-- a plain DO NOTHING would not for a row committed after this statement's snapshot. Keys are taken in sorted
+-- order, so two such batches cannot deadlock. A task behind a live one of its ordering key starts as WAITING.
+-- Returns (place from 1, id, state or null, fresh) per task; a duplicate has the first task's id and no state.
+with input as materialized (
+    select nextval('penstock.task_id_seq') as id, i.*
+    from unnest($1::text[], $2::text[], $3::timestamptz[], $4::float8[], $5::int2[], $6::int2[], $7::float8[],
+                $8::text[], $9::text[])
+        with ordinality as i (action, payload, run_at, delay, priority, max_attempts, timeout, unique_key,
+                              ordering_key, place)
+    order by i.place
+), keyed as (
+    insert into penstock.unique_key as k (action, key, task_id)
+    select distinct on (action, unique_key) action, unique_key, id
+    from input where unique_key is not null
+    order by action, unique_key, place
+    on conflict (action, key) do update set task_id = k.task_id
+    returning k.action, k.key, k.task_id
+), fresh as (
+    select i.* from input i left join keyed k on k.action = i.action and k.key = i.unique_key
+    where i.unique_key is null or k.task_id = i.id
+), heads as (
+    insert into penstock.ordering_head as h (key, task_id)
+    select distinct on (ordering_key) ordering_key, id
+    from fresh where ordering_key is not null
+    order by ordering_key, place
+    on conflict (key) do update set task_id = h.task_id
+    returning h.key, h.task_id
+), inserted as (
+    insert into penstock.task (id, state, action, payload, run_at, priority, max_attempts, timeout_seconds,
+                               unique_key, ordering_key, created_at, updated_at)
+    select f.id, case when h.task_id <> f.id then 'WAITING' else 'SCHEDULED' end::penstock.task_state,
+           f.action, f.payload::json, coalesce(f.run_at, now() + make_interval(secs => coalesce(f.delay, 0))),
+           f.priority, f.max_attempts, f.timeout, f.unique_key, f.ordering_key, now(), now()
+    from fresh f left join heads h on h.key = f.ordering_key
+    returning id, state, action
+), tallied as (
+    insert into penstock.tally (action, event, count)
+    select action, 'ENQUEUED', count(*) from inserted group by action
+)
+select i.place, coalesce(k.task_id, i.id) as id, t.state::text as state, t.id is not null as fresh
+from input i
+left join keyed k on k.action = i.action and k.key = i.unique_key
+left join inserted t on t.id = i.id
+order by i.place;
+
+-- name: record_receipts
+-- $1 message ids. Returns those seen for the first time; sorted, so that two submitters cannot deadlock.
+insert into penstock.inbound_receipt (message_id)
+select distinct m from unnest($1::text[]) m order by m
+on conflict do nothing
+returning message_id;
+
+-- name: insert_rejected
+-- $1 sources, $2 bodies (bytes), $3 reasons. Returns the ids, in the order of the arrays.
+insert into penstock.rejected (source, body, reason)
+select * from unnest($1::text[], $2::bytea[], $3::text[])
+returning id;

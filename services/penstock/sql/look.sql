@@ -1,0 +1,91 @@
+-- Reading: status, lists, counts.
+
+-- name: read_tasks
+-- $1 ids. Live tasks and settled ones; at most one row an id, for a task is in one of the two tables.
+select id, state::text as state, action, payload::text as payload, priority, run_at, attempts, max_attempts, claim,
+       created_at, updated_at, unique_key, ordering_key, timeout_seconds, progress::text as progress,
+       null::text as result, failures::text as failures, (failures -> -1 -> 'error')::text as error
+from penstock.task where id = any($1::bigint[])
+union all
+select id, state::text, action, payload::text, priority, run_at, attempts, max_attempts, claim,
+       created_at, updated_at, unique_key, ordering_key, timeout_seconds, progress::text,
+       result::text, failures::text, (failures -> -1 -> 'error')::text
+from penstock.task_history where id = any($1::bigint[]);
+
+-- name: read_states
+-- $1 ids. As read_tasks, no more than (id, state).
+select id, state::text as state from penstock.task where id = any($1::bigint[])
+union all
+select id, state::text from penstock.task_history where id = any($1::bigint[]);
+
+-- name: list_tasks
+-- $1 before this id, $2 how many, $3 how many to look at, $4 action or null. Newest first; one row: the ids of the
+-- page, the last id looked at (null for none) and how many were. Each side of the union is cut by the index on id,
+-- in every partition, so the cost hangs on $3 alone and not on how many tasks there are.
+with seen as materialized (
+    select id, action from (
+        (select id, action from penstock.task where id < $1 order by id desc limit $3)
+        union all
+        (select id, action from penstock.task_history where id < $1 order by id desc limit $3)
+    ) both_tables order by id desc limit $3
+)
+select array(select id from seen where $4::text is null or action = $4 order by id desc limit $2) as ids,
+       (select min(id) from seen) as last, (select count(*) from seen) as count;
+
+-- name: list_live_tasks
+-- $1 to $4 as list_tasks, $5 a state that is not final.
+with seen as materialized (
+    select id, action, state from penstock.task where id < $1 order by id desc limit $3
+)
+select array(select id from seen where state = $5 and ($4::text is null or action = $4)
+             order by id desc limit $2) as ids,
+       (select min(id) from seen) as last, (select count(*) from seen) as count;
+
+-- name: list_settled_tasks
+-- $1 to $4 as list_tasks, $5 a final state: only its own partitions are read.
+with seen as materialized (
+    select id, action from penstock.task_history where state = $5 and id < $1 order by id desc limit $3
+)
+select array(select id from seen where $4::text is null or action = $4 order by id desc limit $2) as ids,
+       (select min(id) from seen) as last, (select count(*) from seen) as count;
+
+-- name: count_live
+-- Live tasks by action and state.
+select action, state::text as state, count(*) as count from penstock.task group by action, state;
+
+-- name: count_settled
+-- Settled tasks kept, by action and state: the sum of what settling added and retention and retry took away.
+select action, event as state, sum(count)::bigint as count from penstock.tally
+where event in ('SUCCESS', 'CRITICAL_ERROR', 'CANCELLED')
+group by action, event having sum(count) <> 0;
+
+-- name: read_rates
+-- $1 window in seconds. Events in it.
+select event, sum(count)::bigint as count from penstock.tally
+where at > now() - make_interval(secs => $1) and count > 0
+group by event;
+
+-- name: read_lag
+-- How many are due and unclaimed, and how long the oldest of them has waited, in seconds.
+select count(*) as due, coalesce(extract(epoch from now() - min(run_at)), 0)::float8 as oldest_seconds
+from penstock.task where state in ('SCHEDULED', 'ERROR') and run_at <= now();
+
+-- name: list_rejected
+-- $1 before this id or null, $2 how many.
+select id, source, body, reason, at from penstock.rejected
+where $1::bigint is null or id < $1 order by id desc limit $2;
+
+-- name: take_rejected
+-- $1 ids. Locked, so that two operators do not replay one message twice.
+select id, source, body from penstock.rejected where id = any($1::bigint[]) order by id for update skip locked;
+
+-- name: delete_rejected
+-- $1 ids.
+delete from penstock.rejected where id = any($1::bigint[]) returning id;
+
+-- name: explain_rejected
+-- $1 id, $2 the reason that it was refused again.
+update penstock.rejected set reason = $2 where id = $1;
+
+-- name: count_rejected
+select count(*) from penstock.rejected;

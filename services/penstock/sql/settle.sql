@@ -1,0 +1,155 @@
+-- What becomes of a claimed task. Every statement matches id, claim and state together; a row that does not
+-- match is a stale report, which is no error.
+--
+-- The tests are `id = any` and `claim = any`, never a join with unnest: on a table that swings between empty and
+-- full the planner turns such a join into a scan, at 400 us a task in place of 5. Claims come from one sequence,
+-- so the two tests together are exact. `state::text` keeps the planner from the partial indexes on state.
+
+-- name: finish_tasks
+-- $1 ids (distinct), $2 claims, $3 results as JSON text. ACQUIRED to SUCCESS: the row moves to the history.
+-- Returns (id, action, ordering_key) of those that moved.
+with gone as (
+    delete from penstock.task
+    where id = any($1::bigint[]) and claim = any($2::bigint[]) and state::text = 'ACQUIRED'
+    returning *
+), moved as (
+    insert into penstock.task_history (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
+        claimed_at, created_at, updated_at, timeout_seconds, unique_key, ordering_key, progress, failures,
+        finished_at, result)
+    select g.id, 'SUCCESS', g.action, g.payload, g.priority, g.run_at, g.attempts, g.max_attempts, g.claim,
+        g.claimed_at, g.created_at, now(), g.timeout_seconds, g.unique_key, g.ordering_key, g.progress, g.failures,
+        now(), r.result::json
+    from gone g join unnest($1::bigint[], $3::text[]) r (id, result) on r.id = g.id
+), tallied as (
+    insert into penstock.tally (action, event, count)
+    select action, 'SUCCESS', count(*) from gone group by action
+)
+select id, action, ordering_key from gone;
+
+-- name: read_attempts
+-- $1 ids, $2 claims. The attempts of claims that still hold their task, to decide what their failure means.
+select id, claim, action, attempts, max_attempts from penstock.task
+where id = any($1::bigint[]) and claim = any($2::bigint[]) and state::text = 'ACQUIRED';
+
+-- name: find_claims_by_attempt
+-- $1 ids, $2 attempts: the older convention, in which a result names its attempt and not its claim.
+select t.id, t.attempts, t.claim from penstock.task t
+join unnest($1::bigint[], $2::int[]) r (id, attempt) on r.id = t.id and r.attempt = t.attempts
+where t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED';
+
+-- name: delay_tasks
+-- $1 ids (distinct), $2 claims, $3 errors as JSON text, $4 delays in seconds. ACQUIRED to ERROR, to run again later.
+with failed as materialized (
+    select * from unnest($1::bigint[], $3::text[], $4::float8[]) f (id, error, delay)
+), changed as (
+    update penstock.task t
+    set state = 'ERROR', run_at = now() + make_interval(secs => f.delay), claimed_at = null, heartbeat_at = null,
+        progress = null, updated_at = now(),
+        failures = coalesce(t.failures, '[]') || jsonb_build_array(jsonb_build_object(
+            'attempt', t.attempts, 'claim', t.claim, 'at', now(), 'error', f.error::jsonb))
+    from failed f
+    where t.id = f.id and t.id = any($1::bigint[]) and t.claim = any($2::bigint[]) and t.state::text = 'ACQUIRED'
+    returning t.id, t.action
+), tallied as (
+    insert into penstock.tally (action, event, count)
+    select action, 'ERROR', count(*) from changed group by action
+)
+select id, action from changed;
+
+-- name: bury_tasks
+-- $1 ids (distinct), $2 claims, $3 errors as JSON text. ACQUIRED to CRITICAL_ERROR: the row moves to the history.
+with gone as (
+    delete from penstock.task
+    where id = any($1::bigint[]) and claim = any($2::bigint[]) and state::text = 'ACQUIRED'
+    returning *
+), moved as (
+    insert into penstock.task_history (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
+        claimed_at, created_at, updated_at, timeout_seconds, unique_key, ordering_key, progress, failures,
+        finished_at)
+    select g.id, 'CRITICAL_ERROR', g.action, g.payload, g.priority, g.run_at, g.attempts, g.max_attempts, g.claim,
+        g.claimed_at, g.created_at, now(), g.timeout_seconds, g.unique_key, g.ordering_key, g.progress,
+        coalesce(g.failures, '[]') || jsonb_build_array(jsonb_build_object(
+            'attempt', g.attempts, 'claim', g.claim, 'at', now(), 'error', f.error::jsonb)),
+        now()
+    from gone g join unnest($1::bigint[], $3::text[]) f (id, error) on f.id = g.id
+), tallied as (
+    insert into penstock.tally (action, event, count)
+    select action, 'CRITICAL_ERROR', count(*) from gone group by action
+)
+select id, action, ordering_key from gone;
+
+-- name: note_heartbeats
+-- $1 ids (distinct), $2 claims, $3 progress as JSON text or null. Touches no indexed column, so the update is HOT.
+update penstock.task t
+set heartbeat_at = now(), updated_at = now(), progress = coalesce(p.detail::json, t.progress)
+from (select * from unnest($1::bigint[], $3::text[]) p (id, detail)) p
+where t.id = p.id and t.id = any($1::bigint[]) and t.claim = any($2::bigint[]) and t.state::text = 'ACQUIRED'
+returning t.id;
+
+-- name: cancel_tasks
+-- $1 ids. Any live state to CANCELLED; a late result finds no row and is ignored.
+with gone as (
+    delete from penstock.task where id = any($1::bigint[]) returning *
+), moved as (
+    insert into penstock.task_history (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
+        claimed_at, created_at, updated_at, timeout_seconds, unique_key, ordering_key, progress, failures,
+        finished_at)
+    select id, 'CANCELLED', action, payload, priority, run_at, attempts, max_attempts, claim,
+        claimed_at, created_at, now(), timeout_seconds, unique_key, ordering_key, progress, failures, now()
+    from gone
+), tallied as (
+    insert into penstock.tally (action, event, count)
+    select action, 'CANCELLED', count(*) from gone group by action
+)
+select id, action, ordering_key from gone;
+
+-- name: restart_tasks
+-- $1 ids. CRITICAL_ERROR or CANCELLED to a new life: attempts from 0, the claim token kept, so that a late result
+-- of the old life can never match. Behind a live task of the same ordering key it waits.
+with gone as (
+    delete from penstock.task_history
+    where id = any($1::bigint[]) and state in ('CRITICAL_ERROR', 'CANCELLED')
+    returning *
+), heads as (
+    insert into penstock.ordering_head as h (key, task_id)
+    select distinct on (ordering_key) ordering_key, id from gone where ordering_key is not null
+    order by ordering_key, id
+    on conflict (key) do update set task_id = h.task_id
+    returning h.key, h.task_id
+), back as (
+    insert into penstock.task (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
+        created_at, updated_at, timeout_seconds, unique_key, ordering_key, failures)
+    select g.id, case when h.task_id <> g.id then 'WAITING' else 'SCHEDULED' end::penstock.task_state,
+        g.action, g.payload, g.priority, now(), 0, g.max_attempts, g.claim,
+        g.created_at, now(), g.timeout_seconds, g.unique_key, g.ordering_key, g.failures
+    from gone g left join heads h on h.key = g.ordering_key
+    returning id, action, state
+), tallied as (
+    insert into penstock.tally (action, event, count)
+    select action, state::text, -count(*) from gone group by action, state
+)
+select id, action, state::text as state from back;
+
+-- name: lock_ordering_heads
+-- $1 ordering keys. Whoever adds to a key or takes from it holds its head row, so the two cannot miss each other.
+select key from penstock.ordering_head where key = any($1::text[]) order by key for update;
+
+-- name: promote_successors
+-- $1 ordering keys, locked before in the same transaction. Where a key's head has settled, its oldest waiting
+-- task becomes the head and may run; where none waits, the key is forgotten.
+with settled as materialized (
+    select h.key from penstock.ordering_head h
+    where h.key = any($1::text[]) and not exists (select 1 from penstock.task t where t.id = h.task_id)
+), next as materialized (
+    select s.key, (select t.id from penstock.task t where t.ordering_key = s.key order by t.id limit 1) as id
+    from settled s
+), promoted as (
+    update penstock.task t set state = 'SCHEDULED', updated_at = now()
+    from next n where t.id = n.id and t.state = 'WAITING'
+    returning t.id, t.action
+), moved as (
+    update penstock.ordering_head h set task_id = n.id from next n where h.key = n.key and n.id is not null
+), forgotten as (
+    delete from penstock.ordering_head h using next n where h.key = n.key and n.id is null
+)
+select id, action from promoted;

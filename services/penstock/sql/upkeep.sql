@@ -1,0 +1,134 @@
+-- The supervisor's statements. Each touches a bounded number of rows.
+
+-- name: release_unsent
+-- $1 seconds, $2 dispatches at the most, $3 now or null. Claims whose sending was never confirmed, because their
+-- scheduler died between the claim and the send: back to the state they came from, the attempt given back.
+-- If the message did go out after all, its result is of an old claim and is ignored.
+with lost as (
+    delete from penstock.dispatch where id in (
+        select id from penstock.dispatch
+        where claimed_at < coalesce($3::timestamptz, now()) - make_interval(secs => $1)
+        order by id limit $2 for update skip locked)
+    returning task_ids, claims
+)
+update penstock.task
+set state = case when attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
+    attempts = attempts - 1, claimed_at = null, heartbeat_at = null, updated_at = now()
+where id in (select unnest(task_ids) from lost) and claim in (select unnest(claims) from lost)
+  and state::text = 'ACQUIRED'
+returning id;
+
+-- name: find_stale
+-- $1 seconds, $2 how many, $3 now or null, $4 and $5 behind this claimed_at and id or null (keyset; the tasks of
+-- one claim share their claimed_at). No sign of life for that long. `claimed_at` bounds the scan of task_acquired:
+-- a heartbeat is never older than its claim.
+select id, claim, action, attempts, max_attempts, claimed_at, heartbeat_at is not null as taken,
+       extract(epoch from coalesce($3::timestamptz, now()) - claimed_at)::float8 as held_seconds
+from penstock.task
+where state = 'ACQUIRED'
+  and claimed_at < coalesce($3::timestamptz, now()) - make_interval(secs => $1)
+  and coalesce(heartbeat_at, claimed_at) < coalesce($3::timestamptz, now()) - make_interval(secs => $1)
+  and ($4::timestamptz is null or (claimed_at, id) > ($4, $5::bigint))
+order by claimed_at, id limit $2;
+
+-- name: list_partitions
+-- The history's day partitions, oldest first: (name, state, day or null for a default partition).
+select c.relname as name, p.relname as parent,
+       (regexp_match(c.relname, '_(\d{8})$'))[1] as day
+from pg_inherits i
+join pg_class c on c.oid = i.inhrelid
+join pg_class p on p.oid = i.inhparent
+join pg_namespace n on n.oid = c.relnamespace
+where n.nspname = 'penstock' and p.relname in ('task_success', 'task_critical_error', 'task_cancelled')
+order by c.relname;
+
+-- name: read_clock
+select now();
+
+-- name: try_upkeep_lock
+-- One supervisor at a time; the lock ends with the transaction.
+select pg_try_advisory_xact_lock(hashtext('penstock upkeep'));
+
+-- name: limit_lock_wait
+-- Making and dropping partitions takes a lock that everybody's insert would queue behind: better give up and try again.
+select set_config('lock_timeout', '2s', true);
+
+-- name: ensure_partitions
+-- $1 days ahead of today. The function is the migrations'.
+select penstock.ensure_partitions($1);
+
+-- name: detach_partition
+-- {partition} a partition, {parent} what it is a partition of. From here on no statement sees its records.
+alter table penstock.{parent} detach partition penstock.{partition};
+
+-- name: list_detached
+-- Partitions of the history that are attached no more: (name, parent).
+select c.relname as name, regexp_replace(c.relname, '_\d{8}$', '') as parent
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where n.nspname = 'penstock' and c.relkind = 'r' and c.relname ~ '^task_(success|critical_error|cancelled)_\d{8}$'
+  and not exists (select 1 from pg_inherits i where i.inhrelid = c.oid)
+order by c.relname;
+
+-- name: forget_partition
+-- $1 state; {partition} a partition whose records have all expired. Their unique keys are free again and the counts
+-- fall; returns how many records there were.
+with keys as (
+    delete from penstock.unique_key k using penstock.{partition} p
+    where p.unique_key is not null and k.action = p.action and k.key = p.unique_key and k.task_id = p.id
+), counted as (
+    select action, count(*) as count from penstock.{partition} group by action
+), tallied as (
+    insert into penstock.tally (action, event, count) select action, $1::text, -count from counted
+)
+select coalesce(sum(count), 0)::bigint from counted;
+
+-- name: drop_partition
+drop table penstock.{partition};
+
+-- name: delete_expired
+-- $1 state, $2 seconds, $3 how many, $4 now or null; {partition} where to look. Records that have outlived their
+-- retention, with their unique keys and their part of the counts.
+with old as materialized (
+    select id, finished_at from penstock.{partition}
+    where finished_at < coalesce($4::timestamptz, now()) - make_interval(secs => $2)
+    limit $3
+), gone as (
+    delete from penstock.{partition} h
+    where h.id in (select id from old)
+      and h.finished_at < coalesce($4::timestamptz, now()) - make_interval(secs => $2)
+    returning h.id, h.action, h.unique_key
+), keys as (
+    delete from penstock.unique_key k using gone g
+    where k.action = g.action and k.key = g.unique_key and k.task_id = g.id
+), tallied as (
+    insert into penstock.tally (action, event, count) select action, $1::text, -count(*) from gone group by action
+)
+select count(*) from gone;
+
+-- name: delete_old_receipts
+-- $1 seconds, $2 how many.
+with gone as (
+    delete from penstock.inbound_receipt where message_id in (
+        select message_id from penstock.inbound_receipt
+        where received_at < now() - make_interval(secs => $1) limit $2 for update skip locked)
+    returning 1
+) select count(*) from gone;
+
+-- name: delete_old_rejected
+-- $1 seconds, $2 how many.
+with gone as (
+    delete from penstock.rejected where id in (
+        select id from penstock.rejected
+        where at < now() - make_interval(secs => $1) order by id limit $2 for update skip locked)
+    returning 1
+) select count(*) from gone;
+
+-- name: compact_tally
+-- $1 seconds: rows older than this are folded into one per action and event; it must exceed the window of read_rates.
+with old as (
+    delete from penstock.tally where at < now() - make_interval(secs => $1) returning at, action, event, count
+), folded as (
+    insert into penstock.tally (at, action, event, count)
+    select max(at), action, event, sum(count) from old group by action, event having sum(count) <> 0
+)
+select count(*) from old;

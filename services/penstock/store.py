@@ -1,0 +1,376 @@
+"""Postgres: one thin method per statement of ``penstock.sql``, over an asyncpg pool.
+
+``store.session()`` runs statements one by one, ``store.transaction()`` runs several as one; both translate what a
+database does when it is away, overloaded or switching over into :class:`~penstock.errors.Unavailable`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from time import perf_counter
+from typing import Any
+
+import asyncpg
+
+from penstock import metrics
+from penstock.errors import Refused, Unavailable
+from penstock.sql import SQL
+from penstock.tasks import MAX_ATTEMPTS_LIMIT, Claimed, Enqueued, Failure, NewTask, State
+
+Pair = tuple[int, int]  # (task id, claim)
+_PARTITION = re.compile(r"(task_(?:success|critical_error|cancelled))(?:_[0-9]{8}|_default)?")
+
+# What passes by itself or by an operator's hand; everything else is a mistake of ours and stays loud.
+_TRANSIENT = (
+    OSError,
+    TimeoutError,
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.InsufficientResourcesError,  # too many connections, disk full, out of memory
+    asyncpg.OperatorInterventionError,  # shutdown, crash recovery, cancelled by timeout
+    asyncpg.TransactionRollbackError,  # deadlock, serialization
+    asyncpg.ReadOnlySQLTransactionError,  # a failover in progress
+    asyncpg.PostgresSystemError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.ObjectNotInPrerequisiteStateError,
+    asyncpg.InternalServerError,
+)
+_REFUSALS = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.ProgramLimitExceededError)
+_NO_SCHEMA = (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError, asyncpg.UndefinedColumnError)
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """One claim: the tasks, and the id by which their sending is confirmed."""
+
+    id: int
+    tasks: list[Claimed]
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A task that has changed state."""
+
+    id: int
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """An ACQUIRED task without a sign of life. ``taken``: a worker has reported it at least once."""
+
+    id: int
+    claim: int
+    action: str
+    attempts: int
+    max_attempts: int
+    claimed_at: datetime
+    taken: bool
+    held_seconds: float
+
+
+class Session:
+    """The statements, on one connection."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
+        """Run the statement of that name and return its rows."""
+        started = perf_counter()
+        rows: list[asyncpg.Record] = await self._connection.fetch(SQL[name], *args)
+        metrics.STATEMENT_SECONDS.labels(name).observe(perf_counter() - started)
+        return rows
+
+    async def value(self, name: str, *args: Any) -> Any:
+        """Run the statement of that name and return the first column of its first row, or None."""
+        rows = await self.fetch(name, *args)
+        return rows[0][0] if rows else None
+
+    async def fetch_of(self, name: str, *args: Any, partition: str) -> list[asyncpg.Record]:
+        """As ``fetch``, for a statement about one partition, whose name no parameter can carry."""
+        match = _PARTITION.fullmatch(partition)
+        if match is None:
+            raise ValueError(f"{partition!r} is no partition of the history")
+        text = SQL[name].replace("{partition}", partition).replace("{parent}", match[1])
+        rows: list[asyncpg.Record] = await self._connection.fetch(text, *args)
+        return rows
+
+    async def value_of(self, name: str, *args: Any, partition: str) -> Any:
+        """As ``value``, for a statement about one partition."""
+        return (await self.fetch_of(name, *args, partition=partition))[0][0]
+
+    @asynccontextmanager
+    async def savepoint(self) -> AsyncIterator[None]:
+        """Part of a transaction: when the block raises, what it did is undone and the rest may go on."""
+        with _Translated():
+            async with self._connection.transaction():
+                yield
+
+    # Bringing tasks in
+
+    async def enqueue(self, tasks: Sequence[NewTask]) -> list[Enqueued]:
+        """Insert tasks, all or none; the answers stand in the order of ``tasks``."""
+        if not tasks:
+            return []
+        columns = [
+            [t.action for t in tasks],
+            [t.payload for t in tasks],
+            [t.run_at for t in tasks],
+            [t.delay_seconds for t in tasks],
+            [t.priority for t in tasks],
+            [t.max_attempts for t in tasks],
+            [t.timeout_seconds for t in tasks],
+        ]
+        metrics.BATCH_SIZE.labels("enqueue").observe(len(tasks))
+        if all(t.unique_key is None and t.ordering_key is None for t in tasks):
+            rows = await self.fetch("enqueue_plain_tasks", *columns)
+            return [Enqueued(row[0], State.SCHEDULED, False) for row in rows]
+        rows = await self.fetch(
+            "enqueue_keyed_tasks", *columns, [t.unique_key for t in tasks], [t.ordering_key for t in tasks]
+        )
+        states = {row["id"]: row["state"] for row in rows if row["state"] is not None}
+        earlier = {row["id"] for row in rows if not row["fresh"]} - states.keys()
+        if earlier:
+            states |= {row["id"]: row["state"] for row in await self.fetch("read_states", list(earlier))}
+        # A first task cleaned between the two statements is answered as it last must have been.
+        return [
+            Enqueued(row["id"], State(states.get(row["id"], State.SUCCESS)), duplicate=not row["fresh"]) for row in rows
+        ]
+
+    async def record_receipts(self, message_ids: Sequence[str]) -> set[str]:
+        """Note inbound messages as accepted; returns those that were not before."""
+        return {row[0] for row in await self.fetch("record_receipts", list(message_ids))}
+
+    async def insert_rejected(self, source: str, bodies: Sequence[tuple[str, str]]) -> None:
+        """Keep (body, reason) pairs that could not be understood."""
+        if bodies:
+            texts = [body.encode("utf-8", "surrogatepass") for body, _ in bodies]
+            reasons = [reason.replace("\0", "\ufffd") for _, reason in bodies]
+            await self.fetch("insert_rejected", [source] * len(bodies), texts, reasons)
+            metrics.REJECTED.labels(source).inc(len(bodies))
+
+    # Claiming
+
+    async def claim(self, limit: int, *, now: datetime | None = None) -> Dispatch | None:
+        """Claim up to ``limit`` due tasks by priority, run_at, id; None when nothing is due."""
+        rows = await self.fetch("claim_tasks", limit, now)
+        if not rows:
+            return None
+        metrics.BATCH_SIZE.labels("claim").observe(len(rows))
+        return Dispatch(rows[0][6], [Claimed(*row[:6]) for row in map(tuple, rows)])
+
+    async def confirm(self, dispatch_id: int) -> None:
+        """Everything of the dispatch was sent or released."""
+        await self.fetch("confirm_dispatch", dispatch_id)
+
+    async def release(self, pairs: Iterable[Pair]) -> int:
+        """Give claims back, with their attempt; returns how many still held."""
+        ids, claims = _columns(pairs)
+        return len(await self.fetch("release_tasks", ids, claims)) if ids else 0
+
+    async def count_in_flight(self, limit: int) -> int:
+        """Tasks ACQUIRED now, counted up to ``limit``."""
+        return int(await self.value("count_in_flight", limit))
+
+    # Settling
+
+    async def finish(self, results: dict[Pair, str]) -> list[Settled]:
+        """ACQUIRED to SUCCESS for each (id, claim) that still holds; returns those. Ids are distinct."""
+        if not results:
+            return []
+        ids, claims = _columns(results)
+        metrics.BATCH_SIZE.labels("finish").observe(len(ids))
+        return await self._settle("finish_tasks", ids, claims, list(results.values()))
+
+    async def read_attempts(self, pairs: Iterable[Pair]) -> dict[Pair, tuple[int, int]]:
+        """(attempts, max_attempts) of each claim that still holds its task."""
+        ids, claims = _columns(pairs)
+        rows = await self.fetch("read_attempts", ids, claims) if ids else []
+        return {(row["id"], row["claim"]): (row["attempts"], row["max_attempts"]) for row in rows}
+
+    async def find_claims(self, by_attempt: Iterable[tuple[int, int]]) -> dict[tuple[int, int], int]:
+        """Claims of ACQUIRED tasks by (id, attempt), for results in the older convention."""
+        # No task has such an attempt, and the driver would refuse the number.
+        ids, attempts = _columns(pair for pair in by_attempt if 0 < pair[1] <= MAX_ATTEMPTS_LIMIT)
+        rows = await self.fetch("find_claims_by_attempt", ids, attempts) if ids else []
+        return {(row["id"], row["attempts"]): row["claim"] for row in rows}
+
+    async def fail(self, failures: Sequence[Failure]) -> list[Settled]:
+        """ACQUIRED to ERROR with its delay, or to CRITICAL_ERROR where there is none. Ids are distinct."""
+        settled: list[Settled] = []
+        again = [f for f in failures if f.delay_seconds is not None]
+        if again:
+            rows = await self.fetch(
+                "delay_tasks", [f.id for f in again], [f.claim for f in again], [f.error for f in again],
+                [f.delay_seconds for f in again],
+            )  # fmt: skip
+            settled += _count(rows, State.ERROR)
+        buried = [f for f in failures if f.delay_seconds is None]
+        if buried:
+            columns = [f.id for f in buried], [f.claim for f in buried], [f.error for f in buried]
+            settled += await self._settle("bury_tasks", *columns)
+        return settled
+
+    async def note_heartbeats(self, beats: dict[Pair, str | None]) -> int:
+        """Record signs of life, with progress as JSON text where given. Ids are distinct."""
+        ids, claims = _columns(beats)
+        return len(await self.fetch("note_heartbeats", ids, claims, list(beats.values()))) if ids else 0
+
+    async def cancel(self, ids: Sequence[int]) -> set[int]:
+        """Any live state to CANCELLED; returns the ids that were live."""
+        return {task.id for task in await self._settle("cancel_tasks", list(ids))}
+
+    async def restart(self, ids: Sequence[int]) -> dict[int, State]:
+        """CRITICAL_ERROR or CANCELLED to a new life; returns the state of each that restarted."""
+        rows = await self.fetch("restart_tasks", list(ids))
+        for row in rows:
+            metrics.TRANSITIONS.labels(row["action"], row["state"]).inc()
+        return {row["id"]: State(row["state"]) for row in rows}
+
+    async def _settle(self, name: str, *args: Any) -> list[Settled]:
+        """Run a statement that makes tasks final, then let their successors by ordering key go.
+
+        Must run inside a transaction: a crash between the two would leave a key standing still.
+        """
+        rows = await self.fetch(name, *args)
+        keys = {row["ordering_key"] for row in rows if row["ordering_key"] is not None}
+        if keys:
+            await self.fetch("lock_ordering_heads", list(keys))
+            _count(await self.fetch("promote_successors", list(keys)), State.SCHEDULED)
+        return _count(rows, _STATE_AFTER[name])
+
+    # Upkeep
+
+    async def release_unsent(self, after_seconds: float, *, limit: int, now: datetime | None = None) -> int:
+        """Give back the claims of dispatches never confirmed; returns how many tasks."""
+        return len(await self.fetch("release_unsent", after_seconds, limit, now))
+
+    async def find_stale(
+        self, after_seconds: float, *, limit: int, now: datetime | None = None, after: Stale | None = None
+    ) -> list[Stale]:
+        """ACQUIRED tasks without a sign of life for that long, oldest claim first, from behind ``after``."""
+        claimed_at, task_id = (after.claimed_at, after.id) if after else (None, None)
+        rows = await self.fetch("find_stale", after_seconds, limit, now, claimed_at, task_id)
+        return [Stale(**{name: row[name] for name in Stale.__slots__}) for row in rows]
+
+
+_STATE_AFTER = {
+    "finish_tasks": State.SUCCESS,
+    "bury_tasks": State.CRITICAL_ERROR,
+    "cancel_tasks": State.CANCELLED,
+}
+
+
+def _columns(pairs: Iterable[Pair]) -> tuple[list[int], list[int]]:
+    listed = list(pairs)
+    return [pair[0] for pair in listed], [pair[1] for pair in listed]
+
+
+def _count(rows: Sequence[asyncpg.Record], state: State) -> list[Settled]:
+    settled = [Settled(row["id"], row["action"]) for row in rows]
+    by_action: dict[str, int] = {}
+    for task in settled:
+        by_action[task.action] = by_action.get(task.action, 0) + 1
+    for action, count in by_action.items():
+        metrics.TRANSITIONS.labels(action, state).inc(count)
+    return settled
+
+
+class Store:
+    """A pool of connections to the database that holds the tasks; opened when first used."""
+
+    def __init__(self, database_url: str, *, pool_size: int = 8, statement_timeout_seconds: float = 30,
+                 application_name: str = "penstock") -> None:  # fmt: skip
+        self._url = database_url
+        self._pool_size = pool_size
+        self._statement_timeout_seconds = statement_timeout_seconds
+        self._application_name = application_name
+        self._pool: Any = None
+        self._opening = asyncio.Lock()
+
+    async def open(self) -> Any:
+        """The pool, made if there is none yet. Raises Unavailable while the database is away."""
+        async with self._opening:
+            if self._pool is None:
+                with _Translated():
+                    self._pool = await asyncpg.create_pool(
+                        self._url,
+                        min_size=1,
+                        max_size=self._pool_size,
+                        timeout=10,
+                        command_timeout=self._statement_timeout_seconds + 5,
+                        reset=_no_reset,
+                        server_settings={
+                            "application_name": self._application_name,
+                            "statement_timeout": str(int(self._statement_timeout_seconds * 1000)),
+                            "idle_in_transaction_session_timeout": "60000",
+                            "jit": "off",
+                        },
+                    )
+        return self._pool
+
+    async def close(self) -> None:
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            try:
+                await asyncio.wait_for(pool.close(), 5)
+            except (TimeoutError, *_TRANSIENT):
+                pool.terminate()
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Session]:
+        """Statements that commit one by one."""
+        pool = await self.open()
+        with _Translated():
+            async with pool.acquire(timeout=30) as connection:
+                yield Session(connection)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Session]:
+        """Statements that commit together when the block ends without an error."""
+        pool = await self.open()
+        with _Translated():
+            async with pool.acquire(timeout=30) as connection, connection.transaction():
+                yield Session(connection)
+
+    async def ping(self) -> None:
+        """Ask the database for an answer. Raises Unavailable."""
+        async with self.session() as session:
+            await session.fetch("read_clock")
+
+    async def connect(self) -> Any:
+        """A connection of its own beside the pool, for LISTEN; the caller closes it."""
+        with _Translated():
+            return await asyncpg.connect(
+                self._url, timeout=10, server_settings={"application_name": f"{self._application_name}-listen"}
+            )
+
+
+async def _no_reset(_connection: Any) -> None:
+    """Nothing of ours survives a statement or its transaction, so the reset's round trip is saved."""
+
+
+class _Translated:
+    """Turn a driver's error into ours: the text names the kind, never the URL."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, _trace: object) -> None:
+        if isinstance(exc, _NO_SCHEMA):
+            raise Unavailable(
+                "Postgres lacks Penstock's tables, or an older version has them: run `penstock migrate`"
+            ) from exc
+        # The driver refuses a value before it is sent: an InterfaceError that is a ValueError too.
+        unsent = isinstance(exc, asyncpg.InterfaceError) and isinstance(exc, ValueError)
+        if unsent or isinstance(exc, _REFUSALS):
+            raise Refused(f"Postgres refuses the values: {exc}") from exc
+        if isinstance(exc, _TRANSIENT) and not isinstance(exc, Unavailable):
+            raise Unavailable(f"Postgres is away or refuses: {type(exc).__name__}: {exc}") from exc

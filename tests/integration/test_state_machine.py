@@ -1,0 +1,586 @@
+"""Random lives of tasks: the real statements against a model of twenty lines each, compared after every step."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from penstock.outcomes import Applied, apply_reports, delay_after
+from penstock.settings import Settings, load_settings
+from penstock.store import Pair, Session, Store
+from penstock.tasks import FINAL_STATES, READY_STATES, Failure, NewTask, State, is_legal
+from penstock.wire import NO_HINTS, decode_reports, encode_error, encode_progress, encode_result, join_batch
+from tests.unit.test_wire_properties import payloads
+
+T = TypeVar("T")
+LATER_SECONDS = 50_000.0
+RETRY_SECONDS = 10_000.0
+STALE_AFTER_SECONDS = 60.0
+ALIVE = '{"percent":40.0,"note":null}'
+TABLES = "task, task_history, unique_key, ordering_head, dispatch, tally"
+
+
+def in_a_day() -> datetime:
+    return datetime.now(UTC) + timedelta(days=1)
+
+
+@dataclass
+class Model:
+    """What a task ought to be. ``due`` counts from now; ``claims`` are all that it ever had, oldest first."""
+
+    new: NewTask
+    state: State
+    due: bool
+    attempts: int = 0
+    claims: list[int] = field(default_factory=list)
+    result: int | None = None
+    failures: int = 0
+
+    @property
+    def claim(self) -> int:
+        return self.claims[-1] if self.claims else 0
+
+
+new_tasks = st.builds(
+    NewTask,
+    action=st.sampled_from(["a", "b"]),
+    payload=payloads,
+    delay_seconds=st.sampled_from([None, None, LATER_SECONDS]),
+    priority=st.integers(-1, 1),
+    unique_key=st.sampled_from([None, None, "u1", "u2"]),
+    ordering_key=st.sampled_from([None, "o1", "o2"]),
+    max_attempts=st.integers(1, 3),
+)
+plain_tasks = st.builds(NewTask, action=st.just("a"), payload=payloads, max_attempts=st.integers(1, 3))
+batches = st.one_of(st.lists(new_tasks, min_size=1, max_size=4), st.lists(plain_tasks, min_size=1, max_size=4))
+kinds = st.sampled_from(["success", "success", "fail", "fail_now", "fail_for_good", "alive", "success_by_attempt"])
+
+
+class Lives(RuleBasedStateMachine):
+    """One machine is one run over empty tables; the database, its connections and its sequences stay."""
+
+    store: Store
+    settings: Settings
+    runner: asyncio.Runner
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks: dict[int, Model] = {}
+        self.unique: dict[tuple[str, str], int] = {}
+        self.heads: dict[str, int] = {}
+        self.dispatches: dict[int, list[Pair]] = {}
+        self.handed_out: list[Pair] = []
+        self.seen: dict[int, State] = {}
+
+    # Running the real thing
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(work)
+
+    def fetch(self, name: str, *args: Any) -> list[Any]:
+        async def work() -> list[Any]:
+            async with self.store.session() as session:
+                return await session.fetch(name, *args)
+
+        return self.run(work())
+
+    # What the model does by itself
+
+    def settle(self, task_ids: Iterable[int], state: State) -> None:
+        for task_id in task_ids:
+            self.tasks[task_id].state = state
+        for key, head in list(self.heads.items()):
+            if self.tasks[head].state in FINAL_STATES:
+                behind = self.live_behind(key)
+                if behind:
+                    self.heads[key] = behind[0]
+                    self.tasks[behind[0]].state = State.SCHEDULED
+                else:
+                    del self.heads[key]
+
+    def live_behind(self, key: str) -> list[int]:
+        return sorted(
+            task_id
+            for task_id, task in self.tasks.items()
+            if task.new.ordering_key == key and task.state not in FINAL_STATES
+        )
+
+    def begin(self, task_id: int, task: Model) -> None:
+        """SCHEDULED, or WAITING behind the head of its key."""
+        key = task.new.ordering_key
+        task.state = State.SCHEDULED if key is None or self.heads.setdefault(key, task_id) == task_id else State.WAITING
+
+    def release_model(self, pairs: Iterable[Pair]) -> int:
+        count = 0
+        for task_id, claim in pairs:
+            task = self.tasks.get(task_id)
+            if task and task.state is State.ACQUIRED and task.claim == claim:
+                task.attempts -= 1
+                task.state = State.ERROR if task.attempts else State.SCHEDULED
+                count += 1
+        return count
+
+    def fail_model(self, task_id: int, *, at_once: bool, for_good: bool) -> None:
+        task = self.tasks[task_id]
+        task.failures += 1
+        if for_good or task.attempts >= task.new.max_attempts:
+            self.settle([task_id], State.CRITICAL_ERROR)
+        else:
+            task.state, task.due = State.ERROR, at_once
+
+    def holds(self, task_id: int, claim: int) -> bool:
+        task = self.tasks.get(task_id)
+        return task is not None and task.state is State.ACQUIRED and task.claim == claim
+
+    # Steps
+
+    @initialize(batch=batches)
+    def begin_with_a_few_tasks_in_empty_tables(self, batch: list[NewTask]) -> None:
+        async def work() -> None:
+            async with self.store.session() as session:
+                await session._connection.execute(
+                    f"truncate {', '.join(f'penstock.{table}' for table in TABLES.split(', '))}"
+                )
+
+        self.run(work())
+        self.enqueue(batch)
+
+    @rule(batch=batches)
+    def enqueue(self, batch: list[NewTask]) -> None:
+        async def work() -> list[Any]:
+            async with self.store.transaction() as session:
+                return await session.enqueue(batch)
+
+        answers = self.run(work())
+        assert len(answers) == len(batch)
+        for task, answer in zip(batch, answers, strict=True):
+            key = None if task.unique_key is None else (task.action, task.unique_key)
+            first = self.unique.get(key) if key else None
+            assert answer.duplicate == (first is not None)
+            if first is not None:
+                assert answer.id == first
+            else:
+                assert answer.id not in self.tasks
+                model = Model(task, State.SCHEDULED, due=task.delay_seconds is None)
+                self.tasks[answer.id] = model
+                self.begin(answer.id, model)
+                if key:
+                    self.unique[key] = answer.id
+            assert answer.state == self.tasks[answer.id].state
+
+    def in_state(self, *states: State) -> list[int]:
+        return [task_id for task_id, task in self.tasks.items() if task.state in states]
+
+    @precondition(lambda self: self.in_state(*READY_STATES))
+    @rule(limit=st.integers(1, 5), much_later=st.booleans())
+    def claim(self, limit: int, much_later: bool) -> None:
+        run_at = {row["id"]: row["run_at"] for row in self.fetch("read_tasks", list(self.tasks))}
+        ready = [i for i, task in self.tasks.items() if task.state in READY_STATES and (task.due or much_later)]
+        expected = sorted(ready, key=lambda i: (-self.tasks[i].new.priority, run_at[i], i))[:limit]
+
+        async def work() -> Any:
+            async with self.store.session() as session:
+                return await session.claim(limit, now=in_a_day() if much_later else None)
+
+        dispatch = self.run(work())
+        assert [task.id for task in dispatch.tasks] == expected if dispatch else expected == []
+        if dispatch is None:
+            return
+        for claimed in dispatch.tasks:
+            task = self.tasks[claimed.id]
+            assert claimed.claim > task.claim
+            assert (claimed.action, claimed.payload) == (task.new.action, task.new.payload)
+            task.state, task.attempts = State.ACQUIRED, task.attempts + 1
+            task.claims.append(claimed.claim)
+        self.dispatches[dispatch.id] = [(task.id, task.claim) for task in dispatch.tasks]
+        self.handed_out += self.dispatches[dispatch.id]
+
+    @precondition(lambda self: self.in_state(*READY_STATES))
+    @rule(limit=st.integers(1, 5))
+    def claim_release_and_claim_again(self, limit: int) -> None:
+        """So that there are old claims of tasks that are held by a newer one."""
+        self.claim(limit, much_later=True)
+        self.release_what_a_dead_scheduler_left()
+        self.claim(limit, much_later=True)
+
+    @precondition(lambda self: self.dispatches)
+    @rule(data=st.data())
+    def confirm_a_dispatch_some_of_which_could_not_be_sent(self, data: st.DataObject) -> None:
+        dispatch_id = data.draw(st.sampled_from(list(self.dispatches)))
+        pairs = self.dispatches.pop(dispatch_id)
+        unsent = data.draw(st.just([]) | st.lists(st.sampled_from(pairs), unique=True))
+
+        async def work() -> int:
+            async with self.store.session() as session:
+                released = await session.release(unsent)
+                await session.confirm(dispatch_id)
+                return released
+
+        assert self.run(work()) == self.release_model(unsent)
+
+    @precondition(lambda self: self.dispatches)
+    @rule()
+    def release_what_a_dead_scheduler_left(self) -> None:
+        async def work() -> int:
+            async with self.store.session() as session:
+                assert await session.release_unsent(60, limit=100) == 0, "too early"
+                return await session.release_unsent(60, limit=100, now=in_a_day())
+
+        expected = self.release_model(pair for pairs in self.dispatches.values() for pair in pairs)
+        self.dispatches.clear()
+        assert self.run(work()) == expected
+
+    @precondition(lambda self: self.in_state(State.ACQUIRED))
+    @rule(data=st.data())
+    def report_claims_that_hold(self, data: st.DataObject) -> None:
+        held = [(task_id, self.tasks[task_id].claim) for task_id in self.in_state(State.ACQUIRED)]
+        self.report(data.draw(st.lists(st.tuples(st.sampled_from(held), kinds), min_size=1, max_size=5)))
+
+    @precondition(lambda self: self.handed_out)
+    @rule(data=st.data())
+    def report_any_claims(self, data: st.DataObject) -> None:
+        """Of the newest, late ones, of tasks long gone, several of one task in one body."""
+        pairs = st.sampled_from(self.handed_out)
+        self.report(data.draw(st.lists(st.tuples(pairs, kinds), min_size=1, max_size=5)))
+
+    def report(self, drawn: list[tuple[Pair, str]]) -> None:
+        entries = [self.entry(pair, kind) for pair, kind in drawn]
+
+        async def work() -> Applied:
+            async with self.store.transaction() as session:
+                return await apply_reports(session, decode_reports(join_batch(entries), batch_limit=100), self.settings)
+
+        newest: dict[int, tuple[int, str]] = {}
+        stale = 0
+        for (task_id, claim), kind in drawn:
+            if kind == "alive":
+                continue
+            if kind == "success_by_attempt":
+                # Without a claim, the attempt's number has to match: it says no more than that.
+                task = self.tasks.get(task_id)
+                if task is None or task.state is not State.ACQUIRED or task.attempts != 1:
+                    stale += 1
+                    continue
+                claim = task.claim
+            if task_id in newest:
+                stale += 1
+            if task_id not in newest or newest[task_id][0] < claim:
+                newest[task_id] = claim, kind
+        applied = self.run(work())
+        succeeded = failed = 0
+        held = {task_id: kind for task_id, (claim, kind) in newest.items() if self.holds(task_id, claim)}
+        stale += len(newest) - len(held)
+        for task_id, kind in held.items():
+            task = self.tasks[task_id]
+            if kind.startswith("success"):
+                succeeded += 1
+                task.result = task.claim if kind == "success" else 0
+                self.settle([task_id], State.SUCCESS)
+            else:
+                failed += 1
+                self.fail_model(task_id, at_once=kind == "fail_now", for_good=kind == "fail_for_good")
+        assert (applied.succeeded, applied.failed, applied.stale) == (succeeded, failed, stale)
+        assert applied.unreadable == []
+
+    @staticmethod
+    def entry(pair: Pair, kind: str) -> str:
+        claim_id = f"{pair[0]}:{pair[1]}"
+        if kind == "alive":
+            return encode_progress(claim_id, 40)
+        if kind == "success":
+            return encode_result(claim_id, json.dumps({"claim": pair[1]}))
+        if kind == "success_by_attempt":
+            return encode_result(str(pair[0]), '{"claim":0,"attempt":"1"}')
+        hints: dict[str, dict[str, Any]] = {
+            "fail": {},
+            "fail_now": {"retry_after": 0},
+            "fail_for_good": {"final": True},
+        }
+        return encode_error(claim_id, -32000, "boom", hints[kind])
+
+    def draw_claims(self, data: st.DataObject) -> list[Pair]:
+        """Claims of distinct tasks: newest and older ones of tasks that are held, and any that ever were."""
+        of_held = [
+            (task_id, claim) for task_id in self.in_state(State.ACQUIRED) for claim in self.tasks[task_id].claims
+        ]
+        any_claim = st.sampled_from(of_held or self.handed_out) | st.sampled_from(self.handed_out)
+        return data.draw(st.lists(any_claim, min_size=1, max_size=4, unique_by=lambda pair: pair[0]))
+
+    @precondition(lambda self: self.handed_out)
+    @rule(data=st.data())
+    def release_claims_that_may_have_been_lost_meanwhile(self, data: st.DataObject) -> None:
+        pairs = self.draw_claims(data)
+
+        async def work() -> int:
+            async with self.store.session() as session:
+                return await session.release(pairs)
+
+        assert self.run(work()) == self.release_model(pairs)
+
+    @precondition(lambda self: self.handed_out)
+    @rule(data=st.data())
+    def fail_claims_that_may_have_been_lost_meanwhile(self, data: st.DataObject) -> None:
+        """The statements alone hold the fence: whoever decided on a failure may have looked a moment too early."""
+        pairs = self.draw_claims(data)
+        for_good = data.draw(st.booleans())
+        failures = []
+        for task_id, claim in pairs:
+            task = self.tasks.get(task_id)
+            last = for_good or (task is not None and task.attempts >= task.new.max_attempts)
+            failures.append(Failure(task_id, claim, '{"code":1,"message":"boom"}', None if last else RETRY_SECONDS))
+
+        async def work() -> set[int]:
+            async with self.store.transaction() as session:
+                return {task.id for task in await session.fail(failures)}
+
+        expected = {task_id for task_id, claim in pairs if self.holds(task_id, claim)}
+        assert self.run(work()) == expected
+        for task_id in expected:
+            self.fail_model(task_id, at_once=False, for_good=for_good)
+
+    @precondition(lambda self: self.in_state(State.ACQUIRED))
+    @rule(page=st.integers(1, 3))
+    def repair(self, page: int) -> None:
+        async def work() -> list[int]:
+            now = in_a_day()
+            async with self.store.session() as session:
+                assert await session.find_stale(STALE_AFTER_SECONDS, limit=100) == [], "too early"
+            found: list[int] = []
+            after = None
+            while True:
+                async with self.store.transaction() as session:
+                    stale = await session.find_stale(STALE_AFTER_SECONDS, limit=page, now=now, after=after)
+                    await session.fail([self.failure(task) for task in stale])
+                found += [task.id for task in stale]
+                if len(stale) < page:
+                    return found
+                after = stale[-1]
+
+        acquired = sorted(self.in_state(State.ACQUIRED))
+        assert sorted(self.run(work())) == acquired
+        for task_id in acquired:
+            self.fail_model(task_id, at_once=False, for_good=False)
+
+    def failure(self, stale: Any) -> Failure:
+        delay = delay_after(stale.attempts, stale.max_attempts, NO_HINTS, self.settings.backoff)
+        return Failure(stale.id, stale.claim, '{"code":-32000,"message":"silent"}', delay)
+
+    @precondition(lambda self: self.tasks)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        ids = data.draw(st.lists(st.sampled_from(list(self.tasks)), min_size=1, max_size=3, unique=True))
+
+        async def work() -> set[int]:
+            async with self.store.transaction() as session:
+                return await session.cancel(ids)
+
+        live = {task_id for task_id in ids if self.tasks[task_id].state not in FINAL_STATES}
+        assert self.run(work()) == live
+        self.settle(live, State.CANCELLED)
+
+    @precondition(lambda self: self.tasks)
+    @rule(data=st.data())
+    def restart(self, data: st.DataObject) -> None:
+        restartable = self.in_state(*FINAL_STATES - {State.SUCCESS})
+        any_task = st.sampled_from(list(self.tasks))
+        choice = st.sampled_from(restartable) | any_task if restartable else any_task
+        ids = data.draw(st.lists(choice, min_size=1, max_size=3, unique=True))
+
+        async def work() -> dict[int, State]:
+            async with self.store.transaction() as session:
+                return await session.restart(ids)
+
+        answer = self.run(work())
+        expected = sorted(set(ids) & set(restartable))
+        for task_id in expected:
+            task = self.tasks[task_id]
+            task.attempts, task.due = 0, True
+            self.begin(task_id, task)
+        assert answer == {task_id: self.tasks[task_id].state for task_id in expected}
+
+    @precondition(lambda self: self.in_state(*FINAL_STATES))
+    @rule(data=st.data())
+    def clean(self, data: st.DataObject) -> None:
+        state = self.tasks[data.draw(st.sampled_from(self.in_state(*FINAL_STATES)))].state
+        partition = f"task_{state.lower()}"
+
+        async def work() -> int:
+            async with self.store.session() as session:
+                early = await session.value_of("delete_expired", state.value, 60.0, 100, None, partition=partition)
+                assert early == 0, "too early"
+                removed: int = await session.value_of(
+                    "delete_expired", state.value, 60.0, 100, in_a_day(), partition=partition
+                )
+                return removed
+
+        gone = self.in_state(state)
+        assert self.run(work()) == len(gone)
+        for task_id in gone:
+            del self.tasks[task_id], self.seen[task_id]
+        self.unique = {key: task_id for key, task_id in self.unique.items() if task_id in self.tasks}
+
+    @rule()
+    def fold_the_tally(self) -> None:
+        self.fetch("compact_tally", 0.0)
+
+    # What holds after every step
+
+    @invariant()
+    def the_database_agrees_with_the_model(self) -> None:
+        live, settled, unique, heads, dispatches, counts = self.run(self.look())
+        rows = live | settled
+        assert not live.keys() & settled.keys(), "a task stands in both tables"
+        assert rows.keys() == self.tasks.keys()
+        for task_id, row in rows.items():
+            self.check_row(row, self.tasks[task_id], is_live=task_id in live)
+        self.seen = {task_id: State(row["state"]) for task_id, row in rows.items()}
+        assert unique == self.unique
+        assert heads == self.heads
+        assert dispatches == self.dispatches.keys()
+        expected = Counter((task.new.action, task.state.value) for task in self.tasks.values())
+        assert counts == expected
+        self.check_order(rows.values())
+
+    async def look(self) -> tuple[Any, ...]:
+        async with self.store.transaction() as session:
+            ask = session._connection.fetch
+            columns = (
+                "id, state::text, action, payload::text, attempts, max_attempts, claim, failures::text, ordering_key"
+            )
+            live = await ask(f"select {columns}, null as result from penstock.task")
+            settled = await ask(f"select {columns}, result::text from penstock.task_history")
+            assert len({row["id"] for row in settled}) == len(settled), "a task is settled twice"
+            unique = await ask("select action, key, task_id from penstock.unique_key")
+            heads = await ask("select key, task_id from penstock.ordering_head")
+            dispatches = await ask("select id from penstock.dispatch")
+            counts = await count_all(session)
+        return (
+            {row["id"]: row for row in live},
+            {row["id"]: row for row in settled},
+            {(row["action"], row["key"]): row["task_id"] for row in unique},
+            {row["key"]: row["task_id"] for row in heads},
+            {row["id"] for row in dispatches},
+            counts,
+        )
+
+    def check_row(self, row: Any, task: Model, *, is_live: bool) -> None:
+        state = State(row["state"])
+        before = self.seen.get(row["id"], state)
+        assert before is state or is_legal(before, state), f"{before} became {state}"
+        assert is_live != state.final
+        assert row["attempts"] <= row["max_attempts"]
+        assert (state, row["attempts"], row["claim"]) == (task.state, task.attempts, task.claim)
+        assert (row["action"], row["payload"]) == (task.new.action, task.new.payload)
+        assert len(json.loads(row["failures"] or "[]")) == task.failures
+        if state is State.SUCCESS:
+            claim = json.loads(row["result"])["claim"]
+            assert claim == task.result
+            assert claim in (0, task.claims[-1]), "a result of another claim than the newest"
+        else:
+            assert row["result"] is None
+
+    def check_order(self, rows: Iterable[Any]) -> None:
+        """One task of a key may run, all others wait; with nobody restarted it is the oldest."""
+        runnable = Counter(
+            row["ordering_key"]
+            for row in rows
+            if row["ordering_key"] is not None and State(row["state"]) in {*READY_STATES, State.ACQUIRED}
+        )
+        assert all(count == 1 for count in runnable.values())
+        assert runnable.keys() == self.heads.keys()
+
+
+async def count_all(session: Session) -> Counter[tuple[str, str]]:
+    counts: Counter[tuple[str, str]] = Counter()
+    for name in ("count_live", "count_settled"):
+        for row in await session.fetch(name):
+            counts[row["action"], row["state"]] += row["count"]
+    return counts
+
+
+def test_any_interleaving_of_what_can_happen_to_tasks_agrees_with_the_model(database_url: str) -> None:
+    with asyncio.Runner() as runner:
+        store = Store(database_url, application_name="penstock-test")
+
+        class OfThisTest(Lives):
+            pass
+
+        OfThisTest.store, OfThisTest.runner = store, runner
+        OfThisTest.settings = load_settings(
+            retry_base_seconds=RETRY_SECONDS, retry_factor=1, retry_cap_seconds=RETRY_SECONDS, retry_jitter=0
+        )
+        try:
+            run_state_machine_as_test(
+                OfThisTest,
+                settings=hypothesis_settings(
+                    max_examples=60,
+                    stateful_step_count=40,
+                    deadline=None,
+                    suppress_health_check=list(HealthCheck),
+                ),
+            )
+        finally:
+            runner.run(store.close())
+
+
+BOOM = '{"code":1,"message":"boom"}'
+
+
+async def _beat(session: Session, pair: Pair) -> int:
+    return await session.note_heartbeats({pair: ALIVE})
+
+
+async def _finish(session: Session, pair: Pair) -> int:
+    return len(await session.finish({pair: "1"}))
+
+
+async def _delay(session: Session, pair: Pair) -> int:
+    return len(await session.fail([Failure(*pair, BOOM, 1.0)]))
+
+
+async def _bury(session: Session, pair: Pair) -> int:
+    return len(await session.fail([Failure(*pair, BOOM, None)]))
+
+
+async def _release(session: Session, pair: Pair) -> int:
+    return await session.release([pair])
+
+
+@pytest.mark.parametrize("change", [_beat, _finish, _delay, _bury, _release])
+async def test_no_statement_touches_a_task_by_an_older_claim(
+    store: Store, change: Callable[[Session, Pair], Awaitable[int]]
+) -> None:
+    async with store.transaction() as session:
+        await session.enqueue([NewTask("a")])
+    pairs: list[Pair] = []
+    for _ in range(2):
+        async with store.session() as session:
+            if pairs:
+                await session.release(pairs)
+            dispatch = await session.claim(1)
+        assert dispatch is not None
+        pairs += [(task.id, task.claim) for task in dispatch.tasks]
+    old, new = pairs
+    async with store.transaction() as session:
+        before = await session.fetch("read_tasks", [old[0]])
+        assert await change(session, old) == 0
+        assert await session.fetch("read_tasks", [old[0]]) == before
+        assert await change(session, new) == 1

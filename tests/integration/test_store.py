@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+
+from penstock.errors import Refused, Unavailable
+from penstock.store import Dispatch, Store
+from penstock.tasks import Failure, NewTask, State
+
+ERROR = json.dumps({"code": -32000, "message": "boom"})
+TaskOf = Callable[[int], Any]
+
+
+async def enqueue(store: Store, *tasks: NewTask) -> list[int]:
+    async with store.transaction() as session:
+        return [answer.id for answer in await session.enqueue(tasks)]
+
+
+async def claim(store: Store, limit: int = 100, *, now: datetime | None = None) -> Dispatch:
+    async with store.session() as session:
+        dispatch = await session.claim(limit, now=now)
+    assert dispatch is not None
+    return dispatch
+
+
+async def finish(store: Store, dispatch: Dispatch, result: str = '{"ok":true}') -> int:
+    async with store.transaction() as session:
+        return len(await session.finish({(task.id, task.claim): result for task in dispatch.tasks}))
+
+
+async def fail(store: Store, dispatch: Dispatch, delay: float | None) -> int:
+    async with store.transaction() as session:
+        return len(await session.fail([Failure(task.id, task.claim, ERROR, delay) for task in dispatch.tasks]))
+
+
+async def test_answers_of_a_batch_stand_in_the_order_of_its_tasks(store: Store, task_of: TaskOf) -> None:
+    ids = await enqueue(store, *(NewTask("count", json.dumps({"n": n})) for n in range(200)))
+    assert ids == sorted(ids)
+    for n in (0, 57, 199):
+        assert json.loads((await task_of(ids[n]))["payload"]) == {"n": n}
+
+
+async def test_answers_of_a_batch_with_keys_stand_in_the_order_of_its_tasks(store: Store, task_of: TaskOf) -> None:
+    tasks = [NewTask("a", json.dumps({"n": n}), unique_key=f"k{n % 7}" if n % 2 else None) for n in range(30)]
+    async with store.transaction() as session:
+        answers = await session.enqueue(tasks)
+    first: dict[str, int] = {}
+    for n, (task, answer) in enumerate(zip(tasks, answers, strict=True)):
+        if task.unique_key is None:
+            assert not answer.duplicate
+            assert json.loads((await task_of(answer.id))["payload"]) == {"n": n}
+        else:
+            assert answer.duplicate == (task.unique_key in first)
+            assert first.setdefault(task.unique_key, answer.id) == answer.id
+
+
+async def test_a_duplicate_gets_the_first_tasks_id_and_state_while_it_is_kept(store: Store) -> None:
+    task = NewTask("export", unique_key="23")
+    (first,) = await enqueue(store, task)
+    await finish(store, await claim(store))
+    async with store.transaction() as session:
+        (again,) = await session.enqueue([task])
+        (other,) = await session.enqueue([NewTask("import", unique_key="23")])
+    assert (again.id, again.state, again.duplicate) == (first, State.SUCCESS, True)
+    assert not other.duplicate
+
+
+async def test_concurrent_enqueues_of_one_unique_key_make_one_task(store: Store) -> None:
+    tasks = [NewTask("export", unique_key=str(n)) for n in range(20)]
+    answers = await asyncio.gather(*(enqueue(store, *(tasks if n % 2 else tasks[::-1])) for n in range(8)))
+    assert {frozenset(ids) for ids in answers} == {frozenset(answers[0])}
+    async with store.session() as session:
+        rows = await session.fetch("count_live")
+    assert [(row["action"], row["state"], row["count"]) for row in rows] == [("export", "SCHEDULED", 20)]
+
+
+async def test_claim_takes_by_priority_then_run_at_then_id(store: Store) -> None:
+    early, late = datetime(2020, 1, 1, tzinfo=UTC), datetime(2021, 1, 1, tzinfo=UTC)
+    ids = await enqueue(
+        store,
+        NewTask("a", run_at=late),
+        NewTask("a", run_at=early),
+        NewTask("a", run_at=early),
+        NewTask("a", run_at=late, priority=5),
+        NewTask("a", run_at=early, priority=-5),
+    )
+    dispatch = await claim(store)
+    assert [task.id for task in dispatch.tasks] == [ids[3], ids[1], ids[2], ids[0], ids[4]]
+
+
+async def test_a_task_is_not_claimed_before_its_time(store: Store) -> None:
+    await enqueue(store, NewTask("a", delay_seconds=3600))
+    async with store.session() as session:
+        assert await session.claim(10) is None
+    assert len((await claim(store, now=datetime.now(UTC) + timedelta(seconds=3700))).tasks) == 1
+
+
+async def test_concurrent_claims_never_share_a_task(store: Store) -> None:
+    ids = await enqueue(store, *(NewTask("a") for _ in range(500)))
+    dispatches = await asyncio.gather(*(claim(store, 50) for _ in range(10)))
+    claimed = [task.id for dispatch in dispatches for task in dispatch.tasks]
+    assert sorted(claimed) == ids
+
+
+async def test_finish_moves_the_task_with_its_result_to_the_history(store: Store, task_of: TaskOf) -> None:
+    (task_id,) = await enqueue(store, NewTask("a", '{"n": 123456789012345678901234567890}'))
+    assert await finish(store, await claim(store), '{"n":1e400}') == 1
+    row = await task_of(task_id)
+    assert (row["state"], row["result"], row["attempts"]) == ("SUCCESS", '{"n":1e400}', 1)
+    assert row["payload"] == '{"n": 123456789012345678901234567890}'
+
+
+async def test_a_result_of_an_older_claim_is_ignored(store: Store, task_of: TaskOf) -> None:
+    (task_id,) = await enqueue(store, NewTask("a"))
+    old = await claim(store)
+    async with store.session() as session:
+        assert await session.release([(task.id, task.claim) for task in old.tasks]) == 1
+    new = await claim(store)
+    assert new.tasks[0].claim > old.tasks[0].claim
+    assert await finish(store, old) == 0
+    assert (await task_of(task_id))["state"] == "ACQUIRED"
+    assert await finish(store, new) == 1
+
+
+async def test_a_stale_claim_beside_a_valid_one_settles_only_the_valid_ones_task(store: Store, task_of: TaskOf) -> None:
+    first, second = await enqueue(store, NewTask("a"), NewTask("a"))
+    old = await claim(store)
+    async with store.session() as session:
+        await session.release([(task.id, task.claim) for task in old.tasks])
+    new = {task.id: task.claim for task in (await claim(store)).tasks}
+    stale = {task.id: task.claim for task in old.tasks}
+    async with store.transaction() as session:
+        done = await session.finish({(first, new[first]): "1", (second, stale[second]): "2"})
+    assert [task.id for task in done] == [first]
+    assert (await task_of(second))["state"] == "ACQUIRED"
+
+
+async def test_release_gives_the_attempt_back_and_the_state_it_came_from(store: Store, task_of: TaskOf) -> None:
+    (task_id,) = await enqueue(store, NewTask("a"))
+    first = await claim(store)
+    async with store.session() as session:
+        await session.release([(task.id, task.claim) for task in first.tasks])
+    row = await task_of(task_id)
+    assert (row["state"], row["attempts"]) == ("SCHEDULED", 0)
+    await fail(store, await claim(store), 0.0)
+    second = await claim(store)
+    async with store.session() as session:
+        await session.release([(task.id, task.claim) for task in second.tasks])
+    row = await task_of(task_id)
+    assert (row["state"], row["attempts"]) == ("ERROR", 1)
+
+
+async def test_failures_are_kept_one_by_one_and_the_last_is_the_error(store: Store, task_of: TaskOf) -> None:
+    (task_id,) = await enqueue(store, NewTask("a", max_attempts=2))
+    assert await fail(store, await claim(store), 0.0) == 1
+    row = await task_of(task_id)
+    assert (row["state"], json.loads(row["error"])["message"]) == ("ERROR", "boom")
+    assert await fail(store, await claim(store), None) == 1
+    row = await task_of(task_id)
+    assert (row["state"], row["attempts"]) == ("CRITICAL_ERROR", 2)
+    assert [entry["attempt"] for entry in json.loads(row["failures"])] == [1, 2]
+
+
+async def test_restart_begins_a_new_life_that_late_results_cannot_reach(store: Store, task_of: TaskOf) -> None:
+    (task_id,) = await enqueue(store, NewTask("a", max_attempts=1))
+    old = await claim(store)
+    await fail(store, old, None)
+    async with store.transaction() as session:
+        assert await session.restart([task_id]) == {task_id: State.SCHEDULED}
+        assert await session.restart([task_id]) == {}
+    row = await task_of(task_id)
+    assert (row["state"], row["attempts"]) == ("SCHEDULED", 0)
+    new = await claim(store)
+    assert new.tasks[0].claim > old.tasks[0].claim
+    assert await finish(store, old) == 0
+    assert await finish(store, new) == 1
+
+
+@pytest.mark.parametrize("state", ["SCHEDULED", "ACQUIRED", "ERROR"])
+async def test_cancel_takes_a_task_from_any_live_state(store: Store, task_of: TaskOf, state: str) -> None:
+    (task_id,) = await enqueue(store, NewTask("a"))
+    dispatch = await claim(store) if state != "SCHEDULED" else None
+    if state == "ERROR" and dispatch:
+        await fail(store, dispatch, 60.0)
+    async with store.transaction() as session:
+        assert await session.cancel([task_id]) == {task_id}
+        assert await session.cancel([task_id]) == set()
+    assert (await task_of(task_id))["state"] == "CANCELLED"
+    if dispatch:
+        assert await finish(store, dispatch) == 0
+
+
+async def test_an_ordering_key_lets_one_task_go_at_a_time_in_order(store: Store, task_of: TaskOf) -> None:
+    ids = await enqueue(store, *(NewTask("a", ordering_key="k", priority=n) for n in range(3)), NewTask("free"))
+    for n, expected in enumerate(ids[:3]):
+        dispatch = await claim(store)
+        assert expected in [task.id for task in dispatch.tasks]
+        assert not {task.id for task in dispatch.tasks} & set(ids[:3]) - {expected}
+        mine = Dispatch(dispatch.id, [task for task in dispatch.tasks if task.id == expected])
+        if n == 1:
+            await fail(store, mine, 0.0)  # a task in retry holds its successors back
+            assert (await task_of(ids[2]))["state"] == "WAITING"
+            mine = await claim(store)
+            assert [task.id for task in mine.tasks] == [expected]
+        await finish(store, mine)
+    async with store.session() as session:
+        assert await session.claim(10) is None
+
+
+async def test_cancelling_the_head_of_a_key_lets_its_successor_go(store: Store, task_of: TaskOf) -> None:
+    first, second, third = await enqueue(store, *(NewTask("a", ordering_key="k") for _ in range(3)))
+    async with store.transaction() as session:
+        await session.cancel([second])
+    assert (await task_of(third))["state"] == "WAITING"
+    async with store.transaction() as session:
+        await session.cancel([first])
+    assert (await task_of(third))["state"] == "SCHEDULED"
+    async with store.transaction() as session:
+        assert await session.restart([first]) == {first: State.WAITING}
+
+
+async def test_enqueueing_while_the_last_of_a_key_settles_never_strands_the_newcomer(store: Store) -> None:
+    for round_number in range(15):
+        key = f"k{round_number}"
+        await enqueue(store, NewTask("a", ordering_key=key))
+        dispatch = await claim(store)
+        await asyncio.gather(
+            finish(store, dispatch), *(enqueue(store, NewTask("a", ordering_key=key)) for _ in range(3))
+        )
+        for _ in range(3):
+            assert await finish(store, await claim(store)) == 1
+
+
+async def test_an_unconfirmed_dispatch_is_given_back_and_a_confirmed_one_is_not(store: Store, task_of: TaskOf) -> None:
+    lost, sent = await enqueue(store, NewTask("a"), NewTask("a"))
+    await claim(store, 1)
+    second = await claim(store, 1)
+    async with store.session() as session:
+        await session.confirm(second.id)
+        assert await session.release_unsent(60, limit=10) == 0
+        later = datetime.now(UTC) + timedelta(seconds=120)
+        assert await session.release_unsent(60, limit=10, now=later) == 1
+    row = await task_of(lost)
+    assert (row["state"], row["attempts"]) == ("SCHEDULED", 0)
+    assert (await task_of(sent))["state"] == "ACQUIRED"
+
+
+async def test_a_stale_task_tells_whether_a_worker_ever_took_it(store: Store) -> None:
+    quiet, alive = await enqueue(store, NewTask("a"), NewTask("a"))
+    dispatch = await claim(store)
+    async with store.transaction() as session:
+        beats = {(t.id, t.claim): '{"percent":40.0,"note":null}' for t in dispatch.tasks if t.id == alive}
+        assert await session.note_heartbeats(beats) == 1
+        later = datetime.now(UTC) + timedelta(seconds=61)
+        stale = await session.find_stale(60, limit=10, now=later)
+    assert {task.id: task.taken for task in stale} == {quiet: False, alive: True}
+
+
+async def test_a_heartbeat_keeps_a_task_from_being_stale(store: Store) -> None:
+    await enqueue(store, NewTask("a"))
+    dispatch = await claim(store)
+    await asyncio.sleep(0.3)
+    async with store.session() as session:
+        assert len(await session.find_stale(0.2, limit=10)) == 1
+        await session.note_heartbeats({(task.id, task.claim): None for task in dispatch.tasks})
+        assert await session.find_stale(0.2, limit=10) == []
+
+
+async def test_counts_follow_every_change_of_state(store: Store) -> None:
+    ids = await enqueue(store, *(NewTask("a") for _ in range(4)))
+    dispatch = await claim(store, 3)
+    one, two, three = ([task] for task in dispatch.tasks)
+    await finish(store, Dispatch(0, one))
+    await fail(store, Dispatch(0, two), None)
+    await fail(store, Dispatch(0, three), 60)
+    async with store.transaction() as session:
+        await session.cancel([ids[3]])
+
+    async def settled() -> dict[str, int]:
+        async with store.session() as session:
+            return {row["state"]: row["count"] for row in await session.fetch("count_settled")}
+
+    assert await settled() == {"SUCCESS": 1, "CRITICAL_ERROR": 1, "CANCELLED": 1}
+    async with store.transaction() as session:
+        await session.restart([ids[3], two[0].id])
+        await session.fetch("compact_tally", 0.0)
+    assert await settled() == {"SUCCESS": 1}
+
+
+async def test_the_older_conventions_attempt_finds_the_current_claim(store: Store) -> None:
+    (task_id,) = await enqueue(store, NewTask("a"))
+    dispatch = await claim(store)
+    async with store.session() as session:
+        assert await session.find_claims([(task_id, 1)]) == {(task_id, 1): dispatch.tasks[0].claim}
+        assert await session.find_claims([(task_id, 2), (99, 2**40)]) == {}
+
+
+async def test_a_value_that_postgres_refuses_is_told_from_a_database_that_is_away(store: Store) -> None:
+    with pytest.raises(Refused):
+        await enqueue(store, NewTask("a", payload="{"))
+    with pytest.raises(Refused):
+        await enqueue(store, NewTask("a\0b"))
+    away = Store("postgresql://nobody:secret@127.0.0.1:1/none")
+    with pytest.raises(Unavailable) as caught:
+        await away.open()
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_database_without_the_schema_names_the_next_step(empty_database_url: str) -> None:
+    store = Store(empty_database_url)
+    try:
+        with pytest.raises(Unavailable, match="penstock migrate"):
+            await enqueue(store, NewTask("a"))
+    finally:
+        await store.close()
+
+
+async def test_a_killed_connection_is_unavailable_and_the_next_call_works(store: Store, database_url: str) -> None:
+    await enqueue(store, NewTask("a"))
+    killer = await asyncpg.connect(database_url)
+    try:
+        with pytest.raises(Unavailable):
+            async with store.transaction() as session:
+                await killer.execute(
+                    "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'penstock-test'"
+                )
+                await session.enqueue([NewTask("a")])
+    finally:
+        await killer.close()
+    await enqueue(store, NewTask("a"))

@@ -1,0 +1,406 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from penstock.local.postgres import EmbeddedPostgres
+from penstock.migrate import _config, downgrade, head_revision, migrations_path, upgrade, upgrade_sql
+from penstock.store import Store
+from penstock.tables import SCHEMA, metadata
+from penstock.tasks import Failure, NewTask, State
+from tests.conftest import reachable_folder
+from tests.waiting import wait_until
+
+SERVICES = Path(__file__).parents[2] / "services"
+Query = Callable[..., list[Any]]
+
+# Everything in our schema, as text: what two databases must agree on to be of one schema.
+_INVENTORY = """
+select 'column', c.relname, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull::text,
+       pg_get_expr(d.adbin, d.adrelid)
+from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+left join pg_attrdef d on d.adrelid = c.oid and d.adnum = a.attnum
+where c.relnamespace = 'penstock'::regnamespace and c.relkind in ('r', 'p')
+union all
+select 'index', tablename, indexname, indexdef, null, null from pg_indexes where schemaname = 'penstock'
+union all
+select 'constraint', conrelid::regclass::text, conname, pg_get_constraintdef(oid), null, null
+from pg_constraint where connamespace = 'penstock'::regnamespace
+union all
+select 'relation', relname, relkind::text, reloptions::text, obj_description(oid, 'pg_class'), null
+from pg_class where relnamespace = 'penstock'::regnamespace
+union all
+select 'comment', objoid::regclass::text, objsubid::text, description, null, null
+from pg_description where classoid = 'pg_class'::regclass
+  and objoid in (select oid from pg_class where relnamespace = 'penstock'::regnamespace)
+union all
+select 'type', typname, string_agg(enumlabel, ',' order by enumsortorder), null, null, null
+from pg_type join pg_enum on enumtypid = pg_type.oid
+where typnamespace = 'penstock'::regnamespace group by typname
+union all
+select 'sequence', s.sequencename, s.cache_size::text, s.cycle::text, null, null
+from pg_sequences s where s.schemaname = 'penstock'
+union all
+select 'function', proname, pg_get_functiondef(oid), null, null, null
+from pg_proc where pronamespace = 'penstock'::regnamespace
+order by 1, 2, 3, 4
+"""
+
+
+def query(url: str, statement: str, *args: Any) -> list[Any]:
+    async def run() -> list[Any]:
+        connection = await asyncpg.connect(url)
+        try:
+            return [tuple(row) for row in await connection.fetch(statement, *args)]
+        finally:
+            await connection.close()
+
+    return asyncio.run(run())
+
+
+def inventory(url: str) -> list[Any]:
+    return query(url, _INVENTORY)
+
+
+@pytest.fixture
+def migrated_url(empty_database_url: str) -> str:
+    upgrade(empty_database_url)
+    return empty_database_url
+
+
+def test_an_upgrade_from_nothing_ends_at_the_newest_revision(migrated_url: str) -> None:
+    assert query(migrated_url, "select version_num from penstock.alembic_version") == [(head_revision(),)]
+    assert {row[1] for row in inventory(migrated_url) if row[0] == "column"} > {"task", "task_history", "dispatch"}
+
+
+def test_upgrading_twice_changes_nothing(migrated_url: str) -> None:
+    before = inventory(migrated_url)
+    upgrade(migrated_url)
+    assert inventory(migrated_url) == before
+
+
+def test_a_downgrade_to_base_leaves_nothing_behind_and_the_way_up_is_the_same_again(migrated_url: str) -> None:
+    fresh = inventory(migrated_url)
+    downgrade(migrated_url, "base")
+    left = inventory(migrated_url)
+    assert {row[1].removeprefix("penstock.") for row in left} == {"alembic_version", "alembic_version_pkc"}
+    assert query(migrated_url, "select * from penstock.alembic_version") == []
+    upgrade(migrated_url)
+    assert inventory(migrated_url) == fresh
+
+
+def test_every_revision_can_be_stepped_up_and_down_alone(empty_database_url: str) -> None:
+    revisions = [script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()][::-1]
+    seen = []
+    for revision in revisions:
+        upgrade(empty_database_url, revision)
+        seen.append(inventory(empty_database_url))
+    for number, revision in reversed(list(enumerate(revisions))):
+        downgrade(empty_database_url, "-1")
+        if number:
+            assert inventory(empty_database_url) == seen[number - 1], f"down from {revision}"
+        upgrade(empty_database_url, revision)
+        assert inventory(empty_database_url) == seen[number], f"up again to {revision}"
+        downgrade(empty_database_url, "-1")
+
+
+def test_migrations_make_one_line_of_history() -> None:
+    assert len(ScriptDirectory.from_config(_config()).get_heads()) == 1
+
+
+def test_the_tables_that_the_code_describes_are_those_of_the_migrations(migrated_url: str) -> None:
+    def ours(_object: object, name: str | None, kind: str, reflected: bool, other: object) -> bool:
+        # Partitions and indexes are the migrations' own affair.
+        if kind == "index" or (kind == "table" and name == "alembic_version"):
+            return False
+        return not (kind == "table" and reflected and other is None and str(name).startswith("task_"))
+
+    def compare(connection: Connection) -> Any:
+        options = {
+            "include_schemas": True,
+            "include_name": lambda name, kind, _parents: kind != "schema" or name == SCHEMA,
+            "include_object": ours,
+            "compare_type": True,
+            "compare_server_default": True,
+        }
+        return compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
+
+    async def differences() -> Any:
+        # The embedded server's user is called as our schema, which would make it the default one, compared as nameless.
+        engine = create_async_engine(
+            "postgresql+asyncpg://",
+            async_creator=lambda: asyncpg.connect(migrated_url, server_settings={"search_path": "public"}),
+            poolclass=NullPool,
+        )
+        try:
+            async with engine.connect() as connection:
+                return await connection.run_sync(compare)
+        finally:
+            await engine.dispose()
+
+    found = [
+        change for entry in asyncio.run(differences()) for change in (entry if isinstance(entry, list) else [entry])
+    ]
+    # Comments are for those who look at the database; they stand in the migrations alone.
+    assert [change for change in found if not change[0].endswith("_comment")] == []
+
+
+def test_the_described_columns_keep_the_order_null_and_type_of_the_database(migrated_url: str) -> None:
+    seen = query(
+        migrated_url,
+        "select c.relname, a.attname, not a.attnotnull from pg_class c join pg_attribute a on a.attrelid = c.oid"
+        " where c.relnamespace = 'penstock'::regnamespace and a.attnum > 0 and c.relname = any($1)"
+        " order by c.relname, a.attname",
+        [table.name for table in metadata.tables.values()],
+    )
+    described = [
+        (table.name, column.name, bool(column.nullable))
+        for table in metadata.tables.values()
+        for column in table.columns
+    ]
+    assert seen == sorted(described)
+
+
+def test_the_states_of_the_database_are_those_of_the_code(migrated_url: str) -> None:
+    rows = query(migrated_url, "select unnest(enum_range(null::penstock.task_state))::text")
+    assert [row[0] for row in rows] == [state.value for state in State]
+
+
+# CHECKs: a row that is right, and for each constraint one change that makes it wrong.
+
+_LIVE = {
+    "id": "1", "state": "'SCHEDULED'", "action": "'a'", "payload": "'{}'", "priority": "0", "run_at": "now()",
+    "attempts": "0", "max_attempts": "2", "claim": "0", "claimed_at": "null", "heartbeat_at": "null",
+    "created_at": "now()", "updated_at": "now()", "ordering_key": "null",
+}  # fmt: skip
+_ACQUIRED = _LIVE | {"state": "'ACQUIRED'", "attempts": "1", "claim": "1", "claimed_at": "now()"}
+_WAITING = _LIVE | {"state": "'WAITING'", "ordering_key": "'k'"}
+_ERROR = _LIVE | {"state": "'ERROR'", "attempts": "1", "claim": "1"}
+_SUCCESS = {
+    "id": "1", "state": "'SUCCESS'", "action": "'a'", "payload": "'{}'", "priority": "0", "run_at": "now()",
+    "attempts": "1", "max_attempts": "2", "claim": "1", "claimed_at": "now()", "created_at": "now()",
+    "updated_at": "now()", "finished_at": "now()", "result": "'1'", "failures": "null",
+}  # fmt: skip
+_CRITICAL = _SUCCESS | {"state": "'CRITICAL_ERROR'", "result": "null", "failures": "'[]'"}
+_CANCELLED = _SUCCESS | {"state": "'CANCELLED'", "result": "null", "claimed_at": "null", "attempts": "0"}
+_REJECTED = {"source": "'inbound'", "body": "''", "reason": "''"}
+
+_RIGHT = [
+    ("task", _LIVE), ("task", _ACQUIRED), ("task", _ACQUIRED | {"heartbeat_at": "now()", "attempts": "2"}),
+    ("task", _WAITING), ("task", _ERROR),
+    ("task_history", _SUCCESS), ("task_history", _CRITICAL), ("task_history", _CANCELLED), ("rejected", _REJECTED),
+]  # fmt: skip
+_WRONG = [
+    ("task_state_is_live", "task", _LIVE | {"state": "'SUCCESS'"}),
+    ("task_claimed_at_iff_acquired", "task", _ACQUIRED | {"claimed_at": "null"}),
+    ("task_claimed_at_iff_acquired", "task", _LIVE | {"claimed_at": "now()"}),
+    ("task_heartbeat_only_while_acquired", "task", _LIVE | {"heartbeat_at": "now()"}),
+    ("task_attempts_within_cap", "task", _ACQUIRED | {"attempts": "3"}),
+    ("task_attempts_fit_state", "task", _LIVE | {"attempts": "1"}),
+    ("task_attempts_fit_state", "task", _ACQUIRED | {"attempts": "0"}),
+    ("task_attempts_fit_state", "task", _ERROR | {"attempts": "0"}),
+    ("task_attempts_fit_state", "task", _ERROR | {"attempts": "2"}),
+    ("task_attempts_fit_state", "task", _WAITING | {"attempts": "1"}),
+    ("task_claimed_has_token", "task", _ACQUIRED | {"claim": "0"}),
+    ("task_waiting_has_key", "task", _WAITING | {"ordering_key": "null"}),
+    ("history_state_is_final", "task_history", _SUCCESS | {"state": "'ERROR'"}),
+    ("history_result_iff_success", "task_history", _SUCCESS | {"result": "null"}),
+    ("history_result_iff_success", "task_history", _CRITICAL | {"result": "'1'"}),
+    ("history_claimed_if_run", "task_history", _CRITICAL | {"claimed_at": "null"}),
+    ("history_failed_if_critical", "task_history", _CRITICAL | {"failures": "null"}),
+    ("rejected_source_check", "rejected", _REJECTED | {"source": "'elsewhere'"}),
+]
+
+
+async def insert(connection: Any, table: str, row: dict[str, str]) -> None:
+    transaction = connection.transaction()
+    await transaction.start()
+    try:
+        await connection.execute(f"insert into penstock.{table} ({', '.join(row)}) values ({', '.join(row.values())})")
+    finally:
+        await transaction.rollback()
+
+
+async def test_rows_whose_state_and_timestamps_agree_are_taken(database_url: str) -> None:
+    connection = await asyncpg.connect(database_url)
+    try:
+        for table, row in _RIGHT:
+            await insert(connection, table, row)
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize(("constraint", "table", "row"), _WRONG)
+async def test_a_row_that_contradicts_itself_is_refused(
+    database_url: str, constraint: str, table: str, row: dict[str, str]
+) -> None:
+    connection = await asyncpg.connect(database_url)
+    try:
+        with pytest.raises(asyncpg.CheckViolationError) as caught:
+            await insert(connection, table, row)
+    finally:
+        await connection.close()
+    # A state of the other table has no partition there; Postgres says so in place of the CHECK's name.
+    if constraint != "history_state_is_final":
+        assert caught.value.constraint_name == constraint
+
+
+def test_every_check_has_a_row_that_it_refuses(migrated_url: str) -> None:
+    rows = query(
+        migrated_url,
+        "select distinct conname from pg_constraint where contype = 'c' and connamespace = 'penstock'::regnamespace",
+    )
+    assert {row[0] for row in rows} == {constraint for constraint, _, _ in _WRONG}
+
+
+# Running migrations
+
+
+def test_concurrent_upgrades_wait_for_each_other(empty_database_url: str) -> None:
+    script = "import os; from penstock.migrate import upgrade; upgrade(os.environ['URL'])"
+    environment = {**os.environ, "PYTHONPATH": str(SERVICES), "URL": empty_database_url}
+
+    async def hold_until_all_wait() -> list[subprocess.Popen[bytes]]:
+        holder = await asyncpg.connect(empty_database_url)
+        try:
+            await holder.execute("select pg_advisory_lock(hashtext('penstock migrate'))")
+            processes = [
+                subprocess.Popen([sys.executable, "-c", script], env=environment, stderr=subprocess.PIPE)
+                for _ in range(3)
+            ]
+            deadline = asyncio.get_running_loop().time() + 120
+            while (
+                await holder.fetchval("select count(*) from pg_locks where locktype = 'advisory' and not granted") < 3
+            ):
+                assert asyncio.get_running_loop().time() < deadline
+                assert all(process.poll() is None for process in processes)
+                await asyncio.sleep(0.05)
+            # Nothing is touched before the lock is had, not even the schema.
+            assert await holder.fetchval("select to_regnamespace('penstock')") is None
+        finally:
+            await holder.close()
+        return processes
+
+    processes = asyncio.run(hold_until_all_wait())
+    errors = [process.communicate(timeout=120)[1].decode() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], errors
+    assert query(empty_database_url, "select version_num from penstock.alembic_version") == [(head_revision(),)]
+    wait_until(
+        lambda: query(empty_database_url, "select count(*) from pg_locks where locktype = 'advisory'") == [(0,)],
+        "the locks to be gone",
+    )
+
+
+def test_a_migration_that_fails_leaves_the_revision_before_it(empty_database_url: str) -> None:
+    query(empty_database_url, "create schema penstock")
+    query(empty_database_url, "create table penstock.tally (someone text)")
+    with pytest.raises(Exception, match="tally"):
+        upgrade(empty_database_url)
+    rows = query(
+        empty_database_url,
+        "select relname from pg_class where relnamespace = 'penstock'::regnamespace and relkind in ('r', 'p', 'S')",
+    )
+    assert {row[0] for row in rows} <= {"tally", "alembic_version"}
+    query(empty_database_url, "drop table penstock.tally")
+    upgrade(empty_database_url)
+    assert query(empty_database_url, "select version_num from penstock.alembic_version") == [(head_revision(),)]
+
+
+def test_the_sql_of_an_upgrade_makes_the_same_schema_when_run_by_hand(
+    empty_database_url: str, template_database: str, postgres: EmbeddedPostgres
+) -> None:
+    script = upgrade_sql()
+
+    async def run() -> None:
+        connection = await asyncpg.connect(empty_database_url)
+        try:
+            await connection.execute(script)
+        finally:
+            await connection.close()
+
+    asyncio.run(run())
+    assert inventory(empty_database_url) == inventory(postgres.dsn(template_database))
+
+
+def test_the_migrations_are_found_beside_the_package() -> None:
+    assert (migrations_path() / "env.py").is_file()
+
+
+# Older servers
+
+
+@pytest.fixture(scope="module")
+def postgres_16() -> Iterator[EmbeddedPostgres]:
+    with reachable_folder() as path:
+        server = EmbeddedPostgres(path, version=16, options={"fsync": "off"})
+        server.start()
+        yield server
+        server.stop()
+
+
+@pytest.fixture
+def url_16(postgres_16: EmbeddedPostgres) -> Iterator[str]:
+    postgres_16.create_database("older")
+    yield postgres_16.dsn("older")
+    postgres_16.drop_database("older")
+
+
+def test_postgres_16_goes_up_and_down(url_16: str) -> None:
+    assert query(url_16, "show server_version_num")[0][0].startswith("16")
+    upgrade(url_16)
+    fresh = inventory(url_16)
+    downgrade(url_16, "base")
+    upgrade(url_16)
+    assert inventory(url_16) == fresh
+
+
+def test_postgres_16_carries_tasks_through_their_whole_life(url_16: str) -> None:
+    upgrade(url_16)
+
+    async def live() -> None:
+        store = Store(url_16)
+        try:
+            async with store.transaction() as session:
+                answers = await session.enqueue(
+                    [NewTask("a", unique_key="u", ordering_key="o"), NewTask("a", ordering_key="o"), NewTask("a")]
+                )
+            first, second, third = (answer.id for answer in answers)
+            async with store.session() as session:
+                dispatch = await session.claim(10)
+                assert dispatch is not None
+                assert [task.id for task in dispatch.tasks] == [first, third]
+                await session.confirm(dispatch.id)
+            claims = {task.id: task.claim for task in dispatch.tasks}
+            async with store.transaction() as session:
+                assert len(await session.finish({(first, claims[first]): '{"ok":true}'})) == 1
+                error = '{"code":1,"message":"boom"}'
+                assert len(await session.fail([Failure(third, claims[third], error, 0.0)])) == 1
+            async with store.session() as session:
+                again = await session.claim(10)
+                assert again is not None
+                assert {task.id for task in again.tasks} == {second, third}
+            claims = {task.id: task.claim for task in again.tasks}
+            async with store.transaction() as session:
+                assert len(await session.fail([Failure(third, claims[third], error, None)])) == 1
+                assert await session.cancel([second]) == {second}
+                assert await session.restart([third]) == {third: State.SCHEDULED}
+                states = {row["id"]: row["state"] for row in await session.fetch("read_tasks", [first, second, third])}
+            assert states == {first: "SUCCESS", second: "CANCELLED", third: "SCHEDULED"}
+        finally:
+            await store.close()
+
+    asyncio.run(live())
