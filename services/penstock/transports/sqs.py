@@ -1,0 +1,340 @@
+"""SQS by aiobotocore: batch calls within its limits, partial failures told apart, every call counted.
+
+Facts relied on (AWS, 2025): 10 entries and 1 MiB a call, sizes in UTF-8 bytes with attributes counted; a reply of
+HTTP 200 may hold ``Failed`` entries, of which those with SenderFault never succeed; a missing list means empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+from botocore.exceptions import BotoCoreError, ClientError
+
+from penstock import metrics
+from penstock.errors import Unavailable
+from penstock.logs import get_logger
+from penstock.settings import Settings
+from penstock.transports.base import Depth, Limits, Message, Outgoing, SendReport
+from penstock.wire import escape_for_sqs, utf8_size
+
+LIMITS = Limits(
+    max_message_bytes=1_048_576,
+    max_call_bytes=1_048_576,
+    max_call_messages=10,
+    max_wait_seconds=20,
+    max_extend_seconds=43_200,
+)
+DEAD_LETTER_SUFFIX = "-dlq"
+MAX_RECEIVES = 5  # deliveries before a message goes to the dead-letter queue
+_RETENTION_SECONDS = 4 * 86_400
+_DEAD_LETTER_RETENTION_SECONDS = 14 * 86_400  # a dead letter keeps its first send time, so its queue must keep longer
+_BILLED_UNIT_BYTES = 65_536
+_AWAY = (BotoCoreError, ClientError, aiohttp.ClientError, OSError, TimeoutError)
+_MISSING_QUEUE = {"NonExistentQueue", "QueueDoesNotExist"}
+# Of a message's size or characters; of a call, one of its messages may be to blame.
+_REFUSALS = {"BatchRequestTooLong", "InvalidMessageContents", "InvalidParameterValue"}
+
+log = get_logger()
+
+
+class _CallRefused(Unavailable):
+    """SQS takes no such call; with fewer messages in it, it may."""
+
+
+class SqsTransport:
+    """One SQS client, made when first used."""
+
+    def __init__(self, *, endpoint_url: str | None = None, region: str | None = None) -> None:
+        self._endpoint_url = endpoint_url
+        self._region = region
+        self._stack = AsyncExitStack()
+        self._client: Any = None
+        self._opening = asyncio.Lock()
+
+    def queue(self, name: str, *, label: str) -> SqsQueue:
+        """The queue of that name or URL; it is looked up at the first call."""
+        return SqsQueue(self, name, label)
+
+    async def client(self) -> Any:
+        async with self._opening:
+            if self._client is None:
+                config = AioConfig(
+                    connect_timeout=5,
+                    read_timeout=LIMITS.max_wait_seconds + 10,
+                    max_pool_connections=64,
+                    # Retries with pauses are the loops' business; these are for a dropped keep-alive connection.
+                    retries={"mode": "standard", "total_max_attempts": 2},
+                )
+                try:
+                    self._client = await self._stack.enter_async_context(
+                        get_session().create_client(
+                            "sqs", endpoint_url=self._endpoint_url, region_name=self._region, config=config
+                        )
+                    )
+                except (BotoCoreError, ValueError) as exc:
+                    raise Unavailable(f"SQS cannot be used: {exc}") from exc
+        return self._client
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+        self._client = None
+
+
+class SqsQueue:
+    """One SQS queue; see :class:`penstock.transports.base.Queue` for the contract."""
+
+    limits = LIMITS
+
+    def __init__(self, transport: SqsTransport, name: str, label: str) -> None:
+        self.label = label
+        self._transport = transport
+        self._name = name
+        self._url: str | None = name if "://" in name else None
+
+    async def url(self) -> str:
+        if self._url is None:
+            reply = await self._call("get_queue_url", QueueName=self._name)
+            self._url = reply["QueueUrl"]
+        return self._url
+
+    async def send(self, messages: Sequence[Outgoing]) -> SendReport:
+        entries = []
+        sizes = []
+        for position, message in enumerate(messages):
+            body = escape_for_sqs(message.body)
+            entry: dict[str, Any] = {"Id": str(position), "MessageBody": body}
+            if message.attributes:
+                entry["MessageAttributes"] = {
+                    key: {"DataType": "String", "StringValue": value} for key, value in message.attributes.items()
+                }
+            entries.append(entry)
+            sizes.append(utf8_size(body) + sum(utf8_size(k + v) + 6 for k, v in message.attributes.items()))
+        # Sized in one go with the entries, since a call is bounded by bytes too.
+        outcome = await self._in_batches("send_message_batch", entries, sizes)
+        sent = len(messages) - len(outcome.failed)
+        if sent:
+            metrics.MESSAGES.labels(self.label, "sent").inc(sent)
+        return SendReport(sorted(outcome.failed), next(iter(outcome.reasons), None), frozenset(outcome.refused))
+
+    async def receive(self, *, wait_seconds: int, visibility_seconds: int) -> list[Message]:
+        reply = await self._call(
+            "receive_message",
+            QueueUrl=await self.url(),
+            MaxNumberOfMessages=LIMITS.max_call_messages,
+            WaitTimeSeconds=wait_seconds,
+            VisibilityTimeout=visibility_seconds,
+            MessageSystemAttributeNames=["ApproximateReceiveCount", "SentTimestamp"],
+            MessageAttributeNames=["All"],
+        )
+        messages = [_message(raw) for raw in reply.get("Messages", ())]
+        self._bill("receive_message", [utf8_size(message.body) for message in messages])
+        if messages:
+            metrics.MESSAGES.labels(self.label, "received").inc(len(messages))
+        return messages
+
+    async def delete(self, messages: Sequence[Message]) -> list[Message]:
+        failed = await self._each("delete_message_batch", messages)
+        if len(messages) > len(failed):
+            metrics.MESSAGES.labels(self.label, "deleted").inc(len(messages) - len(failed))
+        return failed
+
+    async def extend(self, messages: Sequence[Message], seconds: int) -> list[Message]:
+        return await self._each("change_message_visibility_batch", messages, VisibilityTimeout=seconds)
+
+    async def release(self, messages: Sequence[Message]) -> None:
+        failed = await self._each("change_message_visibility_batch", messages, VisibilityTimeout=0)
+        if len(messages) > len(failed):
+            metrics.MESSAGES.labels(self.label, "released").inc(len(messages) - len(failed))
+
+    async def depth(self) -> Depth:
+        names = [
+            "ApproximateNumberOfMessages",
+            "ApproximateNumberOfMessagesNotVisible",
+            "ApproximateNumberOfMessagesDelayed",
+        ]
+        reply = await self._call("get_queue_attributes", QueueUrl=await self.url(), AttributeNames=names)
+        self._bill("get_queue_attributes", [])
+        return Depth(*(int(reply.get("Attributes", {}).get(name, 0)) for name in names))
+
+    async def _each(self, operation: str, messages: Sequence[Message], **more: Any) -> list[Message]:
+        entries = [{"Id": str(i), "ReceiptHandle": message.receipt, **more} for i, message in enumerate(messages)]
+        outcome = await self._in_batches(operation, entries, [0] * len(entries))
+        return [messages[position] for position in sorted(outcome.failed)]
+
+    async def _in_batches(self, operation: str, entries: Sequence[dict[str, Any]], sizes: Sequence[int]) -> _Outcome:
+        """Run a batch operation over any number of entries, whose ids are their positions.
+
+        Entries that fail for the queue's reasons get one more try. A call that fails whole fails its entries; one
+        that is refused for what it holds is repeated entry by entry, so that only the guilty entry fails.
+        """
+        outcome = _Outcome()
+
+        async def run(batch: list[dict[str, Any]], bytes_in_call: int, tries: int = 2) -> None:
+            try:
+                reply = await self._call(operation, QueueUrl=await self.url(), Entries=batch)
+            except _CallRefused as exc:
+                if len(batch) > 1:
+                    await _gather(run([entry], bytes_in_call, tries) for entry in batch)
+                else:
+                    outcome.add(batch[0], str(exc), refused=True)
+                return
+            except Unavailable as exc:
+                for entry in batch:
+                    outcome.add(entry, str(exc))
+                return
+            self._bill(operation, [bytes_in_call])
+            faults = {item["Id"]: item for item in reply.get("Failed", ())}
+            if not faults:
+                return
+            metrics.SQS_CALLS.labels(operation, self.label, "partial").inc()
+            again = []
+            for entry in batch:
+                item = faults.get(entry["Id"])
+                if item is None:
+                    continue
+                if item.get("SenderFault") or tries <= 1:
+                    reason = f"{item.get('Code')}: {item.get('Message', '')}"
+                    outcome.add(entry, reason, refused=_plain(item.get("Code")) in _REFUSALS)
+                else:
+                    again.append(entry)
+            if again:
+                await run(again, bytes_in_call, tries - 1)
+
+        await _gather(run(batch, size) for batch, size in _cut(entries, sizes))
+        if outcome.failed:
+            log.warning(
+                "sqs_entries_failed", operation=operation, queue=self.label, failed=len(outcome.failed),
+                of=len(entries), reason=outcome.reasons[0],
+            )  # fmt: skip
+        return outcome
+
+    async def _call(self, operation: str, **arguments: Any) -> Mapping[str, Any]:
+        try:
+            client = await self._transport.client()
+            call: Callable[..., Awaitable[Mapping[str, Any]]] = getattr(client, operation)
+            reply = await call(**arguments)
+        except _AWAY as exc:
+            metrics.SQS_CALLS.labels(operation, self.label, "failed").inc()
+            code = _plain(exc.response.get("Error", {}).get("Code")) if isinstance(exc, ClientError) else ""
+            if code in _REFUSALS:
+                raise _CallRefused(f"SQS refuses {operation}: {exc}") from exc
+            if code in _MISSING_QUEUE:
+                if "://" not in self._name:
+                    self._url = None  # it may be made anew, under another URL
+                raise Unavailable(
+                    f"queue {self._name!r} does not exist: make it with terraform/, or for a local endpoint "
+                    "with `penstock create-queues`"
+                ) from exc
+            raise Unavailable(f"SQS is away or refuses {operation}: {exc}") from exc
+        metrics.SQS_CALLS.labels(operation, self.label, "ok").inc()
+        return reply
+
+    def _bill(self, operation: str, sizes: Sequence[int]) -> None:
+        units = max(1, -(-sum(sizes) // _BILLED_UNIT_BYTES))
+        metrics.SQS_BILLED_UNITS.labels(operation, self.label).inc(units)
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """Of a batch operation: positions that failed, those among them that must not be tried again, and why."""
+
+    failed: set[int] = field(default_factory=set)
+    refused: set[int] = field(default_factory=set)
+    reasons: list[str] = field(default_factory=list)
+
+    def add(self, entry: Mapping[str, Any], reason: str, *, refused: bool = False) -> None:
+        self.failed.add(int(entry["Id"]))
+        self.reasons.append(reason)
+        if refused:
+            self.refused.add(int(entry["Id"]))
+
+
+def _plain(code: str | None) -> str:
+    """An error code without the prefix that one of the two SQS protocols puts before it."""
+    return (code or "").removeprefix("AWS.SimpleQueueService.")
+
+
+async def _gather(calls: Iterable[Awaitable[None]]) -> None:
+    listed = list(calls)
+    if len(listed) == 1:
+        await listed[0]
+    elif listed:
+        await asyncio.gather(*listed)
+
+
+def _cut(entries: Sequence[dict[str, Any]], sizes: Sequence[int]) -> Iterator[tuple[list[dict[str, Any]], int]]:
+    batch: list[dict[str, Any]] = []
+    used = 0
+    for entry, size in zip(entries, sizes, strict=True):
+        if batch and (len(batch) >= LIMITS.max_call_messages or used + size > LIMITS.max_call_bytes):
+            yield batch, used
+            batch, used = [], 0
+        batch.append(entry)
+        used += size
+    if batch:
+        yield batch, used
+
+
+def _message(raw: Mapping[str, Any]) -> Message:
+    system = raw.get("Attributes", {})
+    sent = system.get("SentTimestamp")
+    return Message(
+        id=raw["MessageId"],
+        receipt=raw["ReceiptHandle"],
+        body=raw["Body"],
+        receive_count=int(system.get("ApproximateReceiveCount", 1)),
+        sent_at=int(sent) / 1000 if sent else None,
+        attributes={
+            key: value["StringValue"]
+            for key, value in raw.get("MessageAttributes", {}).items()
+            if "StringValue" in value
+        },
+    )
+
+
+async def create_queues(settings: Settings) -> dict[str, str]:
+    """Make the three queues, each with its dead-letter queue, and return their URLs by label.
+
+    For a local endpoint and for tests; on AWS terraform/ makes them. Doing so again sets the attributes anew.
+    Raises Unavailable.
+    """
+    transport = SqsTransport(endpoint_url=settings.sqs_endpoint_url, region=settings.aws_region)
+    names = {"inbound": settings.inbound_queue, "outbound": settings.outbound_queue, "results": settings.results_queue}
+    try:
+        client = await transport.client()
+        urls = {}
+        for label, given in names.items():
+            name = given.rsplit("/", 1)[-1]
+            dead = await client.create_queue(QueueName=name + DEAD_LETTER_SUFFIX)
+            await client.set_queue_attributes(
+                QueueUrl=dead["QueueUrl"],
+                Attributes={"MessageRetentionPeriod": str(_DEAD_LETTER_RETENTION_SECONDS)},
+            )
+            described = await client.get_queue_attributes(QueueUrl=dead["QueueUrl"], AttributeNames=["QueueArn"])
+            redrive = {
+                "deadLetterTargetArn": described["Attributes"]["QueueArn"],
+                "maxReceiveCount": MAX_RECEIVES,
+            }
+            urls[label] = (await client.create_queue(QueueName=name))["QueueUrl"]
+            await client.set_queue_attributes(
+                QueueUrl=urls[label],
+                Attributes={
+                    "RedrivePolicy": json.dumps(redrive),
+                    "VisibilityTimeout": str(settings.visibility_timeout_seconds),
+                    "ReceiveMessageWaitTimeSeconds": str(settings.receive_wait_seconds),
+                    "MessageRetentionPeriod": str(_RETENTION_SECONDS),
+                },
+            )
+        return urls
+    except _AWAY as exc:
+        raise Unavailable(f"the queues could not be made: {exc}") from exc
+    finally:
+        await transport.close()
