@@ -1,0 +1,89 @@
+"""What commands share: options, where the api is, how errors and results are printed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.errors import PenstockError, RpcError
+
+if TYPE_CHECKING:
+    from penstock.client import Client
+
+EPILOG = (
+    "Exit codes: 0 done; 1 the operation failed, the reason is on standard error; "
+    "2 wrong usage or settings. Settings come from PENSTOCK_* variables and penstock.toml."
+)
+DEFAULT_API_URL = "http://127.0.0.1:8080"
+
+DataDirOption = Annotated[
+    Path | None, typer.Option("--data-dir", help="Folder of the local stack.", show_default=".penstock")
+]
+ApiUrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--api-url",
+        help="The api. Default: PENSTOCK_API_URL, else the stack that runs in --data-dir, else " + DEFAULT_API_URL,
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the api's result as JSON.")]
+
+
+def error_text(exc: PenstockError) -> str:
+    """An error for a person: the message, and for an answer of the api its code and what the message leaves out."""
+    if not isinstance(exc, RpcError):
+        return str(exc)
+    text = f"{exc.message} (code {exc.code})"
+    said = not isinstance(exc.data, dict) or all(str(value) in exc.message for value in exc.data.values())
+    return text if said else f"{text}: {json.dumps(exc.data, ensure_ascii=False)}"
+
+
+def connect(api_url: str | None, data_dir: Path | None) -> Client:
+    """A client of the api that is meant; see :data:`ApiUrlOption` for which one."""
+    from penstock.client import Client
+    from penstock.local.state import DataDir
+    from penstock.settings import load_settings
+
+    settings = load_settings()
+    if api_url is None and data_dir is None:
+        api_url = settings.api_url
+    if api_url is None:
+        state = DataDir.of(data_dir).read_state()
+        api_url = state["api"] if state else DEFAULT_API_URL
+    key = settings.api_key
+    return Client(api_url, api_key=key.get_secret_value() if key else None)
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = ()) -> None:
+    """A table on standard output; as wide as it needs to be when that is no terminal."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*("" if cell is None else Text(str(cell)) for cell in row))  # Text: [x] in data is no markup
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 400)
+    console.print(table)
+
+
+def print_fields(fields: Iterable[tuple[str, Any]]) -> None:
+    """Names and values, one pair a line, what is None left out."""
+    pairs = [(name, value) for name, value in fields if value is not None]
+    width = max((len(name) for name, _ in pairs), default=0)
+    for name, value in pairs:
+        shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        typer.echo(f"{name:<{width}}  {shown}")

@@ -1,0 +1,235 @@
+"""`penstock up`, `down`, `ps`, `logs`: everything on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.common import DataDirOption, print_json, print_table
+from penstock.errors import StackError
+
+EXAMPLE_APP = "examples.export"
+
+
+def add_to(app: typer.Typer) -> None:
+    for command in (up, down, ps, logs):
+        app.command(rich_help_panel="On this machine")(command)
+
+
+def up(
+    data_dir: DataDirOption = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, show_default="8080 or the next free", help="Port of the api, which must be free."
+        ),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=0, max=256, help="Worker processes; 0 when workers of yours come.")] = 1,
+    app: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--app",
+            metavar="MODULE",
+            show_default=False,
+            help="Module with handlers for the workers; may be repeated. Default: the example of a clone, "
+            f"{EXAMPLE_APP}, when the current folder has it; else no worker is started.",
+        ),
+    ] = None,
+    detach: Annotated[
+        bool,
+        typer.Option("--detach", "-d", help="Return when everything is ready; output goes to DATA_DIR/penstock.log."),
+    ] = False,
+    database_url: Annotated[
+        str | None,
+        typer.Option(
+            show_default=False,
+            help="Use this Postgres in place of the embedded one; PENSTOCK_DATABASE_URL alone does not.",
+        ),
+    ] = None,
+    sqs_endpoint_url: Annotated[
+        str | None,
+        typer.Option(
+            show_default=False,
+            help="Use this SQS in place of the embedded one; PENSTOCK_SQS_ENDPOINT_URL alone does not.",
+        ),
+    ] = None,
+) -> None:
+    """Start everything on this machine: Postgres, SQS, schema, queues and all processes.
+
+    Needs nothing but Python. Data stays in --data-dir; two stacks with two folders may run side by side. Processes that
+    die are started again. Ctrl-C stops everything in order, a second Ctrl-C at once. Other PENSTOCK_* settings apply
+    to the processes.
+    """
+    from penstock.local.state import DataDir
+
+    sys.path.insert(0, os.getcwd())
+    apps = app if app else _example()
+    notes = []
+    if not apps and workers:
+        workers = 0
+        notes.append("no --app was given, so no worker runs: tasks wait for one")
+    folder = DataDir.of(data_dir)
+    if detach:
+        from penstock.local.detach import start_detached
+
+        arguments = ["--data-dir", str(folder.path), "--workers", str(workers)]
+        for name, value in (("port", port), ("database-url", database_url), ("sqs-endpoint-url", sqs_endpoint_url)):
+            if value is not None:
+                arguments += [f"--{name}", str(value)]
+        for module in apps:
+            arguments += ["--app", module]
+        with _spinner("starting Postgres, SQS and the processes"):
+            state = start_detached(folder, arguments)
+        _print_summary(folder, state, notes, detached=True)
+        return
+
+    from penstock.local.stack import Stack
+    from penstock.logs import setup_logging
+    from penstock.settings import load_settings
+
+    settings = load_settings()
+    setup_logging("up", level=settings.log_level, form=settings.log_format)
+    stack = Stack(
+        data_dir, port=port, workers=workers, apps=apps, database_url=database_url, sqs_endpoint_url=sqs_endpoint_url
+    )
+    asyncio.run(stack.run(lambda state: _print_summary(folder, state, notes, detached=False)))
+
+
+def down(data_dir: DataDirOption = None) -> None:
+    """Stop the stack of a folder and wait until it is gone; its data stays."""
+    from penstock.local import detach
+    from penstock.local.state import DataDir
+
+    folder = DataDir.of(data_dir)
+    with _spinner("stopping"):
+        pid = detach.stop(folder)
+    typer.echo(
+        f"nothing runs in {folder.path}" if pid is None else f"stopped (process {pid}); data stays in {folder.path}"
+    )
+
+
+def ps(
+    data_dir: DataDirOption = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Everything as JSON, the database's password included.")
+    ] = False,
+) -> None:
+    """Show the processes of a running stack and its URLs."""
+    from penstock.local.state import DataDir
+
+    folder = DataDir.of(data_dir)
+    state = folder.read_state()
+    if state is None:
+        pid = folder.holder()
+        if pid is not None:
+            raise StackError(f"the stack in {folder.path} (process {pid}) is starting or stopping")
+        raise StackError(f"nothing runs in {folder.path}; `penstock up --detach` starts it")
+    if as_json:
+        print_json(state)
+        return
+    _print_urls(state)
+    typer.echo()
+    columns = ("name", "pid", "state", "restarts", "up", "metrics")
+    rows = [
+        (entry["name"], entry["pid"], entry["state"], entry["restarts"], _age(entry["started"]), entry["metrics"])
+        for entry in state["processes"]
+    ]
+    print_table(columns, rows, right=("pid", "restarts", "up"))
+
+
+def logs(
+    data_dir: DataDirOption = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines to begin with.")] = 200,
+) -> None:
+    """Print the output of a stack that was started with --detach."""
+    from penstock.local.state import DataDir
+
+    path = DataDir.of(data_dir).log
+    if not path.exists():
+        raise StackError(f"there is no {path}: only a stack started with --detach writes one")
+    with path.open("rb") as file:
+        last = file.read().splitlines(keepends=True)[-lines:] if lines else []
+        sys.stdout.buffer.write(b"".join(last))
+        sys.stdout.buffer.flush()
+        file.seek(0, os.SEEK_END)
+        while follow:
+            chunk = file.read(65536)
+            if chunk:
+                sys.stdout.buffer.write(chunk)
+                sys.stdout.buffer.flush()
+            else:
+                time.sleep(0.2)
+
+
+def _example() -> list[str]:
+    """The example's module when we stand in a clone."""
+    found = None
+    if Path(*EXAMPLE_APP.split(".")).exists():
+        with contextlib.suppress(ImportError, ValueError):
+            found = importlib.util.find_spec(EXAMPLE_APP)
+    return [EXAMPLE_APP] if found else []
+
+
+@contextlib.contextmanager
+def _spinner(text: str) -> Iterator[None]:
+    """Something that moves on a terminal, one line elsewhere."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with console.status(text):
+            yield
+    else:
+        console.print(f"{text} ...", highlight=False)
+        yield
+
+
+def _print_urls(state: dict[str, Any]) -> None:
+    from penstock.local.stack import masked
+
+    typer.echo(f"api        {state['api']}/rpc")
+    typer.echo(f"database   {masked(state['database_url'])}   (with its password: penstock ps --json)")
+    typer.echo(f"sqs        {state['sqs_endpoint_url']}")
+    for label, url in state["queues"].items():
+        typer.echo(f"  {label:<9}{url}")
+
+
+def _print_summary(folder: Any, state: dict[str, Any], notes: list[str], *, detached: bool) -> None:
+    from penstock.local.state import DEFAULT_FOLDER
+
+    here = folder.path == DEFAULT_FOLDER.absolute()
+    where = "" if here else f" --data-dir {str(folder.path)!r}"
+    typer.echo("penstock is up")
+    _print_urls(state)
+    typer.echo("metrics")
+    for entry in state["processes"]:
+        if entry["metrics"]:
+            typer.echo(f"  {entry['name']:<11}{entry['metrics']}")
+    for note in notes:
+        typer.echo(f"note       {note}")
+    typer.echo(f"try        penstock enqueue{where} export '{{\"objectID\": 1}}'")
+    if detached:
+        typer.echo(f"logs       penstock logs{where} --follow")
+        typer.echo(f"stop       penstock down{where}")
+    else:
+        typer.echo("stop       Ctrl-C")
+    sys.stdout.flush()
+
+
+def _age(started: float) -> str:
+    seconds = max(0, int(time.time() - started))
+    if seconds < 120:
+        return f"{seconds}s"
+    if seconds < 7200:
+        return f"{seconds // 60}m"
+    return f"{seconds // 3600}h"

@@ -1,0 +1,119 @@
+"""`penstock submitter` and its like: one process each; and what prepares their ground, `migrate`, `create-queues`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+ConcurrencyOption = Annotated[
+    int | None,
+    typer.Option(
+        "--concurrency", min=1, max=256, show_default=False, help="Loops in this process; default PENSTOCK_CONCURRENCY."
+    ),
+]
+LogLevelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--log-level", show_default=False, help="debug, info, warning or error; default PENSTOCK_LOG_LEVEL, else info."
+    ),
+]
+DatabaseUrlOption = Annotated[
+    str | None,
+    typer.Option("--database-url", show_default=False, help="Postgres to work on; default PENSTOCK_DATABASE_URL."),
+]
+
+_LOOPS = {
+    "submitter": "Move tasks from the inbound queue into Postgres.",
+    "scheduler": "Claim due tasks in Postgres and send them to the outbound queue.",
+    "resulter": "Move results from the results queue into Postgres.",
+    "supervisor": "Repair stale tasks, remove old ones, export gauges.",
+    "api": "Serve JSON-RPC over HTTP.",
+}
+
+
+def add_to(app: typer.Typer) -> None:
+    for name, text in _LOOPS.items():
+        app.command(name, help=text, rich_help_panel="Processes")(_process_command(name))
+    app.command("worker", rich_help_panel="Processes")(worker)
+    app.command("migrate", rich_help_panel="Set-up")(migrate)
+    app.command("create-queues", rich_help_panel="Set-up")(create_queues)
+
+
+def _process_command(name: str) -> Callable[..., None]:
+    def command(concurrency: ConcurrencyOption = None, log_level: LogLevelOption = None) -> None:
+        _run(name, concurrency, log_level)
+
+    return command
+
+
+def worker(
+    app: Annotated[
+        list[str] | None,
+        typer.Option("--app", metavar="MODULE", help="Module with handlers, e.g. myapp.tasks; may be repeated."),
+    ] = None,
+    concurrency: ConcurrencyOption = None,
+    log_level: LogLevelOption = None,
+) -> None:
+    """Run tasks from the outbound queue with the handlers of the --app modules; needs SQS, no database.
+
+    Modules of the current folder can be named.
+    """
+    sys.path.insert(0, os.getcwd())
+    _run("worker", concurrency, log_level, app or ())
+
+
+def _run(name: str, concurrency: int | None, log_level: str | None, apps: Sequence[str] = ()) -> None:
+    from penstock.settings import load_settings
+    from penstock.wiring import run_process
+
+    overrides: dict[str, Any] = {} if log_level is None else {"log_level": log_level.lower()}
+    raise typer.Exit(run_process(name, load_settings(**overrides), concurrency=concurrency, apps=apps))
+
+
+def migrate(
+    revision: Annotated[str, typer.Option(help="Revision to upgrade to.")] = "head",
+    down_to: Annotated[
+        str | None,
+        typer.Option(help="Downgrade to this revision instead; `base` drops everything.", show_default=False),
+    ] = None,
+    database_url: DatabaseUrlOption = None,
+    sql: Annotated[bool, typer.Option("--sql", help="Print the SQL of the upgrade from nothing, run nothing.")] = False,
+) -> None:
+    """Bring the schema in Postgres up to date; doing so again changes nothing."""
+    from penstock import migrate as migrations
+    from penstock.errors import Unavailable
+    from penstock.settings import load_settings
+
+    if sql:
+        if down_to is not None:
+            raise typer.BadParameter("--sql prints an upgrade; it does not go with --down-to")
+        typer.echo(migrations.upgrade_sql(revision))
+        return
+    overrides = {} if database_url is None else {"database_url": database_url}
+    url = load_settings(**overrides).require_database_url
+    try:
+        if down_to is not None:
+            migrations.downgrade(url, down_to)
+        else:
+            migrations.upgrade(url, revision)
+    except Exception as exc:
+        reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
+        raise Unavailable(f"the schema was not changed: {reason}") from exc
+    typer.echo(f"schema is at {down_to or revision}")
+
+
+def create_queues() -> None:
+    """Create the three queues and their dead-letter queues at PENSTOCK_SQS_ENDPOINT_URL.
+
+    For local endpoints such as ElasticMQ, ministack or moto. On AWS use terraform/, which sets policies and alarms too.
+    """
+    from penstock.settings import load_settings
+    from penstock.transports import sqs
+
+    for label, url in asyncio.run(sqs.create_queues(load_settings())).items():
+        typer.echo(f"{label:<9} {url}")

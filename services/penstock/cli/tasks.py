@@ -1,0 +1,307 @@
+"""`penstock enqueue`, `status` and the like: the api's methods from a shell."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from penstock.cli.common import (
+    EPILOG,
+    ApiUrlOption,
+    DataDirOption,
+    JsonOption,
+    connect,
+    print_fields,
+    print_json,
+    print_table,
+)
+from penstock.errors import PenstockError
+
+PAGE = 1000
+BODY_SHOWN_CHARS = 80
+TaskId = Annotated[int, typer.Argument(metavar="ID", help="The task's id.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    panel = "Tasks"
+    for command in (enqueue, status, cancel, retry, stats):
+        app.command(rich_help_panel=panel)(command)
+    app.command("list", rich_help_panel=panel)(list_tasks)
+    rejected = typer.Typer(no_args_is_help=True, epilog=EPILOG, help="Messages that could not be understood, and why.")
+    rejected.command("list")(rejected_list)
+    rejected.command("retry")(rejected_retry)
+    rejected.command("purge")(rejected_purge)
+    app.add_typer(rejected, name="rejected", rich_help_panel=panel)
+
+
+def enqueue(
+    action: Annotated[str, typer.Argument(help="What a worker's handler is registered for.")],
+    payload: Annotated[
+        str, typer.Argument(metavar="[JSON]", help="The payload, an object or array; - reads standard input.")
+    ] = "{}",
+    priority: Annotated[
+        int | None, typer.Option(show_default=False, help="-32768 to 32767, higher first; default 0.")
+    ] = None,
+    delay: Annotated[float | None, typer.Option(show_default=False, help="Seconds to wait before it may run.")] = None,
+    run_at: Annotated[
+        str | None, typer.Option(show_default=False, help="Not before: RFC 3339 with a zone, or epoch milliseconds.")
+    ] = None,
+    unique_key: Annotated[
+        str | None,
+        typer.Option(show_default=False, help="One task per action and key; a second one gets the first's id."),
+    ] = None,
+    ordering_key: Annotated[
+        str | None, typer.Option(show_default=False, help="Tasks of one key run one at a time, in order.")
+    ] = None,
+    max_attempts: Annotated[
+        int | None, typer.Option(show_default=False, help="Attempts before CRITICAL_ERROR.")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(show_default=False, help="Seconds that one attempt may take.")
+    ] = None,
+    as_json: JsonOption = False,
+    api_url: ApiUrlOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Add a task; it is stored when this returns."""
+    instant = int(run_at) if run_at is not None and run_at.lstrip("-").isdecimal() else run_at
+    given = {
+        "priority": priority, "delay": delay, "run_at": instant, "unique_key": unique_key,
+        "ordering_key": ordering_key, "max_attempts": max_attempts, "timeout": timeout,
+    }  # fmt: skip
+    params = {"action": action, "payload": _parse(sys.stdin.read() if payload == "-" else payload)}
+    params |= {name: value for name, value in given.items() if value is not None}
+    result = connect(api_url, data_dir).call("enqueue", params)
+    if as_json:
+        print_json(result)
+    else:
+        typer.echo(
+            f"task {result['id']} {result['state']}" + (" (it was there already)" if result["duplicate"] else "")
+        )
+
+
+def status(
+    ids: Annotated[list[int], typer.Argument(metavar="ID...", help="One task's id, or several.")],
+    as_json: JsonOption = False,
+    api_url: ApiUrlOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Show a task: its state, attempts, times, result or error."""
+    client = connect(api_url, data_dir)
+    if len(ids) > 1:
+        tasks = client.call("status", {"ids": ids})
+        if as_json:
+            print_json(tasks)
+            return
+        _print_tasks([task for task in tasks if task is not None])
+        unknown = [task_id for task_id, task in zip(ids, tasks, strict=True) if task is None]
+        if unknown:
+            raise PenstockError(f"no such task: {', '.join(map(str, unknown))}")
+        return
+    task = client.call("status", {"id": ids[0]})
+    if as_json:
+        print_json(task)
+        return
+    _print_task(task)
+
+
+def cancel(
+    task_id: TaskId, as_json: JsonOption = False, api_url: ApiUrlOption = None, data_dir: DataDirOption = None
+) -> None:
+    """Cancel a task that is not settled; a result that comes later is ignored."""
+    _print_change(connect(api_url, data_dir).call("cancel", {"id": task_id}), as_json)
+
+
+def retry(
+    task_id: TaskId, as_json: JsonOption = False, api_url: ApiUrlOption = None, data_dir: DataDirOption = None
+) -> None:
+    """Start a CRITICAL_ERROR or CANCELLED task anew, its attempts at 0."""
+    _print_change(connect(api_url, data_dir).call("retry", {"id": task_id}), as_json)
+
+
+def list_tasks(
+    state: Annotated[
+        str | None, typer.Option(show_default=False, help="SCHEDULED, ACQUIRED, ERROR, SUCCESS and so on.")
+    ] = None,
+    action: Annotated[str | None, typer.Option(show_default=False, help="Only tasks of this action.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Tasks at the most.")] = 50,
+    cursor: Annotated[str | None, typer.Option(show_default=False, help="Go on where the last list ended.")] = None,
+    as_json: JsonOption = False,
+    api_url: ApiUrlOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """List tasks, newest first."""
+    params = {"state": state.upper() if state else None, "action": action, "limit": limit, "cursor": cursor}
+    result = connect(api_url, data_dir).call("list", {k: v for k, v in params.items() if v is not None})
+    if as_json:
+        print_json(result)
+        return
+    if not result["tasks"]:
+        typer.echo("there is none")
+        return
+    _print_tasks(result["tasks"])
+    _print_cursor(result["cursor"])
+
+
+def stats(as_json: JsonOption = False, api_url: ApiUrlOption = None, data_dir: DataDirOption = None) -> None:
+    """Show counts per state and action, rates and lag."""
+    result = connect(api_url, data_dir).call("stats", {})
+    if as_json:
+        print_json(result)
+        return
+    for name, value in result.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            typer.echo(f"{name}:")
+            columns = list(value[0])
+            print_table(columns, [[row.get(column) for column in columns] for row in value])
+        elif isinstance(value, dict) and value:
+            _print_counts(name, value)
+        else:
+            print_fields([(name, "none" if value is None or value in ([], {}) else value)])
+
+
+def rejected_list(
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Messages at the most.")] = 50,
+    cursor: Annotated[str | None, typer.Option(show_default=False, help="Go on where the last list ended.")] = None,
+    as_json: JsonOption = False,
+    api_url: ApiUrlOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """List rejected messages with their reasons."""
+    params: dict[str, Any] = {"limit": limit} | ({"cursor": cursor} if cursor is not None else {})
+    result = connect(api_url, data_dir).call("rejected.list", params)
+    if as_json:
+        print_json(result)
+        return
+    if not result["rejected"]:
+        typer.echo("there is none")
+        return
+    rows = [(row["id"], row["source"], row["at"], row["reason"], _short(row["body"])) for row in result["rejected"]]
+    print_table(("id", "source", "at", "reason", "body"), rows, right=("id",))
+    _print_cursor(result["cursor"])
+
+
+def rejected_retry(
+    ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="Ids from `rejected list`.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    as_json: JsonOption = False,
+    api_url: ApiUrlOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Read rejected messages again, as when the reason has been mended."""
+    _rejected_each("rejected.retry", ids, everything, as_json, connect(api_url, data_dir))
+
+
+def rejected_purge(
+    ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="Ids from `rejected list`.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    as_json: JsonOption = False,
+    api_url: ApiUrlOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Delete rejected messages for good."""
+    _rejected_each("rejected.purge", ids, everything, as_json, connect(api_url, data_dir))
+
+
+def _rejected_each(method: str, ids: list[int] | None, everything: bool, as_json: bool, client: Any) -> None:
+    if bool(ids) == everything:
+        raise typer.BadParameter("name the ids, or --all")
+    # Collected before the first change, so that a message rejected again is not taken twice.
+    left = iter(ids or list(_all_rejected(client)))
+    totals: dict[str, Any] = {}
+    while part := list(islice(left, PAGE)):
+        for name, count in client.call(method, {"ids": part}).items():
+            totals[name] = totals[name] + count if name in totals else count  # numbers, or lists of ids
+    if as_json:
+        print_json(totals)
+    elif totals:
+        print_fields(totals.items())
+    else:
+        typer.echo("there is none")
+    if totals.get("unknown") or totals.get("still_rejected"):
+        raise typer.Exit(1)
+
+
+def _all_rejected(client: Any) -> Iterator[int]:
+    cursor = None
+    while True:
+        page = client.call("rejected.list", {"limit": PAGE} | ({"cursor": cursor} if cursor is not None else {}))
+        yield from (row["id"] for row in page["rejected"])
+        cursor = page["cursor"]
+        if cursor is None:
+            return
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except json.JSONDecodeError as exc:
+        raise typer.BadParameter(
+            f"the payload is not JSON at line {exc.lineno}, column {exc.colno}: {exc.msg}", param_hint="JSON"
+        ) from exc
+    except (ValueError, RecursionError) as exc:
+        raise typer.BadParameter(f"the payload is not JSON: {exc}", param_hint="JSON") from exc
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _print_task(task: dict[str, Any]) -> None:
+    traceback = None
+    error = task.get("error")
+    if isinstance(error, dict) and isinstance(error.get("data"), dict):
+        # Lines of a traceback are worth more than its JSON.
+        data = dict(error["data"])
+        traceback = data.pop("traceback", None)
+        task = task | {"error": error | {"data": data}}
+    print_fields(task.items())
+    if traceback:
+        typer.echo(f"\n{traceback.rstrip()}")
+
+
+def _print_tasks(tasks: list[dict[str, Any]]) -> None:
+    columns = ("id", "action", "state", "attempts", "run_at", "updated_at", "error")
+    rows = []
+    for task in tasks:
+        error = task.get("error")
+        message = error.get("message") if isinstance(error, dict) else error
+        attempts = f"{task.get('attempts')}/{task.get('max_attempts')}" if "attempts" in task else None
+        rows.append(
+            (task.get("id"), task.get("action"), task.get("state"), attempts, task.get("run_at"),
+             task.get("updated_at"), None if message is None else _short(str(message)))
+        )  # fmt: skip
+    print_table(columns, rows, right=("id", "attempts"))
+
+
+def _print_counts(name: str, value: dict[str, Any]) -> None:
+    """A mapping of counts; of mappings of counts, as a table with one row each."""
+    typer.echo(f"{name}:")
+    if all(isinstance(inner, dict) for inner in value.values()):
+        columns = sorted({column for inner in value.values() for column in inner})
+        rows = [[key, *(inner.get(column) for column in columns)] for key, inner in value.items()]
+        print_table([name, *columns], rows, right=columns)
+    else:
+        print_fields((f"  {key}", inner) for key, inner in value.items())
+
+
+def _print_change(result: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(result)
+    else:
+        typer.echo(f"task {result['id']} {result['state']}")
+
+
+def _print_cursor(cursor: str | None) -> None:
+    if cursor is not None:
+        typer.echo(f"more: add --cursor {cursor}", err=True)
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= BODY_SHOWN_CHARS else line[: BODY_SHOWN_CHARS - 1] + "…"

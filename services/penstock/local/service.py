@@ -1,0 +1,258 @@
+"""What the embedded Postgres and SQS have in common: a child process on a loopback port, with a folder of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import StackError
+from penstock.logs import get_logger
+
+log = get_logger()
+
+HOST = "127.0.0.1"
+LOG_KEPT_BYTES = 16 * 1024 * 1024
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+class PortTaken(StackError):
+    """The port was free a moment ago and now is not; another one may work."""
+
+
+class NotYet(StackError):
+    """The service refused to start for a reason that passes by itself."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How to start a child: command, environment, and (as root only) the user to become."""
+
+    command: Sequence[str]
+    env: Mapping[str, str]
+    cwd: Path
+    uid: int | None = None
+    gid: int | None = None
+
+
+class Service(ABC):
+    """One embedded service: ``prepare`` its folder, ``spawn`` it, wait until it is ready, ``stop`` it.
+
+    data_dir: a folder of this service alone, created when missing.
+    port: None takes a free one, and the same again at later starts from this folder while it is free.
+    """
+
+    name: str
+    stop_signal: signal.Signals = signal.SIGTERM  # also what the child gets when this process is killed
+    start_within_seconds: float = 60
+
+    def __init__(self, data_dir: Path, *, port: int | None = None) -> None:
+        self.data_dir = data_dir.absolute()
+        self.log_path = self.data_dir / f"{self.name}.log"
+        self.port = port or 0
+        self._port_is_free_choice = port is None
+        self._port_path = self.data_dir / "port"
+        self.started = 0.0  # epoch seconds of the last start
+        self.restarts = -1  # starts after the first
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Bring the folder into a state to start from; blocks; callable from any thread."""
+
+    @abstractmethod
+    def launch(self) -> Launch:
+        """The command that runs the service in the foreground."""
+
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """Whether the child that runs now serves requests; cheap, never raises."""
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while the child lives, else None."""
+        return self._child.pid if self._child is not None and self._child.poll() is None else None
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code of the last child; None while it lives or before the first start."""
+        return None if self._child is None else self._child.poll()
+
+    def start(self) -> None:
+        """Start and wait until ready. Call it from the main thread: the child dies with the thread that made it.
+
+        Raises StackError with the end of the service's log and the next step.
+        """
+        self.prepare()
+        for last in _tries():
+            self.spawn()
+            try:
+                return self.wait_ready()
+            except (PortTaken, NotYet) as exc:
+                self._prepare_another_try(exc, last)
+
+    async def start_async(self) -> None:
+        """As :meth:`start`, without blocking the loop."""
+        await asyncio.to_thread(self.prepare)
+        for last in _tries():
+            self.spawn()
+            try:
+                return await asyncio.to_thread(self.wait_ready)
+            except (PortTaken, NotYet) as exc:
+                self._prepare_another_try(exc, last)
+
+    def _prepare_another_try(self, exc: StackError, last: bool) -> None:
+        if last or (isinstance(exc, PortTaken) and not self._port_is_free_choice):
+            raise exc
+        if isinstance(exc, PortTaken):
+            self.port = 0
+
+    def spawn(self) -> None:
+        """Start the child and return at once."""
+        if self.pid is not None:
+            raise StackError(f"{self.name} runs already as process {self.pid}")
+        if not self.port:
+            self.port = free_port(self._last_port())
+        rotate(self.log_path)
+        launch = self.launch()
+        with self.log_path.open("ab") as output:
+            self._child = subprocess.Popen(
+                launch.command,
+                env=dict(launch.env),
+                cwd=launch.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C must reach us alone, so that we stop things in order
+                user=launch.uid,
+                group=launch.gid,
+                extra_groups=None if launch.gid is None else [],
+                preexec_fn=die_with_parent(self.stop_signal),
+            )
+        self.started = time.time()
+
+    def wait_ready(self) -> None:
+        """Block until the child serves; raises StackError when it exits or takes longer than its limit."""
+        deadline = time.monotonic() + self.start_within_seconds
+        while not self.is_ready():
+            code = self.returncode
+            if code is not None:
+                raise self.explain_exit(code, tail(self.log_path))
+            if time.monotonic() > deadline:
+                self.stop()
+                raise StackError(
+                    f"{self.name} was not ready after {self.start_within_seconds:g} s; "
+                    f"see {self.log_path}, which ends:\n{tail(self.log_path)}"
+                )
+            time.sleep(0.02)
+        self.restarts += 1
+        self._port_is_free_choice = False  # whoever was given the URL must find it there after a restart
+        self._port_path.write_text(str(self.port), "ascii")
+
+    def _last_port(self) -> int | None:
+        try:
+            return int(self._port_path.read_text("ascii"))
+        except (OSError, ValueError):
+            return None
+
+    def explain_exit(self, code: int, log_tail: str) -> StackError:
+        """The error for a child that exited instead of serving."""
+        where = f"{self.name} exited with code {code} on port {self.port}; {self.log_path} ends:\n{log_tail}"
+        if "address already in use" in log_tail.lower():
+            return PortTaken(f"port {self.port} is taken; name another one or stop what uses it. {where}")
+        return StackError(where)
+
+    def stop(self, grace_seconds: float = 15) -> None:
+        """Stop gracefully, by force after the grace; no error when it does not run."""
+        child = self._child
+        if child is None:
+            return
+        for number in (self.stop_signal, signal.SIGQUIT, signal.SIGKILL):
+            if child.poll() is not None:
+                break
+            with contextlib.suppress(ProcessLookupError):
+                child.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(grace_seconds)
+            grace_seconds = min(grace_seconds, 5)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)  # what the child itself has started and left behind
+
+
+def _tries(count: int = 8) -> list[bool]:
+    """One item per attempt; True marks the last."""
+    return [number == count - 1 for number in range(count)]
+
+
+def python_path() -> str:
+    """PYTHONPATH for our own children: the package that runs now, however it came to be importable."""
+    here = str(Path(__file__).resolve().parents[2])
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join([here, *(path for path in inherited if path and path != here)])
+
+
+def free_port(preferred: int | None = None) -> int:
+    """A TCP port of the loopback address that nobody listens on; ``preferred`` when that one is free."""
+    if preferred and is_free(preferred):
+        return preferred
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def is_free(port: int, host: str = HOST) -> bool:
+    """Whether ``port`` can be listened on now; ports in TIME_WAIT count as free."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
+    """A ``preexec_fn`` after which the child gets signal ``number`` when this thread's process is killed.
+
+    Linux only; None elsewhere, where `penstock up` ends leftovers at its next start instead.
+    """
+    if _libc is None:
+        return None
+    prctl, parent = _libc.prctl, os.getpid()
+
+    def set_death_signal() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+        if os.getppid() != parent:  # it died before the call above
+            os._exit(1)
+
+    return set_death_signal
+
+
+def tail(path: Path, lines: int = 12, *, since: int = 0) -> str:
+    """The last lines of a log file behind byte ``since``, for an error message."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(since, file.tell() - 8192))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return "(no log)"
+    return "\n".join("  " + line for line in text.splitlines()[-lines:]) or "(empty)"
+
+
+def rotate(path: Path, limit_bytes: int = LOG_KEPT_BYTES) -> None:
+    """Move a log that has grown over the limit aside, replacing the one moved before."""
+    with contextlib.suppress(FileNotFoundError):
+        if path.stat().st_size > limit_bytes:
+            path.replace(path.with_name(path.name + ".1"))

@@ -1,0 +1,374 @@
+"""The whole pipeline on one machine: Postgres, SQS, schema, queues and every process, started and stopped in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit
+
+from penstock.errors import StackError
+from penstock.local.children import Child, Children, Output
+from penstock.local.postgres import EmbeddedPostgres
+from penstock.local.service import HOST, Service, free_port, is_free, python_path
+from penstock.local.sqs import REGION, EmbeddedSqs
+from penstock.local.state import DataDir, Lock, end_leftovers
+from penstock.logs import get_logger
+from penstock.settings import Settings, load_settings
+
+log = get_logger()
+
+DATABASE = "penstock"
+SINGLE_PROCESSES = ("api", "submitter", "scheduler", "resulter", "supervisor")
+READY_WITHIN_SECONDS = 60.0
+GIVE_UP_AFTER_EXITS = 3  # of one process before the stack was ever ready
+WRONG_SETTINGS = [2, 2]  # exit codes; once may be a port that was lost to another program, the next try takes a new one
+LOCAL_DEFAULTS = {"receive_wait_seconds": "1", "visibility_timeout_seconds": "30"}
+# Of the caller's environment, what would send a process to another database, SQS or port than the stack's.
+_REPLACED = ("DATABASE_URL", "SQS_ENDPOINT_URL", "HTTP_PORT", "METRICS_PORT", "API_URL")
+
+
+class Stack:
+    """`penstock up` as an object: ``start``, then ``state`` has the URLs, then ``stop``; or use it as a context.
+
+    data_dir: folder of all data, `.penstock` in the current folder when None; one stack per folder.
+    port: of the api; None takes the one set as PENSTOCK_HTTP_PORT, else 8080 or the next free.
+    workers: number of worker processes; apps: modules with handlers that each of them loads.
+    database_url, sqs_endpoint_url: use these in place of the embedded Postgres or SQS.
+    worker_env: variables for the workers alone.
+    Raises StackError or SettingsError from ``start``, with the next step; what was started is stopped again.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path | None = None,
+        *,
+        port: int | None = None,
+        workers: int = 1,
+        apps: Sequence[str] = (),
+        database_url: str | None = None,
+        sqs_endpoint_url: str | None = None,
+        worker_env: Mapping[str, str] | None = None,
+        output: Output | None = None,
+    ) -> None:
+        self.data_dir = DataDir.of(data_dir)
+        self.workers = workers
+        self.apps = tuple(apps)
+        self._port = port
+        self._outside_database = database_url
+        self._outside_sqs = sqs_endpoint_url
+        self._worker_env = dict(worker_env or {})
+        self._output = output or Output.to_stderr()
+        self._services: list[Service] = []
+        self._children: Children | None = None
+        self._settings: Settings | None = None
+        self._queues: dict[str, str] = {}
+        self._http_host = HOST
+        self._http_port = 0
+        self._http_port_may_move = False
+        self._grace_seconds = 30.0
+        self._ready = False
+        self._held = contextlib.ExitStack()
+
+    async def __aenter__(self) -> Stack:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Bring everything up and wait until every process is ready."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        self.data_dir.prepare()
+        lock = self._held.enter_context(Lock(self.data_dir))
+        if lock.left_behind is not None:
+            await asyncio.to_thread(end_leftovers, lock.left_behind)
+        user = load_settings()  # mistakes in the user's own settings come to light before anything is started
+        self._http_host = user.http_host
+        self._http_port = self._api_port(user)
+        self._grace_seconds = user.grace_seconds + 5
+
+        database_url, sqs_url = await self._start_services()
+        aws = self._aws_environment(sqs_url)
+        os.environ.update(aws | _no_proxy())  # for our own calls to SQS
+        base = self._environment(user, sqs_url)
+        with _only_environment(base):
+            self._settings = settings = load_settings(database_url=database_url)
+        await asyncio.gather(self._migrate(database_url), self._create_queues())
+        log.info("queues_ready", **self._queues)
+
+        self._children = children = Children(self._output, self._publish)
+        for service in self._services:
+            again = self._create_queues if isinstance(service, EmbeddedSqs) else None
+            children.keep_service(service, again)
+        metrics_host = _reachable(settings.metrics_host)
+        for name in SINGLE_PROCESSES:
+            env = base | {"PENSTOCK_DATABASE_URL": database_url}
+            command = [sys.executable, "-m", "penstock", name]
+            more = self._http_environment if name == "api" else dict
+            children.keep(Child(name, command, env, 0, metrics_host, more))
+        for number in range(1, self.workers + 1):
+            command = [sys.executable, "-m", "penstock", "worker"]
+            for app in self.apps:
+                command += ["--app", app]
+            # A worker is given no database of Penstock's; the shipped example exports into one of its own.
+            env = {"EXPORT_DATABASE_URL": database_url} | base | self._worker_env
+            children.keep(Child(f"worker-{number}", command, env, 0, metrics_host))
+        await self._wait_ready(children)
+        self._ready = True
+        self.data_dir.write_state(self.state())
+
+    def _api_port(self, user: Settings) -> int:
+        wanted = self._port
+        if wanted is None and "http_port" in user.model_fields_set:
+            wanted = user.http_port
+        if wanted:
+            if not is_free(wanted, user.http_host):
+                raise StackError(
+                    f"port {wanted} is taken: name another one with --port, or leave it out to take a free"
+                )
+            return wanted
+        self._http_port_may_move = True
+        return free_port() if wanted == 0 else self._next_http_port(user.http_port)
+
+    def _next_http_port(self, first: int) -> int:
+        for port in range(first, min(first + 100, 65536)):
+            if is_free(port, self._http_host):
+                return port
+        return free_port()
+
+    def _http_environment(self) -> dict[str, str]:
+        """Where the api shall listen; until the URL is published it gives way to whoever was quicker with the port."""
+        if self._http_port_may_move and not self._ready:
+            self._http_port = self._next_http_port(self._http_port)
+        return {"PENSTOCK_HTTP_HOST": self._http_host, "PENSTOCK_HTTP_PORT": str(self._http_port)}
+
+    async def _start_services(self) -> tuple[str, str]:
+        """Start Postgres and SQS, both at once; returns their URLs."""
+        postgres = None if self._outside_database else EmbeddedPostgres(self.data_dir.path / "postgres")
+        sqs = None if self._outside_sqs else EmbeddedSqs(self.data_dir.path / "sqs")
+        self._services = [service for service in (postgres, sqs) if service is not None]
+        starts = (service.start_async() for service in self._services)
+        for result in await asyncio.gather(*starts, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+        for service in self._services:
+            log.info("service_ready", name=service.name, pid=service.pid, port=service.port)
+        database_url = self._outside_database or ""
+        if postgres is not None:
+            await asyncio.to_thread(postgres.create_database, DATABASE)
+            database_url = postgres.dsn(DATABASE)
+        return database_url, (sqs.url if sqs is not None else self._outside_sqs or "")
+
+    async def _migrate(self, database_url: str) -> None:
+        from penstock.migrate import upgrade
+
+        try:
+            await asyncio.to_thread(upgrade, database_url)
+        except Exception as exc:
+            reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
+            raise StackError(f"the schema of {masked(database_url)} could not be brought up to date: {reason}") from exc
+        log.info("schema_ready")
+
+    async def _create_queues(self) -> None:
+        """Create what is missing of the queues; also after a crash of the embedded SQS, which may have lost them."""
+        from penstock.transports.sqs import create_queues
+
+        assert self._settings is not None
+        self._queues = dict(await create_queues(self._settings))
+
+    def _environment(self, user: Settings, sqs_url: str) -> dict[str, str]:
+        """The children's environment: the caller's, with this stack's places in it."""
+        env = {name: value for name, value in os.environ.items() if name not in {f"PENSTOCK_{n}" for n in _REPLACED}}
+        for name, value in LOCAL_DEFAULTS.items():
+            if name not in user.model_fields_set:
+                env[f"PENSTOCK_{name.upper()}"] = value
+        for name in ("inbound_queue", "outbound_queue", "results_queue"):
+            # A URL would lead to AWS or to an earlier port; its last part is the name.
+            if self._outside_sqs is None:
+                env[f"PENSTOCK_{name.upper()}"] = getattr(user, name).rsplit("/", 1)[-1]
+        env["PENSTOCK_SQS_ENDPOINT_URL"] = sqs_url
+        if self._outside_sqs is None or user.aws_region is None:
+            env["PENSTOCK_AWS_REGION"] = REGION
+        env["PYTHONPATH"] = python_path()
+        env["PYTHONUNBUFFERED"] = "1"
+        return env
+
+    def _aws_environment(self, sqs_url: str) -> dict[str, str]:
+        """Credentials that any emulator takes. Real ones stay: handlers may call other services of AWS with them."""
+        chosen = {"AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN"} & os.environ.keys()
+        if chosen or urlsplit(sqs_url).hostname not in (HOST, "localhost", "::1"):
+            return {}
+        return {
+            "AWS_ACCESS_KEY_ID": "penstock",
+            "AWS_SECRET_ACCESS_KEY": "penstock",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    async def _wait_ready(self, children: Children) -> None:
+        waiting = {child.name: child for child in children.children}
+        deadline = asyncio.get_running_loop().time() + READY_WITHIN_SECONDS
+        while waiting:
+            for child in list(waiting.values()):
+                if child.exit_codes[:2] == WRONG_SETTINGS or len(child.exit_codes) >= GIVE_UP_AFTER_EXITS:
+                    raise StackError(
+                        f"{child.name} does not start (exit code {child.exit_codes[-1]}); its last words:\n"
+                        + self._output.recent(child.name)
+                    )
+                if child.pid is not None and await _answers(child.metrics_host, child.metrics_port, "/readyz"):
+                    log.info("process_ready", name=child.name, pid=child.pid, metrics=child.metrics_url)
+                    del waiting[child.name]
+            if (broken := children.failed()) is not None:
+                raise StackError(f"watching the processes failed: {broken!r}") from broken
+            if asyncio.get_running_loop().time() > deadline:
+                raise StackError(
+                    f"not ready after {READY_WITHIN_SECONDS:g} s: {', '.join(waiting)}; see the lines above"
+                )
+            await asyncio.sleep(0.05)
+
+    def state(self) -> dict[str, Any]:
+        """What `penstock ps --json` prints."""
+        assert self._settings is not None
+        processes: list[dict[str, Any]] = []
+        for child in self._children.children if self._children else ():
+            entry = {"name": child.name, "pid": child.pid, "metrics": child.metrics_url}
+            processes.append(entry | {"state": child.state, "restarts": child.restarts, "started": child.started})
+        for service in self._services:
+            entry = {"name": service.name, "pid": service.pid, "metrics": None}
+            running = "running" if service.pid else "restarting"
+            processes.append(entry | {"state": running, "restarts": service.restarts, "started": service.started})
+        return {
+            "api": f"http://{_reachable(self._http_host)}:{self._http_port}",
+            "database_url": self._settings.require_database_url,
+            "sqs_endpoint_url": self._settings.sqs_endpoint_url,
+            "queues": self._queues,
+            "processes": processes,
+        }
+
+    def _publish(self) -> None:
+        """Rewrite the state file after a restart; before everything is ready there is none."""
+        if not self._ready:
+            return
+        try:
+            self.data_dir.write_state(self.state())
+        except OSError as exc:
+            log.error("state_not_written", path=str(self.data_dir.state), error=str(exc))
+
+    async def run(self, on_ready: Callable[[dict[str, Any]], None] = lambda state: None) -> None:
+        """Start, call ``on_ready`` with the state, stay until SIGINT, SIGTERM or SIGHUP, stop. A second one leaves."""
+        loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+
+        def on_signal() -> None:
+            if stop.is_set():
+                self.abandon()
+                os._exit(130)
+            log.info("stack_stopping", hint="a second signal leaves at once")
+            stop.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, on_signal)
+        stopping = asyncio.create_task(stop.wait(), name="stop")
+        starting = asyncio.create_task(self.start(), name="start")
+        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        try:
+            if not starting.done():
+                starting.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await starting
+                return
+            starting.result()
+            on_ready(self.state())
+            while not stop.is_set():
+                await asyncio.wait([stopping], timeout=1)
+                broken = self._children.failed() if self._children else None
+                if broken is not None:
+                    raise StackError(f"watching the processes failed: {broken!r}") from broken
+        finally:
+            stopping.cancel()
+            await self.stop()
+
+    async def stop(self) -> None:
+        """Drain and stop every process, then SQS, then Postgres. Safe to call twice, or after half a start."""
+        self._ready = False
+        if self._children is not None:
+            await self._children.stop(self._grace_seconds)
+        for service in reversed(self._services):
+            await asyncio.to_thread(service.stop)
+        if self._children is not None:
+            log.info("stack_stopped")
+        self._children, self._services = None, []
+        self._held.close()
+
+    def abandon(self) -> None:
+        """Kill every process and ask the services to stop, without waiting."""
+        if self._children is not None:
+            self._children.kill()
+        for service in self._services:
+            if service.pid is not None:
+                os.kill(service.pid, service.stop_signal)
+
+
+def masked(url: str) -> str:
+    """A database URL without its password."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    return parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@")).geturl()
+
+
+def _reachable(host: str) -> str:
+    """The address at which this machine reaches a server bound to ``host``."""
+    host = {"0.0.0.0": HOST, "::": "::1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host
+
+
+@contextlib.contextmanager
+def _only_environment(env: Mapping[str, str]) -> Any:
+    """Read settings as a child with this environment will."""
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(env)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _no_proxy() -> dict[str, str]:
+    """The SDK would send calls to 127.0.0.1 through the proxy of a company's network."""
+    if not any(os.environ.get(name) for name in ("HTTP_PROXY", "http_proxy")):
+        return {}
+    given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    hosts = ",".join(filter(None, (given, HOST, "localhost")))
+    return {"NO_PROXY": hosts, "no_proxy": hosts}
+
+
+async def _answers(host: str, port: int, path: str) -> bool:
+    """Whether a GET is answered with 200 within two seconds."""
+    try:
+        async with asyncio.timeout(2):
+            reader, writer = await asyncio.open_connection(host.strip("[]"), port)
+            try:
+                writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+                return b" 200 " in await reader.readline()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return False

@@ -1,0 +1,135 @@
+"""A real Postgres and a real SQS endpoint for the whole run; a fresh database and fresh queues for each test."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+# Before any SDK client is made: its credential chain must find these and must not ask the network.
+for _name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+    os.environ[_name] = "penstock"
+os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+os.environ["AWS_DEFAULT_REGION"] = os.environ["AWS_REGION"] = "us-east-1"
+for _name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_SQS"):
+    os.environ.pop(_name, None)
+for _name in [_name for _name in os.environ if _name.startswith("PENSTOCK_")]:
+    del os.environ[_name]
+
+# A property is about values; how long a busy machine takes over one says nothing.
+hypothesis.settings.register_profile("penstock", deadline=None)
+hypothesis.settings.load_profile("penstock")
+
+from penstock.local.postgres import EmbeddedPostgres  # noqa: E402
+from penstock.local.sqs import EmbeddedSqs  # noqa: E402
+from penstock.settings import Settings, load_settings  # noqa: E402
+
+TEMPLATE = "penstock_template"
+_numbers = itertools.count(1)
+
+
+@contextmanager
+def reachable_folder() -> Iterator[Path]:
+    """A temporary folder for data of a Postgres, removed afterwards.
+
+    Not one of pytest's: as root, Postgres runs as another user, which has to pass the folders above its data, and
+    pytest takes that right from its own root folder whenever another run begins.
+    """
+    with tempfile.TemporaryDirectory(prefix="penstock-test-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def data_path() -> Iterator[Path]:
+    """A :func:`reachable_folder` of this test alone."""
+    with reachable_folder() as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def module_data_path() -> Iterator[Path]:
+    """A :func:`reachable_folder` of this module."""
+    with reachable_folder() as path:
+        yield path
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[EmbeddedPostgres]:
+    """One server for the run; without fsync, since no test pulls the plug of the machine."""
+    options = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "autovacuum_naptime": "5s"}
+    with reachable_folder() as path:
+        server = EmbeddedPostgres(path, options=options)
+        server.start()
+        yield server
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def template_database(postgres: EmbeddedPostgres) -> str:
+    """Name of a migrated database that others are copied from; nobody may stay connected to it."""
+    from penstock.migrate import upgrade
+
+    postgres.create_database(TEMPLATE)
+    upgrade(postgres.dsn(TEMPLATE))
+    return TEMPLATE
+
+
+@pytest.fixture
+def empty_database_url(postgres: EmbeddedPostgres) -> Iterator[str]:
+    """A database without any table."""
+    name = f"empty_{next(_numbers)}"
+    postgres.create_database(name)
+    yield postgres.dsn(name)
+    postgres.drop_database(name)
+
+
+@pytest.fixture
+def database_url(postgres: EmbeddedPostgres, template_database: str) -> Iterator[str]:
+    """A migrated database of this test alone."""
+    name = f"test_{next(_numbers)}"
+    postgres.create_database(name, template=template_database)
+    yield postgres.dsn(name)
+    postgres.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def sqs_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Endpoint of one SQS for the run."""
+    server = EmbeddedSqs(tmp_path_factory.mktemp("sqs"))
+    server.start()
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture
+async def settings(database_url: str, sqs_url: str) -> Settings:
+    """Settings with a database and queues of this test alone, the queues created, and short times."""
+    from penstock.transports.sqs import create_queues
+
+    prefix = f"t-{secrets.token_hex(4)}"
+    result = load_settings(
+        database_url=database_url,
+        sqs_endpoint_url=sqs_url,
+        aws_region="us-east-1",
+        inbound_queue=f"{prefix}-inbound",
+        outbound_queue=f"{prefix}-outbound",
+        results_queue=f"{prefix}-results",
+        receive_wait_seconds=0,
+        visibility_timeout_seconds=30,
+        retry_base_seconds=0.05,
+        retry_cap_seconds=0.2,
+        poll_seconds=0.05,
+        supervisor_interval_seconds=0.2,
+        http_port=0,
+        metrics_port=0,
+        grace_seconds=5,
+    )
+    await create_queues(result)
+    return result

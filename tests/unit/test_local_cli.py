@@ -1,0 +1,150 @@
+"""The command line without a stack: what it refuses, how it says so, with which exit code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.local.service import HOST, free_port, python_path
+
+
+def penstock(*arguments: str, cwd: Path, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "penstock", *arguments],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": python_path(), "COLUMNS": "200", "NO_COLOR": "1"} | env,
+        input=stdin,
+        text=True,
+        capture_output=True,
+        timeout=60,
+    )
+
+
+def test_version_is_the_package_version(tmp_path: Path) -> None:
+    from penstock import __version__
+
+    assert penstock("--version", cwd=tmp_path).stdout == f"penstock {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["up", "down", "ps", "logs", "enqueue", "status", "cancel", "retry", "list", "stats", "migrate", "create-queues",
+     "submitter", "scheduler", "resulter", "supervisor", "api", "worker"],
+)  # fmt: skip
+def test_every_command_is_listed_and_has_help(command: str, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from penstock.cli import app
+
+    assert f" {command} " in CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output
+    shown = CliRunner().invoke(app, [command, "--help"])
+    assert shown.exit_code == 0
+    assert "Usage" in shown.output
+
+
+def test_help_documents_the_exit_codes(tmp_path: Path) -> None:
+    assert "Exit codes: 0 done; 1 the operation failed" in penstock("--help", cwd=tmp_path).stdout
+
+
+def test_ps_and_down_and_logs_where_nothing_runs(tmp_path: Path) -> None:
+    shown = penstock("ps", "--json", cwd=tmp_path)
+    assert (shown.returncode, shown.stdout) == (1, "")
+    assert f"nothing runs in {tmp_path}/.penstock" in shown.stderr
+    stopped = penstock("down", cwd=tmp_path)
+    assert (stopped.returncode, stopped.stdout) == (0, f"nothing runs in {tmp_path}/.penstock\n")
+    printed = penstock("logs", cwd=tmp_path)
+    assert printed.returncode == 1
+    assert "--detach" in printed.stderr
+    assert not (tmp_path / ".penstock").exists()
+
+
+@pytest.mark.parametrize(
+    ("payload", "words"),
+    [
+        ('{"a": 1,}', "line 1, column 9"),
+        ('{"a":\n  nope}', "line 2, column 3"),
+        ('{"a": NaN}', "NaN is no JSON number"),
+        ("[" * 100_000, "not JSON"),
+    ],
+)
+def test_payload_that_is_not_json_is_refused_with_its_position(payload: str, words: str, tmp_path: Path) -> None:
+    result = penstock("enqueue", "export", "-", cwd=tmp_path, stdin=payload)
+    assert result.returncode == 2
+    assert words in " ".join(result.stderr.replace("│", " ").split())
+    assert "Traceback" not in result.stderr
+
+
+def test_wrong_settings_are_all_listed_without_a_traceback(tmp_path: Path) -> None:
+    env = {"PENSTOCK_CONCURRENCY": "none", "PENSTOCK_RETRY_FACTOR": "0"}
+    for command in ("scheduler", "worker", "up"):
+        result = penstock(command, cwd=tmp_path, **env)
+        assert result.returncode == 2
+        assert "PENSTOCK_CONCURRENCY" in result.stderr
+        assert "PENSTOCK_RETRY_FACTOR" in result.stderr
+        assert "Traceback" not in result.stderr
+
+
+def test_process_without_a_database_says_what_to_set(tmp_path: Path) -> None:
+    result = penstock("scheduler", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "PENSTOCK_DATABASE_URL" in result.stderr
+
+
+def test_unknown_log_level_is_refused(tmp_path: Path) -> None:
+    result = penstock("scheduler", "--log-level", "loud", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "PENSTOCK_LOG_LEVEL" in result.stderr
+
+
+def test_api_that_is_away_is_named_and_the_exit_code_is_1(tmp_path: Path) -> None:
+    url = f"http://{HOST}:{free_port()}"
+    result = penstock("status", "1", "--api-url", url, cwd=tmp_path)
+    assert result.returncode == 1
+    assert url in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_id_that_is_no_number_is_wrong_usage(tmp_path: Path) -> None:
+    assert penstock("status", "abc", cwd=tmp_path).returncode == 2
+
+
+def test_rejected_retry_wants_ids_or_all(tmp_path: Path) -> None:
+    result = penstock("rejected", "retry", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "--all" in result.stderr
+
+
+def test_up_on_a_port_that_is_taken_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as other:
+        other.bind((HOST, 0))
+        other.listen()
+        port = other.getsockname()[1]
+        result = penstock("up", "--port", str(port), cwd=tmp_path)
+    assert result.returncode == 1
+    assert f"port {port} is taken" in result.stderr
+    assert not (tmp_path / ".penstock" / "postgres").exists()
+
+
+def test_migrate_moves_a_database_up_and_down_and_prints_sql(tmp_path: Path, empty_database_url: str) -> None:
+    assert "CREATE TABLE" in penstock("migrate", "--sql", cwd=tmp_path).stdout
+    for arguments in ((), (), ("--down-to", "base"), ()):
+        result = penstock("migrate", *arguments, cwd=tmp_path, PENSTOCK_DATABASE_URL=empty_database_url)
+        assert result.returncode == 0, result.stderr
+    wrong = penstock("migrate", "--revision", "nonsense", "--database-url", empty_database_url, cwd=tmp_path)
+    assert wrong.returncode == 1
+    assert "nonsense" in wrong.stderr
+    assert "Traceback" not in wrong.stderr
+
+
+def test_create_queues_makes_the_queues_once_and_again(tmp_path: Path, sqs_url: str) -> None:
+    env = {"PENSTOCK_SQS_ENDPOINT_URL": sqs_url, "PENSTOCK_AWS_REGION": "us-east-1", "PENSTOCK_INBOUND_QUEUE": "cli-in"}
+    for _ in range(2):
+        result = penstock("create-queues", cwd=tmp_path, **env)
+        assert result.returncode == 0, result.stderr
+        assert f"inbound   {sqs_url}/000000000000/cli-in" in result.stdout

@@ -1,0 +1,116 @@
+"""A data folder has one stack at a time, and its state file belongs to that one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock.errors import StackError
+from penstock.local.state import DataDir, Lock, end_leftovers
+from tests.waiting import wait_until
+
+STATE = {"api": "http://127.0.0.1:1", "sqs_endpoint_url": "http://127.0.0.1:2", "processes": []}
+HOLD = "import sys,time; from pathlib import Path; from penstock.local.state import *\n" + (
+    "lock = Lock(DataDir(Path(sys.argv[1]))); lock.__enter__(); print('held', flush=True); time.sleep(600)"
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> DataDir:
+    result = DataDir(tmp_path / "data")
+    result.prepare()
+    return result
+
+
+@pytest.fixture
+def holder(folder: DataDir) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has the folder."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder.path)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_second_stack_on_a_folder_is_told_who_runs_and_where(folder: DataDir, holder: subprocess.Popen[str]) -> None:
+    folder.write_state(STATE)
+    assert folder.holder() == holder.pid
+    with pytest.raises(StackError, match=rf"process {holder.pid}.*{STATE['api']}.*penstock down"), Lock(folder):
+        pass
+    assert folder.read_state() == STATE
+
+
+def test_holder_that_was_killed_leaves_the_folder_free(folder: DataDir, holder: subprocess.Popen[str]) -> None:
+    folder.write_state(STATE)
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    assert folder.holder() is None
+    assert folder.read_state() is None
+    assert folder.read_any_state() == STATE
+    with Lock(folder) as lock:
+        assert folder.holder() == os.getpid()
+        assert lock.left_behind == STATE
+        assert folder.read_state() is None  # or it would pass for the state of the new holder
+
+
+def test_lock_is_given_back_at_the_end_of_the_block(folder: DataDir) -> None:
+    for _ in range(2):
+        with Lock(folder):
+            assert folder.holder() == os.getpid()
+        assert folder.holder() is None
+
+
+def test_state_is_private_and_replaced_whole(folder: DataDir) -> None:
+    folder.write_state(STATE | {"database_url": "secret"})
+    folder.write_state(STATE)
+    assert stat.S_IMODE(folder.state.stat().st_mode) == 0o600
+    assert json.loads(folder.state.read_text()) == STATE
+    assert [path.name for path in folder.path.glob("state*")] == ["state.json"]
+
+
+def test_broken_state_file_counts_as_none(folder: DataDir) -> None:
+    with Lock(folder):
+        folder.state.write_text("{")
+        assert folder.read_state() is None
+
+
+def test_folder_below_a_file_is_refused_with_the_next_step(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StackError, match="choose --data-dir"):
+        DataDir(tmp_path / "file" / "data").prepare()
+
+
+def test_leftover_is_ended_and_a_stranger_with_its_pid_is_not() -> None:
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    ours, stranger = subprocess.Popen(command), subprocess.Popen(command)
+    try:
+        end_leftovers(
+            {
+                "processes": [
+                    {"name": "api", "pid": ours.pid, "started": psutil.Process(ours.pid).create_time()},
+                    {"name": "api", "pid": stranger.pid, "started": 1.0},
+                    {"name": "worker-1", "pid": None, "started": 0.0},
+                    {"name": "old entry"},
+                ]
+            }
+        )
+        wait_until(lambda: ours.poll() is not None, "the leftover to end")
+        assert stranger.poll() is None
+    finally:
+        for process in (ours, stranger):
+            process.kill()
+            process.wait()
