@@ -1,0 +1,125 @@
+"""/metrics, /healthz and /readyz on a port of their own, served from a thread so that a stuck loop cannot hide.
+
+healthz: 200 while the event loop turns. readyz: 200 while the last pass succeeded; the body says why not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from penstock import metrics
+from penstock.errors import SettingsError
+
+DEFAULT_PORT = 9464
+_STALLED_AFTER_SECONDS = 30.0
+
+
+class Health:
+    """What a process knows of its own state."""
+
+    def __init__(self, process: str) -> None:
+        self._process = process
+        self._problem: str | None = "starting"
+        self._last_turn = time.monotonic()
+        metrics.READY.labels(process).set(0)
+
+    def succeeded(self) -> None:
+        if self._problem is not None:
+            self._problem = None
+            metrics.READY.labels(self._process).set(1)
+
+    def failed(self, reason: str) -> None:
+        self._problem = reason
+        metrics.READY.labels(self._process).set(0)
+
+    async def pulse(self) -> None:
+        """Note that the event loop turns; runs beside the passes."""
+        while True:
+            self._last_turn = time.monotonic()
+            await asyncio.sleep(1)
+
+    def alive(self) -> tuple[bool, str]:
+        quiet = time.monotonic() - self._last_turn
+        return (False, f"event loop stalled for {quiet:.0f} s") if quiet > _STALLED_AFTER_SECONDS else (True, "ok")
+
+    def ready(self) -> tuple[bool, str]:
+        return (True, "ok") if self._problem is None else (False, self._problem)
+
+
+class HealthServer:
+    """The running server; ``url`` is its base, such as ``http://127.0.0.1:9464``."""
+
+    def __init__(self, server: WSGIServer, host: str) -> None:
+        self._server = server
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}"
+        threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def server_bind(self) -> None:
+        # WSGIServer looks up its own host name here, which stalls for seconds where DNS does not answer.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        return None
+
+    def address_string(self) -> str:
+        return str(self.client_address[0])
+
+
+def serve_health(health: Health, host: str, port: int | None) -> HealthServer:
+    """Start the server; ``port`` None means 9464 or, if that is taken, a free one. Raises SettingsError."""
+    kind = _Server6 if ":" in host else _Server
+    for candidate in (DEFAULT_PORT, 0) if port is None else (port,):
+        try:
+            server = make_server(host, candidate, _application(health), server_class=kind, handler_class=_Quiet)
+        except OSError as exc:
+            problem = exc
+        else:
+            return HealthServer(server, host)
+    raise SettingsError(
+        f"cannot listen on {host}:{port} for metrics ({problem.strerror}): set PENSTOCK_METRICS_PORT to a free port"
+    )
+
+
+def _application(health: Health) -> Callable[..., Iterable[bytes]]:
+    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "")
+        if path == "/metrics":
+            start_response("200 OK", [("Content-Type", CONTENT_TYPE_LATEST)])
+            return [generate_latest(metrics.REGISTRY)]
+        if path in ("/healthz", "/readyz"):
+            good, text = health.alive() if path == "/healthz" else health.ready()
+            status = "200 OK" if good else "503 Service Unavailable"
+            start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+            return [text.encode() + b"\n"]
+        start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
+        return [b"here are /metrics, /healthz and /readyz\n"]
+
+    return application

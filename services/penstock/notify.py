@@ -1,0 +1,83 @@
+"""LISTEN/NOTIFY: a nudge that there is work. Polling stays the truth; a lost nudge costs one poll interval.
+
+A NOTIFY is sent from a statement of its own, never inside the writing transaction (a notifying commit takes one
+lock over the whole cluster), and at most once in ``_DEBOUNCE_SECONDS`` per process, however many writes there were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from penstock.errors import Unavailable
+from penstock.logs import get_logger
+from penstock.store import Store
+
+CHANNEL = "penstock_work"  # tasks have come, or room has been made in the window
+_DEBOUNCE_SECONDS = 0.01
+_WATCHDOG_SECONDS = 15.0
+_RECONNECT_SECONDS = 2.0
+
+log = get_logger()
+
+
+class Notifier:
+    """Sends nudges; ``poke`` costs nothing, the sending happens in ``run`` (a side task)."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._poked = asyncio.Event()
+
+    def poke(self) -> None:
+        self._poked.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._poked.wait()
+            self._poked.clear()
+            try:
+                async with self._store.session() as session:
+                    await session.fetch("notify_work", CHANNEL)
+            except Unavailable as exc:
+                log.debug("notify_failed", reason=str(exc))  # the schedulers poll
+            await asyncio.sleep(_DEBOUNCE_SECONDS)
+
+
+class Listener:
+    """Receives nudges: ``event`` is set by each. Run ``run`` as a side task; it reconnects by itself."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.event = asyncio.Event()
+
+    async def run(self) -> None:
+        while True:
+            connection: Any = None
+            lost = asyncio.Event()
+            try:
+                connection = await self._store.connect()
+                connection.add_termination_listener(lambda _, lost=lost: lost.set())
+                await connection.add_listener(CHANNEL, self._heard)
+                self.event.set()  # whatever came while nobody listened
+                while not await _is_set(lost, within_seconds=_WATCHDOG_SECONDS):
+                    # A half-open socket says nothing for ever; a question must be answered.
+                    await connection.execute("select 1", timeout=5)
+                log.warning("listen_lost", reason="the connection was closed")
+            except (Unavailable, OSError, TimeoutError) as exc:
+                log.warning("listen_lost", reason=str(exc) or type(exc).__name__)
+            except Exception as exc:
+                log.warning("listen_lost", reason=f"{type(exc).__name__}: {exc}")
+            finally:
+                if connection is not None:
+                    connection.terminate()
+            await asyncio.sleep(_RECONNECT_SECONDS)
+
+    def _heard(self, *_: object) -> None:
+        self.event.set()
+
+
+async def _is_set(event: asyncio.Event, *, within_seconds: float) -> bool:
+    try:
+        return await asyncio.wait_for(event.wait(), within_seconds)
+    except TimeoutError:
+        return False

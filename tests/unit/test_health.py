@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from penstock import health as health_module
+from penstock import metrics
+from penstock.errors import SettingsError
+from penstock.health import DEFAULT_PORT, Health, HealthServer, serve_health
+
+
+@pytest.fixture
+def health() -> Health:
+    return Health("tested")
+
+
+@pytest.fixture
+def server(health: Health) -> Iterator[HealthServer]:
+    server = serve_health(health, "127.0.0.1", 0)
+    yield server
+    server.close()
+
+
+def get(server: HealthServer, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(server.url + path, timeout=10) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_ready_follows_the_last_pass_and_says_why_not(health: Health, server: HealthServer) -> None:
+    assert get(server, "/readyz") == (503, "starting\n")
+    health.succeeded()
+    assert get(server, "/readyz") == (200, "ok\n")
+    health.failed("Postgres is away")
+    assert get(server, "/readyz") == (503, "Postgres is away\n")
+    health.succeeded()
+    assert get(server, "/readyz") == (200, "ok\n")
+
+
+def test_the_ready_gauge_follows_too(health: Health, server: HealthServer) -> None:
+    for change, expected in ((health.succeeded, 1.0), (lambda: health.failed("x"), 0.0), (health.succeeded, 1.0)):
+        change()
+        assert metrics.REGISTRY.get_sample_value("penstock_ready", {"process": "tested"}) == expected
+        assert f'penstock_ready{{process="tested"}} {expected}' in get(server, "/metrics")[1]
+
+
+def test_a_process_that_has_not_begun_is_not_ready_by_its_gauge(server: HealthServer) -> None:
+    Health("beginning")
+    assert metrics.REGISTRY.get_sample_value("penstock_ready", {"process": "beginning"}) == 0.0
+
+
+async def test_healthz_holds_while_the_event_loop_turns_and_not_when_it_stalls(
+    health: Health, server: HealthServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulse = asyncio.create_task(health.pulse())
+    try:
+        assert await asyncio.to_thread(get, server, "/healthz") == (200, "ok\n")
+        monkeypatch.setattr(health_module, "_STALLED_AFTER_SECONDS", 0.0)
+        # The loop is blocked by this very call, and the answer comes all the same: it is served by a thread.
+        code, text = get(server, "/healthz")
+        assert code == 503
+        assert "event loop stalled" in text
+    finally:
+        pulse.cancel()
+
+
+def test_metrics_are_prometheus_text_and_other_paths_name_the_right_ones(server: HealthServer) -> None:
+    code, text = get(server, "/metrics")
+    assert code == 200
+    assert "# TYPE penstock_passes_total counter" in text
+    code, text = get(server, "/")
+    assert code == 404
+    assert "/metrics, /healthz and /readyz" in text
+
+
+def test_several_probes_are_answered_while_one_connection_hangs(server: HealthServer) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))):
+        assert get(server, "/healthz")[0] == 200
+
+
+def test_a_taken_port_that_was_asked_for_is_a_mistake_with_the_setting(health: Health) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsError, match=f"127.0.0.1:{port} .*PENSTOCK_METRICS_PORT"):
+            serve_health(health, "127.0.0.1", port)
+
+
+def test_without_a_port_a_second_process_takes_a_free_one(health: Health) -> None:
+    first = serve_health(health, "127.0.0.1", None)
+    second = serve_health(Health("second"), "127.0.0.1", None)
+    try:
+        assert first.url != second.url
+        assert not second.url.endswith(f":{DEFAULT_PORT}")
+        assert get(first, "/healthz")[0] == get(second, "/healthz")[0] == 200
+    finally:
+        first.close()
+        second.close()
+
+
+def test_closing_frees_the_port(health: Health) -> None:
+    server = serve_health(health, "127.0.0.1", 0)
+    port = int(server.url.rsplit(":", 1)[1])
+    server.close()
+    again = serve_health(health, "127.0.0.1", port)
+    again.close()
+    assert again.url == server.url
+
+
+def test_an_address_of_ipv6_is_listened_on_and_stands_in_brackets(health: Health) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:  # a machine without IPv6
+        with pytest.raises(SettingsError, match="::1:0"):
+            serve_health(health, "::1", 0)
+        return
+    server = serve_health(health, "::1", 0)
+    try:
+        assert server.url.startswith("http://[::1]:")
+        assert get(server, "/healthz") == (200, "ok\n")
+    finally:
+        server.close()
+
+
+def test_an_address_that_is_not_this_machines_is_a_mistake_with_the_setting(health: Health) -> None:
+    with pytest.raises(SettingsError, match=r"192\.0\.2\.1:0 .*PENSTOCK_METRICS_PORT"):
+        serve_health(health, "192.0.2.1", 0)
