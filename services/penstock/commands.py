@@ -1,0 +1,366 @@
+"""What a request means: JSON-RPC methods and their raw parameters to checked commands. Pure.
+
+The api and the submitter share this, so a method means the same over HTTP and through the inbound queue.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from penstock.errors import InvalidParams, MethodNotFound, TooLarge
+from penstock.settings import Settings
+from penstock.tasks import (
+    ACTION_MAX_CHARS,
+    KEY_MAX_CHARS,
+    MAX_ATTEMPTS_LIMIT,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    NewTask,
+    State,
+)
+from penstock.wire import check_payload, escape_for_sqs, utf8_size
+
+SUBMIT_PREFIX = "submit:"
+MAX_IDS = 1000
+MAX_LIST = 1000
+LONGEST_DELAY_SECONDS = 100 * 366 * 86_400.0
+LONGEST_TIMEOUT_SECONDS = 43_200.0  # SQS hides a message no longer
+
+TaskId = int | str
+_INT8_MAX = 2**63 - 1
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+# Parameters, by method. The field order is the order of positional parameters.
+
+
+class EnqueueParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    action: str
+    payload: msgspec.Raw = msgspec.Raw(b"{}")
+    run_at: str | int | None = None
+    delay: float | None = None
+    priority: int = 0
+    unique_key: str | None = None
+    ordering_key: str | None = None
+    max_attempts: int | None = None
+    timeout: float | None = None
+
+
+class StatusParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: TaskId | None = None
+    ids: list[TaskId] | None = None
+    detail: bool = False
+
+
+class CancelParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: TaskId
+
+
+class RetryParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: TaskId
+
+
+class ListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    state: State | None = None
+    action: str | None = None
+    limit: int = 50
+    cursor: str | None = None
+
+
+class StatsParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class RejectedListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    limit: int = 50
+    cursor: str | None = None
+
+
+class RejectedRetryParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    ids: list[TaskId]
+
+
+class RejectedPurgeParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    ids: list[TaskId]
+
+
+class DiscoverParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+PARAMS: dict[str, type[msgspec.Struct]] = {
+    "enqueue": EnqueueParams,
+    "status": StatusParams,
+    "cancel": CancelParams,
+    "retry": RetryParams,
+    "list": ListParams,
+    "stats": StatsParams,
+    "rejected.list": RejectedListParams,
+    "rejected.retry": RejectedRetryParams,
+    "rejected.purge": RejectedPurgeParams,
+    "rpc.discover": DiscoverParams,
+}
+
+# Commands: parameters that have been checked
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueue:
+    task: NewTask
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """``many``: the answer is a list. ``detail``: with payload, keys and every failed attempt."""
+
+    ids: list[int]
+    many: bool
+    detail: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """The method ``retry``: a CRITICAL_ERROR or CANCELLED task starts anew."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListTasks:
+    """Newest first; ``before`` is the id that the page begins behind."""
+
+    state: State | None
+    action: str | None
+    limit: int
+    before: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ListRejected:
+    limit: int
+    before: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRejected:
+    ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeRejected:
+    ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Discover:
+    pass
+
+
+Change = Cancel | Restart
+Command = Enqueue | Status | Change | ListTasks | Stats | ListRejected | RetryRejected | PurgeRejected | Discover
+
+
+def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -> Command:
+    """Check a method and its raw parameters. Raises MethodNotFound, InvalidParams, TooLarge."""
+    raw = bytes(params)
+    if method.startswith(SUBMIT_PREFIX):
+        return Enqueue(_submitted(method.removeprefix(SUBMIT_PREFIX), raw or b"{}", settings))
+    kind = PARAMS.get(method)
+    if kind is None:
+        raise MethodNotFound("Method not found", {"method": method[:200]})
+    values: Any = _decode(kind, raw or b"{}")
+    match values:
+        case EnqueueParams():
+            return Enqueue(_new_task(values, settings))
+        case StatusParams():
+            return _status(values)
+        case CancelParams():
+            return Cancel(_id(values.id, "id"))
+        case RetryParams():
+            return Restart(_id(values.id, "id"))
+        case ListParams():
+            return ListTasks(values.state, values.action, _limit(values.limit), _cursor(values.cursor))
+        case RejectedListParams():
+            return ListRejected(_limit(values.limit), _cursor(values.cursor))
+        case RejectedRetryParams():
+            return RetryRejected(_ids(values.ids))
+        case RejectedPurgeParams():
+            return PurgeRejected(_ids(values.ids))
+        case StatsParams():
+            return Stats()
+    return Discover()
+
+
+_decoders: dict[type, msgspec.json.Decoder[Any]] = {kind: msgspec.json.Decoder(kind) for kind in PARAMS.values()}
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_FIELD = re.compile(r" - at `\$\.?(.*)`$")
+_QUOTED = re.compile(r"`([^`]*)`")
+
+
+def _decode(kind: type[msgspec.Struct], raw: bytes) -> Any:
+    names = kind.__struct_fields__
+    try:
+        if raw.startswith(b"["):
+            given = _decode_list(raw)
+            if len(given) > len(names):
+                raise InvalidParams("params", f"has {len(given)} positions; at most {len(names)}: {', '.join(names)}")
+            pairs = (b'"%s":%s' % (n.encode(), bytes(v)) for n, v in zip(names, given, strict=False))
+            raw = b"{" + b",".join(pairs) + b"}"
+        return _decoders[kind].decode(raw)
+    except msgspec.ValidationError as exc:
+        raise _mistake(str(exc), names) from None
+    except (ValueError, RecursionError) as exc:
+        raise InvalidParams("params", f"cannot be read: {str(exc)[:200]}") from None
+
+
+def _mistake(text: str, names: Iterable[str]) -> InvalidParams:
+    quoted = _QUOTED.findall(text)
+    if "unknown field" in text and quoted:
+        near = difflib.get_close_matches(quoted[0], names, n=1)
+        return InvalidParams(quoted[0][:100], "is unknown" + (f"; did you mean {near[0]}?" if near else ""))
+    if "missing required field" in text and quoted:
+        return InvalidParams(quoted[0], "is missing")
+    at = _FIELD.search(text)
+    return InvalidParams((at[1] if at else "") or "params", f"is wrong: {_FIELD.sub('', text)}")
+
+
+def _new_task(given: EnqueueParams, settings: Settings) -> NewTask:
+    payload = bytes(given.payload).decode("utf-8")
+    _check_payload(payload, settings)
+    if given.run_at is not None and given.delay is not None:
+        raise InvalidParams("delay", "and run_at exclude each other; give one")
+    if given.delay is not None and not 0 <= given.delay <= LONGEST_DELAY_SECONDS:
+        raise InvalidParams("delay", f"must be between 0 and {LONGEST_DELAY_SECONDS:.0f} seconds, not {given.delay}")
+    if not PRIORITY_MIN <= given.priority <= PRIORITY_MAX:
+        raise InvalidParams("priority", f"must be between {PRIORITY_MIN} and {PRIORITY_MAX}, not {given.priority}")
+    max_attempts = settings.max_attempts if given.max_attempts is None else given.max_attempts
+    if not 1 <= max_attempts <= MAX_ATTEMPTS_LIMIT:
+        raise InvalidParams("max_attempts", f"must be between 1 and {MAX_ATTEMPTS_LIMIT}, not {max_attempts}")
+    if given.timeout is not None and not 0 < given.timeout <= LONGEST_TIMEOUT_SECONDS:
+        raise InvalidParams(
+            "timeout", f"must be above 0 and at most {LONGEST_TIMEOUT_SECONDS:.0f} seconds, not {given.timeout}"
+        )
+    return NewTask(
+        action=_action(given.action),
+        payload=payload,
+        run_at=_instant(given.run_at),
+        delay_seconds=given.delay,
+        priority=given.priority,
+        unique_key=_key(given.unique_key, "unique_key"),
+        ordering_key=_key(given.ordering_key, "ordering_key"),
+        max_attempts=max_attempts,
+        timeout_seconds=given.timeout,
+    )
+
+
+def _submitted(action: str, raw: bytes, settings: Settings) -> NewTask:
+    payload = raw.decode("utf-8")
+    value = _check_payload(payload, settings, field="params")
+    unique_key = None
+    if isinstance(value, dict) and value.get("objectID") is not None:
+        object_id = value["objectID"]
+        if isinstance(object_id, bool) or not isinstance(object_id, str | int | float):
+            raise InvalidParams("objectID", "must be a string or a number")
+        # 23 and "23" are one object: the older convention sends either.
+        unique_key = _key(str(object_id), "objectID")
+    return NewTask(_action(action), payload, unique_key=unique_key, max_attempts=settings.max_attempts)
+
+
+def _check_payload(payload: str, settings: Settings, *, field: str = "payload") -> Any:
+    size = utf8_size(escape_for_sqs(payload))  # as it will travel
+    if size > settings.payload_limit_bytes:
+        raise TooLarge(field, size, settings.payload_limit_bytes)
+    return check_payload(payload, field)
+
+
+def _action(action: str) -> str:
+    if not action:
+        raise InvalidParams("action", "is empty")
+    if len(action) > ACTION_MAX_CHARS:
+        raise InvalidParams("action", f"is {len(action)} characters long; the limit is {ACTION_MAX_CHARS}")
+    if _CONTROL.search(action):
+        raise InvalidParams("action", "holds a control character")
+    if action.startswith("rpc."):
+        raise InvalidParams("action", "must not begin with rpc., which JSON-RPC reserves")
+    return action
+
+
+def _key(key: str | None, name: str) -> str | None:
+    if key is None:
+        return None
+    if not 1 <= len(key) <= KEY_MAX_CHARS:
+        raise InvalidParams(name, f"must have 1 to {KEY_MAX_CHARS} characters, not {len(key)}")
+    if _CONTROL.search(key):
+        raise InvalidParams(name, "holds a control character")
+    return key
+
+
+def _instant(value: str | int | None) -> datetime | None:
+    if value is None:
+        return None
+    try:
+        if isinstance(value, int):
+            return datetime.fromtimestamp(value / 1000, UTC)
+        instant = msgspec.convert(value, datetime)
+    except (ValueError, OverflowError, OSError):
+        raise InvalidParams(
+            "run_at", f"must be RFC 3339 such as 2030-01-31T08:00:00Z, or epoch milliseconds, not {str(value)[:60]!r}"
+        ) from None
+    if instant.tzinfo is None:
+        raise InvalidParams("run_at", f"needs a zone, such as Z or +01:00: {value!r}")
+    try:
+        return instant.astimezone(UTC)
+    except (OverflowError, ValueError):
+        raise InvalidParams("run_at", f"is out of range: {value!r}") from None
+
+
+def _id(value: TaskId, name: str) -> int:
+    if isinstance(value, str):
+        if not value.isascii() or not value.isdigit() or len(value) > 19:
+            raise InvalidParams(name, f"must be a task's number, not {value[:60]!r}")
+        value = int(value)
+    if not 0 <= value <= _INT8_MAX:
+        raise InvalidParams(name, f"must be between 0 and {_INT8_MAX}")
+    return value
+
+
+def _ids(values: list[TaskId]) -> list[int]:
+    if not 1 <= len(values) <= MAX_IDS:
+        raise InvalidParams("ids", f"must hold 1 to {MAX_IDS} ids, not {len(values)}")
+    return [_id(value, f"ids[{position}]") for position, value in enumerate(values)]
+
+
+def _status(given: StatusParams) -> Status:
+    if (given.id is None) == (given.ids is None):
+        raise InvalidParams("id", "or ids must be given, not both")
+    if given.ids is not None:
+        return Status(_ids(given.ids), True, given.detail)
+    assert given.id is not None
+    return Status([_id(given.id, "id")], False, given.detail)
+
+
+def _limit(limit: int) -> int:
+    if not 1 <= limit <= MAX_LIST:
+        raise InvalidParams("limit", f"must be between 1 and {MAX_LIST}, not {limit}")
+    return limit
+
+
+def _cursor(cursor: str | None) -> int | None:
+    return None if cursor is None else _id(cursor, "cursor")

@@ -1,0 +1,174 @@
+"""What reports from workers do to tasks: results, failures and signs of life, fenced by claim, in one transaction.
+
+The resulter applies what comes through the results queue; the api uses the same for a replayed rejected message,
+the supervisor for tasks whose worker fell silent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from penstock import metrics
+from penstock.errors import HANDLER_ERROR, TOO_LARGE, SettingsError
+from penstock.logs import get_logger
+from penstock.retry import Backoff
+from penstock.settings import Settings
+from penstock.store import Pair, Session
+from penstock.tasks import Failure
+from penstock.wire import Failed, Hints, Progress, Report, Succeeded, Unreadable, utf8_size
+
+ERROR_LIMIT_BYTES = 32_768  # of one attempt's error; a task may keep as many as it has attempts
+LONGEST_RETRY_SECONDS = 10 * 366 * 86_400.0  # Postgres knows no instant that a worker's wildest hint may lead to
+_MESSAGE_KEPT_CHARS = 2000
+
+log = get_logger()
+
+
+class _Head(msgspec.Struct):
+    code: int
+    message: str
+
+
+_decode_head = msgspec.json.Decoder(_Head).decode
+
+
+@dataclass(slots=True)
+class Applied:
+    """What a set of reports did. ``stale``: reports whose claim no longer holds its task; no harm, no change."""
+
+    succeeded: int = 0
+    failed: int = 0
+    alive: int = 0
+    stale: int = 0
+    unreadable: list[Unreadable] = field(default_factory=list)
+
+    @property
+    def settled(self) -> int:
+        return self.succeeded + self.failed
+
+
+async def apply_reports(session: Session, reports: Sequence[Report], settings: Settings) -> Applied:
+    """Record reports, inside a transaction; the caller keeps ``unreadable`` as rejected."""
+    applied = Applied()
+    outcomes = await _newest_outcomes(session, reports, applied)
+    results: dict[Pair, str] = {}
+    failed: dict[Pair, Failed] = {}
+    for pair, report in outcomes.items():
+        if isinstance(report, Succeeded):
+            size = utf8_size(report.result)
+            if size <= settings.result_limit_bytes:
+                results[pair] = report.result
+                continue
+            report = _too_large(report, size, settings.result_limit_bytes)
+        failed[pair] = report
+    applied.succeeded = len(await session.finish(results))
+    applied.failed = await _fail(session, failed, settings)
+    applied.stale += len(outcomes) - applied.settled
+    beats = {
+        (report.task_id, report.claim): report.detail
+        for report in reports
+        if isinstance(report, Progress) and (report.task_id, report.claim) not in outcomes
+    }
+    newest: dict[int, int] = {}
+    for task_id, claim in beats:
+        newest[task_id] = max(claim, newest.get(task_id, 0))
+    applied.alive = await session.note_heartbeats({p: d for p, d in beats.items() if newest[p[0]] == p[1]})
+    if applied.stale:
+        metrics.STALE_RESULTS.inc(applied.stale)
+    return applied
+
+
+async def _newest_outcomes(
+    session: Session, reports: Sequence[Report], applied: Applied
+) -> dict[Pair, Succeeded | Failed]:
+    """One outcome a task, of its newest claim: the statements need distinct ids. Older ones count as stale."""
+    by_attempt = {
+        (report.task_id, report.attempt)
+        for report in reports
+        if isinstance(report, Succeeded | Failed) and report.claim is None and report.attempt is not None
+    }
+    claims = await session.find_claims(by_attempt)
+    newest: dict[int, tuple[int, Succeeded | Failed]] = {}
+    for report in reports:
+        if isinstance(report, Unreadable):
+            applied.unreadable.append(report)
+            continue
+        if isinstance(report, Progress):
+            continue
+        claim = report.claim
+        if claim is None and report.attempt is not None:
+            claim = claims.get((report.task_id, report.attempt))
+        held = newest.get(report.task_id)
+        if claim is None or (held is not None and held[0] >= claim):
+            applied.stale += 1
+            log.info("stale_result", task_id=report.task_id, claim=claim)
+            continue
+        if held is not None:
+            applied.stale += 1
+        newest[report.task_id] = (claim, report)
+    return {(task_id, claim): report for task_id, (claim, report) in newest.items()}
+
+
+async def _fail(session: Session, failed: dict[Pair, Failed], settings: Settings) -> int:
+    attempts = await session.read_attempts(failed)
+    failures = []
+    for (task_id, claim), (attempt, max_attempts) in attempts.items():
+        report = failed[task_id, claim]
+        delay = delay_after(attempt, max_attempts, report.hints, settings.backoff)
+        failures.append(Failure(task_id, claim, bounded_error(report.error), delay))
+    settled = await session.fail(failures)
+    for failure in failures:
+        log.info(
+            "task_failed" if failure.delay_seconds is not None else "task_given_up",
+            task_id=failure.id, claim=failure.claim, attempt=attempts[failure.id, failure.claim][0],
+            delay_seconds=None if failure.delay_seconds is None else round(failure.delay_seconds, 3),
+        )  # fmt: skip
+    return len(settled)
+
+
+def delay_after(attempt: int, max_attempts: int, hints: Hints, backoff: Backoff) -> float | None:
+    """Seconds until the next attempt after the failed one of that number, or None when it was the last.
+
+    A worker's hints steer: ``final`` ends, ``max_attempts`` lowers the cap, ``retry_after`` sets this delay,
+    ``backoff`` is the action's own policy. Hints that make no sense are ignored.
+    """
+    cap = max_attempts
+    if hints.max_attempts is not None and hints.max_attempts >= 1:
+        cap = min(cap, hints.max_attempts)
+    if hints.final or attempt >= cap:
+        return None
+    if hints.retry_after is not None and 0 <= hints.retry_after <= LONGEST_RETRY_SECONDS:
+        return hints.retry_after
+    if hints.backoff is not None:
+        own = hints.backoff
+        try:
+            backoff = Backoff(own.base_seconds, own.factor, own.cap_seconds, own.jitter)
+        except SettingsError:
+            log.warning("backoff_hint_ignored", base_seconds=own.base_seconds, factor=own.factor)
+    return min(backoff.delay_seconds(attempt), LONGEST_RETRY_SECONDS)
+
+
+def bounded_error(error: str) -> str:
+    """The error's JSON text, cut to its code and message when it is longer than is kept."""
+    size = utf8_size(error)
+    if size <= ERROR_LIMIT_BYTES:
+        return error
+    try:
+        head = _decode_head(error)  # its data skipped: a number of 5,000 digits in it would be an error of its own
+    except RecursionError:
+        head = _Head(HANDLER_ERROR, "an error nested too deeply to be kept")
+    kept = {"code": head.code, "message": head.message[:_MESSAGE_KEPT_CHARS], "data": {"truncated_from": size}}
+    return json.dumps(kept)
+
+
+def _too_large(report: Succeeded, size: int, limit: int) -> Failed:
+    error = {
+        "code": TOO_LARGE,
+        "message": f"the result is {size} bytes; the limit is {limit} (PENSTOCK_RESULT_LIMIT_BYTES)",
+        "data": {"type": "ResultTooLarge", "size": size, "limit": limit},
+    }
+    return Failed(report.task_id, report.claim, report.attempt, json.dumps(error), Hints())

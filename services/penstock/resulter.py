@@ -1,0 +1,112 @@
+"""Resulter: the results queue to Postgres. A message is deleted only after what it reports is committed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from penstock.errors import HANDLER_ERROR, Refused, Unavailable
+from penstock.logs import get_logger
+from penstock.loop import Service, SideTask
+from penstock.notify import Notifier
+from penstock.outcomes import Applied, apply_reports
+from penstock.settings import Settings
+from penstock.store import Store
+from penstock.transports import Queue
+from penstock.wire import NO_HINTS, Failed, Progress, Report, Succeeded, Unreadable, decode_reports
+
+log = get_logger()
+
+
+class Resulter(Service):
+    """One resulter process; ``run_once`` is one receive, committed and deleted."""
+
+    name = "resulter"
+
+    def __init__(self, *, store: Store, results: Queue, settings: Settings) -> None:
+        self._store = store
+        self._results = results
+        self._settings = settings
+        self._notifier = Notifier(store)
+        self._store_is_doubtful = False
+        self.idle_seconds = 0.0 if settings.receive_wait_seconds else 0.1
+
+    async def open(self) -> None:
+        await self._store.open()
+        await self._results.depth()
+
+    def side_tasks(self) -> Mapping[str, SideTask]:
+        return {"notify": self._notifier.run}
+
+    async def run_once(self) -> int:
+        """Receive, record, delete; returns how many messages came.
+
+        While Postgres is away nothing is received: each receive counts, and after a few the queue gives a message up.
+        """
+        if self._store_is_doubtful:
+            await self._store.ping()
+            self._store_is_doubtful = False
+        messages = await self._results.receive(
+            wait_seconds=self._settings.receive_wait_seconds,
+            visibility_seconds=self._settings.visibility_timeout_seconds,
+        )
+        if not messages:
+            return 0
+        reports: list[Report] = []
+        for message in messages:
+            reports += decode_reports(message.body, batch_limit=self._settings.batch_limit)
+        try:
+            await self._record(reports)
+        except Unavailable:
+            self._store_is_doubtful = True
+            await self._results.release(messages)
+            raise
+        await self._results.delete(messages)
+        return len(messages)
+
+    async def _record(self, reports: Sequence[Report]) -> None:
+        try:
+            applied = await self._commit(reports)
+        except Refused as exc:
+            if len(reports) > 1:
+                # One report's values spoil the transaction of all: each half by itself, down to the guilty one.
+                middle = len(reports) // 2
+                await self._record(reports[:middle])
+                await self._record(reports[middle:])
+                return
+            applied = await self._commit(_in_place_of(reports[0], str(exc)))
+        if applied.settled:
+            self._notifier.poke()  # there is room in the window
+        for entry in applied.unreadable:
+            log.warning("message_rejected", source="results", reason=entry.reason, bytes=len(entry.text))
+        log.debug("recorded", succeeded=applied.succeeded, failed=applied.failed, stale=applied.stale)
+
+    async def _commit(self, reports: Sequence[Report]) -> Applied:
+        async with self._store.transaction() as session:
+            applied = await apply_reports(session, reports, self._settings)
+            await session.insert_rejected("results", [(entry.text, entry.reason) for entry in applied.unreadable])
+        return applied
+
+
+def _in_place_of(report: Report, reason: str) -> list[Report]:
+    """What is recorded of a report whose values Postgres refuses: its text as rejected, and for its task a failed
+    attempt, since the worker has answered and will not answer again."""
+    match report:
+        case Succeeded():
+            member, value = "result", report.result
+        case Failed():
+            member, value = "error", report.error
+        case Progress():
+            return [Unreadable(f"progress of {report.task_id}:{report.claim}: {report.detail}", reason)]
+        case Unreadable():
+            return [Unreadable(report.text, reason)]
+    id_ = report.task_id if report.claim is None else f"{report.task_id}:{report.claim}"
+    error = {
+        "code": HANDLER_ERROR,
+        "message": f"the worker's {member} cannot be stored; it is kept among the rejected messages",
+        "data": {"type": "Unstorable", "message": reason},
+    }
+    return [
+        Failed(report.task_id, report.claim, report.attempt, json.dumps(error), NO_HINTS),
+        Unreadable(f'{{"jsonrpc":"2.0","{member}":{value},"id":{json.dumps(id_)}}}', reason),
+    ]

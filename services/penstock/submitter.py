@@ -1,0 +1,122 @@
+"""Submitter: the inbound queue to Postgres. A message is deleted only after its tasks are committed.
+
+A redelivered message is known by its receipt, written in the same transaction as its tasks, so it adds nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from penstock.errors import Refused, Unavailable
+from penstock.intake import Inbound, accept_inbound, read_inbound
+from penstock.logs import get_logger
+from penstock.loop import Service, SideTask
+from penstock.notify import Notifier
+from penstock.settings import Settings
+from penstock.store import Store
+from penstock.tasks import Enqueued
+from penstock.transports import Message, Queue
+from penstock.wire import split_body
+
+log = get_logger()
+
+
+class Submitter(Service):
+    """One submitter process; ``run_once`` is one receive, committed and deleted."""
+
+    name = "submitter"
+
+    def __init__(self, *, store: Store, inbound: Queue, settings: Settings) -> None:
+        self._store = store
+        self._inbound = inbound
+        self._settings = settings
+        self._notifier = Notifier(store)
+        self._store_is_doubtful = False
+        self.idle_seconds = 0.0 if settings.receive_wait_seconds else 0.1
+
+    async def open(self) -> None:
+        await self._store.open()
+        await self._inbound.depth()
+
+    def side_tasks(self) -> Mapping[str, SideTask]:
+        return {"notify": self._notifier.run}
+
+    async def run_once(self) -> int:
+        """Receive, store, delete; returns how many messages came.
+
+        While Postgres is away nothing is received: each receive counts, and after a few the queue gives a message up.
+        """
+        if self._store_is_doubtful:
+            await self._store.ping()
+            self._store_is_doubtful = False
+        messages = await self._inbound.receive(
+            wait_seconds=self._settings.receive_wait_seconds,
+            visibility_seconds=self._settings.visibility_timeout_seconds,
+        )
+        if not messages:
+            return 0
+        try:
+            await self._store_all(messages)
+        except Unavailable:
+            self._store_is_doubtful = True
+            await self._inbound.release(messages)
+            raise
+        await self._inbound.delete(messages)
+        return len(messages)
+
+    async def _store_all(self, messages: Sequence[Message]) -> None:
+        try:
+            await self._store_together(messages)
+        except Refused:
+            # One entry's values spoil the transaction of all: each by itself, so that only the guilty one is rejected.
+            for message in messages:
+                await self._store_singly(message)
+
+    async def _store_together(self, messages: Sequence[Message]) -> None:
+        read = {message.id: read_inbound(message.body, self._settings) for message in messages}
+        async with self._store.transaction() as session:
+            fresh = await session.record_receipts(list(read))
+            merged = _merge([read[message_id] for message_id in read if message_id in fresh])
+            enqueued = await accept_inbound(session, merged, door="inbound")
+            await session.insert_rejected("inbound", merged.refused)
+        self._stored(merged, enqueued)
+
+    async def _store_singly(self, message: Message) -> None:
+        whole = read_inbound(message.body, self._settings)
+        if not (whole.tasks or whole.changes):
+            await self._store_together([message])
+            return
+        _, entries = split_body(message.body, batch_limit=self._settings.batch_limit)
+        parts: list[Inbound] = []
+        enqueued: list[Enqueued] = []
+        async with self._store.transaction() as session:
+            if not await session.record_receipts([message.id]):
+                return
+            for entry in entries:
+                text = entry if isinstance(entry, str) else bytes(entry).decode("utf-8")
+                part = read_inbound(text, self._settings)
+                try:
+                    async with session.savepoint():
+                        enqueued += await accept_inbound(session, part, door="inbound")
+                except Refused as exc:
+                    part = Inbound(refused=[(text, str(exc))])
+                parts.append(part)
+            merged = _merge(parts)
+            await session.insert_rejected("inbound", merged.refused)
+        self._stored(merged, enqueued)
+
+    def _stored(self, inbound: Inbound, enqueued: Sequence[Enqueued]) -> None:
+        if enqueued or inbound.changes:
+            self._notifier.poke()
+        for text, reason in inbound.refused:
+            log.warning("message_rejected", source="inbound", reason=reason, bytes=len(text))
+        log.debug("accepted", tasks=len(enqueued), refused=len(inbound.refused))
+
+
+def _merge(parts: Sequence[Inbound]) -> Inbound:
+    merged = Inbound()
+    for part in parts:
+        merged.tasks += part.tasks
+        merged.changes += part.changes
+        merged.refused += part.refused
+    return merged

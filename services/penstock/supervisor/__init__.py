@@ -1,0 +1,73 @@
+"""Supervisor: upkeep, one module per duty. Several supervisors are safe: every repair is guarded by its claim."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from typing import Protocol
+
+from penstock.errors import Unavailable
+from penstock.loop import Service, SideTask
+from penstock.notify import Notifier
+from penstock.settings import Settings
+from penstock.store import Store
+from penstock.supervisor.gauges import Gauges
+from penstock.supervisor.repair import Repair
+from penstock.supervisor.retention import Retention
+from penstock.transports import Queue
+
+
+class Duty(Protocol):
+    """One kind of upkeep; ``run_once`` does one bounded round and returns how much it changed."""
+
+    async def run_once(self) -> int: ...
+
+
+class Supervisor(Service):
+    """One supervisor process; ``run_once`` is one round of every duty."""
+
+    name = "supervisor"
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        queues: Mapping[str, Queue],
+        settings: Settings,
+        dead_letters: Mapping[str, Queue] | None = None,
+    ) -> None:
+        self._store = store
+        self._interval_seconds = settings.supervisor_interval_seconds
+        self._notifier = Notifier(store)
+        self._repair = Repair(store=store, outbound=queues["outbound"], results=queues["results"], settings=settings)
+        self._duties: list[Duty] = [
+            self._repair,
+            Retention(store=store, settings=settings),
+            Gauges(store=store, queues=queues, dead_letters=dead_letters or {}),
+        ]
+
+    async def open(self) -> None:
+        await self._store.open()
+
+    def side_tasks(self) -> Mapping[str, SideTask]:
+        return {"notify": self._notifier.run}
+
+    async def run_once(self) -> int:
+        """One round. A duty whose dependency is away does not keep the others from theirs. Raises Unavailable."""
+        away: Unavailable | None = None
+        for duty in self._duties:
+            try:
+                changed = await duty.run_once()
+            except Unavailable as exc:
+                away = exc
+            else:
+                if changed and duty is self._repair:
+                    self._notifier.poke()
+        if away is not None:
+            raise away
+        return 0
+
+    async def wait_for_work(self) -> None:
+        # Jitter keeps several supervisors from meeting at the same rows every time.
+        await asyncio.sleep(self._interval_seconds * random.uniform(0.8, 1.2))

@@ -1,0 +1,106 @@
+"""The one place where settings become connections and connections a running process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from penstock.errors import SettingsError
+from penstock.logs import get_logger, setup_logging
+from penstock.loop import Service, run_service
+from penstock.settings import Settings, misspelt_variables
+
+if TYPE_CHECKING:
+    from penstock.store import Store
+    from penstock.transports.sqs import SqsQueue
+
+PROCESSES = ("submitter", "scheduler", "worker", "resulter", "supervisor", "api")
+_ONE_PASS = frozenset({"supervisor", "api"})  # their work is not of a kind that more passes would speed up
+
+log = get_logger()
+
+
+def run_process(name: str, settings: Settings, *, concurrency: int | None = None, apps: Sequence[str] = ()) -> int:
+    """Run one process until a signal; returns its exit code.
+
+    concurrency: passes under way at once, None for the setting. apps: modules that register actions (worker only).
+    Raises SettingsError.
+    """
+    setup_logging(name, level=settings.log_level, form=settings.log_format)
+    for seen, meant in misspelt_variables():
+        log.warning("setting_unknown", seen=seen, meant=meant)
+    passes = 1 if name in _ONE_PASS else concurrency or settings.concurrency
+    return run_service(_maker(name, settings, apps), settings, passes=passes)
+
+
+def _maker(name: str, settings: Settings, apps: Sequence[str]) -> Callable[[AsyncExitStack], Service]:
+    """Modules are imported per process, so that a worker loads no database driver."""
+    if name == "worker":
+        return _worker(settings, apps)
+    database_url = settings.require_database_url
+
+    def make(stack: AsyncExitStack) -> Service:
+        from penstock.store import Store
+
+        store = Store(
+            database_url,
+            pool_size=settings.database_pool_size,
+            statement_timeout_seconds=settings.statement_timeout_seconds,
+            application_name=f"penstock-{name}",
+        )
+        stack.push_async_callback(store.close)
+        return _over_postgres(name, settings, store, stack)
+
+    return make
+
+
+def _worker(settings: Settings, apps: Sequence[str]) -> Callable[[AsyncExitStack], Service]:
+    from penstock.handlers import REGISTRY, load_app
+    from penstock.worker import Worker
+
+    for app in apps:
+        load_app(app)
+
+    def make(stack: AsyncExitStack) -> Service:
+        queues = _queues(settings, stack)
+        return Worker(outbound=queues["outbound"], results=queues["results"], settings=settings, registry=REGISTRY)
+
+    return make
+
+
+def _over_postgres(name: str, settings: Settings, store: Store, stack: AsyncExitStack) -> Service:
+    if name == "api":
+        from penstock.api import Api
+
+        return Api(store=store, settings=settings)
+    queues = _queues(settings, stack)
+    if name == "submitter":
+        from penstock.submitter import Submitter
+
+        return Submitter(store=store, inbound=queues["inbound"], settings=settings)
+    if name == "scheduler":
+        from penstock.scheduler import Scheduler
+
+        return Scheduler(store=store, outbound=queues["outbound"], settings=settings)
+    if name == "resulter":
+        from penstock.resulter import Resulter
+
+        return Resulter(store=store, results=queues["results"], settings=settings)
+    if name == "supervisor":
+        from penstock.supervisor import Supervisor
+        from penstock.transports.sqs import DEAD_LETTER_SUFFIX
+
+        dead_letters = _queues(settings, stack, DEAD_LETTER_SUFFIX)
+        return Supervisor(store=store, queues=queues, dead_letters=dead_letters, settings=settings)
+    raise SettingsError(f"there is no process {name!r}: choose one of {', '.join(PROCESSES)}")
+
+
+def _queues(settings: Settings, stack: AsyncExitStack, suffix: str = "") -> dict[str, SqsQueue]:
+    """The three queues by label, or with a suffix their dead-letter queues."""
+    from penstock.transports.sqs import SqsTransport
+
+    transport = SqsTransport(endpoint_url=settings.sqs_endpoint_url, region=settings.aws_region)
+    stack.push_async_callback(transport.close)
+    names = {"inbound": settings.inbound_queue, "outbound": settings.outbound_queue, "results": settings.results_queue}
+    return {label + suffix: transport.queue(name + suffix, label=label + suffix) for label, name in names.items()}

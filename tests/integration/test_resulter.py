@@ -1,0 +1,468 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from penstock.errors import HANDLER_ERROR, TOO_LARGE, Unavailable
+from penstock.local.postgres import EmbeddedPostgres
+from penstock.outcomes import ERROR_LIMIT_BYTES, delay_after
+from penstock.resulter import Resulter
+from penstock.retry import Backoff
+from penstock.settings import Settings
+from penstock.store import Store
+from penstock.tasks import Claimed, NewTask
+from penstock.transports import Depth
+from penstock.transports.sqs import MAX_RECEIVES, SqsQueue
+from penstock.wire import NO_HINTS, BackoffHint, Hints, encode_error, encode_progress, encode_result
+from tests.integration.doors import postgres_away, put, rejected, sample
+
+TaskOf = Callable[[int], Any]
+EMPTY = Depth(0, 0, 0)
+
+
+@pytest.fixture
+def resulter(store: Store, results: SqsQueue, settings: Settings) -> Resulter:
+    return Resulter(store=store, results=results, settings=settings)
+
+
+async def claim(store: Store, limit: int = 100, *, now: datetime | None = None) -> list[Claimed]:
+    async with store.session() as session:
+        dispatch = await session.claim(limit, now=now)
+        assert dispatch is not None
+        await session.confirm(dispatch.id)
+    return dispatch.tasks
+
+
+async def claimed(store: Store, *tasks: NewTask) -> list[Claimed]:
+    """New tasks, claimed; in the order in which they were given."""
+    async with store.transaction() as session:
+        await session.enqueue(tasks)
+    return sorted(await claim(store), key=lambda task: task.id)
+
+
+def name(task: Claimed) -> str:
+    return f"{task.id}:{task.claim}"
+
+
+def error(task: Claimed, message: str = "boom", **data: Any) -> str:
+    return encode_error(name(task), HANDLER_ERROR, message, {"type": "ValueError", **data})
+
+
+async def drained(resulter: Resulter) -> int:
+    total = 0
+    while came := await resulter.run_once():
+        total += came
+    return total
+
+
+async def report(resulter: Resulter, results: SqsQueue, *bodies: str) -> None:
+    """Put bodies into the results queue and have all of them recorded and deleted."""
+    await put(results, *bodies)
+    assert await drained(resulter) == len(bodies)
+    assert await results.depth() == EMPTY
+
+
+async def states(task_of: TaskOf, tasks: Sequence[Claimed]) -> list[str]:
+    return [(await task_of(task.id))["state"] for task in tasks]
+
+
+# Success
+
+
+async def test_a_result_settles_its_task_with_the_text_that_came(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf
+) -> None:
+    (task,) = await claimed(store, NewTask("a"))
+    before = sample("penstock_transitions_total", action="a", state="SUCCESS")
+    await report(resulter, results, encode_result(name(task), '{"n": 1e400, "t":"é\\u0041"}'))
+    row = await task_of(task.id)
+    assert (row["state"], row["result"], row["attempts"]) == ("SUCCESS", '{"n": 1e400, "t":"é\\u0041"}', 1)
+    assert sample("penstock_transitions_total", action="a", state="SUCCESS") == before + 1
+
+
+@pytest.mark.parametrize("result", ["null", "false", "0", '""', "[]"])
+async def test_an_empty_result_is_a_result(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf, result: str
+) -> None:
+    (task,) = await claimed(store, NewTask("a"))
+    await report(resulter, results, encode_result(name(task), result))
+    row = await task_of(task.id)
+    assert (row["state"], row["result"]) == ("SUCCESS", result)
+
+
+async def test_what_postgres_cannot_hold_as_text_is_replaced_not_lost(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf
+) -> None:
+    good, bad = await claimed(store, NewTask("a"), NewTask("a"))
+    await report(
+        resulter, results, encode_result(name(good), r'"\u0000 \ud800"'), error(bad, "nul \0 and half \udc00 pair")
+    )
+    assert (await task_of(good.id))["result"] == r'"\ufffd \ufffd"'
+    assert json.loads((await task_of(bad.id))["error"])["message"] == "nul \ufffd and half \ufffd pair"
+
+
+async def test_a_mixed_batch_settles_each_task_by_its_own(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf
+) -> None:
+    tasks = await claimed(store, *(NewTask("a", max_attempts=1 if n == 2 else 10) for n in range(5)))
+    done, failed, given_up, alive, silent = tasks
+    entries = [
+        encode_result(name(done), "1"),
+        '{"jsonrpc":"2.0","result":1,"id":"nobody"}',
+        error(failed),
+        error(given_up),
+        encode_progress(name(alive), 40, "well on the way"),
+        encode_result(f"{silent.id}:{silent.claim + 1}", "1"),
+        encode_result("999999:1", "1"),
+    ]
+    stale = sample("penstock_stale_results_total")
+    await report(resulter, results, f"[{','.join(entries)}]", "not json")
+    assert await states(task_of, tasks) == ["SUCCESS", "ERROR", "CRITICAL_ERROR", "ACQUIRED", "ACQUIRED"]
+    assert [source for source, _, _ in await rejected(store)] == ["results", "results"]
+    assert sample("penstock_stale_results_total") == stale + 2
+
+
+async def test_progress_is_shown_and_counts_as_a_sign_of_life(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf
+) -> None:
+    shown, quiet = await claimed(store, NewTask("a"), NewTask("a"))
+    await report(resulter, results, encode_progress(name(shown), 12.5, "half é"))
+    assert json.loads((await task_of(shown.id))["progress"]) == {"percent": 12.5, "note": "half é"}
+    await report(resulter, results, encode_progress(name(shown)))  # a bare heartbeat leaves it
+    assert json.loads((await task_of(shown.id))["progress"]) == {"percent": 12.5, "note": "half é"}
+    async with store.session() as session:
+        later = datetime.now(UTC) + timedelta(seconds=61)
+        stale = {task.id: task.taken for task in await session.find_stale(60, limit=10, now=later)}
+    assert stale == {shown.id: True, quiet.id: False}
+
+
+async def test_progress_of_an_older_claim_changes_nothing(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf
+) -> None:
+    (old,) = await claimed(store, NewTask("a"))
+    async with store.session() as session:
+        await session.release([(old.id, old.claim)])
+    (new,) = await claim(store)
+    await report(resulter, results, f"[{encode_progress(name(new), 2)},{encode_progress(name(old), 99)}]")
+    assert json.loads((await task_of(old.id))["progress"])["percent"] == 2
+
+
+# Failure
+
+
+async def test_a_failed_task_waits_longer_after_each_attempt_and_is_given_up_after_exactly_ten(
+    store: Store, results: SqsQueue, settings: Settings, task_of: TaskOf
+) -> None:
+    resulter = Resulter(
+        store=store,
+        results=results,
+        settings=settings.model_copy(update={"retry_base_seconds": 5.0, "retry_cap_seconds": 3600.0}),
+    )
+    (task,) = await claimed(store, NewTask("a"))
+    delays = []
+    for attempt in range(1, 11):
+        await report(resulter, results, error(task, f"failure {attempt}"))
+        row = await task_of(task.id)
+        assert row["attempts"] == attempt
+        if attempt < 10:
+            assert row["state"] == "ERROR"
+            delays.append((row["run_at"] - row["updated_at"]).total_seconds())
+            (task,) = await claim(store, now=row["run_at"] + timedelta(seconds=1))
+    assert row["state"] == "CRITICAL_ERROR"
+    assert delays == sorted(delays)
+    for attempt, delay in enumerate(delays, 1):
+        nominal = 5.0 * 2 ** (attempt - 1)
+        assert 0.8 * nominal - 0.001 <= delay <= nominal + 0.001
+    failures = json.loads(row["failures"])
+    assert [(f["attempt"], f["error"]["message"]) for f in failures] == [(n, f"failure {n}") for n in range(1, 11)]
+    async with store.session() as session:
+        assert await session.claim(10, now=datetime.now(UTC) + timedelta(days=365)) is None
+
+
+async def test_the_whole_error_is_recorded(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf
+) -> None:
+    (task,) = await claimed(store, NewTask("a"))
+    await report(resulter, results, error(task, "boom", traceback="Traceback ...", more={"a": [1]}))
+    assert json.loads((await task_of(task.id))["error"]) == {
+        "code": HANDLER_ERROR,
+        "message": "boom",
+        "data": {"type": "ValueError", "traceback": "Traceback ...", "more": {"a": [1]}},
+    }
+
+
+@pytest.mark.parametrize("filler", ["x" * 100_000, "9" * 100_000], ids=["text", "a number"])
+async def test_an_error_above_the_limit_keeps_its_code_and_message(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf, filler: str
+) -> None:
+    (task,) = await claimed(store, NewTask("a"))
+    value = filler if filler.isdigit() else json.dumps(filler)
+    body = f'{{"code":-32000,"message":"boom","data":{{"n":{value}}}}}'
+    await report(resulter, results, f'{{"jsonrpc":"2.0","error":{body},"id":"{name(task)}"}}')
+    row = await task_of(task.id)
+    kept = json.loads(row["error"])
+    assert (row["state"], kept["code"], kept["message"]) == ("ERROR", -32000, "boom")
+    assert kept["data"] == {"truncated_from": len(body)}
+    assert len(row["error"]) < ERROR_LIMIT_BYTES
+
+
+async def test_hints_in_an_error_steer_the_retry(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf
+) -> None:
+    names = ("final", "capped", "later", "own policy", "nonsense")
+    final, capped, later, own, nonsense = tasks = await claimed(store, *(NewTask(name) for name in names))
+    policy = {"base_seconds": 100.0, "factor": 3.0, "cap_seconds": 1000.0, "jitter": 0.0}
+    await report(
+        resulter,
+        results,
+        error(final, final=True),
+        error(capped, max_attempts=1),
+        error(later, retry_after=77.0),
+        error(own, backoff=policy),
+        error(nonsense, retry_after=-1, max_attempts=0, backoff=policy | {"factor": 0.1}),
+    )
+    assert await states(task_of, tasks) == ["CRITICAL_ERROR", "CRITICAL_ERROR", "ERROR", "ERROR", "ERROR"]
+    waits = []
+    for task in (later, own, nonsense):
+        row = await task_of(task.id)
+        waits.append((row["run_at"] - row["updated_at"]).total_seconds())
+    assert waits[:2] == [77.0, 100.0]
+    assert waits[2] <= 0.05  # the setting's own
+
+
+@pytest.mark.parametrize(
+    ("attempt", "max_attempts", "hints", "expected"),
+    [
+        (9, 10, NO_HINTS, 256.0 * 5),
+        (10, 10, NO_HINTS, None),
+        (11, 10, NO_HINTS, None),
+        (1, 1, Hints(retry_after=3.0), None),
+        (3, 10, Hints(max_attempts=3), None),
+        (2, 10, Hints(max_attempts=3), 10.0),
+        (2, 2, Hints(max_attempts=99), None),
+        (1, 10, Hints(final=True, retry_after=3.0), None),
+        (1, 10, Hints(retry_after=0.0), 0.0),
+        (1, 10, Hints(retry_after=1e300), 5.0),
+        (3, 10, Hints(backoff=BackoffHint(1.0, 10.0, 50.0, 0.0)), 50.0),
+        (1, 10, Hints(backoff=BackoffHint(0.0, 10.0, 50.0, 0.0)), 5.0),
+    ],
+)
+def test_the_delay_after_an_attempt(attempt: int, max_attempts: int, hints: Hints, expected: float | None) -> None:
+    assert delay_after(attempt, max_attempts, hints, Backoff(5.0, 2.0, 3600.0, 0.0)) == expected
+
+
+async def test_a_result_above_the_limit_is_a_failed_attempt_that_names_the_limit(
+    store: Store, results: SqsQueue, settings: Settings, task_of: TaskOf
+) -> None:
+    resulter = Resulter(store=store, results=results, settings=settings.model_copy(update={"result_limit_bytes": 100}))
+    fits, above = await claimed(store, NewTask("a"), NewTask("a"))
+    await report(
+        resulter,
+        results,
+        encode_result(name(fits), json.dumps("x" * 98)),
+        encode_result(name(above), json.dumps("é" * 50, ensure_ascii=False)),
+    )
+    assert await states(task_of, [fits, above]) == ["SUCCESS", "ERROR"]
+    recorded = json.loads((await task_of(above.id))["error"])
+    assert recorded["code"] == TOO_LARGE
+    assert "102 bytes; the limit is 100" in recorded["message"]
+
+
+# The fence
+
+
+async def test_a_result_that_comes_again_is_a_no_op(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf
+) -> None:
+    (task,) = await claimed(store, NewTask("a"))
+    body = encode_result(name(task), '"first"')
+    await report(resulter, results, body)
+    await report(resulter, results, body, encode_result(name(task), '"second"'), error(task))
+    row = await task_of(task.id)
+    assert (row["state"], row["result"], row["failures"]) == ("SUCCESS", '"first"', None)
+    assert await rejected(store) == []
+
+
+async def test_a_result_and_an_error_of_one_claim_at_once_are_one_outcome(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf
+) -> None:
+    (task,) = await claimed(store, NewTask("a"))
+    await report(
+        resulter, results, f"[{encode_result(name(task), '1')},{error(task)},{encode_result(name(task), '2')}]"
+    )
+    row = await task_of(task.id)
+    assert (row["state"], row["result"]) == ("SUCCESS", "1")
+
+
+@pytest.mark.parametrize("order", [0, 1])
+async def test_of_two_claims_in_one_batch_only_the_newest_counts(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf, order: int
+) -> None:
+    (old,) = await claimed(store, NewTask("a"))
+    async with store.session() as session:
+        await session.release([(old.id, old.claim)])
+    (new,) = await claim(store)
+    entries = [encode_result(name(old), '"old"'), encode_result(name(new), '"new"')]
+    await report(resulter, results, f"[{','.join(entries[::-1] if order else entries)}]")
+    row = await task_of(old.id)
+    assert (row["state"], row["result"]) == ("SUCCESS", '"new"')
+
+
+async def test_a_late_result_after_repair_is_ignored(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf
+) -> None:
+    (old,) = await claimed(store, NewTask("a"))
+    await report(resulter, results, error(old, retry_after=0.0))
+    (new,) = await claim(store)
+    await report(resulter, results, encode_result(name(old), '"late"'))
+    assert (await task_of(old.id))["state"] == "ACQUIRED"
+    await report(resulter, results, encode_result(name(new), '"right"'))
+    assert (await task_of(old.id))["result"] == '"right"'
+
+
+async def test_results_of_cancelled_and_unknown_tasks_are_ignored(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf
+) -> None:
+    (task,) = await claimed(store, NewTask("a"))
+    async with store.transaction() as session:
+        await session.cancel([task.id])
+    before = sample("penstock_stale_results_total")
+    await report(resulter, results, encode_result(name(task), "1"), encode_result(f"{2**63 - 1}:1", "1"))
+    assert (await task_of(task.id))["state"] == "CANCELLED"
+    assert sample("penstock_stale_results_total") == before + 2
+    assert await rejected(store) == []
+
+
+# The older convention: a bare task id, the attempt inside
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{{"jsonrpc":"2.0","result":{{"attempt":1,"x":1}},"id":{id}}}',
+        '{{"jsonrpc":"2.0","result":{{"attempt":"1"}},"id":"{id}"}}',
+        '{{"id":"{id}","result":{{"attempt":1}},"error":null}}',
+    ],
+)
+async def test_a_result_in_the_older_convention_matches_the_current_attempt(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf, body: str
+) -> None:
+    (task,) = await claimed(store, NewTask("a"))
+    await report(resulter, results, body.format(id=task.id))
+    assert (await task_of(task.id))["state"] == "SUCCESS"
+
+
+@pytest.mark.parametrize("place", ['"attempt":1', '"data":{"attempt":"1"}'])
+async def test_an_error_in_the_older_convention_matches_the_current_attempt(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf, place: str
+) -> None:
+    (task,) = await claimed(store, NewTask("a"))
+    await report(resulter, results, f'{{"jsonrpc":"2.0","error":{{"code":1,"message":"x",{place}}},"id":{task.id}}}')
+    assert (await task_of(task.id))["state"] == "ERROR"
+
+
+@pytest.mark.parametrize("order", [1, -1])
+async def test_an_older_attempt_beside_the_current_one_is_ignored(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf, order: int
+) -> None:
+    (old,) = await claimed(store, NewTask("a"))
+    await report(resulter, results, error(old, retry_after=0.0))
+    await claim(store)
+    entries = [f'{{"jsonrpc":"2.0","result":{{"attempt":{n}}},"id":{old.id}}}' for n in (1, 2, 3, -5, 2**70)]
+    await report(resulter, results, f"[{','.join(entries[::order])}]")
+    row = await task_of(old.id)
+    assert (row["state"], json.loads(row["result"])) == ("SUCCESS", {"attempt": 2})
+
+
+# What is refused
+
+
+REFUSED = {
+    "not json": ("{nope", "not a JSON-RPC response"),
+    "no json array": ("[{},", "Parse error"),
+    "empty batch": ("[]", "empty batch"),
+    "a number": ("7", "not a JSON-RPC response"),
+    "deep nesting": (f'{{"jsonrpc":"2.0","result":{"[" * 10_000 + "]" * 10_000},"id":"%s"}}', "recursion"),
+    "50,000 entries": ("[" + ",".join(["{}"] * 50_000) + "]", "50000"),
+    "both": ('{"jsonrpc":"2.0","result":1,"error":{"code":1,"message":"x"},"id":"%s"}', "both result and error"),
+    "neither": ('{"jsonrpc":"2.0","id":"%s"}', "neither result nor error"),
+    "no id": ('{"jsonrpc":"2.0","result":1}', "no id"),
+    "id null": ('{"jsonrpc":"2.0","result":1,"id":null}', "not a JSON-RPC response"),
+    "strange id": ('{"jsonrpc":"2.0","result":1,"id":"abc"}', "'abc' is not <task id>:<claim>"),
+    "id beyond 64 bits": ('{"jsonrpc":"2.0","result":1,"id":"99999999999999999999:1"}', "is not <task id>:<claim>"),
+    "bare id without attempt": ('{"jsonrpc":"2.0","result":{"x":1},"id":"7"}', "needs an attempt"),
+    "error is text": ('{"jsonrpc":"2.0","error":"boom","id":"%s"}', "not a JSON-RPC response"),
+    "error without message": ('{"jsonrpc":"2.0","error":{"code":1},"id":"%s"}', "message"),
+    "a request": ('{"jsonrpc":"2.0","method":"enqueue","params":{},"id":1}', "only progress is known"),
+    "progress without id": ('{"jsonrpc":"2.0","method":"progress","params":{"percent":4}}', "id"),
+    "progress of a strange id": ('{"jsonrpc":"2.0","method":"progress","params":{"id":"7"}}', "is not <task id>"),
+    "NaN": ('{"jsonrpc":"2.0","result":NaN,"id":"%s"}', "not a JSON-RPC response"),
+}  # fmt: skip
+
+
+async def test_unreadable_results_are_kept_with_their_reason_and_harm_no_neighbour(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf
+) -> None:
+    guilty, *good = await claimed(store, *(NewTask("a") for _ in range(len(REFUSED) + 1)))
+    bodies = {what: body % name(guilty) if "%s" in body else body for what, (body, _) in REFUSED.items()}
+    pairs = zip(bodies.values(), good, strict=True)
+    await report(resulter, results, *(text for body, task in pairs for text in (body, encode_result(name(task), "1"))))
+    assert set(await states(task_of, good)) == {"SUCCESS"}
+    assert (await task_of(guilty.id))["state"] == "ACQUIRED"
+    kept = {body: reason for source, body, reason in await rejected(store) if source == "results"}
+    assert len(kept) == len(REFUSED)
+    for what, body in bodies.items():
+        assert REFUSED[what][1] in kept[body], what
+        assert len(kept[body]) < 600
+
+
+async def test_an_error_that_postgres_cannot_hold_is_a_failed_attempt_and_kept_as_it_came(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf
+) -> None:
+    """1e400000 is JSON, but beyond the numbers of jsonb."""
+    guilty, *good = await claimed(store, *(NewTask("a") for _ in range(8)))
+    body = f'{{"jsonrpc":"2.0","error":{{"code":1,"message":"x","data":{{"n":1e400000}}}},"id":"{name(guilty)}"}}'
+    entries = [body, *(encode_result(name(task), "1") for task in good)]
+    await report(resulter, results, f"[{','.join(entries)}]", encode_progress(name(guilty), 3))
+    assert set(await states(task_of, good)) == {"SUCCESS"}
+    row = await task_of(guilty.id)
+    assert row["state"] == "ERROR"
+    assert "cannot be stored" in json.loads(row["error"])["message"]
+    ((source, kept, why),) = await rejected(store)
+    assert (source, kept) == ("results", body)
+    assert "Postgres refuses" in why
+
+
+# Exactly once into Postgres
+
+
+async def test_nothing_is_lost_or_used_up_while_postgres_is_away(
+    resulter: Resulter,
+    results: SqsQueue,
+    store: Store,
+    task_of: TaskOf,
+    postgres: EmbeddedPostgres,
+    database_url: str,
+) -> None:
+    (task,) = await claimed(store, NewTask("a"))
+    await put(results, encode_result(name(task), "1"))
+    async with postgres_away(postgres, database_url):
+        for _ in range(3 * MAX_RECEIVES):  # each receive brings a message nearer to the dead-letter queue
+            with pytest.raises(Unavailable):
+                await resulter.run_once()
+        assert await results.depth() == Depth(visible=1, in_flight=0, delayed=0)
+    assert await resulter.run_once() == 1
+    assert (await task_of(task.id))["state"] == "SUCCESS"
+
+
+async def test_a_batch_of_ten_thousand_heartbeats_is_taken(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf
+) -> None:
+    (task,) = await claimed(store, NewTask("a"))
+    beats = [encode_progress(f"{n + 1_000_000}:1") for n in range(9_999)]
+    await report(resulter, results, f"[{','.join([*beats, encode_progress(name(task), 7)])}]")
+    assert json.loads((await task_of(task.id))["progress"])["percent"] == 7

@@ -1,0 +1,584 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from penstock.errors import Unavailable
+from penstock.loop import Loop
+from penstock.notify import Listener
+from penstock.settings import DAY, Settings
+from penstock.store import Dispatch, Store
+from penstock.supervisor import Supervisor, retention
+from penstock.supervisor.gauges import Gauges
+from penstock.supervisor.repair import Repair
+from penstock.supervisor.retention import Retention
+from penstock.tasks import Failure, NewTask, State
+from penstock.transports.sqs import SqsQueue, SqsTransport
+from tests.integration.doors import put, sample, take
+
+TaskOf = Callable[[int], Any]
+ERROR = '{"code":-32000,"message":"boom"}'
+
+
+@pytest.fixture
+def queues(inbound: SqsQueue, outbound: SqsQueue, results: SqsQueue) -> dict[str, SqsQueue]:
+    return {"inbound": inbound, "outbound": outbound, "results": results}
+
+
+@pytest.fixture
+def supervisor(store: Store, queues: dict[str, SqsQueue], settings: Settings) -> Supervisor:
+    return Supervisor(store=store, queues=queues, settings=settings)
+
+
+@pytest.fixture
+def repair(store: Store, outbound: SqsQueue, results: SqsQueue, settings: Settings) -> Repair:
+    return Repair(store=store, outbound=outbound, results=results, settings=settings)
+
+
+async def claimed(store: Store, *tasks: NewTask, confirm: bool = True) -> Dispatch:
+    """New tasks, claimed and, unless told otherwise, confirmed as sent."""
+    async with store.transaction() as session:
+        await session.enqueue(tasks)
+    return await claim(store, confirm=confirm)
+
+
+async def claim(store: Store, *, confirm: bool = True, now: datetime | None = None) -> Dispatch:
+    async with store.session() as session:
+        dispatch = await session.claim(2000, now=now)
+        assert dispatch is not None
+        if confirm:
+            await session.confirm(dispatch.id)
+    return dispatch
+
+
+async def beat(store: Store, *dispatches: Dispatch) -> None:
+    """A worker reports that it has taken these tasks."""
+    async with store.session() as session:
+        await session.note_heartbeats({(t.id, t.claim): None for dispatch in dispatches for t in dispatch.tasks})
+
+
+async def age(sql: Any, seconds: float) -> None:
+    """Let every claim be so much older."""
+    past = timedelta(seconds=seconds)
+    await sql.execute(
+        "update penstock.task set claimed_at = claimed_at - $1::interval, heartbeat_at = heartbeat_at - $1::interval",
+        past,
+    )
+    await sql.execute("update penstock.dispatch set claimed_at = claimed_at - $1::interval", past)
+
+
+# Repair: claimed, and never sent
+
+
+async def test_a_claim_that_was_never_sent_is_given_back_with_its_attempt(
+    repair: Repair, store: Store, settings: Settings, task_of: TaskOf, sql: Any
+) -> None:
+    dispatch = await claimed(store, NewTask("a"), NewTask("a"), confirm=False)
+    assert await repair.run_once() == 0
+    await age(sql, settings.unsent_after_seconds + 1)
+    before = sample("penstock_released_total", reason="unsent")
+    assert await repair.run_once() == 2
+    for task in dispatch.tasks:
+        row = await task_of(task.id)
+        assert (row["state"], row["attempts"]) == ("SCHEDULED", 0)
+    assert sample("penstock_released_total", reason="unsent") == before + 2
+    assert await repair.run_once() == 0
+
+
+async def test_many_unsent_dispatches_are_given_back_in_one_round(
+    repair: Repair, store: Store, settings: Settings, sql: Any
+) -> None:
+    for _ in range(45):
+        await claimed(store, NewTask("a"), confirm=False)
+    await age(sql, settings.unsent_after_seconds + 1)
+    assert await repair.run_once() == 45
+    assert await sql.fetchval("select count(*) from penstock.dispatch") == 0
+
+
+# Repair: taken by a worker that fell silent
+
+
+async def test_a_task_whose_worker_fell_silent_is_a_failed_attempt_counted_once(
+    repair: Repair, store: Store, settings: Settings, task_of: TaskOf, sql: Any
+) -> None:
+    dispatch = await claimed(store, NewTask("a"))
+    await beat(store, dispatch)
+    assert await repair.run_once() == 0
+    await age(sql, settings.stale_after_seconds + 1)
+    before = sample("penstock_repaired_total")
+    assert await repair.run_once() == 1
+    row = await task_of(dispatch.tasks[0].id)
+    assert (row["state"], row["attempts"]) == ("ERROR", 1)
+    assert row["run_at"] > row["updated_at"]
+    error = json.loads(row["error"])
+    assert error["data"]["type"] == "StaleTask"
+    assert "its worker fell silent" in error["message"]
+    assert sample("penstock_repaired_total") == before + 1
+
+
+async def test_a_late_result_after_repair_is_ignored(
+    repair: Repair, store: Store, settings: Settings, task_of: TaskOf, sql: Any
+) -> None:
+    dispatch = await claimed(store, NewTask("a"))
+    await beat(store, dispatch)
+    await age(sql, settings.stale_after_seconds + 1)
+    await repair.run_once()
+    (task,) = dispatch.tasks
+    async with store.transaction() as session:
+        assert await session.finish({(task.id, task.claim): "1"}) == []
+    assert (await task_of(task.id))["state"] == "ERROR"
+
+
+async def test_a_task_that_kills_every_worker_is_given_up_within_its_cap(
+    repair: Repair, store: Store, settings: Settings, task_of: TaskOf, sql: Any
+) -> None:
+    dispatch = await claimed(store, NewTask("poison", max_attempts=4))
+    for attempt in range(1, 5):
+        await beat(store, dispatch)
+        await age(sql, settings.stale_after_seconds + 1)
+        assert await repair.run_once() == 1
+        row = await task_of(dispatch.tasks[0].id)
+        assert row["attempts"] == attempt
+        if attempt < 4:
+            assert row["state"] == "ERROR"
+            dispatch = await claim(store, now=datetime.now(UTC) + timedelta(minutes=1))
+    assert row["state"] == "CRITICAL_ERROR"
+    assert len(json.loads(row["failures"])) == 4
+
+
+async def test_a_task_with_a_recent_heartbeat_is_left_alone_however_old_its_claim(
+    repair: Repair, store: Store, settings: Settings, task_of: TaskOf, sql: Any
+) -> None:
+    dispatch = await claimed(store, NewTask("a"))
+    await age(sql, 100 * settings.stale_after_seconds)
+    await beat(store, dispatch)
+    assert await repair.run_once() == 0
+    assert (await task_of(dispatch.tasks[0].id))["state"] == "ACQUIRED"
+
+
+# Repair: sent, and never reported
+
+
+async def test_a_task_that_waits_in_its_queue_burns_no_attempt_and_is_sent_anew_when_overdue(
+    repair: Repair, store: Store, outbound: SqsQueue, settings: Settings, task_of: TaskOf, sql: Any
+) -> None:
+    dispatch = await claimed(store, NewTask("a"))
+    await put(outbound, '"the message"')
+    await age(sql, settings.stale_after_seconds + 1)
+    for _ in range(4):
+        assert await repair.run_once() == 0
+    assert (await task_of(dispatch.tasks[0].id))["state"] == "ACQUIRED"
+    await age(sql, settings.untaken_after_seconds)
+    before = sample("penstock_released_total", reason="untaken")
+    assert await repair.run_once() == 1
+    row = await task_of(dispatch.tasks[0].id)
+    assert (row["state"], row["attempts"]) == ("SCHEDULED", 0)
+    assert sample("penstock_released_total", reason="untaken") == before + 1
+
+
+async def test_a_message_that_a_worker_holds_is_not_taken_for_gone(
+    repair: Repair, store: Store, outbound: SqsQueue, settings: Settings, sql: Any
+) -> None:
+    await claimed(store, NewTask("a"))
+    await put(outbound, '"the message"')
+    assert len(await take(outbound)) == 1
+    await age(sql, settings.stale_after_seconds + 1)
+    for _ in range(4):
+        assert await repair.run_once() == 0
+
+
+async def test_a_message_gone_without_an_answer_is_a_failed_attempt_after_two_looks(
+    repair: Repair, store: Store, settings: Settings, task_of: TaskOf, sql: Any
+) -> None:
+    dispatch = await claimed(store, NewTask("a"))
+    await age(sql, settings.stale_after_seconds + 1)
+    assert await repair.run_once() == 0
+    assert await repair.run_once() == 1
+    row = await task_of(dispatch.tasks[0].id)
+    assert (row["state"], row["attempts"]) == ("ERROR", 1)
+    assert "its message is gone" in json.loads(row["error"])["message"]
+
+
+async def test_a_message_seen_between_two_looks_begins_the_count_anew(
+    repair: Repair, store: Store, outbound: SqsQueue, settings: Settings, sql: Any
+) -> None:
+    await claimed(store, NewTask("a"))
+    await age(sql, settings.stale_after_seconds + 1)
+    assert await repair.run_once() == 0
+    await put(outbound, '"the message"')
+    assert await repair.run_once() == 0
+    await outbound.delete(await take(outbound))
+    assert await repair.run_once() == 0
+    assert await repair.run_once() == 1
+
+
+async def test_no_attempt_fails_while_answers_wait_unread(
+    repair: Repair, store: Store, results: SqsQueue, settings: Settings, task_of: TaskOf, sql: Any
+) -> None:
+    """The resulters are down, or were until now: the answers may be among what they have not read."""
+    answered = await claimed(store, NewTask("a"))
+    taken = await claimed(store, NewTask("a"))
+    await beat(store, taken)
+    await put(results, '"an answer"')
+    await age(sql, settings.stale_after_seconds + 1)
+    for _ in range(4):
+        assert await repair.run_once() == 0
+    for dispatch in (answered, taken):
+        assert (await task_of(dispatch.tasks[0].id))["state"] == "ACQUIRED"
+    await results.delete(await take(results))
+    assert await repair.run_once() == 2
+
+
+async def test_a_silent_task_behind_pages_of_waiting_ones_of_the_same_claim_is_found(
+    repair: Repair, store: Store, outbound: SqsQueue, settings: Settings, task_of: TaskOf, sql: Any
+) -> None:
+    dispatch = await claimed(store, *(NewTask("a") for _ in range(1200)))
+    silent = max(dispatch.tasks, key=lambda task: task.id)
+    async with store.session() as session:
+        await session.note_heartbeats({(silent.id, silent.claim): None})
+    await put(outbound, '"the others"')
+    await age(sql, settings.stale_after_seconds + 1)
+    assert await repair.run_once() == 1
+    assert (await task_of(silent.id))["state"] == "ERROR"
+    assert await sql.fetchval("select count(*) from penstock.task where state = 'ACQUIRED'") == 1199
+
+
+async def test_two_supervisors_at_once_fail_and_give_back_each_task_once(
+    store: Store, outbound: SqsQueue, results: SqsQueue, settings: Settings, sql: Any
+) -> None:
+    await beat(store, await claimed(store, *(NewTask("a") for _ in range(300))))
+    await claimed(store, *(NewTask("b") for _ in range(300)), confirm=False)
+    await age(sql, settings.stale_after_seconds + 1)
+    repairs = [Repair(store=store, outbound=outbound, results=results, settings=settings) for _ in range(4)]
+    assert sum(await asyncio.gather(*(repair.run_once() for repair in repairs))) == 600
+    rows = await sql.fetch(
+        "select action, state::text, attempts, jsonb_array_length(coalesce(failures, '[]')) as failures, count(*)"
+        " from penstock.task group by 1, 2, 3, 4 order by 1"
+    )
+    assert [tuple(row) for row in rows] == [("a", "ERROR", 1, 1, 300), ("b", "SCHEDULED", 0, 0, 300)]
+
+
+async def test_what_was_given_back_wakes_the_schedulers(
+    supervisor: Supervisor, store: Store, settings: Settings, sql: Any
+) -> None:
+    await claimed(store, NewTask("a"), confirm=False)
+    listener = Listener(store)
+    listening = asyncio.create_task(listener.run())
+    await asyncio.wait_for(listener.event.wait(), 30)
+    listener.event.clear()
+    loop = Loop(supervisor, passes=1, grace_seconds=5)
+    running = asyncio.create_task(loop.run())
+    await age(sql, settings.unsent_after_seconds + 1)
+    await asyncio.wait_for(listener.event.wait(), 30)
+    listening.cancel()
+    loop.stop()
+    assert await running == 0
+
+
+# Retention
+
+
+def keeping(settings: Settings, **seconds: float) -> Settings:
+    return settings.model_copy(update={f"retention_{name}_seconds": value for name, value in seconds.items()})
+
+
+async def settled(store: Store, state: State, **more: Any) -> int:
+    """A task that has just reached that final state; its id."""
+    dispatch = await claimed(store, NewTask("a", **more))
+    (task,) = dispatch.tasks
+    async with store.transaction() as session:
+        if state is State.SUCCESS:
+            await session.finish({(task.id, task.claim): "1"})
+        elif state is State.CRITICAL_ERROR:
+            await session.fail([Failure(task.id, task.claim, ERROR, None)])
+        else:
+            await session.cancel([task.id])
+    return task.id
+
+
+async def counts(store: Store) -> dict[str, int]:
+    async with store.session() as session:
+        return {row["state"]: row["count"] for row in await session.fetch("count_settled")}
+
+
+FINAL = [State.SUCCESS, State.CRITICAL_ERROR, State.CANCELLED]
+
+
+@pytest.mark.parametrize("state", FINAL)
+async def test_each_final_state_is_kept_for_its_own_time_and_its_unique_key_with_it(
+    store: Store, settings: Settings, task_of: TaskOf, state: State
+) -> None:
+    ids = {each: await settled(store, each, unique_key=f"key-{each}") for each in FINAL}
+    assert await counts(store) == dict.fromkeys(FINAL, 1)
+    before = sample("penstock_cleaned_total", kind=state.value)
+    duty = Retention(store=store, settings=keeping(settings, **{state.value.lower(): 0.0}))
+    assert await duty.run_once() == 1
+    assert {each: (await task_of(i)) is None for each, i in ids.items()} == {each: each is state for each in FINAL}
+    assert await counts(store) == {each: 1 for each in FINAL if each is not state}
+    async with store.transaction() as session:
+        answers = await session.enqueue([NewTask("a", unique_key=f"key-{each}") for each in FINAL])
+    assert {each: answer.duplicate for each, answer in zip(FINAL, answers, strict=True)} == {
+        each: each is not state for each in FINAL
+    }
+    assert sample("penstock_cleaned_total", kind=state.value) == before + 1
+
+
+async def test_a_live_task_is_never_cleaned(store: Store, settings: Settings, task_of: TaskOf) -> None:
+    (task,) = (await claimed(store, NewTask("a"))).tasks
+    duty = Retention(store=store, settings=keeping(settings, success=0, critical_error=0, cancelled=0))
+    assert await duty.run_once() == 0
+    assert (await task_of(task.id))["state"] == "ACQUIRED"
+
+
+async def test_cleaning_goes_in_bounded_batches(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "_BATCH", 3)
+    monkeypatch.setattr(retention, "_BATCHES_PER_ROUND", 2)
+    dispatch = await claimed(store, *(NewTask("a") for _ in range(10)))
+    async with store.transaction() as session:
+        await session.finish({(task.id, task.claim): "1" for task in dispatch.tasks})
+    duty = Retention(store=store, settings=keeping(settings, success=0.0))
+    assert [await duty.run_once() for _ in range(3)] == [6, 4, 0]
+    assert await counts(store) == {}
+
+
+async def past_partition(sql: Any, days_ago: int) -> str:
+    """A partition of successes as it was made so many days ago."""
+    day = datetime.now(UTC).date() - timedelta(days=days_ago)
+    name = f"task_success_{day:%Y%m%d}"
+    await sql.execute(
+        f"create table penstock.{name} partition of penstock.task_success"
+        f" for values from ('{day} 00:00+00') to ('{day + timedelta(days=1)} 00:00+00')"
+    )
+    return name
+
+
+async def finished(sql: Any, task_id: int, days_ago: int) -> None:
+    """Let a success have happened at noon so many days ago."""
+    noon = datetime.now(UTC).replace(hour=12, minute=0) - timedelta(days=days_ago)
+    await sql.execute("update penstock.task_history set finished_at = $2 where id = $1", task_id, noon)
+
+
+async def partitions(sql: Any) -> set[str]:
+    rows = await sql.fetch("select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid")
+    return {row["relname"] for row in rows}
+
+
+async def test_a_partition_is_dropped_once_its_last_moment_has_outlived_the_retention(
+    store: Store, settings: Settings, task_of: TaskOf, sql: Any
+) -> None:
+    expired, kept = await past_partition(sql, 10), await past_partition(sql, 7)
+    old = await settled(store, State.SUCCESS, unique_key="old")
+    younger = await settled(store, State.SUCCESS, unique_key="younger")
+    await finished(sql, old, 10)
+    await finished(sql, younger, 7)
+    duty = Retention(store=store, settings=keeping(settings, success=7 * DAY))
+    assert await duty.run_once() == 1
+    assert await partitions(sql) >= {kept}
+    assert expired not in await partitions(sql)
+    assert await sql.fetchval("select to_regclass('penstock.' || $1)", expired) is None
+    assert await task_of(old) is None
+    assert (await task_of(younger))["state"] == "SUCCESS"
+    assert await counts(store) == {"SUCCESS": 1}
+    async with store.transaction() as session:
+        answers = await session.enqueue([NewTask("a", unique_key="old"), NewTask("a", unique_key="younger")])
+    assert [answer.duplicate for answer in answers] == [False, True]
+
+
+async def test_a_partition_detached_by_a_supervisor_that_died_is_dropped_by_the_next(
+    store: Store, settings: Settings, sql: Any
+) -> None:
+    left = await past_partition(sql, 10)
+    await finished(sql, await settled(store, State.SUCCESS, unique_key="old"), 10)
+    await sql.execute(f"alter table penstock.task_success detach partition penstock.{left}")
+    assert await Retention(store=store, settings=settings).run_once() == 1
+    assert await sql.fetchval("select to_regclass('penstock.' || $1)", left) is None
+    assert await counts(store) == {}
+    async with store.transaction() as session:
+        (answer,) = await session.enqueue([NewTask("a", unique_key="old")])
+    assert not answer.duplicate
+
+
+async def test_what_fell_into_the_default_partition_is_cleaned_too(
+    store: Store, settings: Settings, task_of: TaskOf, sql: Any
+) -> None:
+    """No supervisor ran for days, so the day had no partition of its own."""
+    old = await settled(store, State.SUCCESS, unique_key="old")
+    younger = await settled(store, State.SUCCESS)
+    await finished(sql, old, 10)
+    await finished(sql, younger, 3)
+    assert await sql.fetchval("select count(*) from penstock.task_success_default") == 2
+    duty = Retention(store=store, settings=keeping(settings, success=7 * DAY))
+    assert await duty.run_once() == 1
+    assert await task_of(old) is None
+    assert await task_of(younger) is not None
+    assert await counts(store) == {"SUCCESS": 1}
+
+
+async def test_partitions_are_made_ahead(store: Store, settings: Settings, sql: Any) -> None:
+    today = datetime.now(UTC).date()
+    expected = {f"task_{state.lower()}_{today + timedelta(days=ahead):%Y%m%d}" for state in FINAL for ahead in range(4)}
+    for name in expected & await partitions(sql):
+        await sql.execute(f"drop table penstock.{name}")
+    await Retention(store=store, settings=settings).run_once()
+    assert await partitions(sql) >= expected
+
+
+async def test_a_reader_of_an_old_partition_makes_the_drop_wait_for_another_round(
+    store: Store, settings: Settings, sql: Any
+) -> None:
+    expired = await past_partition(sql, 10)
+    duty = Retention(store=store, settings=keeping(settings, success=7 * DAY))
+    async with sql.transaction():
+        await sql.fetch("select 1 from penstock.task_history")
+        with pytest.raises(Unavailable):
+            await duty.run_once()
+        assert expired in await partitions(sql)
+    await duty.run_once()
+    assert expired not in await partitions(sql)
+
+
+async def test_one_supervisor_at_a_time_does_the_upkeep(store: Store, settings: Settings, sql: Any) -> None:
+    expired = await past_partition(sql, 10)
+    duty = Retention(store=store, settings=keeping(settings, success=7 * DAY))
+    async with sql.transaction(), asyncio.timeout(30):
+        await sql.execute("select pg_advisory_xact_lock(hashtext('penstock upkeep'))")
+        assert await duty.run_once() == 0
+        assert expired in await partitions(sql)
+    await asyncio.gather(duty.run_once(), duty.run_once())
+    assert expired not in await partitions(sql)
+
+
+async def test_receipts_and_rejected_messages_leave_after_their_time(
+    store: Store, settings: Settings, sql: Any
+) -> None:
+    async with store.transaction() as session:
+        await session.record_receipts(["old", "new"])
+        await session.insert_rejected("inbound", [("old", "why"), ("new", "why")])
+    await sql.execute(
+        "update penstock.inbound_receipt set received_at = now() - interval '9 days' where message_id = 'old'"
+    )
+    await sql.execute("update penstock.rejected set at = now() - interval '9 days' where body = 'old'")
+    duty = Retention(store=store, settings=keeping(settings, receipts=8 * DAY, rejected=8 * DAY))
+    assert await duty.run_once() == 2
+    assert await sql.fetchval("select array_agg(message_id) from penstock.inbound_receipt") == ["new"]
+    assert await sql.fetchval("select array_agg(convert_from(body, 'UTF8')) from penstock.rejected") == ["new"]
+
+
+async def test_old_counts_are_folded_and_the_sums_stay(store: Store, settings: Settings, sql: Any) -> None:
+    for _ in range(5):
+        await settled(store, State.SUCCESS)
+    await sql.execute("update penstock.tally set at = at - interval '1 hour'")
+    assert await sql.fetchval("select count(*) from penstock.tally where event = 'SUCCESS'") == 5
+    await Retention(store=store, settings=settings).run_once()
+    assert await sql.fetchval("select count(*) from penstock.tally where event = 'SUCCESS'") == 1
+    assert await counts(store) == {"SUCCESS": 5}
+
+
+# Gauges
+
+
+def depths() -> Mapping[str, float]:
+    return {
+        f"{queue} {kind}": sample("penstock_queue_depth", queue=queue, kind=kind)
+        for queue in ("inbound", "outbound", "results")
+        for kind in ("visible", "in_flight")
+    }
+
+
+async def test_gauges_tell_what_waits_and_fall_again(store: Store, queues: dict[str, SqsQueue], sql: Any) -> None:
+    dispatch = await claimed(store, *(NewTask("a") for _ in range(2)))
+    async with store.transaction() as session:
+        await session.enqueue(
+            [NewTask("a", ordering_key="k"), NewTask("a", ordering_key="k"), NewTask("a", delay_seconds=99)]
+        )
+        await session.insert_rejected("results", [("x", "why"), ("y", "why")])
+    await sql.execute("update penstock.task set run_at = now() - interval '90 seconds' where ordering_key is not null")
+    await put(queues["inbound"], "1", "2", "3")
+    await put(queues["results"], "1")
+    await take(queues["results"])
+    gauges = Gauges(store=store, queues=queues, dead_letters={})
+    assert await gauges.run_once() == 0
+    backlog = {
+        state: sample("penstock_backlog", state=state) for state in ("WAITING", "SCHEDULED", "ACQUIRED", "ERROR")
+    }
+    assert backlog == {"WAITING": 1, "SCHEDULED": 2, "ACQUIRED": 2, "ERROR": 0}
+    assert sample("penstock_due") == 1
+    assert 90 <= sample("penstock_oldest_due_seconds") < 600
+    assert sample("penstock_rejected_kept") == 2
+    assert depths() == {
+        "inbound visible": 3, "inbound in_flight": 0, "outbound visible": 0,
+        "outbound in_flight": 0, "results visible": 0, "results in_flight": 1,
+    }  # fmt: skip
+    async with store.transaction() as session:
+        await session.finish({(task.id, task.claim): "1" for task in dispatch.tasks})
+        await session.cancel(
+            [row["id"] for row in await sql.fetch("select id from penstock.task where state <> 'ACQUIRED'")]
+        )
+    await gauges.run_once()
+    assert [sample("penstock_backlog", state=state) for state in backlog] == [0, 0, 0, 0]
+    assert (sample("penstock_due"), sample("penstock_oldest_due_seconds")) == (0, 0)
+
+
+async def test_a_queue_that_is_missing_keeps_no_other_from_its_gauge(
+    store: Store, queues: dict[str, SqsQueue], transport: SqsTransport
+) -> None:
+    await put(queues["results"], "1", "2")
+    missing = transport.queue("no-such-queue", label="inbound")
+    gauges = Gauges(store=store, queues=queues | {"inbound": missing}, dead_letters={"x-dlq": missing})
+    with pytest.raises(Unavailable, match="no-such-queue"):
+        await gauges.run_once()
+    assert sample("penstock_queue_depth", queue="results", kind="visible") == 2
+
+
+async def test_a_dead_letter_queue_that_may_not_be_read_is_left_out(
+    store: Store, queues: dict[str, SqsQueue], transport: SqsTransport, settings: Settings
+) -> None:
+    dead = {
+        "inbound-dlq": transport.queue(settings.inbound_queue + "-dlq", label="inbound-dlq"),
+        "outbound-dlq": transport.queue("no-such-queue", label="outbound-dlq"),
+    }
+    await put(dead["inbound-dlq"], "1")
+    assert await Gauges(store=store, queues=queues, dead_letters=dead).run_once() == 0
+    assert sample("penstock_queue_depth", queue="inbound-dlq", kind="visible") == 1
+
+
+# The process
+
+
+async def test_a_duty_whose_queue_is_away_keeps_the_others_from_nothing(
+    store: Store, queues: dict[str, SqsQueue], transport: SqsTransport, settings: Settings, task_of: TaskOf, sql: Any
+) -> None:
+    done = await settled(store, State.SUCCESS)
+    await claimed(store, NewTask("a"))
+    await age(sql, settings.stale_after_seconds + 1)  # so that repair asks the queue
+    missing = transport.queue("no-such-queue", label="outbound")
+    supervisor = Supervisor(store=store, queues=queues | {"outbound": missing}, settings=keeping(settings, success=0.0))
+    with pytest.raises(Unavailable, match="no-such-queue"):
+        await supervisor.run_once()
+    assert await task_of(done) is None
+
+
+async def test_a_supervisor_repeats_its_round(
+    supervisor: Supervisor, store: Store, settings: Settings, task_of: TaskOf, sql: Any
+) -> None:
+    loop = Loop(supervisor, passes=1, grace_seconds=5)
+    running = asyncio.create_task(loop.run())
+    try:
+        for _ in range(2):
+            (task,) = (await claimed(store, NewTask("a"), confirm=False)).tasks
+            await age(sql, settings.unsent_after_seconds + 1)
+            async with asyncio.timeout(30):
+                while (await task_of(task.id))["state"] != "SCHEDULED":
+                    await asyncio.sleep(0.02)
+            async with store.transaction() as session:
+                await session.cancel([task.id])
+    finally:
+        loop.stop()
+        assert await running == 0

@@ -1,0 +1,393 @@
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock import metrics
+from penstock.commands import (
+    LONGEST_DELAY_SECONDS,
+    PARAMS,
+    Cancel,
+    Command,
+    Discover,
+    Enqueue,
+    ListRejected,
+    ListTasks,
+    PurgeRejected,
+    Restart,
+    RetryRejected,
+    Stats,
+    Status,
+    read_command,
+)
+from penstock.errors import InvalidParams, MethodNotFound, RpcError, TooLarge
+from penstock.intake import count_enqueued, read_inbound
+from penstock.settings import Settings, load_settings
+from penstock.tasks import Enqueued, NewTask, State
+
+
+@pytest.fixture(scope="module")
+def limits() -> Settings:
+    return load_settings(payload_limit_bytes=1000, max_attempts=7, batch_limit=20)
+
+
+def read(limits: Settings, method: str, params: Any = None) -> Command:
+    raw = params if isinstance(params, str) else "" if params is None else json.dumps(params)
+    return read_command(method, msgspec.Raw(raw.encode()), limits)
+
+
+def new_task(limits: Settings, method: str, params: Any = None) -> NewTask:
+    command = read(limits, method, params)
+    assert isinstance(command, Enqueue)
+    return command.task
+
+
+def mistake(limits: Settings, method: str, params: Any = None) -> tuple[str, str]:
+    with pytest.raises(InvalidParams) as caught:
+        read(limits, method, params)
+    return caught.value.data["field"], caught.value.data["problem"]
+
+
+# enqueue
+
+
+def test_an_action_is_enough_and_the_rest_has_defaults(limits: Settings) -> None:
+    assert new_task(limits, "enqueue", {"action": "a"}) == NewTask("a", "{}", max_attempts=7)
+
+
+def test_every_parameter_of_enqueue_arrives(limits: Settings) -> None:
+    params = (
+        '{"action":"a","payload":{"n": 1.50},"run_at":"2030-01-31T08:00:00+01:00","priority":-5,'
+        '"unique_key":"u","ordering_key":"o","max_attempts":3,"timeout":1.5}'
+    )
+    assert new_task(limits, "enqueue", params) == NewTask(
+        "a", '{"n": 1.50}', datetime(2030, 1, 31, 7, tzinfo=UTC), None, -5, "u", "o", 3, 1.5
+    )
+
+
+def test_parameters_may_stand_by_position(limits: Settings) -> None:
+    by_position = new_task(limits, "enqueue", ["a", {"n": 1}, None, 5, 9, "u", "o", 2, 3])
+    assert by_position == NewTask("a", '{"n": 1}', None, 5.0, 9, "u", "o", 2, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("run_at", "expected"),
+    [
+        (0, datetime(1970, 1, 1, tzinfo=UTC)),
+        (1893456000123, datetime(2030, 1, 1, 0, 0, 0, 123000, tzinfo=UTC)),
+        (-1, datetime(1969, 12, 31, 23, 59, 59, 999000, tzinfo=UTC)),
+        ("2030-01-01T00:00:00Z", datetime(2030, 1, 1, tzinfo=UTC)),
+        ("2030-01-01T00:00:00.5-05:30", datetime(2030, 1, 1, 5, 30, 0, 500000, tzinfo=UTC)),
+    ],
+)
+def test_run_at_is_rfc_3339_or_epoch_milliseconds(limits: Settings, run_at: Any, expected: datetime) -> None:
+    assert new_task(limits, "enqueue", {"action": "a", "run_at": run_at}).run_at == expected
+
+
+@pytest.mark.parametrize(
+    ("params", "field", "problem"),
+    [
+        ({}, "action", "is missing"),
+        ([], "action", "is missing"),
+        ({"action": ""}, "action", "is empty"),
+        ({"action": "a" * 10_000}, "action", "is 10000 characters long; the limit is 200"),
+        ({"action": "a\nb"}, "action", "control character"),
+        ({"action": "a\0b"}, "action", "control character"),
+        ({"action": "rpc.a"}, "action", "reserves"),
+        ({"action": 1}, "action", "Expected `str`, got `int`"),
+        ({"action": None}, "action", "Expected `str`, got `null`"),
+        ({"action": "a", "payload": 1}, "payload", "must be an object or an array, not a number"),
+        ({"action": "a", "payload": None}, "payload", "not null"),
+        ({"action": "a", "payload": "text"}, "payload", "not a string"),
+        ('{"action":"a","payload":{"a":"\\u0000"}}', "payload", "\\u0000"),
+        ('{"action":"a","payload":{"n":1e999}}', "payload", "out of range"),
+        ({"action": "a", "run_at": "tomorrow"}, "run_at", "must be RFC 3339"),
+        ({"action": "a", "run_at": "2030-01-01"}, "run_at", "must be RFC 3339"),
+        ({"action": "a", "run_at": "2030-01-01T00:00:00"}, "run_at", "needs a zone"),
+        ({"action": "a", "run_at": "+275760-09-13T00:00:00Z"}, "run_at", "must be RFC 3339"),
+        ({"action": "a", "run_at": 8_640_000_000_000_000}, "run_at", "must be RFC 3339"),
+        ({"action": "a", "run_at": 10**400}, "run_at", "must be RFC 3339"),
+        ({"action": "a", "run_at": "9999-12-31T23:59:59-12:00"}, "run_at", "out of range"),
+        ({"action": "a", "run_at": "0001-01-01T00:00:00+12:00"}, "run_at", "out of range"),
+        ({"action": "a", "run_at": 1.5}, "run_at", "got `float`"),
+        ({"action": "a", "run_at": True}, "run_at", "got `bool`"),
+        ({"action": "a", "run_at": 0, "delay": 0}, "delay", "exclude each other"),
+        ({"action": "a", "delay": -1}, "delay", "must be between 0"),
+        ({"action": "a", "delay": LONGEST_DELAY_SECONDS * 2}, "delay", "must be between 0"),
+        ('{"action":"a","delay":1e999}', "delay", "out of range"),
+        ({"action": "a", "delay": "1"}, "delay", "got `str`"),
+        ({"action": "a", "priority": 32768}, "priority", "must be between -32768 and 32767, not 32768"),
+        ({"action": "a", "priority": -32769}, "priority", "not -32769"),
+        ({"action": "a", "priority": 10**30}, "priority", "must be between"),
+        ({"action": "a", "priority": 1.5}, "priority", "got `float`"),
+        ({"action": "a", "unique_key": ""}, "unique_key", "must have 1 to 500 characters, not 0"),
+        ({"action": "a", "unique_key": "k" * 501}, "unique_key", "not 501"),
+        ({"action": "a", "unique_key": "k\0"}, "unique_key", "control character"),
+        ({"action": "a", "unique_key": 5}, "unique_key", "got `int`"),
+        ({"action": "a", "ordering_key": "\x85"}, "ordering_key", "control character"),
+        ({"action": "a", "max_attempts": 0}, "max_attempts", "must be between 1 and 1000, not 0"),
+        ({"action": "a", "max_attempts": 1001}, "max_attempts", "not 1001"),
+        ({"action": "a", "timeout": 0}, "timeout", "must be above 0"),
+        ({"action": "a", "timeout": 43_201}, "timeout", "at most 43200 seconds"),
+        ({"action": "a", "prioritty": 1}, "prioritty", "is unknown; did you mean priority?"),
+        ({"action": "a", "x" * 500: 1}, "x" * 100, "is unknown"),
+        ([*["a"] * 10], "params", "has 10 positions; at most 9"),
+    ],
+)
+def test_a_wrong_parameter_of_enqueue_is_named_with_its_problem(
+    limits: Settings, params: Any, field: str, problem: str
+) -> None:
+    seen_field, seen_problem = mistake(limits, "enqueue", params)
+    assert seen_field == field
+    assert problem in seen_problem
+
+
+@pytest.mark.parametrize(
+    ("value", "accepted"),
+    [({"delay": 0}, True), ({"delay": LONGEST_DELAY_SECONDS}, True), ({"priority": 32767}, True),
+     ({"priority": -32768}, True), ({"max_attempts": 1}, True), ({"max_attempts": 1000}, True),
+     ({"timeout": 43_200}, True), ({"action": "\u00e4" * 200}, True), ({"unique_key": "k" * 500}, True)],
+)  # fmt: skip
+def test_the_ends_of_the_ranges_are_inside(limits: Settings, value: dict[str, Any], accepted: bool) -> None:
+    assert isinstance(read(limits, "enqueue", {"action": "a"} | value), Enqueue) is accepted
+
+
+def test_a_payload_over_the_limit_is_too_large_and_one_at_the_limit_is_not(limits: Settings) -> None:
+    payload = {"a": "\u20ac" * 330}
+    size = len(json.dumps(payload, ensure_ascii=False).encode())
+    assert size == 999
+    for method in ("enqueue", "submit:a"):
+        for padding, accepted in ((1, True), (2, False)):
+            text = json.dumps(payload, ensure_ascii=False).replace("}", " " * padding + "}")
+            params = text if method == "submit:a" else f'{{"action":"a","payload":{text}}}'
+            if accepted:
+                assert new_task(limits, method, params).payload == text
+            else:
+                with pytest.raises(TooLarge) as caught:
+                    read(limits, method, params)
+                assert caught.value.data == {"size": 1001, "limit": 1000}
+
+
+# submit:<action>
+
+
+@pytest.mark.parametrize(
+    ("payload", "unique_key"),
+    [
+        ({"objectID": 23}, "23"),
+        ({"objectID": "23"}, "23"),
+        ({"objectID": "uuid-1"}, "uuid-1"),
+        ({"objectID": 10**30 + 1}, str(10**30 + 1)),
+        ({"objectID": None}, None),
+        ({"object_id": 23}, None),
+        ([23], None),
+        ({}, None),
+    ],
+)
+def test_the_object_id_of_a_submission_makes_it_unique(limits: Settings, payload: Any, unique_key: str | None) -> None:
+    task = new_task(limits, "submit:export", payload)
+    assert task == NewTask("export", json.dumps(payload), unique_key=unique_key, max_attempts=7)
+
+
+def test_a_submission_without_params_has_an_empty_payload(limits: Settings) -> None:
+    assert new_task(limits, "submit:export").payload == "{}"
+
+
+@pytest.mark.parametrize(
+    ("method", "payload", "field"),
+    [
+        ("submit:", {}, "action"),
+        ("submit:" + "a" * 201, {}, "action"),
+        ("submit:a\tb", {}, "action"),
+        ("submit:a", {"objectID": True}, "objectID"),
+        ("submit:a", {"objectID": {}}, "objectID"),
+        ("submit:a", {"objectID": [1]}, "objectID"),
+        ("submit:a", {"objectID": ""}, "objectID"),
+        ("submit:a", {"objectID": "x" * 501}, "objectID"),
+        ("submit:a", {"objectID": 10**600}, "objectID"),
+        ("submit:a", {"objectID": "a\nb"}, "objectID"),
+        ("submit:a", '{"a":"\\u0000"}', "params"),
+    ],
+)
+def test_a_wrong_submission_names_the_field(limits: Settings, method: str, payload: Any, field: str) -> None:
+    assert mistake(limits, method, payload)[0] == field
+
+
+# The other methods
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "command"),
+    [
+        ("status", {"id": 1}, Status([1], False, False)),
+        ("status", {"id": "1", "detail": True}, Status([1], False, True)),
+        ("status", {"ids": [1, "2"]}, Status([1, 2], True, False)),
+        ("status", [7], Status([7], False, False)),
+        ("cancel", {"id": 2**63 - 1}, Cancel(2**63 - 1)),
+        ("retry", {"id": "0"}, Restart(0)),
+        ("list", None, ListTasks(None, None, 50, None)),
+        ("list", {"state": "ERROR", "action": "a", "limit": 1000, "cursor": "5"}, ListTasks(State.ERROR, "a", 1000, 5)),
+        ("stats", None, Stats()),
+        ("stats", [], Stats()),
+        ("rejected.list", {"limit": 1, "cursor": "9"}, ListRejected(1, 9)),
+        ("rejected.retry", {"ids": [1]}, RetryRejected([1])),
+        ("rejected.purge", {"ids": ["1"]}, PurgeRejected([1])),
+        ("rpc.discover", None, Discover()),
+    ],
+)
+def test_each_method_becomes_its_command(limits: Settings, method: str, params: Any, command: Command) -> None:
+    assert read(limits, method, params) == command
+
+
+def test_every_method_has_a_command(limits: Settings) -> None:
+    least: dict[str, Any] = {"enqueue": {"action": "a"}, "status": {"id": 1}, "cancel": {"id": 1}, "retry": {"id": 1},
+                             "rejected.retry": {"ids": [1]}, "rejected.purge": {"ids": [1]}}  # fmt: skip
+    kinds = [type(read(limits, method, least.get(method))) for method in PARAMS]
+    assert len(set(kinds)) == len(PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "field"),
+    [
+        ("status", {}, "id"),
+        ("status", {"id": 1, "ids": [1]}, "id"),
+        ("status", {"id": -1}, "id"),
+        ("status", {"id": 2**63}, "id"),
+        ("status", {"id": "9" * 20}, "id"),
+        ("status", {"id": "\u0661"}, "id"),
+        ("status", {"id": "1:2"}, "id"),
+        ("status", {"id": ""}, "id"),
+        ("status", {"id": 1.5}, "id"),
+        ("status", {"ids": []}, "ids"),
+        ("status", {"ids": [1] * 1001}, "ids"),
+        ("status", {"ids": [1, "x"]}, "ids[1]"),
+        ("status", {"ids": 1}, "ids"),
+        ("status", {"ids": [1, None]}, "ids[1]"),
+        ("cancel", {}, "id"),
+        ("cancel", None, "id"),
+        ("retry", {"id": None}, "id"),
+        ("list", {"state": "DONE"}, "state"),
+        ("list", {"limit": 0}, "limit"),
+        ("list", {"limit": 1001}, "limit"),
+        ("list", {"cursor": "x"}, "cursor"),
+        ("list", {"cursor": 5}, "cursor"),
+        ("stats", {"x": 1}, "x"),
+        ("stats", [1], "params"),
+        ("rejected.purge", {"ids": []}, "ids"),
+    ],
+)
+def test_a_wrong_parameter_of_another_method_is_named(limits: Settings, method: str, params: Any, field: str) -> None:
+    assert mistake(limits, method, params)[0] == field
+
+
+@pytest.mark.parametrize("method", ["", "Enqueue", "submit", "rpc.other", "x" * 1000, "enqueue "])
+def test_an_unknown_method_is_not_found_and_shown_in_part(limits: Settings, method: str) -> None:
+    with pytest.raises(MethodNotFound) as caught:
+        read(limits, method)
+    assert caught.value.data == {"method": method[:200]}
+
+
+json_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(st.characters())),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(), inner, max_size=4)),
+    max_leaves=8,
+)
+LIMITS = load_settings(payload_limit_bytes=1000)
+
+
+@given(
+    method=st.one_of(st.sampled_from([*PARAMS, "submit:a", "submit:"]), st.text()),
+    params=st.one_of(
+        st.lists(json_values, max_size=10),
+        st.dictionaries(
+            st.sampled_from(
+                sorted({name for kind in PARAMS.values() for name in kind.__struct_fields__} | {"objectID"})
+            ),
+            json_values,
+            max_size=6,
+        ),
+    ),
+)
+def test_any_params_are_a_command_or_an_answerable_error(method: str, params: Any) -> None:
+    try:
+        raw = json.dumps(params, allow_nan=False).encode()
+    except ValueError:
+        return
+    try:
+        command = read_command(method, raw, LIMITS)
+    except RpcError as error:
+        json.dumps(error.data)
+        return
+    if isinstance(command, Enqueue):
+        assert command.task.action
+        assert len(command.task.payload.encode()) <= 1000
+
+
+# The inbound queue
+
+
+def test_a_body_of_good_and_bad_entries_keeps_each_with_its_reason(limits: Settings) -> None:
+    entries = [
+        {"jsonrpc": "2.0", "method": "enqueue", "params": {"action": "a"}, "id": 1},
+        {"jsonrpc": "2.0", "method": "enqueue", "params": {}, "id": 2},
+        {"jsonrpc": "2.0", "method": "enque", "params": {"action": "a"}},
+        {"jsonrpc": "2.0", "method": "status", "params": {"id": 1}},
+        {"jsonrpc": "2.0", "method": "cancel", "params": {"id": 5}},
+        {"jsonrpc": "2.0", "method": "retry", "params": {"id": 6}},
+        {"method": "enqueue"},
+        5,
+        {"jsonrpc": "2.0", "method": "submit:b", "params": {"objectID": 1}},
+    ]
+    inbound = read_inbound(json.dumps(entries), limits)
+    assert [task.action for task in inbound.tasks] == ["a", "b"]
+    assert [change for change, _ in inbound.changes] == [Cancel(5), Restart(6)]
+    assert [json.loads(text) for _, text in inbound.changes] == [entries[4], entries[5]]
+    assert [json.loads(text) for text, _ in inbound.refused] == [entries[n] for n in (1, 2, 3, 6, 7)]
+    reasons = [reason for _, reason in inbound.refused]
+    assert reasons[0] == "Invalid params: action is missing"
+    assert reasons[1] == "unknown method 'enque'; did you mean enqueue?"
+    assert reasons[2] == "status only answers, and a queue has no way back: ask over HTTP"
+    assert reasons[3].startswith("Invalid Request")
+    assert reasons[4].startswith("Invalid Request")
+
+
+@pytest.mark.parametrize("method", [name for name in PARAMS if name not in ("enqueue", "cancel", "retry")])
+def test_a_method_that_only_answers_is_refused_from_the_queue(limits: Settings, method: str) -> None:
+    params = {"status": {"id": 1}, "rejected.retry": {"ids": [1]}, "rejected.purge": {"ids": [1]}}.get(method, {})
+    body = json.dumps({"jsonrpc": "2.0", "method": method, "params": params})
+    inbound = read_inbound(body, limits)
+    assert (inbound.tasks, inbound.changes) == ([], [])
+    ((text, reason),) = inbound.refused
+    assert json.loads(text) == json.loads(body)
+    assert "ask over HTTP" in reason
+
+
+@pytest.mark.parametrize("body", ["", "no json", "[]", "\ud800", "[" * 10_000, "[" + ",".join(["1"] * 21) + "]"])
+def test_a_body_of_no_use_is_refused_whole_as_it_came(limits: Settings, body: str) -> None:
+    inbound = read_inbound(body, limits)
+    assert (inbound.tasks, inbound.changes) == ([], [])
+    assert [text for text, _ in inbound.refused] == [body]
+
+
+@given(body=st.one_of(st.text(st.characters()), json_values.map(json.dumps)))
+def test_no_body_is_lost_and_none_raises(body: str) -> None:
+    inbound = read_inbound(body, LIMITS)
+    assert inbound.tasks or inbound.changes or inbound.refused
+
+
+def test_accepted_tasks_and_duplicates_are_counted_by_action_and_door() -> None:
+    def sample(name: str, **labels: str) -> float:
+        return metrics.REGISTRY.get_sample_value(name, labels) or 0
+
+    labels = {"action": "counted", "door": "inbound"}
+    before = sample("penstock_enqueued_total", **labels), sample("penstock_duplicates_total", action="counted")
+    answers = [Enqueued(n, State.SCHEDULED, duplicate=n == 2) for n in range(3)]
+    count_enqueued([NewTask("counted")] * 3, answers, door="inbound")
+    assert sample("penstock_enqueued_total", **labels) - before[0] == 2
+    assert sample("penstock_duplicates_total", action="counted") - before[1] == 1
