@@ -1,0 +1,272 @@
+"""Handlers: functions registered with ``@action``, the Context they are given, and how they steer retries."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import math
+import os
+import sys
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from typing import Any, TypeVar, overload
+
+import msgspec
+
+from penstock.errors import SettingsError
+from penstock.handlers.parameters import Arguments, Parameters, place
+from penstock.logs import get_logger
+from penstock.retry import Backoff
+from penstock.tasks import ACTION_MAX_CHARS, MAX_ATTEMPTS_LIMIT
+
+_NOTE_KEPT_CHARS = 1000
+
+log = get_logger()
+Function = TypeVar("Function", bound=Callable[..., Any])
+Report = Callable[[float | None, str | None], None]
+
+
+class Retry(Exception):
+    """Raised by a handler: this attempt failed, try again after ``delay`` seconds (None: the usual backoff).
+
+    The attempt counts like any other. Raises ValueError for a delay that is no number of seconds.
+    """
+
+    def __init__(self, delay: float | None = None, reason: str = "") -> None:
+        if delay is not None and not (_is_number(delay) and 0 <= delay < math.inf):
+            raise ValueError(f"Retry(delay=...) takes seconds, 0 or more, not {delay!r}")
+        super().__init__(reason or "the handler asked to be tried again")
+        self.delay = delay
+
+
+class Fail(Exception):
+    """Raised by a handler: no attempt will succeed, so the task becomes CRITICAL_ERROR now."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason or "the handler gave up")
+
+
+class _Done:
+    """Something to await that has happened already; nothing warns when nobody awaits it."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return
+        yield
+
+
+_DONE = _Done()
+
+
+class Context:
+    """What a handler knows of its task.
+
+    task_id, claim: together they name this attempt; later attempts have a higher claim.
+    redelivered: the message was delivered before, so an earlier worker may have done part of the work.
+    report: where progress goes, callable from any thread; without one it goes nowhere, as in a test of a handler.
+    """
+
+    __slots__ = ("_report", "action", "claim", "redelivered", "task_id")
+
+    def __init__(
+        self, task_id: int, claim: int, action: str, redelivered: bool = False, report: Report | None = None
+    ) -> None:
+        self.task_id = task_id
+        self.claim = claim
+        self.action = action
+        self.redelivered = redelivered
+        self._report = report
+
+    @property
+    def log(self) -> Any:
+        """A logger whose lines carry the task's id, claim and action."""
+        return get_logger().bind(task_id=self.task_id, claim=self.claim, action=self.action)
+
+    def progress(self, percent: float | None = None, note: str | None = None) -> Awaitable[None]:
+        """Report how far the work is, which `status` shows, and that it is alive.
+
+        It returns at once, awaited or not, in an ``async def`` and in a thread; the newest report is sent with the
+        next results. Raises ValueError for a percent that is no finite number, TypeError for
+        a note that is no text; a note is cut after 1000 characters.
+        """
+        if percent is not None and not (_is_number(percent) and math.isfinite(percent)):
+            raise ValueError(f"percent must be a finite number, not {percent!r}")
+        if note is not None and not isinstance(note, str):
+            raise TypeError(f"note must be text, not {type(note).__name__}")
+        if self._report is not None:
+            self._report(percent, note[:_NOTE_KEPT_CHARS] if note else note)
+        return _DONE
+
+    def progress_sync(self, percent: float | None = None, note: str | None = None) -> None:
+        """As :meth:`progress`, for plain functions, where type checkers would miss an ``await``."""
+        self.progress(percent, note)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+class Handler:
+    """A registered function, made ready for many calls.
+
+    timeout_seconds, max_attempts, backoff: None leaves it to the task or the settings.
+    arguments: fits a task's parameters, raw JSON, to the function; raises InvalidParams.
+    Raises SettingsError for a function that cannot be a handler, a bad name, or numbers that make no sense.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *,
+        timeout_seconds: float | None = None,
+        max_attempts: int | None = None,
+        backoff: Backoff | None = None,
+    ) -> None:
+        _check_name(name)
+        if max_attempts is not None and not (type(max_attempts) is int and 1 <= max_attempts <= MAX_ATTEMPTS_LIMIT):
+            raise SettingsError(
+                f"action {name!r}: max_attempts must be 1 to {MAX_ATTEMPTS_LIMIT}, not {max_attempts!r}"
+            )
+        if timeout_seconds is not None and not (_is_number(timeout_seconds) and 0 < timeout_seconds < math.inf):
+            raise SettingsError(f"action {name!r}: timeout must be above 0 seconds, not {timeout_seconds!r}")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise SettingsError(f"action {name!r}: {place(function)} yields; a handler returns its result")
+        self.name = name
+        self.function = function
+        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+        self.timeout_seconds = timeout_seconds
+        self.max_attempts = max_attempts
+        self.backoff = backoff
+        self.arguments: Callable[[msgspec.Raw | bytes], Arguments] = Parameters(name, function).fit
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise SettingsError(f"an action's name must be text, not {name!r}")
+    if len(name) > ACTION_MAX_CHARS:
+        raise SettingsError(
+            f"action {name[:40]!r}...: a name has at most {ACTION_MAX_CHARS} characters, not {len(name)}"
+        )
+    if name.startswith("rpc."):
+        raise SettingsError(f"action {name!r}: names that begin with rpc. belong to JSON-RPC; take another")
+
+
+class Registry:
+    """Handlers by action."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Handler] = {}
+
+    def __len__(self) -> int:
+        return len(self._handlers)
+
+    def __iter__(self) -> Iterator[Handler]:
+        return iter(self._handlers.values())
+
+    def get(self, name: str) -> Handler | None:
+        return self._handlers.get(name)
+
+    def nearest(self, name: str) -> str | None:
+        """The registered name most like ``name``, for a hint."""
+        near = difflib.get_close_matches(name, self._handlers, n=1)
+        return near[0] if near else None
+
+    def add(self, handler: Handler) -> None:
+        """Raises SettingsError when another function has the name. The same one again, reloaded, takes its place."""
+        known = self._handlers.get(handler.name)
+        if known is not None and not _is_same(known.function, handler.function):
+            raise SettingsError(
+                f"action {handler.name!r} is registered twice: by {place(known.function)} "
+                f"and {place(handler.function)}; rename one"
+            )
+        self._handlers[handler.name] = handler
+
+
+REGISTRY = Registry()
+
+
+@overload
+def action(name: Function, /) -> Function: ...
+
+
+@overload
+def action(
+    name: str | None = None,
+    *,
+    max_attempts: int | None = None,
+    timeout: float | None = None,
+    backoff: Backoff | None = None,
+    registry: Registry = REGISTRY,
+) -> Callable[[Function], Function]: ...
+
+
+def action(
+    name: Any = None,
+    *,
+    max_attempts: int | None = None,
+    timeout: float | None = None,
+    backoff: Backoff | None = None,
+    registry: Registry = REGISTRY,
+) -> Any:
+    """Register a function as the handler of an action, named after it unless a name is given.
+
+    The function takes a Context first, then the payload's members by name (or its items by position). Parameters
+    with annotations are checked and converted, by msgspec's rules, without guessing: ``"1"`` is no int. ``async def``
+    runs on the event loop, ``def`` in a thread. The function itself is returned unchanged.
+    max_attempts: lowers the task's own cap. timeout: seconds that one attempt may run, unless the task says
+    otherwise. backoff: delays between attempts.
+    Raises SettingsError for a name that is taken, numbers that make no sense, a function that takes no Context.
+    """
+    if callable(name):
+        return action()(name)
+
+    def register(function: Function) -> Function:
+        called = name if name is not None else getattr(function, "__name__", None)
+        registry.add(
+            Handler(called, function, timeout_seconds=timeout, max_attempts=max_attempts, backoff=backoff)  # type: ignore[arg-type]
+        )
+        return function
+
+    return register
+
+
+def _is_same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    return one is other or (place(one) == place(other) and "<locals>" not in place(one))
+
+
+def load_app(module: str, *, registry: Registry = REGISTRY) -> None:
+    """Import a module so that its actions register; the current folder is importable.
+
+    Raises SettingsError naming the module, what is wrong with it and what to do.
+    """
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    if not all(part.isidentifier() for part in module.split(".")):
+        near = module.removesuffix(".py").replace("/", ".").replace("\\", ".").split(":")[0].strip(".")
+        raise SettingsError(
+            f"--app {module}: name a module as an import statement does, such as {near or 'myapp.tasks'}"
+        )
+    before = {handler.name for handler in registry}
+    try:
+        importlib.import_module(module)
+    except (Exception, SystemExit) as exc:
+        raise SettingsError(_why_not_loaded(module, exc, here)) from exc
+    if not any(_belongs(handler, module) or handler.name not in before for handler in registry):
+        log.warning("app_registers_nothing", app=module, hint="decorate its handlers with @penstock.action")
+
+
+def _why_not_loaded(module: str, exc: BaseException, here: str) -> str:
+    missing = exc.name if isinstance(exc, ModuleNotFoundError) else None
+    if missing is not None and f"{module}.".startswith(f"{missing}."):
+        return (
+            f"--app {module} cannot be loaded: there is no module {missing!r} in {here} nor among what is installed; "
+            "run the worker from the folder that holds it, or install it"
+        )
+    return f"--app {module} cannot be loaded: its import ended in {type(exc).__name__}: {exc}"
+
+
+def _belongs(handler: Handler, module: str) -> bool:
+    return f"{place(handler.function)}.".startswith(f"{module}.")

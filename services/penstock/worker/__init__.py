@@ -1,0 +1,280 @@
+"""Worker: takes tasks from the outbound queue, runs their handlers, answers into the results queue.
+
+It needs the two queues and nothing else. A message is deleted when the answers to all its tasks are in the results
+queue; a slow task holds back neither the others of its message nor their answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping, Sequence
+
+from penstock import metrics
+from penstock.errors import RpcError
+from penstock.handlers import Registry
+from penstock.logs import get_logger
+from penstock.loop import Service, SideTask
+from penstock.settings import Settings
+from penstock.transports import Message, Queue
+from penstock.wire import (
+    TIMEOUT_ATTRIBUTE,
+    ClaimId,
+    Invalid,
+    Request,
+    decode_body,
+    encode_progress,
+    parse_claim_id,
+)
+from penstock.worker.answers import no_task_answer, unknown_action_answer
+from penstock.worker.holder import Held, Holder
+from penstock.worker.outbox import Outbox
+from penstock.worker.runner import Job, Runner
+from penstock.worker.threads import Threads
+
+__all__ = ["Worker"]
+
+_LAST_SECONDS = 2.0  # of the grace, for sending what there is and giving back what there is not
+
+log = get_logger()
+
+
+class Worker(Service):
+    """One worker process; ``run_once`` receives once and starts what came, :meth:`settle` waits for it."""
+
+    name = "worker"
+
+    def __init__(self, *, outbound: Queue, results: Queue, settings: Settings, registry: Registry) -> None:
+        self._outbound = outbound
+        self._results = results
+        self._settings = settings
+        self._registry = registry
+        self._holder = Holder(outbound, visibility_seconds=settings.visibility_timeout_seconds)
+        self._outbox = Outbox(results, sent=self._holder.answered)
+        self._threads = Threads(settings.worker_threads)
+        self._runner = Runner(
+            concurrency=settings.worker_concurrency,
+            threads=self._threads,
+            timeout_seconds=settings.task_timeout_seconds,
+            result_limit_bytes=settings.result_limit_bytes,
+            answer=lambda job, text: self._outbox.answer(text, job.held),
+            progress=self._progress,
+        )
+        self._stopping = False
+        self._giving_back: asyncio.Task[None] | None = None
+        self.idle_seconds = 0.0 if settings.receive_wait_seconds else 0.1
+
+    async def open(self) -> None:
+        await self._outbound.depth()
+        await self._results.depth()
+
+    def side_tasks(self) -> Mapping[str, SideTask]:
+        return {
+            "send answers": self._outbox.run,
+            "delete messages": self._holder.delete_finished,
+            "extend visibility": self._holder.extend_held,
+            "heartbeat": self._heartbeat,
+            "watch threads": self._watch_threads,
+        }
+
+    async def run_once(self) -> int:
+        """Receive once, when there is room, and start what came; returns how many messages that was."""
+        while not self._stopping and not self._runner.has_room:
+            self._runner.changed.clear()
+            await self._runner.changed.wait()
+        if self._stopping:
+            return 0
+        return await self._receive()
+
+    async def _receive(self) -> int:
+        messages = await self._outbound.receive(
+            wait_seconds=self._settings.receive_wait_seconds,
+            visibility_seconds=self._settings.visibility_timeout_seconds,
+        )
+        if self._stopping:
+            await self._outbound.release(messages)  # they came with a long poll that was under way
+            return 0
+        announced = []
+        for message in messages:
+            jobs = self._take(message)
+            if message.receive_count <= 1:
+                self._runner.add(jobs)
+            elif jobs:
+                announced += jobs
+        if announced:
+            await self._announce(announced)
+        return len(messages)
+
+    async def settle(self) -> None:
+        """Until every task received so far has its answer in the results queue and its message is deleted."""
+        await self._runner.wait_empty()
+        await self._outbox.wait_empty()
+        await self._holder.wait_empty()
+
+    # Taking
+
+    def _take(self, message: Message) -> list[Job]:
+        """Hold a message and make its jobs; what cannot become one is answered at once."""
+        if self._holder.renew(message):
+            return []
+        try:
+            entries = decode_body(message.body, batch_limit=self._settings.batch_limit).entries
+        except RpcError as exc:
+            # Nobody to answer to. Left alone, it goes to the dead-letter queue after its last delivery.
+            log.error("message_unreadable", message_id=message.id, reason=exc.message)
+            return []
+        found, strays = [], []
+        for entry in entries:
+            task = _task_of(entry)
+            if task is None:
+                strays.append(entry)
+            else:
+                found.append(task)
+        if not found:
+            log.error("message_unreadable", message_id=message.id, reason="no entry is a request with a claim id")
+            return []
+        held = self._holder.hold(message, len(found))
+        for entry in strays:
+            self._answer_stray(entry, message)
+        limit = _limit_seconds(message)
+        jobs = []
+        for request, claim_id, claim in found:
+            handler = self._registry.get(request.method)
+            if handler is None:
+                self._answer_unknown(request, claim_id, claim, held)
+            else:
+                jobs.append(Job(claim_id, claim, handler, request.params, held, limit, self._runner))
+        return jobs
+
+    def _answer_stray(self, entry: Request | Invalid, message: Message) -> None:
+        reason = entry.error.message if isinstance(entry, Invalid) else "its id is not <task id>:<claim>"
+        log.error("entry_unreadable", message_id=message.id, reason=reason)
+        self._outbox.answer(no_task_answer(entry, reason), None)
+
+    def _answer_unknown(self, request: Request, claim_id: str, claim: ClaimId, held: Held) -> None:
+        if not held.begun:
+            held.begin()
+        metrics.RUN_SECONDS.labels("unknown", "error").observe(0)
+        log.info(
+            "task_failed", task_id=claim.task_id, claim=claim.claim, action=request.method[:200], error="UnknownAction"
+        )
+        self._outbox.answer(unknown_action_answer(claim_id, request.method, self._registry), held)
+
+    async def _announce(self, jobs: Sequence[Job]) -> None:
+        """Give a sign of life of each before any starts.
+
+        The worker that had them before may have died of one. A task that kills its worker is so told from a task
+        that nobody took.
+        """
+        messages = {job.held.message.id: job.held.message.receive_count for job in jobs}
+        log.warning("messages_redelivered", messages=len(messages), tasks=len(jobs), deliveries=max(messages.values()))
+        await self._outbox.send_now([encode_progress(job.claim_id) for job in jobs])
+        now = time.monotonic()
+        for job in jobs:
+            job.seen_at = now
+        if self._stopping:
+            await self._holder.release(list({job.held: None for job in jobs if not job.held.begun}))
+        else:
+            self._runner.add(jobs)
+
+    # Signs of life
+
+    def _progress(self, job: Job, percent: float | None, note: str | None) -> None:
+        self._outbox.sign(job.claim_id, encode_progress(job.claim_id, percent, note), replace=True)
+
+    async def _heartbeat(self) -> None:
+        """Give a sign of every task that has been here for the interval, running or waiting; a side task."""
+        interval = self._settings.heartbeat_seconds
+        while True:
+            await asyncio.sleep(interval / 4)
+            # Those due before the next round count as due, so that the time between two signs stays below the interval.
+            before = time.monotonic() - interval * 3 / 4
+            for job in self._runner.jobs():
+                if job.seen_at <= before:
+                    job.seen_at = time.monotonic()
+                    self._outbox.sign(job.claim_id, encode_progress(job.claim_id), replace=False)
+
+    async def _watch_threads(self) -> None:
+        """Take the process down when every thread is stuck, to be started again; a side task."""
+        await self._threads.wait_exhausted()
+        raise RuntimeError(
+            f"all {self._threads.size} threads are stuck in handlers that ran over their time; "
+            "give those handlers time limits of their own (of sockets, locks, queries)"
+        )
+
+    # Stopping
+
+    def stop_taking(self) -> None:
+        """Give back at once what has not started, for other workers to take."""
+        self._stopping = True
+        untouched = self._runner.take_back()
+        self._giving_back = asyncio.get_running_loop().create_task(self._holder.release(untouched), name="give back")
+        self._runner.changed.set()
+
+    async def drain(self, seconds: float) -> None:
+        """Finish what has started, save every answer there is, give the rest back, within so many seconds.
+
+        A message is given back only as a whole. So what still waits of a message that was begun is started too, as
+        long as half of the time is left: given back, those of its tasks that are done would be done again.
+        """
+        deadline = time.monotonic() + seconds
+        if self._giving_back is None:
+            self.stop_taking()
+        asyncio.get_running_loop().call_later(seconds / 2, self._runner.stop_starting)
+        if not await self._settled(seconds - min(_LAST_SECONDS, seconds / 4)):
+            cut = await self._runner.cut(min(_LAST_SECONDS, seconds / 4) / 2)
+            if cut:
+                log.warning("tasks_cut", tasks=cut, hint="they run again elsewhere; PENSTOCK_GRACE_SECONDS is the time")
+        await self._saved(deadline - time.monotonic())
+        unfinished = self._holder.unfinished()
+        if unfinished:
+            log.warning("messages_given_back", messages=len(unfinished))
+            await self._holder.release(unfinished)
+        if self._giving_back is not None:
+            await self._giving_back
+
+    async def _settled(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self.settle(), max(0.0, seconds))
+        except TimeoutError:
+            return False
+        return True
+
+    async def _saved(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(max(0.1, seconds)):
+                await self._outbox.wait_empty()
+                await self._holder.wait_deleted()
+        except TimeoutError:
+            log.warning("answers_not_saved", hint="their messages come again after the visibility timeout")
+
+    async def close(self) -> None:
+        self._runner.close()
+        self._threads.close()
+
+
+def _task_of(entry: Request | Invalid) -> tuple[Request, str, ClaimId] | None:
+    if isinstance(entry, Invalid):
+        return None
+    raw = bytes(entry.id)
+    if raw[:1] != b'"':
+        return None
+    claim_id = raw[1:-1].decode()
+    claim = parse_claim_id(claim_id)
+    return None if claim is None else (entry, claim_id, claim)
+
+
+def _limit_seconds(message: Message) -> float | None:
+    """The run time that a message gives its tasks."""
+    given = message.attributes.get(TIMEOUT_ATTRIBUTE)
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if 0 < seconds < math.inf:
+        return seconds
+    log.warning("timeout_attribute_ignored", message_id=message.id, value=given[:50])
+    return None

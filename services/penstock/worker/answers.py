@@ -1,0 +1,218 @@
+"""Answers: what a handler returned or raised, as the JSON-RPC response that goes to the results queue. Pure.
+
+Whatever a handler does has an answer, in characters that SQS takes, bounded in size, with no room for an exception in
+the making of it: an unanswered task would be run again until nobody wants it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from penstock.errors import HANDLER_ERROR, METHOD_NOT_FOUND, TASK_TIMEOUT, TOO_LARGE
+from penstock.handlers import Fail, Handler, Registry, Retry
+from penstock.wire import MAX_DEPTH, Invalid, Request, encode_error, encode_result, escape_for_sqs
+
+TEXT_LIMIT_BYTES = 2048  # of a message, as JSON
+TRACEBACK_LIMIT_BYTES = 8192  # of a traceback, as JSON; its end is kept
+_ACTION_SHOWN_CHARS = 200
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+class Refusal(Exception):
+    """What went in or came out of a handler is of no use: parameters that do not fit, a result that is no JSON."""
+
+    def __init__(
+        self, kind: str, text: str, *, code: int = HANDLER_ERROR, data: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(text)
+        self.kind = kind
+        self.code = code
+        self.data = data or {}
+
+
+def result_answer(claim_id: str, result: Any, *, limit_bytes: int) -> str:
+    """The answer of a handler that returned. Raises Refusal."""
+    if result is None:
+        return encode_result(claim_id, "null")
+    try:
+        encoded = _encode(result)
+    except RecursionError:
+        raise Refusal("BadResult", "the result holds itself, or is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise Refusal("BadResult", "the result holds half a surrogate pair, no character") from None
+    except Exception as exc:
+        problem = f"the result, a {type(result).__name__}, cannot be written as JSON: {text_of(exc)}"
+        raise Refusal("BadResult", problem) from None
+    # msgspec writes null for them without a word.
+    if b"null" in encoded and _holds_no_number(msgspec.to_builtins(result)):
+        raise Refusal("BadResult", "the result holds NaN or Infinity, which JSON cannot")
+    if encoded.count(b"{") + encoded.count(b"[") > MAX_DEPTH and _depth(_decode(encoded)) > MAX_DEPTH:
+        raise Refusal("BadResult", f"the result is nested deeper than {MAX_DEPTH} levels")
+    text = encoded.decode()
+    if not text.isascii():
+        text = escape_for_sqs(text)  # here, where it still counts towards the limit
+    size = len(text) if text.isascii() else len(text.encode())
+    if size > limit_bytes:
+        raise Refusal(
+            "BadResult",
+            f"the result is {size} bytes; the limit is {limit_bytes} (PENSTOCK_RESULT_LIMIT_BYTES)",
+            code=TOO_LARGE, data={"size": size, "limit": limit_bytes},
+        )  # fmt: skip
+    return encode_result(claim_id, text)
+
+
+def _holds_no_number(value: Any) -> bool:
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, float):
+            if not math.isfinite(item):
+                return True
+        elif isinstance(item, dict):
+            stack.extend(item.values())
+        elif isinstance(item, list | tuple | set | frozenset):
+            stack.extend(item)
+    return False
+
+
+def _depth(value: Any) -> int:
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        level = [
+            child
+            for item in level
+            for child in (item.values() if isinstance(item, dict) else item)
+            if isinstance(child, dict | list)
+        ]
+    return depth
+
+
+def refusal_answer(claim_id: str, handler: Handler, exc: Refusal) -> str:
+    """The answer when the worker itself found fault."""
+    message = text_of(exc)
+    data = {key: head(value) if isinstance(value, str) else value for key, value in exc.data.items()}
+    return encode_error(claim_id, exc.code, message, {"type": exc.kind, "message": message, **data, **_hints(handler)})
+
+
+def exception_answer(claim_id: str, handler: Handler, exc: BaseException) -> str:
+    """The answer of a handler that raised."""
+    kind = head(type(exc).__name__, 200)
+    message = text_of(exc)
+    data = {"type": kind, "message": message, **_hints(handler)}
+    if isinstance(exc, Retry):
+        data["retry_after"] = exc.delay
+    elif isinstance(exc, Fail):
+        data["final"] = True
+    if not isinstance(exc, Retry | Fail) or exc.__cause__ is not None:
+        data["traceback"] = traceback_of(exc)
+    return encode_error(claim_id, HANDLER_ERROR, head(f"{kind}: {message}"), data)
+
+
+def timeout_answer(
+    claim_id: str, handler: Handler, *, ran_seconds: float, limit_seconds: float, where: str | None = None
+) -> str:
+    """The answer of a task that was stopped. ``where``: the stack at which it was found."""
+    message = f"stopped after {ran_seconds:.3g} s; one attempt may run {limit_seconds:g} s"
+    data = {"type": "TaskTimeout", "message": message, "limit_seconds": limit_seconds, **_hints(handler)}
+    return encode_error(claim_id, TASK_TIMEOUT, message, {**data, "traceback": where})
+
+
+def unknown_action_answer(claim_id: str, action: str, registry: Registry) -> str:
+    """The answer for an action that no handler is registered for."""
+    shown = head(action[:_ACTION_SHOWN_CHARS])
+    near = registry.nearest(action[:_ACTION_SHOWN_CHARS])
+    message = f"this worker has no handler for action {shown!r}"
+    if near:
+        message += f"; the nearest it has is {near!r}"
+    return encode_error(
+        claim_id, METHOD_NOT_FOUND, message, {"type": "UnknownAction", "message": message, "nearest": near}
+    )
+
+
+def no_task_answer(entry: Request | Invalid, reason: str) -> str:
+    """The answer to an entry that names no task: by JSON-RPC its id is null; the resulter keeps it as rejected."""
+    if isinstance(entry, Invalid):
+        shown, code = entry.text, entry.error.code
+    else:
+        shown, code = f"{entry.method} {bytes(entry.params).decode()} id {bytes(entry.id).decode() or 'none'}", -32600
+    error = {
+        "code": code,
+        "message": head(f"outbound entry names no task: {reason}"),
+        "data": {"entry": head(shown, TRACEBACK_LIMIT_BYTES)},
+    }
+    return json.dumps({"jsonrpc": "2.0", "error": error, "id": None}, separators=(",", ":"))
+
+
+def refused_answer(answer: str, size: int) -> str:
+    """The answer in place of one that the results queue does not take."""
+    message = f"the answer is {size} bytes, more than the results queue is set to take (its MaximumMessageSize)"
+    data = {"type": "BadResult", "message": message, "size": size}
+    return encode_error(_decode_id(answer).id, TOO_LARGE, message, data)
+
+
+class _Identified(msgspec.Struct):
+    id: str
+
+
+_decode_id = msgspec.json.Decoder(_Identified).decode
+
+
+def _hints(handler: Handler) -> dict[str, Any]:
+    """What the action's registration says about retries; see wire.Hints."""
+    hints: dict[str, Any] = {}
+    if handler.max_attempts is not None:
+        hints["max_attempts"] = handler.max_attempts
+    if handler.backoff is not None:
+        own = handler.backoff
+        hints["backoff"] = {
+            "base_seconds": own.base_seconds,
+            "factor": own.factor,
+            "cap_seconds": own.cap_seconds,
+            "jitter": own.jitter,
+        }
+    return hints
+
+
+def text_of(exc: BaseException) -> str:
+    """An exception's text, bounded, even when the exception cannot tell it."""
+    try:
+        return head(str(exc))
+    except BaseException as broken:
+        return f"<{type(exc).__name__}, whose text cannot be had: {type(broken).__name__}>"
+
+
+def traceback_of(exc: BaseException) -> str:
+    """An exception's traceback without the worker's own frames, its end where it is long."""
+    try:
+        inner = exc.__traceback__
+        while inner is not None and inner.tb_frame.f_globals.get("__package__") == __package__:
+            inner = inner.tb_next
+        lines = traceback.TracebackException(type(exc), exc, inner).format()
+        return tail("".join(lines))
+    except BaseException as broken:
+        return f"<no traceback: {type(broken).__name__}>"
+
+
+def head(text: str, limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
+    """The beginning of a text, at most so many bytes when written as JSON in ASCII."""
+    text = str(text[:limit_bytes])
+    while len(json.dumps(text)) > limit_bytes:
+        text = text[: len(text) * 3 // 4]
+    return text
+
+
+def tail(text: str, limit_bytes: int = TRACEBACK_LIMIT_BYTES) -> str:
+    """The end of a text, likewise."""
+    text = str(text[-limit_bytes:])
+    while len(json.dumps(text)) > limit_bytes:
+        text = text[len(text) // 4 + 1 :]
+    return text

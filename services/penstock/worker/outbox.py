@@ -1,0 +1,150 @@
+"""Outbox: answers and signs of life on their way to the results queue, packed; nothing is dropped until it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable
+
+from penstock import metrics
+from penstock.errors import Unavailable
+from penstock.logs import get_logger
+from penstock.transports import Outgoing, Queue, SendReport
+from penstock.wire import join_batch, pack, utf8_size
+from penstock.worker.answers import refused_answer
+from penstock.worker.holder import Held
+
+MAX_ENTRIES = 1000  # in one message
+_SMALLEST_MESSAGE_BYTES = 1024  # that a queue can be set to
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 10.0
+
+log = get_logger()
+
+# Text; the message its task came in, for an answer; the claim id, for a sign of life.
+Entry = tuple[str, Held | None, str | None]
+
+
+class Outbox:
+    """Entries go at once when nothing is under way; what comes meanwhile forms the next send.
+
+    sent: called with the message of every answer that has reached the queue.
+    """
+
+    def __init__(self, queue: Queue, *, sent: Callable[[Held], None]) -> None:
+        self._queue = queue
+        self._sent = sent
+        self._answers: list[Entry] = []
+        self._signs: dict[str, str] = {}
+        self._max_bytes = queue.limits.max_message_bytes
+        self._added = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def answer(self, text: str, held: Held | None) -> None:
+        """Send a response; ``held`` is the message its task came in."""
+        self._answers.append((text, held, None))
+        if not self._added.is_set():
+            self._added.set()
+            self._empty.clear()
+
+    def sign(self, claim_id: str, text: str, *, replace: bool) -> None:
+        """Send a progress notification; of several for one task that wait, the newest goes.
+
+        replace: False for a bare heartbeat, which an unsent report already says.
+        """
+        if replace or claim_id not in self._signs:
+            self._signs[claim_id] = text
+        self._added.set()
+        self._empty.clear()
+
+    async def wait_empty(self) -> None:
+        """Until everything added so far is in the queue."""
+        await self._empty.wait()
+
+    async def run(self) -> None:
+        """The sending; a side task."""
+        failures = 0
+        while True:
+            await self._added.wait()
+            self._added.clear()
+            answers, self._answers = self._answers, []
+            signs, self._signs = self._signs, {}
+            entries = [*answers, *((text, None, claim_id) for claim_id, text in signs.items())]
+            failed, reason = await self._send(entries)
+            if not failed:
+                failures = 0
+                if not self._added.is_set():
+                    self._empty.set()
+                continue
+            self._take_back(failed)
+            if len(failed) < len(entries):
+                failures = 0
+            if reason is not None:
+                await self._pause(failures, len(failed), reason)
+                failures += 1
+
+    async def send_now(self, texts: Iterable[str]) -> None:
+        """Send entries ahead of what waits; returns when the queue has them all, however long it is away."""
+        entries: list[Entry] = [(text, None, None) for text in texts]
+        failures = 0
+        while entries:
+            entries, reason = await self._send(entries)
+            if entries and reason is not None:
+                await self._pause(failures, len(entries), reason)
+                failures += 1
+
+    def _take_back(self, failed: list[Entry]) -> None:
+        self._answers[:0] = [entry for entry in failed if entry[2] is None]
+        for text, _, claim_id in failed:
+            if claim_id is not None:
+                self._signs.setdefault(claim_id, text)
+        self._added.set()
+
+    async def _send(self, entries: list[Entry]) -> tuple[list[Entry], str | None]:
+        """Send once; returns the entries that did not go, and why, or None when they may go at once in another form."""
+        sizes = [utf8_size(entry[0]) for entry in entries]
+        slices = list(pack(sizes, max_bytes=self._max_bytes, max_items=MAX_ENTRIES))
+        messages = [Outgoing(join_batch([entry[0] for entry in entries[start:end]])) for start, end in slices]
+        try:
+            report = await self._queue.send(messages)
+        except Unavailable as exc:
+            report = SendReport(list(range(len(messages))), str(exc) or "unavailable")
+        unsent = set(report.failed)
+        failed: list[Entry] = []
+        is_away = False
+        observe = metrics.BATCH_SIZE.labels("results_message").observe
+        for position, (start, end) in enumerate(slices):
+            if position not in unsent:
+                observe(end - start)
+                for _, held, _ in entries[start:end]:
+                    if held is not None:
+                        self._sent(held)
+            elif position not in report.refused:
+                failed += entries[start:end]
+                is_away = True
+            elif end - start > 1:
+                # The queue is set to take less than the broker could; from now on messages are smaller.
+                smaller = min(self._max_bytes, sum(sizes[start:end])) // 2
+                self._max_bytes = max(smaller, _SMALLEST_MESSAGE_BYTES)
+                failed += entries[start:end]
+            else:
+                failed += self._replace(entries[start], sizes[start], report.reason)
+                is_away = is_away or sizes[start] <= _SMALLEST_MESSAGE_BYTES
+        return failed, report.reason if is_away else None
+
+    def _replace(self, entry: Entry, size: int, reason: str | None) -> list[Entry]:
+        """What to send in place of an entry that the queue refuses even alone: an answer is owed, a sign is not."""
+        text, held, claim_id = entry
+        log.error("entry_refused_by_queue", queue=self._queue.label, bytes=size, reason=reason)
+        if held is None:
+            return []
+        if size > _SMALLEST_MESSAGE_BYTES:
+            text = refused_answer(text, size)
+        return [(text, held, claim_id)]
+
+    async def _pause(self, failures: int, entries: int, reason: str) -> None:
+        if failures % 10 == 0:
+            log.warning("results_not_sent", entries=entries, failures=failures + 1, reason=reason)
+        longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(failures, 16))
+        await asyncio.sleep(random.uniform(longest / 2, longest))

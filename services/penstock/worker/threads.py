@@ -1,0 +1,134 @@
+"""Threads for handlers that are plain functions.
+
+Not a ThreadPoolExecutor, for three reasons: its threads are waited for when the process ends, so that one stuck handler
+would keep a stopped worker alive; a thread left behind after a timeout would hold its place for good; and it would
+take more calls than it has threads, so that a call's time would run while it waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+Outcome = tuple[Any, BaseException | None]
+
+
+class Call:
+    """A function under way in a thread; ``outcome`` gives (result, None) or (None, what was raised)."""
+
+    __slots__ = ("_thread_id", "function", "is_left", "outcome")
+
+    def __init__(self, function: Callable[[], Any], outcome: asyncio.Future[Outcome]) -> None:
+        self.function = function
+        self.outcome = outcome
+        self.is_left = False
+        self._thread_id: int | None = None
+
+    def stack(self) -> str | None:
+        """Where the function is just now."""
+        frame = sys._current_frames().get(self._thread_id or 0)
+        return None if frame is None else "".join(traceback.format_stack(frame))
+
+    def run(self) -> Outcome:
+        self._thread_id = threading.get_ident()
+        try:
+            return self.function(), None
+        except BaseException as exc:  # SystemExit too: it would end the thread without a word
+            return None, exc
+        finally:
+            self._thread_id = None
+
+
+class Threads:
+    """At most ``size`` calls at once. All methods are for the event loop's thread.
+
+    A call that is left behind gives its place to a new thread, as long as no more than ``size`` are left; after that
+    each takes a place for good, and with none remaining :meth:`wait_exhausted` returns.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.left = 0
+        self._busy = 0
+        self._idle_threads = 0
+        self._calls: SimpleQueue[Call | None] = SimpleQueue()
+        self._exhausted = asyncio.Event()
+
+    @property
+    def has_room(self) -> bool:
+        return self._busy < self.size
+
+    def take(self) -> None:
+        """Take a place, to start a call in it or give it back."""
+        self._busy += 1
+
+    def give_back(self) -> None:
+        self._busy -= 1
+
+    def start(self, function: Callable[[], Any]) -> Call:
+        """Run a function in the place that was taken. Raises RuntimeError when the system has no thread left."""
+        loop = asyncio.get_running_loop()
+        call = Call(_in_context(function), loop.create_future())
+        if self._idle_threads:
+            self._idle_threads -= 1
+        else:
+            try:
+                threading.Thread(target=self._work, args=(loop,), name="handler", daemon=True).start()
+            except RuntimeError:
+                self._busy -= 1
+                raise
+        self._calls.put(call)
+        return call
+
+    def leave(self, call: Call) -> None:
+        """Stop waiting for a call; its thread cannot be stopped and goes on."""
+        call.is_left = True
+        self.left += 1
+        if self.left <= self.size:
+            self._busy -= 1
+        elif self.left >= 2 * self.size:
+            self._exhausted.set()
+
+    async def wait_exhausted(self) -> None:
+        """Until every thread there may be is stuck in a call that was left behind."""
+        await self._exhausted.wait()
+
+    def close(self) -> None:
+        """Let idle threads end; busy ones end with the process."""
+        for _ in range(self._idle_threads):
+            self._calls.put(None)
+        self._idle_threads = 0
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        while (call := self._calls.get()) is not None:
+            outcome = call.run()
+            try:
+                loop.call_soon_threadsafe(self._done, call, outcome)
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                return
+            del call, outcome  # a thread that waits must not keep the last task's values alive
+
+    def _done(self, call: Call, outcome: Outcome) -> None:
+        self._idle_threads += 1
+        if call.is_left:
+            if self.left > self.size:
+                self._busy -= 1
+            else:  # its place went to another thread, so there is one too many now
+                self._idle_threads -= 1
+                self._calls.put(None)
+            self.left -= 1
+        else:
+            self._busy -= 1
+        if not call.outcome.done():
+            call.outcome.set_result(outcome)
+
+
+def _in_context(function: Callable[[], Any]) -> Callable[[], Any]:
+    context = contextvars.copy_context()
+    return lambda: context.run(function)

@@ -1,0 +1,979 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+import penstock.worker.runner
+from penstock.handlers import Context, Fail, Registry, Retry, action
+from penstock.retry import Backoff
+from penstock.settings import Settings
+from penstock.transports import Message, Outgoing, Queue
+from penstock.transports.sqs import SqsQueue, SqsTransport
+from penstock.wire import Failed, Progress, Report, Succeeded, Unreadable, decode_reports, encode_call, join_batch
+from penstock.worker import Worker
+
+PATIENCE_SECONDS = 30
+
+
+@pytest.fixture
+def database_url() -> str:
+    """No test here touches Postgres."""
+    return "postgresql://nobody@127.0.0.1:1/none"
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+@dataclass
+class Bench:
+    """The two queues, what has come out of the results queue so far, and a worker between them."""
+
+    outbound: SqsQueue
+    results: SqsQueue
+    settings: Settings
+    registry: Registry
+    reports: list[Report] = field(default_factory=list)
+
+    def worker(self, results: Queue | None = None, **changes: Any) -> Worker:
+        return Worker(
+            outbound=self.outbound,
+            results=results or self.results,
+            settings=self.settings.model_copy(update=changes),
+            registry=self.registry,
+        )
+
+    async def send(self, *calls: str, **attributes: str) -> None:
+        report = await self.outbound.send([Outgoing(join_batch(calls), attributes)])
+        assert report.failed == []
+
+    async def work(self, *, messages: int = 1, **changes: Any) -> None:
+        """One worker takes so many messages and settles them."""
+        async with running(self.worker(**changes)) as worker:
+            await take(worker, messages)
+            await asyncio.wait_for(worker.settle(), PATIENCE_SECONDS)
+
+    async def until(self, condition: Callable[[], object], what: str) -> None:
+        """Read results until the condition is true."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, f"waited for {what}; there is {self.reports}"
+            messages = await self.results.receive(wait_seconds=1, visibility_seconds=30)
+            for message in messages:
+                self.reports += decode_reports(message.body, batch_limit=10_000)
+            await self.results.delete(messages)
+
+    async def outcomes(self, count: int) -> dict[int, Succeeded | Failed]:
+        """So many outcomes, by task id."""
+
+        def found() -> dict[int, Succeeded | Failed]:
+            return {r.task_id: r for r in self.reports if isinstance(r, Succeeded | Failed)}
+
+        await self.until(lambda: len(found()) >= count, f"{count} outcomes")
+        assert len([r for r in self.reports if isinstance(r, Succeeded | Failed)]) == count
+        return found()
+
+    async def result(self) -> Any:
+        """The only outcome, which is a result."""
+        (outcome,) = (await self.outcomes(1)).values()
+        assert isinstance(outcome, Succeeded), outcome
+        return json.loads(outcome.result)
+
+    async def error(self) -> tuple[dict[str, Any], Failed]:
+        """The only outcome, which is an error."""
+        (outcome,) = (await self.outcomes(1)).values()
+        assert isinstance(outcome, Failed), outcome
+        return json.loads(outcome.error), outcome
+
+    def signs(self, task_id: int) -> list[Progress]:
+        return [r for r in self.reports if isinstance(r, Progress) and r.task_id == task_id]
+
+    async def left(self) -> int:
+        return (await self.outbound.depth()).total
+
+
+@pytest.fixture
+def bench(outbound: SqsQueue, results: SqsQueue, settings: Settings, registry: Registry) -> Bench:
+    return Bench(outbound, results, settings, registry)
+
+
+@asynccontextmanager
+async def running(worker: Worker, *, without: Sequence[str] = ()) -> AsyncIterator[Worker]:
+    """The worker's side tasks run, none of them ends."""
+    wanted = {name: run for name, run in worker.side_tasks().items() if name not in without}
+    sides = [asyncio.ensure_future(run()) for run in wanted.values()]
+    try:
+        yield worker
+        assert not [task for task in sides if task.done()]
+    finally:
+        for task in sides:
+            task.cancel()
+        await asyncio.gather(*sides, return_exceptions=True)
+        await worker.close()
+
+
+async def take(worker: Worker, messages: int) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while messages > 0:
+        assert time.monotonic() < deadline, f"{messages} messages did not come"
+        messages -= await asyncio.wait_for(worker.run_once(), PATIENCE_SECONDS)
+
+
+async def eventually(condition: Callable[[], Awaitable[object]], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not await condition():
+        assert time.monotonic() < deadline, f"waited for {what}"
+        await asyncio.sleep(0.02)
+
+
+async def receive(queue: SqsQueue, wait_seconds: int = 5) -> list[Message]:
+    return await queue.receive(wait_seconds=wait_seconds, visibility_seconds=30)
+
+
+# Answers
+
+
+async def test_async_handler_answers_with_what_it_returns(bench: Bench, registry: Registry) -> None:
+    seen: list[Context] = []
+
+    @action("add", registry=registry)
+    async def add(ctx: Context, a: int, b: int) -> dict[str, int]:
+        seen.append(ctx)
+        return {"sum": a + b}
+
+    await bench.send(encode_call(42, 7, "add", '{"a":1,"b":2}'))
+    await bench.work()
+    (outcome,) = (await bench.outcomes(1)).values()
+    assert outcome == Succeeded(42, 7, None, '{"sum":3}')
+    assert (seen[0].task_id, seen[0].claim, seen[0].action, seen[0].redelivered) == (42, 7, "add", False)
+    assert await bench.left() == 0
+
+
+async def test_plain_handler_runs_in_a_thread(bench: Bench, registry: Registry) -> None:
+    @action(registry=registry)
+    def where(ctx: Context) -> bool:
+        return threading.current_thread() is threading.main_thread()
+
+    await bench.send(encode_call(1, 1, "where", "{}"))
+    await bench.work()
+    assert await bench.result() is False
+
+
+async def test_plain_function_around_an_async_one_is_awaited(bench: Bench, registry: Registry) -> None:
+    async def inner() -> str:
+        return "inner"
+
+    @action(registry=registry)
+    def outer(ctx: Context) -> Any:
+        return inner()
+
+    await bench.send(encode_call(1, 1, "outer", "[]"))
+    await bench.work()
+    assert await bench.result() == "inner"
+
+
+async def test_batch_is_answered_entry_by_entry(bench: Bench, registry: Registry) -> None:
+    @action(registry=registry)
+    async def double(ctx: Context, n: int) -> int:
+        return 2 * n
+
+    @action(registry=registry)
+    def plain_double(ctx: Context, n: int) -> int:
+        return 2 * n
+
+    calls = [encode_call(n, 1, "double" if n % 2 else "plain_double", f"[{n}]") for n in range(1, 301)]
+    await bench.send(*calls)
+    await bench.work(worker_concurrency=20, worker_threads=4)
+    outcomes = await bench.outcomes(300)
+    assert {i: json.loads(o.result) for i, o in outcomes.items() if isinstance(o, Succeeded)} == {
+        n: 2 * n for n in range(1, 301)
+    }
+    assert await bench.left() == 0
+
+
+async def test_unknown_action_is_answered_with_the_nearest(bench: Bench, registry: Registry) -> None:
+    action("export", registry=registry)(lambda ctx: None)
+    await bench.send(encode_call(1, 1, "exprot", "{}"))
+    await bench.work()
+    error, failed = await bench.error()
+    assert error["code"] == -32601
+    assert "'exprot'" in error["message"]
+    assert error["data"]["type"] == "UnknownAction"
+    assert error["data"]["nearest"] == "export"
+    assert not failed.hints.final
+
+
+async def test_params_that_do_not_fit_are_answered_and_nothing_is_called(bench: Bench, registry: Registry) -> None:
+    calls = []
+
+    @action("act", max_attempts=3, registry=registry)
+    async def act(ctx: Context, n: int) -> None:
+        calls.append(n)
+
+    params = {"{}": "n", '{"n":1,"m":2}': "m", '{"n":"1"}': "n", "[1,2]": "params", "[]": "n"}
+    await bench.send(*(encode_call(i, 1, "act", given) for i, given in enumerate(params)))
+    await bench.work()
+    outcomes = await bench.outcomes(len(params))
+    for i, name in enumerate(params.values()):
+        outcome = outcomes[i]
+        assert isinstance(outcome, Failed)
+        error = json.loads(outcome.error)
+        assert error["code"] == -32602
+        assert error["data"]["type"] == "BadParams"
+        assert error["data"]["field"] == name
+        assert error["data"]["problem"] in error["message"]
+        assert outcome.hints.max_attempts == 3
+    assert calls == []
+
+
+async def test_bad_params_of_plain_functions_cost_no_thread(bench: Bench, registry: Registry) -> None:
+    @action(registry=registry)
+    def act(ctx: Context, n: int) -> int:
+        return n
+
+    await bench.send(*(encode_call(i, 1, "act", '{"n":"x"}') for i in range(1, 6)), encode_call(6, 1, "act", "[6]"))
+    await bench.work(worker_threads=1)
+    outcomes = await bench.outcomes(6)
+    assert isinstance(outcomes[6], Succeeded)
+
+
+async def test_type_error_inside_a_handler_is_no_matter_of_params(bench: Bench, registry: Registry) -> None:
+    @action(registry=registry)
+    async def act(ctx: Context, n: int) -> None:
+        raise TypeError("act() missing 1 required positional argument: 'n'")
+
+    await bench.send(encode_call(1, 1, "act", "[1]"))
+    await bench.work()
+    error, _ = await bench.error()
+    assert error["code"] == -32000
+    assert error["data"]["type"] == "TypeError"
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_exception_is_answered_with_type_message_and_traceback(
+    bench: Bench, registry: Registry, is_async: bool
+) -> None:
+    def deeper() -> None:
+        raise LookupError("no luck")
+
+    if is_async:
+
+        @action("act", registry=registry)
+        async def act(ctx: Context) -> None:
+            deeper()
+    else:
+
+        @action("act", registry=registry)
+        def plain_act(ctx: Context) -> None:
+            deeper()
+
+    await bench.send(encode_call(1, 1, "act", "{}"))
+    await bench.work()
+    error, failed = await bench.error()
+    assert error["code"] == -32000
+    assert error["message"] == "LookupError: no luck"
+    assert error["data"]["type"] == "LookupError"
+    assert error["data"]["message"] == "no luck"
+    assert "in deeper" in error["data"]["traceback"]
+    assert "runner.py" not in error["data"]["traceback"]
+    assert "threads.py" not in error["data"]["traceback"]
+    assert not failed.hints.final
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("cannot say")
+
+
+RAISED = [
+    SystemExit(3),
+    KeyboardInterrupt(),
+    asyncio.CancelledError(),
+    GeneratorExit(),
+    MemoryError(),
+    TimeoutError("mine"),
+    Unprintable(),
+    ValueError("half a pair \ud800 and a nul \x00"),
+    ValueError("\uffff\ufffe"),
+    ValueError("long " * 1_000_000),
+    ExceptionGroup("several", [ValueError("one"), OSError("two")]),
+]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_whatever_a_handler_raises_is_answered_and_the_worker_goes_on(
+    bench: Bench, registry: Registry, is_async: bool
+) -> None:
+    async def act(ctx: Context, which: int) -> None:
+        raise RAISED[which]
+
+    def plain_act(ctx: Context, which: int) -> None:
+        raise RAISED[which]
+
+    action("act", registry=registry)(act if is_async else plain_act)
+    action("fine", registry=registry)(lambda ctx: "fine")
+    await bench.send(
+        *(encode_call(i, 1, "act", f"[{i}]") for i in range(len(RAISED))), encode_call(99, 1, "fine", "{}")
+    )
+    await bench.work()
+    outcomes = await bench.outcomes(len(RAISED) + 1)
+    assert isinstance(outcomes.pop(99), Succeeded)
+    errors = {i: json.loads(outcome.error) for i, outcome in outcomes.items() if isinstance(outcome, Failed)}
+    assert {i: error["data"]["type"] for i, error in errors.items()} == {
+        i: type(raised).__name__ for i, raised in enumerate(RAISED)
+    }
+    assert all(len(json.dumps(error)) < 20_000 for error in errors.values())
+
+
+async def test_stop_iteration_of_a_plain_handler_is_answered(bench: Bench, registry: Registry) -> None:
+    @action(registry=registry)
+    def act(ctx: Context) -> Any:
+        return next(iter([]))
+
+    await bench.send(encode_call(1, 1, "act", "{}"))
+    await bench.work()
+    error, _ = await bench.error()
+    assert "StopIteration" in error["message"]
+
+
+async def test_retry_and_fail_steer(bench: Bench, registry: Registry) -> None:
+    @action("busy", registry=registry)
+    async def busy(ctx: Context) -> None:
+        raise Retry(delay=12.5, reason="come back")
+
+    @action("later", registry=registry)
+    def later(ctx: Context) -> None:
+        raise Retry
+
+    @action("never", registry=registry)
+    async def never(ctx: Context) -> None:
+        raise Fail("no such row")
+
+    await bench.send(*(encode_call(i, 1, name, "{}") for i, name in enumerate(["busy", "later", "never"])))
+    await bench.work()
+    outcomes = await bench.outcomes(3)
+    hints = {i: o.hints for i, o in outcomes.items() if isinstance(o, Failed)}
+    assert (hints[0].retry_after, hints[0].final) == (12.5, False)
+    assert (hints[1].retry_after, hints[1].final) == (None, False)
+    assert (hints[2].retry_after, hints[2].final) == (None, True)
+    error = json.loads(outcomes[2].error) if isinstance(outcomes[2], Failed) else {}
+    assert error["data"] == {"type": "Fail", "message": "no such row", "final": True}
+
+
+async def test_the_actions_own_attempts_and_backoff_travel_with_each_error(bench: Bench, registry: Registry) -> None:
+    @action("act", max_attempts=4, backoff=Backoff(1, 3, 60, 0.1), registry=registry)
+    async def act(ctx: Context) -> None:
+        raise OSError("away")
+
+    await bench.send(encode_call(1, 1, "act", "{}"))
+    await bench.work()
+    _, failed = await bench.error()
+    assert failed.hints.max_attempts == 4
+    backoff = failed.hints.backoff
+    assert backoff is not None
+    assert (backoff.base_seconds, backoff.factor, backoff.cap_seconds, backoff.jitter) == (1, 3, 60, 0.1)
+
+
+def circle() -> list[Any]:
+    items: list[Any] = []
+    items.append(items)
+    return items
+
+
+def nested(levels: int) -> list[Any]:
+    items: list[Any] = []
+    for _ in range(levels - 1):
+        items = [items]
+    return items
+
+
+NO_JSON = [
+    (object(), "object"),
+    ({"a": [1, math.nan]}, "NaN"),
+    (math.inf, "NaN or Infinity"),
+    ({"a": "half \ud800"}, "surrogate"),
+    (circle(), "holds itself"),
+    (nested(101), "deeper"),
+    ({(1, 2): 3}, "dict"),
+    ((n for n in ()), "generator"),
+]
+
+
+async def test_result_that_is_no_json_is_an_error_that_says_why(bench: Bench, registry: Registry) -> None:
+    action("act", registry=registry)(lambda ctx, which: NO_JSON[which][0])
+    await bench.send(*(encode_call(i, 1, "act", f"[{i}]") for i in range(len(NO_JSON))))
+    await bench.work()
+    for i, outcome in (await bench.outcomes(len(NO_JSON))).items():
+        assert isinstance(outcome, Failed), NO_JSON[i]
+        error = json.loads(outcome.error)
+        assert error["data"]["type"] == "BadResult"
+        assert NO_JSON[i][1] in error["message"]
+        assert not outcome.hints.final
+
+
+JSON = [None, "null", {"a": None}, [], "é\uffff\ufffe😀", nested(100), 2**63, {"text": "\u2028"}, "\x01"]
+
+
+async def test_result_that_is_json_arrives_as_it_is(bench: Bench, registry: Registry) -> None:
+    action("act", registry=registry)(lambda ctx, which: JSON[which])
+    await bench.send(*(encode_call(i, 1, "act", f"[{i}]") for i in range(len(JSON))))
+    await bench.work()
+    outcomes = await bench.outcomes(len(JSON))
+    assert [json.loads(o.result) for _, o in sorted(outcomes.items()) if isinstance(o, Succeeded)] == JSON
+
+
+async def test_result_over_the_limit_is_an_error_with_size_and_limit(bench: Bench, registry: Registry) -> None:
+    action("ascii", registry=registry)(lambda ctx: "x" * 99)
+    action("wide", registry=registry)(lambda ctx: "é" * 49)
+    action("fits", registry=registry)(lambda ctx: "é" * 48)
+    await bench.send(*(encode_call(i, 1, name, "{}") for i, name in enumerate(["ascii", "wide", "fits"])))
+    await bench.work(result_limit_bytes=99)
+    outcomes = await bench.outcomes(3)
+    assert isinstance(outcomes[2], Succeeded)
+    for task_id, size in ((0, 101), (1, 100)):
+        outcome = outcomes[task_id]
+        assert isinstance(outcome, Failed)
+        error = json.loads(outcome.error)
+        assert error["code"] == -32013
+        assert (error["data"]["size"], error["data"]["limit"]) == (size, 99)
+
+
+async def test_results_of_more_bytes_than_a_message_holds_all_arrive(bench: Bench, registry: Registry) -> None:
+    action("big", registry=registry)(lambda ctx: "\uffff" * 60_000)  # grows to twice its size on its way
+    await bench.send(*(encode_call(i, 1, "big", "{}") for i in range(8)))
+    await bench.work(result_limit_bytes=900_000)
+    assert all(isinstance(o, Succeeded) for o in (await bench.outcomes(8)).values())
+
+
+async def test_results_queue_that_takes_small_messages_only_gets_small_ones(
+    bench: Bench, registry: Registry, transport: SqsTransport
+) -> None:
+    client = await transport.client()
+    await client.set_queue_attributes(QueueUrl=await bench.results.url(), Attributes={"MaximumMessageSize": "2048"})
+    action("fits", registry=registry)(lambda ctx: "x" * 500)
+    action("big", registry=registry)(lambda ctx: "x" * 5000)
+    await bench.send(*(encode_call(i, 1, "fits", "{}") for i in range(20)), encode_call(99, 1, "big", "{}"))
+    await bench.work()
+    outcomes = await bench.outcomes(21)
+    refused = outcomes.pop(99)
+    assert isinstance(refused, Failed)
+    assert json.loads(refused.error)["data"]["type"] == "BadResult"
+    assert all(isinstance(outcome, Succeeded) for outcome in outcomes.values())
+    assert await bench.left() == 0
+
+
+# Time limits
+
+
+@pytest.mark.parametrize("where", ["message", "action", "settings"])
+async def test_task_over_its_time_is_stopped_and_answered(bench: Bench, registry: Registry, where: str) -> None:
+    stopped = asyncio.Event()
+
+    @action("hang", timeout=0.2 if where == "action" else 60 if where == "message" else None, registry=registry)
+    async def hang(ctx: Context) -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            stopped.set()
+
+    await bench.send(encode_call(1, 1, "hang", "{}"), **({"timeout_seconds": "0.2"} if where == "message" else {}))
+    await bench.work(**({"task_timeout_seconds": 0.2} if where == "settings" else {}))
+    error, _ = await bench.error()
+    assert error["code"] == -32001
+    assert error["data"]["type"] == "TaskTimeout"
+    assert error["data"]["limit_seconds"] == 0.2
+    assert "in hang" in error["data"]["traceback"]
+    assert stopped.is_set()
+
+
+async def test_timeout_attribute_of_no_sense_is_ignored(bench: Bench, registry: Registry) -> None:
+    action("act", registry=registry)(lambda ctx: "done")
+    await bench.send(encode_call(1, 1, "act", "{}"), timeout_seconds="soon")
+    await bench.work()
+    assert await bench.result() == "done"
+
+
+async def test_thread_over_its_time_is_left_behind_and_its_place_taken(bench: Bench, registry: Registry) -> None:
+    release = threading.Event()
+
+    @action("hang", timeout=0.2, registry=registry)
+    def hang(ctx: Context) -> str:
+        release.wait(PATIENCE_SECONDS)
+        return "too late"
+
+    action("fine", registry=registry)(lambda ctx: "fine")
+    await bench.send(encode_call(1, 1, "hang", "{}"), encode_call(2, 1, "fine", "{}"))
+    try:
+        await bench.work(worker_threads=1)
+        outcomes = await bench.outcomes(2)
+    finally:
+        release.set()
+    assert isinstance(outcomes[2], Succeeded)
+    failed = outcomes[1]
+    assert isinstance(failed, Failed)
+    assert json.loads(failed.error)["code"] == -32001
+    assert "in hang" in json.loads(failed.error)["data"]["traceback"]
+
+
+async def test_worker_whose_threads_are_all_stuck_ends_loudly(bench: Bench, registry: Registry) -> None:
+    release = threading.Event()
+
+    @action("hang", timeout=0.1, registry=registry)
+    def hang(ctx: Context) -> None:
+        release.wait(PATIENCE_SECONDS)
+
+    await bench.send(encode_call(1, 1, "hang", "{}"), encode_call(2, 1, "hang", "{}"))
+    try:
+        async with running(bench.worker(worker_threads=1), without=["watch threads"]) as worker:
+            await take(worker, 1)
+            with pytest.raises(RuntimeError, match="threads are stuck"):
+                await asyncio.wait_for(worker.side_tasks()["watch threads"](), PATIENCE_SECONDS)
+    finally:
+        release.set()
+
+
+async def test_handler_that_ignores_its_cancellation_is_answered_all_the_same(
+    bench: Bench, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(penstock.worker.runner, "_CANCEL_SECONDS", 0.1)
+    release = asyncio.Event()
+
+    @action("deaf", timeout=0.1, registry=registry)
+    async def deaf(ctx: Context) -> str:
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                pass
+        return "too late"
+
+    await bench.send(encode_call(1, 1, "deaf", "{}"))
+    await bench.work(worker_concurrency=1)
+    error, _ = await bench.error()
+    assert error["code"] == -32001
+    release.set()
+
+
+async def test_handlers_own_timeouts_are_its_own(bench: Bench, registry: Registry) -> None:
+    @action(registry=registry)
+    async def patient(ctx: Context) -> str:
+        try:
+            async with asyncio.timeout(0.05):
+                await asyncio.sleep(3600)
+        except TimeoutError:
+            return "went on"
+        return "never"
+
+    await bench.send(encode_call(1, 1, "patient", "{}"))
+    await bench.work()
+    assert await bench.result() == "went on"
+
+
+# Holding back nobody
+
+
+async def test_slow_task_holds_back_neither_others_nor_their_answers(bench: Bench, registry: Registry) -> None:
+    release = asyncio.Event()
+
+    @action(registry=registry)
+    async def slow(ctx: Context) -> str:
+        await release.wait()
+        return "slow"
+
+    action("quick", registry=registry)(lambda ctx: "quick")
+    await bench.send(*(encode_call(i, 1, "slow" if i == 0 else "quick", "{}") for i in range(5)))
+    async with running(bench.worker()) as worker:
+        await take(worker, 1)
+        assert set(await bench.outcomes(4)) == {1, 2, 3, 4}
+        assert await bench.left() == 1  # one of its tasks has no answer yet
+        release.set()
+        await asyncio.wait_for(worker.settle(), PATIENCE_SECONDS)
+        assert 0 in await bench.outcomes(5)
+        assert await bench.left() == 0
+
+
+async def test_no_more_tasks_run_at_once_than_allowed(bench: Bench, registry: Registry) -> None:
+    running_now, most = 0, 0
+
+    @action(registry=registry)
+    async def act(ctx: Context) -> None:
+        nonlocal running_now, most
+        running_now += 1
+        most = max(most, running_now)
+        await asyncio.sleep(0.01)
+        running_now -= 1
+
+    await bench.send(*(encode_call(i, 1, "act", "{}") for i in range(30)))
+    await bench.work(worker_concurrency=3)
+    assert len(await bench.outcomes(30)) == 30
+    assert most == 3
+
+
+async def test_busy_worker_leaves_messages_to_others(bench: Bench, registry: Registry) -> None:
+    started, release = asyncio.Event(), asyncio.Event()
+
+    @action(registry=registry)
+    async def slow(ctx: Context) -> None:
+        started.set()
+        await release.wait()
+
+    await bench.send(encode_call(1, 1, "slow", "{}"))
+    async with running(bench.worker(worker_concurrency=1)) as worker:
+        await take(worker, 1)
+        await asyncio.wait_for(started.wait(), PATIENCE_SECONDS)
+        await bench.send(encode_call(2, 1, "slow", "{}"))
+        second = asyncio.create_task(worker.run_once())
+        assert len(await receive(bench.outbound)) == 1
+        assert not second.done()
+        release.set()
+        assert await asyncio.wait_for(second, PATIENCE_SECONDS) == 0
+        await asyncio.wait_for(worker.settle(), PATIENCE_SECONDS)
+
+
+async def test_threads_that_are_all_busy_do_not_hold_async_tasks_back(bench: Bench, registry: Registry) -> None:
+    release = threading.Event()
+
+    @action(registry=registry)
+    def blocks(ctx: Context) -> None:
+        release.wait(PATIENCE_SECONDS)
+
+    @action(registry=registry)
+    async def quick(ctx: Context) -> str:
+        return "quick"
+
+    await bench.send(*(encode_call(i, 1, "blocks", "{}") for i in range(3)), encode_call(9, 1, "quick", "{}"))
+    async with running(bench.worker(worker_threads=1)) as worker:
+        await take(worker, 1)
+        try:
+            assert set(await bench.outcomes(1)) == {9}
+        finally:
+            release.set()
+        await asyncio.wait_for(worker.settle(), PATIENCE_SECONDS)
+        assert len(await bench.outcomes(4)) == 4
+
+
+# Messages
+
+
+async def test_message_stays_until_its_answers_are_in_the_results_queue(
+    bench: Bench, registry: Registry, transport: SqsTransport, settings: Settings
+) -> None:
+    action("act", registry=registry)(lambda ctx: "kept")
+    missing = transport.queue(f"{settings.results_queue}-other", label="results")
+    await bench.send(encode_call(1, 1, "act", "{}"))
+    async with running(bench.worker(results=missing)) as worker:
+        await take(worker, 1)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(worker.settle(), 0.7)
+        assert await bench.left() == 1
+        await (await transport.client()).create_queue(QueueName=f"{settings.results_queue}-other")
+        await asyncio.wait_for(worker.settle(), PATIENCE_SECONDS)
+    (message,) = await receive(missing)
+    (report,) = decode_reports(message.body, batch_limit=10)
+    assert isinstance(report, Succeeded)
+    assert await bench.left() == 0
+
+
+async def test_message_stays_hidden_while_its_task_runs(bench: Bench, registry: Registry) -> None:
+    runs = 0
+
+    @action(registry=registry)
+    async def long(ctx: Context) -> str:
+        nonlocal runs
+        runs += 1
+        await asyncio.sleep(5)
+        return "done"
+
+    await bench.send(encode_call(1, 1, "long", "{}"))
+    async with running(bench.worker(visibility_timeout_seconds=3)) as worker:
+        await take(worker, 1)
+        settling = asyncio.create_task(worker.settle())
+        while not settling.done():
+            assert await receive(bench.outbound, wait_seconds=1) == []
+        await settling
+    assert await bench.result() == "done"
+    assert runs == 1
+    assert await bench.left() == 0
+
+
+async def test_message_that_comes_again_is_not_run_twice_side_by_side(bench: Bench, registry: Registry) -> None:
+    release = asyncio.Event()
+    runs = 0
+
+    @action(registry=registry)
+    async def act(ctx: Context) -> None:
+        nonlocal runs
+        runs += 1
+        await release.wait()
+
+    await bench.send(encode_call(1, 1, "act", "{}"))
+    async with running(bench.worker(visibility_timeout_seconds=3), without=["extend visibility"]) as worker:
+        await take(worker, 2)  # the second time after its visibility timeout
+        release.set()
+        await asyncio.wait_for(worker.settle(), PATIENCE_SECONDS)
+    assert len(await bench.outcomes(1)) == 1
+    assert runs == 1
+    assert await bench.left() == 0
+
+
+async def test_hold_that_is_lost_is_logged_and_the_task_still_answered(
+    bench: Bench, registry: Registry, capfd: pytest.CaptureFixture[str]
+) -> None:
+    release = asyncio.Event()
+
+    @action(registry=registry)
+    async def act(ctx: Context) -> str:
+        await release.wait()
+        return "done"
+
+    await bench.send(encode_call(1, 1, "act", "{}"))
+    seen = ""
+
+    async def lost() -> bool:
+        nonlocal seen
+        seen += "".join(capfd.readouterr())
+        return "message_hold_lost" in seen
+
+    async with running(bench.worker(visibility_timeout_seconds=3)) as worker:
+        await take(worker, 1)
+        await (await bench.outbound._transport.client()).purge_queue(QueueUrl=await bench.outbound.url())
+        await eventually(lost, "the hold to be lost")
+        release.set()
+        await asyncio.wait_for(worker.settle(), PATIENCE_SECONDS)
+    assert await bench.result() == "done"
+
+
+async def test_body_that_cannot_be_read_stays_for_the_dead_letter_queue(bench: Bench, registry: Registry) -> None:
+    action("act", registry=registry)(lambda ctx: None)
+    for body in ("no json", "[]", '{"jsonrpc":"2.0","method":"act"}', '{"jsonrpc":"2.0","method":"act","id":5}'):
+        assert (await bench.outbound.send([Outgoing(body)])).failed == []
+    await bench.send(encode_call(1, 1, "act", "{}"))
+    await bench.work(messages=5)
+    assert set(await bench.outcomes(1)) == {1}
+    assert await bench.left() == 4
+
+
+async def test_stray_entries_of_a_good_batch_are_reported_and_hold_nothing_up(bench: Bench, registry: Registry) -> None:
+    action("act", registry=registry)(lambda ctx: "ran")
+    strays = [
+        "17",
+        '{"jsonrpc":"2.0","method":"act","params":{"lost":1}}',
+        '{"jsonrpc":"1.0","method":"act","id":"2:2"}',
+    ]
+    await bench.send(encode_call(1, 1, "act", "{}"), *strays)
+    await bench.work()
+    await bench.until(lambda: len(bench.reports) == 4, "all four")
+    assert await bench.result() == "ran"
+    unreadable = [report for report in bench.reports if isinstance(report, Unreadable)]
+    assert len(unreadable) == 3
+    assert any("lost" in report.text for report in unreadable)
+    assert await bench.left() == 0
+
+
+# Signs of life
+
+
+async def test_redelivered_tasks_are_announced_before_any_starts(bench: Bench, registry: Registry) -> None:
+    announced_first: list[bool] = []
+
+    @action(registry=registry)
+    async def act(ctx: Context) -> bool:
+        await bench.until(lambda: bench.signs(1) and bench.signs(2), "both announced")
+        announced_first.append(True)
+        return ctx.redelivered
+
+    await bench.send(encode_call(1, 1, "act", "{}"), encode_call(2, 1, "act", "{}"))
+    await bench.outbound.release(await receive(bench.outbound))
+    await bench.work()
+    outcomes = await bench.outcomes(2)
+    assert [o.result for o in outcomes.values() if isinstance(o, Succeeded)] == ["true", "true"]
+    assert announced_first == [True, True]
+
+
+async def test_long_tasks_give_signs_of_life_running_or_waiting(bench: Bench, registry: Registry) -> None:
+    release = asyncio.Event()
+
+    @action(registry=registry)
+    async def act(ctx: Context) -> None:
+        await release.wait()
+
+    await bench.send(encode_call(1, 1, "act", "{}"), encode_call(2, 1, "act", "{}"))
+    async with running(bench.worker(worker_concurrency=1, heartbeat_seconds=0.2)) as worker:
+        await take(worker, 1)
+        await bench.until(lambda: len(bench.signs(1)) >= 2 and len(bench.signs(2)) >= 2, "two signs of each")
+        release.set()
+        await asyncio.wait_for(worker.settle(), PATIENCE_SECONDS)
+    assert all(sign.detail is None for sign in bench.signs(1))
+
+
+async def test_quick_tasks_give_none(bench: Bench, registry: Registry) -> None:
+    action("act", registry=registry)(lambda ctx: None)
+    await bench.send(encode_call(1, 1, "act", "{}"))
+    await bench.work()
+    await bench.outcomes(1)
+    assert bench.signs(1) == []
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_progress_is_sent_while_the_task_runs(bench: Bench, registry: Registry, is_async: bool) -> None:
+    seen = threading.Event()
+
+    async def act(ctx: Context) -> None:
+        await ctx.progress(40, "page 2 of 5")
+        while not seen.is_set():
+            await asyncio.sleep(0.01)
+
+    def plain_act(ctx: Context) -> None:
+        ctx.progress_sync(40, "page 2 of 5")
+        seen.wait(PATIENCE_SECONDS)
+
+    action("act", registry=registry)(act if is_async else plain_act)
+    await bench.send(encode_call(1, 7, "act", "{}"))
+    async with running(bench.worker()) as worker:
+        await take(worker, 1)
+        await bench.until(lambda: bench.signs(1), "progress")
+        seen.set()
+        await asyncio.wait_for(worker.settle(), PATIENCE_SECONDS)
+    (sign,) = bench.signs(1)
+    assert sign.claim == 7
+    assert json.loads(sign.detail or "") == {"percent": 40.0, "note": "page 2 of 5"}
+
+
+# Stopping
+
+
+async def test_stop_gives_back_at_once_what_has_not_started_and_drain_finishes_the_rest(
+    bench: Bench, registry: Registry
+) -> None:
+    started, release = asyncio.Event(), asyncio.Event()
+
+    @action(registry=registry)
+    async def act(ctx: Context) -> str:
+        started.set()
+        await release.wait()
+        return "finished"
+
+    await bench.send(encode_call(1, 1, "act", "{}"))
+    await bench.send(encode_call(2, 1, "act", "{}"))
+    async with running(bench.worker(worker_concurrency=1)) as worker:
+        await take(worker, 2)
+        await asyncio.wait_for(started.wait(), PATIENCE_SECONDS)
+        worker.stop_taking()
+        (given_back,) = await receive(bench.outbound)
+        assert await worker.run_once() == 0
+        drain = asyncio.create_task(worker.drain(PATIENCE_SECONDS))
+        await asyncio.sleep(0)
+        assert not drain.done()
+        release.set()
+        await asyncio.wait_for(drain, PATIENCE_SECONDS)
+        (outcome,) = (await bench.outcomes(1)).values()
+        assert f'"id":"{3 - outcome.task_id}:1"' in given_back.body
+        assert await bench.left() == 1
+
+
+async def test_message_that_was_begun_is_finished_whole(bench: Bench, registry: Registry) -> None:
+    started, release = asyncio.Event(), asyncio.Event()
+
+    @action(registry=registry)
+    async def act(ctx: Context) -> None:
+        started.set()
+        await release.wait()
+
+    await bench.send(*(encode_call(i, 1, "act", "{}") for i in range(5)))
+    async with running(bench.worker(worker_concurrency=1)) as worker:
+        await take(worker, 1)
+        await asyncio.wait_for(started.wait(), PATIENCE_SECONDS)
+        worker.stop_taking()
+        release.set()
+        await asyncio.wait_for(worker.drain(PATIENCE_SECONDS), PATIENCE_SECONDS)
+        assert len(await bench.outcomes(5)) == 5
+        assert await bench.left() == 0
+
+
+async def test_task_that_outlasts_the_grace_is_cut_and_given_back(bench: Bench, registry: Registry) -> None:
+    started, cleaned_up = asyncio.Event(), asyncio.Event()
+
+    @action(registry=registry)
+    async def forever(ctx: Context) -> None:
+        started.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            cleaned_up.set()
+
+    action("quick", registry=registry)(lambda ctx: "kept")
+    await bench.send(encode_call(1, 1, "forever", "{}"), encode_call(2, 1, "quick", "{}"))
+    async with running(bench.worker()) as worker:
+        await take(worker, 1)
+        await asyncio.wait_for(started.wait(), PATIENCE_SECONDS)
+        worker.stop_taking()
+        await asyncio.wait_for(worker.drain(0.5), PATIENCE_SECONDS)
+        assert cleaned_up.is_set()
+        assert set(await bench.outcomes(1)) == {2}
+        assert len(await receive(bench.outbound)) == 1
+        assert await bench.left() == 1
+
+
+async def test_drain_with_the_results_queue_away_ends_in_time_and_gives_back(
+    bench: Bench, registry: Registry, transport: SqsTransport, settings: Settings
+) -> None:
+    action("act", registry=registry)(lambda ctx: None)
+    missing = transport.queue(f"{settings.results_queue}-none", label="results")
+    await bench.send(encode_call(1, 1, "act", "{}"))
+    async with running(bench.worker(results=missing)) as worker:
+        await take(worker, 1)
+        worker.stop_taking()
+        await asyncio.wait_for(worker.drain(0.5), PATIENCE_SECONDS)
+        assert len(await receive(bench.outbound)) == 1
+
+
+async def test_messages_that_arrive_after_the_stop_are_given_back(bench: Bench, registry: Registry) -> None:
+    action("act", registry=registry)(lambda ctx: None)
+    async with running(bench.worker(receive_wait_seconds=5)) as worker:
+        receiving = asyncio.create_task(worker.run_once())
+        await asyncio.sleep(0)
+        worker.stop_taking()
+        await bench.send(encode_call(1, 1, "act", "{}"))
+        assert await asyncio.wait_for(receiving, PATIENCE_SECONDS) == 0
+        assert len(await receive(bench.outbound)) == 1
+        assert bench.reports == []
+
+
+def test_worker_loads_no_database_driver() -> None:
+    code = (
+        "import penstock, penstock.worker, penstock.handlers, penstock.transports.sqs, sys; penstock.action; "
+        "found = {'asyncpg', 'sqlalchemy', 'alembic'} & set(sys.modules); assert not found, found"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={"PYTHONPATH": ":".join(sys.path)}
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_stuck_thread_does_not_keep_a_process_alive() -> None:
+    code = (
+        "import asyncio, threading\n"
+        "from penstock.worker.threads import Threads\n"
+        "async def main():\n"
+        "    threads = Threads(1)\n"
+        "    threads.take()\n"
+        "    threads.leave(threads.start(threading.Event().wait))\n"
+        "    threads.close()\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={"PYTHONPATH": ":".join(sys.path)}
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,408 @@
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import datetime
+import enum
+import math
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import pytest
+
+from penstock.errors import InvalidParams, SettingsError
+from penstock.handlers import Context, Fail, Handler, Registry, Retry, action, load_app
+from penstock.retry import Backoff
+
+if TYPE_CHECKING:
+    from decimal import Decimal as OnlyForCheckers
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+def fit(function: Callable[..., Any], params: str) -> tuple[list[Any], dict[str, Any]]:
+    args, kwargs = Handler("act", function).arguments(params.encode())
+    return list(args), dict(kwargs)
+
+
+def misfit(function: Callable[..., Any], params: str) -> tuple[str, str]:
+    with pytest.raises(InvalidParams) as caught:
+        fit(function, params)
+    assert caught.value.code == -32602
+    return caught.value.data["field"], caught.value.data["problem"]
+
+
+def test_bare_decorator_takes_the_functions_name(registry: Registry) -> None:
+    decorate = action(registry=registry)
+
+    @decorate
+    async def export(ctx: Context) -> None: ...
+
+    handler = registry.get("export")
+    assert handler is not None
+    assert handler.function is export
+    assert handler.is_async
+
+
+def test_decorator_without_parentheses_registers_in_the_shared_registry() -> None:
+    from penstock.handlers import REGISTRY
+
+    @action
+    def registered_without_parentheses(ctx: Context) -> int:
+        return 1
+
+    handler = REGISTRY.get("registered_without_parentheses")
+    assert handler is not None
+    assert not handler.is_async
+    assert registered_without_parentheses(Context(1, 1, "x")) == 1
+
+
+def test_options_are_kept_with_the_action(registry: Registry) -> None:
+    backoff = Backoff(1, 3, 60)
+
+    @action("resize", max_attempts=3, timeout=2.5, backoff=backoff, registry=registry)
+    def anything(ctx: Context) -> None: ...
+
+    handler = registry.get("resize")
+    assert handler is not None
+    assert (handler.max_attempts, handler.timeout_seconds, handler.backoff) == (3, 2.5, backoff)
+    assert [each.name for each in registry] == ["resize"]
+
+
+def test_second_function_of_a_name_is_refused_and_both_are_named(registry: Registry) -> None:
+    @action("export", registry=registry)
+    def first(ctx: Context) -> None: ...
+
+    with pytest.raises(SettingsError, match=r"'export' is registered twice.*first.*second"):
+
+        @action("export", registry=registry)
+        def second(ctx: Context) -> None: ...
+
+    handler = registry.get("export")
+    assert handler is not None
+    assert handler.function is first
+
+
+def test_same_function_registered_again_is_no_mistake(registry: Registry) -> None:
+    def export(ctx: Context) -> None: ...
+
+    action("export", registry=registry)(export)
+    action("export", registry=registry)(export)
+    assert len(registry) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"max_attempts": 0}, "max_attempts"),
+        ({"max_attempts": 1001}, "max_attempts"),
+        ({"max_attempts": True}, "max_attempts"),
+        ({"timeout": 0}, "timeout"),
+        ({"timeout": -1}, "timeout"),
+        ({"timeout": math.inf}, "timeout"),
+        ({"timeout": math.nan}, "timeout"),
+    ],
+)
+def test_options_out_of_range_are_refused_by_name(registry: Registry, options: dict[str, Any], word: str) -> None:
+    with pytest.raises(SettingsError, match=f"'export': {word}"):
+        action("export", registry=registry, **options)(lambda ctx: None)
+
+
+@pytest.mark.parametrize("name", ["", "rpc.discover", "x" * 201])
+def test_names_that_no_task_can_have_are_refused(registry: Registry, name: str) -> None:
+    with pytest.raises(SettingsError):
+        action(name, registry=registry)(lambda ctx: None)
+
+
+def test_function_without_a_context_is_refused(registry: Registry) -> None:
+    def nothing() -> None: ...
+
+    def by_name_only(*, ctx: Context) -> None: ...
+
+    for function in (nothing, by_name_only):
+        with pytest.raises(SettingsError, match="must take the Context"):
+            action("export", registry=registry)(function)
+
+
+def test_generators_are_refused(registry: Registry) -> None:
+    def rows(ctx: Context) -> Iterator[int]:
+        yield 1
+
+    async def more_rows(ctx: Context) -> AsyncIterator[int]:
+        yield 1
+
+    for function in (rows, more_rows):
+        with pytest.raises(SettingsError, match="yields"):
+            action("export", registry=registry)(function)
+
+
+def test_object_with_an_async_call_is_async() -> None:
+    class Exporter:
+        async def __call__(self, ctx: Context, n: int) -> int:
+            return n
+
+    handler = Handler("act", Exporter())
+    assert handler.is_async
+    assert handler.arguments(b'{"n":1}') == ((), {"n": 1})
+    with pytest.raises(InvalidParams):
+        handler.arguments(b'{"n":"1"}')
+
+
+def test_nearest_name_is_found_and_a_stranger_is_not(registry: Registry) -> None:
+    action("export", registry=registry)(lambda ctx: None)
+    assert registry.nearest("exprot") == "export"
+    assert registry.nearest("zzz") is None
+
+
+# Parameters
+
+
+def test_members_become_keywords_and_items_positions() -> None:
+    def handler(ctx: Context, a: Any, b: Any = 2) -> None: ...
+
+    assert fit(handler, '{"a":1,"b":3}') == ([], {"a": 1, "b": 3})
+    assert fit(handler, '{"a":1}') == ([], {"a": 1})
+    assert fit(handler, "[1,3]") == ([1, 3], {})
+    assert fit(handler, "[1]") == ([1], {})
+
+
+def test_no_params_are_an_empty_object() -> None:
+    assert fit(lambda ctx: None, "") == ([], {})
+    assert misfit(lambda ctx, a: None, "") == ("a", "is missing")
+
+
+def test_missing_and_unknown_members_are_named() -> None:
+    def handler(ctx: Context, first: Any, second: Any, *, third: Any = None) -> None: ...
+
+    assert misfit(handler, '{"first":1}') == ("second", "is missing")
+    assert misfit(handler, '{"first":1,"second":2,"thrid":3}') == (
+        "thrid",
+        "is no parameter of act; did you mean third?",
+    )
+    assert misfit(handler, "[1]") == ("second", "is missing")
+    assert misfit(handler, "[1,2,3]") == ("params", "has 3 items; act takes 2")
+
+
+def test_required_keyword_cannot_come_from_an_array() -> None:
+    def handler(ctx: Context, *, name: str) -> None: ...
+
+    assert misfit(handler, '["x"]') == ("name", "is missing; it is taken by name only: send an object")
+    assert fit(handler, '{"name":"x"}') == ([], {"name": "x"})
+
+
+def test_position_only_parameter_cannot_come_from_an_object() -> None:
+    def handler(ctx: Context, a: int, /, b: int = 0) -> None: ...
+
+    assert misfit(handler, '{"a":1}')[0] == "a"
+    assert fit(handler, "[1,2]") == ([1, 2], {})
+
+
+def test_member_named_like_the_context_is_no_second_context() -> None:
+    def open_handler(ctx: Context, **more: Any) -> None: ...
+
+    def closed_handler(ctx: Context, /, **more: Any) -> None: ...
+
+    assert misfit(open_handler, '{"ctx":1}')[0] == "ctx"
+    assert fit(closed_handler, '{"ctx":1}') == ([], {"ctx": 1})
+
+
+def test_catch_all_parameters_take_everything() -> None:
+    def handler(ctx: Context, *items: Any, **members: Any) -> None: ...
+
+    def only_items(*everything: Any) -> None: ...
+
+    assert fit(handler, '{"x":1,"y":2}') == ([], {"x": 1, "y": 2})
+    assert fit(handler, "[1,2,3]") == ([1, 2, 3], {})
+    assert fit(only_items, "[1,2]") == ([1, 2], {})
+
+
+@pytest.mark.parametrize("params", ["{", "1", '"text"', "[" * 100_000, '{"a":1e999}'])
+def test_params_that_cannot_be_read_are_bad_params(params: str) -> None:
+    assert misfit(lambda ctx, a: None, params)[0] in ("params", "a")
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@dataclasses.dataclass
+class Size:
+    width: int
+    height: int
+    tags: list[Size] | None = None
+
+
+class Point(msgspec.Struct):
+    x: float
+
+
+class Opaque:
+    pass
+
+
+def test_annotated_parameters_are_converted() -> None:
+    def handler(
+        ctx: Context,
+        size: Size,
+        at: datetime.datetime,
+        colour: Colour,
+        point: Point | None = None,
+        limit: Annotated[int, msgspec.Meta(ge=1)] = 1,
+        ratio: float = 1.0,
+    ) -> None: ...
+
+    _, given = fit(
+        handler,
+        '{"size":{"width":1,"height":2,"tags":[{"width":3,"height":4}]},"at":"2030-01-02T03:04:05Z",'
+        '"colour":"red","point":{"x":1},"limit":5,"ratio":2}',
+    )
+    assert given["size"] == Size(1, 2, [Size(3, 4)])
+    assert given["at"] == datetime.datetime(2030, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+    assert given["colour"] is Colour.RED
+    assert given["point"] == Point(1.0)
+    assert given["limit"] == 5
+    assert isinstance(given["ratio"], float)
+    args, _ = fit(handler, '[{"width":1,"height":2},"2030-01-02T03:04:05Z","red"]')
+    assert args[0] == Size(1, 2)
+    assert args[2] is Colour.RED
+
+
+@pytest.mark.parametrize(
+    ("params", "field", "part"),
+    [
+        ('{"n":"1"}', "n", "Expected `int`, got `str`"),
+        ('{"n":null}', "n", "Expected `int`, got `null`"),
+        ('{"n":1.5}', "n", "Expected `int`, got `float`"),
+        ('["1"]', "n", "Expected `int`, got `str`"),
+        ('{"n":1,"size":{"width":1,"height":"tall"}}', "size", "$.height"),
+    ],
+)
+def test_mistyped_parameter_is_named(params: str, field: str, part: str) -> None:
+    def handler(ctx: Context, n: int, size: Size | None = None) -> None: ...
+
+    named, problem = misfit(handler, params)
+    assert named == field
+    assert part in problem
+
+
+def test_annotations_that_cannot_be_checked_leave_the_value_alone() -> None:
+    def handler(ctx: Context, a: OnlyForCheckers, b: Opaque, c: list[Opaque], d: object, e: int) -> None: ...
+
+    _, given = fit(handler, '{"a":"1","b":"2","c":["3"],"d":{},"e":5}')
+    assert given == {"a": "1", "b": "2", "c": ["3"], "d": {}, "e": 5}
+    assert misfit(handler, '{"a":"1","b":"2","c":["3"],"d":{},"e":"5"}')[0] == "e"
+
+
+# Context, Retry, Fail
+
+
+def test_progress_goes_on_with_or_without_await() -> None:
+    reported: list[tuple[float | None, str | None]] = []
+    ctx = Context(1, 2, "act", False, lambda percent, note: reported.append((percent, note)))
+    ctx.progress(10)
+
+    async def awaited() -> None:
+        await ctx.progress(20.5, "half" * 1000)
+
+    asyncio.run(awaited())
+    assert reported[0] == (10, None)
+    assert reported[1][0] == 20.5
+    assert reported[1][1] == ("half" * 1000)[:1000]
+    Context(1, 2, "act").progress(5)
+
+
+@pytest.mark.parametrize("percent", [math.nan, math.inf, "10", True])
+def test_progress_that_is_no_number_is_refused(percent: Any) -> None:
+    with pytest.raises(ValueError, match="percent"):
+        Context(1, 2, "act").progress(percent)
+
+
+def test_note_that_is_no_text_is_refused() -> None:
+    with pytest.raises(TypeError, match="note"):
+        Context(1, 2, "act").progress(1, note=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("delay", [-1, math.nan, math.inf, "5", False])
+def test_retry_with_a_delay_that_is_no_time_is_refused(delay: Any) -> None:
+    with pytest.raises(ValueError, match="seconds"):
+        Retry(delay=delay)
+
+
+def test_retry_and_fail_say_why() -> None:
+    assert str(Retry(5, "busy")) == "busy"
+    assert Retry(5).delay == 5
+    assert str(Retry())
+    assert str(Fail("no such row")) == "no such row"
+    assert str(Fail())
+
+
+# Loading
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def test_app_of_the_current_folder_is_loaded(folder: Path) -> None:
+    from penstock.handlers import REGISTRY
+
+    (folder / "shop_here.py").write_text(
+        "from penstock import action\n@action('shop_here.buy')\ndef buy(ctx): return 1\n"
+    )
+    load_app("shop_here")
+    assert REGISTRY.get("shop_here.buy") is not None
+
+
+def test_app_that_is_not_there_is_named(folder: Path) -> None:
+    with pytest.raises(SettingsError, match=r"--app shop\.tasks cannot be loaded: there is no module 'shop'"):
+        load_app("shop.tasks")
+
+
+def test_import_that_fails_inside_the_app_is_shown(folder: Path) -> None:
+    (folder / "shop_broken.py").write_text("import no_such_library_at_all\n")
+    with pytest.raises(SettingsError, match=r"shop_broken.*ModuleNotFoundError.*no_such_library_at_all"):
+        load_app("shop_broken")
+
+
+@pytest.mark.parametrize("line", ["1 / 0", "def broken(:", "raise SystemExit(3)"])
+def test_app_that_raises_is_named_with_what_it_raised(folder: Path, line: str) -> None:
+    (folder / "shop_raises.py").write_text(line + "\n")
+    with pytest.raises(SettingsError, match=r"shop_raises.*(ZeroDivisionError|SyntaxError|SystemExit)"):
+        load_app("shop_raises")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("shop/tasks.py", "shop.tasks"), ("shop.tasks:app", "shop.tasks"), ("", "myapp.tasks")]
+)
+def test_path_in_place_of_a_module_is_answered_with_the_module(folder: Path, given: str, meant: str) -> None:
+    with pytest.raises(SettingsError, match=meant):
+        load_app(given)
+
+
+def test_app_without_actions_is_warned_of(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "shop_empty.py").write_text("x = 1\n")
+    load_app("shop_empty")
+    seen = "".join(capfd.readouterr())
+    assert "app_registers_nothing" in seen
+    assert "shop_empty" in seen
+
+
+def test_app_loaded_twice_is_not_warned_of(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "shop_twice.py").write_text(
+        "from penstock import action\n@action('shop_twice.buy')\ndef buy(ctx): return 1\n"
+    )
+    load_app("shop_twice")
+    load_app("shop_twice")
+    assert "app_registers_nothing" not in "".join(capfd.readouterr())
