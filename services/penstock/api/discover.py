@@ -1,0 +1,199 @@
+"""The OpenRPC document of the api, made from the parameters and results that it really takes and gives."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import msgspec
+
+from penstock import __version__, errors
+from penstock.api import views
+from penstock.commands import (
+    MAX_IDS,
+    MAX_LIST,
+    PARAMS,
+    SUBMIT_PREFIX,
+)
+from penstock.tasks import ACTION_MAX_CHARS, KEY_MAX_CHARS, MAX_ATTEMPTS_LIMIT, PRIORITY_MAX, PRIORITY_MIN
+
+OPENRPC_VERSION = "1.3.2"
+_REFERENCE = "#/components/schemas/{name}"
+
+ERRORS: dict[str, tuple[int, str]] = {
+    "ParseError": (errors.PARSE_ERROR, "The body is not JSON"),
+    "InvalidRequest": (
+        errors.INVALID_REQUEST,
+        "The entry is no JSON-RPC 2.0 request, or the batch is empty or too long",
+    ),
+    "MethodNotFound": (errors.METHOD_NOT_FOUND, "Method not found"),
+    "InvalidParams": (errors.INVALID_PARAMS, "A parameter is missing, unknown or wrong; data.field names it"),
+    "InternalError": (errors.INTERNAL_ERROR, "A failure of the server; data.ref finds it in the log"),
+    "AccessDenied": (errors.ACCESS_DENIED, "No valid API key, or not from this machine; HTTP 401 or 403"),
+    "TaskNotFound": (errors.TASK_NOT_FOUND, "No such task"),
+    "StateConflict": (errors.STATE_CONFLICT, "The task's state forbids it; data.state is that state"),
+    "TooLarge": (errors.TOO_LARGE, "A payload or a request is over its limit; data.size and data.limit in bytes"),
+}
+_ALWAYS = ("InvalidParams", "InternalError")
+
+# Summary, result, errors beyond those of every method
+SUMMARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "enqueue": ("Add a task; it is stored when the answer comes.", "Accepted", ("TooLarge",)),
+    "status": (
+        "Show one task, or several in the order of `ids`, with null for one that there is not.",
+        "",
+        ("TaskNotFound",),
+    ),
+    "cancel": (
+        "Cancel a task that is not settled; a result that comes later is ignored.",
+        "Changed",
+        ("TaskNotFound", "StateConflict"),
+    ),
+    "retry": (
+        "Start a CRITICAL_ERROR or CANCELLED task anew, its attempts at 0.",
+        "Changed",
+        ("TaskNotFound", "StateConflict"),
+    ),
+    "list": ("List tasks, newest first.", "TaskPage", ()),
+    "stats": (
+        "Count tasks by state and action, with rates over the last minute and lag; at most a second old.",
+        "Statistics",
+        (),
+    ),
+    "rejected.list": ("List messages of the queues that could not be understood, newest first.", "RejectedPage", ()),
+    "rejected.retry": (
+        "Read rejected messages again; what is accepted of a message is not accepted twice.",
+        "Replayed",
+        (),
+    ),
+    "rejected.purge": ("Delete rejected messages for good.", "Purged", ()),
+    "rpc.discover": ("This document.", "", ()),
+}
+
+PARAMETERS: dict[str, dict[str, str]] = {
+    "enqueue": {
+        "action": f"What a worker's handler is registered for; 1 to {ACTION_MAX_CHARS} characters.",
+        "payload": "The handler's parameters: an object (by name) or an array (by position).",
+        "run_at": "Not before this instant: RFC 3339 with a zone, or epoch milliseconds.",
+        "delay": "Not before so many seconds from now, by the database's clock; excludes run_at.",
+        "priority": f"Higher first; {PRIORITY_MIN} to {PRIORITY_MAX}.",
+        "unique_key": "One task per action and key while its record is kept; a second enqueue gets the first's id. "
+        f"1 to {KEY_MAX_CHARS} characters.",
+        "ordering_key": f"Tasks of one key run one at a time, in order. 1 to {KEY_MAX_CHARS} characters.",
+        "max_attempts": f"Attempts before CRITICAL_ERROR; 1 to {MAX_ATTEMPTS_LIMIT}, null for the server's own.",
+        "timeout": "Seconds that one attempt may take; null for the action's or worker's own.",
+    },
+    "status": {
+        "id": "One task; the answer is an object.",
+        "ids": f"Up to {MAX_IDS} tasks; the answer is an array.",
+        "detail": "With payload, keys, claim and every failed attempt.",
+    },
+    "cancel": {"id": "The task."},
+    "retry": {"id": "The task."},
+    "list": {
+        "state": "Only tasks in this state.",
+        "action": "Only tasks of this action.",
+        "limit": f"Tasks at the most; 1 to {MAX_LIST}.",
+        "cursor": "The cursor of the page before.",
+    },
+    "stats": {},
+    "rejected.list": {"limit": f"Messages at the most; 1 to {MAX_LIST}.", "cursor": "The cursor of the page before."},
+    "rejected.retry": {"ids": f"Ids from rejected.list; 1 to {MAX_IDS}."},
+    "rejected.purge": {"ids": f"Ids from rejected.list; 1 to {MAX_IDS}."},
+    "rpc.discover": {},
+}
+
+_PAYLOAD: dict[str, Any] = {"type": ["object", "array"]}
+_RESULTS = (
+    views.Accepted, views.Changed, views.Task, views.TaskDetail, views.TaskPage, views.Statistics, views.RejectedPage,
+    views.Replayed, views.Purged,
+)  # fmt: skip
+
+
+def describe() -> dict[str, Any]:
+    """The OpenRPC document."""
+    types = {f.type for kind in PARAMS.values() for f in msgspec.structs.fields(kind) if f.type is not msgspec.Raw}
+    listed = list(types)
+    schemas, components = msgspec.json.schema_components([*_RESULTS, *listed], ref_template=_REFERENCE)
+    by_type = dict(zip(listed, schemas[len(_RESULTS) :], strict=True))
+    return {
+        "openrpc": OPENRPC_VERSION,
+        "info": {
+            "title": "Penstock",
+            "version": __version__,
+            "description": "A durable task pipeline. Send JSON-RPC 2.0 requests, single or batch, to POST /rpc.",
+        },
+        "methods": [*(_method(name, by_type) for name in PARAMS), _submit()],
+        "components": {
+            "schemas": components,
+            "errors": {name: {"code": code, "message": text} for name, (code, text) in ERRORS.items()},
+        },
+    }
+
+
+def _method(name: str, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+    summary, result, errors_of = SUMMARIES[name]
+    return {
+        "name": name,
+        "summary": summary,
+        "paramStructure": "either",
+        "params": [_parameter(name, f, schemas) for f in msgspec.structs.fields(PARAMS[name])],
+        "result": _result(name, result),
+        "errors": _errors(*errors_of),
+    }
+
+
+def _parameter(method: str, field: Any, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+    schema = _PAYLOAD if field.type is msgspec.Raw else schemas[field.type]
+    if not field.required:
+        default = field.default
+        schema = schema | {"default": {} if isinstance(default, msgspec.Raw) else default}
+    return {
+        "name": field.name,
+        "description": PARAMETERS[method][field.name],
+        "required": field.required,
+        "schema": schema,
+    }
+
+
+def _result(method: str, name: str) -> dict[str, Any]:
+    if method == "rpc.discover":
+        return {"name": "document", "schema": {"type": "object"}}
+    if method == "status":
+        one = {"anyOf": [_ref("Task"), _ref("TaskDetail")]}
+        many = {"type": "array", "items": {"anyOf": [*one["anyOf"], {"type": "null"}]}}
+        return {"name": "tasks", "schema": {"anyOf": [*one["anyOf"], many]}}
+    return {"name": name, "schema": _ref(name)}
+
+
+def _submit() -> dict[str, Any]:
+    return {
+        "name": f"{SUBMIT_PREFIX}<action>",
+        "summary": "Add a task of the action that stands behind the colon; the parameters are its payload.",
+        "description": inspect.cleandoc(
+            """
+            Any name that begins with `submit:` is this method: `submit:export` adds a task of the action `export`.
+            All members of `params` make up the payload. With a member `objectID`, a string or a number, the task is
+            unique per action and objectID, as with `unique_key`.
+            """
+        ),
+        "paramStructure": "either",
+        "params": [
+            {
+                "name": "objectID",
+                "description": "Makes the task unique; a part of the payload like every other member.",
+                "required": False,
+                "schema": {"type": ["string", "number", "null"]},
+            }
+        ],
+        "result": _result("submit", "Accepted"),
+        "errors": _errors("TooLarge"),
+    }
+
+
+def _errors(*names: str) -> list[dict[str, str]]:
+    return [{"$ref": f"#/components/errors/{name}"} for name in (*_ALWAYS, *names)]
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": _REFERENCE.format(name=name)}

@@ -1,0 +1,243 @@
+"""The methods of the api: what each command does with the database, and how its answer looks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from penstock.api import views
+from penstock.api.discover import describe
+from penstock.api.replay import purge_rejected, retry_rejected
+from penstock.api.rpc import Handler, Outcome, each
+from penstock.batching import Batcher
+from penstock.commands import (
+    PARAMS,
+    SUBMIT_PREFIX,
+    Cancel,
+    Discover,
+    Enqueue,
+    ListRejected,
+    ListTasks,
+    PurgeRejected,
+    Restart,
+    RetryRejected,
+    Stats,
+    Status,
+    read_command,
+)
+from penstock.errors import InvalidParams, Refused, RpcError, TaskNotFound
+from penstock.intake import apply_change, count_enqueued
+from penstock.logs import get_logger
+from penstock.notify import Notifier
+from penstock.settings import Settings
+from penstock.store import Session, Store
+from penstock.tasks import FINAL_STATES, Enqueued, NewTask, State
+from penstock.wire import Request
+
+MAX_INSERT_TASKS = 1000
+PARALLEL_INSERTS = 2
+STATISTICS_KEPT_SECONDS = 1.0
+RATES_OVER_SECONDS = 60.0
+SCAN_TASKS = 20_000  # that one page of a filtered list looks at; a rare action must not read the whole history
+REJECTED_PAGE_BYTES = 8 * 1024 * 1024
+_REJECTED_AT_ONCE = 50
+_SPARED_CONNECTIONS = PARALLEL_INSERTS + 1  # for enqueues and the ping, whatever the other methods are busy with
+_NO_CURSOR = 2**63 - 1
+
+log = get_logger()
+
+
+class Methods:
+    """Carries out requests; ``handlers`` and ``prefixes`` are what a Dispatcher takes."""
+
+    def __init__(self, store: Store, notifier: Notifier, settings: Settings) -> None:
+        self._store = store
+        self._notifier = notifier
+        self._settings = settings
+        self._inserts: Batcher[NewTask, Enqueued] = Batcher(
+            self._insert, max_items=MAX_INSERT_TASKS, max_parallel=PARALLEL_INSERTS
+        )
+        self._others = asyncio.Semaphore(max(1, settings.database_pool_size - _SPARED_CONNECTIONS))
+        self._statistics: msgspec.Raw | None = None
+        self._statistics_at = 0.0
+        self._counting = asyncio.Lock()
+        self._description: msgspec.Raw | None = None
+        self._carry_out: dict[type, Callable[[Any], Awaitable[Any]]] = {
+            Status: self._status,
+            Cancel: self._change,
+            Restart: self._change,
+            ListTasks: self._list,
+            Stats: self._stats,
+            ListRejected: self._list_rejected,
+            RetryRejected: self._retry_rejected,
+            PurgeRejected: self._purge_rejected,
+            Discover: self._discover,
+        }
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        return dict.fromkeys(PARAMS, each(self._answer)) | {"enqueue": self._enqueue}
+
+    @property
+    def prefixes(self) -> Mapping[str, Handler]:
+        return {SUBMIT_PREFIX: self._enqueue}
+
+    async def _answer(self, request: Request) -> Any:
+        command = read_command(request.method, request.params, self._settings)
+        return await self._carry_out[type(command)](command)
+
+    async def _enqueue(self, requests: Sequence[Request]) -> Sequence[Outcome]:
+        """Have tasks stored together with those of other callers; the outcomes come after the commit."""
+        outcomes: list[Outcome] = []
+        for request in requests:
+            try:
+                command = read_command(request.method, request.params, self._settings)
+                assert isinstance(command, Enqueue)
+                outcomes.append(self._inserts.submit_soon(command.task))
+            except RpcError as exc:
+                outcomes.append(exc)
+        for place, stored in enumerate(outcomes):
+            if isinstance(stored, asyncio.Future):
+                try:
+                    accepted = await stored
+                except Exception as exc:
+                    outcomes[place] = exc
+                else:
+                    outcomes[place] = views.Accepted(accepted.id, accepted.state, accepted.duplicate)
+        return outcomes
+
+    async def drain(self) -> None:
+        """Wait until every task taken has been stored or refused."""
+        await self._inserts.drain()
+
+    async def _insert(self, tasks: Sequence[NewTask]) -> list[Enqueued | Exception]:
+        """Store tasks of any number of callers with one statement, which is its own transaction."""
+        try:
+            async with self._store.session() as session:
+                accepted = await session.enqueue(tasks)
+        except Refused as exc:
+            if len(tasks) == 1:
+                log.warning("task_refused", action=tasks[0].action, reason=str(exc))
+                return [InvalidParams("params", "hold a value that Postgres refuses to store")]
+            # One caller's values spoil the statement of all: each half by itself, down to the guilty one.
+            middle = len(tasks) // 2
+            return await self._insert(tasks[:middle]) + await self._insert(tasks[middle:])
+        count_enqueued(tasks, accepted, door="http")
+        self._notifier.poke()
+        return list(accepted)
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[Session]:
+        async with self._others, self._store.session() as session:
+            yield session
+
+    async def _status(self, command: Status) -> Any:
+        async with self._session() as session:
+            rows = await session.fetch("read_tasks", command.ids)
+        show = views.task_detail if command.detail else views.task
+        found = {row["id"]: show(row) for row in rows}
+        if command.many:
+            return [found.get(task_id) for task_id in command.ids]
+        if not found:
+            raise TaskNotFound(command.ids[0])
+        return found[command.ids[0]]
+
+    async def _change(self, command: Cancel | Restart) -> views.Changed:
+        async with self._others, self._store.transaction() as session:
+            changed = await apply_change(session, command)
+        self._notifier.poke()  # a task may run, or there is room for one
+        return views.Changed(changed["id"], changed["state"])
+
+    async def _list(self, command: ListTasks) -> views.TaskPage:
+        """A page, newest first. With a filter that no index serves, a bounded stretch of ids is looked at."""
+        before = _NO_CURSOR if command.before is None else command.before
+        served = command.action is None and (command.state is None or command.state in FINAL_STATES)
+        scan = command.limit if served else max(command.limit, SCAN_TASKS)
+        arguments = [before, command.limit, scan, command.action]
+        async with self._session() as session:
+            if command.state is None:
+                seen = await session.fetch("list_tasks", *arguments)
+            elif command.state in FINAL_STATES:
+                seen = await session.fetch("list_settled_tasks", *arguments, command.state)
+            else:
+                seen = await session.fetch("list_live_tasks", *arguments, command.state)
+            ids: list[int] = seen[0]["ids"]
+            rows = await session.fetch("read_tasks", ids) if ids else []
+        tasks = sorted((views.task(row) for row in rows), key=lambda task: task.id, reverse=True)
+        return views.TaskPage(tasks, _cursor(ids, command.limit, seen[0]["last"], seen[0]["count"], scan))
+
+    async def _stats(self, _command: Stats) -> msgspec.Raw:
+        """Counts, rates and lag; read at most once a second, however many ask."""
+        async with self._counting:
+            if self._statistics is None or monotonic() - self._statistics_at >= STATISTICS_KEPT_SECONDS:
+                self._statistics = msgspec.Raw(msgspec.json.encode(await self._count()))
+                self._statistics_at = monotonic()
+            return self._statistics
+
+    async def _count(self) -> views.Statistics:
+        async with self._session() as session:
+            counts = await session.fetch("count_live") + await session.fetch("count_settled")
+            counted: dict[str, int] = dict(map(tuple, await session.fetch("read_rates", RATES_OVER_SECONDS)))
+            lag = (await session.fetch("read_lag"))[0]
+        actions: dict[str, Counter[State]] = defaultdict(Counter)
+        for row in counts:
+            actions[row["action"]][State(row["state"])] += row["count"]
+
+        def per_second(*names: str) -> float:
+            return round(sum(counted.get(name, 0) for name in names) / RATES_OVER_SECONDS, 3)
+
+        return views.Statistics(
+            {state: sum(of_action[state] for of_action in actions.values()) for state in State},
+            {
+                action: {state: of_action[state] for state in State if of_action[state]}
+                for action, of_action in sorted(actions.items())
+            },
+            views.Rates(
+                per_second("ENQUEUED"), per_second(State.SUCCESS), per_second(State.ERROR, State.CRITICAL_ERROR)
+            ),
+            views.Lag(lag["due"], round(max(0.0, lag["oldest_seconds"]), 3)),
+        )
+
+    async def _list_rejected(self, command: ListRejected) -> views.RejectedPage:
+        """A page, newest first, shorter than asked for where the bodies are large."""
+        page: list[views.Rejected] = []
+        before, size = command.before, 0
+        async with self._session() as session:
+            while len(page) < command.limit and size < REJECTED_PAGE_BYTES:
+                at_once = min(_REJECTED_AT_ONCE, command.limit - len(page))
+                rows = await session.fetch("list_rejected", before, at_once)
+                page += map(views.rejected, rows)
+                size += sum(len(row["body"]) for row in rows)
+                if len(rows) < at_once:
+                    return views.RejectedPage(page, None)
+                before = rows[-1]["id"]
+        return views.RejectedPage(page, str(before))
+
+    async def _retry_rejected(self, command: RetryRejected) -> views.Replayed:
+        async with self._others:
+            replayed = await retry_rejected(self._store, command.ids, self._settings)
+        self._notifier.poke()
+        return replayed
+
+    async def _purge_rejected(self, command: PurgeRejected) -> views.Purged:
+        async with self._session() as session:
+            return views.Purged(await purge_rejected(session, command.ids))
+
+    async def _discover(self, _command: Discover) -> msgspec.Raw:
+        if self._description is None:
+            self._description = msgspec.Raw(msgspec.json.encode(describe()))
+        return self._description
+
+
+def _cursor(ids: Sequence[int], limit: int, last: int | None, seen: int, scan: int) -> str | None:
+    """Where the next page begins: behind the last task of a full page, else behind the last one looked at."""
+    if len(ids) >= limit:
+        at_end = seen < scan and ids[-1] == last
+        return None if at_end else str(ids[-1])
+    return str(last) if seen >= scan else None

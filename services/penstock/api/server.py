@@ -1,0 +1,112 @@
+"""uvicorn inside a loop of ours: it listens where it is told, leaves the signals alone and stops when asked."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import uvicorn
+
+from penstock.errors import SettingsError
+
+_BACKLOG = 2048
+
+
+class HttpServer:
+    """Serves an ASGI application; ``bind`` and ``listen`` first, then ``run`` until ``stop``.
+
+    grace_seconds: requests in hand are given so long after ``stop``.
+    """
+
+    def __init__(self, app: Any, *, host: str, port: int, grace_seconds: float) -> None:
+        self._host = host
+        self._port = port
+        self._socket: socket.socket | None = None
+        config = uvicorn.Config(
+            app,
+            http="httptools" if find_spec("httptools") else "h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=_BACKLOG,
+            timeout_keep_alive=65,  # longer than the 60 s of common load balancers, which would meet closed doors
+            timeout_graceful_shutdown=max(1, int(grace_seconds)),
+        )
+        self._server = _Server(config)
+        self._ended = asyncio.Event()
+
+    @property
+    def url(self) -> str:
+        """The base URL, with the port that was taken. Raises RuntimeError before ``bind``."""
+        if self._socket is None:
+            raise RuntimeError("the server is not bound yet")
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self._socket.getsockname()[1]}"
+
+    def bind(self) -> None:
+        """Take the port, once. Raises SettingsError when it cannot be had."""
+        if self._socket is not None:
+            return
+        try:
+            found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            # A name may stand for both kinds of address; IPv4 is what clients try where they try one.
+            family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+            made = socket.socket(family, kind, protocol)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(address)
+        except OSError as exc:
+            raise self._unusable(exc) from exc
+        made.setblocking(False)
+        self._socket = made
+
+    def listen(self) -> None:
+        """Let callers connect. Raises SettingsError when another program listens there."""
+        assert self._socket is not None
+        try:
+            self._socket.listen(_BACKLOG)
+        except OSError as exc:
+            raise self._unusable(exc) from exc
+
+    async def run(self) -> None:
+        """Serve until ``stop``, then finish the requests in hand."""
+        assert self._socket is not None
+        try:
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            self._ended.set()
+
+    def stop(self) -> None:
+        """Accept no more requests."""
+        self._server.should_exit = True
+
+    async def wait_ended(self, seconds: float) -> bool:
+        """Wait until the requests in hand are answered; False when the time ran out first."""
+        try:
+            await asyncio.wait_for(self._ended.wait(), seconds)
+        except TimeoutError:
+            self._server.force_exit = True
+        return self._ended.is_set()
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
+    def _unusable(self, exc: OSError) -> SettingsError:
+        return SettingsError(
+            f"the api cannot listen on {self._host}:{self._port} ({exc.strerror}): "
+            "set PENSTOCK_HTTP_PORT to a free port, or PENSTOCK_HTTP_HOST to an address of this machine"
+        )
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Signals belong to the process's own loop, which stops this server among other things."""
+        yield

@@ -1,0 +1,189 @@
+"""What the api's results look like: one struct a result, its members in the order of the wire; and rows made into them.
+
+Payloads, results and errors are the JSON text that Postgres holds, put into the answer as it is.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from penstock.tasks import State
+
+Instant = Annotated[
+    str, Meta(description="RFC 3339 in UTC, with microseconds.", examples=["2030-01-31T08:00:00.000000Z"])
+]
+
+
+def _about(description: str) -> Meta:
+    return Meta(description=description)
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    id: int
+    state: State
+    duplicate: Annotated[
+        bool, _about("True: a task with this unique key was there already, and this is its id; nothing was added.")
+    ]
+
+
+class Changed(msgspec.Struct, frozen=True):
+    id: int
+    state: State
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """One failed attempt."""
+
+    attempt: int
+    claim: int
+    at: Instant
+    error: Annotated[Any, _about("The JSON-RPC error object that the worker sent.")]
+
+
+class Task(msgspec.Struct, frozen=True):
+    id: int
+    action: str
+    state: State
+    attempts: Annotated[int, _about("Attempts begun so far.")]
+    max_attempts: int
+    priority: int
+    run_at: Annotated[str, _about("Not before this instant; after a failure, the next attempt's.")]
+    created_at: Instant
+    updated_at: Instant
+    progress: Annotated[Any, _about("`percent` and `note` as the worker last reported them, or null.")]
+    result: Annotated[Any, _about("What the handler returned; null unless the state is SUCCESS.")]
+    error: Annotated[Any, _about("The error object of the last failed attempt; null after a SUCCESS.")]
+
+
+class TaskDetail(Task, frozen=True):
+    payload: Any
+    unique_key: str | None
+    ordering_key: str | None
+    timeout: Annotated[float | None, _about("Seconds that one attempt may take; null: the action's or worker's own.")]
+    claim: Annotated[int, _about("Token of the newest claim; 0 before the first.")]
+    failures: Annotated[list[Failure], _about("Every failed attempt, oldest first.")]
+
+
+class TaskPage(msgspec.Struct, frozen=True):
+    tasks: list[Task]
+    cursor: Annotated[
+        str | None,
+        _about("Pass it on for the next page; null at the end. With a filter a page may hold fewer than asked for."),
+    ]
+
+
+class Rates(msgspec.Struct, frozen=True):
+    """Events a second over the last minute."""
+
+    enqueued_per_second: float
+    succeeded_per_second: float
+    failed_per_second: Annotated[float, _about("Failed attempts.")]
+
+
+class Lag(msgspec.Struct, frozen=True):
+    due: Annotated[int, _about("Tasks that may run now and are not claimed.")]
+    oldest_due_seconds: Annotated[float, _about("How long the oldest of them has waited.")]
+
+
+class Statistics(msgspec.Struct, frozen=True):
+    states: Annotated[dict[State, int], _about("Tasks kept, by state; every state is there.")]
+    actions: Annotated[dict[str, dict[State, int]], _about("The same by action; states without a task are left out.")]
+    rates: Rates
+    lag: Lag
+
+
+class Rejected(msgspec.Struct, frozen=True):
+    id: int
+    source: Literal["inbound", "results"]
+    body: Annotated[str, _about("As it came; bytes that are not UTF-8 are written as \\xNN.")]
+    reason: str
+    at: Instant
+
+
+class RejectedPage(msgspec.Struct, frozen=True):
+    rejected: list[Rejected]
+    cursor: Annotated[str | None, _about("Pass it on for the next page; null at the end.")]
+
+
+class StillRejected(msgspec.Struct, frozen=True):
+    id: Annotated[int, _about("Another id than before where a part was accepted and the rest is a new record.")]
+    reason: str
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    retried: Annotated[int, _about("Records that were accepted whole and are gone.")]
+    still_rejected: list[StillRejected]
+    unknown: Annotated[list[int], _about("Ids of no record, or of one that somebody else is retrying.")]
+
+
+class Purged(msgspec.Struct, frozen=True):
+    purged: int
+
+
+def timestamp(instant: datetime) -> str:
+    """RFC 3339 in UTC with microseconds and Z."""
+    return instant.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
+
+
+def raw(text: str | None) -> Any:
+    """JSON text as it is put into an answer; None becomes null."""
+    return None if text is None else msgspec.Raw(text.encode("utf-8"))
+
+
+def task(row: Any) -> Task:
+    """A row of the statement ``read_tasks``."""
+    return Task(**_members(row))
+
+
+def task_detail(row: Any) -> TaskDetail:
+    """The same with payload, keys, claim and every failed attempt."""
+    return TaskDetail(
+        **_members(row),
+        payload=raw(row["payload"]),
+        unique_key=row["unique_key"],
+        ordering_key=row["ordering_key"],
+        timeout=row["timeout_seconds"],
+        claim=row["claim"],
+        failures=[
+            Failure(one.attempt, one.claim, timestamp(one.at), one.error)
+            for one in _decode_failures(row["failures"] or "[]")
+        ],
+    )
+
+
+def rejected(row: Any) -> Rejected:
+    """A row of the statement ``list_rejected``."""
+    body = bytes(row["body"]).decode("utf-8", "backslashreplace")
+    return Rejected(row["id"], row["source"], body, row["reason"], timestamp(row["at"]))
+
+
+class _StoredFailure(msgspec.Struct, frozen=True):
+    attempt: int
+    claim: int
+    at: datetime
+    error: msgspec.Raw
+
+
+_decode_failures = msgspec.json.Decoder(list[_StoredFailure]).decode
+
+
+def _members(row: Any) -> dict[str, Any]:
+    state = State(row["state"])
+    return {
+        "id": row["id"],
+        "action": row["action"],
+        "state": state,
+        "attempts": row["attempts"],
+        "max_attempts": row["max_attempts"],
+        "priority": row["priority"],
+        "run_at": timestamp(row["run_at"]),
+        "created_at": timestamp(row["created_at"]),
+        "updated_at": timestamp(row["updated_at"]),
+        "progress": raw(row["progress"]),
+        "result": raw(row["result"]),
+        "error": None if state is State.SUCCESS else raw(row["error"]),
+    }

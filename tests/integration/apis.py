@@ -1,0 +1,40 @@
+"""A running api, in this process and over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import structlog
+
+from penstock.api import Api
+from penstock.loop import Loop
+from penstock.settings import Settings
+from penstock.store import Store
+
+
+@asynccontextmanager
+async def running(store: Store, settings: Settings) -> AsyncIterator[Api]:
+    """The api, listening; stopped in order at the end."""
+    api = Api(store=store, settings=settings)
+    loop = Loop(api, passes=1, grace_seconds=settings.grace_seconds)
+    running = asyncio.create_task(loop.run(), name="api")
+    listening = asyncio.create_task(api.listening.wait())
+    try:
+        await asyncio.wait((running, listening), timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        assert listening.done(), "the api did not come up"
+        yield api
+    finally:
+        listening.cancel()
+        loop.stop()
+        assert await running == 0
+
+
+def captured_log(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the answering of requests logs from now on, one dict of fields a line."""
+    capture = structlog.testing.LogCapture()
+    monkeypatch.setattr("penstock.api.rpc.log", structlog.wrap_logger(None, processors=[capture]))
+    return capture.entries  # type: ignore[return-value]

@@ -1,0 +1,154 @@
+"""Clients against a real api and a real queue."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from penstock.client import MESSAGE_TASKS, Client, InboundClient, Unfinished
+from penstock.errors import InvalidParams, MethodNotFound, RpcError, StateConflict, TaskNotFound, TooLarge
+from penstock.intake import read_inbound
+from penstock.settings import Settings
+from penstock.store import Store
+from penstock.transports.sqs import SqsQueue, create_queues
+from tests.integration.apis import running
+
+
+async def test_client_calls_every_method(store: Store, settings: Settings) -> None:
+    def use(url: str) -> None:
+        with Client(url + "/") as client:
+            run_at = datetime(2040, 1, 2, tzinfo=UTC)
+            first = client.enqueue("mail", {"to": "a@b", "big": 10**30}, run_at=run_at, unique_key="k", priority=None)
+            assert (first["state"], first["duplicate"]) == ("SCHEDULED", False)
+            assert client.enqueue("mail", unique_key="k")["duplicate"]
+            task = client.status(first["id"], detail=True)
+            assert task["payload"] == {"to": "a@b", "big": 10**30}
+            assert task["run_at"] == "2040-01-02T00:00:00.000000Z"
+            assert client.status([first["id"], 999])[1] is None
+            assert client.cancel(first["id"]) == {"id": first["id"], "state": "CANCELLED"}
+            assert [task["id"] for task in client.list(state="CANCELLED")["tasks"]] == [first["id"]]
+            assert client.retry(first["id"])["state"] == "SCHEDULED"
+            assert client.stats()["states"]["SCHEDULED"] == 1
+            assert client.call("status", [first["id"]])["id"] == first["id"]
+
+    async with running(store, settings) as api:
+        await asyncio.to_thread(use, api.url)
+
+
+async def test_errors_of_the_api_are_raised_by_their_kind(store: Store, settings: Settings) -> None:
+    def use(url: str) -> None:
+        with Client(url) as client:
+            with pytest.raises(TaskNotFound) as unknown:
+                client.status(4711)
+            assert unknown.value.data == {"id": 4711}
+            with pytest.raises(InvalidParams) as wrong:
+                client.enqueue("a", prioriti=1)
+            assert wrong.value.data["field"] == "prioriti"
+            with pytest.raises(MethodNotFound):
+                client.call("huh")
+            with pytest.raises(StateConflict):
+                client.retry(client.enqueue("a")["id"])
+            with pytest.raises(TooLarge):
+                client.enqueue("a", ["x" * 300_000])
+
+    async with running(store, settings) as api:
+        await asyncio.to_thread(use, api.url)
+
+
+async def test_key_is_sent_and_a_wrong_one_is_an_error(store: Store, settings: Settings) -> None:
+    def use(url: str) -> None:
+        with Client(url, api_key="right") as client:
+            client.enqueue("a")
+        with Client(url, api_key="wrong") as client, pytest.raises(RpcError) as denied:
+            client.enqueue("a")
+        assert denied.value.code == -32003
+
+    settings = settings.model_copy(update={"api_keys": (SecretStr("right"),)})
+    async with running(store, settings) as api:
+        await asyncio.to_thread(use, api.url)
+
+
+async def test_batch_returns_results_and_errors_in_the_order_of_the_calls(store: Store, settings: Settings) -> None:
+    async with running(store, settings) as api:
+        with Client(api.url) as client:
+            calls: list[tuple[str, Any]] = [
+                ("enqueue", {"action": "a"}),
+                ("status", {"id": 999}),
+                ("enqueue", ["b"]),
+                ("stats", None),
+            ]
+            answers = await asyncio.to_thread(client.batch, calls)
+    assert answers[0]["state"] == answers[2]["state"] == "SCHEDULED"
+    assert isinstance(answers[1], TaskNotFound)
+    assert "states" in answers[3]
+
+
+async def test_many_tasks_are_cut_to_what_the_api_takes(store: Store, settings: Settings) -> None:
+    """A lower batch limit than the client's own; one bad task fails alone."""
+    settings = settings.model_copy(update={"batch_limit": 70, "request_limit_bytes": 20_000})
+    tasks = [{"action": "n", "payload": {"n": n}} for n in range(500)]
+    tasks[7] = {"action": ""}
+    tasks[300] = {"action": "n", "payload": ["x" * 30_000]}
+    async with running(store, settings) as api:
+        with Client(api.url) as client:
+            answers = await asyncio.to_thread(client.enqueue_many, iter(tasks))
+            ids = [answer["id"] for answer in answers if isinstance(answer, dict)]
+            shown = await asyncio.to_thread(client.status, ids, detail=True)
+    assert [n for n, answer in enumerate(answers) if not isinstance(answer, dict)] == [7, 300]
+    assert isinstance(answers[7], InvalidParams)
+    assert isinstance(answers[300], TooLarge)
+    assert [task["payload"]["n"] for task in shown] == [n for n in range(500) if n not in (7, 300)]
+
+
+async def test_api_that_goes_away_leaves_the_tasks_that_are_left(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.client.BATCH_TASKS", 10)
+    async with running(store, settings) as api:
+        client = Client(api.url)
+        first = await asyncio.to_thread(client.enqueue_many, [{"action": "a"}] * 25)
+        assert len(first) == 25
+    with pytest.raises(Unfinished, match="25 of 25 tasks were not accepted") as unfinished:
+        await asyncio.to_thread(client.enqueue_many, [{"action": "a"}] * 25)
+    assert unfinished.value.results == []
+    assert len(unfinished.value.unsent) == 25
+    client.close()
+
+
+async def test_inbound_client_packs_tasks_that_the_submitter_can_read(settings: Settings, inbound: SqsQueue) -> None:
+    async with InboundClient(settings.inbound_queue, settings.sqs_endpoint_url, settings.aws_region) as client:
+        await client.enqueue("one", {"text": "é\ud83d\ude00\uffff".encode("utf-16", "surrogatepass").decode("utf-16")})
+        sent = await client.enqueue_many(
+            {"action": "n", "payload": {"n": n}, "priority": 3} for n in range(MESSAGE_TASKS * 12 + 1)
+        )
+    assert sent == MESSAGE_TASKS * 12 + 1
+    bodies: list[str] = []
+    while messages := await inbound.receive(wait_seconds=1, visibility_seconds=60):
+        bodies += [message.body for message in messages]
+    assert len(bodies) == 1 + 13
+    read = [read_inbound(body, settings) for body in bodies]
+    assert not [refused for part in read for refused in part.refused]
+    tasks = [task for part in read for task in part.tasks]
+    assert [json.loads(task.payload)["text"] for task in tasks if task.action == "one"] == ["é😀\uffff"]
+    numbered = sorted(json.loads(task.payload)["n"] for task in tasks if task.action == "n")
+    assert numbered == list(range(MESSAGE_TASKS * 12 + 1))
+    assert {task.priority for task in tasks if task.action == "n"} == {3}
+
+
+async def test_tasks_for_a_missing_queue_are_handed_back_and_sent_once_it_is_there(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.client._FIRST_PAUSE_SECONDS", 0.001)
+    later = settings.model_copy(update={"inbound_queue": settings.inbound_queue + "-later"})
+    tasks = [{"action": "a", "payload": [n]} for n in range(MESSAGE_TASKS + 5)]
+    async with InboundClient(later.inbound_queue, settings.sqs_endpoint_url, settings.aws_region) as client:
+        with pytest.raises(Unfinished, match="does not exist") as unfinished:
+            await client.enqueue_many(tasks)
+        assert unfinished.value.unsent == tasks
+        await create_queues(later)
+        assert await client.enqueue_many(unfinished.value.unsent) == len(tasks)

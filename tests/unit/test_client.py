@@ -1,0 +1,147 @@
+"""What clients do by themselves; tests/integration/test_client_calls.py has them talk to an api and a queue."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from penstock.client import Client, InboundClient, error_of
+from penstock.errors import (
+    InvalidParams,
+    MethodNotFound,
+    RpcError,
+    StateConflict,
+    TaskNotFound,
+    TooLarge,
+    Unavailable,
+)
+
+
+@pytest.fixture
+def strange_server() -> Iterator[str]:
+    """A web server that is no api; the path chooses what it answers."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            status, body = {
+                "/html/rpc": (404, b"<h1>not here</h1>"),
+                "/json/rpc": (200, b'"hello"'),
+                "/away/rpc": (
+                    503,
+                    b'{"jsonrpc":"2.0","error":{"code":-32603,"message":"x","data":{"ref":"r1"}},"id":0}',
+                ),
+                "/proxy/rpc": (503, b"upstream is gone"),
+            }[self.path]
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            return None
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (-32601, MethodNotFound),
+        (-32602, InvalidParams),
+        (-32004, TaskNotFound),
+        (-32009, StateConflict),
+        (-32013, TooLarge),
+        (-32603, RpcError),
+        (4711, RpcError),
+    ],
+)
+def test_error_of_a_known_code_has_its_class_and_keeps_code_message_and_data(code: int, kind: type[RpcError]) -> None:
+    error = error_of({"code": code, "message": "why", "data": {"field": "x"}})
+    assert type(error) is kind
+    assert (error.code, error.message, error.data, str(error)) == (code, "why", {"field": "x"}, "why")
+
+
+def test_codes_of_the_classes_stay_untouched_by_an_answer() -> None:
+    error_of({"code": 4711, "message": "why"})
+    assert RpcError.code == -32603
+
+
+def test_unreachable_api_is_unavailable_and_its_url_named() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        with Client(url) as client, pytest.raises(Unavailable, match=rf"{url} .*penstock up"):
+            client.stats()
+
+
+def test_api_that_does_not_answer_in_time_is_unavailable() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with Client(url, timeout=0.05) as client, pytest.raises(Unavailable, match="did not answer in time"):
+            client.stats()
+
+
+@pytest.mark.parametrize("path", ["html", "json"])
+def test_server_that_is_no_api_is_told_apart(strange_server: str, path: str) -> None:
+    with Client(f"{strange_server}/{path}/rpc") as client, pytest.raises(Unavailable, match="check the URL"):
+        client.stats()
+
+
+def test_api_without_its_database_is_unavailable_with_the_reference(strange_server: str) -> None:
+    with Client(f"{strange_server}/away") as client, pytest.raises(Unavailable, match="r1"):
+        client.enqueue("a")
+    with Client(f"{strange_server}/proxy") as client, pytest.raises(Unavailable, match="try again later"):
+        client.enqueue("a")
+
+
+def test_payload_that_is_no_json_is_refused_before_it_is_sent() -> None:
+    with Client("http://127.0.0.1:1") as client:
+        with pytest.raises(ValueError, match="JSON compliant"):
+            client.enqueue("a", {"x": float("nan")})
+        with pytest.raises(TypeError, match="serializable"):
+            client.enqueue("a", {"x": datetime.now(UTC)})
+
+
+def test_run_at_without_a_zone_is_refused_before_it_is_sent() -> None:
+    with Client("http://127.0.0.1:1") as client, pytest.raises(ValueError, match="needs a zone"):
+        client.enqueue("a", run_at=datetime(2030, 1, 1))
+
+
+def test_nothing_to_send_needs_no_api() -> None:
+    with Client("http://127.0.0.1:1") as client:
+        assert client.batch([]) == []
+        assert client.enqueue_many([]) == []
+
+
+async def test_task_that_no_message_can_hold_is_refused_before_any_is_sent() -> None:
+    async with InboundClient("http://127.0.0.1:1/queue", endpoint_url="http://127.0.0.1:1") as client:
+        with pytest.raises(TooLarge, match="1048576"):
+            await client.enqueue_many([{"action": "a"}, {"action": "a", "payload": ["x" * 2**20]}])
+
+
+def test_client_loads_no_database_driver() -> None:
+    code = (
+        "import sys, penstock.client; print([m for m in ('asyncpg', 'sqlalchemy', 'aiobotocore') if m in sys.modules])"
+    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.replace("'", '"')) == []
