@@ -1,0 +1,42 @@
+"""Actions that the acceptance tests run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from penstock import Context, action
+
+
+@action("echo")
+async def echo(ctx: Context, **payload: Any) -> dict[str, Any]:
+    return payload
+
+
+@action("add")
+def add(ctx: Context, a: int, b: int) -> int:
+    time.sleep(0.01)
+    return a + b
+
+
+@action("always_fails")
+async def always_fails(ctx: Context, **payload: Any) -> None:
+    raise RuntimeError(f"no luck with {payload}")
+
+
+@action("sleep")
+async def sleep(ctx: Context, seconds: float, ledger: str | None = None) -> float:
+    """Sleep, and leave one line in the ledger per run."""
+    if ledger is not None:
+        with Path(ledger).open("a") as file:
+            file.write(f"{ctx.task_id}\n")
+    await asyncio.sleep(seconds)
+    return seconds
+
+
+@action("kill_worker")
+async def kill_worker(ctx: Context) -> None:
+    os._exit(9)

@@ -1,0 +1,118 @@
+"""Whole stacks of real processes, brought up by the real command, one per test module that asks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+import httpx
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FAST = {
+    "PENSTOCK_RETRY_BASE_SECONDS": "0.1",
+    "PENSTOCK_RETRY_FACTOR": "1.5",
+    "PENSTOCK_RETRY_JITTER": "0",
+    "PENSTOCK_POLL_SECONDS": "0.05",
+    "PENSTOCK_SUPERVISOR_INTERVAL_SECONDS": "0.5",
+    "PENSTOCK_VISIBILITY_TIMEOUT_SECONDS": "5",
+    "PENSTOCK_HEARTBEAT_SECONDS": "1",
+    "PENSTOCK_STALE_AFTER_SECONDS": "6",
+    "PENSTOCK_UNSENT_AFTER_SECONDS": "3",
+    "PENSTOCK_GRACE_SECONDS": "10",
+}
+
+
+def penstock(*arguments: str, env: dict[str, str] | None = None, timeout: float = 120) -> str:
+    """Run the command and return its output; what it says when it fails is in the failure."""
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", *arguments],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": f"{ROOT / 'services'}{os.pathsep}{ROOT}"} | (env or {}),
+        capture_output=True, text=True, timeout=timeout, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, (
+        f"penstock {' '.join(arguments)} exited with {done.returncode}\n{done.stdout}{done.stderr}"
+    )
+    return done.stdout
+
+
+class RunningStack:
+    """A stack that is up: its URLs, its api, its queues and its processes."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+
+    @property
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads(penstock("ps", "--json", "--data-dir", str(self.data_dir)))
+        return state
+
+    def pid_of(self, name: str) -> int:
+        return int(next(entry["pid"] for entry in self.state["processes"] if entry["name"] == name))
+
+    def rpc(self, method: str, params: Any = None) -> Any:
+        reply = self.post({"jsonrpc": "2.0", "method": method, "params": params or {}, "id": 1})
+        assert "error" not in reply, reply
+        return reply["result"]
+
+    def post(self, body: Any) -> Any:
+        return httpx.post(f"{self.state['api']}/rpc", json=body, timeout=30).json()
+
+    def sqs(self) -> Any:
+        """A plain SQS client, as any user has one."""
+        return botocore.session.get_session().create_client(
+            "sqs", endpoint_url=self.state["sqs_endpoint_url"], region_name="us-east-1",
+            aws_access_key_id="any", aws_secret_access_key="any",
+        )  # fmt: skip
+
+    def wait_for(self, condition: Callable[[], Any], *, seconds: float = 60, what: str = "the condition") -> Any:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            found = condition()
+            if found:
+                return found
+            time.sleep(0.1)
+        log = (self.data_dir / "penstock.log").read_text()[-4000:]
+        raise AssertionError(f"{what} did not come within {seconds} s; the log ends:\n{log}")
+
+    def settled(self, ids: list[int], *, seconds: float = 60) -> list[dict[str, Any]]:
+        """The tasks, once all are in a final state."""
+
+        def look() -> list[dict[str, Any]] | None:
+            tasks = self.rpc("status", {"ids": ids, "detail": True})
+            done = all(task["state"] in ("SUCCESS", "CRITICAL_ERROR", "CANCELLED") for task in tasks)
+            return tasks if done else None
+
+        found: list[dict[str, Any]] = self.wait_for(look, seconds=seconds, what=f"the end of {len(ids)} tasks")
+        return found
+
+
+@contextmanager
+def running(data_dir: Path, *arguments: str, env: dict[str, str] | None = None) -> Iterator[RunningStack]:
+    penstock("up", "--detach", "--data-dir", str(data_dir), "--port", "0", *arguments, env=FAST | (env or {}))
+    try:
+        yield RunningStack(data_dir)
+    finally:
+        penstock("down", "--data-dir", str(data_dir))
+
+
+@pytest.fixture(scope="module")
+def stack(module_data_path: Path) -> Iterator[RunningStack]:
+    """A stack whose two workers serve the actions of tests/acceptance/app.py."""
+    arguments = ("--workers", "2", "--app", "tests.acceptance.app", "--app", "examples.export")
+    with running(module_data_path / "stack", *arguments) as up:
+        yield up
+
+
+@pytest.fixture(scope="module")
+def stack_without_workers(module_data_path: Path) -> Iterator[RunningStack]:
+    with running(module_data_path / "bare", "--workers", "0") as up:
+        yield up

@@ -1,0 +1,80 @@
+"""kill -9 at any process: nothing accepted is lost, nothing stays stuck."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.conftest import RunningStack
+
+
+def enqueue(stack: RunningStack, count: int, action: str = "echo", **payload: object) -> list[int]:
+    batch = [
+        {"jsonrpc": "2.0", "method": "enqueue", "params": {"action": action, "payload": payload}, "id": n}
+        for n in range(count)
+    ]
+    return [reply["result"]["id"] for reply in stack.post(batch)]
+
+
+@pytest.mark.parametrize("victim", ["scheduler", "worker-1", "resulter", "submitter", "supervisor", "api", "sqs"])
+def test_every_task_settles_although_a_process_is_killed(stack: RunningStack, victim: str) -> None:
+    ids = enqueue(stack, 300, "sleep", seconds=0.01)
+    pid = stack.pid_of(victim)
+    os.kill(pid, signal.SIGKILL)
+    stack.wait_for(lambda: stack.pid_of(victim) not in (pid, 0), what=f"a new {victim}")
+    stack.wait_for(lambda: _answers(stack), what="the api")
+    ids += enqueue(stack, 100)
+    tasks = stack.settled(ids, seconds=90)
+    assert Counter(task["state"] for task in tasks) == {"SUCCESS": 400}
+
+
+def test_every_task_settles_although_postgres_is_killed(stack: RunningStack) -> None:
+    ids = enqueue(stack, 300, "sleep", seconds=0.01)
+    pid = stack.pid_of("postgres")
+    os.kill(pid, signal.SIGKILL)
+    stack.wait_for(lambda: stack.pid_of("postgres") != pid, what="a new postgres")
+    stack.wait_for(lambda: _answers(stack), what="the api")
+    assert Counter(task["state"] for task in stack.settled(ids, seconds=90)) == {"SUCCESS": 300}
+
+
+def test_a_task_that_kills_its_worker_is_given_up_within_its_cap(stack: RunningStack) -> None:
+    poison = stack.rpc("enqueue", {"action": "kill_worker", "max_attempts": 1})["id"]
+    innocent = enqueue(stack, 20)
+    (task,) = stack.settled([poison], seconds=120)
+    assert (task["state"], task["attempts"]) == ("CRITICAL_ERROR", 1)
+    assert {task["state"] for task in stack.settled(innocent)} == {"SUCCESS"}
+
+
+def test_a_task_that_runs_longer_than_the_stale_time_runs_once(stack: RunningStack, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    task_id = stack.rpc("enqueue", {"action": "sleep", "payload": {"seconds": 12, "ledger": str(ledger)}})["id"]
+    (task,) = stack.settled([task_id])
+    assert (task["state"], task["attempts"]) == ("SUCCESS", 1)
+    assert ledger.read_text().split() == [str(task_id)]
+
+
+def _answers(stack: RunningStack) -> bool:
+    try:
+        return "result" in stack.post({"jsonrpc": "2.0", "method": "stats", "id": 1})
+    except Exception:
+        return False
+
+
+def test_workers_told_to_stop_under_load_finish_what_they_hold_and_nothing_runs_twice(
+    stack: RunningStack, tmp_path: Path
+) -> None:
+    ledger = tmp_path / "ledger"
+    ids = enqueue(stack, 400, "sleep", seconds=0.2, ledger=str(ledger))
+    stack.wait_for(ledger.exists, what="the first run")
+    for name in ("worker-1", "worker-2", "scheduler", "resulter"):
+        pid = stack.pid_of(name)
+        os.kill(pid, signal.SIGTERM)
+        stack.wait_for(lambda name=name, pid=pid: stack.pid_of(name) not in (pid, 0), what=f"a new {name}")
+    tasks = stack.settled(ids, seconds=90)
+    assert Counter(task["state"] for task in tasks) == {"SUCCESS": 400}
+    assert {task["attempts"] for task in tasks} == {1}
+    assert sorted(map(int, ledger.read_text().split())) == ids

@@ -1,0 +1,96 @@
+"""The whole pipeline as its users meet it: real processes, a plain SQS client, a plain HTTP client."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+from tests.acceptance.conftest import ROOT, RunningStack, penstock
+
+
+def test_a_plain_sqs_client_submits_and_the_task_succeeds(stack: RunningStack) -> None:
+    body = '{"jsonrpc":"2.0","method":"submit:export","params":{"objectID":23}}'
+    stack.sqs().send_message(QueueUrl=stack.state["queues"]["inbound"], MessageBody=body)
+    found = stack.wait_for(lambda: stack.rpc("list", {"action": "export", "state": "SUCCESS"})["tasks"])
+    assert [task["attempts"] for task in found] == [1]
+    again = stack.rpc("submit:export", {"objectID": "23"})
+    assert again == {"id": found[0]["id"], "state": "SUCCESS", "duplicate": True}
+
+
+def test_enqueues_over_http_and_through_the_queue_meet_in_the_same_states(stack: RunningStack) -> None:
+    batch = [
+        {"jsonrpc": "2.0", "method": "enqueue", "params": {"action": "add", "payload": {"a": n, "b": 1}}, "id": n}
+        for n in range(50)
+    ]
+    ids = [reply["result"]["id"] for reply in stack.post(batch)]
+    for task in batch:
+        task["params"]["unique_key"] = f"through-the-queue-{task['id']}"
+    stack.sqs().send_message(QueueUrl=stack.state["queues"]["inbound"], MessageBody=json.dumps(batch))
+    assert [task["result"] for task in stack.settled(ids)] == [n + 1 for n in range(50)]
+    stack.wait_for(lambda: len(stack.rpc("list", {"action": "add", "state": "SUCCESS", "limit": 200})["tasks"]) == 100)
+
+
+def test_an_action_that_always_fails_is_given_up_after_ten_attempts_with_growing_delays(stack: RunningStack) -> None:
+    task_id = stack.rpc("enqueue", {"action": "always_fails", "payload": {"n": 1}})["id"]
+    (task,) = stack.settled([task_id], seconds=90)
+    assert (task["state"], task["attempts"]) == ("CRITICAL_ERROR", 10)
+    assert task["error"]["data"]["type"] == "RuntimeError"
+    assert "no luck" in task["error"]["data"]["traceback"]
+    times = [datetime.fromisoformat(failure["at"]) for failure in task["failures"]]
+    assert [failure["attempt"] for failure in task["failures"]] == list(range(1, 11))
+    gaps = [(after - before).total_seconds() for before, after in itertools.pairwise(times)]
+    assert all(gap >= 0.1 * 1.5**n for n, gap in enumerate(gaps))
+    assert all(late > early for early, late in zip(gaps, gaps[3:], strict=False))
+
+
+def test_what_cannot_be_understood_is_kept_listed_and_purged(stack: RunningStack) -> None:
+    queue = stack.state["queues"]["inbound"]
+    good = {"jsonrpc": "2.0", "method": "enqueue", "params": {"action": "echo", "unique_key": "neighbour"}}
+    bad = {"jsonrpc": "2.0", "method": "enqueue", "params": {"action": "echo", "priority": "high"}}
+    stack.sqs().send_message(QueueUrl=queue, MessageBody="{not json")
+    stack.sqs().send_message(QueueUrl=queue, MessageBody=json.dumps([bad, good]))
+    stack.wait_for(lambda: len(stack.rpc("rejected.list")["rejected"]) == 2)
+    stack.wait_for(lambda: stack.rpc("list", {"action": "echo", "state": "SUCCESS"})["tasks"])
+    shown = json.loads(penstock("rejected", "list", "--json", "--data-dir", str(stack.data_dir)))["rejected"]
+    assert {entry["source"] for entry in shown} == {"inbound"}
+    assert any("priority" in entry["reason"] for entry in shown)
+    assert any(entry["body"] == "{not json" for entry in shown)
+    ids = [entry["id"] for entry in shown]
+    assert stack.rpc("rejected.retry", {"ids": ids})["retried"] == 0
+    assert stack.rpc("rejected.purge", {"ids": [entry["id"] for entry in stack.rpc("rejected.list")["rejected"]]})
+    assert stack.rpc("rejected.list")["rejected"] == []
+
+
+def test_an_urgent_task_overtakes_a_backlog_and_a_delayed_one_waits(stack: RunningStack) -> None:
+    delayed = stack.rpc("enqueue", {"action": "echo", "delay": 3600})["id"]
+    urgent = stack.rpc("enqueue", {"action": "echo", "priority": 100})["id"]
+    assert stack.settled([urgent])[0]["state"] == "SUCCESS"
+    assert stack.rpc("status", {"id": delayed})["state"] == "SCHEDULED"
+    assert stack.rpc("cancel", {"id": delayed}) == {"id": delayed, "state": "CANCELLED"}
+
+
+def test_a_foreign_worker_without_penstock_serves_the_outbound_queue(stack_without_workers: RunningStack) -> None:
+    stack = stack_without_workers
+    state = stack.state
+    assert not [entry for entry in state["processes"] if entry["name"].startswith("worker")]
+    script = Path(__file__).with_name("foreign_worker.py")
+    assert "penstock" not in script.read_text().split('"""')[2]
+    arguments = [state["sqs_endpoint_url"], state["queues"]["outbound"], state["queues"]["results"]]
+    worker = subprocess.Popen([sys.executable, "-I", str(script), *arguments], cwd=ROOT.parent)
+    try:
+        batch = [
+            {"jsonrpc": "2.0", "method": "enqueue", "params": {"action": "shout", "payload": {"text": str(n)}}, "id": n}
+            for n in range(100)
+        ]
+        ids = [reply["result"]["id"] for reply in stack.post(batch)]
+        unknown = stack.rpc("enqueue", {"action": "whisper", "max_attempts": 2})["id"]
+        assert [task["result"] for task in stack.settled(ids)] == [f"{n}!" for n in range(100)]
+        (failed,) = stack.settled([unknown])
+        assert (failed["state"], failed["error"]["code"]) == ("CRITICAL_ERROR", -32601)
+    finally:
+        worker.kill()
+        worker.wait()

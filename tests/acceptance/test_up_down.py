@@ -1,0 +1,321 @@
+"""`penstock up`, `ps`, `down` as people use them: real processes, killed at will, in awkward folders, side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+import psutil
+import pytest
+
+from penstock.local.service import HOST, is_free, python_path
+from tests.waiting import wait_until
+
+APP = """
+from penstock import Context, action
+
+@action("greet")
+async def greet(ctx: Context, name: str) -> dict:
+    return {"text": f"hello {name}"}
+"""
+SINGLE = {"api", "submitter", "scheduler", "resulter", "supervisor"}
+UP_WITHIN_SECONDS = 180
+
+
+class Place:
+    """A folder with an app in it, and the command run there."""
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir(parents=True)
+        (path / "greeting.py").write_text(APP)
+        self.path = path
+        self.env = {
+            "PYTHONPATH": python_path(),
+            "NO_COLOR": "1",
+            "COLUMNS": "200",
+            # Quick enough that a task caught by a kill comes back within the test's patience.
+            "PENSTOCK_STALE_AFTER_SECONDS": "6",
+            "PENSTOCK_HEARTBEAT_SECONDS": "2",
+            "PENSTOCK_UNSENT_AFTER_SECONDS": "3",
+            "PENSTOCK_VISIBILITY_TIMEOUT_SECONDS": "5",
+            "PENSTOCK_RETRY_BASE_SECONDS": "0.2",
+            "PENSTOCK_SUPERVISOR_INTERVAL_SECONDS": "0.5",
+        }
+
+    def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        result = subprocess.run(
+            [sys.executable, "-m", "penstock", *arguments],
+            cwd=self.path,
+            env=os.environ | self.env,
+            text=True,
+            capture_output=True,
+            timeout=UP_WITHIN_SECONDS,
+        )
+        if check:
+            assert result.returncode == 0, result.stderr
+        return result
+
+    def up(self, *arguments: str) -> dict[str, Any]:
+        self.run("up", "--detach", *arguments)
+        return self.state()
+
+    def state(self) -> dict[str, Any]:
+        state = json.loads(self.run("ps", "--json").stdout)
+        assert isinstance(state, dict)
+        return state
+
+    def call(self, *arguments: str) -> Any:
+        return json.loads(self.run(*arguments, "--json").stdout)
+
+    def greet(self, name: str) -> int:
+        task = self.call("enqueue", "greet", json.dumps({"name": name}))
+        return int(task["id"])
+
+    def wait_success(self, task_id: int, name: str) -> None:
+        wait_until(lambda: self.call("status", str(task_id))["state"] == "SUCCESS", f"task {task_id} to succeed")
+        assert self.call("status", str(task_id))["result"] == {"text": f"hello {name}"}
+
+
+def process_id(state: dict[str, Any], name: str) -> int:
+    return int({entry["name"]: entry["pid"] for entry in state["processes"]}[name])
+
+
+def alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def sqs(state: dict[str, Any]) -> Any:
+    """A client that knows nothing of Penstock."""
+    session = botocore.session.get_session()
+    return session.create_client("sqs", endpoint_url=state["sqs_endpoint_url"], region_name="us-east-1")
+
+
+def make_place(path: Path) -> Iterator[Place]:
+    place = Place(path)
+    yield place
+    place.run("down")
+
+
+@pytest.fixture
+def place(data_path: Path) -> Iterator[Place]:
+    yield from make_place(data_path / "place")
+
+
+@pytest.fixture(scope="module")
+def shared(module_data_path: Path) -> Iterator[Place]:
+    """A running stack in a long path with spaces, for tests that leave it running."""
+    for place in make_place(module_data_path / "with space" / ("long" * 40)):
+        place.up("--app", "greeting", "--workers", "2")
+        yield place
+
+
+def test_ps_tells_everything_that_a_foreign_worker_needs(shared: Place) -> None:
+    state = shared.state()
+    assert set(state) == {"api", "database_url", "sqs_endpoint_url", "queues", "processes"}
+    assert set(state["queues"]) == {"inbound", "outbound", "results"}
+    names = {entry["name"] for entry in state["processes"]}
+    assert names == SINGLE | {"worker-1", "worker-2", "postgres", "sqs"}
+    for entry in state["processes"]:
+        assert alive(entry["pid"])
+        if entry["name"] in ("postgres", "sqs"):
+            assert entry["metrics"] is None
+        else:
+            with urllib.request.urlopen(entry["metrics"], timeout=10) as response:
+                assert b"penstock_" in response.read()
+    for url in state["queues"].values():
+        attributes = sqs(state).get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+        assert "deadLetterTargetArn" in attributes["RedrivePolicy"]
+    mode = stat.S_IMODE((shared.path / ".penstock" / "state.json").stat().st_mode)
+    assert mode == 0o600
+
+
+def test_ps_for_people_shows_no_password(shared: Place) -> None:
+    shown = shared.run("ps").stdout
+    password = shared.state()["database_url"].split(":")[2].split("@")[0]
+    assert password not in shown
+    assert password not in (shared.path / ".penstock" / "penstock.log").read_text()
+    assert "worker-2" in shown
+
+
+def test_second_up_in_the_same_folder_is_told_where_the_first_one_is(shared: Place) -> None:
+    state = shared.state()
+    for arguments in (["up"], ["up", "--detach"]):
+        result = shared.run(*arguments, check=False)
+        assert result.returncode == 1
+        assert state["api"] in result.stderr
+    assert shared.state()["processes"] == state["processes"]
+
+
+def test_plain_sqs_message_ends_in_success(shared: Place) -> None:
+    state = shared.state()
+    body = {"jsonrpc": "2.0", "method": "submit:greet", "params": {"name": "sqs"}}
+    sqs(state).send_message(QueueUrl=state["queues"]["inbound"], MessageBody=json.dumps(body))
+    wait_until(
+        lambda: [task for task in shared.call("list", "--state", "SUCCESS")["tasks"] if "sqs" in str(task["result"])],
+        "the task to succeed",
+    )
+
+
+def test_commands_show_list_cancel_and_retry_tasks(shared: Place) -> None:
+    done = shared.greet("cli")
+    shared.wait_success(done, "cli")
+    assert "SUCCESS" in shared.run("status", str(done)).stdout
+    later = shared.call("enqueue", "greet", '{"name": "later"}', "--delay", "3600", "--priority", "-5")["id"]
+    listed = shared.run("list", "--state", "scheduled").stdout
+    assert str(later) in listed
+    assert shared.run("cancel", str(later)).stdout == f"task {later} CANCELLED\n"
+    assert shared.run("retry", str(later)).stdout == f"task {later} SCHEDULED\n"
+    shared.wait_success(later, "later")
+    for refused in (["cancel", str(done)], ["status", "999999999"], ["retry", str(done)]):
+        result = shared.run(*refused, check=False)
+        assert result.returncode == 1
+        assert "code -32" in result.stderr
+    assert "greet" in shared.run("stats").stdout
+
+
+def test_rejected_message_is_listed_and_purged_by_command(shared: Place) -> None:
+    state = shared.state()
+    sqs(state).send_message(QueueUrl=state["queues"]["inbound"], MessageBody="{ no json")
+    wait_until(lambda: shared.call("rejected", "list")["rejected"], "the message to be rejected")
+    assert "{ no json" in shared.run("rejected", "list").stdout
+    shared.run("rejected", "purge", "--all")
+    assert shared.call("rejected", "list")["rejected"] == []
+    assert shared.run("rejected", "purge", "--all").stdout == "there is none\n"
+
+
+@pytest.mark.parametrize("name", ["scheduler", "worker-1", "api", "postgres", "sqs"])
+def test_killed_process_comes_back_and_the_pipeline_goes_on(shared: Place, name: str) -> None:
+    before = shared.state()
+    pid = process_id(before, name)
+    os.kill(pid, signal.SIGKILL)
+
+    def replaced() -> bool:
+        found = {entry["name"]: entry["pid"] for entry in shared.state()["processes"]}[name]
+        return found is not None and found != pid and alive(found)
+
+    wait_until(replaced, f"{name} to come back")
+    after = shared.state()
+    assert {key: after[key] for key in after if key != "processes"} == {
+        key: before[key] for key in before if key != "processes"
+    }
+    wait_until(lambda: shared.run("stats", check=False).returncode == 0, "the api to answer")
+    shared.wait_success(shared.greet(name), name)
+
+
+def test_two_stacks_run_side_by_side_and_know_only_their_own_tasks(shared: Place, place: Place) -> None:
+    other = place.up("--app", "greeting")
+    ours = shared.state()
+    for key in ("api", "database_url", "sqs_endpoint_url"):
+        assert other[key] != ours[key]
+    task = place.greet("other")
+    place.wait_success(task, "other")
+    place.run("down")
+    shared.wait_success(shared.greet("still here"), "still here")
+
+
+def test_tasks_and_messages_survive_down_and_up(place: Place) -> None:
+    state = place.up("--workers", "0")
+    assert not [entry for entry in state["processes"] if entry["name"].startswith("worker")]
+    task = place.greet("patient")
+    pids = [entry["pid"] for entry in state["processes"]]
+
+    assert "stopped" in place.run("down").stdout
+    assert not [pid for pid in pids if alive(pid)]
+    assert place.run("ps", check=False).returncode == 1
+    assert "nothing runs" in place.run("down").stdout
+
+    again = place.up("--app", "greeting")
+    assert again["database_url"] == state["database_url"]
+    assert again["queues"] == state["queues"]
+    place.wait_success(task, "patient")
+
+
+def test_nothing_outlives_a_stack_that_was_killed_and_the_next_one_has_its_data(place: Place) -> None:
+    state = place.up("--workers", "0")
+    task = place.greet("survivor")
+    holder = int((place.path / ".penstock" / "lock").read_text())
+    os.kill(holder, signal.SIGKILL)
+    for entry in state["processes"]:
+        wait_until(lambda pid=entry["pid"]: not alive(pid), f"{entry['name']} to end")  # type: ignore[misc]
+    assert place.run("ps", check=False).returncode == 1
+
+    place.up("--app", "greeting")
+    place.wait_success(task, "survivor")
+
+
+def test_up_in_the_foreground_prints_the_urls_and_stops_on_sigterm(place: Place) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock", "up", "--workers", "0"],
+        cwd=place.path,
+        env=os.environ | place.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        shown = next(line for line in lines if line.startswith("api"))
+        state = place.state()
+        assert state["api"] in shown
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "stack_stopped" in errors
+    assert not [entry for entry in state["processes"] if alive(entry["pid"])]
+
+
+def test_second_signal_leaves_at_once_and_leaves_nothing_behind(place: Place) -> None:
+    place.up("--workers", "0")
+    state = place.state()
+    holder = int((place.path / ".penstock" / "lock").read_text())
+    # A process that does not stop by itself, so that the first signal alone takes long.
+    stuck = process_id(state, "supervisor")
+    os.kill(stuck, signal.SIGSTOP)
+    os.kill(holder, signal.SIGTERM)
+    wait_until(lambda: not alive(process_id(state, "api")), "the stop to be under way")
+    assert alive(holder)
+    os.kill(holder, signal.SIGTERM)
+    wait_until(lambda: not alive(holder), "the stack to leave", seconds=10)
+    for entry in state["processes"]:
+        wait_until(lambda pid=entry["pid"]: not alive(pid), f"{entry['name']} to end")  # type: ignore[misc]
+
+
+def test_app_that_cannot_be_loaded_is_named_and_nothing_stays(place: Place) -> None:
+    result = place.run("up", "--detach", "--app", "no.such.module", check=False)
+    assert result.returncode == 1
+    assert "no.such" in result.stderr
+    assert place.run("ps", check=False).returncode == 1
+
+
+def test_port_is_the_one_asked_for_and_a_taken_one_is_refused(place: Place) -> None:
+    with socket.socket() as other:
+        other.bind((HOST, 0))
+        port = other.getsockname()[1]
+        other.listen()
+        assert f"port {port} is taken" in place.run("up", "--detach", "--port", str(port), check=False).stderr
+    assert is_free(port)
+    assert place.up("--port", str(port), "--workers", "0")["api"] == f"http://{HOST}:{port}"
+
+
+def test_outside_postgres_and_sqs_are_used_in_place_of_the_embedded_ones(
+    place: Place, empty_database_url: str, sqs_url: str
+) -> None:
+    prefix = f"t-{os.urandom(4).hex()}"
+    place.env |= {
+        f"PENSTOCK_{label}_QUEUE": f"{prefix}-{label.lower()}" for label in ("INBOUND", "OUTBOUND", "RESULTS")
+    }
+    state = place.up("--database-url", empty_database_url, "--sqs-endpoint-url", sqs_url, "--app", "greeting")
+    assert state["database_url"] == empty_database_url
+    assert state["sqs_endpoint_url"] == sqs_url
+    assert {entry["name"] for entry in state["processes"]} == SINGLE | {"worker-1"}
+    place.wait_success(place.greet("outside"), "outside")
