@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from examples.export.database import DATABASE_URL, ExportDatabase
 from penstock import Client, InboundClient, RpcError, Unavailable
-from penstock.errors import PenstockError
+from penstock.errors import INTERNAL_ERROR, PenstockError
 from penstock.local.state import DataDir
 from penstock.settings import is_loopback
 
@@ -95,14 +95,26 @@ async def _over_http(url: str, ids: Sequence[int], on_progress: Progress) -> int
 
 
 async def _again_while_away(client: Client, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Any]:
+    """The answers, in order; what met an api or a Postgres that was away is asked again for some seconds."""
+    answers: dict[int, Any] = {}
     for attempt in range(_TRIES):
+        if attempt:
+            await asyncio.sleep(0.25 * 2 ** (attempt - 1))
+        left = [place for place in range(len(calls)) if place not in answers or _was_away(answers[place])]
         try:
-            return await asyncio.to_thread(client.batch, calls)
+            given = await asyncio.to_thread(client.batch, [calls[place] for place in left])
         except Unavailable:
             if attempt == _TRIES - 1:
                 raise
-            await asyncio.sleep(0.25 * 2**attempt)
-    raise AssertionError("unreachable")
+            continue
+        answers.update(zip(left, given, strict=True))
+        if not any(_was_away(answer) for answer in given):
+            break
+    return [answers[place] for place in range(len(calls))]
+
+
+def _was_away(answer: object) -> bool:
+    return isinstance(answer, RpcError) and answer.code == INTERNAL_ERROR
 
 
 async def _through_queue(state: Mapping[str, Any], ids: Sequence[int], on_progress: Progress) -> None:

@@ -274,6 +274,25 @@ async def take_all(submitter: Submitter, read: Callable[[], Any], count: int) ->
             await submitter.run_once()
 
 
+async def test_a_feed_outlasts_a_database_that_is_away_for_a_moment(
+    database_url: str, connection: Any, store: Store, settings: Settings
+) -> None:
+    async def back_soon() -> None:
+        await asyncio.sleep(0.6)
+        await connection.execute("alter table penstock.task_away rename to task")
+
+    await connection.execute("alter table penstock.task rename to task_away")
+    async with running(store, settings) as api:
+        state = {
+            "api": api.url,
+            "database_url": database_url,
+            "sqs_endpoint_url": settings.sqs_endpoint_url,
+            "queues": {"inbound": settings.inbound_queue},
+        }
+        result, _ = await asyncio.gather(feed(state, 20, http_share=1), back_soon())
+    assert (await enqueued(connection)).keys() == {str(object_id) for object_id in result.ids}
+
+
 async def test_a_feed_into_an_api_that_is_away_says_so(database_url: str, settings: Settings) -> None:
     state = {
         "api": "http://127.0.0.1:9",
