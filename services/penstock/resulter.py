@@ -3,66 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from penstock.errors import HANDLER_ERROR, Refused, Unavailable
+from penstock.consumer import Consumer
+from penstock.errors import HANDLER_ERROR, Refused
 from penstock.logs import get_logger
-from penstock.loop import Service, SideTask
-from penstock.notify import Notifier
 from penstock.outcomes import Applied, apply_reports
 from penstock.settings import Settings
 from penstock.store import Store
-from penstock.transports import Queue
+from penstock.transports import Message, Queue
 from penstock.wire import NO_HINTS, Failed, Progress, Report, Succeeded, Unreadable, decode_reports
 
 log = get_logger()
 
 
-class Resulter(Service):
+class Resulter(Consumer):
     """One resulter process; ``run_once`` is one receive, committed and deleted."""
 
     name = "resulter"
 
     def __init__(self, *, store: Store, results: Queue, settings: Settings) -> None:
-        self._store = store
-        self._results = results
-        self._settings = settings
-        self._notifier = Notifier(store)
-        self._store_is_doubtful = False
-        self.idle_seconds = 0.0 if settings.receive_wait_seconds else 0.1
+        super().__init__(store=store, queue=results, settings=settings)
 
-    async def open(self) -> None:
-        await self._store.open()
-        await self._results.depth()
-
-    def side_tasks(self) -> Mapping[str, SideTask]:
-        return {"notify": self._notifier.run}
-
-    async def run_once(self) -> int:
-        """Receive, record, delete; returns how many messages came.
-
-        While Postgres is away nothing is received: each receive counts, and after a few the queue gives a message up.
-        """
-        if self._store_is_doubtful:
-            await self._store.ping()
-            self._store_is_doubtful = False
-        messages = await self._results.receive(
-            wait_seconds=self._settings.receive_wait_seconds,
-            visibility_seconds=self._settings.visibility_timeout_seconds,
-        )
-        if not messages:
-            return 0
+    async def commit(self, messages: Sequence[Message]) -> None:
         reports: list[Report] = []
         for message in messages:
             reports += decode_reports(message.body, batch_limit=self._settings.batch_limit)
-        try:
-            await self._record(reports)
-        except Unavailable:
-            self._store_is_doubtful = True
-            await self._results.release(messages)
-            raise
-        await self._results.delete(messages)
-        return len(messages)
+        await self._record(reports)
 
     async def _record(self, reports: Sequence[Report]) -> None:
         try:

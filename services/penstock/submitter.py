@@ -5,13 +5,12 @@ A redelivered message is known by its receipt, written in the same transaction a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from penstock.errors import Refused, Unavailable
+from penstock.consumer import Consumer
+from penstock.errors import Refused
 from penstock.intake import Inbound, accept_inbound, read_inbound
 from penstock.logs import get_logger
-from penstock.loop import Service, SideTask
-from penstock.notify import Notifier
 from penstock.settings import Settings
 from penstock.store import Store
 from penstock.tasks import Enqueued
@@ -21,50 +20,15 @@ from penstock.wire import split_body
 log = get_logger()
 
 
-class Submitter(Service):
+class Submitter(Consumer):
     """One submitter process; ``run_once`` is one receive, committed and deleted."""
 
     name = "submitter"
 
     def __init__(self, *, store: Store, inbound: Queue, settings: Settings) -> None:
-        self._store = store
-        self._inbound = inbound
-        self._settings = settings
-        self._notifier = Notifier(store)
-        self._store_is_doubtful = False
-        self.idle_seconds = 0.0 if settings.receive_wait_seconds else 0.1
+        super().__init__(store=store, queue=inbound, settings=settings)
 
-    async def open(self) -> None:
-        await self._store.open()
-        await self._inbound.depth()
-
-    def side_tasks(self) -> Mapping[str, SideTask]:
-        return {"notify": self._notifier.run}
-
-    async def run_once(self) -> int:
-        """Receive, store, delete; returns how many messages came.
-
-        While Postgres is away nothing is received: each receive counts, and after a few the queue gives a message up.
-        """
-        if self._store_is_doubtful:
-            await self._store.ping()
-            self._store_is_doubtful = False
-        messages = await self._inbound.receive(
-            wait_seconds=self._settings.receive_wait_seconds,
-            visibility_seconds=self._settings.visibility_timeout_seconds,
-        )
-        if not messages:
-            return 0
-        try:
-            await self._store_all(messages)
-        except Unavailable:
-            self._store_is_doubtful = True
-            await self._inbound.release(messages)
-            raise
-        await self._inbound.delete(messages)
-        return len(messages)
-
-    async def _store_all(self, messages: Sequence[Message]) -> None:
+    async def commit(self, messages: Sequence[Message]) -> None:
         try:
             await self._store_together(messages)
         except Refused:

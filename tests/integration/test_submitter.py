@@ -108,7 +108,7 @@ async def test_a_redelivered_message_adds_nothing(submitter: Submitter, inbound:
     """The submitter dies between its commit and its delete: the same message comes again."""
     await put(inbound, request("submit:a", {"n": 1}), "not json")
     messages = await inbound.receive(wait_seconds=0, visibility_seconds=30)
-    await submitter._store_all(messages)
+    await submitter.commit(messages)
     await inbound.release(messages)
     assert await submitter.run_once() == 2
     assert len(await tasks(store)) == 1
@@ -122,7 +122,7 @@ async def test_two_submitters_with_the_same_messages_store_them_once(
     await put(inbound, *(request("submit:a", {"n": n}) for n in range(10)))
     messages = await inbound.receive(wait_seconds=0, visibility_seconds=30)
     submitters = [Submitter(store=store, inbound=inbound, settings=settings) for _ in range(4)]
-    await asyncio.gather(*(s._store_all(messages if n % 2 else messages[::-1]) for n, s in enumerate(submitters)))
+    await asyncio.gather(*(s.commit(messages if n % 2 else messages[::-1]) for n, s in enumerate(submitters)))
     assert len(await tasks(store)) == 10
 
 
