@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down bench migrate test check format terraform clean
+.PHONY: help setup demo up down bench peers migrate test chaos check format terraform clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,8 +33,11 @@ up: setup ## Start everything on this machine in the background, with the exampl
 down: setup ## Stop what `make up` started; the data in .penstock stays
 	@$(BIN)/penstock down
 
-bench: setup ## Measure: BENCH=drain (or latency), figures also as JSON in benchmarks/results
-	@$(BIN)/penstock bench $${BENCH:-drain} --json benchmarks/results/$${BENCH:-drain}.json
+bench: setup ## Measure: BENCH=drain (live, latency ... or all), ARGS="--repeat 3"; JSON goes to benchmarks/results
+	@$(BIN)/penstock bench $${BENCH:-drain} --json benchmarks/results/$${BENCH:-drain}.json $(ARGS)
+
+peers: setup ## Drain the same tasks by other queues too (ARGS="--tasks 2000 --repeat 3"), side by side
+	@$(BIN)/python benchmarks/peers.py --json benchmarks/results/peers.json $(ARGS)
 
 migrate: setup ## Bring the schema of PENSTOCK_DATABASE_URL up to date
 	@$(BIN)/penstock migrate
@@ -42,11 +45,15 @@ migrate: setup ## Bring the schema of PENSTOCK_DATABASE_URL up to date
 test: setup ## Run the tests, JOBS (2) files at a time (ARGS="-k name -x" is passed on)
 	@$(BIN)/python -m pytest -n $${JOBS:-2} --dist loadfile $(ARGS)
 
-check: setup ## Formatting, lint, types, import layers
+chaos: setup ## Kill, freeze, cut off and starve everything under load (ARGS="--scenario kills --seconds 10")
+	@$(BIN)/python -m tests.chaos $(ARGS)
+
+check: setup ## Formatting, lint, types, import layers, dependencies (known vulnerabilities where that can be asked)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python .ci/audit.py
 
 format: setup ## Format the code and mend what the linter can
 	@$(BIN)/ruff check --fix .
@@ -66,5 +73,5 @@ terraform: setup ## Check terraform/: by terraform itself where it is installed,
 	fi
 
 clean: ## Remove .venv, caches and builds; data in .penstock stays
-	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) .bench-peers build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

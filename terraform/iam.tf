@@ -24,7 +24,7 @@ locals {
     Inspect = []
   }
 
-  # Who may do what to which queue. The api touches no queue and is not listed; a producer is any
+  # Who may do what to which queue. The api needs its rights for `penstock dlq` alone; a producer is any
   # program of yours that sends to the inbound queue.
   access = {
     producer  = { Produce = ["inbound"] }
@@ -32,6 +32,10 @@ locals {
     scheduler = { Produce = ["outbound"] }
     worker    = { Consume = ["outbound"], Produce = ["results"] }
     resulter  = { Consume = ["results"] }
+    api = {
+      Consume = ["inbound-dlq", "outbound-dlq", "results-dlq"]
+      Produce = ["inbound", "outbound", "results"]
+    }
     supervisor = {
       Inspect = ["inbound", "outbound", "results", "inbound-dlq", "outbound-dlq", "results-dlq"]
     }

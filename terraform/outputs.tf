@@ -25,6 +25,6 @@ output "dead_letter_queue_arns" {
 }
 
 output "policies" {
-  description = "Least-privilege IAM policy documents (JSON), by process: producer, submitter, scheduler, worker, resulter, supervisor."
+  description = "Least-privilege IAM policy documents (JSON), by process: producer, submitter, scheduler, worker, resulter, api, supervisor."
   value       = { for process, document in data.aws_iam_policy_document.process : process => document.json }
 }

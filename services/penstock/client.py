@@ -17,6 +17,7 @@ from penstock.errors import (
     InvalidRequest,
     MethodNotFound,
     ParseError,
+    RateLimited,
     RpcError,
     StateConflict,
     TaskNotFound,
@@ -36,8 +37,10 @@ _FIRST_PAUSE_SECONDS = 0.1
 
 _KINDS: dict[int, type[RpcError]] = {
     kind.code: kind
-    for kind in (ParseError, InvalidRequest, MethodNotFound, InvalidParams, TaskNotFound, StateConflict, TooLarge)
-}
+    for kind in (
+        ParseError, InvalidRequest, MethodNotFound, InvalidParams, TaskNotFound, StateConflict, TooLarge, RateLimited,
+    )
+}  # fmt: skip
 
 
 class Unfinished(Unavailable):
@@ -119,7 +122,7 @@ class Client:
             start, end = todo.pop()
             try:
                 results += self._batch(texts[start:end], first=start)
-            except Unavailable as exc:
+            except (Unavailable, RateLimited) as exc:
                 problem = f"{len(given) - start} of {len(given)} tasks were not accepted: {exc}"
                 raise Unfinished(problem, results, given[start:]) from exc
             except (TooLarge, InvalidRequest) as exc:

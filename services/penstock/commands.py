@@ -10,14 +10,16 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from penstock.errors import InvalidParams, MethodNotFound, TooLarge
+from penstock.keys import Permission, check_name
 from penstock.settings import Settings
 from penstock.tasks import (
     ACTION_MAX_CHARS,
+    BEGINNING,
     KEY_MAX_CHARS,
     MAX_ATTEMPTS_LIMIT,
     PRIORITY_MAX,
@@ -30,10 +32,13 @@ from penstock.wire import check_payload, escape_for_sqs, utf8_size
 SUBMIT_PREFIX = "submit:"
 MAX_IDS = 1000
 MAX_LIST = 1000
+MESSAGE_ID_MAX_CHARS = 100
 LONGEST_DELAY_SECONDS = 100 * 366 * 86_400.0
 LONGEST_TIMEOUT_SECONDS = 43_200.0  # SQS hides a message no longer
 
 TaskId = int | str
+QueueName = Literal["inbound", "outbound", "results"]
+Source = Literal["inbound", "results"]
 _INT8_MAX = 2**63 - 1
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -81,14 +86,68 @@ class StatsParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RejectedListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: int = 50
     cursor: str | None = None
+    source: Source | None = None
+
+
+class RejectedShowParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: TaskId
 
 
 class RejectedRetryParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    ids: list[TaskId]
+    ids: list[TaskId] | None = None
+    limit: int | None = None
+    cursor: str | None = None
+    source: Source | None = None
 
 
 class RejectedPurgeParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    ids: list[TaskId]
+    ids: list[TaskId] | None = None
+    limit: int | None = None
+    cursor: str | None = None
+    source: Source | None = None
+
+
+class DlqStatsParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class DlqListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    queue: QueueName
+    limit: int = 50
+
+
+class DlqShowParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    queue: QueueName
+    id: str
+
+
+class DlqReplayParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    queue: QueueName
+    ids: list[str] | None = None
+    limit: int | None = None
+    force: bool = False
+
+
+class DlqPurgeParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    queue: QueueName
+    ids: list[str] | None = None
+    limit: int | None = None
+
+
+class KeysCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    permissions: list[Permission]
+    expires_in: float | None = None
+
+
+class KeysListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    limit: int = 50
+    cursor: str | None = None
+    revoked: bool = False
+
+
+class KeysRevokeParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: TaskId
 
 
 class DiscoverParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,8 +162,17 @@ PARAMS: dict[str, type[msgspec.Struct]] = {
     "list": ListParams,
     "stats": StatsParams,
     "rejected.list": RejectedListParams,
+    "rejected.show": RejectedShowParams,
     "rejected.retry": RejectedRetryParams,
     "rejected.purge": RejectedPurgeParams,
+    "dlq.stats": DlqStatsParams,
+    "dlq.list": DlqListParams,
+    "dlq.show": DlqShowParams,
+    "dlq.replay": DlqReplayParams,
+    "dlq.purge": DlqPurgeParams,
+    "keys.create": KeysCreateParams,
+    "keys.list": KeysListParams,
+    "keys.revoke": KeysRevokeParams,
     "rpc.discover": DiscoverParams,
 }
 
@@ -154,18 +222,85 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class ListRejected:
+    """Newest first; ``before`` is the id that the page begins behind, ``source`` a queue or None for both."""
+
     limit: int
     before: int | None
+    source: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShowRejected:
+    id: int
 
 
 @dataclass(frozen=True, slots=True)
 class RetryRejected:
-    ids: list[int]
+    """Of these records, or of those of a page."""
+
+    which: list[int] | ListRejected
 
 
 @dataclass(frozen=True, slots=True)
 class PurgeRejected:
-    ids: list[int]
+    """As RetryRejected."""
+
+    which: list[int] | ListRejected
+
+
+@dataclass(frozen=True, slots=True)
+class CountDead:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ListDead:
+    queue: str
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShowDead:
+    queue: str
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayDead:
+    """``which``: ids of messages, or how many at the most. ``force``: those too, whose first fate is not known."""
+
+    queue: str
+    which: list[str] | int
+    force: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeDead:
+    """``which`` as in ReplayDead."""
+
+    queue: str
+    which: list[str] | int
+
+
+@dataclass(frozen=True, slots=True)
+class CreateKey:
+    name: str
+    permissions: list[Permission]
+    expires_in_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ListKeys:
+    """Newest first; ``before`` is the id that the page begins behind."""
+
+    limit: int
+    before: int | None
+    revoked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeKey:
+    id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +309,10 @@ class Discover:
 
 
 Change = Cancel | Restart
-Command = Enqueue | Status | Change | ListTasks | Stats | ListRejected | RetryRejected | PurgeRejected | Discover
+RejectedCommand = ListRejected | ShowRejected | RetryRejected | PurgeRejected
+DeadCommand = CountDead | ListDead | ShowDead | ReplayDead | PurgeDead
+KeyCommand = CreateKey | ListKeys | RevokeKey
+Command = Enqueue | Status | Change | ListTasks | Stats | RejectedCommand | DeadCommand | KeyCommand | Discover
 
 
 def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -> Command:
@@ -198,11 +336,29 @@ def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -
         case ListParams():
             return ListTasks(values.state, values.action, _limit(values.limit), _cursor(values.cursor))
         case RejectedListParams():
-            return ListRejected(_limit(values.limit), _cursor(values.cursor))
+            return ListRejected(_limit(values.limit), _cursor(values.cursor), values.source)
+        case RejectedShowParams():
+            return ShowRejected(_id(values.id, "id"))
         case RejectedRetryParams():
-            return RetryRejected(_ids(values.ids))
+            return RetryRejected(_which_rejected(values))
         case RejectedPurgeParams():
-            return PurgeRejected(_ids(values.ids))
+            return PurgeRejected(_which_rejected(values))
+        case DlqStatsParams():
+            return CountDead()
+        case DlqListParams():
+            return ListDead(values.queue, _limit(values.limit))
+        case DlqShowParams():
+            return ShowDead(values.queue, _message_id(values.id, "id"))
+        case DlqReplayParams():
+            return ReplayDead(values.queue, _which_dead(values), values.force)
+        case DlqPurgeParams():
+            return PurgeDead(values.queue, _which_dead(values))
+        case KeysCreateParams():
+            return _create_key(values)
+        case KeysListParams():
+            return ListKeys(_limit(values.limit), _cursor(values.cursor), values.revoked)
+        case KeysRevokeParams():
+            return RevokeKey(_id(values.id, "id"))
         case StatsParams():
             return Stats()
     return Discover()
@@ -316,9 +472,9 @@ def _instant(value: str | int | None) -> datetime | None:
     if value is None:
         return None
     try:
-        if isinstance(value, int):
-            return datetime.fromtimestamp(value / 1000, UTC)
-        instant = msgspec.convert(value, datetime)
+        instant = (
+            datetime.fromtimestamp(value / 1000, UTC) if isinstance(value, int) else msgspec.convert(value, datetime)
+        )
     except (ValueError, OverflowError, OSError):
         raise InvalidParams(
             "run_at", f"must be RFC 3339 such as 2030-01-31T08:00:00Z, or epoch milliseconds, not {str(value)[:60]!r}"
@@ -326,9 +482,13 @@ def _instant(value: str | int | None) -> datetime | None:
     if instant.tzinfo is None:
         raise InvalidParams("run_at", f"needs a zone, such as Z or +01:00: {value!r}")
     try:
-        return instant.astimezone(UTC)
+        instant = instant.astimezone(UTC)
     except (OverflowError, ValueError):
         raise InvalidParams("run_at", f"is out of range: {value!r}") from None
+    if instant < BEGINNING.run_at:
+        # The driver writes the first instant of year 1 as minus infinity, before which no claim can begin to look.
+        raise InvalidParams("run_at", f"is out of range: {value!r}")
+    return instant
 
 
 def _id(value: TaskId, name: str) -> int:
@@ -354,6 +514,49 @@ def _status(given: StatusParams) -> Status:
         return Status(_ids(given.ids), True, given.detail)
     assert given.id is not None
     return Status([_id(given.id, "id")], False, given.detail)
+
+
+def _create_key(given: KeysCreateParams) -> CreateKey:
+    try:
+        name = check_name(given.name)
+    except ValueError as exc:
+        raise InvalidParams("name", str(exc)) from None
+    if not given.permissions:
+        raise InvalidParams("permissions", f"must hold at least one of {', '.join(Permission)}")
+    if given.expires_in is not None and not 0 < given.expires_in <= LONGEST_DELAY_SECONDS:
+        raise InvalidParams(
+            "expires_in", f"must be above 0 and at most {LONGEST_DELAY_SECONDS:.0f} seconds, not {given.expires_in}"
+        )
+    return CreateKey(name, given.permissions, given.expires_in)
+
+
+def _which_rejected(given: RejectedRetryParams | RejectedPurgeParams) -> list[int] | ListRejected:
+    if (given.ids is None) == (given.limit is None):
+        raise InvalidParams("ids", "or limit must be given, not both")
+    if given.ids is None:
+        assert given.limit is not None
+        return ListRejected(_limit(given.limit), _cursor(given.cursor), given.source)
+    for name in ("cursor", "source"):
+        if getattr(given, name) is not None:
+            raise InvalidParams(name, "goes with limit, not with ids")
+    return _ids(given.ids)
+
+
+def _which_dead(given: DlqReplayParams | DlqPurgeParams) -> list[str] | int:
+    if (given.ids is None) == (given.limit is None):
+        raise InvalidParams("ids", "or limit must be given, not both")
+    if given.ids is None:
+        assert given.limit is not None
+        return _limit(given.limit)
+    if not 1 <= len(given.ids) <= MAX_IDS:
+        raise InvalidParams("ids", f"must hold 1 to {MAX_IDS} ids, not {len(given.ids)}")
+    return [_message_id(value, f"ids[{position}]") for position, value in enumerate(given.ids)]
+
+
+def _message_id(value: str, name: str) -> str:
+    if not 1 <= len(value) <= MESSAGE_ID_MAX_CHARS or _CONTROL.search(value):
+        raise InvalidParams(name, f"must be a message's id, of 1 to {MESSAGE_ID_MAX_CHARS} characters")
+    return value
 
 
 def _limit(limit: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from penstock.errors import Unavailable
+from penstock.errors import TooSlow, Unavailable
 from penstock.loop import Service, SideTask
 from penstock.notify import Notifier
 from penstock.settings import Settings
@@ -21,6 +21,7 @@ class Consumer(Service):
         self._settings = settings
         self._notifier = Notifier(store)
         self._store_is_doubtful = False
+        self._kept: list[Sequence[Message]] = []
         self.idle_seconds = 0.0 if settings.receive_wait_seconds else 0.1
 
     async def commit(self, messages: Sequence[Message]) -> None:
@@ -37,22 +38,44 @@ class Consumer(Service):
     async def run_once(self) -> int:
         """Receive, commit, delete; returns how many messages came.
 
-        While Postgres is away nothing is received: each receive counts, and after a few the queue gives a message up.
+        Each receive counts, and after a few the queue gives a message up. So nothing is received while Postgres is
+        away; and while it answers but commits nothing (read-only, its disk full), what was received is kept here and
+        tried again.
         """
+        kept = self._kept.pop() if self._kept else None
         if self._store_is_doubtful:
-            await self._store.ping()
-            self._store_is_doubtful = False
-        messages = await self._queue.receive(
+            try:
+                await self._store.ping()
+            except Unavailable:
+                if kept is not None:
+                    await self._queue.release(kept)  # others may reach it
+                raise
+        messages = kept or await self._queue.receive(
             wait_seconds=self._settings.receive_wait_seconds,
             visibility_seconds=self._settings.visibility_timeout_seconds,
         )
         if not messages:
             return 0
+        if kept is not None:
+            # One whose hold is lost comes again; committed here as well, it changes nothing.
+            await self._queue.extend(kept, self._settings.visibility_timeout_seconds)
         try:
             await self.commit(messages)
-        except Unavailable:
+        except TooSlow:
+            # It may be these messages that ask too much. The queue counts how often, and gives them up.
             self._store_is_doubtful = True
             await self._queue.release(messages)
             raise
+        except Unavailable:
+            self._store_is_doubtful = True
+            self._kept.append(messages)
+            raise
+        self._store_is_doubtful = False
         await self._queue.delete(messages)
         return len(messages)
+
+    async def drain(self, seconds: float) -> None:
+        """Give back what was kept; the passes have ended."""
+        kept, self._kept = self._kept, []
+        for messages in kept:
+            await self._queue.release(messages)

@@ -7,12 +7,18 @@
         InvalidRequest       -32600  JSON, but no JSON-RPC 2.0 request
         MethodNotFound       -32601
         InvalidParams        -32602  data names the field
-        AccessDenied         -32003  no valid API key, or not from this machine
+        AccessDenied         -32003  no valid API key, one that may not do this, or not from this machine
         TaskNotFound         -32004
+        MessageNotFound      -32005  no such message, rejected or in a dead-letter queue
+        KeyNotFound          -32006  no such API key
         StateConflict        -32009  the task's state forbids it
+        QueueAway            -32010  the api cannot reach a queue
         TooLarge             -32013  the payload is over the limit
+        RateLimited          -32029  more requests than the key may send for now
       Unavailable          Postgres or SQS is away; trying again later may work
+        TooSlow              Postgres did not finish within its time; what was asked may be to blame
       Refused              Postgres refuses these values; trying them again is of no use
+      InjectedFault        raised on purpose in a handler, by PENSTOCK_CHAOS_HANDLER
       StackError           the embedded Postgres, SQS or a process could not be started or found
 
 Expected outcomes (duplicate, stale, empty) are return values, not errors.
@@ -31,8 +37,12 @@ HANDLER_ERROR = -32000
 TASK_TIMEOUT = -32001
 ACCESS_DENIED = -32003
 TASK_NOT_FOUND = -32004
+MESSAGE_NOT_FOUND = -32005
+KEY_NOT_FOUND = -32006
 STATE_CONFLICT = -32009
+QUEUE_AWAY = -32010
 TOO_LARGE = -32013
+RATE_LIMITED = -32029
 
 
 class PenstockError(Exception):
@@ -47,8 +57,16 @@ class Unavailable(PenstockError):
     """Postgres or SQS cannot be reached or refuses for the moment; the operation may be tried again."""
 
 
+class TooSlow(Unavailable):
+    """Postgres did not finish a statement in time; it may be busy, or the statement too much for it."""
+
+
 class Refused(PenstockError):
     """Postgres refuses the values themselves; whoever sent them must be told, for trying again is of no use."""
+
+
+class InjectedFault(PenstockError):
+    """A handler's failure made on purpose; see PENSTOCK_CHAOS_HANDLER."""
 
 
 class StackError(PenstockError):
@@ -92,8 +110,8 @@ class AccessDenied(RpcError):
 
     code = ACCESS_DENIED
 
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, status: int, message: str, data: Any = None) -> None:
+        super().__init__(message, data)
         self.status = status
 
 
@@ -102,6 +120,34 @@ class TaskNotFound(RpcError):
 
     def __init__(self, task_id: int) -> None:
         super().__init__(f"No such task: {task_id}", {"id": task_id})
+
+
+class MessageNotFound(RpcError):
+    """``where`` tells how far was looked."""
+
+    code = MESSAGE_NOT_FOUND
+
+    def __init__(self, message_id: int | str, where: str) -> None:
+        super().__init__(f"No such message: {message_id} {where}", {"id": message_id})
+
+
+class KeyNotFound(RpcError):
+    code = KEY_NOT_FOUND
+
+    def __init__(self, key_id: int) -> None:
+        super().__init__(f"No such API key: {key_id}", {"id": key_id})
+
+
+class QueueAway(RpcError):
+    """``reference`` is repeated in the log, which tells the reason."""
+
+    code = QUEUE_AWAY
+
+    def __init__(self, queue: str, reference: str) -> None:
+        super().__init__(
+            f"The api cannot use the queue {queue}: it must exist, and the api needs credentials and rights for it",
+            {"queue": queue, "ref": reference},
+        )
 
 
 class StateConflict(RpcError):
@@ -116,3 +162,14 @@ class TooLarge(RpcError):
 
     def __init__(self, what: str, size: int, limit: int) -> None:
         super().__init__(f"{what} is {size} bytes; the limit is {limit}", {"size": size, "limit": limit})
+
+
+class RateLimited(RpcError):
+    """The same may be sent again after ``retry_after_seconds``."""
+
+    code = RATE_LIMITED
+
+    def __init__(self, retry_after_seconds: float) -> None:
+        seconds = round(retry_after_seconds, 3)
+        super().__init__(f"Too many requests: try again in {seconds} s", {"retry_after": seconds})
+        self.retry_after_seconds = retry_after_seconds

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -21,6 +22,10 @@ from penstock.errors import SettingsError
 
 DEFAULT_PORT = 9464
 _STALLED_AFTER_SECONDS = 30.0
+_REQUEST_SECONDS = 10  # each request has a thread, which one that never comes must not keep
+
+# Wsgiref would name itself and its Python as the server.
+_HEADERS = [("Server", "penstock"), ("X-Content-Type-Options", "nosniff"), ("Cache-Control", "no-store")]
 
 
 class Health:
@@ -86,6 +91,12 @@ class _Server6(_Server):
 
 
 class _Quiet(WSGIRequestHandler):
+    timeout = _REQUEST_SECONDS
+
+    def handle(self) -> None:
+        with suppress(OSError):  # too slow, or gone: nobody to tell, and no traceback worth
+            super().handle()
+
     def log_message(self, *_: Any) -> None:
         return None
 
@@ -112,14 +123,14 @@ def _application(health: Health) -> Callable[..., Iterable[bytes]]:
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
         if path == "/metrics":
-            start_response("200 OK", [("Content-Type", CONTENT_TYPE_LATEST)])
+            start_response("200 OK", [("Content-Type", CONTENT_TYPE_LATEST), *_HEADERS])
             return [generate_latest(metrics.REGISTRY)]
         if path in ("/healthz", "/readyz"):
             good, text = health.alive() if path == "/healthz" else health.ready()
             status = "200 OK" if good else "503 Service Unavailable"
-            start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+            start_response(status, [("Content-Type", "text/plain; charset=utf-8"), *_HEADERS])
             return [text.encode() + b"\n"]
-        start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
+        start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8"), *_HEADERS])
         return [b"here are /metrics, /healthz and /readyz\n"]
 
     return application

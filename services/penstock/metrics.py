@@ -5,7 +5,27 @@ Labels stay low in cardinality: actions are bounded by the code that registers t
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+
+class Histogram(prometheus_client.Histogram):
+    """A histogram that takes many values at once; one at a time, each costs more than the rest of its task's way."""
+
+    def observe_many(self, values: Sequence[float]) -> None:
+        """As ``observe`` of each value."""
+        ordered = sorted(values)
+        below = 0
+        for bound, bucket in zip(self._upper_bounds, self._buckets, strict=True):
+            end = bisect_right(ordered, bound)
+            if end > below:
+                bucket.inc(end - below)
+                below = end
+        self._sum.inc(sum(ordered))
+
 
 REGISTRY = CollectorRegistry(auto_describe=True)
 
@@ -38,6 +58,9 @@ BATCH_SIZE = Histogram(
     "penstock_batch_size", "Tasks touched by one statement or carried by one message",
     ["operation"], buckets=_SIZES, registry=REGISTRY,
 )  # fmt: skip
+INJECTED_FAULTS = Counter(
+    "penstock_injected_faults_total", "Faults made on purpose (PENSTOCK_CHAOS_*), by edge", ["edge"], registry=REGISTRY
+)
 
 # Transitions, counted by the process that performs them
 TRANSITIONS = Counter(
@@ -58,7 +81,7 @@ STALE_RESULTS = Counter(
     "penstock_stale_results_total", "Results ignored because a newer claim, or none, holds the task", registry=REGISTRY
 )
 RELEASED = Counter(
-    "penstock_released_total", "Claims given back, by reason (send_failed, unsent, untaken, shutdown)",
+    "penstock_released_total", "Claims given back, by reason (send_failed, unsent, untaken, suspect)",
     ["reason"], registry=REGISTRY,
 )  # fmt: skip
 REPAIRED = Counter(
@@ -71,6 +94,7 @@ QUEUE_WAIT_SECONDS = Histogram(
     "penstock_queue_wait_seconds", "From due to claimed", ["action"], buckets=_WAIT_SECONDS, registry=REGISTRY
 )
 IN_FLIGHT = Gauge("penstock_in_flight", "Tasks claimed and not settled, as last counted", registry=REGISTRY)
+WINDOW = Gauge("penstock_window", "Tasks that may be claimed and not settled", registry=REGISTRY)
 
 # Worker
 RUN_SECONDS = Histogram(
@@ -81,6 +105,10 @@ OUTBOUND_WAIT_SECONDS = Histogram(
     buckets=_WAIT_SECONDS, registry=REGISTRY,
 )  # fmt: skip
 RUNNING = Gauge("penstock_running", "Handlers running now", registry=REGISTRY)
+LOOP_BLOCKED_SECONDS = Counter(
+    "penstock_loop_blocked_seconds_total", "Time for which a handler kept the worker's event loop from turning",
+    registry=REGISTRY,
+)  # fmt: skip
 HELD_MESSAGES = Gauge("penstock_held_messages", "Outbound messages received and not yet deleted", registry=REGISTRY)
 
 # Supervisor
@@ -101,3 +129,9 @@ REQUESTS = Counter(
 REQUEST_SECONDS = Histogram(
     "penstock_request_seconds", "Time to answer one HTTP request", buckets=_WAIT_SECONDS, registry=REGISTRY
 )
+REFUSED = Counter(
+    "penstock_refused_total",
+    "HTTP requests refused unread or for what they are, by reason (host, key, rate, media_type, size, time, head, "
+    "connections)",
+    ["reason"], registry=REGISTRY,
+)  # fmt: skip

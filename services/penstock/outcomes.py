@@ -7,7 +7,7 @@ the supervisor for tasks whose worker fell silent.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -19,7 +19,7 @@ from penstock.retry import Backoff
 from penstock.settings import Settings
 from penstock.store import Pair, Session
 from penstock.tasks import Failure
-from penstock.wire import Failed, Hints, Progress, Report, Succeeded, Unreadable, utf8_size
+from penstock.wire import Failed, Hints, Progress, Report, RunTimes, Succeeded, Unreadable, utf8_size
 
 ERROR_LIMIT_BYTES = 32_768  # of one attempt's error; a task may keep as many as it has attempts
 LONGEST_RETRY_SECONDS = 10 * 366 * 86_400.0  # Postgres knows no instant that a worker's wildest hint may lead to
@@ -54,51 +54,66 @@ class Applied:
 async def apply_reports(session: Session, reports: Sequence[Report], settings: Settings) -> Applied:
     """Record reports, inside a transaction; the caller keeps ``unreadable`` as rejected."""
     applied = Applied()
-    outcomes = await _newest_outcomes(session, reports, applied)
+    sorted_ = _sort(reports)
+    applied.unreadable = sorted_.unreadable
+    outcomes = await _newest_outcomes(session, sorted_.outcomes, applied)
     results: dict[Pair, str] = {}
     failed: dict[Pair, Failed] = {}
-    for pair, report in outcomes.items():
-        if isinstance(report, Succeeded):
+    limit = settings.result_limit_bytes
+    for task_id, (claim, report) in outcomes.items():
+        if type(report) is Succeeded:
             size = utf8_size(report.result)
-            if size <= settings.result_limit_bytes:
-                results[pair] = report.result
+            if size <= limit:
+                results[task_id, claim] = report.result
                 continue
-            report = _too_large(report, size, settings.result_limit_bytes)
-        failed[pair] = report
-    applied.succeeded = len(await session.finish(results))
-    applied.failed = await _fail(session, failed, settings)
+            report = _too_large(report, size, limit)
+        failed[task_id, claim] = report  # type: ignore[assignment]
+    applied.succeeded = await session.finish(results)
+    if failed:
+        applied.failed = await _fail(session, failed, settings)
     applied.stale += len(outcomes) - applied.settled
-    beats = {
-        (report.task_id, report.claim): report.detail
-        for report in reports
-        if isinstance(report, Progress) and (report.task_id, report.claim) not in outcomes
-    }
-    newest: dict[int, int] = {}
-    for task_id, claim in beats:
-        newest[task_id] = max(claim, newest.get(task_id, 0))
-    applied.alive = await session.note_heartbeats({p: d for p, d in beats.items() if newest[p[0]] == p[1]})
+    if sorted_.signs:
+        applied.alive = await _note_signs(session, sorted_.signs, outcomes)
+    await session.note_run_times(sorted_.run_times)
     if applied.stale:
         metrics.STALE_RESULTS.inc(applied.stale)
     return applied
 
 
+@dataclass(slots=True)
+class _Sorted:
+    outcomes: list[Succeeded | Failed] = field(default_factory=list)
+    signs: list[Progress] = field(default_factory=list)
+    run_times: dict[str, tuple[int, float]] = field(default_factory=dict)
+    unreadable: list[Unreadable] = field(default_factory=list)
+
+
+def _sort(reports: Sequence[Report]) -> _Sorted:
+    """Reports by kind; run times are added up."""
+    found = _Sorted()
+    for report in reports:
+        match report:
+            case Succeeded() | Failed():
+                found.outcomes.append(report)
+            case Progress():
+                found.signs.append(report)
+            case RunTimes():
+                for action, (count, seconds) in report.actions.items():
+                    before = found.run_times.get(action, (0, 0.0))
+                    found.run_times[action] = before[0] + count, before[1] + seconds
+            case Unreadable():
+                found.unreadable.append(report)
+    return found
+
+
 async def _newest_outcomes(
-    session: Session, reports: Sequence[Report], applied: Applied
-) -> dict[Pair, Succeeded | Failed]:
+    session: Session, reports: Sequence[Succeeded | Failed], applied: Applied
+) -> dict[int, tuple[int, Succeeded | Failed]]:
     """One outcome a task, of its newest claim: the statements need distinct ids. Older ones count as stale."""
-    by_attempt = {
-        (report.task_id, report.attempt)
-        for report in reports
-        if isinstance(report, Succeeded | Failed) and report.claim is None and report.attempt is not None
-    }
+    by_attempt = [(r.task_id, r.attempt) for r in reports if r.claim is None and r.attempt is not None]
     claims = await session.find_claims(by_attempt)
     newest: dict[int, tuple[int, Succeeded | Failed]] = {}
     for report in reports:
-        if isinstance(report, Unreadable):
-            applied.unreadable.append(report)
-            continue
-        if isinstance(report, Progress):
-            continue
         claim = report.claim
         if claim is None and report.attempt is not None:
             claim = claims.get((report.task_id, report.attempt))
@@ -110,7 +125,23 @@ async def _newest_outcomes(
         if held is not None:
             applied.stale += 1
         newest[report.task_id] = (claim, report)
-    return {(task_id, claim): report for task_id, (claim, report) in newest.items()}
+    return newest
+
+
+async def _note_signs(
+    session: Session, signs: Sequence[Progress], outcomes: Mapping[int, tuple[int, Succeeded | Failed]]
+) -> int:
+    """Record signs of life, of each task the newest claim's last; an outcome that came with it says more."""
+    newest: dict[int, Progress] = {}
+    for sign in signs:
+        settled = outcomes.get(sign.task_id)
+        held = newest.get(sign.task_id)
+        if settled is not None and settled[0] == sign.claim:
+            continue
+        if held is not None and (held.claim > sign.claim or (held.claim == sign.claim and sign.detail is None)):
+            continue
+        newest[sign.task_id] = sign
+    return await session.note_heartbeats({(sign.task_id, sign.claim): sign.detail for sign in newest.values()})
 
 
 async def _fail(session: Session, failed: dict[Pair, Failed], settings: Settings) -> int:

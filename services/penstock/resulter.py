@@ -12,7 +12,16 @@ from penstock.outcomes import Applied, apply_reports
 from penstock.settings import Settings
 from penstock.store import Store
 from penstock.transports import Message, Queue
-from penstock.wire import NO_HINTS, Failed, Progress, Report, Succeeded, Unreadable, decode_reports
+from penstock.wire import (
+    NO_HINTS,
+    Failed,
+    Progress,
+    Report,
+    RunTimes,
+    Succeeded,
+    Unreadable,
+    decode_reports,
+)
 
 log = get_logger()
 
@@ -41,7 +50,11 @@ class Resulter(Consumer):
                 await self._record(reports[:middle])
                 await self._record(reports[middle:])
                 return
-            applied = await self._commit(_in_place_of(reports[0], str(exc)))
+            kept = _in_place_of(reports[0], str(exc))
+            try:
+                applied = await self._commit(kept)
+            except Refused:  # no change of that task is taken: an operator finds its text, repair the task
+                applied = await self._commit([entry for entry in kept if isinstance(entry, Unreadable)])
         if applied.settled:
             self._notifier.poke()  # there is room in the window
         for entry in applied.unreadable:
@@ -65,6 +78,8 @@ def _in_place_of(report: Report, reason: str) -> list[Report]:
             member, value = "error", report.error
         case Progress():
             return [Unreadable(f"progress of {report.task_id}:{report.claim}: {report.detail}", reason)]
+        case RunTimes():
+            return [Unreadable(f"run times {report.actions}", reason)]
         case Unreadable():
             return [Unreadable(report.text, reason)]
     id_ = report.task_id if report.claim is None else f"{report.task_id}:{report.claim}"

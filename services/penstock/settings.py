@@ -10,19 +10,23 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
+import ssl
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from penstock.errors import SettingsError
+from penstock.keys import ApiKey, parse_entries
 from penstock.retry import Backoff
 
 DAY = 86400
 PREFIX = "PENSTOCK_"
 CONFIG_FILE = "penstock.toml"
+_VERIFYING = ("verify-ca", "verify-full")
 
 
 class Settings(BaseSettings):
@@ -44,6 +48,15 @@ class Settings(BaseSettings):
     database_pool_size: int = Field(8, ge=2, le=200, description="Connections that one process opens at the most.")
     statement_timeout_seconds: float = Field(
         30, gt=0, description="A statement that runs longer is cancelled by Postgres and tried again."
+    )
+
+    database_ssl_mode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] | None = Field(
+        None,
+        description="TLS to Postgres, as libpq's sslmode; `verify-full` is safe on any network, unset takes TLS where "
+        "the server has it and checks no certificate.",
+    )
+    database_ssl_root_cert: str | None = Field(
+        None, description="File of the authorities that the server's certificate is checked by; unset: the system's."
     )
 
     # SQS
@@ -81,11 +94,20 @@ class Settings(BaseSettings):
     )
 
     # Scheduler
-    in_flight_limit: int = Field(
-        5000, ge=1, description="Tasks claimed and not yet settled, at the most; the rest wait in Postgres by priority."
+    in_flight_seconds: float = Field(
+        1,
+        gt=0,
+        le=600,
+        description="Tasks claimed and not yet settled are as many as are settled in this time, and those that run; "
+        "the rest wait in Postgres by priority.",
     )
-    claim_batch_size: int = Field(1000, ge=1, le=10000, description="Tasks claimed by one statement at the most.")
-    pack_max_tasks: int = Field(100, ge=1, le=1000, description="Tasks in one outbound message at the most.")
+    in_flight_floor: int = Field(1000, ge=1, description="They may always be this many.")
+    in_flight_limit: int = Field(100_000, ge=1, description="They are never more.")
+    claim_batch_size: int = Field(2000, ge=1, le=10000, description="Tasks claimed by one statement at the most.")
+    pack_max_tasks: int = Field(500, ge=1, le=1000, description="Tasks in one outbound message at the most.")
+    pack_seconds: float = Field(
+        1, gt=0, description="Work in one outbound message at the most, by the run times that workers report."
+    )
     poll_seconds: float = Field(0.2, gt=0, le=60, description="Look for due tasks this often even when not woken.")
 
     # Worker
@@ -119,7 +141,21 @@ class Settings(BaseSettings):
     http_port: int = Field(8080, ge=0, le=65535, description="Port of the api; 0 takes a free one.")
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
         (),
-        description="Comma-separated keys, sent as `Authorization: Bearer KEY` or `X-API-Key`; none = loopback only.",
+        description="Comma-separated keys that may do all, or entries `name:permissions:sha256` of keys that are not "
+        "shown here; none = loopback only.",
+    )
+    api_require_keys: bool = Field(
+        False, description="Ask for a key even if none is set here: those made by `penstock keys create`."
+    )
+    api_rate_limit: float | None = Field(
+        None, gt=0, description="Requests (entries of batches) a second and key, or address; unset means any number."
+    )
+    api_rate_burst: int | None = Field(
+        None, ge=1, description="Requests that may come at once; unset means those of one second."
+    )
+    http_connections: int = Field(500, ge=1, description="Connections of one api process; more are answered with 503.")
+    request_timeout_seconds: float = Field(
+        30, gt=0, le=3600, description="A request must have arrived within this; its first line and headers in 10 s."
     )
     api_url: str | None = Field(None, description="Where commands such as `penstock status` find the api.")
     api_key: SecretStr | None = Field(None, description="The key such commands send.")
@@ -133,6 +169,35 @@ class Settings(BaseSettings):
     grace_seconds: float = Field(25, ge=0, description="Time to finish and hand back work after SIGTERM.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is logged.")
     log_format: Literal["logfmt", "json"] = Field("logfmt", description="Form of a log line.")
+
+    # Chaos: faults on purpose, for tests of what is built on Penstock
+    chaos_postgres: float = Field(0, ge=0, le=1, description="Chance that a statement is refused before it runs.")
+    chaos_commit: float = Field(0, ge=0, le=1, description="Chance that the reply is lost after a commit.")
+    chaos_send: float = Field(
+        0,
+        ge=0,
+        le=1,
+        description="Chance that a send fails, whole or in part; half of what fails was sent all the same.",
+    )
+    chaos_receive: float = Field(
+        0, ge=0, le=1, description="Chance that a receive fails, or that its reply is lost with the messages in it."
+    )
+    chaos_delete: float = Field(0, ge=0, le=1, description="Chance that a delete fails, whole or in part.")
+    chaos_extend: float = Field(
+        0, ge=0, le=1, description="Chance that an extension or a giving back fails, whole or in part."
+    )
+    chaos_duplicate: float = Field(
+        0, ge=0, le=1, description="Chance that a call's messages are sent twice, or delivered twice."
+    )
+    chaos_handler: float = Field(
+        0, ge=0, le=1, description="Chance that a handler raises, before its work or after it."
+    )
+    chaos_delay_seconds: float = Field(
+        0, ge=0, le=60, description="Each statement and each call to SQS waits a random time up to this."
+    )
+    chaos_seed: int | None = Field(
+        None, description="The same seed draws the same faults in each process; unset draws anew."
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -154,8 +219,9 @@ class Settings(BaseSettings):
         return value
 
     @field_validator(
-        "database_url", "sqs_endpoint_url", "aws_region", "api_url", "api_key", "metrics_port", mode="before"
-    )
+        "database_url", "database_ssl_mode", "database_ssl_root_cert", "sqs_endpoint_url", "aws_region", "api_url",
+        "api_key", "api_rate_limit", "api_rate_burst", "metrics_port", mode="before",
+    )  # fmt: skip
     @classmethod
     def _empty_is_unset(cls, value: Any) -> Any:
         return None if value == "" else value
@@ -163,8 +229,21 @@ class Settings(BaseSettings):
     @field_validator("database_url")
     @classmethod
     def _postgres_scheme(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None and not value.get_secret_value().startswith(("postgresql://", "postgres://")):
-            raise ValueError("must begin with postgresql://")
+        if value is not None:
+            check_database_url(value.get_secret_value())
+        return value
+
+    @field_validator("database_ssl_root_cert")
+    @classmethod
+    def _readable_file(cls, value: str | None) -> str | None:
+        if value is not None and not (os.path.isfile(value) and os.access(value, os.R_OK)):
+            raise ValueError(f"{value} is no file that can be read")
+        return value
+
+    @field_validator("api_keys")
+    @classmethod
+    def _entries_can_be_read(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        parse_entries(entry.get_secret_value() for entry in value)
         return value
 
     @field_validator("sqs_endpoint_url", "api_url")
@@ -172,6 +251,8 @@ class Settings(BaseSettings):
     def _http_scheme(cls, value: str | None) -> str | None:
         if value is not None and not value.startswith(("http://", "https://")):
             raise ValueError("must begin with http:// or https://")
+        if value is not None and "@" in value:
+            raise ValueError("must hold no user and no password, for it is shown in logs")
         return value
 
     @model_validator(mode="after")
@@ -181,8 +262,14 @@ class Settings(BaseSettings):
             problems.append("retry_cap_seconds must be at least retry_base_seconds")
         if self.stale_after_seconds <= self.heartbeat_seconds:
             problems.append("stale_after_seconds must be above heartbeat_seconds, or live tasks would be run twice")
-        if not is_loopback(self.http_host) and not self.api_keys:
-            problems.append(f"http_host {self.http_host} is not loopback: set {PREFIX}API_KEYS first")
+        if not is_loopback(self.http_host) and not self.needs_keys:
+            problems.append(
+                f"http_host {self.http_host} is not loopback: set {PREFIX}API_KEYS first, "
+                f"or {PREFIX}API_REQUIRE_KEYS=true"
+            )
+        if self.api_rate_burst is not None and self.api_rate_limit is None:
+            problems.append("api_rate_burst needs api_rate_limit")
+        problems += self._ssl_problems()
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -199,7 +286,53 @@ class Settings(BaseSettings):
                 f"{PREFIX}DATABASE_URL is not set: set it to postgresql://user:password@host:5432/name, "
                 "or run `penstock up`, which brings a Postgres of its own"
             )
-        return self.database_url.get_secret_value()
+        url = self.database_url.get_secret_value()
+        given = _query_of(url)
+        more = {name: value for name, value in self._ssl_parameters().items() if name not in given}
+        if not more:
+            return url
+        bare, _, fragment = url.partition("#")
+        return f"{bare}{'&' if '?' in bare else '?'}{urlencode(more)}" + (f"#{fragment}" if fragment else "")
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether the api asks for a key."""
+        return bool(self.api_keys) or self.api_require_keys
+
+    @property
+    def known_keys(self) -> tuple[ApiKey, ...]:
+        """The keys of ``api_keys``."""
+        return parse_entries(entry.get_secret_value() for entry in self.api_keys)
+
+    def _ssl_parameters(self) -> dict[str, str]:
+        """The settings of TLS as parameters of a URL, where every part of Penstock, Alembic included, finds them."""
+        parameters: dict[str, str] = {}
+        if self.database_ssl_mode is not None:
+            parameters["sslmode"] = self.database_ssl_mode
+        if self.database_ssl_root_cert is not None:
+            parameters["sslrootcert"] = self.database_ssl_root_cert
+        elif self.database_ssl_mode in _VERIFYING and (system := ssl.get_default_verify_paths().cafile) is not None:
+            parameters["sslrootcert"] = system  # the driver would look for ~/.postgresql/root.crt alone
+        return parameters
+
+    def _ssl_problems(self) -> list[str]:
+        if self.database_url is None:
+            return []
+        given = _query_of(self.database_url.get_secret_value())
+        wanted = {"sslmode": self.database_ssl_mode, "sslrootcert": self.database_ssl_root_cert}
+        problems = [
+            f"database_url says {name} too, and otherwise than {setting}: keep one of them"
+            for name, setting in (("sslmode", "database_ssl_mode"), ("sslrootcert", "database_ssl_root_cert"))
+            if wanted[name] is not None and given.get(name, wanted[name]) != wanted[name]
+        ]
+        if self.database_ssl_mode in _VERIFYING and "sslrootcert" not in self._ssl_parameters() | given:
+            problems.append(f"database_ssl_mode {self.database_ssl_mode} needs database_ssl_root_cert on this system")
+        mode = given.get("sslmode", self.database_ssl_mode or "prefer")
+        if self.database_ssl_root_cert is not None and mode in ("disable", "allow", "prefer"):
+            problems.append(
+                f"database_ssl_root_cert is not looked at with the mode {mode}: set database_ssl_mode to verify-full"
+            )
+        return problems
 
 
 class _TomlFile(PydanticBaseSettingsSource):
@@ -219,6 +352,36 @@ class _TomlFile(PydanticBaseSettingsSource):
             return tomllib.loads(path.read_text("utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
             raise SettingsError(f"{path} is not valid TOML: {exc}") from exc
+
+
+def check_database_url(url: str) -> None:
+    """Raises ValueError for what the driver would refuse with a text that may hold a part of the password."""
+    if not url.startswith(("postgresql://", "postgres://")):
+        raise ValueError("must begin with postgresql://")
+    try:
+        parts = urlsplit(url)
+        torn = "@" in parts.path + parts.fragment or any(not _is_port(part) for part in _ports_of(parts.netloc))
+    except ValueError:
+        torn = True
+    if torn:
+        raise ValueError(
+            "must be postgresql://user:password@host:port/name, the characters : / ? # [ ] @ and % of a password "
+            "written as %3A %2F %3F %23 %5B %5D %40 %25"
+        )
+
+
+def _ports_of(netloc: str) -> list[str]:
+    """What stands behind the colon of each host of a URL; several are separated by commas."""
+    hosts = netloc.rpartition("@")[2].split(",")
+    return [host.rpartition(":")[2] for host in hosts if ":" in host.rpartition("]")[2]]
+
+
+def _is_port(text: str) -> bool:
+    return text == "" or (text.isascii() and text.isdigit() and int(text) < 65536)
+
+
+def _query_of(url: str) -> dict[str, str]:
+    return dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
 
 
 def is_loopback(host: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,11 +18,23 @@ from typing import Any
 import asyncpg
 
 from penstock import metrics
-from penstock.errors import Refused, Unavailable
+from penstock.errors import Refused, TooSlow, Unavailable
 from penstock.sql import SQL
-from penstock.tasks import MAX_ATTEMPTS_LIMIT, Claimed, Enqueued, Failure, NewTask, State
+from penstock.tasks import (
+    BEGINNING,
+    EVERYTHING,
+    MAX_ATTEMPTS_LIMIT,
+    Claimed,
+    Enqueued,
+    Failure,
+    NewTask,
+    Position,
+    State,
+    Stretch,
+)
 
 Pair = tuple[int, int]  # (task id, claim)
+_MANY_ROWS = 50
 _PARTITION = re.compile(r"(task_(?:success|critical_error|cancelled))(?:_[0-9]{8}|_default)?")
 
 # What passes by itself or by an operator's hand; everything else is a mistake of ours and stays loud.
@@ -35,22 +47,48 @@ _TRANSIENT = (
     asyncpg.OperatorInterventionError,  # shutdown, crash recovery, cancelled by timeout
     asyncpg.TransactionRollbackError,  # deadlock, serialization
     asyncpg.ReadOnlySQLTransactionError,  # a failover in progress
+    asyncpg.IdleInTransactionSessionTimeoutError,  # this process stood still in the middle of a transaction
+    asyncpg.TransactionTimeoutError,
+    asyncpg.InvalidCachedStatementError,  # a migration has just changed a table; the next call plans anew
+    asyncpg.InternalClientError,  # a connection used just as it is being closed, or its cache of types out of date
+    asyncpg.InsufficientPrivilegeError,
     asyncpg.PostgresSystemError,
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
     asyncpg.ObjectNotInPrerequisiteStateError,
     asyncpg.InternalServerError,
 )
+_TOO_SLOW = (TimeoutError, asyncpg.QueryCanceledError)
 _REFUSALS = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.ProgramLimitExceededError)
 _NO_SCHEMA = (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError, asyncpg.UndefinedColumnError)
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """One claim: the tasks, and the id by which their sending is confirmed."""
+    """One claim: its token, by which the sending is confirmed, the tasks, and the last position by priority."""
 
     id: int
     tasks: list[Claimed]
+    reached: dict[int, Position]
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """How many tasks are claimed and unsettled; ``aged`` of them were claimed before ``aged_before``, a moment ago."""
+
+    count: int
+    aged: int
+    aged_before: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What attempts of one action did lately. ``timed``: those of known run time, which is ``seconds`` together."""
+
+    action: str
+    ended: int
+    timed: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +101,10 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """An ACQUIRED task without a sign of life. ``taken``: a worker has reported it at least once."""
+    """An ACQUIRED task without a sign of life.
+
+    taken: a worker has reported it at least once. suspect: it travelled alone, after another silence.
+    """
 
     id: int
     claim: int
@@ -72,6 +113,7 @@ class Stale:
     max_attempts: int
     claimed_at: datetime
     taken: bool
+    suspect: bool
     held_seconds: float
 
 
@@ -113,6 +155,15 @@ class Session:
             async with self._connection.transaction():
                 yield
 
+    async def _plan_for(self, rows: int) -> None:
+        """Have the statements that follow in this transaction planned for the arrays that they are given.
+
+        A plan that is kept for any array takes it for ten elements and joins by nested loops: over a thousand rows, at
+        ten times the price. For a few rows the kept plan is right, and planning would cost more than running.
+        """
+        if rows >= _MANY_ROWS:
+            await self._connection.execute("set local plan_cache_mode = force_custom_plan")
+
     # Bringing tasks in
 
     async def enqueue(self, tasks: Sequence[NewTask]) -> list[Enqueued]:
@@ -132,9 +183,10 @@ class Session:
         if all(t.unique_key is None and t.ordering_key is None for t in tasks):
             rows = await self.fetch("enqueue_plain_tasks", *columns)
             return [Enqueued(row[0], State.SCHEDULED, False) for row in rows]
-        rows = await self.fetch(
-            "enqueue_keyed_tasks", *columns, [t.unique_key for t in tasks], [t.ordering_key for t in tasks]
-        )
+        keys = [t.unique_key for t in tasks], [t.ordering_key for t in tasks]
+        async with self._connection.transaction():
+            await self._plan_for(len(tasks))
+            rows = await self.fetch("enqueue_keyed_tasks", *columns, *keys)
         states = {row["id"]: row["state"] for row in rows if row["state"] is not None}
         earlier = {row["id"] for row in rows if not row["fresh"]} - states.keys()
         if earlier:
@@ -158,36 +210,64 @@ class Session:
 
     # Claiming
 
-    async def claim(self, limit: int, *, now: datetime | None = None) -> Dispatch | None:
-        """Claim up to ``limit`` due tasks by priority, run_at, id; None when nothing is due."""
-        rows = await self.fetch("claim_tasks", limit, now)
+    async def claim(
+        self, limit: int, *, stretches: Sequence[Stretch] = EVERYTHING, now: datetime | None = None
+    ) -> Dispatch | None:
+        """Claim up to ``limit`` due tasks by priority, run_at, id, out of ``stretches``; None when there is none."""
+        rows = await self.fetch(
+            "claim_tasks", limit, now, [s.low for s in stretches], [s.high for s in stretches],
+            [s.after.run_at for s in stretches], [s.after.id for s in stretches],
+        )  # fmt: skip
         if not rows:
             return None
         metrics.BATCH_SIZE.labels("claim").observe(len(rows))
-        return Dispatch(rows[0][6], [Claimed(*row[:6]) for row in map(tuple, rows)])
+        reached = {row[7]: Position(row[8], row[0]) for row in rows if row[8] is not None}
+        return Dispatch(rows[0][1], [tuple.__new__(Claimed, row[:7]) for row in rows], reached)
+
+    async def read_priorities(self, limit: int) -> list[int]:
+        """Up to ``limit`` priorities, highest first, that any task has which is due now or later."""
+        return [row[0] for row in await self.fetch("read_priorities", limit)]
 
     async def confirm(self, dispatch_id: int) -> None:
         """Everything of the dispatch was sent or released."""
         await self.fetch("confirm_dispatch", dispatch_id)
 
-    async def release(self, pairs: Iterable[Pair]) -> int:
-        """Give claims back, with their attempt; returns how many still held."""
+    async def release(self, pairs: Iterable[Pair], *, suspect: bool = False) -> int:
+        """Give claims back, with their attempt; returns how many still held. ``suspect``: from now on sent alone."""
         ids, claims = _columns(pairs)
-        return len(await self.fetch("release_tasks", ids, claims)) if ids else 0
+        return len(await self.fetch("release_tasks", ids, claims, suspect)) if ids else 0
 
-    async def count_in_flight(self, limit: int) -> int:
-        """Tasks ACQUIRED now, counted up to ``limit``."""
-        return int(await self.value("count_in_flight", limit))
+    async def count_in_flight(self, limit: int, *, since: datetime = BEGINNING.run_at) -> InFlight:
+        """Tasks ACQUIRED now, counted up to ``limit``, of those claimed at ``since`` or later."""
+        (row,) = await self.fetch("count_in_flight", limit, since)
+        return InFlight(*row)
+
+    async def read_pace(self, seconds: float) -> list[Pace]:
+        """What attempts of each action did within the last ``seconds``."""
+        return [Pace(*row) for row in await self.fetch("read_pace", seconds)]
 
     # Settling
 
-    async def finish(self, results: dict[Pair, str]) -> list[Settled]:
-        """ACQUIRED to SUCCESS for each (id, claim) that still holds; returns those. Ids are distinct."""
+    async def finish(self, results: dict[Pair, str]) -> int:
+        """ACQUIRED to SUCCESS for each (id, claim) that still holds; returns how many. Ids are distinct."""
         if not results:
-            return []
+            return 0
         ids, claims = _columns(results)
         metrics.BATCH_SIZE.labels("finish").observe(len(ids))
-        return await self._settle("finish_tasks", ids, claims, list(results.values()))
+        await self._plan_for(len(ids))
+        finished = 0
+        for action, count, keys in await self.fetch("finish_tasks", ids, claims, list(results.values())):
+            metrics.TRANSITIONS.labels(action, State.SUCCESS).inc(count)
+            finished += count
+            if keys:
+                await self._promote(keys)
+        return finished
+
+    async def note_run_times(self, times: Mapping[str, tuple[int, float]]) -> None:
+        """Add what workers tell of run times: by action, how many attempts and how many seconds together."""
+        if times:
+            counts, seconds = zip(*times.values(), strict=True)
+            await self.fetch("note_run_times", list(times), list(counts), list(seconds))
 
     async def read_attempts(self, pairs: Iterable[Pair]) -> dict[Pair, tuple[int, int]]:
         """(attempts, max_attempts) of each claim that still holds its task."""
@@ -205,11 +285,12 @@ class Session:
     async def fail(self, failures: Sequence[Failure]) -> list[Settled]:
         """ACQUIRED to ERROR with its delay, or to CRITICAL_ERROR where there is none. Ids are distinct."""
         settled: list[Settled] = []
+        await self._plan_for(len(failures))
         again = [f for f in failures if f.delay_seconds is not None]
         if again:
             rows = await self.fetch(
                 "delay_tasks", [f.id for f in again], [f.claim for f in again], [f.error for f in again],
-                [f.delay_seconds for f in again],
+                [f.delay_seconds for f in again], [f.suspect for f in again],
             )  # fmt: skip
             settled += _count(rows, State.ERROR)
         buried = [f for f in failures if f.delay_seconds is None]
@@ -221,6 +302,7 @@ class Session:
     async def note_heartbeats(self, beats: dict[Pair, str | None]) -> int:
         """Record signs of life, with progress as JSON text where given. Ids are distinct."""
         ids, claims = _columns(beats)
+        await self._plan_for(len(ids))
         return len(await self.fetch("note_heartbeats", ids, claims, list(beats.values()))) if ids else 0
 
     async def cancel(self, ids: Sequence[int]) -> set[int]:
@@ -242,9 +324,12 @@ class Session:
         rows = await self.fetch(name, *args)
         keys = {row["ordering_key"] for row in rows if row["ordering_key"] is not None}
         if keys:
-            await self.fetch("lock_ordering_heads", list(keys))
-            _count(await self.fetch("promote_successors", list(keys)), State.SCHEDULED)
+            await self._promote(list(keys))
         return _count(rows, _STATE_AFTER[name])
+
+    async def _promote(self, keys: list[str]) -> None:
+        await self.fetch("lock_ordering_heads", keys)
+        _count(await self.fetch("promote_successors", keys), State.SCHEDULED)
 
     # Upkeep
 
@@ -262,7 +347,6 @@ class Session:
 
 
 _STATE_AFTER = {
-    "finish_tasks": State.SUCCESS,
     "bury_tasks": State.CRITICAL_ERROR,
     "cancel_tasks": State.CANCELLED,
 }
@@ -287,10 +371,11 @@ class Store:
     """A pool of connections to the database that holds the tasks; opened when first used."""
 
     def __init__(self, database_url: str, *, pool_size: int = 8, statement_timeout_seconds: float = 30,
-                 application_name: str = "penstock") -> None:  # fmt: skip
+                 acquire_timeout_seconds: float = 30, application_name: str = "penstock") -> None:  # fmt: skip
         self._url = database_url
         self._pool_size = pool_size
         self._statement_timeout_seconds = statement_timeout_seconds
+        self._acquire_timeout_seconds = acquire_timeout_seconds
         self._application_name = application_name
         self._pool: Any = None
         self._opening = asyncio.Lock()
@@ -327,18 +412,36 @@ class Store:
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
         """Statements that commit one by one."""
-        pool = await self.open()
         with _Translated():
-            async with pool.acquire(timeout=30) as connection:
+            pool, connection = await self._acquire()
+            try:
                 yield Session(connection)
+            finally:
+                await pool.release(connection)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Session]:
         """Statements that commit together when the block ends without an error."""
-        pool = await self.open()
         with _Translated():
-            async with pool.acquire(timeout=30) as connection, connection.transaction():
-                yield Session(connection)
+            pool, connection = await self._acquire()
+            try:
+                async with connection.transaction():
+                    yield Session(connection)
+            finally:
+                await pool.release(connection)
+
+    async def _acquire(self) -> tuple[Any, Any]:
+        """The pool and a connection of it. Raises Unavailable when none comes free in time."""
+        pool = await self.open()
+        try:
+            return pool, await pool.acquire(timeout=self._acquire_timeout_seconds)
+        except TimeoutError:
+            if pool.get_size() < self._pool_size or pool.get_idle_size():
+                raise
+            raise Unavailable(
+                f"all {self._pool_size} connections of the pool were in use for {self._acquire_timeout_seconds:g} s: "
+                "is Postgres slow, or is PENSTOCK_DATABASE_POOL_SIZE too small?"
+            ) from None
 
     async def ping(self) -> None:
         """Ask the database for an answer. Raises Unavailable."""
@@ -372,5 +475,7 @@ class _Translated:
         unsent = isinstance(exc, asyncpg.InterfaceError) and isinstance(exc, ValueError)
         if unsent or isinstance(exc, _REFUSALS):
             raise Refused(f"Postgres refuses the values: {exc}") from exc
+        if isinstance(exc, _TOO_SLOW):
+            raise TooSlow(f"Postgres did not answer in time: {str(exc) or type(exc).__name__}") from exc
         if isinstance(exc, _TRANSIENT) and not isinstance(exc, Unavailable):
             raise Unavailable(f"Postgres is away or refuses: {type(exc).__name__}: {exc}") from exc

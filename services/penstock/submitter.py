@@ -1,6 +1,7 @@
 """Submitter: the inbound queue to Postgres. A message is deleted only after its tasks are committed.
 
-A redelivered message is known by its receipt, written in the same transaction as its tasks, so it adds nothing.
+A redelivered message is known by its receipt, written in the same transaction as its tasks, so it adds nothing; so is
+one that was sent again from the dead-letter queue, which carries the id that it had the first time.
 """
 
 from __future__ import annotations
@@ -34,10 +35,13 @@ class Submitter(Consumer):
         except Refused:
             # One entry's values spoil the transaction of all: each by itself, so that only the guilty one is rejected.
             for message in messages:
-                await self._store_singly(message)
+                try:
+                    await self._store_singly(message)
+                except Refused as exc:  # at the commit, so it cannot be told of which entry
+                    await self._reject(message, str(exc))
 
     async def _store_together(self, messages: Sequence[Message]) -> None:
-        read = {message.id: read_inbound(message.body, self._settings) for message in messages}
+        read = {message.original_id: read_inbound(message.body, self._settings) for message in messages}
         async with self._store.transaction() as session:
             fresh = await session.record_receipts(list(read))
             merged = _merge([read[message_id] for message_id in read if message_id in fresh])
@@ -54,7 +58,7 @@ class Submitter(Consumer):
         parts: list[Inbound] = []
         enqueued: list[Enqueued] = []
         async with self._store.transaction() as session:
-            if not await session.record_receipts([message.id]):
+            if not await session.record_receipts([message.original_id]):
                 return
             for entry in entries:
                 text = entry if isinstance(entry, str) else bytes(entry).decode("utf-8")
@@ -68,6 +72,13 @@ class Submitter(Consumer):
             merged = _merge(parts)
             await session.insert_rejected("inbound", merged.refused)
         self._stored(merged, enqueued)
+
+    async def _reject(self, message: Message, reason: str) -> None:
+        refused = Inbound(refused=[(message.body, reason)])
+        async with self._store.transaction() as session:
+            if await session.record_receipts([message.original_id]):
+                await session.insert_rejected("inbound", refused.refused)
+        self._stored(refused, [])
 
     def _stored(self, inbound: Inbound, enqueued: Sequence[Enqueued]) -> None:
         if enqueued or inbound.changes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sqlalchemy import (
-    ARRAY,
     JSON,
     BigInteger,
+    Boolean,
     Column,
     DateTime,
     Double,
@@ -18,7 +18,7 @@ from sqlalchemy import (
     Text,
     text,
 )
-from sqlalchemy.dialects.postgresql import ENUM, JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, ENUM, JSONB
 
 from penstock.tasks import State
 
@@ -62,6 +62,7 @@ task = Table(
     Column("id", BigInteger, primary_key=True, server_default=text("nextval('penstock.task_id_seq')")),
     *_task_columns(),
     _instant("heartbeat_at", nullable=True),
+    Column("suspect", Boolean, nullable=False, server_default=text("false")),
 )
 
 task_history = Table(
@@ -91,9 +92,7 @@ ordering_head = Table(
 dispatch = Table(
     "dispatch",
     metadata,
-    Column("id", BigInteger, Identity(always=True), primary_key=True),
-    Column("task_ids", ARRAY(BigInteger), nullable=False),
-    Column("claims", ARRAY(BigInteger), nullable=False),
+    Column("id", BigInteger, primary_key=True, autoincrement=False),
     _instant("claimed_at"),
 )
 
@@ -121,4 +120,19 @@ tally = Table(
     Column("action", Text, nullable=False),
     Column("event", Text, nullable=False),
     Column("count", BigInteger, nullable=False),
+    Column("seconds", Double, nullable=False, server_default="0"),
+)
+
+api_key = Table(
+    "api_key",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("prefix", Text, nullable=False),
+    Column("hash", LargeBinary, nullable=False),
+    Column("permissions", ARRAY(Text), nullable=False),
+    _instant("created_at", default=True),
+    _instant("expires_at", nullable=True),
+    _instant("revoked_at", nullable=True),
+    _instant("last_used_at", nullable=True),
 )

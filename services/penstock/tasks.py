@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
+from typing import NamedTuple
 
 DEFAULT_MAX_ATTEMPTS = 10
 MAX_ATTEMPTS_LIMIT = 1000
@@ -84,9 +85,11 @@ class Enqueued:
     duplicate: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """A task that a scheduler has claimed and must now send or release. ``waited_seconds``: from due to claimed."""
+class Claimed(NamedTuple):
+    """A task that a scheduler has claimed and must now send or release.
+
+    waited_seconds: from due to claimed. suspect: a worker fell silent with it, so it must travel alone.
+    """
 
     id: int
     claim: int
@@ -94,6 +97,31 @@ class Claimed:
     payload: str
     timeout_seconds: float | None
     waited_seconds: float
+    suspect: bool
+
+
+class Position(NamedTuple):
+    """A place in the order of the tasks that are due, within one priority."""
+
+    run_at: datetime
+    id: int
+
+
+BEGINNING = Position(datetime(1, 1, 2, tzinfo=UTC), 0)  # of a priority: every task stands behind it
+
+
+class Stretch(NamedTuple):
+    """A part of the order of the tasks that are due: the priorities from ``low`` to ``high``, behind a position.
+
+    The position counts only where the two are one priority.
+    """
+
+    low: int
+    high: int
+    after: Position
+
+
+EVERYTHING = (Stretch(PRIORITY_MIN, PRIORITY_MAX, BEGINNING),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +129,11 @@ class Failure:
     """One failed attempt, decided: what is recorded and when the task may run again.
 
     delay_seconds: None = no more attempts, the task becomes CRITICAL_ERROR.
-    error: JSON text of the error object.
+    error: JSON text of the error object. suspect: a worker fell silent with it; it travels alone from now on.
     """
 
     id: int
     claim: int
     error: str
     delay_seconds: float | None
+    suspect: bool = False

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import SettingsError
+from penstock.faults import Faults, faults_of
 from penstock.logs import get_logger, setup_logging
 from penstock.loop import Service, run_service
 from penstock.settings import Settings, misspelt_variables
+from penstock.transports import DEAD_LETTER_SUFFIX, Queue
 
 if TYPE_CHECKING:
     from penstock.store import Store
-    from penstock.transports.sqs import SqsQueue
 
 PROCESSES = ("submitter", "scheduler", "worker", "resulter", "supervisor", "api")
 _ONE_PASS = frozenset({"supervisor", "api"})  # their work is not of a kind that more passes would speed up
@@ -31,50 +32,70 @@ def run_process(name: str, settings: Settings, *, concurrency: int | None = None
     for seen, meant in misspelt_variables():
         log.warning("setting_unknown", seen=seen, meant=meant)
     passes = 1 if name in _ONE_PASS else concurrency or settings.concurrency
-    return run_service(_maker(name, settings, apps), settings, passes=passes)
+    return run_service(_maker(name, settings, apps, faults_of(settings, name)), settings, passes=passes)
 
 
-def _maker(name: str, settings: Settings, apps: Sequence[str]) -> Callable[[AsyncExitStack], Service]:
+def _maker(
+    name: str, settings: Settings, apps: Sequence[str], faults: Faults | None
+) -> Callable[[AsyncExitStack], Service]:
     """Modules are imported per process, so that a worker loads no database driver."""
     if name == "worker":
-        return _worker(settings, apps)
+        return _worker(settings, apps, faults)
     database_url = settings.require_database_url
 
     def make(stack: AsyncExitStack) -> Service:
-        from penstock.store import Store
-
-        store = Store(
+        store = _store(
+            faults,
             database_url,
             pool_size=settings.database_pool_size,
             statement_timeout_seconds=settings.statement_timeout_seconds,
             application_name=f"penstock-{name}",
         )
         stack.push_async_callback(store.close)
-        return _over_postgres(name, settings, store, stack)
+        return _over_postgres(name, settings, store, stack, faults)
 
     return make
 
 
-def _worker(settings: Settings, apps: Sequence[str]) -> Callable[[AsyncExitStack], Service]:
+def _store(faults: Faults | None, database_url: str, **options: Any) -> Store:
+    if faults is None:
+        from penstock.store import Store
+
+        return Store(database_url, **options)
+    from penstock.faults.store import FaultyStore
+
+    return FaultyStore(database_url, faults=faults, **options)
+
+
+def _worker(settings: Settings, apps: Sequence[str], faults: Faults | None) -> Callable[[AsyncExitStack], Service]:
     from penstock.handlers import REGISTRY, load_app
     from penstock.worker import Worker
 
     for app in apps:
         load_app(app)
 
+    registry = REGISTRY
+    if faults is not None:
+        from penstock.faults.handlers import with_faults
+
+        registry = with_faults(REGISTRY, faults)
+
     def make(stack: AsyncExitStack) -> Service:
-        queues = _queues(settings, stack)
-        return Worker(outbound=queues["outbound"], results=queues["results"], settings=settings, registry=REGISTRY)
+        queues = _queues(settings, stack, faults)
+        return Worker(outbound=queues["outbound"], results=queues["results"], settings=settings, registry=registry)
 
     return make
 
 
-def _over_postgres(name: str, settings: Settings, store: Store, stack: AsyncExitStack) -> Service:
+def _over_postgres(
+    name: str, settings: Settings, store: Store, stack: AsyncExitStack, faults: Faults | None
+) -> Service:
+    queues = _queues(settings, stack, faults)
     if name == "api":
         from penstock.api import Api
 
-        return Api(store=store, settings=settings)
-    queues = _queues(settings, stack)
+        dead_letters = _queues(settings, stack, suffix=DEAD_LETTER_SUFFIX)
+        return Api(store=store, settings=settings, queues=queues, dead_letters=dead_letters)
     if name == "submitter":
         from penstock.submitter import Submitter
 
@@ -89,18 +110,26 @@ def _over_postgres(name: str, settings: Settings, store: Store, stack: AsyncExit
         return Resulter(store=store, results=queues["results"], settings=settings)
     if name == "supervisor":
         from penstock.supervisor import Supervisor
-        from penstock.transports.sqs import DEAD_LETTER_SUFFIX
 
-        dead_letters = _queues(settings, stack, DEAD_LETTER_SUFFIX)
+        dead_letters = _queues(settings, stack, suffix=DEAD_LETTER_SUFFIX)
         return Supervisor(store=store, queues=queues, dead_letters=dead_letters, settings=settings)
     raise SettingsError(f"there is no process {name!r}: choose one of {', '.join(PROCESSES)}")
 
 
-def _queues(settings: Settings, stack: AsyncExitStack, suffix: str = "") -> dict[str, SqsQueue]:
+def _queues(
+    settings: Settings, stack: AsyncExitStack, faults: Faults | None = None, *, suffix: str = ""
+) -> dict[str, Queue]:
     """The three queues by label, or with a suffix their dead-letter queues."""
     from penstock.transports.sqs import SqsTransport
 
     transport = SqsTransport(endpoint_url=settings.sqs_endpoint_url, region=settings.aws_region)
     stack.push_async_callback(transport.close)
     names = {"inbound": settings.inbound_queue, "outbound": settings.outbound_queue, "results": settings.results_queue}
-    return {label + suffix: transport.queue(name + suffix, label=label + suffix) for label, name in names.items()}
+    queues: dict[str, Queue] = {
+        label + suffix: transport.queue(name + suffix, label=label + suffix) for label, name in names.items()
+    }
+    if faults is None:
+        return queues
+    from penstock.faults.queue import FaultyQueue
+
+    return {label: FaultyQueue(queue, faults) for label, queue in queues.items()}

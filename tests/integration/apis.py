@@ -14,12 +14,22 @@ from penstock.api import Api
 from penstock.loop import Loop
 from penstock.settings import Settings
 from penstock.store import Store
+from penstock.transports import DEAD_LETTER_SUFFIX
+from penstock.transports.sqs import SqsTransport
+
+JSON = {"Content-Type": "application/json"}
 
 
 @asynccontextmanager
 async def running(store: Store, settings: Settings) -> AsyncIterator[Api]:
     """The api, listening; stopped in order at the end."""
-    api = Api(store=store, settings=settings)
+    transport = SqsTransport(endpoint_url=settings.sqs_endpoint_url, region=settings.aws_region)
+    names = {"inbound": settings.inbound_queue, "outbound": settings.outbound_queue, "results": settings.results_queue}
+    queues, dead_letters = (
+        {label + suffix: transport.queue(name + suffix, label=label + suffix) for label, name in names.items()}
+        for suffix in ("", DEAD_LETTER_SUFFIX)
+    )
+    api = Api(store=store, settings=settings, queues=queues, dead_letters=dead_letters)
     loop = Loop(api, passes=1, grace_seconds=settings.grace_seconds)
     running = asyncio.create_task(loop.run(), name="api")
     listening = asyncio.create_task(api.listening.wait())
@@ -31,6 +41,7 @@ async def running(store: Store, settings: Settings) -> AsyncIterator[Api]:
         listening.cancel()
         loop.stop()
         assert await running == 0
+        await transport.close()
 
 
 def captured_log(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:

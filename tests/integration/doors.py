@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import struct
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -40,7 +42,7 @@ async def take(queue: Queue, *, visibility_seconds: int = 30) -> list[Message]:
 async def rejected(store: Store) -> list[tuple[str, str, str]]:
     """What is kept as rejected, oldest first: (source, body, reason)."""
     async with store.session() as session:
-        rows = await session.fetch("list_rejected", None, 1000)
+        rows = await session.fetch("list_rejected", None, 1000, None)
     return [(row["source"], row["body"].decode("utf-8", "surrogatepass"), row["reason"]) for row in reversed(rows)]
 
 
@@ -65,13 +67,21 @@ Forward = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
 Hook = Callable[[str, dict[str, Any], Forward], tuple[int, dict[str, Any]]]
 
 
+class Cut(Exception):
+    """Raised by a hook: the caller's connection is reset without a reply."""
+
+
 @dataclass
 class SqsProxy:
-    """Stands before the real endpoint: notes every call and lets ``hook`` answer in its place."""
+    """Stands before the real endpoint: notes every call and lets ``hook`` answer in its place.
+
+    keys: the access keys that are good, None for any; others are answered as expired.
+    """
 
     url: str = ""
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     hook: Hook | None = None
+    keys: set[str] | None = None
 
     def entries(self, operation: str) -> list[list[dict[str, Any]]]:
         """The entries of each batch call of that operation."""
@@ -102,7 +112,17 @@ def sqs_proxy(endpoint_url: str) -> Iterator[SqsProxy]:
                     connection.close()
 
             proxy.calls.append((operation, body))
-            status, reply = proxy.hook(operation, body, forward) if proxy.hook else forward(body)
+            key = self.headers["Authorization"].partition("Credential=")[2].partition("/")[0]
+            try:
+                if proxy.keys is not None and key not in proxy.keys:
+                    status, reply = 403, {"__type": "ExpiredToken", "message": "The security token is expired"}
+                else:
+                    status, reply = proxy.hook(operation, body, forward) if proxy.hook else forward(body)
+            except Cut:
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.close_connection = True
+                self.connection.close()
+                return
             text = json.dumps(reply).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/x-amz-json-1.0")

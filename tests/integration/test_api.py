@@ -22,7 +22,7 @@ from penstock.local.postgres import EmbeddedPostgres
 from penstock.settings import Settings
 from penstock.store import Store
 from penstock.tasks import Failure, NewTask, State
-from tests.integration.apis import captured_log, running
+from tests.integration.apis import JSON, captured_log, running
 
 INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 GOOD = {"jsonrpc": "2.0", "method": "enqueue", "params": {"action": "good"}, "id": "good"}
@@ -37,7 +37,7 @@ class Rpc:
     async def post(self, body: str | bytes | Any, **headers: str) -> httpx.Response:
         content = body if isinstance(body, str | bytes) else json.dumps(body)
         return await self.http.post(
-            "/rpc", content=content, headers={k.replace("_", "-"): v for k, v in headers.items()}
+            "/rpc", content=content, headers=JSON | {k.replace("_", "-"): v for k, v in headers.items()}
         )
 
     async def answer(self, method: str, params: Any = None) -> dict[str, Any]:
@@ -398,7 +398,7 @@ async def test_stats_asked_again_at_once_cost_no_query(rpc: Rpc) -> None:
 async def reject(store: Store, *bodies: str, source: str = "inbound") -> list[int]:
     async with store.session() as session:
         await session.insert_rejected(source, [(body, "a reason") for body in bodies])
-        rows = await session.fetch("list_rejected", None, len(bodies))
+        rows = await session.fetch("list_rejected", None, len(bodies), None)
     return [row["id"] for row in rows][::-1]
 
 
@@ -466,6 +466,37 @@ async def test_retried_rejected_result_settles_its_task(rpc: Rpc, store: Store) 
     assert (status["state"], status["result"]) == ("SUCCESS", 7)
 
 
+async def test_one_rejected_message_is_shown_whole(rpc: Rpc, store: Store) -> None:
+    ids = await reject(store, "first", "x" * 100_000, source="results")
+    shown = await rpc.result("rejected.show", {"id": ids[1]})
+    assert (shown["id"], shown["source"], shown["body"]) == (ids[1], "results", "x" * 100_000)
+    error = await rpc.error("rejected.show", {"id": ids[1] + 1})
+    assert (error["code"], error["data"]) == (-32005, {"id": ids[1] + 1})
+
+
+async def test_rejected_of_one_queue_are_listed_retried_and_purged_page_by_page(rpc: Rpc, store: Store) -> None:
+    good = '{"jsonrpc":"2.0","method":"enqueue","params":{"action":"a"}}'
+    inbound = await reject(store, *[good] * 3, f"[{good},7]", *[good] * 3)
+    results = await reject(store, "r1", "r2", source="results")
+    listed = (await rpc.result("rejected.list", {"source": "results"}))["rejected"]
+    assert [entry["id"] for entry in listed] == results[::-1]
+    calls, retried, still, cursor = 0, 0, [], None
+    while calls < 10:
+        calls += 1
+        answer = await rpc.result("rejected.retry", {"limit": 3, "cursor": cursor, "source": "inbound"})
+        retried += answer["retried"]
+        still += answer["still_rejected"]
+        cursor = answer["cursor"]
+        if cursor is None:
+            break
+    assert (calls, retried, len(still)) == (3, 6, 1)
+    assert still[0]["id"] > max(inbound), "the rest of a message is a record of its own, and on no later page"
+    assert len((await rpc.result("list", {"limit": 100}))["tasks"]) == 7
+    answer = await rpc.result("rejected.purge", {"limit": 2})
+    assert answer == {"purged": 2, "cursor": str(results[1])}
+    assert await rpc.result("rejected.purge", {"limit": 2, "cursor": answer["cursor"]}) == {"purged": 1, "cursor": None}
+
+
 async def test_rejected_bytes_that_are_no_text_stay_rejected(rpc: Rpc, store: Store) -> None:
     async with store.session() as session:
         await session.fetch("insert_rejected", ["inbound"], [b"\xff\x00{"], ["odd"])
@@ -477,7 +508,7 @@ async def test_rejected_bytes_that_are_no_text_stay_rejected(rpc: Rpc, store: St
 
 async def test_purged_rejected_are_gone(rpc: Rpc, store: Store) -> None:
     ids = await reject(store, "a", "b", "c")
-    assert await rpc.result("rejected.purge", {"ids": [*ids[:2], 999]}) == {"purged": 2}
+    assert await rpc.result("rejected.purge", {"ids": [*ids[:2], 999]}) == {"purged": 2, "cursor": None}
     assert [entry["id"] for entry in (await rpc.result("rejected.list"))["rejected"]] == [ids[2]]
 
 
@@ -585,7 +616,7 @@ async def test_body_over_the_limit_is_refused_declared_or_not(store: Store, sett
     settings = settings.model_copy(update={"request_limit_bytes": 16_384})
     async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url) as http:
         for content in (b" " * 65_536, chunks()):
-            response = await http.post("/rpc", content=content)
+            response = await http.post("/rpc", content=content, headers=JSON)
             assert response.status_code == 413
             assert response.json()["error"]["code"] == -32013
             assert response.json()["error"]["data"]["limit"] == 16_384

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from datetime import datetime
 from typing import Any
 
 import asyncpg
@@ -13,6 +14,7 @@ import pytest
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.migrate import upgrade
 from penstock.sql import SQL
+from penstock.tasks import BEGINNING, EVERYTHING, Position, Stretch
 from tests.conftest import reachable_folder
 
 FINISHED, READY, FUTURE, ACQUIRED = 50_000, 20_000, 20_000, 2_000
@@ -121,18 +123,48 @@ async def seeded(seeded_url: str) -> AsyncIterator[Any]:
 # The claim
 
 
-def candidates_of(claim: str) -> str:
-    """The inner select of the claim: what the CTE named due holds."""
-    text = claim.split("materialized (", 1)[1]
-    return text.split("), claimed as", 1)[0]
+def claim_of(limit: int, now: datetime | None = None, stretches: Sequence[Stretch] = EVERYTHING) -> tuple[Any, ...]:
+    """The arguments of a claim."""
+    after = [stretch.after for stretch in stretches]
+    return (
+        limit, now, [stretch.low for stretch in stretches], [stretch.high for stretch in stretches],
+        [position.run_at for position in after], [position.id for position in after],
+    )  # fmt: skip
 
 
-def expect_claim_plan(plan: Node, *, due: Node) -> None:
+def stretches_of(positions: dict[int, Position]) -> list[Stretch]:
+    """As a scheduler looks that knows the priorities 2, 1 and 0."""
+    levels = [Stretch(level, level, positions.get(level, BEGINNING)) for level in (2, 1, 0)]
+    return [Stretch(3, 32767, BEGINNING), *levels, Stretch(-32768, -1, BEGINNING)]
+
+
+FROM_FRONT = {"all priorities at once": EVERYTHING, "each priority by itself": tuple(stretches_of({}))}
+
+
+def candidates_in(plan: Node) -> Node:
+    """Where a claim chooses what to take."""
+    (due,) = [node for node in nodes(plan) if node.get("Subplan Name") == "CTE due"]
+    return due
+
+
+def expect_no_sort(due: Node) -> None:
+    """Candidates come in the order of the index; a sort would read all due tasks for each claim."""
     expect_scans(due, "task", "task_ready")
-    kinds = [node["Node Type"] for node in nodes(due)]
-    assert "Seq Scan" not in kinds
-    assert "Sort" not in kinds
-    assert "Incremental Sort" not in kinds
+    kinds = {node["Node Type"] for node in nodes(due)}
+    assert not kinds & {"Seq Scan", "Sort", "Incremental Sort", "Bitmap Heap Scan"}, kinds
+
+
+def expect_bound_in_index(due: Node) -> None:
+    """The position behind which a stretch begins is where the scan begins, not what it filters by."""
+    conditions = [node["Index Cond"] for node in nodes(due) if node.get("Index Name") == "task_ready"]
+    assert len(conditions) == 2
+    assert sum("ROW(run_at, id) > ROW(" in condition for condition in conditions) == 1
+    assert all("priority" in condition and "run_at <= COALESCE" in condition for condition in conditions)
+
+
+def expect_claim_plan(plan: Node) -> None:
+    expect_no_sort(candidates_in(plan))
+    expect_bound_in_index(candidates_in(plan))
     scans = {name for _, name in scans_of(plan, "task")}
     assert scans == {"task_ready", "task_pkey"}, scans
     assert not any(
@@ -140,40 +172,83 @@ def expect_claim_plan(plan: Node, *, due: Node) -> None:
     )
 
 
-async def test_the_claim_reads_its_candidates_in_the_order_of_its_index(seeded: Any) -> None:
-    due = await explain(seeded, candidates_of(SQL["claim_tasks"]), 1000, None)
-    whole = await explain(seeded, SQL["claim_tasks"], 1000, None)
-    expect_claim_plan(whole, due=due)
+def read_in(plan: Node, index: str) -> float:
+    """Rows that the scans of an index brought."""
+    scans = [node for node in nodes(plan) if node.get("Index Name") == index]
+    return float(sum(scan["Actual Rows"] * scan["Actual Loops"] for scan in scans))
+
+
+def pages_of(plan: Node) -> int:
+    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+
+@pytest.mark.parametrize("stretches", FROM_FRONT.values(), ids=list(FROM_FRONT))
+@pytest.mark.parametrize("limit", [1, 100, 5000])
+async def test_the_claim_reads_its_candidates_in_the_order_of_its_index(
+    seeded: Any, limit: int, stretches: Sequence[Stretch]
+) -> None:
+    expect_claim_plan(await explain(seeded, SQL["claim_tasks"], *claim_of(limit, None, stretches)))
+
+
+async def test_a_claim_behind_bounds_begins_there(seeded: Any) -> None:
+    rows = await seeded.fetch(
+        "select distinct on (priority) priority, run_at, id from penstock.task"
+        " where state in ('SCHEDULED', 'ERROR') and run_at < now() - interval '1 hour' order by 1, 2 desc, 3 desc"
+    )
+    bounds = stretches_of({row["priority"]: Position(row["run_at"], row["id"]) for row in rows})
+    plan = await explain(seeded, SQL["claim_tasks"], *claim_of(100, None, bounds), analyze=True)
+    expect_claim_plan(plan)
+    assert read_in(plan, "task_ready") == 100
+    assert pages_of(candidates_in(plan)) < 350  # a few of each index descent, and the row and its lock of each found
 
 
 async def test_the_claim_keeps_its_plan_once_it_is_generic(seeded: Any) -> None:
-    whole = await explain_generic(seeded, "claim_tasks")
-    (due,) = [node for node in nodes(whole) if node.get("Subplan Name") == "CTE due"]
-    expect_claim_plan(whole, due=due)
+    expect_claim_plan(await explain_generic(seeded, "claim_tasks"))
 
 
-async def test_the_claim_never_takes_more_than_its_limit_and_touches_no_more(seeded: Any) -> None:
-    plan = await explain(seeded, SQL["claim_tasks"], 100, None, analyze=True)
-    (scan,) = [node for node in nodes(plan) if node.get("Index Name") == "task_ready"]
-    assert scan["Actual Rows"] * scan["Actual Loops"] == 100
+@pytest.mark.parametrize("stretches", FROM_FRONT.values(), ids=list(FROM_FRONT))
+async def test_the_claim_never_takes_more_than_its_limit_and_touches_no_more(
+    seeded: Any, stretches: Sequence[Stretch]
+) -> None:
+    plan = await explain(seeded, SQL["claim_tasks"], *claim_of(100, None, stretches), analyze=True)
+    assert read_in(plan, "task_ready") == 100
+    assert plan["Actual Rows"] == 100
 
 
 async def test_the_claim_reads_no_history(seeded: Any) -> None:
-    plan = await explain(seeded, SQL["claim_tasks"], 1000, None)
+    plan = await explain(seeded, SQL["claim_tasks"], *claim_of(1000))
     assert not any("task_success" in node.get("Relation Name", "") for node in nodes(plan))
 
 
-async def test_a_claim_that_finds_nothing_due_does_not_read_the_future(seeded: Any) -> None:
-    # On PostgreSQL 18 the scan skips from priority to priority; before, it reads the index of all future tasks.
+@pytest.mark.parametrize("stretches", FROM_FRONT.values(), ids=list(FROM_FRONT))
+async def test_a_claim_that_finds_nothing_due_does_not_read_the_future(
+    seeded: Any, stretches: Sequence[Stretch]
+) -> None:
+    # All at once, the scan skips from priority to priority on PostgreSQL 18; before, it reads the index of all future
+    # tasks. Each by itself, it does nowhere.
     before_all = await seeded.fetchval("select min(run_at) - interval '1 hour' from penstock.task")
-    plan = await explain(seeded, candidates_of(SQL["claim_tasks"]), 1000, before_all, analyze=True)
+    plan = await explain(seeded, SQL["claim_tasks"], *claim_of(1000, before_all, stretches), analyze=True)
     assert plan["Actual Rows"] == 0
-    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 40
+    assert pages_of(candidates_in(plan)) < 40
 
 
-async def test_the_window_is_counted_in_the_index_of_claimed_tasks(seeded: Any) -> None:
-    plan = await explain(seeded, SQL["count_in_flight"], 5000)
+async def test_the_priorities_in_use_are_read_by_one_look_each(seeded: Any) -> None:
+    plan = await explain(seeded, SQL["read_priorities"], 16, analyze=True)
+    expect_scans(plan, "task", "task_ready")
+    assert plan["Actual Rows"] == 3
+    assert 3 <= read_in(plan, "task_ready") < 4  # counted by rounded averages
+    assert pages_of(plan) < 40
+
+
+@pytest.mark.parametrize("since", [BEGINNING.run_at, datetime(2100, 1, 1).astimezone()])
+async def test_the_window_is_counted_in_the_index_of_claimed_tasks(seeded: Any, since: datetime) -> None:
+    plan = await explain(seeded, SQL["count_in_flight"], 5000, since, analyze=True)
     expect_scans(plan, "task", "task_acquired")
+    assert read_in(plan, "task_acquired") == (ACQUIRED if since < datetime.now().astimezone() else 0)
+
+
+async def test_unsent_claims_are_found_in_the_index_of_claimed_tasks(seeded: Any) -> None:
+    expect_scans(await explain(seeded, SQL["release_unsent"], 60.0, 100, None), "task", "task_acquired")
 
 
 async def test_stale_tasks_are_found_in_the_index_of_claimed_tasks(seeded: Any) -> None:
@@ -191,9 +266,9 @@ async def test_claim_tokens_grow_whichever_connection_claims(database_url: str) 
         tokens = []
         for turn in range(12):
             connection = connections[-turn % 3]
-            ((task_id, token, *_),) = await connection.fetch(SQL["claim_tasks"], 1, None)
+            ((task_id, token, *_),) = await connection.fetch(SQL["claim_tasks"], *claim_of(1))
             tokens.append(token)
-            await connection.fetch(SQL["release_tasks"], [task_id], [token])
+            await connection.fetch(SQL["release_tasks"], [task_id], [token], False)
         assert tokens == sorted(set(tokens))
     finally:
         for connection in connections:
@@ -205,9 +280,9 @@ async def test_claim_tokens_grow_whichever_connection_claims(database_url: str) 
 _SETTLING: dict[str, Callable[[list[int], list[int]], tuple[Any, ...]]] = {
     "finish_tasks": lambda ids, claims: (ids, claims, ["{}"] * len(ids)),
     "bury_tasks": lambda ids, claims: (ids, claims, ["{}"] * len(ids)),
-    "delay_tasks": lambda ids, claims: (ids, claims, ["{}"] * len(ids), [1.0] * len(ids)),
+    "delay_tasks": lambda ids, claims: (ids, claims, ["{}"] * len(ids), [1.0] * len(ids), [False] * len(ids)),
     "note_heartbeats": lambda ids, claims: (ids, claims, [None] * len(ids)),
-    "release_tasks": lambda ids, claims: (ids, claims),
+    "release_tasks": lambda ids, claims: (ids, claims, False),
     "read_attempts": lambda ids, claims: (ids, claims),
     "cancel_tasks": lambda ids, claims: (ids,),
 }
@@ -251,6 +326,14 @@ async def swinging(swinging_url: str) -> AsyncIterator[Any]:
     await connection.close()
 
 
+def expect_settling_plan(name: str, plan: Node) -> None:
+    """By the primary key, each row's pair looked up in a hash; in an array, a thousand rows cost a million looks."""
+    expect_scans(plan, "task", "task_pkey")
+    if name != "cancel_tasks":
+        (filter_,) = [node["Filter"] for node in nodes(plan) if "SubPlan" in node.get("Filter", "")]
+        assert "hashed SubPlan" in filter_
+
+
 @pytest.mark.parametrize(
     ("name", "count"),
     # Nobody cancels more than one task at a time.
@@ -259,32 +342,37 @@ async def swinging(swinging_url: str) -> AsyncIterator[Any]:
 async def test_a_settling_statement_goes_by_the_primary_key(swinging: Any, name: str, count: int) -> None:
     rows = await swinging.fetch("select id, claim from penstock.task where state = 'ACQUIRED' limit $1", count)
     args = _SETTLING[name]([row["id"] for row in rows], [row["claim"] for row in rows])
-    expect_scans(await explain(swinging, SQL[name], *args), "task", "task_pkey")
+    expect_settling_plan(name, await explain(swinging, SQL[name], *args))
 
 
 @pytest.mark.parametrize("name", _SETTLING)
 async def test_a_settling_statement_keeps_the_primary_key_once_its_plan_is_generic(swinging: Any, name: str) -> None:
-    expect_scans(await explain_generic(swinging, name), "task", "task_pkey")
+    expect_settling_plan(name, await explain_generic(swinging, name))
 
 
-async def test_the_claim_keeps_its_index_under_any_statistics(swinging: Any) -> None:
-    due = await explain(swinging, candidates_of(SQL["claim_tasks"]), 1000, None)
-    expect_scans(due, "task", "task_ready")
-    assert "Sort" not in [node["Node Type"] for node in nodes(due)]
+@pytest.mark.parametrize("stretches", FROM_FRONT.values(), ids=list(FROM_FRONT))
+async def test_the_claim_keeps_its_index_under_any_statistics(swinging: Any, stretches: Sequence[Stretch]) -> None:
+    expect_no_sort(candidates_in(await explain(swinging, SQL["claim_tasks"], *claim_of(1000, None, stretches))))
+    expect_no_sort(candidates_in(await explain_generic(swinging, "claim_tasks")))
 
 
 # Every statement, every server
 
 
 @pytest.fixture(scope="module")
-def url_16() -> Iterator[str]:
+def postgres_16() -> Iterator[EmbeddedPostgres]:
     with reachable_folder() as path:
         server = EmbeddedPostgres(path, version=16, options={"fsync": "off"})
         server.start()
-        server.create_database("plans")
-        upgrade(server.dsn("plans"))
-        yield server.dsn("plans")
+        yield server
         server.stop()
+
+
+@pytest.fixture(scope="module")
+def url_16(postgres_16: EmbeddedPostgres) -> str:
+    postgres_16.create_database("plans")
+    upgrade(postgres_16.dsn("plans"))
+    return postgres_16.dsn("plans")
 
 
 @pytest.fixture
@@ -317,8 +405,61 @@ async def test_the_claim_keeps_its_plan_on_postgres_16(older: Any) -> None:
     try:
         await older.execute(_SEED)
         await older.execute("analyze penstock.task")
-        due = await explain(older, candidates_of(SQL["claim_tasks"]), 1000, None)
-        whole = await explain(older, SQL["claim_tasks"], 1000, None)
-        expect_claim_plan(whole, due=due)
+        for stretches in FROM_FRONT.values():
+            expect_claim_plan(await explain(older, SQL["claim_tasks"], *claim_of(1000, None, stretches)))
+        expect_claim_plan(await explain_generic(older, "claim_tasks"))
     finally:
         await transaction.rollback()
+
+
+# Dead entries, which nobody may remove while an old transaction is open
+
+
+@pytest.fixture(params=[18, 16])
+def dead_url(request: pytest.FixtureRequest, postgres: EmbeddedPostgres) -> Iterator[str]:
+    server = postgres if request.param == 18 else request.getfixturevalue("postgres_16")
+    server.create_database("dead")
+    upgrade(server.dsn("dead"))
+    yield server.dsn("dead")
+    server.drop_database("dead")
+
+
+async def test_a_claim_behind_its_bound_passes_no_dead_entries(dead_url: str) -> None:
+    """100,000 tasks were claimed, half of them settled, while somebody holds a transaction open; 500 more are due."""
+    connection = await asyncpg.connect(dead_url, server_settings={"jit": "off"})
+    holder = await asyncpg.connect(dead_url)
+    try:
+        await connection.execute("alter table penstock.task set (autovacuum_enabled = off)")
+        await connection.execute(_due(100_000, "2 days"))
+        holding = holder.transaction(isolation="repeatable_read")
+        await holding.start()
+        await holder.fetchval("select count(*) from penstock.tally")
+        last = await connection.fetchrow("select run_at, id from penstock.task order by run_at desc, id desc limit 1")
+        await connection.execute(
+            "update penstock.task set state = 'ACQUIRED', attempts = 1, claim = nextval('penstock.claim_seq'),"
+            " claimed_at = now()"
+        )
+        await connection.execute("delete from penstock.task where id % 2 = 0")
+        await connection.execute(_due(500, "1 hour"))
+        await connection.execute("vacuum analyze penstock.task")
+        bound = stretches_of({0: Position(last["run_at"], last["id"])})
+        behind = await explain(connection, SQL["claim_tasks"], *claim_of(100, None, bound), analyze=True)
+        front = await explain(connection, SQL["claim_tasks"], *claim_of(100, None, stretches_of({})), analyze=True)
+        assert behind["Actual Rows"] == front["Actual Rows"] == 100
+        expect_claim_plan(behind)
+        assert pages_of(candidates_in(behind)) < 350
+        # So that the test would notice if there were nothing to pass.
+        assert pages_of(candidates_in(front)) > 10_000
+        await holding.rollback()
+    finally:
+        await holder.close()
+        await connection.close()
+
+
+def _due(count: int, ago: str) -> str:
+    return (
+        "insert into penstock.task (state, action, payload, priority, run_at, max_attempts, created_at, updated_at)"
+        # Not in the order in which they stand in the table, so that each is a page to look at.
+        f" select 'SCHEDULED', 'a', '{{}}', 0, now() - interval '{ago}' + make_interval(secs => n * 7919 % {count}),"
+        f" 10, now(), now() from generate_series(1, {count}) n"
+    )

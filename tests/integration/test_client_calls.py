@@ -11,7 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from penstock.client import MESSAGE_TASKS, Client, InboundClient, Unfinished
-from penstock.errors import InvalidParams, MethodNotFound, RpcError, StateConflict, TaskNotFound, TooLarge
+from penstock.errors import InvalidParams, MethodNotFound, RateLimited, RpcError, StateConflict, TaskNotFound, TooLarge
 from penstock.intake import read_inbound
 from penstock.settings import Settings
 from penstock.store import Store
@@ -69,6 +69,26 @@ async def test_key_is_sent_and_a_wrong_one_is_an_error(store: Store, settings: S
         assert denied.value.code == -32003
 
     settings = settings.model_copy(update={"api_keys": (SecretStr("right"),)})
+    async with running(store, settings) as api:
+        await asyncio.to_thread(use, api.url)
+
+
+async def test_rate_that_runs_out_in_between_tells_what_is_left(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.client.BATCH_TASKS", 10)
+    settings = settings.model_copy(update={"api_rate_limit": 0.01, "api_rate_burst": 25})
+
+    def use(url: str) -> None:
+        with Client(url) as client:
+            with pytest.raises(Unfinished, match="15 of 35 tasks were not accepted: Too many requests") as caught:
+                client.enqueue_many({"action": "a"} for _ in range(35))
+            assert (len(caught.value.results), len(caught.value.unsent)) == (20, 15)
+            client.enqueue_many({"action": "a"} for _ in range(5))
+            with pytest.raises(RateLimited) as limited:
+                client.enqueue("a")
+            assert limited.value.data["retry_after"] > 1
+
     async with running(store, settings) as api:
         await asyncio.to_thread(use, api.url)
 

@@ -19,7 +19,7 @@ from penstock.errors import InvalidParams, RpcError
 from penstock.settings import Settings
 from penstock.store import Store
 from penstock.wire import Request
-from tests.integration.apis import captured_log, running
+from tests.integration.apis import JSON, captured_log, running
 
 BATCH_LIMIT = 100
 
@@ -69,12 +69,12 @@ METHODS = {
 async def http() -> AsyncIterator[httpx.AsyncClient]:
     """A client of the api's HTTP and JSON-RPC layers, in front of the methods of the specification's examples."""
     dispatcher = Dispatcher({name: each(method) for name, method in METHODS.items()}, batch_limit=BATCH_LIMIT)
-    app = make_app(dispatcher, Guard(()), request_limit_bytes=2**21)
+    app = make_app(dispatcher, Guard(), request_limit_bytes=2**21)
     server = HttpServer(app, host="127.0.0.1", port=0, grace_seconds=5)
     server.bind()
     server.listen()
     serving = asyncio.create_task(server.run())
-    async with httpx.AsyncClient(base_url=server.url) as client:
+    async with httpx.AsyncClient(base_url=server.url, headers=JSON) as client:
         yield client
     server.stop()
     await serving
@@ -298,7 +298,7 @@ REAL = [
 
 
 async def test_methods_of_the_api_keep_the_rules(store: Store, settings: Settings) -> None:
-    async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url) as client:
+    async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=JSON) as client:
         for name, body, expected in REAL:
             answer = await ask(client, body)
             if isinstance(expected, list):

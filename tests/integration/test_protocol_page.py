@@ -13,10 +13,13 @@ from penstock.intake import accept_inbound, read_inbound
 from penstock.outcomes import apply_reports
 from penstock.settings import Settings, load_settings
 from penstock.store import Store
+from penstock.transports import Outgoing
+from penstock.transports.sqs import SqsTransport
 from penstock.wire import decode_reports, encode_call
-from tests.integration.apis import running
+from tests.integration.apis import JSON, running
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
+MESSAGE_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 MEASURED = {"enqueued_per_second", "oldest_due_seconds"}
 
@@ -26,24 +29,29 @@ def examples() -> list[tuple[str, str]]:
 
 
 def same(expected: Any, actual: Any, name: str = "") -> bool:
-    """Equal, members in the same order; one instant is as good as another, and so is a number that was measured."""
+    """Equal, members in the same order; one instant or message id is as good as another, and
+    so is a number that was measured."""
     if isinstance(expected, dict) and isinstance(actual, dict):
         return list(expected) == list(actual) and all(same(expected[key], actual[key], key) for key in expected)
     if isinstance(expected, list) and isinstance(actual, list):
         return len(expected) == len(actual) and all(map(same, expected, actual))
     if isinstance(expected, str) and isinstance(actual, str) and INSTANT.fullmatch(expected):
         return INSTANT.fullmatch(actual) is not None
+    if isinstance(expected, str) and isinstance(actual, str) and MESSAGE_ID.fullmatch(expected):
+        return MESSAGE_ID.fullmatch(actual) is not None
     if name in MEASURED:
         return isinstance(actual, float)
     return type(expected) is type(actual) and bool(expected == actual)
 
 
-async def test_every_example_of_the_protocol_page_is_true(store: Store, settings: Settings) -> None:
+async def test_every_example_of_the_protocol_page_is_true(
+    store: Store, settings: Settings, transport: SqsTransport
+) -> None:
     kinds: set[str] = set()
     async with store.session() as session:
         # Each connection takes a hundred claims at a time; the page counts them one by one.
         await session._connection.execute("alter sequence penstock.claim_seq cache 1")
-    async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url) as http:
+    async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=JSON) as http:
         for kind, text in examples():
             kinds.add(kind)
             if kind == "http":
@@ -67,13 +75,16 @@ async def test_every_example_of_the_protocol_page_is_true(store: Store, settings
                         session, decode_reports(text, batch_limit=settings.batch_limit), settings
                     )
                 assert (applied.settled + applied.alive, applied.stale, applied.unreadable) == (1, 0, []), text
+            elif kind == "dead":
+                dead = transport.queue(settings.outbound_queue + "-dlq", label="outbound-dlq")
+                assert (await dead.send([Outgoing(text.strip())])).failed == []
             else:
                 assert kind == "rejected"
                 async with store.transaction() as session:
                     reports = decode_reports(text, batch_limit=settings.batch_limit)
                     applied = await apply_reports(session, reports, settings)
                 assert len(applied.unreadable) == len(json.loads(text)), text
-    assert kinds == {"http", "inbound", "outbound", "results", "rejected"}
+    assert kinds == {"http", "inbound", "outbound", "results", "rejected", "dead"}
 
 
 def test_limits_on_the_page_are_the_defaults() -> None:

@@ -13,11 +13,20 @@ from penstock.outcomes import ERROR_LIMIT_BYTES, delay_after
 from penstock.resulter import Resulter
 from penstock.retry import Backoff
 from penstock.settings import Settings
-from penstock.store import Store
+from penstock.store import Pace, Store
 from penstock.tasks import Claimed, NewTask
 from penstock.transports import Depth
 from penstock.transports.sqs import MAX_RECEIVES, SqsQueue
-from penstock.wire import NO_HINTS, BackoffHint, Hints, encode_error, encode_progress, encode_result
+from penstock.wire import (
+    NO_HINTS,
+    BackoffHint,
+    Hints,
+    encode_error,
+    encode_progress,
+    encode_result,
+    encode_run_times,
+    join_batch,
+)
 from tests.integration.doors import postgres_away, put, rejected, sample
 
 TaskOf = Callable[[int], Any]
@@ -68,6 +77,48 @@ async def report(resulter: Resulter, results: SqsQueue, *bodies: str) -> None:
 
 async def states(task_of: TaskOf, tasks: Sequence[Claimed]) -> list[str]:
     return [(await task_of(task.id))["state"] for task in tasks]
+
+
+# Run times
+
+
+async def test_run_times_are_added_up_for_the_scheduler_beside_the_results(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf
+) -> None:
+    (task,) = await claimed(store, NewTask("a"))
+    await report(
+        resulter,
+        results,
+        join_batch([encode_result(name(task), "1"), encode_run_times({"a": (2, 0.5), "b": (1, 4.0)})]),
+        encode_run_times({"a": (2, 1.5)}),
+    )
+    assert (await task_of(task.id))["state"] == "SUCCESS"
+    async with store.session() as session:
+        assert sorted(await session.read_pace(60), key=lambda pace: pace.action) == [
+            Pace("a", ended=1, timed=4, seconds=2.0),
+            Pace("b", ended=0, timed=1, seconds=4.0),
+        ]
+
+
+async def test_run_times_that_make_no_sense_are_kept_as_rejected_and_harm_nobody(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf
+) -> None:
+    (task,) = await claimed(store, NewTask("a"))
+    junk = ['{"jsonrpc":"2.0","method":"run_times","params":{"actions":{"a":[-1,2.0]}}}',
+            encode_run_times({"a": (2**63 - 1, 1.0)}), encode_run_times({"a": (1, 1e308)})]  # fmt: skip
+    await report(resulter, results, join_batch([*junk, encode_result(name(task), "1")]))
+    assert (await task_of(task.id))["state"] == "SUCCESS"
+    assert [body for _, body, _ in await rejected(store)] == junk
+    async with store.session() as session:
+        assert await session.read_pace(60) == [Pace("a", ended=1, timed=0, seconds=0.0)]
+
+
+async def test_what_postgres_cannot_store_is_replaced_in_the_name_of_a_timed_action(
+    resulter: Resulter, results: SqsQueue, store: Store
+) -> None:
+    await report(resulter, results, encode_run_times({"a\0b": (1, 1.0), "half \ud800": (1, 1.0)}))
+    async with store.session() as session:
+        assert {pace.action for pace in await session.read_pace(60)} == {"a\ufffdb", "half \ufffd"}
 
 
 # Success
@@ -397,7 +448,7 @@ REFUSED = {
     "bare id without attempt": ('{"jsonrpc":"2.0","result":{"x":1},"id":"7"}', "needs an attempt"),
     "error is text": ('{"jsonrpc":"2.0","error":"boom","id":"%s"}', "not a JSON-RPC response"),
     "error without message": ('{"jsonrpc":"2.0","error":{"code":1},"id":"%s"}', "message"),
-    "a request": ('{"jsonrpc":"2.0","method":"enqueue","params":{},"id":1}', "only progress is known"),
+    "a request": ('{"jsonrpc":"2.0","method":"enqueue","params":{},"id":1}', "progress and run_times are known"),
     "progress without id": ('{"jsonrpc":"2.0","method":"progress","params":{"percent":4}}', "id"),
     "progress of a strange id": ('{"jsonrpc":"2.0","method":"progress","params":{"id":"7"}}', "is not <task id>"),
     "NaN": ('{"jsonrpc":"2.0","result":NaN,"id":"%s"}', "not a JSON-RPC response"),

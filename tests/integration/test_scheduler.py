@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,7 +13,8 @@ from penstock.errors import Unavailable
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.loop import Loop
 from penstock.notify import Notifier
-from penstock.scheduler import Scheduler, pack_parcels
+from penstock.scheduler import Scheduler, bounds
+from penstock.scheduler.parcels import RunTimes, pack_parcels
 from penstock.settings import Settings
 from penstock.store import Store
 from penstock.tasks import Claimed, Failure, NewTask
@@ -132,6 +134,8 @@ async def test_a_small_claim_travels_one_task_a_message(scheduler: Scheduler, st
 
 async def test_a_large_claim_travels_in_packs(scheduler: Scheduler, store: Store, outbound: SqsQueue) -> None:
     ids = await enqueue(store, *(NewTask("a") for _ in range(1000)))
+    async with store.session() as session:
+        await session.note_run_times({"a": (1000, 1.0)})
     assert await scheduler.run_once() == 1000
     messages = await take(outbound)
     assert len(messages) == 10
@@ -155,14 +159,15 @@ async def test_a_time_limit_travels_as_an_attribute_and_tasks_of_different_limit
 
 
 def claimed(number: int, payload: str = "{}", timeout: float | None = None) -> Claimed:
-    return Claimed(number, number + 1000, "a", payload, timeout, 0.0)
+    return Claimed(number, number + 1000, "a", payload, timeout, 0.0, suspect=False)
 
 
 @pytest.mark.parametrize(
     ("tasks", "max_tasks", "messages"), [(1, 100, 1), (10, 100, 10), (19, 100, 19), (20, 100, 10), (999, 7, 143)]
 )
 def test_packs_grow_with_the_claim_and_keep_their_order(tasks: int, max_tasks: int, messages: int) -> None:
-    parcels = pack_parcels([claimed(n) for n in range(tasks)], max_tasks=max_tasks, max_bytes=1_000_000)
+    tasks_ = [claimed(n) for n in range(tasks)]
+    parcels = pack_parcels(tasks_, RunTimes(), max_tasks=max_tasks, max_bytes=1_000_000, max_seconds=math.inf)
     assert len(parcels) == messages
     assert [task.id for parcel in parcels for task in parcel.tasks] == list(range(tasks))
     for parcel in parcels:
@@ -199,7 +204,24 @@ async def test_no_more_is_claimed_than_the_window_allows(store: Store, outbound:
     async with store.transaction() as session:
         claims = [parse_claim_id(call["id"]) for call in calls(messages)[:3]]
         await session.finish({(c.task_id, c.claim): "1" for c in claims if c is not None})
+    await scheduler.wait_for_work()  # as long as the window knows itself to be full
     assert [await scheduler.run_once() for _ in range(2)] == [3, 0]
+
+
+async def test_the_window_follows_what_ended_lately_and_how_long_it_ran(
+    store: Store, outbound: SqsQueue, settings: Settings, sql: Any
+) -> None:
+    scheduler = Scheduler(store=store, outbound=outbound, settings=settings)
+    await enqueue(store, *(NewTask("a") for _ in range(3)))
+    await scheduler.run_once()
+    assert sample("penstock_window") == settings.in_flight_floor
+    await sql.execute("insert into penstock.tally (action, event, count) values ('a', 'SUCCESS', 30000)")
+    async with store.session() as session:
+        await session.note_run_times({"a": (100, 50.0)})
+    another = Scheduler(store=store, outbound=outbound, settings=settings)
+    await another.run_once()
+    assert sample("penstock_window") == 3000 * (1 + 2 * 0.5)
+    assert sample("penstock_in_flight") == 3
 
 
 async def test_passes_at_once_share_one_window(store: Store, outbound: SqsQueue, settings: Settings) -> None:
@@ -220,6 +242,124 @@ async def test_schedulers_at_once_send_every_task_once(store: Store, outbound: S
 
     await asyncio.gather(*(drain(scheduler) for scheduler in schedulers))
     assert sorted(task_ids(await take(outbound))) == ids
+
+
+# Run times
+
+
+async def test_a_slow_action_travels_alone_and_a_fast_one_by_the_hundred(
+    scheduler: Scheduler, store: Store, outbound: SqsQueue
+) -> None:
+    async with store.session() as session:
+        await session.note_run_times({"fast": (1000, 1.0), "slow": (3, 12.0)})
+    await enqueue(store, *(NewTask("slow") for _ in range(5)), *(NewTask("fast") for _ in range(995)))
+    assert await scheduler.run_once() == 1000
+    by_action: dict[str, list[int]] = {"slow": [], "fast": []}
+    for message in await take(outbound):
+        actions = [call["method"] for call in calls([message])]
+        assert len(set(actions)) == 1
+        by_action[actions[0]].append(len(actions))
+    assert by_action["slow"] == [1] * 5
+    assert max(by_action["fast"]) == 100
+
+
+async def test_a_suspect_is_sent_in_a_message_of_its_own(
+    scheduler: Scheduler, store: Store, outbound: SqsQueue
+) -> None:
+    async with store.session() as session:
+        await session.note_run_times({"a": (1000, 1.0)})
+    (suspect,) = await enqueue(store, NewTask("a"))
+    async with store.session() as session:
+        dispatch = await session.claim(1)
+        assert dispatch is not None
+        await session.release([(suspect, dispatch.id)], suspect=True)
+        await session.confirm(dispatch.id)
+    await enqueue(store, *(NewTask("a") for _ in range(99)))
+    assert await scheduler.run_once() == 100
+    messages = await take(outbound)
+    assert sorted(map(len, map(task_ids, ([message] for message in messages)))) == [1, 9, *[10] * 9]
+    assert [suspect] in [task_ids([message]) for message in messages]
+
+
+# The bounds
+
+
+@pytest.fixture
+def sweeps_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as each claim finds as much as it has room for, there is no sweep but the first."""
+    monkeypatch.setattr(bounds, "_SWEEP_SECONDS", 3600.0)
+
+
+@pytest.fixture
+def by_two(store: Store, outbound: SqsQueue, settings: Settings, sweeps_seldom: None) -> Scheduler:
+    return Scheduler(store=store, outbound=outbound, settings=with_settings(settings, claim_batch_size=2))
+
+
+async def next_two(scheduler: Scheduler, outbound: SqsQueue) -> list[int]:
+    assert await scheduler.run_once() == 2
+    return sorted(task_ids(await take(outbound)))
+
+
+async def test_a_task_that_comes_to_stand_before_the_bound_is_found_by_the_next_sweep(
+    by_two: Scheduler, store: Store, outbound: SqsQueue
+) -> None:
+    past = datetime.now(UTC) - timedelta(hours=1)
+    ids = await enqueue(store, *(NewTask("a", run_at=past + timedelta(seconds=n)) for n in range(7)))
+    assert await next_two(by_two, outbound) == ids[:2]
+    assert await next_two(by_two, outbound) == ids[2:4]
+    early = await enqueue(store, NewTask("a", run_at=past - timedelta(hours=1)))
+    assert await next_two(by_two, outbound) == ids[4:6], "what stands before the bound was read again"
+    assert await by_two.run_once() == 1  # less than it has room for, so the next claim begins at the front
+    assert task_ids(await take(outbound)) == ids[6:]
+    assert await by_two.run_once() == 1
+    assert task_ids(await take(outbound)) == early
+
+
+async def test_a_pass_that_finds_nothing_behind_its_bounds_sweeps_at_once(
+    by_two: Scheduler, store: Store, outbound: SqsQueue
+) -> None:
+    past = datetime.now(UTC) - timedelta(hours=1)
+    ids = await enqueue(store, NewTask("a", run_at=past), NewTask("a", run_at=past))
+    assert await next_two(by_two, outbound) == ids
+    early = await enqueue(store, NewTask("a", run_at=past - timedelta(hours=1)))
+    assert await by_two.run_once() == 1
+    assert task_ids(await take(outbound)) == early
+
+
+async def test_an_urgent_task_of_a_new_priority_is_found_at_once_behind_the_bounds(
+    by_two: Scheduler, store: Store, outbound: SqsQueue
+) -> None:
+    past = datetime.now(UTC) - timedelta(hours=1)
+    backlog = await enqueue(store, *(NewTask("a", run_at=past) for _ in range(9)), NewTask("a", priority=5))
+    assert await next_two(by_two, outbound) == [backlog[0], backlog[9]]
+    assert await next_two(by_two, outbound) == backlog[1:3]
+    for priority in (9, 3, -1):
+        urgent = await enqueue(store, *(NewTask("a", priority=priority) for _ in range(2)))
+        expected = urgent if priority > 0 else backlog[3:5]
+        assert await next_two(by_two, outbound) == expected
+
+
+async def test_more_priorities_than_have_bounds_are_claimed_in_their_order(
+    by_two: Scheduler, store: Store, outbound: SqsQueue
+) -> None:
+    count = 2 * bounds.LEVELS
+    ids = await enqueue(store, *(NewTask("a", priority=level) for level in range(count)))
+    for number in range(count, 0, -2):
+        assert await next_two(by_two, outbound) == ids[number - 2 : number]
+    assert await by_two.run_once() == 0
+
+
+async def test_what_could_not_be_sent_is_claimed_again_though_it_stands_before_the_bounds(
+    by_two: Scheduler, store: Store, outbound: SqsQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    past = datetime.now(UTC) - timedelta(hours=1)
+    ids = await enqueue(store, *(NewTask("a", run_at=past + timedelta(seconds=n)) for n in range(6)))
+    assert await next_two(by_two, outbound) == ids[:2]
+    with monkeypatch.context() as away:
+        away.setattr(by_two, "_outbound", outbound.__class__(outbound._transport, "no-such-queue", label="outbound"))
+        with pytest.raises(Unavailable):
+            await by_two.run_once()
+    assert await next_two(by_two, outbound) == ids[2:4]
 
 
 # What cannot be sent
@@ -286,7 +426,9 @@ async def test_a_claim_that_postgres_could_not_confirm_is_given_back_later(
         assert await session.release_unsent(settings.unsent_after_seconds, limit=10, now=later) == 1
     row = await task_of(task_id)
     assert (row["state"], row["attempts"]) == ("SCHEDULED", 0)
-    assert await scheduler.run_once() == 1
+    async with asyncio.timeout(20):  # it stands before the bounds now: the next sweep finds it
+        while not await scheduler.run_once():
+            await asyncio.sleep(0.01)
     assert task_ids(await take(outbound)) == [task_id]
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,8 +10,8 @@ import asyncpg
 import pytest
 
 from penstock.errors import Refused, Unavailable
-from penstock.store import Dispatch, Store
-from penstock.tasks import Failure, NewTask, State
+from penstock.store import Dispatch, Pace, Store
+from penstock.tasks import BEGINNING, Failure, NewTask, Position, State, Stretch
 
 ERROR = json.dumps({"code": -32000, "message": "boom"})
 TaskOf = Callable[[int], Any]
@@ -31,7 +31,7 @@ async def claim(store: Store, limit: int = 100, *, now: datetime | None = None) 
 
 async def finish(store: Store, dispatch: Dispatch, result: str = '{"ok":true}') -> int:
     async with store.transaction() as session:
-        return len(await session.finish({(task.id, task.claim): result for task in dispatch.tasks}))
+        return await session.finish({(task.id, task.claim): result for task in dispatch.tasks})
 
 
 async def fail(store: Store, dispatch: Dispatch, delay: float | None) -> int:
@@ -101,6 +101,68 @@ async def test_a_task_is_not_claimed_before_its_time(store: Store) -> None:
     assert len((await claim(store, now=datetime.now(UTC) + timedelta(seconds=3700))).tasks) == 1
 
 
+async def claim_in(store: Store, limit: int, stretches: Sequence[Stretch]) -> Dispatch | None:
+    async with store.session() as session:
+        return await session.claim(limit, stretches=stretches)
+
+
+async def test_a_claim_tells_how_far_it_came_in_each_priority(store: Store) -> None:
+    past = [datetime(2020, 1, day, tzinfo=UTC) for day in (1, 2, 3)]
+    ids = await enqueue(store, *(NewTask("a", run_at=at, priority=level) for level in (0, 7) for at in past))
+    first = await claim(store, 4)
+    assert first.reached == {7: Position(past[2], ids[5]), 0: Position(past[0], ids[0])}
+    assert {task.claim for task in first.tasks} == {first.id}
+    second = await claim(store, 4)
+    assert second.id > first.id
+    assert second.reached == {0: Position(past[2], ids[2])}
+
+
+async def test_a_claim_of_a_stretch_takes_only_what_stands_behind_its_position(store: Store) -> None:
+    at = datetime(2020, 1, 1, tzinfo=UTC)
+    ids = await enqueue(store, *(NewTask("a", run_at=at + timedelta(seconds=n // 2)) for n in range(6)))
+    other = await enqueue(store, NewTask("a", priority=1, run_at=at), NewTask("a", priority=-1, run_at=at))
+    behind_third = Stretch(0, 0, Position(at + timedelta(seconds=1), ids[2]))
+    dispatch = await claim_in(store, 10, [behind_third])
+    assert dispatch is not None
+    assert [task.id for task in dispatch.tasks] == ids[3:]
+    assert await claim_in(store, 10, [behind_third]) is None
+    rest = await claim_in(store, 3, [Stretch(1, 9, BEGINNING), Stretch(0, 0, BEGINNING), Stretch(-9, -1, BEGINNING)])
+    assert rest is not None
+    assert [task.id for task in rest.tasks] == [other[0], *ids[:2]]
+    assert [task.id for task in (await claim(store)).tasks] == [ids[2], other[1]]
+
+
+async def test_a_limit_holds_over_all_stretches_together(store: Store) -> None:
+    await enqueue(store, *(NewTask("a", priority=level) for level in range(4) for _ in range(3)))
+    dispatch = await claim_in(store, 4, [Stretch(level, level, BEGINNING) for level in (3, 2, 1, 0)])
+    assert dispatch is not None
+    assert len(dispatch.tasks) == 4
+    async with store.session() as session:
+        assert (await session.count_in_flight(100)).count == 4
+
+
+async def test_a_claim_never_gives_a_task_a_smaller_token_than_it_had(store: Store, sql: Any, task_of: TaskOf) -> None:
+    """Between a claim's token and its lock on the task, another one may have taken it and given it back."""
+    overtaken, other = await enqueue(store, NewTask("a"), NewTask("a"))
+    await sql.execute("update penstock.task set claim = nextval('penstock.claim_seq') + 1 where id = $1", overtaken)
+    first = await claim(store)
+    assert [task.id for task in first.tasks] == [other]
+    assert (await task_of(overtaken))["state"] == "SCHEDULED"
+    second = await claim(store)
+    assert [task.id for task in second.tasks] == [overtaken]
+
+
+async def test_priorities_in_use_are_those_of_tasks_that_run_now_or_later(store: Store) -> None:
+    await enqueue(store, NewTask("a", priority=5), NewTask("a", priority=5), NewTask("a", priority=-32768))
+    await enqueue(store, NewTask("a", priority=32767, delay_seconds=3600), NewTask("a", priority=0, ordering_key="k"))
+    await enqueue(store, NewTask("a", priority=3, ordering_key="k"))  # it waits
+    async with store.session() as session:
+        assert await session.read_priorities(16) == [32767, 5, 0, -32768]
+        assert await session.read_priorities(2) == [32767, 5]
+        await session.claim(100)
+        assert await session.read_priorities(16) == [32767]
+
+
 async def test_concurrent_claims_never_share_a_task(store: Store) -> None:
     ids = await enqueue(store, *(NewTask("a") for _ in range(500)))
     dispatches = await asyncio.gather(*(claim(store, 50) for _ in range(10)))
@@ -137,7 +199,8 @@ async def test_a_stale_claim_beside_a_valid_one_settles_only_the_valid_ones_task
     stale = {task.id: task.claim for task in old.tasks}
     async with store.transaction() as session:
         done = await session.finish({(first, new[first]): "1", (second, stale[second]): "2"})
-    assert [task.id for task in done] == [first]
+    assert done == 1
+    assert (await task_of(first))["state"] == "SUCCESS"
     assert (await task_of(second))["state"] == "ACQUIRED"
 
 
@@ -154,6 +217,28 @@ async def test_release_gives_the_attempt_back_and_the_state_it_came_from(store: 
         await session.release([(task.id, task.claim) for task in second.tasks])
     row = await task_of(task_id)
     assert (row["state"], row["attempts"]) == ("ERROR", 1)
+
+
+@pytest.mark.parametrize("how", ["release", "failure"])
+async def test_a_suspect_is_claimed_as_one_until_it_begins_a_new_life(store: Store, how: str) -> None:
+    suspect, other = await enqueue(store, NewTask("a"), NewTask("a"))
+    first = await claim(store)
+    assert [task.suspect for task in first.tasks] == [False, False]
+    async with store.transaction() as session:
+        for task in first.tasks:
+            if how == "release":
+                await session.release([(task.id, task.claim)], suspect=task.id == suspect)
+            else:
+                await session.fail([Failure(task.id, task.claim, ERROR, 0.0, suspect=task.id == suspect)])
+    for _ in range(2):  # a release of another cause does not clear it
+        again = await claim(store)
+        assert {task.id: task.suspect for task in again.tasks} == {suspect: True, other: False}
+        async with store.session() as session:
+            await session.release((task.id, task.claim) for task in again.tasks)
+    async with store.transaction() as session:
+        await session.cancel([suspect])
+        await session.restart([suspect])
+    assert not any(task.suspect for task in (await claim(store)).tasks)
 
 
 async def test_failures_are_kept_one_by_one_and_the_last_is_the_error(store: Store, task_of: TaskOf) -> None:
@@ -202,7 +287,7 @@ async def test_an_ordering_key_lets_one_task_go_at_a_time_in_order(store: Store,
         dispatch = await claim(store)
         assert expected in [task.id for task in dispatch.tasks]
         assert not {task.id for task in dispatch.tasks} & set(ids[:3]) - {expected}
-        mine = Dispatch(dispatch.id, [task for task in dispatch.tasks if task.id == expected])
+        mine = Dispatch(dispatch.id, [task for task in dispatch.tasks if task.id == expected], {})
         if n == 1:
             await fail(store, mine, 0.0)  # a task in retry holds its successors back
             assert (await task_of(ids[2]))["state"] == "WAITING"
@@ -272,13 +357,50 @@ async def test_a_heartbeat_keeps_a_task_from_being_stale(store: Store) -> None:
         assert await session.find_stale(0.2, limit=10) == []
 
 
+async def test_tasks_in_flight_are_counted_by_age_and_up_to_a_limit(store: Store, sql: Any) -> None:
+    await enqueue(store, *(NewTask("a") for _ in range(9)))
+    dispatch = await claim(store, 6)
+    old = [task.id for task in dispatch.tasks[:2]]
+    await sql.execute("update penstock.task set claimed_at = now() - interval '1 hour' where id = any($1)", old)
+    async with store.session() as session:
+        everything = await session.count_in_flight(100)
+        assert (everything.count, everything.aged) == (6, 2)
+        assert (await session.count_in_flight(3)).count == 3
+        young = await session.count_in_flight(100, since=everything.aged_before)
+        assert (young.count, young.aged) == (4, 0)
+        assert everything.aged_before <= young.aged_before
+
+
+async def test_the_pace_of_an_action_is_what_ended_and_how_long_it_ran(store: Store) -> None:
+    await enqueue(store, *(NewTask("a") for _ in range(3)))
+    dispatch = await claim(store)
+    mine = [[task] for task in dispatch.tasks if task.action == "a"]
+    await finish(store, Dispatch(0, mine[0], {}))
+    await fail(store, Dispatch(0, mine[1], {}), 60)
+    await fail(store, Dispatch(0, mine[2], {}), None)
+    async with store.transaction() as session:
+        await session.note_run_times({"a": (2, 0.5), "b": (1, 9.0)})
+        await session.note_run_times({"a": (2, 0.5)})
+        await session.note_run_times({})
+    async with store.session() as session:
+        assert {pace.action: pace for pace in await session.read_pace(60)} == {
+            "a": Pace("a", ended=3, timed=4, seconds=1.0), "b": Pace("b", ended=0, timed=1, seconds=9.0),
+        }  # fmt: skip
+        rates = {row["event"] for row in await session.fetch("read_rates", 60.0)}
+        assert "RAN" not in rates  # no change of state
+        await session.fetch("compact_tally", 0.0)
+        assert sum(pace.seconds for pace in await session.read_pace(60)) == 10.0
+        await asyncio.sleep(0.05)
+        assert await session.read_pace(0.01) == []
+
+
 async def test_counts_follow_every_change_of_state(store: Store) -> None:
     ids = await enqueue(store, *(NewTask("a") for _ in range(4)))
     dispatch = await claim(store, 3)
     one, two, three = ([task] for task in dispatch.tasks)
-    await finish(store, Dispatch(0, one))
-    await fail(store, Dispatch(0, two), None)
-    await fail(store, Dispatch(0, three), 60)
+    await finish(store, Dispatch(0, one, {}))
+    await fail(store, Dispatch(0, two, {}), None)
+    await fail(store, Dispatch(0, three, {}), 60)
     async with store.transaction() as session:
         await session.cancel([ids[3]])
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+import structlog
 
 from penstock.errors import Unavailable
 from penstock.loop import Loop
@@ -14,6 +15,7 @@ from penstock.notify import Listener
 from penstock.settings import DAY, Settings
 from penstock.store import Dispatch, Store
 from penstock.supervisor import Supervisor, retention
+from penstock.supervisor import gauges as gauges_of
 from penstock.supervisor.gauges import Gauges
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.retention import Retention
@@ -130,7 +132,7 @@ async def test_a_late_result_after_repair_is_ignored(
     await repair.run_once()
     (task,) = dispatch.tasks
     async with store.transaction() as session:
-        assert await session.finish({(task.id, task.claim): "1"}) == []
+        assert await session.finish({(task.id, task.claim): "1"}) == 0
     assert (await task_of(task.id))["state"] == "ERROR"
 
 
@@ -547,6 +549,41 @@ async def test_a_dead_letter_queue_that_may_not_be_read_is_left_out(
     await put(dead["inbound-dlq"], "1")
     assert await Gauges(store=store, queues=queues, dead_letters=dead).run_once() == 0
     assert sample("penstock_queue_depth", queue="inbound-dlq", kind="visible") == 1
+
+
+async def test_a_rise_of_dead_letters_is_logged_once_and_again_after_they_were_dealt_with(
+    store: Store, transport: SqsTransport, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture = structlog.testing.LogCapture()
+    monkeypatch.setattr("penstock.supervisor.gauges.log", structlog.wrap_logger(None, processors=[capture]))
+    dead = transport.queue(settings.outbound_queue + "-dlq", label="outbound-dlq")
+    gauges = Gauges(store=store, queues={}, dead_letters={"outbound-dlq": dead})
+
+    async def rises() -> list[int]:
+        capture.entries.clear()
+        await gauges.run_once()
+        assert {line["log_level"] for line in capture.entries} <= {"warning"}
+        assert {line["queue"] for line in capture.entries} <= {"outbound-dlq"}
+        return [line["messages"] for line in capture.entries if line["event"] == "dead_letters_rose"]
+
+    assert await rises() == []
+    await put(dead, "1", "2")
+    assert await rises() == [2]
+    assert await rises() == []
+    await put(dead, "3")
+    assert await rises() == [3]
+    held = await take(dead)
+    assert await rises() == [], "one who looks is no rise"
+    await dead.delete(held)
+    assert [await rises(), await rises()] == [[], []]
+    await put(dead, "4")
+    assert await rises() == [1]
+
+
+def test_a_count_that_flickers_is_one_rise() -> None:
+    rises = gauges_of._Rises()
+    assert [rises.has_risen(count) for count in (5, 4, 5, 5, 4, 5, 6)] == [True] + [False] * 5 + [True]
+    assert [rises.has_risen(count) for count in (2, 2, 3)] == [False, False, True]
 
 
 # The process

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,17 @@ from penstock.retry import Backoff
 from penstock.settings import Settings
 from penstock.transports import Message, Outgoing, Queue
 from penstock.transports.sqs import SqsQueue, SqsTransport
-from penstock.wire import Failed, Progress, Report, Succeeded, Unreadable, decode_reports, encode_call, join_batch
+from penstock.wire import (
+    Failed,
+    Progress,
+    Report,
+    RunTimes,
+    Succeeded,
+    Unreadable,
+    decode_reports,
+    encode_call,
+    join_batch,
+)
 from penstock.worker import Worker
 
 PATIENCE_SECONDS = 30
@@ -681,8 +692,10 @@ async def test_message_stays_until_its_answers_are_in_the_results_queue(
         await (await transport.client()).create_queue(QueueName=f"{settings.results_queue}-other")
         await asyncio.wait_for(worker.settle(), PATIENCE_SECONDS)
     (message,) = await receive(missing)
-    (report,) = decode_reports(message.body, batch_limit=10)
+    report, told = decode_reports(message.body, batch_limit=10)
     assert isinstance(report, Succeeded)
+    assert isinstance(told, RunTimes)
+    assert list(told.actions) == ["act"]
     assert await bench.left() == 0
 
 
@@ -774,7 +787,7 @@ async def test_stray_entries_of_a_good_batch_are_reported_and_hold_nothing_up(be
     ]
     await bench.send(encode_call(1, 1, "act", "{}"), *strays)
     await bench.work()
-    await bench.until(lambda: len(bench.reports) == 4, "all four")
+    await bench.until(lambda: len([r for r in bench.reports if not isinstance(r, RunTimes)]) == 4, "all four")
     assert await bench.result() == "ran"
     unreadable = [report for report in bench.reports if isinstance(report, Unreadable)]
     assert len(unreadable) == 3
@@ -977,3 +990,35 @@ def test_stuck_thread_does_not_keep_a_process_alive() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={"PYTHONPATH": ":".join(sys.path)}
     )
     assert done.returncode == 0, done.stderr
+
+
+async def test_message_can_name_no_code_but_the_registered_handlers(
+    bench: Bench, registry: Registry, tmp_path: Path
+) -> None:
+    """Neither the method nor the payload is ever looked up among modules: they are names, and values for a handler."""
+    ran = []
+
+    @action("mine", registry=registry)
+    async def mine(ctx: Context, **values: Any) -> int:
+        ran.append(values)
+        return len(values)
+
+    mark = tmp_path / "mark"
+    names = [
+        "os.system", "os:system", "subprocess.run", "__import__", "builtins.exec", "antigravity", "penstock.migrate",
+        "mine.__call__", "../mine", "mine\u0000", "handlers.REGISTRY", "__class__",
+    ]  # fmt: skip
+    payload = json.dumps({"command": f"touch {mark}", "args": ["touch", str(mark)], "__module__": "os"})
+    before = set(sys.modules)
+    await bench.send(*(encode_call(number, 1, name, payload) for number, name in enumerate(names, 1)))
+    await bench.send(encode_call(99, 1, "mine", json.dumps({"__module__": "antigravity", "py/object": "os.system"})))
+    await bench.work(messages=2)
+    outcomes = await bench.outcomes(len(names) + 1)
+    for number in range(1, len(names) + 1):
+        outcome = outcomes[number]
+        assert isinstance(outcome, Failed), names[number - 1]
+        assert "no handler" in json.loads(outcome.error)["message"]
+    assert isinstance(outcomes[99], Succeeded)
+    assert ran == [{"__module__": "antigravity", "py/object": "os.system"}]
+    assert not mark.exists()
+    assert "antigravity" not in set(sys.modules) - before

@@ -44,8 +44,9 @@ union all
 select 'relation', relname, relkind::text, reloptions::text, obj_description(oid, 'pg_class'), null
 from pg_class where relnamespace = 'penstock'::regnamespace
 union all
-select 'comment', objoid::regclass::text, objsubid::text, description, null, null
-from pg_description where classoid = 'pg_class'::regclass
+select 'comment', objoid::regclass::text, attname, description, null, null
+from pg_description left join pg_attribute on attrelid = objoid and attnum = objsubid and attnum > 0
+where classoid = 'pg_class'::regclass
   and objoid in (select oid from pg_class where relnamespace = 'penstock'::regnamespace)
 union all
 select 'type', typname, string_agg(enumlabel, ',' order by enumsortorder), null, null, null
@@ -118,6 +119,50 @@ def test_every_revision_can_be_stepped_up_and_down_alone(empty_database_url: str
         downgrade(empty_database_url, "-1")
 
 
+_BEFORE_0003 = [
+    "insert into penstock.task (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,"
+    " claimed_at, created_at, updated_at) select n, 'ACQUIRED', 'a', '{}', 0, now(), case when n = 2 then 3 else 1 end,"
+    " 10, n,"
+    " now(), now(), now() from generate_series(1, 4) n",
+    # Of the four, 3 was sent and 4 was claimed anew since.
+    "insert into penstock.dispatch (task_ids, claims, claimed_at) values ('{1,2}', '{1,2}', now()),"
+    " ('{4}', '{3}', now())",
+    "insert into penstock.tally (action, event, count) values ('a', 'SUCCESS', 5)",
+]
+_LEFT = "select id, state::text, attempts from penstock.task order by id"
+
+
+def test_one_token_a_claim_gives_back_what_an_older_scheduler_never_confirmed(empty_database_url: str) -> None:
+    upgrade(empty_database_url, "0001")
+    for statement in _BEFORE_0003:
+        query(empty_database_url, statement)
+    upgrade(empty_database_url, "0003")
+    expected = [(1, "SCHEDULED", 0), (2, "ERROR", 2), (3, "ACQUIRED", 1), (4, "ACQUIRED", 1)]
+    assert query(empty_database_url, _LEFT) == expected
+    assert query(empty_database_url, "select * from penstock.dispatch") == []
+    assert query(empty_database_url, "select count, seconds from penstock.tally") == [(5, 0.0)]
+
+
+def test_on_the_way_down_from_one_token_a_claim_what_was_never_confirmed_is_given_back_too(
+    empty_database_url: str,
+) -> None:
+    upgrade(empty_database_url, "0003")
+    query(
+        empty_database_url,
+        "insert into penstock.task (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,"
+        " claimed_at, created_at, updated_at, suspect) select n, 'ACQUIRED', 'a', '{}', 0, now(), 1, 10, n / 3, now(),"
+        " now(), now(), true from generate_series(3, 7) n",
+    )
+    query(empty_database_url, "insert into penstock.dispatch (id, claimed_at) values (1, now())")
+    query(empty_database_url, "insert into penstock.tally (action, event, count, seconds) values ('a', 'RAN', 5, 1.5)")
+    downgrade(empty_database_url, "0001")
+    assert query(empty_database_url, _LEFT) == [
+        (3, "SCHEDULED", 0), (4, "SCHEDULED", 0), (5, "SCHEDULED", 0), (6, "ACQUIRED", 1), (7, "ACQUIRED", 1),
+    ]  # fmt: skip
+    assert query(empty_database_url, "select * from penstock.dispatch") == []
+    assert query(empty_database_url, "select * from penstock.tally") == []
+
+
 def test_migrations_make_one_line_of_history() -> None:
     assert len(ScriptDirectory.from_config(_config()).get_heads()) == 1
 
@@ -163,8 +208,8 @@ def test_the_described_columns_keep_the_order_null_and_type_of_the_database(migr
     seen = query(
         migrated_url,
         "select c.relname, a.attname, not a.attnotnull from pg_class c join pg_attribute a on a.attrelid = c.oid"
-        " where c.relnamespace = 'penstock'::regnamespace and a.attnum > 0 and c.relname = any($1)"
-        " order by c.relname, a.attname",
+        " where c.relnamespace = 'penstock'::regnamespace and a.attnum > 0 and not a.attisdropped"
+        " and c.relname = any($1) order by c.relname, a.attname",
         [table.name for table in metadata.tables.values()],
     )
     described = [
@@ -198,11 +243,15 @@ _SUCCESS = {
 _CRITICAL = _SUCCESS | {"state": "'CRITICAL_ERROR'", "result": "null", "failures": "'[]'"}
 _CANCELLED = _SUCCESS | {"state": "'CANCELLED'", "result": "null", "claimed_at": "null", "attempts": "0"}
 _REJECTED = {"source": "'inbound'", "body": "''", "reason": "''"}
+_API_KEY = {
+    "name": "'n'", "prefix": "'p'", "hash": "sha256('s')", "permissions": "'{read,enqueue}'",
+}  # fmt: skip
 
 _RIGHT = [
     ("task", _LIVE), ("task", _ACQUIRED), ("task", _ACQUIRED | {"heartbeat_at": "now()", "attempts": "2"}),
     ("task", _WAITING), ("task", _ERROR),
     ("task_history", _SUCCESS), ("task_history", _CRITICAL), ("task_history", _CANCELLED), ("rejected", _REJECTED),
+    ("api_key", _API_KEY),
 ]  # fmt: skip
 _WRONG = [
     ("task_state_is_live", "task", _LIVE | {"state": "'SUCCESS'"}),
@@ -223,6 +272,9 @@ _WRONG = [
     ("history_claimed_if_run", "task_history", _CRITICAL | {"claimed_at": "null"}),
     ("history_failed_if_critical", "task_history", _CRITICAL | {"failures": "null"}),
     ("rejected_source_check", "rejected", _REJECTED | {"source": "'elsewhere'"}),
+    ("api_key_hash_is_sha256", "api_key", _API_KEY | {"hash": "'s'"}),
+    ("api_key_permissions_known", "api_key", _API_KEY | {"permissions": "'{read,root}'"}),
+    ("api_key_permissions_known", "api_key", _API_KEY | {"permissions": "'{}'"}),
 ]
 
 
@@ -386,7 +438,7 @@ def test_postgres_16_carries_tasks_through_their_whole_life(url_16: str) -> None
                 await session.confirm(dispatch.id)
             claims = {task.id: task.claim for task in dispatch.tasks}
             async with store.transaction() as session:
-                assert len(await session.finish({(first, claims[first]): '{"ok":true}'})) == 1
+                assert await session.finish({(first, claims[first]): '{"ok":true}'}) == 1
                 error = '{"code":1,"message":"boom"}'
                 assert len(await session.fail([Failure(third, claims[third], error, 0.0)])) == 1
             async with store.session() as session:

@@ -133,3 +133,28 @@ def test_an_address_of_ipv6_is_listened_on_and_stands_in_brackets(health: Health
 def test_an_address_that_is_not_this_machines_is_a_mistake_with_the_setting(health: Health) -> None:
     with pytest.raises(SettingsError, match=r"192\.0\.2\.1:0 .*PENSTOCK_METRICS_PORT"):
         serve_health(health, "192.0.2.1", 0)
+
+
+def test_answers_do_not_tell_what_serves_them(server: HealthServer) -> None:
+    for path in ("/metrics", "/healthz", "/nothing"):
+        try:
+            headers = urllib.request.urlopen(server.url + path, timeout=10).headers
+        except urllib.error.HTTPError as error:
+            headers = error.headers
+            error.close()
+        assert headers["server"] == "penstock"
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_request_that_never_comes_is_given_up_without_a_word(
+    server: HealthServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(health_module._Quiet, "timeout", 0.1)
+    port = int(server.url.rpartition(":")[2])
+    for said in (b"", b"GET /metr"):
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as slow:
+            slow.sendall(said)
+            assert slow.recv(100) == b""
+    assert get(server, "/healthz")[0] == 200
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.out + captured.err

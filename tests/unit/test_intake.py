@@ -15,19 +15,29 @@ from penstock.commands import (
     PARAMS,
     Cancel,
     Command,
+    CountDead,
+    CreateKey,
     Discover,
     Enqueue,
+    ListDead,
+    ListKeys,
     ListRejected,
     ListTasks,
+    PurgeDead,
     PurgeRejected,
+    ReplayDead,
     Restart,
     RetryRejected,
+    RevokeKey,
+    ShowDead,
+    ShowRejected,
     Stats,
     Status,
     read_command,
 )
 from penstock.errors import InvalidParams, MethodNotFound, RpcError, TooLarge
 from penstock.intake import count_enqueued, read_inbound
+from penstock.keys import Permission
 from penstock.settings import Settings, load_settings
 from penstock.tasks import Enqueued, NewTask, State
 
@@ -115,6 +125,8 @@ def test_run_at_is_rfc_3339_or_epoch_milliseconds(limits: Settings, run_at: Any,
         ({"action": "a", "run_at": 10**400}, "run_at", "must be RFC 3339"),
         ({"action": "a", "run_at": "9999-12-31T23:59:59-12:00"}, "run_at", "out of range"),
         ({"action": "a", "run_at": "0001-01-01T00:00:00+12:00"}, "run_at", "out of range"),
+        ({"action": "a", "run_at": "0001-01-01T00:00:00Z"}, "run_at", "out of range"),
+        ({"action": "a", "run_at": -62_135_596_800_000}, "run_at", "out of range"),
         ({"action": "a", "run_at": 1.5}, "run_at", "got `float`"),
         ({"action": "a", "run_at": True}, "run_at", "got `bool`"),
         ({"action": "a", "run_at": 0, "delay": 0}, "delay", "exclude each other"),
@@ -235,9 +247,30 @@ def test_a_wrong_submission_names_the_field(limits: Settings, method: str, paylo
         ("list", {"state": "ERROR", "action": "a", "limit": 1000, "cursor": "5"}, ListTasks(State.ERROR, "a", 1000, 5)),
         ("stats", None, Stats()),
         ("stats", [], Stats()),
-        ("rejected.list", {"limit": 1, "cursor": "9"}, ListRejected(1, 9)),
+        ("rejected.list", {"limit": 1, "cursor": "9"}, ListRejected(1, 9, None)),
+        ("rejected.list", {"source": "results"}, ListRejected(50, None, "results")),
+        ("rejected.show", ["3"], ShowRejected(3)),
         ("rejected.retry", {"ids": [1]}, RetryRejected([1])),
+        (
+            "rejected.retry",
+            {"limit": 5, "cursor": "9", "source": "inbound"},
+            RetryRejected(ListRejected(5, 9, "inbound")),
+        ),
         ("rejected.purge", {"ids": ["1"]}, PurgeRejected([1])),
+        ("rejected.purge", {"limit": 5}, PurgeRejected(ListRejected(5, None, None))),
+        ("dlq.stats", None, CountDead()),
+        ("dlq.list", {"queue": "inbound"}, ListDead("inbound", 50)),
+        ("dlq.show", ["outbound", "a-b"], ShowDead("outbound", "a-b")),
+        ("dlq.replay", {"queue": "results", "ids": ["a", "b"]}, ReplayDead("results", ["a", "b"], False)),
+        ("dlq.replay", {"queue": "inbound", "limit": 7, "force": True}, ReplayDead("inbound", 7, True)),
+        ("dlq.purge", {"queue": "inbound", "limit": 7}, PurgeDead("inbound", 7)),
+        (
+            "keys.create",
+            {"name": " ci ", "permissions": ["read", "enqueue"], "expires_in": 60},
+            CreateKey("ci", [Permission.READ, Permission.ENQUEUE], 60.0),
+        ),
+        ("keys.list", {"cursor": "7", "revoked": True}, ListKeys(50, 7, True)),
+        ("keys.revoke", {"id": "7"}, RevokeKey(7)),
         ("rpc.discover", None, Discover()),
     ],
 )
@@ -245,10 +278,17 @@ def test_each_method_becomes_its_command(limits: Settings, method: str, params: 
     assert read(limits, method, params) == command
 
 
+LEAST: dict[str, Any] = {
+    "enqueue": {"action": "a"}, "status": {"id": 1}, "cancel": {"id": 1}, "retry": {"id": 1},
+    "rejected.show": {"id": 1}, "rejected.retry": {"ids": [1]}, "rejected.purge": {"ids": [1]},
+    "dlq.list": {"queue": "inbound"}, "dlq.show": {"queue": "inbound", "id": "a"},
+    "dlq.replay": {"queue": "inbound", "limit": 1}, "dlq.purge": {"queue": "inbound", "limit": 1},
+    "keys.create": {"name": "k", "permissions": ["read"]}, "keys.revoke": {"id": 1},
+}  # fmt: skip
+
+
 def test_every_method_has_a_command(limits: Settings) -> None:
-    least: dict[str, Any] = {"enqueue": {"action": "a"}, "status": {"id": 1}, "cancel": {"id": 1}, "retry": {"id": 1},
-                             "rejected.retry": {"ids": [1]}, "rejected.purge": {"ids": [1]}}  # fmt: skip
-    kinds = [type(read(limits, method, least.get(method))) for method in PARAMS]
+    kinds = [type(read(limits, method, LEAST.get(method))) for method in PARAMS]
     assert len(set(kinds)) == len(PARAMS)
 
 
@@ -280,6 +320,21 @@ def test_every_method_has_a_command(limits: Settings) -> None:
         ("stats", {"x": 1}, "x"),
         ("stats", [1], "params"),
         ("rejected.purge", {"ids": []}, "ids"),
+        ("rejected.purge", {}, "ids"),
+        ("rejected.purge", {"ids": [1], "limit": 1}, "ids"),
+        ("rejected.retry", {"ids": [1], "cursor": "1"}, "cursor"),
+        ("rejected.retry", {"ids": [1], "source": "inbound"}, "source"),
+        ("rejected.retry", {"limit": 1, "source": "outbound"}, "source"),
+        ("rejected.show", {}, "id"),
+        ("dlq.list", {}, "queue"),
+        ("dlq.list", {"queue": "inbound-dlq"}, "queue"),
+        ("dlq.show", {"queue": "inbound", "id": ""}, "id"),
+        ("dlq.replay", {"queue": "inbound"}, "ids"),
+        ("dlq.replay", {"queue": "inbound", "ids": ["a"], "limit": 1}, "ids"),
+        ("dlq.replay", {"queue": "inbound", "ids": ["a", "b" * 101]}, "ids[1]"),
+        ("dlq.purge", {"queue": "inbound", "ids": []}, "ids"),
+        ("dlq.purge", {"queue": "inbound", "limit": 1001}, "limit"),
+        ("dlq.purge", {"queue": "inbound", "limit": 1, "force": True}, "force"),
     ],
 )
 def test_a_wrong_parameter_of_another_method_is_named(limits: Settings, method: str, params: Any, field: str) -> None:
@@ -359,7 +414,7 @@ def test_a_body_of_good_and_bad_entries_keeps_each_with_its_reason(limits: Setti
 
 @pytest.mark.parametrize("method", [name for name in PARAMS if name not in ("enqueue", "cancel", "retry")])
 def test_a_method_that_only_answers_is_refused_from_the_queue(limits: Settings, method: str) -> None:
-    params = {"status": {"id": 1}, "rejected.retry": {"ids": [1]}, "rejected.purge": {"ids": [1]}}.get(method, {})
+    params = LEAST.get(method, {})
     body = json.dumps({"jsonrpc": "2.0", "method": method, "params": params})
     inbound = read_inbound(body, limits)
     assert (inbound.tasks, inbound.changes) == ([], [])

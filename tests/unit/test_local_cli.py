@@ -32,8 +32,8 @@ def test_version_is_the_package_version(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["up", "down", "ps", "logs", "enqueue", "status", "cancel", "retry", "list", "stats", "migrate", "create-queues",
-     "submitter", "scheduler", "resulter", "supervisor", "api", "worker"],
+    ["up", "down", "ps", "logs", "enqueue", "status", "cancel", "retry", "list", "stats", "rejected", "dlq", "migrate",
+     "create-queues", "submitter", "scheduler", "resulter", "supervisor", "api", "worker"],
 )  # fmt: skip
 def test_every_command_is_listed_and_has_help(command: str, tmp_path: Path) -> None:
     from typer.testing import CliRunner
@@ -116,6 +116,35 @@ def test_rejected_retry_wants_ids_or_all(tmp_path: Path) -> None:
     result = penstock("rejected", "retry", cwd=tmp_path)
     assert result.returncode == 2
     assert "--all" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["dlq", "replay", "inbound"], "--all"),
+        (["dlq", "replay", "inbound", "some-id", "--all"], "--all"),
+        (["dlq", "purge", "results", "--all", "--limit", "1"], "--limit"),
+        (["dlq", "purge", "results", "some-id"], "--yes"),
+        (["dlq", "show", "sideways", "some-id"], "sideways"),
+        (["dlq", "list", "inbound", "--limit", "0"], "--limit"),
+        (["rejected", "purge", "1", "--source", "inbound"], "--all"),
+        (["rejected", "list", "--source", "outbound"], "outbound"),
+    ],
+)
+def test_wrong_use_of_messages_is_refused_before_anything_is_asked(
+    arguments: list[str], words: str, tmp_path: Path
+) -> None:
+    result = penstock(*arguments, "--api-url", f"http://{HOST}:{free_port()}", cwd=tmp_path)
+    assert result.returncode == 2, result.stderr
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("command", ["list", "show", "replay", "purge"])
+def test_dlq_commands_have_help(command: str, tmp_path: Path) -> None:
+    shown = penstock("dlq", command, "--help", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert "inbound, outbound or results" in shown.stdout
 
 
 def test_up_on_a_port_that_is_taken_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-from prometheus_client import Counter, Gauge, Histogram
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from penstock import metrics
 
@@ -54,13 +56,28 @@ def test_a_metric_is_named_for_the_project_and_its_unit(name: str) -> None:
 def test_labels_come_from_small_sets() -> None:
     # Never an id, a key, a queue's URL or an error's text: each value of a label is a time series for ever.
     known = {"process", "outcome", "operation", "queue", "direction", "statement", "action", "state", "door", "source",
-             "reason", "kind", "method"}  # fmt: skip
+             "reason", "kind", "method", "edge"}  # fmt: skip
     assert {label for metric in declared.values() for label in metric._labelnames} <= known
 
 
 def test_every_metric_is_exported() -> None:
     collected = {family.name for family in metrics.REGISTRY.collect()}
     assert {exported_name(metric).removesuffix("_total") for metric in declared.values()} <= collected
+
+
+@given(values=st.lists(st.floats(0, 20) | st.sampled_from([0.1, 1.0, 10.0]), max_size=30))
+def test_observing_many_values_at_once_is_observing_each(values: list[float]) -> None:
+    registry = CollectorRegistry()
+    one, many = (
+        metrics.Histogram(name, "", buckets=(0.1, 1.0, 10.0), registry=registry) for name in ("one_s", "many_s")
+    )
+    for value in values:
+        one.observe(value)
+    many.observe_many(values)
+    for suffix in ("count", "bucket", "sum"):
+        for labels in [{"le": bound} for bound in ("0.1", "1.0", "10.0", "+Inf")] if suffix == "bucket" else [{}]:
+            seen = registry.get_sample_value(f"many_s_{suffix}", labels)
+            assert seen == pytest.approx(registry.get_sample_value(f"one_s_{suffix}", labels))
 
 
 @pytest.mark.parametrize("name", declared)

@@ -1,10 +1,25 @@
 from __future__ import annotations
 
-import dataclasses
+from datetime import UTC, datetime
 
 import pytest
 
-from penstock.tasks import FINAL_STATES, READY_STATES, TRANSITIONS, Claimed, Failure, NewTask, State, is_legal
+from penstock.tasks import (
+    BEGINNING,
+    EVERYTHING,
+    FINAL_STATES,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    READY_STATES,
+    TRANSITIONS,
+    Claimed,
+    Failure,
+    NewTask,
+    Position,
+    State,
+    Stretch,
+    is_legal,
+)
 
 LIVE_STATES = set(State) - FINAL_STATES
 
@@ -40,8 +55,21 @@ def test_a_state_is_its_own_name_in_text_and_json() -> None:
     assert [f"{state}" for state in State] == [state.name for state in State]
 
 
-@pytest.mark.parametrize("record", [NewTask("a"), Claimed(1, 2, "a", "{}", None, 0.0), Failure(1, 2, "{}", None)])
-def test_records_cannot_be_changed(record: object) -> None:
-    field = dataclasses.fields(record)[0].name  # type: ignore[arg-type]
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        setattr(record, field, "other")
+@pytest.mark.parametrize(
+    ("record", "field"),
+    [
+        (NewTask("a"), "action"),
+        (Claimed(1, 2, "a", "{}", None, 0.0, False), "claim"),
+        (Failure(1, 2, "{}", None), "claim"),
+        (Stretch(1, 2, BEGINNING), "after"),
+        (BEGINNING, "id"),
+    ],
+)
+def test_records_cannot_be_changed(record: object, field: str) -> None:
+    with pytest.raises(AttributeError):  # of a dataclass: FrozenInstanceError
+        setattr(record, field, getattr(record, field))
+
+
+def test_everything_is_one_stretch_over_all_priorities_behind_every_beginning() -> None:
+    assert (Stretch(PRIORITY_MIN, PRIORITY_MAX, BEGINNING),) == EVERYTHING
+    assert Position(datetime(1, 1, 2, tzinfo=UTC), 1) > BEGINNING

@@ -203,6 +203,8 @@ def test_policies_allow_each_process_what_it_needs_and_nothing_else(module: Modu
         "scheduler": on("outbound", PRODUCE),
         "worker": on("outbound", CONSUME) | on("results", PRODUCE),
         "resulter": on("results", CONSUME),
+        "api": {pair for queue in DEAD_LETTERS for pair in on(queue, CONSUME)}
+        | {pair for queue in ROLES for pair in on(queue, PRODUCE)},
         "supervisor": {pair for queue in ROLES | DEAD_LETTERS for pair in on(queue, INSPECT)},
     }
 

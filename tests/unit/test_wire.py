@@ -16,6 +16,7 @@ from penstock.wire import (
     Progress,
     Report,
     Request,
+    RunTimes,
     Succeeded,
     Unreadable,
     check_payload,
@@ -25,6 +26,7 @@ from penstock.wire import (
     encode_error,
     encode_progress,
     encode_result,
+    encode_run_times,
     escape_for_sqs,
     join_batch,
     pack,
@@ -389,6 +391,25 @@ def test_the_older_convention_names_its_attempt(body: str, claim: int | None, at
         ('{"jsonrpc":"2.0","method":"progress","params":{}}', "not a JSON-RPC response"),
         ('{"jsonrpc":"2.0","method":"progress","params":{"id":"42"}}', "is not <task id>:<claim>"),
         ('{"jsonrpc":"2.0","method":"progress","params":{"id":"42:7","percent":"x"}}', "not a JSON-RPC response"),
+        ('{"jsonrpc":"2.0","method":"run_times"}', "not a JSON-RPC response"),
+        ('{"jsonrpc":"2.0","method":"run_times","params":{}}', "not a JSON-RPC response"),
+        ('{"jsonrpc":"2.0","method":"run_times","params":{"actions":[]}}', "not a JSON-RPC response"),
+        ('{"jsonrpc":"2.0","method":"run_times","params":{"actions":{"a":1}}}', "not a JSON-RPC response"),
+        ('{"jsonrpc":"2.0","method":"run_times","params":{"actions":{"a":[1]}}}', "not a JSON-RPC response"),
+        ('{"jsonrpc":"2.0","method":"run_times","params":{"actions":{"a":["1",2.0]}}}', "not a JSON-RPC response"),
+        ('{"jsonrpc":"2.0","method":"run_times","params":{"actions":{"a":[1,NaN]}}}', "not a JSON-RPC response"),
+        ('{"jsonrpc":"2.0","method":"run_times","params":{"actions":{"a":[1,1e400]}}}', "not a JSON-RPC response"),
+        ('{"jsonrpc":"2.0","method":"run_times","params":{"actions":{"a":[-1,2.0]}}}', "make no sense: -1, 2.0 s"),
+        ('{"jsonrpc":"2.0","method":"run_times","params":{"actions":{"a":[1,-2.0]}}}', "make no sense: 1, -2.0 s"),
+        (
+            '{"jsonrpc":"2.0","method":"run_times","params":{"actions":{"a":[1,2],"b":[9223372036854775807,2]}}}',
+            "run times of 'b' make no sense",
+        ),
+        ('{"jsonrpc":"2.0","method":"run_times","params":{"actions":{"a":[1,1e308]}}}', "make no sense: 1, 1e+308 s"),
+        (
+            '{"jsonrpc":"2.0","method":"run_times","params":{"actions":{"' + "x" * 201 + '":[1,2]}}}',
+            "make no sense",
+        ),
     ],
 )
 def test_an_entry_that_says_nothing_about_any_task_is_unreadable_with_its_reason(
@@ -446,6 +467,15 @@ def test_progress_tells_percent_and_note_and_a_bare_one_is_a_heartbeat() -> None
     assert bare == Progress(42, 7, None)
 
 
+def test_run_times_are_read_by_action_beside_results() -> None:
+    body = join_batch([encode_result("42:7", "1"), encode_run_times({"a": (3, 1.5), "b": (0, 0.0)})])
+    assert decode_reports(body, batch_limit=10) == [
+        Succeeded(42, 7, None, "1"),
+        RunTimes({"a": (3, 1.5), "b": (0, 0.0)}),
+    ]
+    assert report('{"method":"run_times","params":{"actions":{"a":[2,3]}},"id":null}') == RunTimes({"a": (2, 3.0)})
+
+
 def test_a_result_and_an_error_read_back_as_they_were_sent() -> None:
     assert report(encode_result("42:7", "[1]")) == Succeeded(42, 7, None, "[1]")
     data = {"type": "ValueError", "traceback": "a\nb", "retry_after": 2.0, "final": None}
@@ -486,6 +516,12 @@ def test_entries_are_cut_by_count_and_by_bytes() -> None:
     assert slices([10] * 5, max_bytes=1000, max_items=2) == [(0, 2), (2, 4), (4, 5)]
     assert slices([10] * 5, max_bytes=35, max_items=100) == [(0, 3), (3, 5)]
     assert slices([], max_bytes=35, max_items=100) == []
+
+
+def test_entries_are_cut_by_weight() -> None:
+    limits = {"max_bytes": 1000, "max_items": 100, "max_weight": 1.0}
+    assert list(pack([10] * 4, [0.5, 0.5, 0.25, 0.0], **limits)) == [(0, 2), (2, 4)]
+    assert list(pack([10] * 3, [0.1, 9.0, 0.1], **limits)) == [(0, 1), (1, 2), (2, 3)]
 
 
 def test_an_entry_larger_than_a_body_stands_alone() -> None:

@@ -8,11 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidParams, InvalidRequest, ParseError
+from penstock.tasks import ACTION_MAX_CHARS
 from penstock.wire import (
     Failed,
     Invalid,
     Progress,
     Request,
+    RunTimes,
     Succeeded,
     Unreadable,
     check_payload,
@@ -22,6 +24,7 @@ from penstock.wire import (
     encode_error,
     encode_progress,
     encode_result,
+    encode_run_times,
     escape_for_sqs,
     join_batch,
     pack,
@@ -188,6 +191,10 @@ def test_any_body_of_results_gives_reports_and_raises_nothing(body: bytes | str)
             assert (entry.claim is None) != (entry.attempt is None)
 
 
+# Whole eighths add up to the same in any order.
+eighths = st.integers(0, 24).map(lambda n: n / 8)
+
+
 @given(
     entries=st.lists(
         st.one_of(
@@ -232,6 +239,37 @@ def test_packing_keeps_the_order_loses_nothing_and_keeps_the_limits(
         assert end - start == 1 or utf8_size(body) <= max_bytes
         decoded = json.loads(body)
         assert (decoded if end - start > 1 else [decoded]) == [json.loads(item) for item in items[start:end]]
+
+
+@given(
+    entries=st.lists(st.tuples(st.integers(1, 50), eighths), max_size=60),
+    max_bytes=st.integers(0, 400),
+    max_items=st.integers(1, 10),
+    max_weight=eighths,
+)
+def test_packing_by_weight_fills_each_body_as_far_as_all_its_limits_allow(
+    entries: list[tuple[int, float]], max_bytes: int, max_items: int, max_weight: float
+) -> None:
+    sizes, weights = [size for size, _ in entries], [weight for _, weight in entries]
+
+    def fits(start: int, end: int) -> bool:
+        in_bytes = sum(sizes[start:end]) + (end - start) + 1 <= max_bytes  # brackets and commas
+        return in_bytes and end - start <= max_items and sum(weights[start:end]) <= max_weight
+
+    cuts = list(pack(sizes, weights, max_bytes=max_bytes, max_items=max_items, max_weight=max_weight))
+    assert [position for start, end in cuts for position in range(start, end)] == list(range(len(entries)))
+    for start, end in cuts:
+        assert end - start == 1 or fits(start, end)
+        assert end == len(entries) or not fits(start, end + 1), "a smaller body than need be"
+
+
+@given(actions=st.dictionaries(texts, st.tuples(st.integers(0, 10**9), st.floats(0, 1e12))))
+def test_run_times_read_back_as_they_were_told(actions: dict[str, tuple[int, float]]) -> None:
+    (report,) = decode_reports(encode_run_times(actions), batch_limit=1)
+    if any(len(action) > ACTION_MAX_CHARS for action in actions):
+        assert isinstance(report, Unreadable)
+    else:
+        assert report == RunTimes(actions)
 
 
 @given(body=payloads)

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 
 from penstock.api.access import Guard
 from penstock.api.http import make_app
+from penstock.api.keyring import Keyring
 from penstock.api.methods import Methods
+from penstock.api.rates import Rates
 from penstock.api.rpc import Dispatcher
 from penstock.api.server import HttpServer
 from penstock.logs import get_logger
@@ -15,6 +17,7 @@ from penstock.loop import Service, SideTask
 from penstock.notify import Notifier
 from penstock.settings import Settings
 from penstock.store import Store
+from penstock.transports import Queue
 
 __all__ = ["Api"]
 
@@ -24,22 +27,49 @@ log = get_logger()
 class Api(Service):
     """One api process; ``run_once`` asks Postgres for a sign of life, requests are served beside it.
 
-    listening: set once callers can connect, at ``url``.
+    listening: set once callers can connect, at ``url``. queues, dead_letters: by label, used by the methods about
+    dead-letter queues alone, so the api serves all others without SQS.
     """
 
     name = "api"
     idle_seconds = 1.0
 
-    def __init__(self, *, store: Store, settings: Settings) -> None:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        settings: Settings,
+        queues: Mapping[str, Queue] | None = None,
+        dead_letters: Mapping[str, Queue] | None = None,
+    ) -> None:
         self._store = store
         self._notifier = Notifier(store)
-        self._methods = Methods(store, self._notifier, settings)
+        self._keyring = Keyring(settings.known_keys, store) if settings.needs_keys else None
+        self._methods = Methods(
+            store,
+            self._notifier,
+            settings,
+            queues=queues or {},
+            dead_letters=dead_letters or {},
+            keys_changed=self._keyring.refresh if self._keyring is not None else None,
+        )
         dispatcher = Dispatcher(
             self._methods.handlers, prefixes=self._methods.prefixes, batch_limit=settings.batch_limit
         )
-        app = make_app(dispatcher, Guard(settings.api_keys), request_limit_bytes=settings.request_limit_bytes)
+        rate = settings.api_rate_limit
+        app = make_app(
+            dispatcher,
+            Guard(self._keyring, None if rate is None else Rates(rate, settings.api_rate_burst or rate)),
+            request_limit_bytes=settings.request_limit_bytes,
+            request_timeout_seconds=settings.request_timeout_seconds,
+        )
         self._server = HttpServer(
-            app, host=settings.http_host, port=settings.http_port, grace_seconds=settings.grace_seconds
+            app,
+            host=settings.http_host,
+            port=settings.http_port,
+            grace_seconds=settings.grace_seconds,
+            connections=settings.http_connections,
+            request_limit_bytes=settings.request_limit_bytes,
         )
         self.listening = asyncio.Event()
 
@@ -52,12 +82,15 @@ class Api(Service):
         """Take the port and reach Postgres. Raises SettingsError for a port that cannot be had, Unavailable."""
         self._server.bind()
         await self._store.open()
+        if self._keyring is not None:
+            await self._keyring.refresh()
         self._server.listen()
-        log.info("api_listening", url=self.url)
+        log.info("api_listening", url=self.url, keys="needed" if self._keyring is not None else "none")
         self.listening.set()
 
     def side_tasks(self) -> Mapping[str, SideTask]:
-        return {"notify": self._notifier.run, "http": self._server.run}
+        tasks: dict[str, SideTask] = {"notify": self._notifier.run, "http": self._server.run}
+        return tasks if self._keyring is None else tasks | {"keys": self._keyring.run}
 
     async def run_once(self) -> int:
         """Ask Postgres whether it is there; readiness is the answer. Raises Unavailable."""

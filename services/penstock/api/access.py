@@ -1,23 +1,77 @@
-"""Who may ask: API keys where there are any; without keys, programs on this machine but not a browser's pages."""
+"""Who may ask for what: API keys where they are needed; without, programs on this machine but not a browser's pages."""
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Sequence
+from typing import Protocol
 from urllib.parse import urlsplit
 
-from pydantic import SecretStr
 from starlette.datastructures import Headers
 
+from penstock.api.keyring import Keyring
+from penstock.api.rates import Rates
+from penstock.commands import PARAMS, SUBMIT_PREFIX
 from penstock.errors import AccessDenied
+from penstock.keys import ALL_PERMISSIONS, Permission
 from penstock.settings import is_loopback
+
+# Methods that change nothing but what can be asked for again
+_READING = {
+    "status", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show", "rpc.discover",
+}  # fmt: skip
+PERMISSION_OF: dict[str, Permission] = {
+    name: Permission.READ if name in _READING else Permission.ADMIN for name in PARAMS
+} | {"enqueue": Permission.ENQUEUE}
+"""What a key needs for a method. A method that is new needs admin until somebody says otherwise here."""
+
+
+def permission_of(method: str) -> Permission | None:
+    """What a key needs for a method; None for one that there is not."""
+    return Permission.ENQUEUE if method.startswith(SUBMIT_PREFIX) else PERMISSION_OF.get(method)
+
+
+class Asking(Protocol):
+    """What a dispatcher wants to know of whoever sent a body."""
+
+    def check_method(self, method: str) -> None:
+        """Raises AccessDenied."""
+
+    def charge(self, requests: int) -> None:
+        """Raises RateLimited."""
+
+
+class Caller:
+    """Whoever sent a request. ``name``: of the key, or the address, as the rate is counted."""
+
+    __slots__ = ("_permissions", "_rates", "name")
+
+    def __init__(self, name: str, permissions: frozenset[Permission], rates: Rates | None) -> None:
+        self.name = name
+        self._permissions = permissions
+        self._rates = rates
+
+    def check_method(self, method: str) -> None:
+        """Raises AccessDenied, with the permission that is missing."""
+        needed = permission_of(method)
+        if needed is not None and needed not in self._permissions:
+            raise AccessDenied(403, f"Not permitted: this API key may not {needed}", {"needs": needed})
+
+    def check_rate(self) -> None:
+        """Raises RateLimited when not even one request may come now."""
+        if self._rates is not None:
+            self._rates.check(self.name)
+
+    def charge(self, requests: int) -> None:
+        """Count requests of this caller. Raises RateLimited when they are too many."""
+        if self._rates is not None:
+            self._rates.charge(self.name, requests)
 
 
 class Guard:
-    """Checks the headers of a request."""
+    """Checks the headers of a request. keyring: None where no keys are asked for. rates: None for any rate."""
 
-    def __init__(self, keys: Sequence[SecretStr]) -> None:
-        self._keys = [key.get_secret_value().encode("utf-8") for key in keys]
+    def __init__(self, keyring: Keyring | None = None, rates: Rates | None = None) -> None:
+        self._keyring = keyring
+        self._rates = rates
 
     def check_host(self, headers: Headers) -> None:
         """Without keys, refuse what came by another name than this machine's own. Raises AccessDenied, status 403.
@@ -25,24 +79,27 @@ class Guard:
         A page of the web can have its host name resolve to 127.0.0.1, or simply post to it from a form; the
         browser then sends that name as Host, or its own origin as Origin.
         """
-        if self._keys:
+        if self._keyring is not None:
             return
         host = headers.get("host", "")
         if not is_loopback(_name_of(host)):
-            raise AccessDenied(403, "Only loopback hosts are served without API keys: set PENSTOCK_API_KEYS")
+            raise AccessDenied(403, f"Only loopback hosts are served without API keys: {_HOW}")
         origin = headers.get("origin")
         if origin is not None and origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
-            raise AccessDenied(403, "Requests from another origin are refused without API keys: set PENSTOCK_API_KEYS")
+            raise AccessDenied(403, f"Requests from another origin are refused without API keys: {_HOW}")
 
-    def check_key(self, headers: Headers) -> None:
-        """Refuse a request without one of the keys, where there are any. Raises AccessDenied, status 401."""
-        if not self._keys:
-            return
+    def admit(self, headers: Headers, address: str) -> Caller:
+        """Who sends the request. Raises AccessDenied, status 401, and Unavailable when that cannot be told now."""
+        if self._keyring is None:
+            return Caller(address, ALL_PERMISSIONS, self._rates)
         given = (headers.get("x-api-key") or _bearer(headers.get("authorization", ""))).encode("latin-1")
-        # Every key is compared, in constant time each, so that the time taken tells nothing about any.
-        matches = [hmac.compare_digest(given, key) for key in self._keys]
-        if not any(matches):
-            raise AccessDenied(401, "An API key is needed: send Authorization: Bearer KEY, or X-API-Key: KEY")
+        key = self._keyring.find(given) if given else None
+        if key is None:
+            raise AccessDenied(401, "A valid API key is needed: send Authorization: Bearer KEY, or X-API-Key: KEY")
+        return Caller(f"{key.id or ''}:{key.name}", key.permissions, self._rates)
+
+
+_HOW = "set PENSTOCK_API_KEYS, or PENSTOCK_API_REQUIRE_KEYS=true"
 
 
 def _name_of(host: str) -> str:

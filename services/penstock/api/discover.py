@@ -15,6 +15,7 @@ from penstock.commands import (
     PARAMS,
     SUBMIT_PREFIX,
 )
+from penstock.keys import NAME_MAX_CHARS
 from penstock.tasks import ACTION_MAX_CHARS, KEY_MAX_CHARS, MAX_ATTEMPTS_LIMIT, PRIORITY_MAX, PRIORITY_MIN
 
 OPENRPC_VERSION = "1.3.2"
@@ -29,12 +30,20 @@ ERRORS: dict[str, tuple[int, str]] = {
     "MethodNotFound": (errors.METHOD_NOT_FOUND, "Method not found"),
     "InvalidParams": (errors.INVALID_PARAMS, "A parameter is missing, unknown or wrong; data.field names it"),
     "InternalError": (errors.INTERNAL_ERROR, "A failure of the server; data.ref finds it in the log"),
-    "AccessDenied": (errors.ACCESS_DENIED, "No valid API key, or not from this machine; HTTP 401 or 403"),
+    "AccessDenied": (
+        errors.ACCESS_DENIED,
+        "No valid API key, or not from this machine, or not permitted, data.needs naming the permission; "
+        "HTTP 401 or 403",
+    ),
+    "KeyNotFound": (errors.KEY_NOT_FOUND, "No such API key"),
+    "RateLimited": (errors.RATE_LIMITED, "Too many requests; data.retry_after in seconds; HTTP 429"),
     "TaskNotFound": (errors.TASK_NOT_FOUND, "No such task"),
+    "MessageNotFound": (errors.MESSAGE_NOT_FOUND, "No such message, rejected or in a dead-letter queue"),
+    "QueueAway": (errors.QUEUE_AWAY, "The api cannot use a queue; data.queue names it, data.ref finds why in the log"),
     "StateConflict": (errors.STATE_CONFLICT, "The task's state forbids it; data.state is that state"),
     "TooLarge": (errors.TOO_LARGE, "A payload or a request is over its limit; data.size and data.limit in bytes"),
 }
-_ALWAYS = ("InvalidParams", "InternalError")
+_ALWAYS = ("InvalidParams", "InternalError", "AccessDenied")
 
 # Summary, result, errors beyond those of every method
 SUMMARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -61,15 +70,43 @@ SUMMARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         (),
     ),
     "rejected.list": ("List messages of the queues that could not be understood, newest first.", "RejectedPage", ()),
+    "rejected.show": ("Show one of them.", "Rejected", ("MessageNotFound",)),
     "rejected.retry": (
         "Read rejected messages again; what is accepted of a message is not accepted twice.",
         "Replayed",
         (),
     ),
     "rejected.purge": ("Delete rejected messages for good.", "Purged", ()),
+    "dlq.stats": ("Count the messages of each dead-letter queue.", "DeadLetterQueues", ()),
+    "dlq.list": (
+        "List messages of a dead-letter queue, with what Postgres knows of them; they stay where they are.",
+        "DeadMessages",
+        ("QueueAway",),
+    ),
+    "dlq.show": (
+        "Show one of them whole, with what each task in it is now.",
+        "DeadMessageDetail",
+        ("MessageNotFound", "QueueAway"),
+    ),
+    "dlq.replay": (
+        "Send messages again and take them from the dead-letter queue; doing so twice does nothing twice.",
+        "DeadReplayed",
+        ("QueueAway",),
+    ),
+    "dlq.purge": ("Delete messages of a dead-letter queue for good.", "DeadPurged", ("QueueAway",)),
+    "keys.create": ("Make an API key; this answer is the only place where it can be read.", "NewKey", ()),
+    "keys.list": ("List API keys, newest first, without the keys themselves.", "KeyPage", ()),
+    "keys.revoke": ("Revoke an API key for good; it is refused within 10 seconds.", "Key", ("KeyNotFound",)),
     "rpc.discover": ("This document.", "", ()),
 }
 
+_QUEUE = "The queue whose dead-letter queue is meant."
+_REJECTED = {
+    "ids": f"Ids from rejected.list; 1 to {MAX_IDS}.",
+    "limit": f"In place of ids: the newest, so many at the most; 1 to {MAX_LIST}.",
+    "cursor": "With limit: the cursor of the page before.",
+    "source": "With limit: only messages of this queue.",
+}
 PARAMETERS: dict[str, dict[str, str]] = {
     "enqueue": {
         "action": f"What a worker's handler is registered for; 1 to {ACTION_MAX_CHARS} characters.",
@@ -97,16 +134,47 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "cursor": "The cursor of the page before.",
     },
     "stats": {},
-    "rejected.list": {"limit": f"Messages at the most; 1 to {MAX_LIST}.", "cursor": "The cursor of the page before."},
-    "rejected.retry": {"ids": f"Ids from rejected.list; 1 to {MAX_IDS}."},
-    "rejected.purge": {"ids": f"Ids from rejected.list; 1 to {MAX_IDS}."},
+    "rejected.list": {
+        "limit": f"Messages at the most; 1 to {MAX_LIST}.",
+        "cursor": "The cursor of the page before.",
+        "source": "Only messages of this queue.",
+    },
+    "rejected.show": {"id": "From rejected.list."},
+    "rejected.retry": _REJECTED,
+    "rejected.purge": _REJECTED,
+    "dlq.stats": {},
+    "dlq.list": {"queue": _QUEUE, "limit": f"Messages at the most; 1 to {MAX_LIST}."},
+    "dlq.show": {"queue": _QUEUE, "id": "From dlq.list."},
+    "dlq.replay": {
+        "queue": _QUEUE,
+        "ids": f"From dlq.list; 1 to {MAX_IDS}.",
+        "limit": f"In place of ids: any messages, so many at the most; 1 to {MAX_LIST}.",
+        "force": "Also inbound messages so old that nobody can tell whether they were accepted before.",
+    },
+    "dlq.purge": {
+        "queue": _QUEUE,
+        "ids": f"From dlq.list; 1 to {MAX_IDS}.",
+        "limit": f"In place of ids: any messages, so many at the most; 1 to {MAX_LIST}.",
+    },
+    "keys.create": {
+        "name": f"Whose it is; one key of a name at a time. 1 to {NAME_MAX_CHARS} characters.",
+        "permissions": "What it may do: enqueue, read, admin; admin implies the others.",
+        "expires_in": "Seconds until it expires; null for never.",
+    },
+    "keys.list": {
+        "limit": f"Keys at the most; 1 to {MAX_LIST}.",
+        "cursor": "The cursor of the page before.",
+        "revoked": "With those that are revoked.",
+    },
+    "keys.revoke": {"id": "From keys.list."},
     "rpc.discover": {},
 }
 
 _PAYLOAD: dict[str, Any] = {"type": ["object", "array"]}
 _RESULTS = (
     views.Accepted, views.Changed, views.Task, views.TaskDetail, views.TaskPage, views.Statistics, views.RejectedPage,
-    views.Replayed, views.Purged,
+    views.Rejected, views.Replayed, views.Purged, views.DeadLetterQueues, views.DeadMessages, views.DeadMessageDetail,
+    views.DeadReplayed, views.DeadPurged, views.Key, views.NewKey, views.KeyPage,
 )  # fmt: skip
 
 

@@ -1,7 +1,10 @@
-"""The HTTP side of the api: two routes, who may ask, how large a body may be; every answer is JSON."""
+"""The HTTP side of the api: two routes, who may ask, what a request must look like; every answer is JSON."""
 
 from __future__ import annotations
 
+import asyncio
+import math
+from collections.abc import Mapping
 from time import perf_counter
 
 import msgspec
@@ -14,13 +17,30 @@ from starlette.routing import Route
 from penstock import __version__, metrics
 from penstock.api.access import Guard
 from penstock.api.rpc import Dispatcher, error_body, masked
-from penstock.errors import AccessDenied, TooLarge
+from penstock.errors import AccessDenied, InvalidRequest, RateLimited, RpcError, TooLarge, Unavailable
 
 RPC_PATH = "/rpc"
 _JSON = "application/json"
+_MEDIA_TYPES = {_JSON, "application/json-rpc", "application/jsonrequest"}
+# An answer is for the one who asked, and is no page: nothing in it may be run, framed or kept.
+_HEADERS = [
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+]
 
 
-def make_app(dispatcher: Dispatcher, guard: Guard, *, request_limit_bytes: int) -> Starlette:
+class _Refusal(InvalidRequest):
+    """A request that is refused for its form; ``reason`` is its label in the metrics."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"Invalid Request: {message}")
+        self.status = status
+        self.reason = reason
+
+
+def make_app(
+    dispatcher: Dispatcher, guard: Guard, *, request_limit_bytes: int, request_timeout_seconds: float = 30
+) -> Starlette:
     """The ASGI application: ``POST /rpc``, and ``GET /`` for those who look what is here."""
     card = msgspec.json.encode(
         {"name": "penstock", "version": __version__, "rpc": RPC_PATH, "discover": "rpc.discover"}
@@ -30,25 +50,28 @@ def make_app(dispatcher: Dispatcher, guard: Guard, *, request_limit_bytes: int) 
         try:
             guard.check_host(request.headers)
         except AccessDenied as exc:
-            return _denied(exc)
-        return Response(card, media_type=_JSON)
+            return _refused(exc)
+        return _json(card)
 
     async def rpc(request: Request) -> Response:
         started = perf_counter()
         try:
             guard.check_host(request.headers)
-            guard.check_key(request.headers)
-            status, body = await dispatcher.answer(await _read(request, request_limit_bytes))
-        except AccessDenied as exc:
-            return _denied(exc)
-        except TooLarge as exc:
-            return Response(error_body(exc), 413, media_type=_JSON)
+            caller = guard.admit(request.headers, request.client.host if request.client else "")
+            caller.check_rate()
+            _check_media_type(request)
+            body = await _read(request, request_limit_bytes, request_timeout_seconds)
+            status, answer = await dispatcher.answer(body, caller)
+        except RpcError as exc:
+            return _refused(exc)
         except ClientDisconnect:
             return Response(status_code=400)  # nobody is there to read it
+        except Unavailable as exc:
+            return _json(error_body(masked(exc, "unknown")), 503)
         except Exception as exc:
-            return _failed(exc)
+            return _json(error_body(masked(exc, "unknown")), 500)
         metrics.REQUEST_SECONDS.observe(perf_counter() - started)
-        return Response(status_code=status) if body is None else Response(body, status, media_type=_JSON)
+        return Response(status_code=status) if answer is None else _json(answer, status)
 
     return Starlette(
         routes=[Route("/", index, methods=["GET"]), Route(RPC_PATH, rpc, methods=["POST"])],
@@ -56,31 +79,62 @@ def make_app(dispatcher: Dispatcher, guard: Guard, *, request_limit_bytes: int) 
     )
 
 
-async def _read(request: Request, limit: int) -> bytes:
-    """The body, of which no more than the limit is ever held. Raises TooLarge."""
+def _json(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    response = Response(body, status, headers, media_type=_JSON)
+    response.raw_headers += _HEADERS
+    return response
+
+
+def _check_media_type(request: Request) -> None:
+    """Refuse what a page of another origin can send without asking first: forms, plain text, nothing. Status 415."""
+    given = request.headers.get("content-type", "")
+    if given != _JSON and given.partition(";")[0].strip().lower() not in _MEDIA_TYPES:
+        raise _Refusal(415, "media_type", f"send Content-Type: {_JSON}, not {given[:100]!r}")
+    if "content-encoding" in request.headers:
+        raise _Refusal(415, "media_type", "the body must not be compressed")
+
+
+async def _read(request: Request, limit: int, seconds: float) -> bytes:
+    """The body, of which no more than the limit is ever held. Raises TooLarge, _Refusal."""
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > limit:
         raise TooLarge("the request", int(declared[:20]), limit)
     chunks = []
     size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
-            raise TooLarge("the request", size, limit)
-        chunks.append(chunk)
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limit:
+                    raise TooLarge("the request", size, limit)
+                chunks.append(chunk)
+    except TimeoutError:
+        raise _Refusal(408, "time", f"the body did not arrive within {seconds:g} s") from None
     return b"".join(chunks)
 
 
-def _denied(exc: AccessDenied) -> Response:
-    headers = {"WWW-Authenticate": "Bearer"} if exc.status == 401 else None
-    return Response(error_body(exc), exc.status, headers, media_type=_JSON)
-
-
-def _failed(exc: Exception) -> Response:
-    return Response(error_body(masked(exc, "unknown")), 500, media_type=_JSON)
+def _refused(exc: RpcError) -> Response:
+    """The answer to a request that reached no method."""
+    headers: dict[str, str] | None = None
+    match exc:
+        case AccessDenied(status=status):
+            reason = "key" if status == 401 else "host"
+            headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+        case RateLimited(retry_after_seconds=seconds):
+            status, reason = 429, "rate"
+            headers = {"Retry-After": str(max(1, math.ceil(seconds)))}
+        case TooLarge():
+            status, reason = 413, "size"
+        case _Refusal(status=status, reason=reason):
+            # What is left of a body that is late is not worth waiting for.
+            headers = {"Connection": "close"} if status == 408 else None
+        case _:
+            raise exc
+    metrics.REFUSED.labels(reason).inc()
+    return _json(error_body(exc), status, headers)
 
 
 async def _http_error(_request: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException)
     problem = {"error": exc.detail, "rpc": f"POST {RPC_PATH}"}
-    return Response(msgspec.json.encode(problem), exc.status_code, exc.headers, media_type=_JSON)
+    return _json(msgspec.json.encode(problem), exc.status_code, exc.headers)

@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 
 from penstock.api import views
+from penstock.api.dead_letters import DeadLetters
 from penstock.api.discover import describe
+from penstock.api.keys import Keys
 from penstock.api.replay import purge_rejected, retry_rejected
 from penstock.api.rpc import Handler, Outcome, each
 from penstock.batching import Batcher
@@ -20,24 +22,34 @@ from penstock.commands import (
     PARAMS,
     SUBMIT_PREFIX,
     Cancel,
+    CountDead,
+    CreateKey,
     Discover,
     Enqueue,
+    ListDead,
+    ListKeys,
     ListRejected,
     ListTasks,
+    PurgeDead,
     PurgeRejected,
+    ReplayDead,
     Restart,
     RetryRejected,
+    RevokeKey,
+    ShowDead,
+    ShowRejected,
     Stats,
     Status,
     read_command,
 )
-from penstock.errors import InvalidParams, Refused, RpcError, TaskNotFound
+from penstock.errors import InvalidParams, MessageNotFound, Refused, RpcError, TaskNotFound
 from penstock.intake import apply_change, count_enqueued
 from penstock.logs import get_logger
 from penstock.notify import Notifier
 from penstock.settings import Settings
 from penstock.store import Session, Store
 from penstock.tasks import FINAL_STATES, Enqueued, NewTask, State
+from penstock.transports import Queue
 from penstock.wire import Request
 
 MAX_INSERT_TASKS = 1000
@@ -54,9 +66,22 @@ log = get_logger()
 
 
 class Methods:
-    """Carries out requests; ``handlers`` and ``prefixes`` are what a Dispatcher takes."""
+    """Carries out requests; ``handlers`` and ``prefixes`` are what a Dispatcher takes.
 
-    def __init__(self, store: Store, notifier: Notifier, settings: Settings) -> None:
+    queues, dead_letters: by label, for the methods about dead-letter queues; all others do without.
+    keys_changed: called after a key was made or revoked, so that it counts here at once.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        notifier: Notifier,
+        settings: Settings,
+        *,
+        queues: Mapping[str, Queue],
+        dead_letters: Mapping[str, Queue],
+        keys_changed: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self._store = store
         self._notifier = notifier
         self._settings = settings
@@ -68,6 +93,15 @@ class Methods:
         self._statistics_at = 0.0
         self._counting = asyncio.Lock()
         self._description: msgspec.Raw | None = None
+        dead = DeadLetters(
+            store=store,
+            session=self._session,
+            notifier=notifier,
+            queues=queues,
+            dead_letters=dead_letters,
+            settings=settings,
+        )
+        keys = Keys(self._session, keys_changed)
         self._carry_out: dict[type, Callable[[Any], Awaitable[Any]]] = {
             Status: self._status,
             Cancel: self._change,
@@ -75,8 +109,17 @@ class Methods:
             ListTasks: self._list,
             Stats: self._stats,
             ListRejected: self._list_rejected,
+            ShowRejected: self._show_rejected,
             RetryRejected: self._retry_rejected,
             PurgeRejected: self._purge_rejected,
+            CountDead: lambda _: dead.count(),
+            ListDead: dead.browse,
+            ShowDead: dead.show,
+            ReplayDead: dead.replay,
+            PurgeDead: dead.purge,
+            CreateKey: keys.create,
+            ListKeys: keys.list,
+            RevokeKey: keys.revoke,
             Discover: self._discover,
         }
 
@@ -211,7 +254,7 @@ class Methods:
         async with self._session() as session:
             while len(page) < command.limit and size < REJECTED_PAGE_BYTES:
                 at_once = min(_REJECTED_AT_ONCE, command.limit - len(page))
-                rows = await session.fetch("list_rejected", before, at_once)
+                rows = await session.fetch("list_rejected", before, at_once, command.source)
                 page += map(views.rejected, rows)
                 size += sum(len(row["body"]) for row in rows)
                 if len(rows) < at_once:
@@ -219,20 +262,42 @@ class Methods:
                 before = rows[-1]["id"]
         return views.RejectedPage(page, str(before))
 
+    async def _show_rejected(self, command: ShowRejected) -> views.Rejected:
+        async with self._session() as session:
+            rows = await session.fetch("read_rejected", command.id)
+        if not rows:
+            raise MessageNotFound(command.id, "among the rejected")
+        return views.rejected(rows[0])
+
     async def _retry_rejected(self, command: RetryRejected) -> views.Replayed:
+        async with self._session() as session:
+            ids, cursor = await _choose_rejected(session, command.which)
         async with self._others:
-            replayed = await retry_rejected(self._store, command.ids, self._settings)
+            replayed = await retry_rejected(self._store, ids, self._settings, cursor=cursor)
         self._notifier.poke()
         return replayed
 
     async def _purge_rejected(self, command: PurgeRejected) -> views.Purged:
         async with self._session() as session:
-            return views.Purged(await purge_rejected(session, command.ids))
+            ids, cursor = await _choose_rejected(session, command.which)
+            return views.Purged(await purge_rejected(session, ids), cursor)
 
     async def _discover(self, _command: Discover) -> msgspec.Raw:
         if self._description is None:
             self._description = msgspec.Raw(msgspec.json.encode(describe()))
         return self._description
+
+
+async def _choose_rejected(session: Session, which: Sequence[int] | ListRejected) -> tuple[Sequence[int], str | None]:
+    """Ids of rejected messages, and where the next page of them begins.
+
+    Newest first, so that what a retry rejects again, as a record of its own, is on no later page.
+    """
+    if not isinstance(which, ListRejected):
+        return which, None
+    rows = await session.fetch("list_rejected_ids", which.before, which.limit, which.source)
+    ids = [row["id"] for row in rows]
+    return ids, str(ids[-1]) if len(ids) == which.limit else None
 
 
 def _cursor(ids: Sequence[int], limit: int, last: int | None, seen: int, scan: int) -> str | None:

@@ -16,8 +16,10 @@ from penstock.wire import decode_reports
 log = get_logger()
 
 
-async def retry_rejected(store: Store, ids: Sequence[int], settings: Settings) -> Replayed:
-    """Process these records again, each in a transaction of its own.
+async def retry_rejected(
+    store: Store, ids: Sequence[int], settings: Settings, *, cursor: str | None = None
+) -> Replayed:
+    """Process these records again, each in a transaction of its own; ``cursor`` is passed on with the answer.
 
     Raises Unavailable; what was done until then holds.
     """
@@ -39,7 +41,7 @@ async def retry_rejected(store: Store, ids: Sequence[int], settings: Settings) -
         else:
             retried += 1
     log.info("rejected_retried", retried=retried, still_rejected=len(still), unknown=len(unknown))
-    return Replayed(retried, still, unknown)
+    return Replayed(retried, still, unknown, cursor)
 
 
 async def _retry_one(session: Session, rejected_id: int, settings: Settings) -> list[StillRejected] | None:

@@ -21,7 +21,8 @@ from jsonrpcserver.async_main import dispatch_to_response
 from oslash.either import Left
 
 from penstock import metrics
-from penstock.errors import INTERNAL_ERROR, MethodNotFound, RpcError, Unavailable
+from penstock.api.access import Asking
+from penstock.errors import INTERNAL_ERROR, AccessDenied, MethodNotFound, RpcError, Unavailable
 from penstock.logs import get_logger
 from penstock.wire import Invalid, Request, decode_body
 
@@ -98,14 +99,14 @@ class _Method:
     __signature__ = _AnyArguments()
 
     def __init__(self, label: str, handler: Handler) -> None:
-        self._label = label
+        self.label = label
         self._handler = handler
 
     async def __call__(self, requests: Sequence[Request]) -> Any:
         try:
-            return Success((self._label, await self._handler(requests)))
+            return Success((self.label, await self._handler(requests)))
         except Exception as exc:
-            return Success((self._label, [exc] * len(requests)))
+            return Success((self.label, [exc] * len(requests)))
 
 
 class _Methods(dict[str, _Method]):
@@ -136,17 +137,22 @@ class Dispatcher:
         self._methods: Any = _Methods(handlers, prefixes or {})
         self._batch_limit = batch_limit
 
-    async def answer(self, body: bytes) -> Answer:
-        """Answer one body; raises nothing that the body is to blame for."""
+    async def answer(self, body: bytes, caller: Asking) -> Answer:
+        """Answer one body; raises nothing that the body is to blame for, but RateLimited if it holds too many requests.
+
+        A request that the caller may not make is answered so, and harms no neighbour.
+        """
         try:
             is_batch, entries = decode_body(body, batch_limit=self._batch_limit)
         except RpcError as exc:
+            caller.charge(1)
             metrics.REQUESTS.labels("unknown", str(exc.code)).inc()
             return Answer(200, error_body(exc))
-        given = iter(await self._dispatch([entry for entry in entries if isinstance(entry, Request)]))
+        caller.charge(len(entries))
+        given = iter(await self._dispatch([entry for entry in entries if isinstance(entry, Request)], caller))
         answers: list[_Result | _Error] = []
         counts: Counter[tuple[str, str]] = Counter()
-        away = False
+        status = 200
         outcome: Outcome
         for entry in entries:
             if isinstance(entry, Invalid):
@@ -158,7 +164,10 @@ class Dispatcher:
                 counts[label, "ok"] += 1
                 answer: _Result | _Error = _Result(result=outcome, id=request_id)
             else:
-                away = away or isinstance(outcome, Unavailable)
+                if isinstance(outcome, Unavailable):
+                    status = 503
+                elif isinstance(outcome, AccessDenied):
+                    status = outcome.status
                 error = outcome if isinstance(outcome, RpcError) else masked(outcome, label)
                 counts[label, str(error.code)] += 1
                 answer = _error_response(error, request_id)
@@ -166,19 +175,27 @@ class Dispatcher:
                 answers.append(answer)
         for (label, code), count in counts.items():
             metrics.REQUESTS.labels(label, code).inc(count)
-        if not answers:
-            return Answer(204, None)
         if is_batch:
-            return Answer(200, _encode(answers))
-        return Answer(503 if away else 200, _encode(answers[0]))
+            return Answer(200, _encode(answers)) if answers else Answer(204, None)
+        if not answers:
+            return Answer(status if status != 200 else 204, None)
+        return Answer(status, _encode(answers[0]))
 
-    async def _dispatch(self, requests: Sequence[Request]) -> list[tuple[str, Outcome]]:
+    async def _dispatch(self, requests: Sequence[Request], caller: Asking) -> list[tuple[str, Outcome]]:
         """Label and outcome of every request, in their order."""
         outcomes: list[tuple[str, Outcome]] = [("unknown", None)] * len(requests)
         for start in range(0, len(requests), ENTRIES_AT_ONCE):
             places: dict[str, list[int]] = {}
             for place in range(start, min(start + ENTRIES_AT_ONCE, len(requests))):
                 places.setdefault(requests[place].method, []).append(place)
+            for method in list(places):
+                try:
+                    caller.check_method(method)
+                except AccessDenied as exc:
+                    for place in places.pop(method):
+                        outcomes[place] = self._methods[method].label, exc
+            if not places:
+                continue
             calls: Any = [
                 {"method": method, "params": [[requests[place] for place in group]], "id": method}
                 for method, group in places.items()

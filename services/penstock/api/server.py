@@ -3,38 +3,62 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any
 
 import uvicorn
 
+from penstock.api.patience import HEAD_BYTES, PatientProtocol
 from penstock.errors import SettingsError
 
 _BACKLOG = 2048
+# On every answer, those included that uvicorn gives itself.
+_HEADERS = [
+    ("X-Content-Type-Options", "nosniff"),
+    ("X-Frame-Options", "DENY"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+]
 
 
 class HttpServer:
     """Serves an ASGI application; ``bind`` and ``listen`` first, then ``run`` until ``stop``.
 
-    grace_seconds: requests in hand are given so long after ``stop``.
+    grace_seconds: requests in hand are given so long after ``stop``. connections: more than these are answered 503.
+    request_limit_bytes: of a body; four times as much may be sent for it, chunk sizes and all.
     """
 
-    def __init__(self, app: Any, *, host: str, port: int, grace_seconds: float) -> None:
+    def __init__(
+        self,
+        app: Any,
+        *,
+        host: str,
+        port: int,
+        grace_seconds: float,
+        connections: int = 500,
+        request_limit_bytes: int = 8 * 1024 * 1024,
+    ) -> None:
         self._host = host
         self._port = port
         self._socket: socket.socket | None = None
+        # Its warnings about bad requests and refused connections are anybody's to cause; they are counted instead.
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+        protocol = type("Protocol", (PatientProtocol,), {"wire_limit_bytes": 4 * request_limit_bytes + HEAD_BYTES})
         config = uvicorn.Config(
             app,
-            http="httptools" if find_spec("httptools") else "h11",
+            http=protocol,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             proxy_headers=False,
             server_header=False,
+            headers=_HEADERS,
+            limit_concurrency=connections + 1,  # uvicorn counts the one that asks too
+            h11_max_incomplete_event_size=HEAD_BYTES,
             backlog=_BACKLOG,
             timeout_keep_alive=65,  # longer than the 60 s of common load balancers, which would meet closed doors
             timeout_graceful_shutdown=max(1, int(grace_seconds)),

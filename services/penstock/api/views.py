@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from penstock.keys import Permission
+from penstock.keystore import KeyRecord
 from penstock.tasks import State
 
 Instant = Annotated[
@@ -109,6 +111,9 @@ class RejectedPage(msgspec.Struct, frozen=True):
     cursor: Annotated[str | None, _about("Pass it on for the next page; null at the end.")]
 
 
+_NEXT = _about("With `limit`: where the next page begins; null at the end, and with `ids`.")
+
+
 class StillRejected(msgspec.Struct, frozen=True):
     id: Annotated[int, _about("Another id than before where a part was accepted and the rest is a new record.")]
     reason: str
@@ -118,10 +123,109 @@ class Replayed(msgspec.Struct, frozen=True):
     retried: Annotated[int, _about("Records that were accepted whole and are gone.")]
     still_rejected: list[StillRejected]
     unknown: Annotated[list[int], _about("Ids of no record, or of one that somebody else is retrying.")]
+    cursor: Annotated[str | None, _NEXT]
 
 
 class Purged(msgspec.Struct, frozen=True):
     purged: int
+    cursor: Annotated[str | None, _NEXT]
+
+
+class DeadLetterQueue(msgspec.Struct, frozen=True):
+    """Approximate counts of one dead-letter queue; null where the api cannot use it."""
+
+    queue: Literal["inbound", "outbound", "results"]
+    messages: Annotated[int | None, _about("All that there are.")]
+    held: Annotated[int | None, _about("Those of them that somebody is looking at.")]
+
+
+class DeadLetterQueues(msgspec.Struct, frozen=True):
+    queues: list[DeadLetterQueue]
+
+
+class DeadMessage(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    sent_at: Annotated[str | None, _about("When it was first sent, by the queue's clock.")]
+    receives: Annotated[int, _about("How often it was received, looks such as this included.")]
+    bytes: Annotated[int, _about("Of its body.")]
+    entries: Annotated[int, _about("Requests or responses in it; 0 when it cannot be read.")]
+    first: Annotated[list[str], _about("The first few of them: action or kind, then task id and claim.")]
+    current: Annotated[
+        int | None, _about("Entries whose claim holds its task now; null for the inbound queue, which has no claims.")
+    ]
+    stale: Annotated[
+        int | None, _about("Entries whose claim holds no task any more: whatever comes of them is ignored.")
+    ]
+    accepted: Annotated[
+        bool | None,
+        _about("Inbound: true when it was accepted already, so that a replay adds nothing; null when nobody can tell."),
+    ]
+    problem: Annotated[str | None, _about("Why it, or an entry among the first, is of no use.")]
+
+
+class DeadMessages(msgspec.Struct, frozen=True):
+    messages: Annotated[list[DeadMessage], _about("In no order: the queue has none.")]
+    seen: Annotated[int, _about("Messages looked at.")]
+    total: Annotated[int, _about("Messages in the queue, approximately.")]
+    held: Annotated[int, _about("Those of them that somebody else is looking at, approximately.")]
+
+
+class DeadEntry(msgspec.Struct, frozen=True):
+    what: Annotated[str, _about("The action, the method, or result, error, progress.")]
+    task_id: Annotated[int | None, _about("Its task; of a new one with a unique key, the task that has the key.")]
+    claim: int | None
+    state: Annotated[State | None, _about("The task's state now; null when there is no such task.")]
+    current: Annotated[bool | None, _about("Whether its claim holds the task now.")]
+    problem: str | None
+
+
+class DeadMessageDetail(DeadMessage, frozen=True, kw_only=True):
+    body: str
+    attributes: dict[str, str]
+    contents: list[DeadEntry]
+
+
+class NotReplayed(msgspec.Struct, frozen=True):
+    id: str
+    reason: str
+
+
+class DeadReplayed(msgspec.Struct, frozen=True):
+    replayed: Annotated[int, _about("Messages sent again, whole or in part, and gone from the dead-letter queue.")]
+    dropped: Annotated[int, _about("Messages of which nothing was left to be sent, and gone likewise.")]
+    entries: Annotated[int, _about("Entries sent again.")]
+    stale: Annotated[int, _about("Entries left out because their claim holds no task any more.")]
+    left: Annotated[list[NotReplayed], _about("Messages still in the dead-letter queue, and why.")]
+    unknown: Annotated[list[str], _about("Ids of no message that was seen.")]
+    seen: int
+    total: int
+
+
+class DeadPurged(msgspec.Struct, frozen=True):
+    purged: int
+    unknown: Annotated[list[str], _about("Ids of no message that was seen.")]
+    seen: int
+    total: int
+
+
+class Key(msgspec.Struct, frozen=True, kw_only=True):
+    id: int
+    name: str
+    prefix: Annotated[str, _about("The beginning of the key, to tell it from others.")]
+    permissions: list[Permission]
+    created_at: Instant
+    expires_at: Instant | None
+    revoked_at: Instant | None
+    last_used_at: Annotated[str | None, _about("To the minute or so.")]
+
+
+class NewKey(Key, frozen=True, kw_only=True):
+    key: Annotated[str, _about("The key itself; it is kept nowhere and cannot be shown again.")]
+
+
+class KeyPage(msgspec.Struct, frozen=True):
+    keys: list[Key]
+    cursor: Annotated[str | None, _about("Pass it on for the next page; null at the end.")]
 
 
 def timestamp(instant: datetime) -> str:
@@ -153,6 +257,25 @@ def task_detail(row: Any) -> TaskDetail:
             for one in _decode_failures(row["failures"] or "[]")
         ],
     )
+
+
+def key(record: KeyRecord) -> Key:
+    """A record as it is shown."""
+    return Key(**key_members(record))
+
+
+def key_members(record: KeyRecord) -> dict[str, Any]:
+    """The members of both Key and NewKey."""
+    return {
+        "id": record.id,
+        "name": record.name,
+        "prefix": record.prefix,
+        "permissions": list(record.permissions),
+        "created_at": timestamp(record.created_at),
+        "expires_at": record.expires_at and timestamp(record.expires_at),
+        "revoked_at": record.revoked_at and timestamp(record.revoked_at),
+        "last_used_at": record.last_used_at and timestamp(record.last_used_at),
+    }
 
 
 def rejected(row: Any) -> Rejected:

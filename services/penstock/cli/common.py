@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,6 +79,21 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right:
     if not console.is_terminal:
         console.width = max(console.width, 400)
     console.print(table)
+
+
+@contextmanager
+def progress(total: int | None, label: str) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error, where that is a terminal; yields what moves it on. ``total``: None when not known."""
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress
+
+    console = Console(stderr=True)
+    with Progress(
+        *Progress.get_default_columns(), MofNCompleteColumn(), console=console, transient=True,
+        disable=not console.is_terminal,
+    ) as bar:  # fmt: skip
+        task = bar.add_task(label, total=total)
+        yield lambda steps: bar.advance(task, steps)
 
 
 def print_fields(fields: Iterable[tuple[str, Any]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from itertools import islice
+from enum import StrEnum
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -19,10 +19,11 @@ from penstock.cli.common import (
     print_fields,
     print_json,
     print_table,
+    progress,
 )
 from penstock.errors import PenstockError
 
-PAGE = 1000
+PAGE = 100  # records a call: a retry takes each in a transaction of its own, and progress is to be seen
 BODY_SHOWN_CHARS = 80
 TaskId = Annotated[int, typer.Argument(metavar="ID", help="The task's id.")]
 
@@ -34,9 +35,18 @@ def add_to(app: typer.Typer) -> None:
     app.command("list", rich_help_panel=panel)(list_tasks)
     rejected = typer.Typer(no_args_is_help=True, epilog=EPILOG, help="Messages that could not be understood, and why.")
     rejected.command("list")(rejected_list)
+    rejected.command("show")(rejected_show)
     rejected.command("retry")(rejected_retry)
     rejected.command("purge")(rejected_purge)
     app.add_typer(rejected, name="rejected", rich_help_panel=panel)
+
+
+class Source(StrEnum):
+    inbound = "inbound"
+    results = "results"
+
+
+SourceOption = Annotated[Source | None, typer.Option(show_default=False, help="Only messages of this queue.")]
 
 
 def enqueue(
@@ -168,13 +178,14 @@ def stats(as_json: JsonOption = False, api_url: ApiUrlOption = None, data_dir: D
 def rejected_list(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Messages at the most.")] = 50,
     cursor: Annotated[str | None, typer.Option(show_default=False, help="Go on where the last list ended.")] = None,
+    source: SourceOption = None,
     as_json: JsonOption = False,
     api_url: ApiUrlOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
     """List rejected messages with their reasons."""
-    params: dict[str, Any] = {"limit": limit} | ({"cursor": cursor} if cursor is not None else {})
-    result = connect(api_url, data_dir).call("rejected.list", params)
+    params = {"limit": limit, "cursor": cursor, "source": source}
+    result = connect(api_url, data_dir).call("rejected.list", _given(params))
     if as_json:
         print_json(result)
         return
@@ -186,40 +197,69 @@ def rejected_list(
     _print_cursor(result["cursor"])
 
 
+def rejected_show(
+    rejected_id: Annotated[int, typer.Argument(metavar="ID", help="From `rejected list`.")],
+    as_json: JsonOption = False,
+    api_url: ApiUrlOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Show one rejected message whole."""
+    message = connect(api_url, data_dir).call("rejected.show", {"id": rejected_id})
+    if as_json:
+        print_json(message)
+        return
+    body = message.pop("body")
+    print_fields(message.items())
+    typer.echo(f"\n{body}")
+
+
 def rejected_retry(
     ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="Ids from `rejected list`.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    source: SourceOption = None,
     as_json: JsonOption = False,
     api_url: ApiUrlOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
     """Read rejected messages again, as when the reason has been mended."""
-    _rejected_each("rejected.retry", ids, everything, as_json, connect(api_url, data_dir))
+    _rejected_each("rejected.retry", ids, everything, source, as_json, connect(api_url, data_dir))
 
 
 def rejected_purge(
     ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="Ids from `rejected list`.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    source: SourceOption = None,
     as_json: JsonOption = False,
     api_url: ApiUrlOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
     """Delete rejected messages for good."""
-    _rejected_each("rejected.purge", ids, everything, as_json, connect(api_url, data_dir))
+    _rejected_each("rejected.purge", ids, everything, source, as_json, connect(api_url, data_dir))
 
 
-def _rejected_each(method: str, ids: list[int] | None, everything: bool, as_json: bool, client: Any) -> None:
+def _rejected_each(
+    method: str, ids: list[int] | None, everything: bool, source: str | None, as_json: bool, client: Any
+) -> None:
     if bool(ids) == everything:
         raise typer.BadParameter("name the ids, or --all")
-    # Collected before the first change, so that a message rejected again is not taken twice.
-    left = iter(ids or list(_all_rejected(client)))
+    if ids and source:
+        raise typer.BadParameter("--source goes with --all")
     totals: dict[str, Any] = {}
-    while part := list(islice(left, PAGE)):
-        for name, count in client.call(method, {"ids": part}).items():
-            totals[name] = totals[name] + count if name in totals else count  # numbers, or lists of ids
+    with progress(len(ids) if ids else None, method) as advance:
+        for answer in _rejected_answers(method, ids, source, client):
+            for name, count in answer.items():
+                if name != "cursor":
+                    totals[name] = totals[name] + count if name in totals else count  # numbers, or lists of ids
+            advance(
+                sum(
+                    count if isinstance(count, int) else len(count)
+                    for name, count in answer.items()
+                    if name != "cursor"
+                )
+            )
     if as_json:
         print_json(totals)
-    elif totals:
+    elif any(totals.values()):
         print_fields(totals.items())
     else:
         typer.echo("there is none")
@@ -227,14 +267,22 @@ def _rejected_each(method: str, ids: list[int] | None, everything: bool, as_json
         raise typer.Exit(1)
 
 
-def _all_rejected(client: Any) -> Iterator[int]:
+def _rejected_answers(method: str, ids: list[int] | None, source: str | None, client: Any) -> Iterator[dict[str, Any]]:
+    if ids:
+        for start in range(0, len(ids), PAGE):
+            yield client.call(method, {"ids": ids[start : start + PAGE]})
+        return
     cursor = None
     while True:
-        page = client.call("rejected.list", {"limit": PAGE} | ({"cursor": cursor} if cursor is not None else {}))
-        yield from (row["id"] for row in page["rejected"])
-        cursor = page["cursor"]
+        answer = client.call(method, _given({"limit": PAGE, "cursor": cursor, "source": source}))
+        cursor = answer["cursor"]
+        yield answer
         if cursor is None:
             return
+
+
+def _given(params: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if value is not None}
 
 
 def _parse(text: str) -> Any:

@@ -40,6 +40,7 @@ class Stack:
     data_dir: folder of all data, `.penstock` in the current folder when None; one stack per folder.
     port: of the api; None takes the one set as PENSTOCK_HTTP_PORT, else 8080 or the next free.
     workers: number of worker processes; apps: modules with handlers that each of them loads.
+    schedulers: number of scheduler processes; one is enough for all but the largest machines.
     database_url, sqs_endpoint_url: use these in place of the embedded Postgres or SQS.
     worker_env: variables for the workers alone.
     Raises StackError or SettingsError from ``start``, with the next step; what was started is stopped again.
@@ -51,6 +52,7 @@ class Stack:
         *,
         port: int | None = None,
         workers: int = 1,
+        schedulers: int = 1,
         apps: Sequence[str] = (),
         database_url: str | None = None,
         sqs_endpoint_url: str | None = None,
@@ -59,6 +61,7 @@ class Stack:
     ) -> None:
         self.data_dir = DataDir.of(data_dir)
         self.workers = workers
+        self.schedulers = schedulers
         self.apps = tuple(apps)
         self._port = port
         self._outside_database = database_url
@@ -109,7 +112,7 @@ class Stack:
         base = self._environment(user, sqs_url)
         with _only_environment(base):
             self._settings = settings = load_settings(database_url=database_url)
-        await asyncio.gather(self._migrate(database_url), self._create_queues())
+        await asyncio.gather(self._migrate(settings.require_database_url), self._create_queues())
         log.info("queues_ready", **self._queues)
 
         self._children = children = Children(self._output, self._publish)
@@ -122,6 +125,10 @@ class Stack:
             command = [sys.executable, "-m", "penstock", name]
             more = self._http_environment if name == "api" else dict
             children.keep(Child(name, command, env, 0, metrics_host, more))
+        for number in range(2, self.schedulers + 1):
+            command = [sys.executable, "-m", "penstock", "scheduler"]
+            env = base | {"PENSTOCK_DATABASE_URL": database_url}
+            children.keep(Child(f"scheduler-{number}", command, env, 0, metrics_host))
         for number in range(1, self.workers + 1):
             command = [sys.executable, "-m", "penstock", "worker"]
             for app in self.apps:
@@ -202,6 +209,8 @@ class Stack:
             # A URL would lead to AWS or to an earlier port; its last part is the name.
             if self._outside_sqs is None:
                 env[f"PENSTOCK_{name.upper()}"] = getattr(user, name).rsplit("/", 1)[-1]
+        if self._outside_database is None:  # the embedded one has no TLS, and is not reached over a network
+            env |= dict.fromkeys(("PENSTOCK_DATABASE_SSL_MODE", "PENSTOCK_DATABASE_SSL_ROOT_CERT"), "")
         env["PENSTOCK_SQS_ENDPOINT_URL"] = sqs_url
         if self._outside_sqs is None or user.aws_region is None:
             env["PENSTOCK_AWS_REGION"] = REGION
@@ -240,6 +249,12 @@ class Stack:
                     f"not ready after {READY_WITHIN_SECONDS:g} s: {', '.join(waiting)}; see the lines above"
                 )
             await asyncio.sleep(0.05)
+
+    @property
+    def settings(self) -> Settings:
+        """What the processes run with, once started."""
+        assert self._settings is not None
+        return self._settings
 
     def state(self) -> dict[str, Any]:
         """What `penstock ps --json` prints."""

@@ -1,51 +1,89 @@
 -- From Postgres to the outbound queue: claim, confirm, give back.
 
 -- name: claim_tasks
--- $1 how many, $2 now or null for the database's clock.
--- Relies on the index task_ready: its order is the claim's order, its predicate is repeated word for word.
+-- $1 how many, $2 now or null for the database's clock; $3 to $6 the stretches of the index to look through, in the
+-- claim's order: lowest and highest priority of each, and the (run_at, id) behind which it begins (see Bounds).
+-- Relies on the index task_ready: its order is the claim's order, its predicate is repeated word for word. A stretch
+-- of one priority begins in the middle of that priority, so that what was claimed before is not read again; dead
+-- entries cost as much as live ones while somebody holds an old transaction open. Across several priorities it cannot.
 -- The candidates are chosen in a materialised CTE: a plain subquery in FROM may be run again by some plans and
 -- so exceed its LIMIT. The limit stands in a select of its own, which hides its value from the planner: with the
 -- statistics of a table that was empty a moment ago, a limit above the rows expected would have all due tasks sorted
--- for each claim. The update goes by an array: as a join, a claim of 1000 scanned a table of 42,000 tasks whole.
--- The row in dispatch lives until the sending is confirmed; should this process die before, the supervisor finds it
--- and gives exactly these claims back.
+-- for each claim. Each stretch repeats it: without, they are sorted with the statistics of a full table. The update
+-- goes by an array: as a join, a claim of 1000 scanned a table of 42,000 tasks whole.
+-- All tasks of one claim share its token. The row in dispatch lives until the sending is confirmed; should this
+-- process die before, the supervisor finds it and gives exactly these claims back.
+-- last_run_at: run_at, on the last row of each priority only, null on the others.
 with due as materialized (
-    select id from penstock.task
-    where state in ('SCHEDULED', 'ERROR') and run_at <= coalesce($2::timestamptz, now())
-    order by priority desc, run_at, id
+    select ready.id
+    from unnest($3::int2[], $4::int2[], $5::timestamptz[], $6::bigint[]) as stretch (low, high, run_at, id)
+    cross join lateral (
+        select id from (
+            select t.id from penstock.task t
+            where stretch.low = stretch.high and t.state in ('SCHEDULED', 'ERROR') and t.priority = stretch.low
+              and (t.run_at, t.id) > (stretch.run_at, stretch.id) and t.run_at <= coalesce($2::timestamptz, now())
+            order by t.run_at, t.id limit (select $1::bigint) for update skip locked) one
+        union all
+        select id from (
+            select t.id from penstock.task t
+            where stretch.low < stretch.high and t.state in ('SCHEDULED', 'ERROR')
+              and t.priority between stretch.low and stretch.high and t.run_at <= coalesce($2::timestamptz, now())
+            order by t.priority desc, t.run_at, t.id limit (select $1::bigint) for update skip locked) several
+    ) ready
     limit (select $1::bigint)
-    for update skip locked
+), noted as materialized (
+    insert into penstock.dispatch (id, claimed_at)
+    select nextval('penstock.claim_seq'), now() where exists (select from due)
+    returning id
 ), claimed as (
     update penstock.task t
-    set state = 'ACQUIRED', attempts = t.attempts + 1, claim = nextval('penstock.claim_seq'),
+    set state = 'ACQUIRED', attempts = t.attempts + 1, claim = n.id,
         claimed_at = now(), heartbeat_at = null, updated_at = now()
+    from noted n
     where t.id = any(array(select id from due))
-    returning t.id, t.claim, t.action, t.payload, t.timeout_seconds, t.priority, t.run_at
-), noted as (
-    insert into penstock.dispatch (task_ids, claims, claimed_at)
-    select array_agg(id), array_agg(claim), now() from claimed having count(*) > 0
-    returning id
+      and t.claim < n.id  -- another scheduler claimed it and lost it again, between our token and our lock
+    returning t.id, t.claim, t.action, t.payload, t.timeout_seconds, t.priority, t.run_at, t.suspect
 )
 select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
-       extract(epoch from coalesce($2::timestamptz, now()) - c.run_at)::float8 as waited_seconds, n.id as dispatch_id
-from claimed c cross join noted n
+       date_part('epoch', coalesce($2::timestamptz, now()) - c.run_at) as waited_seconds, c.suspect, c.priority,
+       case when lead(c.priority) over claim_order is distinct from c.priority then c.run_at end as last_run_at
+from claimed c
+window claim_order as (order by c.priority desc, c.run_at, c.id)
 order by c.priority desc, c.run_at, c.id;
 
+-- name: read_priorities
+-- $1 how many at the most. The priorities of tasks that are due, now or later; each step is one look into the index
+-- task_ready.
+with recursive step as (
+    (select priority from penstock.task where state in ('SCHEDULED', 'ERROR') order by priority desc limit 1)
+    union all
+    select (select t.priority from penstock.task t
+            where t.state in ('SCHEDULED', 'ERROR') and t.priority < step.priority
+            order by t.priority desc limit 1)
+    from step where step.priority is not null
+)
+select priority from step where priority is not null limit $1;
+
 -- name: confirm_dispatch
--- $1 dispatch id: everything of it was sent or given back.
+-- $1 the claim's token: everything of it was sent or given back.
 delete from penstock.dispatch where id = $1;
 
 -- name: release_tasks
--- $1 ids, $2 claims. Back to the state it came from, its attempt given back. Returns ids.
+-- $1 ids, $2 claims, $3 whether they are suspect from now on. Back to the state it came from, its attempt given back.
+-- Returns ids. The test of the pairs: see settle.sql.
 update penstock.task
 set state = case when attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
-    attempts = attempts - 1, claimed_at = null, heartbeat_at = null, updated_at = now()
-where id = any($1::bigint[]) and claim = any($2::bigint[]) and state::text = 'ACQUIRED'
+    attempts = attempts - 1, claimed_at = null, heartbeat_at = null, updated_at = now(), suspect = suspect or $3
+where id = any($1::bigint[]) and state::text = 'ACQUIRED'
+  and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
 returning id;
 
 -- name: count_in_flight
--- $1 stop counting there. Relies on task_acquired, which holds the window's rows and no others.
-select count(*) from (select 1 from penstock.task where state = 'ACQUIRED' limit $1) held;
+-- $1 stop counting there, $2 claimed no earlier than this. How many are ACQUIRED, how many of them for longer than a
+-- moment, and when that moment began. Relies on task_acquired, which holds the window's rows alone.
+select count(*), count(*) filter (where claimed_at < now() - interval '2 seconds'), now() - interval '2 seconds'
+from (select claimed_at from penstock.task
+      where state = 'ACQUIRED' and claimed_at >= $2::timestamptz order by claimed_at limit $1) held;
 
 -- name: notify_work
 -- $1 channel. A statement of its own: see penstock.notify.

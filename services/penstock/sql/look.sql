@@ -60,10 +60,19 @@ where event in ('SUCCESS', 'CRITICAL_ERROR', 'CANCELLED')
 group by action, event having sum(count) <> 0;
 
 -- name: read_rates
--- $1 window in seconds. Events in it.
+-- $1 window in seconds. Changes of state in it.
 select event, sum(count)::bigint as count from penstock.tally
-where at > now() - make_interval(secs => $1) and count > 0
+where at > now() - make_interval(secs => $1) and count > 0 and event <> 'RAN'
 group by event;
+
+-- name: read_pace
+-- $1 seconds to look back. By action: attempts that have ended, and of those whose run time is known, how many and
+-- how many seconds they ran together.
+select action, coalesce(sum(count) filter (where event in ('SUCCESS', 'ERROR', 'CRITICAL_ERROR')), 0)::bigint as ended,
+       coalesce(sum(count) filter (where event = 'RAN'), 0)::bigint as timed,
+       coalesce(sum(seconds) filter (where event = 'RAN'), 0) as seconds
+from penstock.tally where at > now() - make_interval(secs => $1) and count > 0
+group by action;
 
 -- name: read_lag
 -- How many are due and unclaimed, and how long the oldest of them has waited, in seconds.
@@ -71,9 +80,18 @@ select count(*) as due, coalesce(extract(epoch from now() - min(run_at)), 0)::fl
 from penstock.task where state in ('SCHEDULED', 'ERROR') and run_at <= now();
 
 -- name: list_rejected
--- $1 before this id or null, $2 how many.
+-- $1 before this id or null, $2 how many, $3 source or null.
 select id, source, body, reason, at from penstock.rejected
-where $1::bigint is null or id < $1 order by id desc limit $2;
+where ($1::bigint is null or id < $1) and ($3::text is null or source = $3) order by id desc limit $2;
+
+-- name: list_rejected_ids
+-- $1 to $3 as list_rejected.
+select id from penstock.rejected
+where ($1::bigint is null or id < $1) and ($3::text is null or source = $3) order by id desc limit $2;
+
+-- name: read_rejected
+-- $1 id.
+select id, source, body, reason, at from penstock.rejected where id = $1;
 
 -- name: take_rejected
 -- $1 ids. Locked, so that two operators do not replay one message twice.

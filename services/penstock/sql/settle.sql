@@ -1,16 +1,18 @@
 -- What becomes of a claimed task. Every statement matches id, claim and state together; a row that does not
 -- match is a stale report, which is no error.
 --
--- The tests are `id = any` and `claim = any`, never a join with unnest: on a table that swings between empty and
--- full the planner turns such a join into a scan, at 400 us a task in place of 5. Claims come from one sequence,
--- so the two tests together are exact. `state::text` keeps the planner from the partial indexes on state.
+-- Rows are found by `id = any`, never by a join with unnest: on a table that swings between empty and full the planner
+-- turns such a join into a scan, at 400 us a task in place of 5. The pairs (id, claim) are tested inside a CASE,
+-- which keeps the planner from making a join of that too; it hashes them once, where `claim = any` would walk the
+-- whole array for every row. `state::text` keeps the planner from the partial indexes on state.
 
 -- name: finish_tasks
 -- $1 ids (distinct), $2 claims, $3 results as JSON text. ACQUIRED to SUCCESS: the row moves to the history.
--- Returns (id, action, ordering_key) of those that moved.
+-- Returns (action, how many of it moved, their ordering keys or null).
 with gone as (
     delete from penstock.task
-    where id = any($1::bigint[]) and claim = any($2::bigint[]) and state::text = 'ACQUIRED'
+    where id = any($1::bigint[]) and state::text = 'ACQUIRED'
+      and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
     returning *
 ), moved as (
     insert into penstock.task_history (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
@@ -24,12 +26,14 @@ with gone as (
     insert into penstock.tally (action, event, count)
     select action, 'SUCCESS', count(*) from gone group by action
 )
-select id, action, ordering_key from gone;
+select action, count(*), array_agg(distinct ordering_key) filter (where ordering_key is not null) as keys
+from gone group by action;
 
 -- name: read_attempts
 -- $1 ids, $2 claims. The attempts of claims that still hold their task, to decide what their failure means.
 select id, claim, action, attempts, max_attempts from penstock.task
-where id = any($1::bigint[]) and claim = any($2::bigint[]) and state::text = 'ACQUIRED';
+where id = any($1::bigint[]) and state::text = 'ACQUIRED'
+      and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end;
 
 -- name: find_claims_by_attempt
 -- $1 ids, $2 attempts: the older convention, in which a result names its attempt and not its claim.
@@ -38,17 +42,19 @@ join unnest($1::bigint[], $2::int[]) r (id, attempt) on r.id = t.id and r.attemp
 where t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED';
 
 -- name: delay_tasks
--- $1 ids (distinct), $2 claims, $3 errors as JSON text, $4 delays in seconds. ACQUIRED to ERROR, to run again later.
+-- $1 ids (distinct), $2 claims, $3 errors as JSON text, $4 delays in seconds, $5 whether each is suspect from now on.
+-- ACQUIRED to ERROR, to run again later.
 with failed as materialized (
-    select * from unnest($1::bigint[], $3::text[], $4::float8[]) f (id, error, delay)
+    select * from unnest($1::bigint[], $3::text[], $4::float8[], $5::bool[]) f (id, error, delay, suspect)
 ), changed as (
     update penstock.task t
     set state = 'ERROR', run_at = now() + make_interval(secs => f.delay), claimed_at = null, heartbeat_at = null,
-        progress = null, updated_at = now(),
+        progress = null, updated_at = now(), suspect = t.suspect or f.suspect,
         failures = coalesce(t.failures, '[]') || jsonb_build_array(jsonb_build_object(
             'attempt', t.attempts, 'claim', t.claim, 'at', now(), 'error', f.error::jsonb))
     from failed f
-    where t.id = f.id and t.id = any($1::bigint[]) and t.claim = any($2::bigint[]) and t.state::text = 'ACQUIRED'
+    where t.id = f.id and t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED'
+      and case when (t.id, t.claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
     returning t.id, t.action
 ), tallied as (
     insert into penstock.tally (action, event, count)
@@ -60,7 +66,8 @@ select id, action from changed;
 -- $1 ids (distinct), $2 claims, $3 errors as JSON text. ACQUIRED to CRITICAL_ERROR: the row moves to the history.
 with gone as (
     delete from penstock.task
-    where id = any($1::bigint[]) and claim = any($2::bigint[]) and state::text = 'ACQUIRED'
+    where id = any($1::bigint[]) and state::text = 'ACQUIRED'
+      and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
     returning *
 ), moved as (
     insert into penstock.task_history (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
@@ -83,7 +90,8 @@ select id, action, ordering_key from gone;
 update penstock.task t
 set heartbeat_at = now(), updated_at = now(), progress = coalesce(p.detail::json, t.progress)
 from (select * from unnest($1::bigint[], $3::text[]) p (id, detail)) p
-where t.id = p.id and t.id = any($1::bigint[]) and t.claim = any($2::bigint[]) and t.state::text = 'ACQUIRED'
+where t.id = p.id and t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED'
+      and case when (t.id, t.claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
 returning t.id;
 
 -- name: cancel_tasks
@@ -153,3 +161,9 @@ with settled as materialized (
     delete from penstock.ordering_head h using next n where h.key = n.key and n.id is null
 )
 select id, action from promoted;
+
+-- name: note_run_times
+-- $1 actions, $2 how many attempts have ended, $3 how many seconds they ran together, as workers tell.
+insert into penstock.tally (action, event, count, seconds)
+select action, 'RAN', sum(count)::bigint, sum(seconds)
+from unnest($1::text[], $2::bigint[], $3::float8[]) r (action, count, seconds) group by action;

@@ -9,20 +9,21 @@ with lost as (
         select id from penstock.dispatch
         where claimed_at < coalesce($3::timestamptz, now()) - make_interval(secs => $1)
         order by id limit $2 for update skip locked)
-    returning task_ids, claims
+    returning id, claimed_at
 )
-update penstock.task
-set state = case when attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
-    attempts = attempts - 1, claimed_at = null, heartbeat_at = null, updated_at = now()
-where id in (select unnest(task_ids) from lost) and claim in (select unnest(claims) from lost)
-  and state::text = 'ACQUIRED'
-returning id;
+update penstock.task t
+set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
+    attempts = t.attempts - 1, claimed_at = null, heartbeat_at = null, updated_at = now()
+from lost
+-- The claim and its row have one instant, by which the tasks stand together in the index task_acquired.
+where t.state = 'ACQUIRED' and t.claimed_at = lost.claimed_at and t.claim = lost.id
+returning t.id;
 
 -- name: find_stale
 -- $1 seconds, $2 how many, $3 now or null, $4 and $5 behind this claimed_at and id or null (keyset; the tasks of
 -- one claim share their claimed_at). No sign of life for that long. `claimed_at` bounds the scan of task_acquired:
 -- a heartbeat is never older than its claim.
-select id, claim, action, attempts, max_attempts, claimed_at, heartbeat_at is not null as taken,
+select id, claim, action, attempts, max_attempts, claimed_at, heartbeat_at is not null as taken, suspect,
        extract(epoch from coalesce($3::timestamptz, now()) - claimed_at)::float8 as held_seconds
 from penstock.task
 where state = 'ACQUIRED'
@@ -126,9 +127,9 @@ with gone as (
 -- name: compact_tally
 -- $1 seconds: rows older than this are folded into one per action and event; it must exceed the window of read_rates.
 with old as (
-    delete from penstock.tally where at < now() - make_interval(secs => $1) returning at, action, event, count
+    delete from penstock.tally where at < now() - make_interval(secs => $1) returning at, action, event, count, seconds
 ), folded as (
-    insert into penstock.tally (at, action, event, count)
-    select max(at), action, event, sum(count) from old group by action, event having sum(count) <> 0
+    insert into penstock.tally (at, action, event, count, seconds)
+    select max(at), action, event, sum(count), sum(seconds) from old group by action, event having sum(count) <> 0
 )
 select count(*) from old;

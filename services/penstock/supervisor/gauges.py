@@ -4,42 +4,54 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from time import monotonic
 
 from penstock import metrics
 from penstock.errors import Unavailable
 from penstock.logs import get_logger
 from penstock.store import Store
 from penstock.tasks import State
-from penstock.transports import Queue
+from penstock.transports import DEAD_LETTER_SUFFIX, Queue
+
+_CHEAP_SECONDS = 0.05
+_REST = 50  # counting that takes longer is followed by so many times the excess without
 
 log = get_logger()
+
+
+class _Rises:
+    """Tells when a count has risen. A fall is believed at the second look: the counts of SQS are approximate, and one
+    that flickers would be a rise again and again."""
+
+    def __init__(self) -> None:
+        self._mark = 0
+        self._last = 0
+
+    def has_risen(self, count: int) -> bool:
+        risen = count > self._mark
+        self._mark = count if risen else min(self._mark, max(count, self._last))
+        self._last = count
+        return risen
 
 
 class Gauges:
     """One round sets every gauge; a queue that does not answer keeps the others from nothing.
 
-    dead_letters: the dead-letter queues by label; one that is missing or may not be read is left out.
+    dead_letters: the dead-letter queues by label; one that is missing or may not be read is left out. One that has
+    more messages than before is logged, once for each rise.
     """
 
     def __init__(self, *, store: Store, queues: Mapping[str, Queue], dead_letters: Mapping[str, Queue]) -> None:
         self._store = store
         self._queues = queues
         self._dead_letters = dead_letters
+        self._rest_until = float("-inf")
+        self._rises = {label: _Rises() for label in dead_letters}
 
     async def run_once(self) -> int:
         """Returns 0: looking changes nothing."""
-        async with self._store.session() as session:
-            live: Counter[str] = Counter()
-            for row in await session.fetch("count_live"):
-                live[row["state"]] += row["count"]
-            lag = (await session.fetch("read_lag"))[0]
-            rejected = await session.value("count_rejected")
-        for state in State:
-            if not state.final:
-                metrics.BACKLOG.labels(state.value).set(live[state.value])
-        metrics.DUE.set(lag["due"])
-        metrics.OLDEST_DUE_SECONDS.set(max(0.0, lag["oldest_seconds"]))
-        metrics.REJECTED_KEPT.set(rejected)
+        if monotonic() >= self._rest_until:
+            await self._look_at_tasks()
         away: Unavailable | None = None
         for label, queue in (*self._queues.items(), *self._dead_letters.items()):
             try:
@@ -53,6 +65,29 @@ class Gauges:
             metrics.QUEUE_DEPTH.labels(label, "visible").set(depth.visible)
             metrics.QUEUE_DEPTH.labels(label, "in_flight").set(depth.in_flight)
             metrics.QUEUE_DEPTH.labels(label, "delayed").set(depth.delayed)
+            if label in self._rises and self._rises[label].has_risen(depth.total):
+                log.warning(
+                    "dead_letters_rose", queue=label, messages=depth.total,
+                    next=f"penstock dlq list {label.removesuffix(DEAD_LETTER_SUFFIX)}",
+                )  # fmt: skip
         if away is not None:
             raise away
         return 0
+
+    async def _look_at_tasks(self) -> None:
+        """Count what is live and what is due: cheap at a hundred thousand, not at millions, nor over dead rows."""
+        started = monotonic()
+        async with self._store.session() as session:
+            live: Counter[str] = Counter()
+            for row in await session.fetch("count_live"):
+                live[row["state"]] += row["count"]
+            lag = (await session.fetch("read_lag"))[0]
+            rejected = await session.value("count_rejected")
+        ended = monotonic()
+        self._rest_until = ended + _REST * max(0.0, ended - started - _CHEAP_SECONDS)
+        for state in State:
+            if not state.final:
+                metrics.BACKLOG.labels(state.value).set(live[state.value])
+        metrics.DUE.set(lag["due"])
+        metrics.OLDEST_DUE_SECONDS.set(max(0.0, lag["oldest_seconds"]))
+        metrics.REJECTED_KEPT.set(rejected)

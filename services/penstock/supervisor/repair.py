@@ -3,10 +3,15 @@
 Three cases, told apart:
 - claimed, sending never confirmed (the scheduler died): given back after ``unsent_after_seconds``, attempt included;
 - taken by a worker (it sent a heartbeat) and silent for ``stale_after_seconds``: a failed attempt, retried with its
-  delay or, at the cap, CRITICAL_ERROR. The attempt was counted at the claim and is not counted again;
+  delay. The attempt was counted at the claim and is not counted again;
 - sent, never reported: while the outbound queue holds anything, the message may be in it, and waiting costs no
   attempt; after ``untaken_after_seconds`` it is given back and sent anew. When the queue was seen empty twice, the
   message is gone without an answer (a worker that reports nothing died with it): a failed attempt.
+
+One task may kill its worker, and all that travelled with it fall silent too. So a task that was silent once is a
+suspect: from then on it is sent alone. Only a suspect whose worker fell silent again, at the cap of its attempts, is
+given up (CRITICAL_ERROR); one that reached the cap in company has that attempt given back and is tried once more,
+alone.
 
 No attempt is called failed while messages wait unread in the results queue: the answer, or the sign of life, may be
 among them. So an outage of the resulters or of Postgres costs no attempt.
@@ -90,13 +95,12 @@ class Repair:
         return self._empty_looks >= 2
 
     async def _settle(self, session: Session, silent: Sequence[Stale], waiting: Sequence[Stale]) -> int:
-        failures = [
-            self._failure(
-                task, "its worker fell silent" if task.taken else "its message is gone and no worker answered"
-            )
-            for task in silent
-        ]
-        failed = len(await session.fail(failures))
+        in_company = [task for task in silent if task.attempts >= task.max_attempts and not task.suspect]
+        cleared = await session.release([(task.id, task.claim) for task in in_company], suspect=True)
+        if cleared:
+            metrics.RELEASED.labels("suspect").inc(cleared)
+            log.warning("suspects_tried_alone", tasks=cleared)
+        failed = len(await session.fail([self._failure(task) for task in silent if task not in in_company]))
         if failed:
             metrics.REPAIRED.inc(failed)
             log.warning("stale_tasks_failed", tasks=failed)
@@ -105,13 +109,16 @@ class Repair:
         if released:
             metrics.RELEASED.labels("untaken").inc(released)
             log.warning("untaken_tasks_released", tasks=released)
-        return failed + released
+        return cleared + failed + released
 
-    def _failure(self, task: Stale, why: str) -> Failure:
+    def _failure(self, task: Stale) -> Failure:
+        why = "its worker fell silent" if task.taken else "its message is gone and no worker answered"
+        if task.suspect:
+            why += "; it was sent alone, so it may be this task that workers do not survive"
         error = {
             "code": HANDLER_ERROR,
             "message": f"no result {task.held_seconds:.0f} s after the claim: {why}",
             "data": {"type": "StaleTask", "message": why},
         }
         delay = delay_after(task.attempts, task.max_attempts, NO_HINTS, self._settings.backoff)
-        return Failure(task.id, task.claim, json.dumps(error), delay)
+        return Failure(task.id, task.claim, json.dumps(error), delay, suspect=True)

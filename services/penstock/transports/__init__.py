@@ -1,5 +1,25 @@
 """Message queues: ``base`` is the contract, each broker a module beside it."""
 
-from penstock.transports.base import Depth, Limits, Message, Outgoing, Queue, SendReport, Transport
+from penstock.transports.base import (
+    DEAD_LETTER_SUFFIX,
+    ORIGINAL_ID_ATTRIBUTE,
+    Depth,
+    Limits,
+    Message,
+    Outgoing,
+    Queue,
+    SendReport,
+    Transport,
+)
 
-__all__ = ["Depth", "Limits", "Message", "Outgoing", "Queue", "SendReport", "Transport"]
+__all__ = [
+    "DEAD_LETTER_SUFFIX",
+    "ORIGINAL_ID_ATTRIBUTE",
+    "Depth",
+    "Limits",
+    "Message",
+    "Outgoing",
+    "Queue",
+    "SendReport",
+    "Transport",
+]

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+
+DEAD_LETTER_SUFFIX = "-dlq"  # a queue's dead-letter queue is named as the queue is, and labelled so
+ORIGINAL_ID_ATTRIBUTE = "penstock_original_id"  # of a message sent again: the id that it had the first time
+
+_ORIGINAL_ID = re.compile(r"[0-9A-Za-z_-]{1,100}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,12 @@ class Message:
     receive_count: int
     sent_at: float | None
     attributes: Mapping[str, str]
+
+    @property
+    def original_id(self) -> str:
+        """The id that stays when the message is sent again; one that no id of ours can look like is not believed."""
+        given = self.attributes.get(ORIGINAL_ID_ATTRIBUTE, "")
+        return given if _ORIGINAL_ID.fullmatch(given) else self.id
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 import aiohttp
@@ -18,10 +19,11 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError, ClientError
 
-from penstock import metrics
+from penstock import __version__, metrics
 from penstock.errors import Unavailable
 from penstock.logs import get_logger
 from penstock.settings import Settings
+from penstock.transports.base import DEAD_LETTER_SUFFIX as DEAD_LETTER_SUFFIX
 from penstock.transports.base import Depth, Limits, Message, Outgoing, SendReport
 from penstock.wire import escape_for_sqs, utf8_size
 
@@ -32,7 +34,6 @@ LIMITS = Limits(
     max_wait_seconds=20,
     max_extend_seconds=43_200,
 )
-DEAD_LETTER_SUFFIX = "-dlq"
 MAX_RECEIVES = 5  # deliveries before a message goes to the dead-letter queue
 _RETENTION_SECONDS = 4 * 86_400
 _DEAD_LETTER_RETENTION_SECONDS = 14 * 86_400  # a dead letter keeps its first send time, so its queue must keep longer
@@ -41,8 +42,16 @@ _AWAY = (BotoCoreError, ClientError, aiohttp.ClientError, OSError, TimeoutError)
 _MISSING_QUEUE = {"NonExistentQueue", "QueueDoesNotExist"}
 # Of a message's size or characters; of a call, one of its messages may be to blame.
 _REFUSALS = {"BatchRequestTooLong", "InvalidMessageContents", "InvalidParameterValue"}
+_BAD_CREDENTIALS = {
+    "ExpiredToken", "ExpiredTokenException", "InvalidAccessKeyId", "InvalidClientTokenId", "InvalidSecurity",
+    "SignatureDoesNotMatch", "UnrecognizedClientException",
+}  # fmt: skip
+_LOOK_FOR_CREDENTIALS_SECONDS = 5.0
 
 log = get_logger()
+
+
+_UNANSWERED = {"Code": "NoAnswer", "Message": "the answer does not say what became of it"}
 
 
 class _CallRefused(Unavailable):
@@ -50,14 +59,29 @@ class _CallRefused(Unavailable):
 
 
 class SqsTransport:
-    """One SQS client, made when first used."""
+    """One SQS client, made when first used.
 
-    def __init__(self, *, endpoint_url: str | None = None, region: str | None = None) -> None:
+    answer_seconds: how long an answer may take, beyond the longest wait of a long poll; then the call has failed.
+    """
+
+    def __init__(
+        self,
+        *,
+        endpoint_url: str | None = None,
+        region: str | None = None,
+        longest_poll_seconds: float = LIMITS.max_wait_seconds,
+        answer_seconds: float = 10,
+    ) -> None:
         self._endpoint_url = endpoint_url
         self._region = region
+        self._longest_poll_seconds = longest_poll_seconds
+        self._answer_seconds = answer_seconds
+        self._session = get_session()
         self._stack = AsyncExitStack()
+        self._retired = AsyncExitStack()
         self._client: Any = None
         self._opening = asyncio.Lock()
+        self._look_for_credentials_at = float("-inf")
 
     def queue(self, name: str, *, label: str) -> SqsQueue:
         """The queue of that name or URL; it is looked up at the first call."""
@@ -68,14 +92,22 @@ class SqsTransport:
             if self._client is None:
                 config = AioConfig(
                     connect_timeout=5,
-                    read_timeout=LIMITS.max_wait_seconds + 10,
+                    read_timeout=self._longest_poll_seconds + self._answer_seconds,
                     max_pool_connections=64,
+                    # What costs CPU in every call and gives nothing here: requests are built in one place, by tests
+                    # that run against a real endpoint, and SQS has its own digests.
+                    # A user agent of our own is a constant; botocore builds its long one anew in each call.
+                    user_agent=f"penstock/{__version__}",
+                    parameter_validation=False,
+                    disable_request_compression=True,
+                    request_checksum_calculation="when_required",
+                    response_checksum_validation="when_required",
                     # Retries with pauses are the loops' business; these are for a dropped keep-alive connection.
                     retries={"mode": "standard", "total_max_attempts": 2},
                 )
                 try:
                     self._client = await self._stack.enter_async_context(
-                        get_session().create_client(
+                        self._session.create_client(
                             "sqs", endpoint_url=self._endpoint_url, region_name=self._region, config=config
                         )
                     )
@@ -83,9 +115,29 @@ class SqsTransport:
                     raise Unavailable(f"SQS cannot be used: {exc}") from exc
         return self._client
 
+    async def renew_credentials(self, refused: Any) -> None:
+        """Have the next call use other credentials than this client's, if the SDK's own chain finds any now.
+
+        A client keeps those that it found in the environment or in a file at its beginning, though somebody may have
+        put fresh ones there since. Those that it can renew by itself, such as a role's, it does renew.
+        """
+        if refused is not self._client or monotonic() < self._look_for_credentials_at:
+            return
+        self._look_for_credentials_at = monotonic() + _LOOK_FOR_CREDENTIALS_SECONDS
+        session = get_session()
+        found = await _credentials(session)
+        if found is None or found == await _credentials(self._session):
+            return
+        async with self._opening:
+            before, self._retired = self._retired, self._stack  # calls of other tasks may still be under way by it
+            self._session, self._stack, self._client = session, AsyncExitStack(), None
+        await before.aclose()
+        log.info("credentials_changed")
+
     async def close(self) -> None:
-        await self._stack.aclose()
         self._client = None
+        await self._stack.aclose()
+        await self._retired.aclose()
 
 
 class SqsQueue:
@@ -102,6 +154,8 @@ class SqsQueue:
     async def url(self) -> str:
         if self._url is None:
             reply = await self._call("get_queue_url", QueueName=self._name)
+            if "QueueUrl" not in reply:
+                raise Unavailable(f"the answer to get_queue_url is not of SQS: {str(reply)[:200]}")
             self._url = reply["QueueUrl"]
         return self._url
 
@@ -162,7 +216,11 @@ class SqsQueue:
         ]
         reply = await self._call("get_queue_attributes", QueueUrl=await self.url(), AttributeNames=names)
         self._bill("get_queue_attributes", [])
-        return Depth(*(int(reply.get("Attributes", {}).get(name, 0)) for name in names))
+        attributes = reply.get("Attributes", {})
+        if any(name not in attributes for name in names):
+            # Taken for empty, the queue would cost tasks their attempts.
+            raise Unavailable(f"the answer to get_queue_attributes is not of SQS: {str(reply)[:200]}")
+        return Depth(*(int(attributes[name]) for name in names))
 
     async def _each(self, operation: str, messages: Sequence[Message], **more: Any) -> list[Message]:
         entries = [{"Id": str(i), "ReceiptHandle": message.receipt, **more} for i, message in enumerate(messages)]
@@ -191,15 +249,17 @@ class SqsQueue:
                     outcome.add(entry, str(exc))
                 return
             self._bill(operation, [bytes_in_call])
-            faults = {item["Id"]: item for item in reply.get("Failed", ())}
-            if not faults:
+            # What is in neither list was not done for all that is known: a proxy may answer 200 in the place of SQS.
+            done = {item["Id"] for item in reply.get("Successful", ())}
+            if len(done) == len(batch):
                 return
+            faults = {item["Id"]: item for item in reply.get("Failed", ())}
             metrics.SQS_CALLS.labels(operation, self.label, "partial").inc()
             again = []
             for entry in batch:
-                item = faults.get(entry["Id"])
-                if item is None:
+                if entry["Id"] in done:
                     continue
+                item = faults.get(entry["Id"], _UNANSWERED)
                 if item.get("SenderFault") or tries <= 1:
                     reason = f"{item.get('Code')}: {item.get('Message', '')}"
                     outcome.add(entry, reason, refused=_plain(item.get("Code")) in _REFUSALS)
@@ -217,6 +277,7 @@ class SqsQueue:
         return outcome
 
     async def _call(self, operation: str, **arguments: Any) -> Mapping[str, Any]:
+        client: Any = None
         try:
             client = await self._transport.client()
             call: Callable[..., Awaitable[Mapping[str, Any]]] = getattr(client, operation)
@@ -224,6 +285,8 @@ class SqsQueue:
         except _AWAY as exc:
             metrics.SQS_CALLS.labels(operation, self.label, "failed").inc()
             code = _plain(exc.response.get("Error", {}).get("Code")) if isinstance(exc, ClientError) else ""
+            if code in _BAD_CREDENTIALS:
+                await self._transport.renew_credentials(client)
             if code in _REFUSALS:
                 raise _CallRefused(f"SQS refuses {operation}: {exc}") from exc
             if code in _MISSING_QUEUE:
@@ -255,6 +318,15 @@ class _Outcome:
         self.reasons.append(reason)
         if refused:
             self.refused.add(int(entry["Id"]))
+
+
+async def _credentials(session: Any) -> Any:
+    """What the SDK's chain finds, comparable; None when it finds nothing."""
+    try:
+        credentials = await session.get_credentials()
+        return credentials and await credentials.get_frozen_credentials()
+    except _AWAY:
+        return None
 
 
 def _plain(code: str | None) -> str:

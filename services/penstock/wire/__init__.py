@@ -13,6 +13,7 @@ from penstock.wire.reports import (
     Hints,
     Progress,
     Report,
+    RunTimes,
     Succeeded,
     Unreadable,
     decode_report,
@@ -20,6 +21,7 @@ from penstock.wire.reports import (
     encode_error,
     encode_progress,
     encode_result,
+    encode_run_times,
 )
 from penstock.wire.requests import (
     TIMEOUT_ATTRIBUTE,
@@ -56,6 +58,7 @@ __all__ = [
     "Progress",
     "Report",
     "Request",
+    "RunTimes",
     "Succeeded",
     "Unreadable",
     "check_payload",
@@ -67,6 +70,7 @@ __all__ = [
     "encode_error",
     "encode_progress",
     "encode_result",
+    "encode_run_times",
     "escape_for_sqs",
     "join_batch",
     "pack",

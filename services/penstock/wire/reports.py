@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from penstock.errors import RpcError
+from penstock.tasks import ACTION_MAX_CHARS
 from penstock.wire.requests import INT8_MAX, parse_claim_id, split_body
 from penstock.wire.text import entry_text, replace_unstorable, short_reason, text_of
 
 PROGRESS_NOTE_CHARS = 1000  # a longer note is cut
 
+# In one notification; what is summed up over many stays within the database's numbers.
+_MOST_RUNS, _MOST_SECONDS = 10**9, 1e12
+
 _EMPTY = msgspec.Raw(b"")
 _BARE_ID = re.compile(r"[0-9]{1,19}")
 
 
-@dataclass(frozen=True, slots=True)
-class Succeeded:
+class Succeeded(msgspec.Struct, frozen=True, gc=False):
     """A result. ``claim`` is None in the older convention, where ``attempt`` must match the current one instead."""
 
     task_id: int
@@ -29,8 +32,7 @@ class Succeeded:
     result: str
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True, gc=False):
     """An error result; ``error`` is its JSON text, the rest are the hints found in its ``data``."""
 
     task_id: int
@@ -40,8 +42,7 @@ class Failed:
     hints: Hints
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(msgspec.Struct, frozen=True, gc=False):
     """A sign of life: ``detail`` is JSON text of percent and note, or None for a bare heartbeat."""
 
     task_id: int
@@ -49,15 +50,20 @@ class Progress:
     detail: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Unreadable:
+class Unreadable(msgspec.Struct, frozen=True, gc=False):
     """An entry that says nothing about any task, and why."""
 
     text: str
     reason: str
 
 
-Report = Succeeded | Failed | Progress | Unreadable
+class RunTimes(msgspec.Struct, frozen=True):
+    """What a worker tells of run times: by action, how many attempts have ended, and their seconds added up."""
+
+    actions: dict[str, tuple[int, float]]
+
+
+Report = Succeeded | Failed | Progress | RunTimes | Unreadable
 
 
 class Hints(msgspec.Struct, frozen=True):
@@ -109,7 +115,18 @@ class _ProgressParams(msgspec.Struct, frozen=True):
     note: str | None = None
 
 
+class _Answer(msgspec.Struct, frozen=True, gc=False):
+    """As _Response, in the form that nearly all have."""
+
+    id: str | None = None
+    result: msgspec.Raw = _EMPTY
+    error: msgspec.Raw = _EMPTY
+    method: str | None = None
+
+
 _decode_response = msgspec.json.Decoder(_Response).decode
+_decode_answers = msgspec.json.Decoder(list[_Answer]).decode
+_decode_run_times = msgspec.json.Decoder(RunTimes).decode
 _decode_error = msgspec.json.Decoder(_Error).decode
 _decode_hints = msgspec.json.Decoder(Hints).decode
 _decode_attempt = msgspec.json.Decoder(_WithAttempt).decode
@@ -118,29 +135,53 @@ _decode_id = msgspec.json.Decoder(int | str).decode
 
 
 def decode_reports(body: bytes | str, *, batch_limit: int) -> list[Report]:
-    """Decode a body of the results queue: responses and progress notifications, single or batch; raises nothing."""
+    """Decode a body of the results queue: responses and notifications, single or batch; raises nothing."""
     try:
         text = replace_unstorable(text_of(body))
-        _, entries = split_body(text, batch_limit=batch_limit)
+        is_batch, entries = split_body(text, batch_limit=batch_limit)
     except RpcError as exc:
         shown = body if isinstance(body, str) else body.decode("utf-8", "backslashreplace")
         return [Unreadable(shown, exc.message)]
-    return [decode_report(entry) for entry in entries]
+    answers = _decode_at_once(text) if is_batch else None
+    if answers is None:
+        return [decode_report(entry) for entry in entries]
+    return [_plain(answer) or decode_report(entry) for answer, entry in zip(answers, entries, strict=True)]
+
+
+def _decode_at_once(text: str) -> list[_Answer] | None:
+    """All entries of a batch, or None when one is of another form."""
+    try:
+        return _decode_answers(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _plain(answer: _Answer) -> Succeeded | None:
+    """The report of a plain success; None where a closer look is needed."""
+    result = bytes(answer.result)
+    if not result or answer.method is not None or answer.id is None or bytes(answer.error):
+        return None
+    claim_id = parse_claim_id(answer.id)
+    return None if claim_id is None else Succeeded(claim_id.task_id, claim_id.claim, None, result.decode())
 
 
 def decode_report(entry: str | msgspec.Raw) -> Report:
     try:
         response = _decode_response(entry)
         if response.method is not None:
-            return _progress(response, entry)
+            return _notification(response, entry)
         return _outcome(response, entry)
     except (ValueError, RecursionError) as exc:
         return Unreadable(entry_text(entry), f"not a JSON-RPC response: {short_reason(exc)}")
 
 
-def _progress(response: _Response, entry: str | msgspec.Raw) -> Report:
+def _notification(response: _Response, entry: str | msgspec.Raw) -> Report:
+    if response.method == "run_times":
+        return _run_times(response, entry)
     if response.method != "progress":
-        return Unreadable(entry_text(entry), f"unknown notification {response.method!r}; only progress is known")
+        return Unreadable(
+            entry_text(entry), f"unknown notification {response.method!r}; progress and run_times are known"
+        )
     params = _decode_progress(response.params)
     claim_id = parse_claim_id(params.id)
     if claim_id is None:
@@ -149,6 +190,14 @@ def _progress(response: _Response, entry: str | msgspec.Raw) -> Report:
     detail = {"percent": params.percent, "note": note}
     empty = params.percent is None and params.note is None
     return Progress(*claim_id, None if empty else msgspec.json.encode(detail).decode())
+
+
+def _run_times(response: _Response, entry: str | msgspec.Raw) -> Report:
+    told = _decode_run_times(response.params)
+    for action, (count, seconds) in told.actions.items():
+        if not (len(action) <= ACTION_MAX_CHARS and 0 <= count <= _MOST_RUNS and 0 <= seconds <= _MOST_SECONDS):
+            return Unreadable(entry_text(entry), f"run times of {action[:100]!r} make no sense: {count}, {seconds} s")
+    return told
 
 
 def _outcome(response: _Response, entry: str | msgspec.Raw) -> Report:
@@ -216,6 +265,11 @@ def encode_progress(claim_id: str, percent: float | None = None, note: str | Non
     params = {"id": claim_id, "percent": percent, "note": note}
     given = {key: value for key, value in params.items() if value is not None}
     return f'{{"jsonrpc":"2.0","method":"progress","params":{_dump(given)}}}'
+
+
+def encode_run_times(actions: Mapping[str, tuple[int, float]]) -> str:
+    """A notification of run times; see RunTimes."""
+    return f'{{"jsonrpc":"2.0","method":"run_times","params":{{"actions":{_dump(actions)}}}}}'
 
 
 def _dump(value: Any) -> str:

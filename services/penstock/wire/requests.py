@@ -50,7 +50,10 @@ class _OnlyId(msgspec.Struct, frozen=True):
 _decode_request = msgspec.json.Decoder(Request).decode
 _decode_only_id = msgspec.json.Decoder(_OnlyId).decode
 _decode_batch = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_requests = msgspec.json.Decoder(list[Request]).decode
 _strict_json = json.JSONDecoder(parse_constant=lambda name: _no_json(f"{name} is not JSON"))
+_NO_ID = frozenset((b"{", b"[", b"t", b"f"))
+_NO_PARAMS = frozenset(bytes((first,)) for first in b'"-0123456789ntf')
 _WHITESPACE = re.compile(r"[ \t\n\r]*")
 _STRUCTURE = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[][{},]', re.DOTALL)
 
@@ -139,23 +142,45 @@ def decode_body(body: bytes | str, *, batch_limit: int) -> Body:
 
     Raises ParseError or InvalidRequest when the body as a whole is of no use.
     """
-    is_batch, entries = split_body(body, batch_limit=batch_limit)
+    text = text_of(body)
+    if text.startswith("["):
+        entries = _decode_at_once(text)
+        if entries and len(entries) <= batch_limit:
+            return Body(True, entries)
+    is_batch, parts = split_body(text, batch_limit=batch_limit)
     if is_batch:
-        return Body(True, [decode_request(entry) for entry in entries])
-    only = decode_request(entries[0])
+        return Body(True, [decode_request(part) for part in parts])
+    only = decode_request(parts[0])
     if isinstance(only, Invalid) and isinstance(only.error, ParseError):
         raise only.error
     return Body(False, [only])
+
+
+def _decode_at_once(text: str) -> list[Request | Invalid] | None:
+    """All entries of a batch, or None when one of them is wrong, or none is there, and a closer look is needed."""
+    try:
+        entries: list[Request | Invalid] = list(_decode_requests(text))
+    except (ValueError, RecursionError):
+        return None
+    return entries if all(_fault(entry) is None for entry in entries) else None  # type: ignore[arg-type]
+
+
+def _fault(request: Request) -> str | None:
+    """What the types of its members, which stay raw, make wrong with a request."""
+    if bytes(request.id)[:1] in _NO_ID:
+        return "id must be a string, a number or null"
+    if bytes(request.params)[:1] in _NO_PARAMS:
+        return "params must be an object or an array"
+    return None
 
 
 def decode_request(entry: str | msgspec.Raw) -> Request | Invalid:
     """Decode one entry. What is wrong with it is in the Invalid that is returned; nothing is raised."""
     try:
         request = _decode_request(entry)
-        if request.id and bytes(request.id)[:1] in b"{[tf":
-            raise msgspec.ValidationError("id must be a string, a number or null")
-        if request.params and bytes(request.params)[:1] not in b"{[":
-            raise msgspec.ValidationError("params must be an object or an array")
+        fault = _fault(request)
+        if fault is not None:
+            raise msgspec.ValidationError(fault)
         return request
     except RecursionError:
         return Invalid(ParseError("Parse error: nested too deeply"), b"null", entry_text(entry))
@@ -191,14 +216,16 @@ class ClaimId(NamedTuple):
     claim: int
 
 
-_CLAIM_ID = re.compile(r"([0-9]{1,19}):([0-9]{1,19})")
 INT8_MAX = 2**63 - 1
+_new_tuple = tuple.__new__
 
 
 def parse_claim_id(text: str) -> ClaimId | None:
     """``"42:7"`` to its parts; None when it is no claim id."""
-    match = _CLAIM_ID.fullmatch(text)
-    if match is None:
+    left, _, right = text.partition(":")
+    if not (left.isdecimal() and right.isdecimal() and text.isascii()) or len(left) > 19 or len(right) > 19:
         return None
-    task_id, claim = int(match[1]), int(match[2])
-    return ClaimId(task_id, claim) if max(task_id, claim) <= INT8_MAX else None
+    task_id, claim = int(left), int(right)
+    if task_id > INT8_MAX or claim > INT8_MAX:
+        return None
+    return _new_tuple(ClaimId, (task_id, claim))  # a third of the price of ClaimId(...), once for every task

@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 
-from penstock import metrics
 from penstock.errors import RpcError
 from penstock.handlers import Registry
 from penstock.logs import get_logger
@@ -32,6 +31,8 @@ from penstock.worker.holder import Held, Holder
 from penstock.worker.outbox import Outbox
 from penstock.worker.runner import Job, Runner
 from penstock.worker.threads import Threads
+from penstock.worker.timings import Timings
+from penstock.worker.watchdog import Watchdog
 
 __all__ = ["Worker"]
 
@@ -51,16 +52,19 @@ class Worker(Service):
         self._settings = settings
         self._registry = registry
         self._holder = Holder(outbound, visibility_seconds=settings.visibility_timeout_seconds)
-        self._outbox = Outbox(results, sent=self._holder.answered)
+        self._timings = Timings()
+        self._outbox = Outbox(results, sent=self._holder.answered, tell=self._timings.tell)
         self._threads = Threads(settings.worker_threads)
         self._runner = Runner(
             concurrency=settings.worker_concurrency,
             threads=self._threads,
             timeout_seconds=settings.task_timeout_seconds,
             result_limit_bytes=settings.result_limit_bytes,
+            timings=self._timings,
             answer=lambda job, text: self._outbox.answer(text, job.held),
             progress=self._progress,
         )
+        self._watchdog = Watchdog(self._runner.action_of)
         self._stopping = False
         self._giving_back: asyncio.Task[None] | None = None
         self.idle_seconds = 0.0 if settings.receive_wait_seconds else 0.1
@@ -76,6 +80,7 @@ class Worker(Service):
             "extend visibility": self._holder.extend_held,
             "heartbeat": self._heartbeat,
             "watch threads": self._watch_threads,
+            "watch loop": self._watchdog.run,
         }
 
     async def run_once(self) -> int:
@@ -155,7 +160,7 @@ class Worker(Service):
     def _answer_unknown(self, request: Request, claim_id: str, claim: ClaimId, held: Held) -> None:
         if not held.begun:
             held.begin()
-        metrics.RUN_SECONDS.labels("unknown", "error").observe(0)
+        self._timings.add("unknown", "error", 0.0)
         log.info(
             "task_failed", task_id=claim.task_id, claim=claim.claim, action=request.method[:200], error="UnknownAction"
         )

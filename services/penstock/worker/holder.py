@@ -15,8 +15,10 @@ from penstock import metrics
 from penstock.errors import Unavailable
 from penstock.logs import get_logger
 from penstock.transports import Message, Queue
+from penstock.worker.linger import Linger
 
-_DELETE_PAUSE_SECONDS = 0.005  # what finishes within it is deleted by one call
+_SHORTEST_LINGER_SECONDS = 0.005  # what finishes within it is deleted by one call; nobody waits for a delete
+_LONGEST_LINGER_SECONDS = 0.05
 _DELETE_TRIES = 5
 
 log = get_logger()
@@ -55,6 +57,7 @@ class Holder:
     def __init__(self, queue: Queue, *, visibility_seconds: int) -> None:
         self._queue = queue
         self._visibility_seconds = visibility_seconds
+        self._linger = Linger(queue.limits.max_call_messages, longest_seconds=_LONGEST_LINGER_SECONDS)
         self._held: dict[str, Held] = {}
         self._finished: list[Held] = []
         self._any_finished = asyncio.Event()
@@ -106,9 +109,10 @@ class Holder:
         while True:
             await self._any_finished.wait()
             if len(self._finished) < self._queue.limits.max_call_messages:
-                await asyncio.sleep(_DELETE_PAUSE_SECONDS)
+                await asyncio.sleep(max(_SHORTEST_LINGER_SECONDS, self._linger.seconds(len(self._finished))))
             self._any_finished.clear()
             finished, self._finished = self._finished, []
+            self._linger.saw(len(finished))
             again = await self._delete([held for held in finished if not held.lost])
             self._forget([held for held in finished if held not in again])
             if again:

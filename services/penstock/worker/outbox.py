@@ -13,9 +13,11 @@ from penstock.transports import Outgoing, Queue, SendReport
 from penstock.wire import join_batch, pack, utf8_size
 from penstock.worker.answers import refused_answer
 from penstock.worker.holder import Held
+from penstock.worker.linger import Linger
 
 MAX_ENTRIES = 1000  # in one message
 _SMALLEST_MESSAGE_BYTES = 1024  # that a queue can be set to
+_LONGEST_LINGER_SECONDS = 0.05
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 10.0
 
@@ -26,16 +28,21 @@ Entry = tuple[str, Held | None, str | None]
 
 
 class Outbox:
-    """Entries go at once when nothing is under way; what comes meanwhile forms the next send.
+    """Entries go at once when little is to do; what comes meanwhile forms the next send, and the more comes, the longer
+    a send waits for more.
 
-    sent: called with the message of every answer that has reached the queue.
+    sent: called with the message of every answer that has reached the queue. tell: asked at each send for a
+    notification to go with it, None for none.
     """
 
-    def __init__(self, queue: Queue, *, sent: Callable[[Held], None]) -> None:
+    def __init__(self, queue: Queue, *, sent: Callable[[Held], None], tell: Callable[[], str | None]) -> None:
         self._queue = queue
         self._sent = sent
+        self._tell = tell
+        self._linger = Linger(MAX_ENTRIES, longest_seconds=_LONGEST_LINGER_SECONDS)
         self._answers: list[Entry] = []
         self._signs: dict[str, str] = {}
+        self._hurry = False
         self._max_bytes = queue.limits.max_message_bytes
         self._added = asyncio.Event()
         self._empty = asyncio.Event()
@@ -59,18 +66,23 @@ class Outbox:
         self._empty.clear()
 
     async def wait_empty(self) -> None:
-        """Until everything added so far is in the queue."""
-        await self._empty.wait()
+        """Until everything added so far is in the queue, without further waits for company."""
+        self._hurry = True
+        try:
+            await self._empty.wait()
+        finally:
+            self._hurry = False
 
     async def run(self) -> None:
         """The sending; a side task."""
         failures = 0
         while True:
             await self._added.wait()
-            self._added.clear()
-            answers, self._answers = self._answers, []
-            signs, self._signs = self._signs, {}
-            entries = [*answers, *((text, None, claim_id) for claim_id, text in signs.items())]
+            wait_seconds = self._linger.seconds(len(self._answers))
+            if wait_seconds and not self._hurry:
+                await asyncio.sleep(wait_seconds)
+            entries = self._take()
+            self._linger.saw(len(entries))
             failed, reason = await self._send(entries)
             if not failed:
                 failures = 0
@@ -83,6 +95,16 @@ class Outbox:
             if reason is not None:
                 await self._pause(failures, len(failed), reason)
                 failures += 1
+
+    def _take(self) -> list[Entry]:
+        self._added.clear()
+        entries, self._answers = self._answers, []
+        signs, self._signs = self._signs, {}
+        entries += [(text, None, claim_id) for claim_id, text in signs.items()]
+        told = self._tell()
+        if told is not None:
+            entries.append((told, None, None))
+        return entries
 
     async def send_now(self, texts: Iterable[str]) -> None:
         """Send entries ahead of what waits; returns when the queue has them all, however long it is away."""

@@ -23,6 +23,7 @@ from penstock.wire import ClaimId
 from penstock.worker import answers
 from penstock.worker.holder import Held
 from penstock.worker.threads import Call, Threads
+from penstock.worker.timings import Timings
 
 _CANCEL_SECONDS = 5.0  # a handler that was cancelled may clean up so long before its task is answered without it
 _SHORT_SECONDS = 1.0  # tasks that run shorter are worth fetching ahead
@@ -81,7 +82,8 @@ class Runner:
     """Runs jobs, at most ``concurrency`` at once; those of plain functions as threads are free.
 
     timeout_seconds: of one attempt, where neither the task nor its action says.
-    answer: called with each job and its response, once. progress: called with what handlers report.
+    timings: told of every attempt. answer: called with each job and its response, once. progress: called with what
+    handlers report.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Runner:
         threads: Threads,
         timeout_seconds: float,
         result_limit_bytes: int,
+        timings: Timings,
         answer: Callable[[Job, str], None],
         progress: Callable[[Job, float | None, str | None], None],
     ) -> None:
@@ -98,6 +101,7 @@ class Runner:
         self._threads = threads
         self._timeout_seconds = timeout_seconds
         self._result_limit_bytes = result_limit_bytes
+        self._timings = timings
         self._answer = answer
         self._progress = progress
         self._loop = asyncio.get_running_loop()
@@ -110,7 +114,6 @@ class Runner:
         self._last_end = -math.inf
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = math.inf
-        self._observe: dict[tuple[str, str], Callable[[float], None]] = {}
         self._empty = asyncio.Event()
         self._empty.set()
         self.changed = asyncio.Event()  # set whenever a job has ended
@@ -143,6 +146,10 @@ class Runner:
         yield from self._waiting
         yield from self._waiting_for_thread
 
+    def action_of(self, task: asyncio.Task[Any]) -> str | None:
+        """The action that a task of the loop runs, None for a task that runs none; from any thread."""
+        return next((job.handler.name for job in list(self._running) if job.task is task), None)
+
     async def wait_empty(self) -> None:
         """Until every job has its answer."""
         await self._empty.wait()
@@ -151,13 +158,9 @@ class Runner:
 
     def _start_waiting(self) -> None:
         running, waiting, plain = self._running, self._waiting, self._waiting_for_thread
+        create_task = self._loop.create_task
         while self._may_start and len(running) < self._concurrency:
-            # Whichever has waited longer, so that neither kind keeps the other from its turn.
-            if (
-                plain
-                and self._threads.has_room
-                and not (waiting and waiting[0].held.received_at < plain[0].held.received_at)
-            ):
+            if plain and self._threads.has_room and self._is_turn_of_plain():
                 job = plain.popleft()
                 self._threads.take()
             elif waiting:
@@ -167,9 +170,14 @@ class Runner:
             if not job.held.begun:
                 job.held.begin()
             running.add(job)
-            job.task = self._loop.create_task(self._run(job))
+            job.task = create_task(self._run(job))
         if not (running or waiting or plain):
             self._empty.set()
+
+    def _is_turn_of_plain(self) -> bool:
+        """Whichever has waited longer, so that neither kind keeps the other from its turn."""
+        waiting, plain = self._waiting, self._waiting_for_thread
+        return not (waiting and waiting[0].held.received_at < plain[0].held.received_at)
 
     async def _run(self, job: Job) -> None:
         self._set_deadline(job)
@@ -226,11 +234,7 @@ class Runner:
         now = monotonic()
         ran = now - job.started_at
         action = job.handler.name
-        key = (action, outcome)
-        observe = self._observe.get(key)
-        if observe is None:
-            observe = self._observe[key] = metrics.RUN_SECONDS.labels(action, outcome).observe
-        observe(ran)
+        self._timings.add(action, outcome, ran)
         self._mean_seconds += (ran - self._mean_seconds) * _MEAN_WEIGHT
         self._last_end = now
         if kind:
@@ -240,7 +244,8 @@ class Runner:
 
     def _end(self, job: Job) -> None:
         self._running.discard(job)
-        self._start_waiting()
+        if self._waiting or self._waiting_for_thread or not self._running:
+            self._start_waiting()
         if not self.changed.is_set():
             self.changed.set()
 

@@ -1,7 +1,8 @@
 """Scheduler: claims due tasks by priority and sends them, no more than the window allows.
 
-SQS has no priority, so what is not yet needed stays in Postgres: at most ``in_flight_limit`` tasks are claimed and
-unsettled. With several schedulers the bound may be passed by one claim batch each, since each counts for itself.
+SQS has no priority, so what is not yet needed stays in Postgres. Where to look is the business of
+:mod:`~penstock.scheduler.bounds`, how much to claim of :mod:`~penstock.scheduler.window`, what travels together of
+:mod:`~penstock.scheduler.parcels`.
 """
 
 from __future__ import annotations
@@ -11,30 +12,25 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 
 from penstock import metrics
 from penstock.errors import HANDLER_ERROR, Unavailable
 from penstock.logs import get_logger
 from penstock.loop import Service, SideTask
 from penstock.notify import Listener
+from penstock.scheduler.bounds import LEVELS, Bounds
+from penstock.scheduler.parcels import Parcel, RunTimes, pack_parcels, parcel_of
+from penstock.scheduler.window import Window
 from penstock.settings import Settings
 from penstock.store import Dispatch, Store
-from penstock.tasks import Claimed, Failure
-from penstock.transports import Outgoing, Queue
-from penstock.wire import TIMEOUT_ATTRIBUTE, encode_call, escape_for_sqs, join_batch, pack, utf8_size
+from penstock.tasks import Claimed, Failure, Position
+from penstock.transports import Queue
 
-_SPREAD = 10  # a claim is cut into at least so many messages before any holds many tasks
-_ATTRIBUTES_BYTES = 128
+_PACE_SECONDS = 10.0  # run times are the means over so long
+_PACE_EVERY_SECONDS = 0.5
 
 log = get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """A message and the tasks that travel in it."""
-
-    message: Outgoing
-    tasks: Sequence[Claimed]
 
 
 @dataclass(slots=True)
@@ -56,7 +52,14 @@ class Scheduler(Service):
         self._outbound = outbound
         self._settings = settings
         self._listener = Listener(store)
-        self._window = asyncio.Lock()
+        self._bounds = Bounds()
+        self._times = RunTimes()
+        self._times_read_at = float("-inf")
+        self._window = Window(
+            floor=settings.in_flight_floor, limit=settings.in_flight_limit, seconds=settings.in_flight_seconds
+        )
+        self._reserving = asyncio.Lock()
+        self._waiting = asyncio.Lock()
 
     async def open(self) -> None:
         await self._store.open()
@@ -66,11 +69,14 @@ class Scheduler(Service):
         return {"listen": self._listener.run}
 
     async def wait_for_work(self) -> None:
-        """Until a nudge or the poll interval, whichever comes first."""
-        try:
-            await asyncio.wait_for(self._listener.event.wait(), self._settings.poll_seconds)
-        except TimeoutError:
-            pass
+        """Until a nudge or the poll interval, whichever comes first; while the window is full, nudges wait together."""
+        async with self._waiting:  # a nudge is for one pass: two that look at once find no more than one
+            await asyncio.sleep(self._window.full_for_seconds(monotonic()))
+            try:
+                await asyncio.wait_for(self._listener.event.wait(), self._settings.poll_seconds)
+            except TimeoutError:
+                pass
+            self._listener.event.clear()
 
     async def run_once(self) -> int:
         """Claim what is due and fits the window, send it, release what could not be sent; returns how many went."""
@@ -93,19 +99,75 @@ class Scheduler(Service):
         return len(dispatch.tasks) - len(sending.unsent)
 
     async def _claim(self) -> Dispatch | None:
-        async with self._window, self._store.session() as session:  # one at a time: the room is counted, then taken
-            limit = self._settings.in_flight_limit
-            in_flight = await session.count_in_flight(limit)
-            metrics.IN_FLIGHT.set(in_flight)
-            if in_flight >= limit:
+        """Claim what fits the window, behind the bounds or, when it is time, from the front."""
+        bounds, window = self._bounds, self._window
+        async with self._reserving:  # one at a time: room is counted, then set aside
+            limit = min(self._settings.claim_batch_size, await self._room())
+            if not limit:
                 return None
-            return await session.claim(min(self._settings.claim_batch_size, limit - in_flight))
+            window.reserved += limit
+            sweeps = bounds.sweep_is_due(monotonic())
+            if sweeps:
+                bounds.sweep_begins(monotonic())
+        dispatch = None
+        try:
+            dispatch = await (self._sweep(limit) if sweeps else self._claim_behind_bounds(limit))
+        finally:
+            window.reserved -= limit
+            window.claimed(0 if dispatch is None else len(dispatch.tasks))
+        return dispatch
+
+    async def _claim_behind_bounds(self, limit: int) -> Dispatch | None:
+        bounds = self._bounds
+        async with self._store.session() as session:
+            dispatch = await session.claim(limit, stretches=bounds.from_bounds())
+        bounds.claimed(*_outcome(dispatch, limit))
+        if dispatch is None and bounds.sweep_is_due(monotonic()):
+            bounds.sweep_begins(monotonic())
+            return await self._sweep(limit)
+        return dispatch
+
+    async def _sweep(self, limit: int) -> Dispatch | None:
+        """Claim from the front. It may take long; other passes claim behind the bounds meanwhile."""
+        bounds = self._bounds
+        dispatch = None
+        try:
+            async with self._store.session() as session:
+                if bounds.levels_are_old(monotonic()):
+                    bounds.set_levels(await session.read_priorities(LEVELS), monotonic())
+                dispatch = await session.claim(limit, stretches=bounds.from_front())
+        finally:
+            bounds.swept(*_outcome(dispatch, limit), monotonic())
+        return dispatch
+
+    async def _room(self) -> int:
+        """How many tasks may be claimed now; counts what is in flight when it is time to."""
+        now = monotonic()
+        window = self._window
+        if window.full_for_seconds(now):
+            return 0
+        if now - self._times_read_at >= _PACE_EVERY_SECONDS:
+            self._times_read_at = now
+            async with self._store.session() as session:
+                paces = await session.read_pace(_PACE_SECONDS)
+            self._times.learn(paces)
+            window.learn_pace(sum(pace.ended for pace in paces) / _PACE_SECONDS, self._times.mean)
+        if window.wants_count(now):
+            async with self._store.session() as session:
+                started = monotonic()
+                found = await session.count_in_flight(self._settings.in_flight_limit, since=window.count_since(started))
+                window.counted(found, started, monotonic())
+            metrics.IN_FLIGHT.set(window.in_flight)
+            metrics.WINDOW.set(window.size)
+        return window.room
 
     def _pack(self, tasks: Sequence[Claimed]) -> list[Parcel]:
         return pack_parcels(
             tasks,
+            self._times,
             max_tasks=self._settings.pack_max_tasks,
-            max_bytes=self._outbound.limits.max_message_bytes - _ATTRIBUTES_BYTES,
+            max_bytes=self._outbound.limits.max_message_bytes,
+            max_seconds=self._settings.pack_seconds,
         )
 
     async def _send(self, parcels: Sequence[Parcel]) -> Sending:
@@ -124,7 +186,7 @@ class Scheduler(Service):
             elif len(tasks) == 1:
                 sending.refused += tasks
             else:
-                alone += [_parcel([task], parcels[position].message.attributes) for task in tasks]
+                alone += [parcel_of([task]) for task in tasks]
         if report.failed:
             log.warning("send_failed", messages=len(report.failed), of=len(parcels), reason=report.reason)
         if alone:
@@ -149,6 +211,7 @@ class Scheduler(Service):
             }
             await session.fail([Failure(task.id, task.claim, json.dumps(error), None) for task in sending.refused])
             await session.confirm(dispatch.id)
+        self._bounds.look_back()
         metrics.RELEASED.labels("send_failed").inc(released)
         for task in sending.refused:
             log.error("task_unsendable", task_id=task.id, claim=task.claim, action=task.action, reason=sending.reason)
@@ -159,37 +222,10 @@ class Scheduler(Service):
             waited[task.action].append(task.waited_seconds)
         for action, seconds in waited.items():
             metrics.TRANSITIONS.labels(action, "ACQUIRED").inc(len(seconds))
-            histogram = metrics.QUEUE_WAIT_SECONDS.labels(action)
-            for value in seconds:
-                histogram.observe(value)
+            metrics.QUEUE_WAIT_SECONDS.labels(action).observe_many(seconds)
         log.debug("dispatched", tasks=len(tasks), unsent=unsent)
 
 
-def pack_parcels(tasks: Sequence[Claimed], *, max_tasks: int, max_bytes: int) -> list[Parcel]:
-    """Pack claimed tasks into messages, in the order of the claim.
-
-    A small claim travels one task a message, so that idle workers share it; a message grows only once there are
-    ``_SPREAD`` of them. Tasks with different time limits travel apart, for the limit is the message's attribute.
-    """
-    groups: dict[float | None, list[Claimed]] = defaultdict(list)
-    for task in tasks:
-        groups[task.timeout_seconds].append(task)
-    parcels = []
-    for timeout, members in groups.items():
-        attributes = {} if timeout is None else {TIMEOUT_ATTRIBUTE: repr(timeout)}
-        calls = [_call(task) for task in members]
-        sizes = [utf8_size(call) for call in calls]
-        max_items = min(max_tasks, max(1, len(tasks) // _SPREAD))
-        for start, end in pack(sizes, max_bytes=max_bytes, max_items=max_items):
-            parcels.append(Parcel(Outgoing(join_batch(calls[start:end]), attributes), members[start:end]))
-            metrics.BATCH_SIZE.labels("outbound_message").observe(end - start)
-    return parcels
-
-
-def _call(task: Claimed) -> str:
-    # Escaped before it is measured: what SQS does not take as a character grows from 3 bytes to 6.
-    return escape_for_sqs(encode_call(task.id, task.claim, task.action, task.payload))
-
-
-def _parcel(tasks: Sequence[Claimed], attributes: Mapping[str, str]) -> Parcel:
-    return Parcel(Outgoing(join_batch([_call(task) for task in tasks]), attributes), tasks)
+def _outcome(dispatch: Dispatch | None, limit: int) -> tuple[Mapping[int, Position], bool]:
+    """How far a claim reached, and whether it found less than it had room for."""
+    return ({}, True) if dispatch is None else (dispatch.reached, len(dispatch.tasks) < limit)

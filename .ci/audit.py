@@ -1,0 +1,98 @@
+"""Dependencies: do they fit together, and are any of those that ship known to be vulnerable?
+
+The first question is answered offline. The second is put to the advisory database of the Python Packaging Authority by
+pip-audit, for a few seconds at the most; where it cannot be reached, that is said and is no failure.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import tomllib
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+SECONDS = 8
+EXTRAS = ("local",)  # what users may have in use; tools of development are not audited
+
+
+def shipped(pyproject: dict[str, Any]) -> dict[str, str]:
+    """Versions of everything that an installation brings along, by name; what is not installed here is left out."""
+    project = pyproject["project"]
+    todo = [Requirement(text) for text in project["dependencies"]]
+    todo += [Requirement(text) for extra in EXTRAS for text in project["optional-dependencies"][extra]]
+    found: dict[str, str] = {}
+    seen: set[tuple[str, frozenset[str]]] = set()
+    while todo:
+        wanted = todo.pop()
+        name, extras = canonicalize_name(wanted.name), frozenset(wanted.extras)
+        if (name, extras) in seen or (wanted.marker is not None and not wanted.marker.evaluate({"extra": ""})):
+            continue
+        seen.add((name, extras))
+        try:
+            package = distribution(name)
+        except PackageNotFoundError:
+            continue
+        found[name] = package.version
+        for text in package.requires or ():
+            needed = Requirement(text)
+            if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+                needed.marker = None
+                todo.append(needed)
+    return found
+
+
+def verdict(report: dict[str, Any]) -> tuple[int, list[str]]:
+    """Exit code and lines to print, of what pip-audit reports as JSON."""
+    audited = [entry for entry in report["dependencies"] if "vulns" in entry]
+    if not audited:
+        return 0, ["vulnerabilities: not looked for, the advisory database knows none of the packages from here"]
+    lines = [
+        f"{entry['name']} {entry['version']}: {found['id']}, mended in {', '.join(found['fix_versions']) or 'none yet'}"
+        for entry in audited
+        for found in entry["vulns"]
+    ]
+    skipped = len(report["dependencies"]) - len(audited)
+    lines.append(
+        f"vulnerabilities: {len(lines)} in {len(audited)} packages" + f" ({skipped} not known)" * bool(skipped)
+    )
+    return (1 if len(lines) > 1 else 0), lines
+
+
+def ask(versions: dict[str, str]) -> tuple[int, list[str]]:
+    """Have pip-audit ask, for so long at the most."""
+    with tempfile.TemporaryDirectory() as folder:
+        pins = Path(folder) / "pins.txt"
+        pins.write_text("".join(f"{name}=={version}\n" for name, version in sorted(versions.items())), "ascii")
+        command = [
+            sys.executable, "-m", "pip_audit", "--requirement", str(pins), "--no-deps", "--disable-pip",
+            "--format", "json", "--progress-spinner", "off", "--timeout", "3",
+        ]  # fmt: skip
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+            report = json.loads(done.stdout)
+        except subprocess.TimeoutExpired:
+            return 0, [f"vulnerabilities: not looked for, no answer of the advisory database within {SECONDS} s"]
+        except ValueError:
+            reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            return 0, [f"vulnerabilities: not looked for, the advisory database cannot be reached ({reason[:200]})"]
+    return verdict(report)
+
+
+def main() -> int:
+    fits = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False)
+    print(f"dependencies: {fits.stdout.strip() or fits.stderr.strip()}")
+    code, lines = ask(shipped(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))))
+    print("\n".join(lines))
+    return fits.returncode or code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""How many requests one caller may send: a bucket of tokens each, in the memory of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+
+from penstock.errors import RateLimited
+
+_BUCKETS_KEPT = 10_000
+
+
+class Rates:
+    """Buckets by caller.
+
+    per_second: requests that a bucket gains in a second. burst: how many it holds. More than it holds (a large batch)
+    are taken from a full bucket, which is then in debt; so no batch is impossible, and the rate holds in the long run.
+    A bucket is one number, the instant at which it will be full.
+    """
+
+    def __init__(self, per_second: float, burst: float, *, clock: Callable[[], float] = monotonic) -> None:
+        self._per_second = per_second
+        self._burst = max(1.0, burst)
+        self._clock = clock
+        self._full_at: dict[str, float] = {}
+
+    def check(self, caller: str) -> None:
+        """Refuse a caller whose bucket has not one token, before its body is read. Raises RateLimited."""
+        self._take(caller, 1)
+
+    def charge(self, caller: str, requests: int) -> None:
+        """Take tokens for so many requests, all or none. Raises RateLimited."""
+        start = self._take(caller, requests)
+        if len(self._full_at) >= _BUCKETS_KEPT and caller not in self._full_at:
+            self._forget()
+        self._full_at[caller] = start + requests / self._per_second
+
+    def _take(self, caller: str, requests: int) -> float:
+        now = self._clock()
+        start = max(now, self._full_at.get(caller, now))
+        lacking = min(requests, self._burst) - (self._burst - (start - now) * self._per_second)
+        if lacking > 1e-9:
+            raise RateLimited(lacking / self._per_second)
+        return start
+
+    def _forget(self) -> None:
+        """Full buckets say nothing; where none is full, the one that will be first goes."""
+        now = self._clock()
+        kept = {caller: full_at for caller, full_at in self._full_at.items() if full_at > now}
+        if len(kept) >= _BUCKETS_KEPT:
+            del kept[min(kept, key=lambda caller: kept[caller])]
+        self._full_at = kept

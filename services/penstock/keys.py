@@ -1,0 +1,106 @@
+"""API keys: what one may do, what is kept of its secret, and how a setting names one. No I/O."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+SECRET_PREFIX = "pstk_"  # lets scanners for leaked secrets find one
+PREFIX_CHARS = 13  # of a secret are kept in clear, to tell keys apart: 48 of its 256 random bits
+NAME_MAX_CHARS = 100
+_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+class Permission(StrEnum):
+    """enqueue: add tasks. read: look at everything. admin: that, and change or delete whatever there is."""
+
+    ENQUEUE = "enqueue"
+    READ = "read"
+    ADMIN = "admin"
+
+
+ALL_PERMISSIONS = frozenset(Permission)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key that is accepted. ``id``: of its record in Postgres, None for a key from the settings."""
+
+    name: str
+    digest: bytes = field(repr=False)
+    permissions: frozenset[Permission]
+    id: int | None = None
+
+
+def implied(permissions: Iterable[str]) -> frozenset[Permission]:
+    """All that these permissions allow: admin implies the others. Raises ValueError for an unknown one."""
+    given = frozenset(map(Permission, permissions))
+    return ALL_PERMISSIONS if Permission.ADMIN in given else given
+
+
+def digest_of(secret: bytes) -> bytes:
+    """SHA-256 of a secret: all that is kept of it. Right for random secrets only; docs/decisions/009 says why."""
+    return hashlib.sha256(secret).digest()
+
+
+def new_secret() -> str:
+    """A key of 256 random bits."""
+    return SECRET_PREFIX + secrets.token_urlsafe(32)
+
+
+def check_name(name: str) -> str:
+    """The name of a key, stripped. Raises ValueError."""
+    name = name.strip()
+    if not 1 <= len(name) <= NAME_MAX_CHARS or _CONTROL.search(name):
+        raise ValueError(f"must have 1 to {NAME_MAX_CHARS} characters, none of them a control character")
+    return name
+
+
+def parse_entry(entry: str, position: int) -> ApiKey:
+    """A key from an entry of PENSTOCK_API_KEYS: the plain key, or ``name:permissions:sha256`` in hexadecimal.
+
+    A colon makes it the second form: the digest is no secret, so a misspelt one must not become a plain key that
+    everybody can read. Raises ValueError, whose text names the position and never the entry.
+    """
+    if ":" not in entry:
+        return ApiKey(f"entry {position}", digest_of(entry.encode("utf-8")), ALL_PERMISSIONS)
+    parts = entry.split(":")
+    if len(parts) != 3:
+        raise ValueError(f"entry {position} must be a key without colons, or name:permissions:sha256")
+    name, permissions, digest = parts
+    try:
+        name = check_name(name)
+    except ValueError as exc:
+        raise ValueError(f"entry {position}: its name {exc}") from None
+    try:
+        allowed = implied(part.strip() for part in permissions.split("+"))
+    except ValueError:
+        raise ValueError(f"entry {position}: its permissions must be of {', '.join(Permission)}, joined by +") from None
+    if not _DIGEST.fullmatch(digest.strip()):
+        raise ValueError(f"entry {position}: behind its last colon must stand the 64 digits of the key's SHA-256")
+    return ApiKey(name, bytes.fromhex(digest.strip()), allowed)
+
+
+def parse_entries(entries: Iterable[str]) -> tuple[ApiKey, ...]:
+    """The keys of PENSTOCK_API_KEYS. Raises ValueError naming every entry that is wrong, by its position."""
+    keys: dict[bytes, ApiKey] = {}
+    places: dict[bytes, int] = {}
+    problems = []
+    for position, entry in enumerate(entries, 1):
+        try:
+            key = parse_entry(entry, position)
+        except ValueError as exc:
+            problems.append(str(exc))
+            continue
+        if key.digest in keys:
+            problems.append(f"entry {position} is the key of entry {places[key.digest]} again")
+        keys[key.digest] = key
+        places.setdefault(key.digest, position)
+    if problems:
+        raise ValueError("; ".join(problems))
+    return tuple(keys.values())

@@ -1,0 +1,94 @@
+"""Parcels: claimed tasks packed into messages, by number, by bytes and by the time that their work takes.
+
+Packing is what makes the queue cheap and fast, as long as nobody waits for it: a message holds about a second of work
+at the most, by the run times that workers report, so long tasks travel alone and short ones by the hundred.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock import metrics
+from penstock.store import Pace
+from penstock.tasks import Claimed
+from penstock.transports import Outgoing
+from penstock.wire import TIMEOUT_ATTRIBUTE, encode_call, escape_for_sqs, join_batch, pack, utf8_size
+
+_SPREAD = 10  # a claim is cut into at least so many messages before any holds many tasks
+_SECONDS_UNKNOWN = 0.1  # taken for the run time of an action that no worker has reported yet
+_ATTRIBUTES_BYTES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A message and the tasks that travel in it."""
+
+    message: Outgoing
+    tasks: Sequence[Claimed]
+
+
+class RunTimes:
+    """How long the tasks of each action run, by what workers told lately."""
+
+    def __init__(self) -> None:
+        self._means: dict[str, float] = {}
+        self.mean = 0.0
+
+    def learn(self, paces: Sequence[Pace]) -> None:
+        """Take over what is new; an action that did not run lately keeps what was last known of it."""
+        timed = sum(pace.timed for pace in paces)
+        if timed:
+            self.mean = sum(pace.seconds for pace in paces) / timed
+        self._means |= {pace.action: pace.seconds / pace.timed for pace in paces if pace.timed}
+
+    def of(self, action: str) -> float:
+        """Mean run time in seconds."""
+        return self._means.get(action, _SECONDS_UNKNOWN)
+
+
+def pack_parcels(
+    tasks: Sequence[Claimed], times: RunTimes, *, max_tasks: int, max_bytes: int, max_seconds: float
+) -> list[Parcel]:
+    """Pack claimed tasks into messages, in the order of the claim.
+
+    A small claim travels one task a message, so that idle workers share it; a message grows only once there are
+    ``_SPREAD`` of them. Tasks with different time limits travel apart, for the limit is the message's attribute; a
+    suspect travels alone, so that the next worker that it takes with it takes nobody else's task along.
+    """
+    groups: dict[float | None, list[Claimed]] = defaultdict(list)
+    alone = []
+    for task in tasks:
+        if task.suspect:
+            alone.append(task)
+        else:
+            groups[task.timeout_seconds].append(task)
+    max_items = min(max_tasks, max(1, len(tasks) // _SPREAD))
+    parcels = [parcel_of([task]) for task in alone]
+    for timeout, members in groups.items():
+        attributes = _attributes(timeout)
+        calls = [call_of(task) for task in members]
+        seconds = {action: times.of(action) for action in {task.action for task in members}}
+        slices = pack(
+            [utf8_size(call) for call in calls], [seconds[task.action] for task in members],
+            max_bytes=max_bytes - _ATTRIBUTES_BYTES, max_items=max_items, max_weight=max_seconds,
+        )  # fmt: skip
+        for start, end in slices:
+            parcels.append(Parcel(Outgoing(join_batch(calls[start:end]), attributes), members[start:end]))
+    metrics.BATCH_SIZE.labels("outbound_message").observe_many([len(parcel.tasks) for parcel in parcels])
+    return parcels
+
+
+def call_of(task: Claimed) -> str:
+    # Escaped before it is measured: what SQS does not take as a character grows from 3 bytes to 6.
+    return escape_for_sqs(encode_call(task.id, task.claim, task.action, task.payload))
+
+
+def parcel_of(tasks: Sequence[Claimed]) -> Parcel:
+    """Tasks of one time limit in one message."""
+    return Parcel(Outgoing(join_batch([call_of(task) for task in tasks]), _attributes(tasks[0].timeout_seconds)), tasks)
+
+
+def _attributes(timeout_seconds: float | None) -> Mapping[str, str]:
+    return {} if timeout_seconds is None else {TIMEOUT_ATTRIBUTE: repr(timeout_seconds)}

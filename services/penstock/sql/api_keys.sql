@@ -1,0 +1,34 @@
+-- API keys, by their digests.
+
+-- name: create_api_key
+-- $1 name, $2 prefix, $3 SHA-256 of the secret, $4 permissions, $5 seconds until it expires, or null for never.
+-- No row: a key of that name is in use.
+insert into penstock.api_key (name, prefix, hash, permissions, expires_at)
+values ($1, $2, $3, $4::text[], now() + make_interval(secs => $5::float8))
+on conflict do nothing
+returning id, name, prefix, permissions, created_at, expires_at, revoked_at, last_used_at;
+
+-- name: list_api_keys
+-- Newest first. $1 id that the page begins behind, or null; $2 limit; $3 whether with revoked ones.
+select id, name, prefix, permissions, created_at, expires_at, revoked_at, last_used_at from penstock.api_key
+where ($1::bigint is null or id < $1) and ($3::boolean or revoked_at is null)
+order by id desc limit $2;
+
+-- name: find_api_key
+-- $1 name. The key that has it now: names of revoked keys are free again.
+select id from penstock.api_key where name = $1 and revoked_at is null;
+
+-- name: revoke_api_key
+-- $1 id. A second time changes nothing.
+update penstock.api_key set revoked_at = coalesce(revoked_at, now()) where id = $1
+returning id, name, prefix, permissions, created_at, expires_at, revoked_at, last_used_at;
+
+-- name: read_active_keys
+-- What each api keeps in memory. Expiry is judged here, by the one clock that all share.
+select id, name, hash, permissions from penstock.api_key
+where revoked_at is null and (expires_at is null or expires_at > now());
+
+-- name: note_key_use
+-- $1 ids. Coarse, so that several api processes do not write the same minute over and over.
+update penstock.api_key set last_used_at = now()
+where id = any($1::bigint[]) and (last_used_at is null or last_used_at < now() - interval '30 seconds');

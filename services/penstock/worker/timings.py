@@ -1,0 +1,47 @@
+"""Timings: how long handlers ran, kept for the metrics and told to the pipeline, which packs messages by it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from time import monotonic
+
+from penstock import metrics
+from penstock.wire import encode_run_times
+
+_TELL_SECONDS = 0.25
+_ACTIONS_TOLD = 1000  # in one notification
+
+
+class Timings:
+    """Adding one costs no more than keeping a number; ``flush`` does the rest for many."""
+
+    def __init__(self) -> None:
+        self._new: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+        self._untold: dict[str, tuple[int, float]] = {}
+        self._told_at = float("-inf")
+
+    def add(self, action: str, outcome: str, seconds: float) -> None:
+        """One attempt has ended after that time; outcome: ok, error or timeout."""
+        self._new[action, outcome].append(seconds)
+
+    def flush(self) -> None:
+        """Enter what was added into the metrics."""
+        if not self._new:
+            return
+        new, self._new = self._new, defaultdict(list)
+        for (action, outcome), seconds in new.items():
+            metrics.RUN_SECONDS.labels(action, outcome).observe_many(seconds)
+            count, total = self._untold.get(action, (0, 0.0))
+            self._untold[action] = count + len(seconds), total + sum(seconds)
+
+    def tell(self) -> str | None:
+        """The notification of what has not been told yet; None when there is nothing, or the last one is fresh."""
+        self.flush()
+        now = monotonic()
+        if not self._untold or now - self._told_at < _TELL_SECONDS:
+            return None
+        self._told_at = now
+        told = dict(list(self._untold.items())[:_ACTIONS_TOLD])
+        for action in told:
+            del self._untold[action]
+        return encode_run_times(told)

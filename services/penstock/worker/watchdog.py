@@ -1,0 +1,90 @@
+"""Watchdog: notices that the event loop stands still, and says which handler keeps it.
+
+A worker's heartbeats and its hold on messages live on the loop. An `async def` handler that computes instead of
+awaiting stops both, and once it has blocked for longer than the visibility timeout its message goes to another worker
+as well. Only a thread can see that while it happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from penstock import metrics
+from penstock.logs import get_logger
+
+_BLOCKED_AFTER_SECONDS = 1.0
+_STACK_ENTRIES = 12
+_MOST_ACTIONS = 1000  # remembered as logged
+
+log = get_logger()
+
+
+class Watchdog:
+    """Counts the time for which the loop is blocked, and logs each action's first block, while it lasts.
+
+    action_of: the action that a task of the loop runs, None when it runs none; called from a thread.
+    blocked_after_seconds: shorter blocks are nobody's concern.
+    """
+
+    def __init__(
+        self,
+        action_of: Callable[[asyncio.Task[Any]], str | None],
+        *,
+        blocked_after_seconds: float = _BLOCKED_AFTER_SECONDS,
+    ) -> None:
+        self._action_of = action_of
+        self._blocked_after_seconds = blocked_after_seconds
+        self._interval_seconds = blocked_after_seconds / 4
+        self._turned_at = 0.0
+        self._logged: set[str | None] = set()
+
+    async def run(self) -> None:
+        """The watching; a side task."""
+        self._turned_at = time.monotonic()
+        ended = threading.Event()
+        watched = asyncio.get_running_loop(), threading.get_ident()
+        threading.Thread(target=self._watch, args=(*watched, ended), name="watchdog", daemon=True).start()
+        try:
+            while True:
+                await asyncio.sleep(self._interval_seconds)
+                self._turned_at = time.monotonic()
+        finally:
+            ended.set()
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, thread_id: int, ended: threading.Event) -> None:
+        looked_at, used = time.monotonic(), time.process_time()
+        counted_until = looked_at
+        while not ended.wait(self._interval_seconds):
+            now, now_used = time.monotonic(), time.process_time()
+            gap, gap_used = now - looked_at, now_used - used
+            looked_at, used = now, now_used
+            if gap > 2 * self._interval_seconds and gap_used < gap / 2:
+                # The whole process stood still, this thread too: it was suspended, or got no processor.
+                self._turned_at = counted_until = now
+                continue
+            turned_at = self._turned_at
+            if now - turned_at < self._blocked_after_seconds:
+                continue
+            metrics.LOOP_BLOCKED_SECONDS.inc(now - max(turned_at, counted_until))
+            counted_until = now
+            self._tell(loop, thread_id, now - turned_at)
+
+    def _tell(self, loop: asyncio.AbstractEventLoop, thread_id: int, seconds: float) -> None:
+        task = asyncio.current_task(loop)
+        frame = sys._current_frames().get(thread_id)
+        action = None if task is None else self._action_of(task)
+        if action in self._logged or len(self._logged) >= _MOST_ACTIONS:
+            return
+        self._logged.add(action)
+        log.warning(
+            "event_loop_blocked", action=action, seconds=round(seconds, 1),
+            hint="no heartbeat and no visibility extension goes out meanwhile: make the handler a plain def, which "
+            "runs in a thread, or put what computes into asyncio.to_thread",
+            stack="".join(traceback.format_stack(frame, _STACK_ENTRIES)) if frame else None,
+        )  # fmt: skip

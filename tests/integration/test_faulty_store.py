@@ -1,0 +1,47 @@
+"""The faulty store: what is refused leaves nothing, what loses its reply stays."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.errors import Unavailable
+from penstock.faults import Edge, Faults
+from penstock.faults.store import FaultyStore
+from penstock.store import Store
+from penstock.tasks import NewTask
+
+TASK = NewTask(action="work", payload="{}")
+
+
+async def _count(database_url: str) -> int:
+    store = Store(database_url)
+    async with store.session() as session:
+        found = await session.claim(100)
+    await store.close()
+    return len(found.tasks) if found else 0
+
+
+def _store(database_url: str, edge: Edge) -> FaultyStore:
+    return FaultyStore(database_url, faults=Faults("api", {edge: 1}))
+
+
+@pytest.mark.parametrize(("edge", "stored"), [("postgres", 0), ("commit", 1)])
+async def test_a_transaction_is_refused_whole_or_loses_its_reply_after_the_commit(
+    database_url: str, edge: Edge, stored: int
+) -> None:
+    store = _store(database_url, edge)
+    with pytest.raises(Unavailable, match=f"PENSTOCK_CHAOS_{edge.upper()}"):
+        async with store.transaction() as session:
+            await session.enqueue([TASK])
+    await store.close()
+    assert await _count(database_url) == stored
+
+
+@pytest.mark.parametrize(("edge", "stored"), [("postgres", 0), ("commit", 1)])
+async def test_so_does_a_statement_that_commits_by_itself(database_url: str, edge: Edge, stored: int) -> None:
+    store = _store(database_url, edge)
+    with pytest.raises(Unavailable, match=f"PENSTOCK_CHAOS_{edge.upper()}"):
+        async with store.session() as session:
+            await session.enqueue([TASK])
+    await store.close()
+    assert await _count(database_url) == stored

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from penstock.keys import (
+    ALL_PERMISSIONS,
+    PREFIX_CHARS,
+    SECRET_PREFIX,
+    Permission,
+    check_name,
+    digest_of,
+    implied,
+    new_secret,
+    parse_entries,
+)
+
+DIGEST = hashlib.sha256(b"the-key").hexdigest()
+
+
+def problem_of(*entries: str) -> str:
+    with pytest.raises(ValueError) as caught:
+        parse_entries(entries)
+    return str(caught.value)
+
+
+def test_admin_implies_the_other_permissions_and_no_other_does() -> None:
+    assert implied(["admin"]) == ALL_PERMISSIONS
+    assert implied(["read"]) == {Permission.READ}
+    assert implied(["enqueue", "read"]) == {Permission.ENQUEUE, Permission.READ}
+    with pytest.raises(ValueError):
+        implied(["root"])
+
+
+def test_plain_key_may_do_all_and_only_its_digest_is_kept() -> None:
+    [key] = parse_entries(["the-key"])
+    assert (key.digest.hex(), key.permissions, key.id) == (DIGEST, ALL_PERMISSIONS, None)
+    assert "the-key" not in repr(key)
+    assert DIGEST not in repr(key)
+
+
+def test_entry_names_a_key_by_its_digest_with_its_permissions() -> None:
+    [lower, upper] = parse_entries([f"ci:enqueue+read:{DIGEST}", f"ops:admin:{'AB' * 32}"])
+    assert (lower.name, lower.digest, lower.permissions) == (
+        "ci", digest_of(b"the-key"), {Permission.ENQUEUE, Permission.READ},
+    )  # fmt: skip
+    assert (upper.name, upper.permissions) == ("ops", ALL_PERMISSIONS)
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        (f"hush:read:{DIGEST[:-1]}", "64 digits"),
+        (f"hush:read:{DIGEST[:-1]}x", "64 digits"),
+        (f"hush:root:{DIGEST}", "permissions must be of enqueue, read, admin"),
+        (f"hush::{DIGEST}", "permissions must be of"),
+        (f":read:{DIGEST}", "its name must have"),
+        (f"{'hush' * 40}:read:{DIGEST}", "its name must have"),
+        ("hush:read", "without colons"),
+        (f"hush:read:{DIGEST}:more", "without colons"),
+    ],
+)
+def test_wrong_entry_is_named_by_its_position_and_never_shown(entry: str, problem: str) -> None:
+    text = problem_of("good-one", entry)
+    assert "entry 2" in text
+    assert problem in text
+    assert "hush" not in text
+    assert DIGEST[:20] not in text
+
+
+def test_misspelt_digest_does_not_become_a_plain_key() -> None:
+    """The digest is no secret: as a plain key, everybody who can read it could come in."""
+    assert "entry 1" in problem_of(f"ci:read:{DIGEST[:-2]}")
+
+
+def test_all_wrong_entries_are_told_at_once_and_repetitions_too() -> None:
+    text = problem_of("a:b", "the-key", f"same:read:{DIGEST}", "c:d")
+    assert "entry 1" in text
+    assert "entry 3 is the key of entry 2 again" in text
+    assert "entry 4" in text
+
+
+def test_new_secrets_are_random_and_can_be_told_by_their_prefix() -> None:
+    secrets = {new_secret() for _ in range(100)}
+    assert len({secret[:PREFIX_CHARS] for secret in secrets}) == 100
+    for secret in secrets:
+        assert secret.startswith(SECRET_PREFIX)
+        assert len(secret) == len(SECRET_PREFIX) + 43  # 256 bits in base 64
+        assert ":" not in secret
+        assert "," not in secret
+
+
+@pytest.mark.parametrize("name", ["", "  ", "x" * 101, "two\nlines", "bell\x07"])
+def test_name_that_would_spoil_a_list_is_refused(name: str) -> None:
+    with pytest.raises(ValueError):
+        check_name(name)
+    assert check_name(" ci of team 7 ") == "ci of team 7"

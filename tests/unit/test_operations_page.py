@@ -1,0 +1,78 @@
+"""docs/operations.md against what it speaks of: alert rules, tests, commands, settings, metrics, log events."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+
+from penstock import metrics
+from penstock.cli import app
+from penstock.settings import PREFIX, Settings
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "operations.md").read_text("utf-8")
+TESTS = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", PAGE)))
+COMMANDS = sorted(set(re.findall(r"`penstock ([a-z][^`]*)`", PAGE)))
+
+
+@cache
+def names_in(path: str) -> set[str]:
+    tree = ast.parse((ROOT / path).read_text("utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def rows_of(heading: str) -> list[list[str]]:
+    """The cells of the table's rows under a heading."""
+    section = PAGE.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+
+
+@pytest.mark.parametrize(("path", "name"), TESTS)
+def test_a_test_that_the_page_names_exists(path: str, name: str) -> None:
+    assert name in names_in(path)
+
+
+def test_every_promise_and_every_case_names_a_test() -> None:
+    promises = rows_of("What is promised")
+    assert len(promises) >= 15
+    for promise in (*promises, *rows_of("The three ambiguous cases, told apart")):
+        assert re.search(r"`tests/[\w/]+\.py::test_\w+`", promise[-1]), promise[0]
+
+
+def test_every_alert_has_its_section_and_no_other() -> None:
+    groups = yaml.safe_load((ROOT / "docs" / "operations" / "compose" / "alerts.yml").read_text("utf-8"))["groups"]
+    rules = [rule["alert"] for group in groups for rule in group["rules"]]
+    section = PAGE.split("## Alarms\n", 1)[1].split("\n## ", 1)[0]
+    assert re.findall(r"^### (\w+)$", section, re.MULTILINE) == rules
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_that_the_page_names_exists_with_its_options(line: str) -> None:
+    command: Any = typer.main.get_command(app)
+    words = line.split()
+    while words and hasattr(command, "commands"):
+        assert words[0] in command.commands, f"there is no command {words[0]!r}"
+        command = command.commands[words.pop(0)]
+    options = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
+    assert {word for word in words if word.startswith("-")} <= options
+
+
+def test_settings_metrics_and_log_events_of_the_page_exist() -> None:
+    settings = set(re.findall(rf"\b{PREFIX}(\w+)", PAGE))
+    assert {name.lower() for name in settings} <= set(Settings.model_fields)
+    exported = {sample.name for family in metrics.REGISTRY.collect() for sample in family.samples}
+    exported |= {family.name for family in metrics.REGISTRY.collect()}
+    exported |= {f"{name}_total" for name in exported}
+    assert set(re.findall(r"`(penstock_[a-z_]+)`", PAGE)) <= exported
+    source = "\n".join(path.read_text("utf-8") for path in (ROOT / "services" / "penstock").rglob("*.py"))
+    for event in ("backing_off", "recovered", "pass_failed", "send_failed", "dead_letters_rose"):
+        assert event in PAGE
+        assert f'"{event}"' in source, event
