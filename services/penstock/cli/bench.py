@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from penstock.cli.common import print_table
-from penstock.errors import SettingsError
 
 
 def add_to(app: typer.Typer) -> None:
@@ -21,50 +16,100 @@ def add_to(app: typer.Typer) -> None:
 
 def bench(
     scenario: Annotated[
-        str, typer.Argument(help="drain: a backlog settled; latency: single tasks on an idle pipeline.")
+        str,
+        typer.Argument(
+            help="drain, live, latency, enqueue, mixed, urgent, future, history, held-xmin, scale, or all of them."
+        ),
     ],
     tasks: Annotated[
-        int | None, typer.Option(min=1, show_default="200000 for drain, 500 for latency", help="How many tasks.")
+        int | None, typer.Option(min=1, show_default="the scenario's own", help="How many tasks; for latency, a rate.")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Worker processes.")] = 1,
-    rate: Annotated[float, typer.Option(min=0.1, help="Enqueues a second, for latency.")] = 50.0,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=64, show_default="1, scale 4", help="Worker processes; for scale, at most.")
+    ] = None,
+    schedulers: Annotated[
+        int | None,
+        typer.Option(min=1, max=16, show_default="1, scale 2", help="Scheduler processes; for scale, at most."),
+    ] = None,
+    repeat: Annotated[int, typer.Option(min=1, max=99, help="Run it so often and report the medians.")] = 1,
+    rate: Annotated[
+        list[float] | None,
+        typer.Option(min=0.1, show_default="50 and 500", help="Enqueues a second, for latency; may be repeated."),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1, show_default="10, 60", help="How long: a rate of latency, the open transaction of held-xmin."
+        ),
+    ] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(min=1, show_default="1000000, 5000000", help="Rows in the way, for future and history."),
+    ] = None,
+    sqs_endpoint_url: Annotated[
+        str | None, typer.Option(show_default=False, help="Use this SQS in place of the embedded one.")
+    ] = None,
+    one_stack: Annotated[
+        bool,
+        typer.Option(
+            "--one-stack",
+            help="Share stacks between scenarios and repeats: quicker, for a look; "
+            "later ones find what earlier ones have left.",
+        ),
+    ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as well.")] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            show_default=False,
+            help="Record every process by py-spy, which must be installed, into files in this folder; "
+            "the rates of such a run are not to be quoted.",
+        ),
+    ] = None,
 ) -> None:
     """Measure: real processes, an embedded Postgres with fsync on, the embedded SQS, all made for the run.
 
-    Other load on the machine shows in the figures; run several times and take the median. PENSTOCK_* settings apply.
+    Other load on the machine shows in the figures; use --repeat. PENSTOCK_* settings apply.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from penstock.bench.measure import describe_machine
-    from penstock.bench.scenarios import SCENARIOS, Options
+    from penstock.bench import report
+    from penstock.bench.profile import Profiler
+    from penstock.bench.rig import Options
+    from penstock.bench.run import Given, chosen, run
+    from penstock.logs import setup_logging
 
-    run = SCENARIOS.get(scenario)
-    if run is None:
-        raise SettingsError(f"there is no scenario {scenario!r}: choose one of {', '.join(SCENARIOS)}")
-    columns = (TextColumn("{task.description:<11}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with (
-        tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
-        Progress(*columns, console=Console(stderr=True)) as progress,
-    ):
-        count = tasks or (200_000 if scenario == "drain" else 500)
-        options = Options(tasks=count, workers=workers, rate=rate, data_dir=Path(folder))
-        figures = asyncio.run(run(options, progress))
-    report = {
-        "scenario": scenario,
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(),
-        "figures": figures,
+    scenarios = chosen(scenario)
+    setup_logging("bench", level="warning")
+    if profile is not None:
+        Profiler(profile, "check")  # better now than after the fill
+    options = Options(
+        tasks=0,
+        rates=tuple(rate or (50.0, 500.0)),
+        sqs_endpoint_url=sqs_endpoint_url,
+        profile=profile,
+    )
+    columns = (TextColumn("{task.description:<32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), refresh_per_second=4) as progress:
+        ran = run(scenarios, Given(tasks, rows, seconds, workers, schedulers, repeat, one_stack), options, progress)
+    asked: dict[str, Any] = {"scenario": scenario, "tasks": tasks, "workers": workers, "schedulers": schedulers}
+    asked |= {
+        "repeat": repeat,
+        "rates": list(options.rates),
+        "seconds": seconds,
+        "rows": rows,
+        "sqs_endpoint_url": sqs_endpoint_url,
     }
-    print_table(("figure", "value"), ((name, _shown(value)) for name, value in figures.items()))
+    made = report.make_report(ran.runs, asked, ran.settings)
+    for name, part in made["scenarios"].items():
+        if len(scenarios) > 1:
+            typer.echo(f"\n{name}")
+        print_table(("figure", "value"), report.flat_rows(part["figures"]))
+        table = report.table_of(part["figures"])
+        if table is not None:
+            typer.echo()
+            print_table(*table)
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
+        report.write_report(made, json_file)
         typer.echo(f"written to {json_file}")
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {part}" for name, part in value.items())
-    return str(value)

@@ -1,0 +1,47 @@
+"""The handlers that benchmarks run: they do next to nothing, so that what is measured is the pipeline."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from penstock.handlers import Context, Retry, action
+
+NOOP = "bench.noop"
+NOOP_INBOUND = "bench.noop_inbound"  # another name for what comes by the other door, so that the doors are told apart
+CLOCK = "bench.clock"
+SLOW = "bench.slow"
+FAILING = "bench.failing"
+APP = "penstock.bench.actions"
+
+
+@action(NOOP)
+async def noop(ctx: Context, **payload: Any) -> None:
+    return None
+
+
+@action(NOOP_INBOUND)
+async def noop_inbound(ctx: Context, **payload: Any) -> None:
+    return None
+
+
+@action(CLOCK)
+async def clock(ctx: Context, **payload: Any) -> int:
+    """When it started: epoch microseconds, which JSON's numbers hold exactly."""
+    return now_us()
+
+
+@action(SLOW)
+async def slow(ctx: Context, seconds: float) -> None:
+    await asyncio.sleep(seconds)
+
+
+@action(FAILING)
+async def failing(ctx: Context, again_after_seconds: float) -> None:
+    raise Retry(again_after_seconds, "as the benchmark asked")
+
+
+def now_us() -> int:
+    """Epoch microseconds by this machine's clock."""
+    return time.time_ns() // 1000

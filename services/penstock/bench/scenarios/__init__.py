@@ -1,0 +1,48 @@
+"""The scenarios: each brings up a stack of its own, works it, and returns figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.bench.rig import Bench
+from penstock.bench.scenarios import backlog, crowded, enqueue, held_xmin, latency, live, priorities
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A scenario by name, what it measures, and the sizes that it takes unless told otherwise.
+
+    tasks: 0 where the time decides.
+    """
+
+    name: str
+    summary: str
+    run: Callable[[Bench], Coroutine[Any, Any, dict[str, Any]]]
+    tasks: int
+    rows: int = 0
+    workers: int = 1
+    schedulers: int = 1
+    seconds: float = 10.0
+
+
+SCENARIOS: dict[str, Scenario] = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario("drain", "a backlog of no-op tasks, until settled", backlog.drain, 200_000),
+        Scenario("live", "producers and pipeline at once, half by HTTP, half through SQS", live.live, 200_000),
+        Scenario("latency", "single enqueues on an idle pipeline", latency.latency, 0),
+        Scenario("enqueue", "the HTTP door, single and batched, 1 and 100 connections", enqueue.enqueue, 10_000),
+        Scenario("mixed", "priorities, failing and slow tasks, urgent ones in between", priorities.mixed, 10_000),
+        Scenario("urgent", "urgent tasks behind a backlog that is being drained", priorities.urgent, 100_000),
+        Scenario("future", "a drain with and without rows due tomorrow", crowded.future, 200_000, rows=1_000_000),
+        Scenario("history", "a drain with and without finished rows", crowded.history, 200_000, rows=5_000_000),
+        Scenario(
+            "held-xmin", "the rate while a transaction is held open", held_xmin.held_xmin, held_xmin.BACKLOG, seconds=60
+        ),
+        Scenario(
+            "scale", "a drain with 1, 2, 4 workers, 1, 2 schedulers", backlog.scale, 200_000, workers=4, schedulers=2
+        ),
+    )
+}
