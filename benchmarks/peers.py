@@ -81,6 +81,8 @@ _CELERY = (
 PEERS = (
     Peer("pgqueuer 1 process", "peer_pgqueuer.py", 200_000, 1, _PGQUEUER_DONE),
     Peer("pgqueuer 2 processes", "peer_pgqueuer.py", 200_000, 2, _PGQUEUER_DONE),
+    # The fuller its table, the slower: at a tenth it is at its best.
+    Peer("pgqueuer 2 processes, 20,000 tasks", "peer_pgqueuer.py", 20_000, 2, _PGQUEUER_DONE),
     Peer("awa 1 process", "peer_awa.py", 50_000, 1, _AWA_DONE, ("2048",)),
     Peer("awa 2 processes", "peer_awa.py", 50_000, 2, _AWA_DONE, ("1024",)),
     # Under threads its result backend opens a connection for each result, which is far slower still.
@@ -131,7 +133,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Drain the same no-op tasks by Penstock and by other task queues.")
-    sizes = "200,000 for penstock and pgqueuer, 50,000 for awa, 2,000 for celery"
+    sizes = "200,000 for penstock and pgqueuer (once more with 20,000), 50,000 for awa, 2,000 for celery"
     parser.add_argument("--tasks", type=int, help=f"how many for each; by default {sizes}")
     parser.add_argument("--repeat", type=int, default=1, help="rounds; the medians are reported")
     kinds = sorted({peer.kind for peer in PEERS})
