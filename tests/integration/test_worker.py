@@ -1022,3 +1022,99 @@ async def test_message_can_name_no_code_but_the_registered_handlers(
     assert ran == [{"__module__": "antigravity", "py/object": "os.system"}]
     assert not mark.exists()
     assert "antigravity" not in set(sys.modules) - before
+
+
+# What may kill a worker
+
+
+@pytest.mark.parametrize("sign", ["attribute", "third delivery"])
+async def test_a_suspect_starts_when_others_are_done_and_has_the_worker_to_itself(
+    bench: Bench, registry: Registry, sign: str
+) -> None:
+    seen: list[str] = []
+
+    @action(registry=registry)
+    async def suspect(ctx: Context) -> None:
+        seen.append("suspect begins")
+        await asyncio.sleep(0.3)
+        seen.append("suspect ends")
+
+    @action(registry=registry)
+    async def other(ctx: Context) -> None:
+        seen.append("other begins")
+        await asyncio.sleep(0.2)
+        seen.append("other ends")
+
+    if sign == "attribute":
+        await bench.send(encode_call(1, 1, "suspect", "{}"), suspect="1")
+    else:
+        await bench.send(encode_call(1, 1, "suspect", "{}"))
+        for _ in range(2):
+            await bench.outbound.release(await receive(bench.outbound))
+    await bench.send(encode_call(2, 1, "other", "{}"))
+    async with running(bench.worker()) as worker:
+        await take(worker, 2)
+        await asyncio.wait_for(worker.settle(), PATIENCE_SECONDS)
+    assert "suspect ends" in seen
+    begins = seen.index("suspect begins")
+    assert seen[begins + 1] == "suspect ends"
+    assert sorted(await bench.outcomes(2)) == [1, 2]
+    assert bench.signs(1), "a suspect is announced before it starts"
+
+
+async def test_answers_of_others_are_safe_before_a_suspect_starts(bench: Bench, registry: Registry) -> None:
+    safe: list[bool] = []
+
+    @action(registry=registry)
+    async def suspect(ctx: Context) -> None:
+        await bench.until(lambda: any(isinstance(r, Succeeded) and r.task_id == 2 for r in bench.reports), "the other")
+        safe.append(True)
+
+    action("other", registry=registry)(lambda ctx: None)
+    await bench.send(encode_call(2, 1, "other", "{}"))
+    await bench.send(encode_call(1, 1, "suspect", "{}"), suspect="1")
+    async with running(bench.worker()) as worker:
+        await take(worker, 2)
+        await asyncio.wait_for(worker.settle(), PATIENCE_SECONDS)
+    assert safe == [True]
+
+
+async def test_a_long_suspect_holds_others_back_for_a_moment_only(bench: Bench, registry: Registry) -> None:
+    release = asyncio.Event()
+
+    @action(registry=registry)
+    async def suspect(ctx: Context) -> None:
+        await asyncio.wait_for(release.wait(), PATIENCE_SECONDS)
+
+    @action(registry=registry)
+    async def other(ctx: Context) -> None:
+        release.set()
+
+    await bench.send(encode_call(1, 1, "suspect", "{}"), suspect="1")
+    async with running(bench.worker()) as worker:
+        await take(worker, 1)
+        await bench.send(encode_call(2, 1, "other", "{}"))
+        await take(worker, 1)
+        await asyncio.wait_for(worker.settle(), PATIENCE_SECONDS)
+    assert all(isinstance(outcome, Succeeded) for outcome in (await bench.outcomes(2)).values())
+
+
+async def test_suspects_that_have_not_started_are_given_back_at_a_stop(bench: Bench, registry: Registry) -> None:
+    started, release = asyncio.Event(), asyncio.Event()
+
+    @action(registry=registry)
+    async def act(ctx: Context) -> None:
+        started.set()
+        await release.wait()
+
+    await bench.send(encode_call(1, 1, "act", "{}"), suspect="1")
+    await bench.send(encode_call(2, 1, "act", "{}"), suspect="1")
+    async with running(bench.worker()) as worker:
+        taking = asyncio.create_task(take(worker, 2))
+        await asyncio.wait_for(started.wait(), PATIENCE_SECONDS)
+        worker.stop_taking()
+        release.set()
+        await asyncio.wait_for(worker.drain(PATIENCE_SECONDS), PATIENCE_SECONDS)
+        taking.cancel()
+        assert len(await bench.outcomes(1)) == 1
+        assert len(await receive(bench.outbound)) == 1

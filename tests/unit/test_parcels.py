@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.scheduler.parcels import Parcel, RunTimes, pack_parcels, parcel_of
 from penstock.store import Pace
 from penstock.tasks import Claimed
-from penstock.wire import TIMEOUT_ATTRIBUTE, utf8_size
+from penstock.wire import SUSPECT_ATTRIBUTE, TIMEOUT_ATTRIBUTE, utf8_size
 from tests.integration.doors import sample
 
 
@@ -87,9 +87,9 @@ def test_a_suspect_travels_alone_and_the_others_in_their_order() -> None:
     assert max(sizes(others)) == 100
 
 
-def test_a_suspect_keeps_its_time_limit() -> None:
+def test_a_suspect_is_marked_and_keeps_its_time_limit() -> None:
     (parcel,) = packed([claimed(1, suspect=True, timeout=2.5)], times())
-    assert parcel.message.attributes == {TIMEOUT_ATTRIBUTE: "2.5"}
+    assert parcel.message.attributes == {TIMEOUT_ATTRIBUTE: "2.5", SUSPECT_ATTRIBUTE: "1"}
 
 
 def test_tasks_of_one_limit_travel_in_one_message() -> None:
@@ -138,7 +138,8 @@ def test_parcels_hold_every_task_once_within_all_their_limits(
         calls = body if isinstance(body, list) else [body]
         assert [call["id"] for call in calls] == [f"{task.id}:{task.claim}" for task in parcel.tasks]
         (limit,) = {task.timeout_seconds for task in parcel.tasks}
-        assert parcel.message.attributes == ({} if limit is None else {TIMEOUT_ATTRIBUTE: repr(limit)})
+        assert parcel.message.attributes.get(TIMEOUT_ATTRIBUTE) == (None if limit is None else repr(limit))
+        assert (SUSPECT_ATTRIBUTE in parcel.message.attributes) == parcel.tasks[0].suspect
         if len(parcel.tasks) > 1:
             assert len(parcel.tasks) <= max_tasks
             assert not any(task.suspect for task in parcel.tasks)

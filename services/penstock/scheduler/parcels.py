@@ -14,7 +14,7 @@ from penstock import metrics
 from penstock.store import Pace
 from penstock.tasks import Claimed
 from penstock.transports import Outgoing
-from penstock.wire import TIMEOUT_ATTRIBUTE, encode_call, escape_for_sqs, join_batch, pack, utf8_size
+from penstock.wire import SUSPECT_ATTRIBUTE, TIMEOUT_ATTRIBUTE, encode_call, escape_for_sqs, join_batch, pack, utf8_size
 
 _SPREAD = 10  # a claim is cut into at least so many messages before any holds many tasks
 _SECONDS_UNKNOWN = 0.1  # taken for the run time of an action that no worker has reported yet
@@ -66,8 +66,8 @@ def pack_parcels(
             groups[task.timeout_seconds].append(task)
     max_items = min(max_tasks, max(1, len(tasks) // _SPREAD))
     parcels = [parcel_of([task]) for task in alone]
-    for timeout, members in groups.items():
-        attributes = _attributes(timeout)
+    for members in groups.values():
+        attributes = _attributes(members[0])
         calls = [call_of(task) for task in members]
         seconds = {action: times.of(action) for action in {task.action for task in members}}
         slices = pack(
@@ -86,9 +86,10 @@ def call_of(task: Claimed) -> str:
 
 
 def parcel_of(tasks: Sequence[Claimed]) -> Parcel:
-    """Tasks of one time limit in one message."""
-    return Parcel(Outgoing(join_batch([call_of(task) for task in tasks]), _attributes(tasks[0].timeout_seconds)), tasks)
+    """Tasks of one time limit in one message; a suspect only by itself."""
+    return Parcel(Outgoing(join_batch([call_of(task) for task in tasks]), _attributes(tasks[0])), tasks)
 
 
-def _attributes(timeout_seconds: float | None) -> Mapping[str, str]:
-    return {} if timeout_seconds is None else {TIMEOUT_ATTRIBUTE: repr(timeout_seconds)}
+def _attributes(task: Claimed) -> Mapping[str, str]:
+    attributes = {} if task.timeout_seconds is None else {TIMEOUT_ATTRIBUTE: repr(task.timeout_seconds)}
+    return attributes | {SUSPECT_ATTRIBUTE: "1"} if task.suspect else attributes

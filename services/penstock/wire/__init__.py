@@ -24,6 +24,7 @@ from penstock.wire.reports import (
     encode_run_times,
 )
 from penstock.wire.requests import (
+    SUSPECT_ATTRIBUTE,
     TIMEOUT_ATTRIBUTE,
     Body,
     ClaimId,
@@ -48,6 +49,7 @@ __all__ = [
     "MAX_DEPTH",
     "NO_HINTS",
     "PROGRESS_NOTE_CHARS",
+    "SUSPECT_ATTRIBUTE",
     "TIMEOUT_ATTRIBUTE",
     "BackoffHint",
     "Body",

@@ -13,6 +13,7 @@ from penstock.errors import InvalidRequest, ParseError, RpcError
 from penstock.wire.text import entry_text, holds_unstorable, replace_unstorable, short_reason, text_of
 
 TIMEOUT_ATTRIBUTE = "timeout_seconds"  # of an outbound message: run time allowed to each task in it
+SUSPECT_ATTRIBUTE = "suspect"  # of an outbound message: a worker fell silent over its task
 
 _EMPTY = msgspec.Raw(b"")
 

@@ -10,6 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from penstock.errors import RpcError
 from penstock.handlers import Registry
@@ -28,6 +29,7 @@ from penstock.wire import (
 )
 from penstock.worker.answers import no_task_answer, unknown_action_answer
 from penstock.worker.holder import Held, Holder
+from penstock.worker.isolation import Isolation, is_suspect
 from penstock.worker.outbox import Outbox
 from penstock.worker.runner import Job, Runner
 from penstock.worker.threads import Threads
@@ -64,6 +66,7 @@ class Worker(Service):
             answer=lambda job, text: self._outbox.answer(text, job.held),
             progress=self._progress,
         )
+        self._isolation = Isolation(self._runner, clear=self._clear)
         self._watchdog = Watchdog(self._runner.action_of)
         self._stopping = False
         self._giving_back: asyncio.Task[None] | None = None
@@ -100,22 +103,40 @@ class Worker(Service):
         if self._stopping:
             await self._outbound.release(messages)  # they came with a long poll that was under way
             return 0
-        announced = []
+        announced: list[Job] = []
+        suspects: list[list[Job]] = []
         for message in messages:
             jobs = self._take(message)
-            if message.receive_count <= 1:
-                self._runner.add(jobs)
-            elif jobs:
+            if not jobs:
+                continue
+            if is_suspect(message):
+                suspects.append(jobs)
+            elif message.receive_count > 1:
                 announced += jobs
-        if announced:
-            await self._announce(announced)
+            else:
+                await self._start(jobs)
+        if announced or suspects:
+            await self._announce([*announced, *chain.from_iterable(suspects)])
+            await self._start(announced)
+            for jobs in suspects:
+                await self._start(jobs, alone=True)
         return len(messages)
+
+    async def _start(self, jobs: Sequence[Job], *, alone: bool = False) -> None:
+        started = await (self._isolation.add_alone(jobs) if alone else self._isolation.add(jobs))
+        if not started:
+            await self._holder.release(list({job.held: None for job in jobs if not job.held.begun}))
 
     async def settle(self) -> None:
         """Until every task received so far has its answer in the results queue and its message is deleted."""
         await self._runner.wait_empty()
         await self._outbox.wait_empty()
         await self._holder.wait_empty()
+
+    async def _clear(self) -> None:
+        await self._runner.wait_empty()
+        await self._outbox.wait_empty()
+        await self._holder.wait_deleted()
 
     # Taking
 
@@ -178,10 +199,6 @@ class Worker(Service):
         now = time.monotonic()
         for job in jobs:
             job.seen_at = now
-        if self._stopping:
-            await self._holder.release(list({job.held: None for job in jobs if not job.held.begun}))
-        else:
-            self._runner.add(jobs)
 
     # Signs of life
 
@@ -213,6 +230,7 @@ class Worker(Service):
     def stop_taking(self) -> None:
         """Give back at once what has not started, for other workers to take."""
         self._stopping = True
+        self._isolation.stop()
         untouched = self._runner.take_back()
         self._giving_back = asyncio.get_running_loop().create_task(self._holder.release(untouched), name="give back")
         self._runner.changed.set()
