@@ -34,6 +34,13 @@ from penstock.tasks import (
 )
 
 Pair = tuple[int, int]  # (task id, claim)
+PLANNING = {"jit": "off", "enable_seqscan": "off"}
+"""Settings of every connection that decide on plans.
+
+A plan outlives the state it was made for. One that is kept from the moment at which the live table was empty reads all
+of it and sorts, for each claim and each handful of results, until the next analyze; of an empty table that is cheapest.
+Every statement of ours has an index to go by; where one has not, Postgres scans all the same.
+"""
 _MANY_ROWS = 50
 _PARTITION = re.compile(r"(task_(?:success|critical_error|cancelled))(?:_[0-9]{8}|_default)?")
 
@@ -396,7 +403,7 @@ class Store:
                             "application_name": self._application_name,
                             "statement_timeout": str(int(self._statement_timeout_seconds * 1000)),
                             "idle_in_transaction_session_timeout": "60000",
-                            "jit": "off",
+                            **PLANNING,
                         },
                     )
         return self._pool
