@@ -29,6 +29,7 @@ FAST = {
     "PENSTOCK_UNSENT_AFTER_SECONDS": "3",
     "PENSTOCK_GRACE_SECONDS": "10",
 }
+_TOLD = ("penstock_messages_total", "penstock_sqs_calls_total", "penstock_passes_total")
 
 
 def penstock(*arguments: str, env: dict[str, str] | None = None, timeout: float = 120) -> str:
@@ -80,8 +81,18 @@ class RunningStack:
             if found:
                 return found
             time.sleep(0.1)
+        raise AssertionError(f"{what} did not come within {seconds} s; {self.describe()}")
+
+    def describe(self) -> str:
+        """What a failure needs to be understood: what each process counted, and the end of the log."""
+        lines = []
+        for entry in self.state["processes"]:
+            if entry["metrics"]:
+                text = httpx.get(entry["metrics"], timeout=10).text
+                counted = [line for line in text.splitlines() if line.startswith(_TOLD) and not line.endswith(" 0.0")]
+                lines += [f"{entry['name']}: {line}" for line in counted]
         log = (self.data_dir / "penstock.log").read_text()[-4000:]
-        raise AssertionError(f"{what} did not come within {seconds} s; the log ends:\n{log}")
+        return "\n".join(["counted:", *lines, "the log ends:", log])
 
     def settled(self, ids: list[int], *, seconds: float = 60) -> list[dict[str, Any]]:
         """The tasks, once all are in a final state."""

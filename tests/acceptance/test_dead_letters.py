@@ -70,7 +70,10 @@ def test_an_operator_finds_reads_replays_and_purges_dead_letters(stack: RunningS
     let_die(stack, "outbound", 3)
 
     counted = {row["queue"]: row["messages"] for row in call(stack, "dlq", "list")["queues"]}
-    assert counted == {"inbound": 0, "outbound": 3, "results": 0}
+    assert counted == {"inbound": 0, "outbound": 3, "results": 0}, (
+        call(stack, "dlq", "list", "outbound"),
+        stack.describe(),
+    )
     page = call(stack, "dlq", "list", "outbound")
     assert (page["seen"], page["total"]) == (3, 3)
     assert sorted(int(message["first"][0].split()[1].split(":")[0]) for message in page["messages"]) == ids

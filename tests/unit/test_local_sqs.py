@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import botocore.session
 import pytest
 from botocore.config import Config
 
-from penstock.local.service import free_port
+from penstock.local.service import HOST, PortTaken, free_port, is_free
 from penstock.local.sqs import REGION, EmbeddedSqs
 from tests.waiting import wait_until
 
@@ -91,3 +93,31 @@ def test_messages_are_readable_by_nobody_else(make: Make) -> None:
     server = make()
     server.start()
     assert server.state_dir.stat().st_mode & 0o077 == 0
+
+
+def test_port_is_held_and_calls_wait_while_the_process_is_away(make: Make) -> None:
+    server = make()
+    server.start()
+    url = client(server).create_queue(QueueName="q")["QueueUrl"]
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGKILL)
+    wait_until(lambda: server.pid is None, "the process to end")
+
+    assert not is_free(server.port)
+    with ThreadPoolExecutor() as pool:
+        call = pool.submit(client(server).list_queues)
+        server.start()
+        assert "ResponseMetadata" in call.result(timeout=60)
+    assert server.url in url
+
+    server.stop()
+    assert is_free(server.port)
+
+
+def test_taken_port_that_was_asked_for_is_named_in_the_error(make: Make) -> None:
+    with socket.socket() as other:
+        other.bind((HOST, 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(PortTaken, match=f"port {port} is taken"):
+            make(port=port).start()

@@ -37,13 +37,14 @@ class NotYet(StackError):
 
 @dataclass(frozen=True)
 class Launch:
-    """How to start a child: command, environment, and (as root only) the user to become."""
+    """How to start a child: command, environment, (as root only) the user to become, descriptors that it inherits."""
 
     command: Sequence[str]
     env: Mapping[str, str]
     cwd: Path
     uid: int | None = None
     gid: int | None = None
+    inherited: Sequence[int] = ()
 
 
 class Service(ABC):
@@ -122,8 +123,7 @@ class Service(ABC):
         """Start the child and return at once."""
         if self.pid is not None:
             raise StackError(f"{self.name} runs already as process {self.pid}")
-        if not self.port:
-            self.port = free_port(self._last_port())
+        self.take_port()
         rotate(self.log_path)
         launch = self.launch()
         with self.log_path.open("ab") as output:
@@ -138,6 +138,7 @@ class Service(ABC):
                 user=launch.uid,
                 group=launch.gid,
                 extra_groups=None if launch.gid is None else [],
+                pass_fds=launch.inherited,
                 preexec_fn=die_with_parent(self.stop_signal),
             )
         self.started = time.time()
@@ -160,7 +161,13 @@ class Service(ABC):
         self._port_is_free_choice = False  # whoever was given the URL must find it there after a restart
         self._port_path.write_text(str(self.port), "ascii")
 
-    def _last_port(self) -> int | None:
+    def take_port(self) -> None:
+        """Settle on a port before the child is made. Raises PortTaken."""
+        if not self.port:
+            self.port = free_port(self.last_port())
+
+    def last_port(self) -> int | None:
+        """The port of the last start from this folder."""
         try:
             return int(self._port_path.read_text("ascii"))
         except (OSError, ValueError):

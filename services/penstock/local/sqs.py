@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 from penstock.errors import StackError
-from penstock.local.service import HOST, Launch, Service, python_path
+from penstock.local.service import HOST, Launch, PortTaken, Service, python_path
 
 REGION = "us-east-1"
 _HEALTH = "/_ministack/health"
+_BACKLOG = 1024  # calls that may wait while the child is away
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -23,6 +26,9 @@ class EmbeddedSqs(Service):
     Durability: messages live in memory. They are written on a graceful stop, and every few seconds while they change;
     so after a kill -9 the last seconds are lost, and messages deleted in them come back. Postgres, not this, is what
     keeps tasks; AWS SQS loses nothing.
+    The port is held by this process, not by the child. So nobody else can get it while the child is away, and calls
+    made meanwhile wait for its return: queues are named alike in every stack, and a stack that met another one's
+    endpoint under its URL would take its messages.
     """
 
     name = "sqs"
@@ -30,6 +36,7 @@ class EmbeddedSqs(Service):
     def __init__(self, data_dir: Path, *, port: int | None = None) -> None:
         super().__init__(data_dir, port=port)
         self.state_dir = self.data_dir / "state"
+        self._listener: socket.socket | None = None
 
     @property
     def url(self) -> str:
@@ -46,7 +53,20 @@ class EmbeddedSqs(Service):
         self.state_dir.mkdir(parents=True, exist_ok=True)
         self.state_dir.chmod(0o700)  # messages hold payloads
 
+    def take_port(self) -> None:
+        if self._listener is None:
+            self._listener = listen(self.port) if self.port else listen_anywhere(self.last_port())
+            self.port = self._listener.getsockname()[1]
+
+    def stop(self, grace_seconds: float = 15) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        super().stop(grace_seconds)
+
     def launch(self) -> Launch:
+        assert self._listener is not None, "take_port comes first"
+        listener = self._listener.fileno()
         mine = ("MINISTACK_", "LOCALSTACK_", "PENSTOCK_")
         env = {name: value for name, value in os.environ.items() if not name.startswith(mine)}
         env |= {
@@ -66,7 +86,8 @@ class EmbeddedSqs(Service):
             "DOCKER_HOST": "unix:///nonexistent/docker.sock",
             "PYTHONPATH": python_path(),
         }
-        return Launch([sys.executable, "-m", "penstock.local.sqs_server", HOST, str(self.port)], env, self.data_dir)
+        command = [sys.executable, "-m", "penstock.local.sqs_server", str(listener)]
+        return Launch(command, env, self.data_dir, inherited=[listener])
 
     def is_ready(self) -> bool:
         if self.pid is None:
@@ -76,3 +97,24 @@ class EmbeddedSqs(Service):
                 return bool(response.status == 200) and self.pid is not None
         except (OSError, urllib.error.URLError):
             return False
+
+
+def listen(port: int) -> socket.socket:
+    """A listening socket on the loopback address. Raises PortTaken."""
+    listener = socket.socket()
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((HOST, port))
+        listener.listen(_BACKLOG)
+    except OSError as exc:
+        listener.close()
+        raise PortTaken(f"port {port} is taken; name another one or stop what uses it: {exc}") from exc
+    return listener
+
+
+def listen_anywhere(preferred: int | None) -> socket.socket:
+    """As :func:`listen`, on the preferred port if that is free."""
+    if preferred:
+        with contextlib.suppress(PortTaken):
+            return listen(preferred)
+    return listen(0)

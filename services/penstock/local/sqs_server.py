@@ -1,7 +1,8 @@
 """The program that runs as the embedded SQS: ministack in one process, its messages saved while they change.
 
-`python -m penstock.local.sqs_server HOST PORT`. ministack's own launchers either start a second process, which would
-outlive a killed first one, or listen on every address; and they save only on a graceful stop.
+`python -m penstock.local.sqs_server DESCRIPTOR`, of a listening socket that its parent holds. ministack's own launchers
+either start a second process, which would outlive a killed first one, or listen on every address; and they save only
+on a graceful stop.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import sys
 import time
 from collections.abc import Generator, MutableMapping
@@ -151,7 +153,7 @@ class SavedApp:
                 pause = max(SAVE_PAUSE_SECONDS, (time.perf_counter() - began) / SAVE_SHARE)
 
 
-async def run(host: str, port: int) -> None:
+async def run(listener: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT; the app then saves everything in its own shutdown."""
     from ministack.app import app
 
@@ -161,8 +163,6 @@ async def run(host: str, port: int) -> None:
     server = _Server(
         uvicorn.Config(
             saved,
-            host=host,
-            port=port,
             lifespan="on",
             log_level="warning",
             access_log=False,
@@ -179,7 +179,7 @@ async def run(host: str, port: int) -> None:
     saving = asyncio.create_task(saved.keep_saving(), name="save")
     saving.add_done_callback(stop)  # saving that broke must not go unnoticed
     try:
-        await server.serve()
+        await server.serve(sockets=[listener])
     finally:
         if saving.done() and not saving.cancelled():
             saving.result()
@@ -194,13 +194,13 @@ class _Server(uvicorn.Server):
 
 
 def main() -> None:
-    host, port = sys.argv[1], int(sys.argv[2])
+    listener = socket.socket(fileno=int(sys.argv[1]))
     try:
         import uvloop
     except ImportError:
-        asyncio.run(run(host, port))
+        asyncio.run(run(listener))
     else:
-        uvloop.run(run(host, port))
+        uvloop.run(run(listener))
 
 
 if __name__ == "__main__":
