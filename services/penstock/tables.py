@@ -10,6 +10,7 @@ from sqlalchemy import (
     DateTime,
     Double,
     Identity,
+    Integer,
     LargeBinary,
     MetaData,
     Sequence,
@@ -53,6 +54,9 @@ def _task_columns() -> list[Column[object]]:
         Column("ordering_key", Text),
         Column("progress", JSON),
         Column("failures", JSONB),
+        Column("labels", JSONB),
+        _instant("expires_at", nullable=True),
+        Column("limit_key", Text),
     ]
 
 
@@ -63,6 +67,8 @@ task = Table(
     *_task_columns(),
     _instant("heartbeat_at", nullable=True),
     Column("suspect", Boolean, nullable=False, server_default=text("false")),
+    Column("route", Text),
+    Column("gate", Text),
 )
 
 task_history = Table(
@@ -72,6 +78,7 @@ task_history = Table(
     *_task_columns(),
     _instant("finished_at"),
     Column("result", JSON),
+    Column("reason", Text),
 )
 
 unique_key = Table(
@@ -80,6 +87,7 @@ unique_key = Table(
     Column("action", Text, primary_key=True),
     Column("key", Text, primary_key=True),
     Column("task_id", BigInteger, nullable=False),
+    _instant("taken_at", default=True),
 )
 
 ordering_head = Table(
@@ -87,6 +95,7 @@ ordering_head = Table(
     metadata,
     Column("key", Text, primary_key=True),
     Column("task_id", BigInteger, nullable=False),
+    Column("held", Boolean, nullable=False, server_default=text("false")),
 )
 
 dispatch = Table(
@@ -135,4 +144,59 @@ api_key = Table(
     _instant("expires_at", nullable=True),
     _instant("revoked_at", nullable=True),
     _instant("last_used_at", nullable=True),
+)
+
+action = Table(
+    "action",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("paused", Boolean, nullable=False, server_default=text("false")),
+    Column("max_in_flight", Integer),
+    Column("rate", Double),
+    Column("burst", Integer),
+    Column("key_max_in_flight", Integer),
+    Column("key_rate", Double),
+    Column("key_burst", Integer),
+    Column("tokens", Double),
+    _instant("refilled_at", nullable=True),
+    _instant("updated_at", default=True),
+)
+
+gate = Table(
+    "gate",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("action", Text, nullable=False),
+    Column("tokens", Double),
+    _instant("refilled_at", nullable=True),
+    _instant("next_at", default=True),
+)
+
+route = Table(
+    "route",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("queue", Text, nullable=False),
+    Column("actions", ARRAY(Text), nullable=False),
+    Column("labels", JSONB, nullable=False, server_default=text("'{}'")),
+    Column("position", Integer, nullable=False, server_default="0"),
+    _instant("updated_at", default=True),
+)
+
+job = Table(
+    "job",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("params", JSONB, nullable=False),
+    Column("state", Text, nullable=False, server_default="RUNNING"),
+    Column("cursor", JSONB),
+    Column("total", BigInteger),
+    Column("seen", BigInteger, nullable=False, server_default="0"),
+    Column("changed", BigInteger, nullable=False, server_default="0"),
+    Column("refused", BigInteger, nullable=False, server_default="0"),
+    Column("errors", JSONB, nullable=False, server_default=text("'[]'")),
+    _instant("created_at", default=True),
+    _instant("updated_at", default=True),
+    _instant("finished_at", nullable=True),
 )

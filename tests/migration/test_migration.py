@@ -275,6 +275,10 @@ _WRONG = [
     ("api_key_hash_is_sha256", "api_key", _API_KEY | {"hash": "'s'"}),
     ("api_key_permissions_known", "api_key", _API_KEY | {"permissions": "'{read,root}'"}),
     ("api_key_permissions_known", "api_key", _API_KEY | {"permissions": "'{}'"}),
+    ("action_limits_make_sense", "action", {"name": "'a'", "max_in_flight": "0"}),
+    ("action_limits_make_sense", "action", {"name": "'a'", "key_rate": "0"}),
+    ("action_limits_make_sense", "action", {"name": "'a'", "burst": "0"}),
+    ("job_state_known", "job", {"kind": "'a'", "params": "'{}'", "state": "'ASLEEP'"}),
 ]
 
 

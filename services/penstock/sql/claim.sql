@@ -20,13 +20,14 @@ with due as materialized (
     cross join lateral (
         select id from (
             select t.id from penstock.task t
-            where stretch.low = stretch.high and t.state in ('SCHEDULED', 'ERROR') and t.priority = stretch.low
+            where stretch.low = stretch.high and t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
+              and t.priority = stretch.low
               and (t.run_at, t.id) > (stretch.run_at, stretch.id) and t.run_at <= coalesce($2::timestamptz, now())
             order by t.run_at, t.id limit (select $1::bigint) for update skip locked) one
         union all
         select id from (
             select t.id from penstock.task t
-            where stretch.low < stretch.high and t.state in ('SCHEDULED', 'ERROR')
+            where stretch.low < stretch.high and t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
               and t.priority between stretch.low and stretch.high and t.run_at <= coalesce($2::timestamptz, now())
             order by t.priority desc, t.run_at, t.id limit (select $1::bigint) for update skip locked) several
     ) ready
@@ -55,10 +56,12 @@ order by c.priority desc, c.run_at, c.id;
 -- $1 how many at the most. The priorities of tasks that are due, now or later; each step is one look into the index
 -- task_ready.
 with recursive step as (
-    (select priority from penstock.task where state in ('SCHEDULED', 'ERROR') order by priority desc limit 1)
+    (select priority from penstock.task
+     where state in ('SCHEDULED', 'ERROR') and route is null and gate is null order by priority desc limit 1)
     union all
     select (select t.priority from penstock.task t
-            where t.state in ('SCHEDULED', 'ERROR') and t.priority < step.priority
+            where t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
+              and t.priority < step.priority
             order by t.priority desc limit 1)
     from step where step.priority is not null
 )
