@@ -94,7 +94,8 @@ def empty_database_url(postgres: EmbeddedPostgres) -> Iterator[str]:
 def database_url(postgres: EmbeddedPostgres, template_database: str) -> Iterator[str]:
     """A migrated database of this test alone."""
     name = f"test_{next(_numbers)}"
-    postgres.create_database(name, template=template_database)
+    # By copying files: a fifth of the time that it takes by way of the log, which nobody needs here.
+    postgres.execute(f"create database {name} template {template_database} strategy file_copy")
     yield postgres.dsn(name)
     postgres.drop_database(name)
 
