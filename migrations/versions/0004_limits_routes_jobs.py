@@ -35,7 +35,7 @@ UPGRADE = [
     create index task_acquired_by_route on penstock.task (route, claimed_at)
         where state = 'ACQUIRED' and route is not null
     """,
-    "create index task_acquired_by_gate on penstock.task (gate) where state = 'ACQUIRED' and gate is not null",
+    "create index task_acquired_by_gate on penstock.task (action, gate) where state = 'ACQUIRED' and gate is not null",
     "create index task_expiring on penstock.task (expires_at) where expires_at is not null and state <> 'ACQUIRED'",
     """
     create table penstock.action (

@@ -109,6 +109,12 @@ class Settings(BaseSettings):
         1, gt=0, description="Work in one outbound message at the most, by the run times that workers report."
     )
     poll_seconds: float = Field(0.2, gt=0, le=60, description="Look for due tasks this often even when not woken.")
+    priority_ageing_seconds: float = Field(
+        0,
+        ge=0,
+        description="Tasks that higher priorities have kept waiting for this long get a tenth of what is claimed; "
+        "0: priorities are kept to the letter.",
+    )
 
     # Worker
     worker_concurrency: int = Field(100, ge=1, description="Tasks that one worker process runs at once.")

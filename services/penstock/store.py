@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -110,7 +111,8 @@ class Settled:
 class Stale:
     """An ACQUIRED task without a sign of life.
 
-    taken: a worker has reported it at least once. suspect: it travelled alone, after another silence.
+    taken: a worker has reported it at least once. suspect: it travelled alone, after another silence. route: by which
+    it was sent.
     """
 
     id: int
@@ -122,6 +124,7 @@ class Stale:
     taken: bool
     suspect: bool
     held_seconds: float
+    route: str | None
 
 
 class Session:
@@ -218,18 +221,41 @@ class Session:
     # Claiming
 
     async def claim(
-        self, limit: int, *, stretches: Sequence[Stretch] = EVERYTHING, now: datetime | None = None
+        self,
+        limit: int,
+        *,
+        stretches: Sequence[Stretch] = EVERYTHING,
+        now: datetime | None = None,
+        due_seconds: float = 0.0,
     ) -> Dispatch | None:
-        """Claim up to ``limit`` due tasks by priority, run_at, id, out of ``stretches``; None when there is none."""
-        rows = await self.fetch(
-            "claim_tasks", limit, now, [s.low for s in stretches], [s.high for s in stretches],
-            [s.after.run_at for s in stretches], [s.after.id for s in stretches],
-        )  # fmt: skip
-        if not rows:
-            return None
-        metrics.BATCH_SIZE.labels("claim").observe(len(rows))
-        reached = {row[7]: Position(row[8], row[0]) for row in rows if row[8] is not None}
-        return Dispatch(rows[0][1], [tuple.__new__(Claimed, row[:7]) for row in rows], reached)
+        """Claim up to ``limit`` due tasks by priority, run_at, id, out of ``stretches``; None when there is none.
+
+        due_seconds: only those that have been due for so long. Once there are rules, this finds nothing; see
+        ``claim_by_rules``.
+        """
+        rows = await self.fetch("claim_tasks", limit, now, *_columns_of(stretches), due_seconds)
+        return _dispatch(rows) if rows else None
+
+    async def claim_by_rules(
+        self, limit: int, *, stretches: Sequence[Stretch] = EVERYTHING, due_seconds: float = 0.0
+    ) -> tuple[Dispatch | None, int]:
+        """As ``claim``, where there are rules; also how many tasks were put aside, at a gate or for a route."""
+        rows = await self.fetch("claim_tasks_by_rules", limit, None, *_columns_of(stretches), due_seconds)
+        diverted: int = rows[0][10]
+        return (None if rows[0][0] is None else _dispatch(rows)), diverted
+
+    async def claim_by_route(self, limit: int, route: str) -> Dispatch | None:
+        """Claim up to ``limit`` due tasks of a route, in the same order."""
+        rows = await self.fetch("claim_tasks_by_route", limit, route)
+        return _dispatch(rows) if rows else None
+
+    async def claim_at_gates(self, limits: Mapping[str, int]) -> tuple[Dispatch | None, Counter[str]]:
+        """Claim due tasks at gates, up to so many of each; also how many that were by gate.
+
+        The gates are locked before, in the same transaction.
+        """
+        rows = await self.fetch("claim_tasks_at_gates", list(limits), list(limits.values()))
+        return (_dispatch(rows) if rows else None), Counter(row[8] for row in rows)
 
     async def read_priorities(self, limit: int) -> list[int]:
         """Up to ``limit`` priorities, highest first, that any task has which is due now or later."""
@@ -244,9 +270,14 @@ class Session:
         ids, claims = _columns(pairs)
         return len(await self.fetch("release_tasks", ids, claims, suspect)) if ids else 0
 
-    async def count_in_flight(self, limit: int, *, since: datetime = BEGINNING.run_at) -> InFlight:
-        """Tasks ACQUIRED now, counted up to ``limit``, of those claimed at ``since`` or later."""
-        (row,) = await self.fetch("count_in_flight", limit, since)
+    async def count_in_flight(
+        self, limit: int, *, since: datetime = BEGINNING.run_at, route: str | None = None
+    ) -> InFlight:
+        """Tasks of a route, None for no route, ACQUIRED now, counted up to ``limit``, claimed at ``since`` or later."""
+        if route is None:
+            (row,) = await self.fetch("count_in_flight", limit, since)
+        else:
+            (row,) = await self.fetch("count_in_flight_by_route", limit, since, route)
         return InFlight(*row)
 
     async def read_pace(self, seconds: float) -> list[Pace]:
@@ -357,6 +388,22 @@ _STATE_AFTER = {
     "bury_tasks": State.CRITICAL_ERROR,
     "cancel_tasks": State.CANCELLED,
 }
+
+
+def _columns_of(stretches: Sequence[Stretch]) -> list[list[Any]]:
+    return [
+        [s.low for s in stretches], [s.high for s in stretches],
+        [s.after.run_at for s in stretches], [s.after.id for s in stretches],
+    ]  # fmt: skip
+
+
+def _dispatch(rows: Sequence[asyncpg.Record]) -> Dispatch:
+    """Of the rows of a claim: the eight members of Claimed, then perhaps its priority and its last run_at."""
+    metrics.BATCH_SIZE.labels("claim").observe(len(rows))
+    reached: dict[int, Position] = {}
+    if len(rows[0]) > 9:
+        reached = {row[8]: Position(row[9], row[0]) for row in rows if row[9] is not None}
+    return Dispatch(rows[0][1], [tuple.__new__(Claimed, row[:8]) for row in rows], reached)
 
 
 def _columns(pairs: Iterable[Pair]) -> tuple[list[int], list[int]]:

@@ -88,7 +88,8 @@ class Enqueued:
 class Claimed(NamedTuple):
     """A task that a scheduler has claimed and must now send or release.
 
-    waited_seconds: from due to claimed. suspect: a worker fell silent with it, so it must travel alone.
+    waited_seconds: from due to claimed. suspect: a worker fell silent with it, so it must travel alone. route: the one
+    that it goes by, None for the outbound queue.
     """
 
     id: int
@@ -98,6 +99,7 @@ class Claimed(NamedTuple):
     timeout_seconds: float | None
     waited_seconds: float
     suspect: bool
+    route: str | None = None
 
 
 class Position(NamedTuple):

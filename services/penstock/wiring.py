@@ -103,7 +103,9 @@ def _over_postgres(
     if name == "scheduler":
         from penstock.scheduler import Scheduler
 
-        return Scheduler(store=store, outbound=queues["outbound"], settings=settings)
+        return Scheduler(
+            store=store, outbound=queues["outbound"], settings=settings, open_queue=_opener(settings, stack, faults)
+        )
     if name == "resulter":
         from penstock.resulter import Resulter
 
@@ -112,7 +114,10 @@ def _over_postgres(
         from penstock.supervisor import Supervisor
 
         dead_letters = _queues(settings, stack, suffix=DEAD_LETTER_SUFFIX)
-        return Supervisor(store=store, queues=queues, dead_letters=dead_letters, settings=settings)
+        return Supervisor(
+            store=store, queues=queues, dead_letters=dead_letters, settings=settings,
+            open_queue=_opener(settings, stack, faults),
+        )  # fmt: skip
     raise SettingsError(f"there is no process {name!r}: choose one of {', '.join(PROCESSES)}")
 
 
@@ -120,16 +125,24 @@ def _queues(
     settings: Settings, stack: AsyncExitStack, faults: Faults | None = None, *, suffix: str = ""
 ) -> dict[str, Queue]:
     """The three queues by label, or with a suffix their dead-letter queues."""
+    open_queue = _opener(settings, stack, faults)
+    names = {"inbound": settings.inbound_queue, "outbound": settings.outbound_queue, "results": settings.results_queue}
+    return {label + suffix: open_queue(name + suffix, label + suffix) for label, name in names.items()}
+
+
+def _opener(settings: Settings, stack: AsyncExitStack, faults: Faults | None) -> Callable[[str, str], Queue]:
+    """Makes queues of a name, or URL, and a label, over one client."""
     from penstock.transports.sqs import SqsTransport
 
     transport = SqsTransport(endpoint_url=settings.sqs_endpoint_url, region=settings.aws_region)
     stack.push_async_callback(transport.close)
-    names = {"inbound": settings.inbound_queue, "outbound": settings.outbound_queue, "results": settings.results_queue}
-    queues: dict[str, Queue] = {
-        label + suffix: transport.queue(name + suffix, label=label + suffix) for label, name in names.items()
-    }
-    if faults is None:
-        return queues
-    from penstock.faults.queue import FaultyQueue
 
-    return {label: FaultyQueue(queue, faults) for label, queue in queues.items()}
+    def open_queue(name: str, label: str) -> Queue:
+        queue = transport.queue(name, label=label)
+        if faults is None:
+            return queue
+        from penstock.faults.queue import FaultyQueue
+
+        return FaultyQueue(queue, faults)
+
+    return open_queue

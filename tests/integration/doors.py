@@ -20,6 +20,11 @@ from penstock.store import Store
 from penstock.transports import Message, Outgoing, Queue
 
 
+def no_routes(name: str, label: str) -> Queue:
+    """For schedulers that are not to open any queue."""
+    raise AssertionError(f"queue {name!r} of {label} was asked for")
+
+
 def request(method: str, params: Any, **more: Any) -> str:
     """A JSON-RPC request as text."""
     return json.dumps({"jsonrpc": "2.0", "method": method, "params": params, **more})

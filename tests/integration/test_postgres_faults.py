@@ -31,7 +31,7 @@ from penstock.transports import Depth
 from penstock.transports.sqs import DEAD_LETTER_SUFFIX, MAX_RECEIVES, SqsQueue, SqsTransport
 from penstock.wire import encode_error, encode_result, parse_claim_id
 from tests.integration.apis import running
-from tests.integration.doors import put, rejected, request, sample, take
+from tests.integration.doors import no_routes, put, rejected, request, sample, take
 from tests.integration.faulty_postgres import PostgresProxy, Refusals, postgres_proxy
 
 TaskOf = Callable[[int], Any]
@@ -78,7 +78,7 @@ def resulter(store: Store, results: SqsQueue, settings: Settings) -> Resulter:
 
 @pytest.fixture
 def scheduler(store: Store, outbound: SqsQueue, settings: Settings) -> Scheduler:
-    return Scheduler(store=store, outbound=outbound, settings=settings)
+    return Scheduler(open_queue=no_routes, store=store, outbound=outbound, settings=settings)
 
 
 @pytest.fixture
@@ -203,14 +203,13 @@ async def test_a_dispatch_that_could_not_be_confirmed_is_sent_anew_and_only_the_
     async with refusals.during("53100", "commit", table="dispatch"):
         # The claim writes a dispatch too; only its confirmation is to fail.
         await refusals.end()
-        dispatch = await scheduler._claim()
+        dispatch, _ = await scheduler._claim()
         assert dispatch is not None
         await refusals.begin("53100", "commit", table="dispatch")
-        sending = await scheduler._send(scheduler._pack(dispatch.tasks))
         with pytest.raises(Unavailable):
-            await scheduler._conclude(dispatch, sending)
+            await scheduler._sender.dispatch(dispatch)
     eager = settings.model_copy(update={"unsent_after_seconds": 0.0})
-    assert await Repair(store=store, outbound=outbound, results=results, settings=eager).run_once() == 1
+    assert await Repair(store=store, queue_of=lambda _: outbound, results=results, settings=eager).run_once() == 1
     assert await scheduler.run_once() == 1
     first, second = sorted(claims_of(await take(outbound)))
     assert first[0] == second[0] == task_id
@@ -234,7 +233,7 @@ async def test_a_supervisor_whose_repair_is_refused_repairs_once_when_it_may(
     past = "- '1 day'::interval"
     await sql.execute(f"update penstock.task set claimed_at = claimed_at {past}, heartbeat_at = heartbeat_at {past}")
     queues = {"inbound": inbound, "outbound": outbound, "results": results}
-    supervisor = Supervisor(store=store, queues=queues, settings=settings)
+    supervisor = Supervisor(open_queue=no_routes, store=store, queues=queues, settings=settings)
     for code, meaning in PASSING.items():
         async with refusals.during(code, place):
             with pytest.raises(Unavailable):
@@ -493,9 +492,9 @@ async def test_every_process_outlives_a_restart_of_the_server(
     stores = [Store(server.dsn("own"), pool_size=2, acquire_timeout_seconds=10) for _ in range(5)]
     queues = {"inbound": inbound, "outbound": outbound, "results": results}
     submitter = Submitter(store=stores[0], inbound=inbound, settings=settings)
-    scheduler = Scheduler(store=stores[1], outbound=outbound, settings=settings)
+    scheduler = Scheduler(open_queue=no_routes, store=stores[1], outbound=outbound, settings=settings)
     resulter = Resulter(store=stores[2], results=results, settings=settings)
-    supervisor = Supervisor(store=stores[3], queues=queues, settings=settings)
+    supervisor = Supervisor(open_queue=no_routes, store=stores[3], queues=queues, settings=settings)
     call = {"jsonrpc": "2.0", "method": "enqueue", "params": {"action": "a"}, "id": 1}
     try:
         await put(inbound, request("submit:a", {"n": 1}))
@@ -645,7 +644,7 @@ async def test_a_claim_whose_reply_is_lost_is_given_back_with_its_attempt(
     proxy: PostgresProxy, proxied: Store, outbound: SqsQueue, results: SqsQueue, settings: Settings, store: Store,
     task_of: TaskOf,
 ) -> None:  # fmt: skip
-    scheduler = Scheduler(store=proxied, outbound=outbound, settings=settings)
+    scheduler = Scheduler(open_queue=no_routes, store=proxied, outbound=outbound, settings=settings)
     await enqueue(store, NewTask("first"))
     assert await until_it_works(scheduler) == 1  # prepares the statement, by whose text the proxy knows it
     await outbound.delete(await take(outbound))
@@ -658,7 +657,7 @@ async def test_a_claim_whose_reply_is_lost_is_given_back_with_its_attempt(
     assert (row["state"], row["attempts"]) == ("ACQUIRED", 1)
     assert await outbound.depth() == EMPTY
     eager = settings.model_copy(update={"unsent_after_seconds": 0.0})
-    assert await Repair(store=store, outbound=outbound, results=results, settings=eager).run_once() == 1
+    assert await Repair(store=store, queue_of=lambda _: outbound, results=results, settings=eager).run_once() == 1
     assert await until_it_works(scheduler) == 1
     row = await task_of(task_id)
     assert (row["state"], row["attempts"]) == ("ACQUIRED", 1)

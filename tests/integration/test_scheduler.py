@@ -21,14 +21,14 @@ from penstock.tasks import Claimed, Failure, NewTask
 from penstock.transports import Depth, Message
 from penstock.transports.sqs import SqsQueue, SqsTransport
 from penstock.wire import TIMEOUT_ATTRIBUTE, parse_claim_id
-from tests.integration.doors import postgres_away, sample, take
+from tests.integration.doors import no_routes, postgres_away, sample, take
 
 TaskOf = Callable[[int], Any]
 
 
 @pytest.fixture
 def scheduler(store: Store, outbound: SqsQueue, settings: Settings) -> Scheduler:
-    return Scheduler(store=store, outbound=outbound, settings=settings)
+    return Scheduler(open_queue=no_routes, store=store, outbound=outbound, settings=settings)
 
 
 def with_settings(settings: Settings, **changes: Any) -> Settings:
@@ -117,7 +117,7 @@ async def test_higher_priority_goes_first_then_earlier_then_older(
         NewTask("older", run_at=past + timedelta(minutes=2)),
     )
     one_by_one = with_settings(settings, claim_batch_size=1)
-    scheduler = Scheduler(store=store, outbound=outbound, settings=one_by_one)
+    scheduler = Scheduler(open_queue=no_routes, store=store, outbound=outbound, settings=one_by_one)
     order = []
     while await scheduler.run_once():
         order += task_ids(await outbound.receive(wait_seconds=0, visibility_seconds=30))
@@ -196,7 +196,7 @@ async def test_large_tasks_are_packed_by_bytes_as_sqs_counts_them(
 
 async def test_no_more_is_claimed_than_the_window_allows(store: Store, outbound: SqsQueue, settings: Settings) -> None:
     small = with_settings(settings, in_flight_limit=7, claim_batch_size=5)
-    scheduler = Scheduler(store=store, outbound=outbound, settings=small)
+    scheduler = Scheduler(open_queue=no_routes, store=store, outbound=outbound, settings=small)
     await enqueue(store, *(NewTask("a") for _ in range(20)))
     assert [await scheduler.run_once() for _ in range(3)] == [5, 2, 0]
     assert sample("penstock_in_flight") == 7
@@ -211,14 +211,14 @@ async def test_no_more_is_claimed_than_the_window_allows(store: Store, outbound:
 async def test_the_window_follows_what_ended_lately_and_how_long_it_ran(
     store: Store, outbound: SqsQueue, settings: Settings, sql: Any
 ) -> None:
-    scheduler = Scheduler(store=store, outbound=outbound, settings=settings)
+    scheduler = Scheduler(open_queue=no_routes, store=store, outbound=outbound, settings=settings)
     await enqueue(store, *(NewTask("a") for _ in range(3)))
     await scheduler.run_once()
     assert sample("penstock_window") == settings.in_flight_floor
     await sql.execute("insert into penstock.tally (action, event, count) values ('a', 'SUCCESS', 30000)")
     async with store.session() as session:
         await session.note_run_times({"a": (100, 50.0)})
-    another = Scheduler(store=store, outbound=outbound, settings=settings)
+    another = Scheduler(open_queue=no_routes, store=store, outbound=outbound, settings=settings)
     await another.run_once()
     assert sample("penstock_window") == 3000 * (1 + 2 * 0.5)
     assert sample("penstock_in_flight") == 3
@@ -226,7 +226,7 @@ async def test_the_window_follows_what_ended_lately_and_how_long_it_ran(
 
 async def test_passes_at_once_share_one_window(store: Store, outbound: SqsQueue, settings: Settings) -> None:
     small = with_settings(settings, in_flight_limit=10, claim_batch_size=8)
-    scheduler = Scheduler(store=store, outbound=outbound, settings=small)
+    scheduler = Scheduler(open_queue=no_routes, store=store, outbound=outbound, settings=small)
     await enqueue(store, *(NewTask("a") for _ in range(50)))
     assert sum(await asyncio.gather(*(scheduler.run_once() for _ in range(6)))) == 10
 
@@ -234,7 +234,7 @@ async def test_passes_at_once_share_one_window(store: Store, outbound: SqsQueue,
 async def test_schedulers_at_once_send_every_task_once(store: Store, outbound: SqsQueue, settings: Settings) -> None:
     small = with_settings(settings, claim_batch_size=7)
     ids = await enqueue(store, *(NewTask("a") for _ in range(100)))
-    schedulers = [Scheduler(store=store, outbound=outbound, settings=small) for _ in range(4)]
+    schedulers = [Scheduler(open_queue=no_routes, store=store, outbound=outbound, settings=small) for _ in range(4)]
 
     async def drain(scheduler: Scheduler) -> None:
         while await scheduler.run_once():
@@ -292,7 +292,9 @@ def sweeps_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def by_two(store: Store, outbound: SqsQueue, settings: Settings, sweeps_seldom: None) -> Scheduler:
-    return Scheduler(store=store, outbound=outbound, settings=with_settings(settings, claim_batch_size=2))
+    return Scheduler(
+        open_queue=no_routes, store=store, outbound=outbound, settings=with_settings(settings, claim_batch_size=2)
+    )
 
 
 async def next_two(scheduler: Scheduler, outbound: SqsQueue) -> list[int]:
@@ -356,7 +358,9 @@ async def test_what_could_not_be_sent_is_claimed_again_though_it_stands_before_t
     ids = await enqueue(store, *(NewTask("a", run_at=past + timedelta(seconds=n)) for n in range(6)))
     assert await next_two(by_two, outbound) == ids[:2]
     with monkeypatch.context() as away:
-        away.setattr(by_two, "_outbound", outbound.__class__(outbound._transport, "no-such-queue", label="outbound"))
+        away.setattr(
+            by_two._routes, "_outbound", outbound.__class__(outbound._transport, "no-such-queue", label="outbound")
+        )
         with pytest.raises(Unavailable):
             await by_two.run_once()
     assert await next_two(by_two, outbound) == ids[2:4]
@@ -369,7 +373,7 @@ async def test_what_could_not_be_sent_is_given_back_with_its_attempt(
     store: Store, transport: SqsTransport, settings: Settings, task_of: TaskOf
 ) -> None:
     missing = transport.queue("no-such-queue", label="outbound")
-    scheduler = Scheduler(store=store, outbound=missing, settings=settings)
+    scheduler = Scheduler(open_queue=no_routes, store=store, outbound=missing, settings=settings)
     (task_id,) = await enqueue(store, NewTask("a"))
     before = sample("penstock_released_total", reason="send_failed")
     for _ in range(12):  # more often than the task has attempts
@@ -386,7 +390,7 @@ async def test_a_scheduler_without_its_queue_does_not_open(
 ) -> None:
     missing = transport.queue("no-such-queue", label="outbound")
     with pytest.raises(Unavailable, match="no-such-queue"):
-        await Scheduler(store=store, outbound=missing, settings=settings).open()
+        await Scheduler(open_queue=no_routes, store=store, outbound=missing, settings=settings).open()
 
 
 async def test_a_task_that_the_queue_never_takes_is_given_up_and_holds_nobody_back(
@@ -417,8 +421,8 @@ async def test_a_claim_that_postgres_could_not_confirm_is_given_back_later(
 ) -> None:
     """The scheduler dies between its claim and its send."""
     (task_id,) = await enqueue(store, NewTask("a"))
-    scheduler = Scheduler(store=store, outbound=outbound, settings=settings)
-    dispatch = await scheduler._claim()
+    scheduler = Scheduler(open_queue=no_routes, store=store, outbound=outbound, settings=settings)
+    dispatch, _ = await scheduler._claim()
     assert dispatch is not None
     assert await unconfirmed(store) == 1
     later = datetime.now(UTC) + timedelta(seconds=settings.unsent_after_seconds + 1)
@@ -450,7 +454,7 @@ async def test_a_nudge_wakes_the_scheduler_long_before_its_next_poll(
     store: Store, outbound: SqsQueue, settings: Settings
 ) -> None:
     patient = with_settings(settings, poll_seconds=3600)
-    scheduler = Scheduler(store=store, outbound=outbound, settings=patient)
+    scheduler = Scheduler(open_queue=no_routes, store=store, outbound=outbound, settings=patient)
     notifier = Notifier(store)
     notifying = asyncio.create_task(notifier.run())
     loop = Loop(scheduler, passes=2, grace_seconds=5)
@@ -468,7 +472,9 @@ async def test_a_nudge_wakes_the_scheduler_long_before_its_next_poll(
 
 
 async def test_a_nudge_is_good_for_one_look(store: Store, outbound: SqsQueue, settings: Settings) -> None:
-    scheduler = Scheduler(store=store, outbound=outbound, settings=with_settings(settings, poll_seconds=3600))
+    scheduler = Scheduler(
+        open_queue=no_routes, store=store, outbound=outbound, settings=with_settings(settings, poll_seconds=3600)
+    )
     scheduler._listener.event.set()
     await asyncio.wait_for(scheduler.wait_for_work(), 30)
     assert await scheduler.run_once() == 0

@@ -24,7 +24,19 @@ from penstock.transports import Depth, Message, Outgoing
 from penstock.transports.sqs import SqsQueue, SqsTransport, create_queues
 from penstock.wire import encode_call, encode_error, encode_progress, encode_result, parse_claim_id
 from penstock.worker import Worker
-from tests.integration.doors import Cut, Forward, Hook, SqsProxy, put, rejected, request, sample, sqs_proxy, take
+from tests.integration.doors import (
+    Cut,
+    Forward,
+    Hook,
+    SqsProxy,
+    no_routes,
+    put,
+    rejected,
+    request,
+    sample,
+    sqs_proxy,
+    take,
+)
 
 TaskOf = Callable[[int], Any]
 Reply = tuple[int, dict[str, Any]]
@@ -75,7 +87,7 @@ class Rig:
         self.inbound, self.outbound, self.results = (near.queue(name, label=label) for label, name in names.items())
         self.far = {label: far.queue(name, label=label) for label, name in names.items()}
         self.submitter = Submitter(store=store, inbound=self.far["inbound"], settings=settings)
-        self.scheduler = Scheduler(store=store, outbound=self.far["outbound"], settings=settings)
+        self.scheduler = Scheduler(open_queue=no_routes, store=store, outbound=self.far["outbound"], settings=settings)
         self.resulter = Resulter(store=store, results=self.far["results"], settings=settings)
 
     async def reach(self) -> None:
@@ -293,7 +305,7 @@ async def test_of_a_send_that_fails_in_part_only_that_part_is_given_back(
     rig: Rig, proxy: SqsProxy, settings: Settings, task_of: TaskOf
 ) -> None:
     single = settings.model_copy(update={"pack_max_tasks": 1})
-    scheduler = Scheduler(store=rig.store, outbound=rig.far["outbound"], settings=single)
+    scheduler = Scheduler(open_queue=no_routes, store=rig.store, outbound=rig.far["outbound"], settings=single)
     async with rig.store.transaction() as session:
         ids = [answer.id for answer in await session.enqueue([NewTask("a") for _ in range(8)])]
     async with weather(proxy, only("SendMessageBatch", failing(1, 4))):
@@ -639,7 +651,7 @@ async def test_queues_deleted_and_made_anew_are_used_again_and_no_task_is_lost(
     sent = await take(rig.outbound)
     await rig.outbound.delete(sent)
     stale = settings.model_copy(update={"stale_after_seconds": 0.0})
-    repair = Repair(store=rig.store, outbound=rig.outbound, results=rig.results, settings=stale)
+    repair = Repair(store=rig.store, queue_of=lambda _: rig.outbound, results=rig.results, settings=stale)
     await repair.run_once()
     await repair.run_once()
     row = await task_of(task.id)

@@ -21,7 +21,7 @@ from penstock.supervisor.repair import Repair
 from penstock.supervisor.retention import Retention
 from penstock.tasks import Failure, NewTask, State
 from penstock.transports.sqs import SqsQueue, SqsTransport
-from tests.integration.doors import put, sample, take
+from tests.integration.doors import no_routes, put, sample, take
 
 TaskOf = Callable[[int], Any]
 ERROR = '{"code":-32000,"message":"boom"}'
@@ -34,12 +34,12 @@ def queues(inbound: SqsQueue, outbound: SqsQueue, results: SqsQueue) -> dict[str
 
 @pytest.fixture
 def supervisor(store: Store, queues: dict[str, SqsQueue], settings: Settings) -> Supervisor:
-    return Supervisor(store=store, queues=queues, settings=settings)
+    return Supervisor(open_queue=no_routes, store=store, queues=queues, settings=settings)
 
 
 @pytest.fixture
 def repair(store: Store, outbound: SqsQueue, results: SqsQueue, settings: Settings) -> Repair:
-    return Repair(store=store, outbound=outbound, results=results, settings=settings)
+    return Repair(store=store, queue_of=lambda _: outbound, results=results, settings=settings)
 
 
 async def claimed(store: Store, *tasks: NewTask, confirm: bool = True) -> Dispatch:
@@ -256,7 +256,7 @@ async def test_two_supervisors_at_once_fail_and_give_back_each_task_once(
     await beat(store, await claimed(store, *(NewTask("a") for _ in range(300))))
     await claimed(store, *(NewTask("b") for _ in range(300)), confirm=False)
     await age(sql, settings.stale_after_seconds + 1)
-    repairs = [Repair(store=store, outbound=outbound, results=results, settings=settings) for _ in range(4)]
+    repairs = [Repair(store=store, queue_of=lambda _: outbound, results=results, settings=settings) for _ in range(4)]
     assert sum(await asyncio.gather(*(repair.run_once() for repair in repairs))) == 600
     rows = await sql.fetch(
         "select action, state::text, attempts, jsonb_array_length(coalesce(failures, '[]')) as failures, count(*)"
@@ -596,7 +596,12 @@ async def test_a_duty_whose_queue_is_away_keeps_the_others_from_nothing(
     await claimed(store, NewTask("a"))
     await age(sql, settings.stale_after_seconds + 1)  # so that repair asks the queue
     missing = transport.queue("no-such-queue", label="outbound")
-    supervisor = Supervisor(store=store, queues=queues | {"outbound": missing}, settings=keeping(settings, success=0.0))
+    supervisor = Supervisor(
+        open_queue=no_routes,
+        store=store,
+        queues=queues | {"outbound": missing},
+        settings=keeping(settings, success=0.0),
+    )
     with pytest.raises(Unavailable, match="no-such-queue"):
         await supervisor.run_once()
     assert await task_of(done) is None

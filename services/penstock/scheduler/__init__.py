@@ -1,65 +1,68 @@
 """Scheduler: claims due tasks by priority and sends them, no more than the window allows.
 
 SQS has no priority, so what is not yet needed stays in Postgres. Where to look is the business of
-:mod:`~penstock.scheduler.bounds`, how much to claim of :mod:`~penstock.scheduler.window`, what travels together of
-:mod:`~penstock.scheduler.parcels`.
+:mod:`~penstock.scheduler.bounds`, how much to claim of :mod:`~penstock.scheduler.lane` and its window, what travels
+together of :mod:`~penstock.scheduler.parcels`. Tasks of limited actions wait at :mod:`~penstock.scheduler.gates`, those
+that go by :mod:`~penstock.scheduler.routes` have windows of their own; while there are neither, neither costs anything.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from time import monotonic
 
-from penstock import metrics
-from penstock.errors import HANDLER_ERROR, Unavailable
-from penstock.logs import get_logger
+from penstock.errors import Unavailable
 from penstock.loop import Service, SideTask
 from penstock.notify import Listener
 from penstock.scheduler.bounds import LEVELS, Bounds
-from penstock.scheduler.parcels import Parcel, RunTimes, pack_parcels, parcel_of
-from penstock.scheduler.window import Window
+from penstock.scheduler.gates import Gates
+from penstock.scheduler.lane import Lane, Paces
+from penstock.scheduler.routes import Routes
+from penstock.scheduler.rules import Rules
+from penstock.scheduler.sending import Sender
 from penstock.settings import Settings
-from penstock.store import Dispatch, Store
-from penstock.tasks import Claimed, Failure, Position
+from penstock.store import Dispatch, Session, Store
+from penstock.tasks import BEGINNING, Position, Stretch
 from penstock.transports import Queue
 
-_PACE_SECONDS = 10.0  # run times are the means over so long
-_PACE_EVERY_SECONDS = 0.5
-
-log = get_logger()
-
-
-@dataclass(slots=True)
-class Sending:
-    """What did not go: tasks to try again, tasks whose message the queue will never take, and why."""
-
-    reason: str | None
-    unsent: list[Claimed] = field(default_factory=list)
-    refused: list[Claimed] = field(default_factory=list)
+_AGED_SHARE = 10  # of what is claimed, one part in so many goes to those that have waited too long
+_AGED_LOOK_SECONDS = 1.0  # until the next look when there were none
+_SOONEST_SECONDS = 0.001
 
 
 class Scheduler(Service):
-    """One scheduler process; ``run_once`` is one claim, sent and confirmed."""
+    """One scheduler process; ``run_once`` is one claim, sent and confirmed, and a look at gates and routes.
+
+    open_queue: makes a queue of a name, or URL, and a label, for routes.
+    """
 
     name = "scheduler"
 
-    def __init__(self, *, store: Store, outbound: Queue, settings: Settings) -> None:
+    def __init__(
+        self, *, store: Store, outbound: Queue, settings: Settings, open_queue: Callable[[str, str], Queue]
+    ) -> None:
         self._store = store
         self._outbound = outbound
         self._settings = settings
         self._listener = Listener(store)
         self._bounds = Bounds()
-        self._times = RunTimes()
-        self._times_read_at = float("-inf")
-        self._window = Window(
-            floor=settings.in_flight_floor, limit=settings.in_flight_limit, seconds=settings.in_flight_seconds
-        )
-        self._reserving = asyncio.Lock()
+        self._rules = Rules(store)
         self._waiting = asyncio.Lock()
+        self._aged_at = float("-inf")
+        self._others_first = 0  # so many tasks have to be claimed by priority before the next that waited too long
+        paces = Paces(store)
+        self._lane = Lane(store=store, settings=settings, paces=paces, route=None)
+        self._routes = Routes(store=store, settings=settings, paces=paces, outbound=outbound, open_queue=open_queue)
+        self._sender = Sender(
+            store=store, settings=settings, times=paces.times, queue_of=self._routes.queue_of,
+            released=self._bounds.look_back,
+        )  # fmt: skip
+        self._gates = Gates(
+            store=store, sender=self._sender, at_once=settings.claim_batch_size,
+            claimed=lambda dispatch: paces.saw(dispatch.tasks),
+        )  # fmt: skip
 
     async def open(self) -> None:
         await self._store.open()
@@ -69,163 +72,121 @@ class Scheduler(Service):
         return {"listen": self._listener.run}
 
     async def wait_for_work(self) -> None:
-        """Until a nudge or the poll interval, whichever comes first; while the window is full, nudges wait together."""
+        """Until a nudge, the next task's time or the poll interval, whichever comes first; while the window is full,
+        nudges wait together."""
         async with self._waiting:  # a nudge is for one pass: two that look at once find no more than one
-            await asyncio.sleep(self._window.full_for_seconds(monotonic()))
-            try:
-                await asyncio.wait_for(self._listener.event.wait(), self._settings.poll_seconds)
-            except TimeoutError:
-                pass
+            await asyncio.sleep(self._lane.full_for_seconds())
+            seconds = self._settings.poll_seconds
+            if self._rules.gates:
+                seconds = min(seconds, self._gates.idle_seconds())
+            if not self._listener.event.is_set():
+                async with self._store.session() as session:
+                    next_due = await session.value("read_seconds_to_next", LEVELS)
+                if next_due is not None:
+                    seconds = min(seconds, max(_SOONEST_SECONDS, next_due))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._listener.event.wait(), seconds)
             self._listener.event.clear()
 
     async def run_once(self) -> int:
         """Claim what is due and fits the window, send it, release what could not be sent; returns how many went."""
         # Cleared before looking: a nudge that comes during the claim then leads to another look, not to a wait.
         self._listener.event.clear()
-        dispatch = await self._claim()
-        if dispatch is None:
-            return 0
+        if await self._rules.refresh():
+            self._routes.set(self._rules.routes)
+        failure: Unavailable | None = None
         try:
-            sending = await self._send(self._pack(dispatch.tasks))
-        except Exception as exc:
-            # Released at once rather than found by the supervisor later; of what did go, the claim is now an old one.
-            await self._conclude(dispatch, Sending(reason=type(exc).__name__, unsent=dispatch.tasks))
-            raise
-        await self._conclude(dispatch, sending)
-        self._count(dispatch.tasks, len(sending.unsent))
-        if len(sending.unsent) == len(dispatch.tasks):
-            # Without a pause the same tasks would be claimed and released in a tight circle.
-            raise Unavailable(f"nothing could be sent: {sending.reason}")
-        return len(dispatch.tasks) - len(sending.unsent)
+            worked = await self._send_plain()
+        except Unavailable as exc:
+            if not (self._rules.gates or self._rules.routes):
+                raise
+            worked, failure = 0, exc
+        if self._rules.gates:
+            worked += await self._gates.run_once()
+        if self._rules.routes:
+            worked += await self._routes.run_once(self._sender)
+        if failure is not None:
+            raise failure
+        return worked
 
-    async def _claim(self) -> Dispatch | None:
-        """Claim what fits the window, behind the bounds or, when it is time, from the front."""
-        bounds, window = self._bounds, self._window
-        async with self._reserving:  # one at a time: room is counted, then set aside
-            limit = min(self._settings.claim_batch_size, await self._room())
+    async def _send_plain(self) -> int:
+        """Send what goes by no route and through no gate; returns how many went, or were put aside for one."""
+        dispatch, diverted = await self._claim()
+        if dispatch is not None:
+            return diverted + await self._sender.dispatch(dispatch)
+        if not diverted and await self._rules.refresh(at_once=True):
+            self._routes.set(self._rules.routes)
+            return await self._send_plain()  # nothing was found because there are rules now
+        return diverted
+
+    async def _claim(self) -> tuple[Dispatch | None, int]:
+        """Claim what fits the window, behind the bounds or, when it is time, from the front; what has waited too long
+        goes first. Also how many tasks were put aside for a gate or a route."""
+        bounds = self._bounds
+        async with self._lane.reserved() as limit:
             if not limit:
-                return None
-            window.reserved += limit
-            sweeps = bounds.sweep_is_due(monotonic())
-            if sweeps:
-                bounds.sweep_begins(monotonic())
-        dispatch = None
-        try:
-            dispatch = await (self._sweep(limit) if sweeps else self._claim_behind_bounds(limit))
-        finally:
-            window.reserved -= limit
-            window.claimed(0 if dispatch is None else len(dispatch.tasks))
-        return dispatch
+                return None, 0
+            dispatch, diverted = await self._claim_aged(limit)
+            if dispatch is None and not diverted:
+                if bounds.sweep_is_due(monotonic()):
+                    dispatch, diverted = await self._sweep(limit)
+                else:
+                    dispatch, diverted = await self._claim_behind_bounds(limit)
+                self._others_first -= limit if dispatch is None else len(dispatch.tasks)
+            if diverted:
+                self._rules.gates = self._rules.gates or self._rules.limited
+            if dispatch is not None:
+                self._lane.claimed(dispatch.tasks)
+        return dispatch, diverted
 
-    async def _claim_behind_bounds(self, limit: int) -> Dispatch | None:
+    async def _claim_aged(self, limit: int) -> tuple[Dispatch | None, int]:
+        """A small part of the claims goes to tasks that higher priorities have kept waiting, the lowest first."""
+        age = self._settings.priority_ageing_seconds
+        if not age or self._others_first > 0 or monotonic() < self._aged_at:
+            return None, 0
+        async with self._store.session() as session:
+            levels = await session.read_priorities(LEVELS)
+            stretches = [Stretch(level, level, BEGINNING) for level in reversed(levels)]
+            dispatch, diverted = await self._claim_of(session, max(1, limit // _AGED_SHARE), stretches, due_seconds=age)
+        if dispatch is not None:
+            self._others_first = (_AGED_SHARE - 1) * len(dispatch.tasks)
+        elif not diverted:
+            self._aged_at = monotonic() + _AGED_LOOK_SECONDS
+        return dispatch, diverted
+
+    async def _claim_behind_bounds(self, limit: int) -> tuple[Dispatch | None, int]:
         bounds = self._bounds
         async with self._store.session() as session:
-            dispatch = await session.claim(limit, stretches=bounds.from_bounds())
-        bounds.claimed(*_outcome(dispatch, limit))
-        if dispatch is None and bounds.sweep_is_due(monotonic()):
-            bounds.sweep_begins(monotonic())
+            dispatch, diverted = await self._claim_of(session, limit, bounds.from_bounds())
+        bounds.claimed(*_outcome(dispatch, diverted, limit))
+        if dispatch is None and not diverted and bounds.sweep_is_due(monotonic()):
             return await self._sweep(limit)
-        return dispatch
+        return dispatch, diverted
 
-    async def _sweep(self, limit: int) -> Dispatch | None:
+    async def _sweep(self, limit: int) -> tuple[Dispatch | None, int]:
         """Claim from the front. It may take long; other passes claim behind the bounds meanwhile."""
         bounds = self._bounds
-        dispatch = None
+        bounds.sweep_begins(monotonic())
+        dispatch, diverted = None, 0
         try:
             async with self._store.session() as session:
                 if bounds.levels_are_old(monotonic()):
                     bounds.set_levels(await session.read_priorities(LEVELS), monotonic())
-                dispatch = await session.claim(limit, stretches=bounds.from_front())
+                dispatch, diverted = await self._claim_of(session, limit, bounds.from_front())
         finally:
-            bounds.swept(*_outcome(dispatch, limit), monotonic())
-        return dispatch
+            bounds.swept(*_outcome(dispatch, diverted, limit), monotonic())
+        return dispatch, diverted
 
-    async def _room(self) -> int:
-        """How many tasks may be claimed now; counts what is in flight when it is time to."""
-        now = monotonic()
-        window = self._window
-        if window.full_for_seconds(now):
-            return 0
-        if now - self._times_read_at >= _PACE_EVERY_SECONDS:
-            self._times_read_at = now
-            async with self._store.session() as session:
-                paces = await session.read_pace(_PACE_SECONDS)
-            self._times.learn(paces)
-            window.learn_pace(sum(pace.ended for pace in paces) / _PACE_SECONDS, self._times.mean)
-        if window.wants_count(now):
-            async with self._store.session() as session:
-                started = monotonic()
-                found = await session.count_in_flight(self._settings.in_flight_limit, since=window.count_since(started))
-                window.counted(found, started, monotonic())
-            metrics.IN_FLIGHT.set(window.in_flight)
-            metrics.WINDOW.set(window.size)
-        return window.room
-
-    def _pack(self, tasks: Sequence[Claimed]) -> list[Parcel]:
-        return pack_parcels(
-            tasks,
-            self._times,
-            max_tasks=self._settings.pack_max_tasks,
-            max_bytes=self._outbound.limits.max_message_bytes,
-            max_seconds=self._settings.pack_seconds,
-        )
-
-    async def _send(self, parcels: Sequence[Parcel]) -> Sending:
-        """Send; of a message that the queue refuses for good, each task is tried in one of its own.
-
-        Cut off in the middle, it is unknown which messages went: the dispatch stays unconfirmed, the supervisor
-        gives its claims back, and a message that did go carries an old claim.
-        """
-        report = await self._outbound.send([parcel.message for parcel in parcels])
-        sending = Sending(reason=report.reason)
-        alone: list[Parcel] = []
-        for position in report.failed:
-            tasks = parcels[position].tasks
-            if position not in report.refused:
-                sending.unsent += tasks
-            elif len(tasks) == 1:
-                sending.refused += tasks
-            else:
-                alone += [parcel_of([task]) for task in tasks]
-        if report.failed:
-            log.warning("send_failed", messages=len(report.failed), of=len(parcels), reason=report.reason)
-        if alone:
-            rest = await self._send(alone)
-            sending.unsent += rest.unsent
-            sending.refused += rest.refused
-        return sending
-
-    async def _conclude(self, dispatch: Dispatch, sending: Sending) -> None:
-        """Release what could not be sent, give up what never can be, confirm the rest."""
-        if not sending.unsent and not sending.refused:
-            async with self._store.session() as session:
-                await session.confirm(dispatch.id)
-            return
-        async with self._store.transaction() as session:
-            released = await session.release((task.id, task.claim) for task in sending.unsent)
-            # Released, it would be claimed again at once, before all others of its priority, for ever.
-            error = {
-                "code": HANDLER_ERROR,
-                "message": "the outbound queue refuses the task's message",
-                "data": {"type": "Unsendable", "message": sending.reason},
-            }
-            await session.fail([Failure(task.id, task.claim, json.dumps(error), None) for task in sending.refused])
-            await session.confirm(dispatch.id)
-        self._bounds.look_back()
-        metrics.RELEASED.labels("send_failed").inc(released)
-        for task in sending.refused:
-            log.error("task_unsendable", task_id=task.id, claim=task.claim, action=task.action, reason=sending.reason)
-
-    def _count(self, tasks: Sequence[Claimed], unsent: int) -> None:
-        waited: dict[str, list[float]] = defaultdict(list)
-        for task in tasks:
-            waited[task.action].append(task.waited_seconds)
-        for action, seconds in waited.items():
-            metrics.TRANSITIONS.labels(action, "ACQUIRED").inc(len(seconds))
-            metrics.QUEUE_WAIT_SECONDS.labels(action).observe_many(seconds)
-        log.debug("dispatched", tasks=len(tasks), unsent=unsent)
+    async def _claim_of(
+        self, session: Session, limit: int, stretches: Sequence[Stretch], *, due_seconds: float = 0.0
+    ) -> tuple[Dispatch | None, int]:
+        if self._rules.apply:
+            return await session.claim_by_rules(limit, stretches=stretches, due_seconds=due_seconds)
+        return await session.claim(limit, stretches=stretches, due_seconds=due_seconds), 0
 
 
-def _outcome(dispatch: Dispatch | None, limit: int) -> tuple[Mapping[int, Position], bool]:
+def _outcome(dispatch: Dispatch | None, diverted: int, limit: int) -> tuple[Mapping[int, Position], bool]:
     """How far a claim reached, and whether it found less than it had room for."""
-    return ({}, True) if dispatch is None else (dispatch.reached, len(dispatch.tasks) < limit)
+    if dispatch is None:
+        return {}, diverted < limit
+    return dispatch.reached, len(dispatch.tasks) + diverted < limit

@@ -1,38 +1,36 @@
 -- From Postgres to the outbound queue: claim, confirm, give back.
 
--- name: claim_tasks
--- $1 how many, $2 now or null for the database's clock; $3 to $6 the stretches of the index to look through, in the
--- claim's order: lowest and highest priority of each, and the (run_at, id) behind which it begins (see Bounds).
+-- part: candidates
 -- Relies on the index task_ready: its order is the claim's order, its predicate is repeated word for word. A stretch
 -- of one priority begins in the middle of that priority, so that what was claimed before is not read again; dead
 -- entries cost as much as live ones while somebody holds an old transaction open. Across several priorities it cannot.
--- The candidates are chosen in a materialised CTE: a plain subquery in FROM may be run again by some plans and
--- so exceed its LIMIT. The limit stands in a select of its own, which hides its value from the planner: with the
--- statistics of a table that was empty a moment ago, a limit above the rows expected would have all due tasks sorted
--- for each claim. Each stretch repeats it: without, they are sorted with the statistics of a full table. The update
--- goes by an array: as a join, a claim of 1000 scanned a table of 42,000 tasks whole.
--- All tasks of one claim share its token. The row in dispatch lives until the sending is confirmed; should this
--- process die before, the supervisor finds it and gives exactly these claims back.
--- last_run_at: run_at, on the last row of each priority only, null on the others.
-with due as materialized (
+-- The limit stands in a select of its own, which hides its value from the planner: with the statistics of a table that
+-- was empty a moment ago, a limit above the rows expected would have all due tasks sorted for each claim. Each stretch
+-- repeats it: without, they are sorted with the statistics of a full table.
     select ready.id
     from unnest($3::int2[], $4::int2[], $5::timestamptz[], $6::bigint[]) as stretch (low, high, run_at, id)
     cross join lateral (
         select id from (
             select t.id from penstock.task t
             where stretch.low = stretch.high and t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
-              and t.priority = stretch.low
-              and (t.run_at, t.id) > (stretch.run_at, stretch.id) and t.run_at <= coalesce($2::timestamptz, now())
+              and t.priority = stretch.low and (t.run_at, t.id) > (stretch.run_at, stretch.id)
+              and t.run_at <= coalesce($2::timestamptz, now()) - make_interval(secs => $7)
             order by t.run_at, t.id limit (select $1::bigint) for update skip locked) one
         union all
         select id from (
             select t.id from penstock.task t
             where stretch.low < stretch.high and t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
-              and t.priority between stretch.low and stretch.high and t.run_at <= coalesce($2::timestamptz, now())
+              and t.priority between stretch.low and stretch.high
+              and t.run_at <= coalesce($2::timestamptz, now()) - make_interval(secs => $7)
             order by t.priority desc, t.run_at, t.id limit (select $1::bigint) for update skip locked) several
     ) ready
-    limit (select $1::bigint)
-), noted as materialized (
+
+-- part: claimed
+-- Of the tasks in `due`. They are chosen in a materialised CTE: a plain subquery in FROM may be run again by some plans
+-- and so exceed its LIMIT. The update goes by an array: as a join, a claim of 1000 scanned a table of 42,000 tasks whole.
+-- All tasks of one claim share its token. The row in dispatch lives until the sending is confirmed; should this
+-- process die before, the supervisor finds it and gives exactly these claims back.
+noted as materialized (
     insert into penstock.dispatch (id, claimed_at)
     select nextval('penstock.claim_seq'), now() where exists (select from due)
     returning id
@@ -43,14 +41,100 @@ with due as materialized (
     from noted n
     where t.id = any(array(select id from due))
       and t.claim < n.id  -- another scheduler claimed it and lost it again, between our token and our lock
-    returning t.id, t.claim, t.action, t.payload, t.timeout_seconds, t.priority, t.run_at, t.suspect
+    returning t.id, t.claim, t.action, t.payload, t.timeout_seconds, t.priority, t.run_at, t.suspect, t.route
 )
+
+-- name: claim_tasks
+-- $1 how many, $2 now or null for the database's clock; $3 to $6 the stretches of the index to look through, in the
+-- claim's order: lowest and highest priority of each, and the (run_at, id) behind which it begins (see Bounds);
+-- $7 seconds for which they have been due. Finds nothing once any action is limited or any route is set: whoever does
+-- not know of that yet has to look (read_rules) and to go on with claim_tasks_by_rules.
+-- last_run_at: run_at, on the last row of each priority only, null on the others.
+with due as materialized (
+    select id from (
+{candidates}
+    ) candidate
+    where not exists (select from penstock.action) and not exists (select from penstock.route)
+    limit (select $1::bigint)
+), {claimed}
 select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
-       date_part('epoch', coalesce($2::timestamptz, now()) - c.run_at) as waited_seconds, c.suspect, c.priority,
+       date_part('epoch', coalesce($2::timestamptz, now()) - c.run_at) as waited_seconds, c.suspect, c.route, c.priority,
        case when lead(c.priority) over claim_order is distinct from c.priority then c.run_at end as last_run_at
 from claimed c
 window claim_order as (order by c.priority desc, c.run_at, c.id)
 order by c.priority desc, c.run_at, c.id;
+
+-- name: claim_tasks_by_rules
+-- $1 to $7 as claim_tasks. What goes by a route, or is of a limited action, is not claimed but put aside: from then on
+-- it stands in the index of its route or its gate, and in no other task's way. Rules are looked up once for each kind of
+-- task in the claim: labels make kinds only where a route asks for some.
+-- diverted, on every row: how many were put aside; the columns of the task are null when none was claimed.
+with looked as materialized (
+    select id from (
+{candidates}
+    ) candidate
+    limit (select $1::bigint)
+), seen as materialized (
+    select t.id, t.action,
+           case when exists (select from penstock.route where labels <> '{}') then coalesce(t.labels::text, '') else '' end
+               as labels
+    from penstock.task t where t.id = any(array(select id from looked))
+), kinds as materialized (
+    select k.action, k.labels, a.name is not null as is_limited,
+           (select r.name from penstock.route r
+            where k.action like any(r.actions) and (r.labels = '{}' or nullif(k.labels, '')::jsonb @> r.labels)
+            order by r.position, r.name limit 1) as route
+    from (select distinct action, labels from seen) k left join penstock.action a on a.name = k.action
+), sorted as materialized (
+    select s.id, k.is_limited, k.route from seen s join kinds k on k.action = s.action and k.labels = s.labels
+), due as materialized (
+    select id from sorted where not is_limited and route is null
+), diverted as (
+    update penstock.task t
+    set route = s.route, gate = case when s.is_limited then t.action || coalesce(E'\x1f' || t.limit_key, '') end
+    from sorted s
+    where t.id = s.id and t.id = any(array(select id from looked)) and (s.is_limited or s.route is not null)
+    returning t.action, t.gate
+), opened as (
+    insert into penstock.gate as g (name, action)
+    select distinct gate, action from diverted where gate is not null order by gate
+    on conflict (name) do update set next_at = least(g.next_at, now())
+), {claimed}
+select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
+       date_part('epoch', coalesce($2::timestamptz, now()) - c.run_at) as waited_seconds, c.suspect, c.route, c.priority,
+       case when lead(c.priority) over claim_order is distinct from c.priority then c.run_at end as last_run_at,
+       d.count as diverted
+from (select count(*) as count from diverted) d left join claimed c on true
+window claim_order as (order by c.priority desc, c.run_at, c.id)
+order by c.priority desc, c.run_at, c.id;
+
+-- name: claim_tasks_by_route
+-- $1 how many, $2 route. Relies on the index task_ready_by_route.
+with due as materialized (
+    select t.id from penstock.task t
+    where t.state in ('SCHEDULED', 'ERROR') and t.route = $2 and t.gate is null and t.run_at <= now()
+    order by t.priority desc, t.run_at, t.id limit (select $1::bigint) for update skip locked
+), {claimed}
+select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
+       date_part('epoch', now() - c.run_at) as waited_seconds, c.suspect, c.route
+from claimed c order by c.priority desc, c.run_at, c.id;
+
+-- name: claim_tasks_at_gates
+-- $1 gates, $2 how many of each. Their rows, and that of the action, are locked before in the same transaction.
+-- Relies on the index task_ready_by_gate.
+with due as materialized (
+    select ready.id from unnest($1::text[], $2::bigint[]) as allotted (gate, tasks)
+    cross join lateral (
+        select t.id from penstock.task t
+        where t.state in ('SCHEDULED', 'ERROR') and t.gate = allotted.gate and t.run_at <= now()
+        order by t.priority desc, t.run_at, t.id limit allotted.tasks for update skip locked
+    ) ready
+), {claimed}, by_gate as (
+    select c.*, t.gate from claimed c join penstock.task t on t.id = c.id  -- as it was: a gate does not change
+)
+select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
+       date_part('epoch', now() - c.run_at) as waited_seconds, c.suspect, c.route, c.gate
+from by_gate c order by c.priority desc, c.run_at, c.id;
 
 -- name: read_priorities
 -- $1 how many at the most. The priorities of tasks that are due, now or later; each step is one look into the index
@@ -67,6 +151,27 @@ with recursive step as (
 )
 select priority from step where priority is not null limit $1;
 
+-- name: read_seconds_to_next
+-- $1 how many priorities at the most. Seconds until the next task is due that is not due yet, null for none.
+with recursive step as (
+    (select priority from penstock.task
+     where state in ('SCHEDULED', 'ERROR') and route is null and gate is null order by priority desc limit 1)
+    union all
+    select (select t.priority from penstock.task t
+            where t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
+              and t.priority < step.priority
+            order by t.priority desc limit 1)
+    from step where step.priority is not null
+), levels as materialized (
+    select priority from step where priority is not null limit $1
+)
+select date_part('epoch', min(next.run_at) - now())
+from levels cross join lateral (
+    select t.run_at from penstock.task t
+    where t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
+      and t.priority = levels.priority and t.run_at > now()
+    order by t.run_at, t.id limit 1) next;
+
 -- name: confirm_dispatch
 -- $1 the claim's token: everything of it was sent or given back.
 delete from penstock.dispatch where id = $1;
@@ -82,11 +187,17 @@ where id = any($1::bigint[]) and state::text = 'ACQUIRED'
 returning id;
 
 -- name: count_in_flight
--- $1 stop counting there, $2 claimed no earlier than this. How many are ACQUIRED, how many of them for longer than a
--- moment, and when that moment began. Relies on task_acquired, which holds the window's rows alone.
+-- $1 stop counting there, $2 claimed no earlier than this. How many are ACQUIRED that go by no route, how many of them
+-- for longer than a moment, and when that moment began. Relies on task_acquired, which holds the window's rows alone.
 select count(*), count(*) filter (where claimed_at < now() - interval '2 seconds'), now() - interval '2 seconds'
 from (select claimed_at from penstock.task
-      where state = 'ACQUIRED' and claimed_at >= $2::timestamptz order by claimed_at limit $1) held;
+      where state = 'ACQUIRED' and claimed_at >= $2::timestamptz and route is null order by claimed_at limit $1) held;
+
+-- name: count_in_flight_by_route
+-- $1 and $2 as count_in_flight, $3 route. Relies on task_acquired_by_route.
+select count(*), count(*) filter (where claimed_at < now() - interval '2 seconds'), now() - interval '2 seconds'
+from (select claimed_at from penstock.task
+      where state = 'ACQUIRED' and claimed_at >= $2::timestamptz and route = $3 order by claimed_at limit $1) held;
 
 -- name: notify_work
 -- $1 channel. A statement of its own: see penstock.notify.

@@ -75,9 +75,21 @@ from penstock.tally where at > now() - make_interval(secs => $1) and count > 0
 group by action;
 
 -- name: read_lag
--- How many are due and unclaimed, and how long the oldest of them has waited, in seconds.
-select count(*) as due, coalesce(extract(epoch from now() - min(run_at)), 0)::float8 as oldest_seconds
-from penstock.task where state in ('SCHEDULED', 'ERROR') and run_at <= now();
+-- How many are due and unclaimed, and how long the oldest of them has waited, in seconds; those of paused actions not.
+-- Each part goes by an index of its own.
+select coalesce(sum(count), 0)::bigint as due,
+       coalesce(extract(epoch from now() - min(oldest)), 0)::float8 as oldest_seconds
+from (
+    select count(*) as count, min(run_at) as oldest from penstock.task
+    where state in ('SCHEDULED', 'ERROR') and route is null and gate is null and run_at <= now()
+    union all
+    select count(*), min(run_at) from penstock.task
+    where state in ('SCHEDULED', 'ERROR') and route is not null and gate is null and run_at <= now()
+    union all
+    select count(*), min(run_at) from penstock.task
+    where state in ('SCHEDULED', 'ERROR') and gate is not null and run_at <= now()
+      and action not in (select name from penstock.action where paused)
+) waiting;
 
 -- name: list_rejected
 -- $1 before this id or null, $2 how many, $3 source or null.

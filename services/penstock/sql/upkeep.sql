@@ -24,7 +24,7 @@ returning t.id;
 -- one claim share their claimed_at). No sign of life for that long. `claimed_at` bounds the scan of task_acquired:
 -- a heartbeat is never older than its claim.
 select id, claim, action, attempts, max_attempts, claimed_at, heartbeat_at is not null as taken, suspect,
-       extract(epoch from coalesce($3::timestamptz, now()) - claimed_at)::float8 as held_seconds
+       route, extract(epoch from coalesce($3::timestamptz, now()) - claimed_at)::float8 as held_seconds
 from penstock.task
 where state = 'ACQUIRED'
   and claimed_at < coalesce($3::timestamptz, now()) - make_interval(secs => $1)

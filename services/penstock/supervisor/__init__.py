@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from penstock.errors import Unavailable
@@ -15,6 +15,7 @@ from penstock.store import Store
 from penstock.supervisor.gauges import Gauges
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.retention import Retention
+from penstock.supervisor.routes import Routes
 from penstock.transports import Queue
 
 
@@ -25,7 +26,10 @@ class Duty(Protocol):
 
 
 class Supervisor(Service):
-    """One supervisor process; ``run_once`` is one round of every duty."""
+    """One supervisor process; ``run_once`` is one round of every duty.
+
+    open_queue: makes a queue of a name, or URL, and a label, for routes.
+    """
 
     name = "supervisor"
 
@@ -35,16 +39,24 @@ class Supervisor(Service):
         store: Store,
         queues: Mapping[str, Queue],
         settings: Settings,
+        open_queue: Callable[[str, str], Queue],
         dead_letters: Mapping[str, Queue] | None = None,
     ) -> None:
         self._store = store
         self._interval_seconds = settings.supervisor_interval_seconds
         self._notifier = Notifier(store)
-        self._repair = Repair(store=store, outbound=queues["outbound"], results=queues["results"], settings=settings)
+        self._routes = Routes(store=store, outbound=queues["outbound"], open_queue=open_queue)
+        self._repair = Repair(store=store, queue_of=self._routes.queue_of, results=queues["results"], settings=settings)
         self._duties: list[Duty] = [
+            self._routes,
             self._repair,
             Retention(store=store, settings=settings),
-            Gauges(store=store, queues=queues, dead_letters=dead_letters or {}),
+            Gauges(
+                store=store,
+                queues=queues,
+                dead_letters=dead_letters or {},
+                by_route=lambda: self._routes.queues,
+            ),
         ]
 
     async def open(self) -> None:
@@ -62,7 +74,7 @@ class Supervisor(Service):
             except Unavailable as exc:
                 away = exc
             else:
-                if changed and duty is self._repair:
+                if changed and duty in (self._repair, self._routes):
                     self._notifier.poke()
         if away is not None:
             raise away

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic
 
 from penstock import metrics
@@ -38,12 +38,21 @@ class Gauges:
     """One round sets every gauge; a queue that does not answer keeps the others from nothing.
 
     dead_letters: the dead-letter queues by label; one that is missing or may not be read is left out. One that has
-    more messages than before is logged, once for each rise.
+    more messages than before is logged, once for each rise. by_route: the queues of routes now; one that is away
+    concerns nobody else.
     """
 
-    def __init__(self, *, store: Store, queues: Mapping[str, Queue], dead_letters: Mapping[str, Queue]) -> None:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        queues: Mapping[str, Queue],
+        dead_letters: Mapping[str, Queue],
+        by_route: Callable[[], Mapping[str, Queue]] = dict,
+    ) -> None:
         self._store = store
         self._queues = queues
+        self._by_route = by_route
         self._dead_letters = dead_letters
         self._rest_until = float("-inf")
         self._rises = {label: _Rises() for label in dead_letters}
@@ -53,14 +62,14 @@ class Gauges:
         if monotonic() >= self._rest_until:
             await self._look_at_tasks()
         away: Unavailable | None = None
-        for label, queue in (*self._queues.items(), *self._dead_letters.items()):
+        for label, queue in (*self._queues.items(), *self._by_route().items(), *self._dead_letters.items()):
             try:
                 depth = await queue.depth()
             except Unavailable as exc:
                 if label in self._queues:
                     away = exc
                 else:
-                    log.debug("dead_letters_unread", queue=label, reason=str(exc))
+                    log.debug("queue_unread", queue=label, reason=str(exc))
                 continue
             metrics.QUEUE_DEPTH.labels(label, "visible").set(depth.visible)
             metrics.QUEUE_DEPTH.labels(label, "in_flight").set(depth.in_flight)

@@ -4,8 +4,8 @@ Three cases, told apart:
 - claimed, sending never confirmed (the scheduler died): given back after ``unsent_after_seconds``, attempt included;
 - taken by a worker (it sent a heartbeat) and silent for ``stale_after_seconds``: a failed attempt, retried with its
   delay. The attempt was counted at the claim and is not counted again;
-- sent, never reported: while the outbound queue holds anything, the message may be in it, and waiting costs no
-  attempt; after ``untaken_after_seconds`` it is given back and sent anew. When the queue was seen empty twice, the
+- sent, never reported: while the outbound queue, or that of its route, holds anything, the message may be in it, and
+  waiting costs no attempt; after ``untaken_after_seconds`` it is given back and sent anew. When the queue was seen empty twice, the
   message is gone without an answer (a worker that reports nothing died with it): a failed attempt.
 
 One task may kill its worker, and all that travelled with it fall silent too. So a task that was silent once is a
@@ -20,7 +20,8 @@ among them. So an outage of the resulters or of Postgres costs no attempt.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 from penstock import metrics
 from penstock.errors import HANDLER_ERROR
@@ -39,20 +40,25 @@ log = get_logger()
 
 
 class Repair:
-    """One round looks at every stale claim once, in bounded batches."""
+    """One round looks at every stale claim once, in bounded batches.
 
-    def __init__(self, *, store: Store, outbound: Queue, results: Queue, settings: Settings) -> None:
+    queue_of: the queue by which tasks of a route go, None when nobody knows it any more.
+    """
+
+    def __init__(
+        self, *, store: Store, queue_of: Callable[[str | None], Queue | None], results: Queue, settings: Settings
+    ) -> None:
         self._store = store
-        self._outbound = outbound
+        self._queue_of = queue_of
         self._results = results
         self._settings = settings
-        self._empty_looks = 0
+        self._empty_looks: Counter[str | None] = Counter()  # in a row, by route
 
     async def run_once(self) -> int:
         """Returns how many tasks were given back or failed."""
         changed = await self._release_unsent()
         results_are_read: bool | None = None
-        queue_is_empty: bool | None = None
+        is_empty: dict[str | None, bool] = {}  # the queue of each route
         after = None
         while True:
             async with self._store.session() as session:
@@ -61,20 +67,20 @@ class Repair:
                 break
             if results_are_read is None:
                 results_are_read = not (await self._results.depth()).visible
-            if queue_is_empty is None and not all(task.taken for task in stale):
-                queue_is_empty = await self._queue_is_empty()
+            for route in {task.route for task in stale if not task.taken} - is_empty.keys():
+                is_empty[route] = await self._queue_is_empty(route)
             silent: list[Stale] = []
             waiting: list[Stale] = []
             for task in stale:
-                is_silent = results_are_read and (task.taken or queue_is_empty)
+                is_silent = results_are_read and (task.taken or is_empty[task.route])
                 (silent if is_silent else waiting).append(task)
             async with self._store.transaction() as session:
                 changed += await self._settle(session, silent, waiting)
             if len(stale) < _BATCH:
                 break
             after = stale[-1]
-        if queue_is_empty is None:
-            self._empty_looks = 0
+        for route in self._empty_looks.keys() - is_empty.keys():
+            del self._empty_looks[route]
         return changed
 
     async def _release_unsent(self) -> int:
@@ -88,11 +94,14 @@ class Repair:
             metrics.RELEASED.labels("unsent").inc(released)
             log.warning("unsent_claims_released", tasks=released)
 
-    async def _queue_is_empty(self) -> bool:
-        """Whether the outbound queue was empty at this look and the one before; SQS counts are approximate."""
-        depth = await self._outbound.depth()
-        self._empty_looks = 0 if depth.total else self._empty_looks + 1
-        return self._empty_looks >= 2
+    async def _queue_is_empty(self, route: str | None) -> bool:
+        """Whether a route's queue was empty at this look and the one before; SQS counts are approximate."""
+        queue = self._queue_of(route)
+        if queue is None:
+            return False
+        depth = await queue.depth()
+        self._empty_looks[route] = 0 if depth.total else self._empty_looks[route] + 1
+        return self._empty_looks[route] >= 2
 
     async def _settle(self, session: Session, silent: Sequence[Stale], waiting: Sequence[Stale]) -> int:
         in_company = [task for task in silent if task.attempts >= task.max_attempts and not task.suspect]

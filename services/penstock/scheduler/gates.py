@@ -1,0 +1,133 @@
+"""Gates: where tasks of limited actions wait, and how they are let through.
+
+An action's row is locked while its gates are looked at, so one scheduler at a time counts what is in flight and what
+its rate leaves, and claims no more: a limit holds whatever number of schedulers there are. Gates are looked at in turn,
+the one that has waited longest first, and no gate twice before it is worth it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+from penstock.errors import Unavailable
+from penstock.limits import BUSY_SECONDS, Allowance, Gate, Limits, allowance, share_out
+from penstock.logs import get_logger
+from penstock.scheduler.sending import Sender
+from penstock.store import Dispatch, Session, Store
+
+_GATES_AT_ONCE = 500
+_PAUSE_SECONDS = 2.0  # after tasks could not be sent
+_LIMITS = tuple(name for name in Limits.__dataclass_fields__)
+
+log = get_logger()
+
+
+class Gates:
+    """Lets tasks through gates. at_once: how many tasks of an action in one claim. claimed: told of each claim."""
+
+    def __init__(self, *, store: Store, sender: Sender, at_once: int, claimed: Callable[[Dispatch], None]) -> None:
+        self._store = store
+        self._sender = sender
+        self._at_once = at_once
+        self._claimed = claimed
+        self._looking = asyncio.Lock()
+        self._rest_until: dict[str, float] = {}
+        self._next_at = float("-inf")
+
+    def idle_seconds(self) -> float:
+        """How long no gate is worth a look by what is known; a new one may be before."""
+        return max(0.0, self._next_at - monotonic())
+
+    async def run_once(self) -> int:
+        """Let through what may go, unless another pass is at it; returns how many tasks went."""
+        if self._looking.locked():
+            return 0
+        async with self._looking:
+            return await self._look()
+
+    async def _look(self) -> int:
+        async with self._store.session() as session:
+            (found,) = await session.fetch("find_open_gates")
+        now = monotonic()
+        self._rest_until = {action: until for action, until in self._rest_until.items() if until > now}
+        went = 0
+        for action in found["actions"]:
+            if action not in self._rest_until:
+                went += await self._let_through(action)
+        later = [*self._rest_until.values(), now + (found["seconds"] if found["seconds"] is not None else 60.0)]
+        self._next_at = now if went else min(later)
+        return went
+
+    async def _let_through(self, action: str) -> int:
+        dispatch = None
+        async with self._store.transaction() as session:
+            rows = await session.fetch("lock_action", action)
+            if not rows and await session.value("action_is_limited", action):
+                self._rest(action, BUSY_SECONDS)  # another scheduler is at it
+                return 0
+            limits = Limits(**{name: rows[0][name] for name in _LIMITS}) if rows else Limits()
+            if limits.paused:
+                await session.fetch("close_gates", action)
+                return 0
+            whole = self._of_action(limits, rows[0] if rows else None)
+            if not whole.tasks:
+                self._rest(action, whole.retry_seconds)
+                return 0
+            gates = await self._of_gates(session, action, limits, whole.tasks)
+            shares = share_out(whole.tasks, gates)
+            went: Mapping[str, int] = {}
+            if shares:
+                dispatch, went = await session.claim_at_gates(shares)
+            if whole.tokens is not None:
+                await session.fetch("note_action", action, whole.spent(sum(went.values())))
+            await self._note(session, action, gates, shares, went)
+        if dispatch is None:
+            return 0
+        self._claimed(dispatch)
+        try:
+            return await self._sender.dispatch(dispatch)
+        except Unavailable as exc:
+            log.warning("gate_not_passed", action=action, reason=str(exc), retry_in_seconds=_PAUSE_SECONDS)
+            self._rest(action, _PAUSE_SECONDS)
+            return 0
+
+    def _of_action(self, limits: Limits, row: Any) -> Allowance:
+        if row is None:
+            return Allowance(self._at_once, BUSY_SECONDS, None)
+        return allowance(
+            max_in_flight=limits.max_in_flight, rate=limits.rate, burst=limits.burst, in_flight=row["in_flight"],
+            tokens=row["tokens"], refilled_at=row["refilled_at"], now=row["at"], room=self._at_once,
+        )  # fmt: skip
+
+    async def _of_gates(self, session: Session, action: str, limits: Limits, room: int) -> list[Gate]:
+        rows = await session.fetch("lock_gates", action, _GATES_AT_ONCE, limits.key_max_in_flight)
+        return [
+            Gate(
+                row["name"],
+                allowance(
+                    max_in_flight=limits.key_max_in_flight, rate=limits.key_rate, burst=limits.key_burst,
+                    in_flight=row["in_flight"], tokens=row["tokens"], refilled_at=row["refilled_at"], now=row["at"],
+                    room=room,
+                ),
+            )
+            for row in rows
+        ]  # fmt: skip
+
+    async def _note(
+        self, session: Session, action: str, gates: Sequence[Gate], shares: Mapping[str, int], went: Mapping[str, int]
+    ) -> None:
+        """Write down what is left of each gate's rate and when to look again."""
+        waits = {gate.name: 0.0 if gate.allowance.tasks else gate.allowance.retry_seconds for gate in gates}
+        await session.fetch(
+            "note_gates", list(waits), [gate.allowance.spent(went.get(gate.name, 0)) for gate in gates],
+            list(waits.values()),
+        )  # fmt: skip
+        emptied = [name for name, share in shares.items() if went.get(name, 0) < share]
+        if emptied:
+            await session.fetch("rest_gates", action, emptied)
+
+    def _rest(self, action: str, seconds: float) -> None:
+        self._rest_until[action] = monotonic() + seconds

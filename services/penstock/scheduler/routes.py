@@ -1,0 +1,89 @@
+"""Routes: tasks that go to queues of their own, each with a window of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+
+from penstock.errors import Unavailable
+from penstock.logs import get_logger
+from penstock.scheduler.lane import Lane, Paces
+from penstock.scheduler.sending import Sender
+from penstock.settings import Settings
+from penstock.store import Store
+from penstock.transports import Queue
+
+_PAUSE_SECONDS = 2.0  # after nothing could be sent by a route
+
+log = get_logger()
+
+
+@dataclass(slots=True)
+class _Route:
+    queue_name: str
+    queue: Queue
+    lane: Lane
+    rest_until: float = field(default=float("-inf"))
+
+
+class Routes:
+    """The routes as they are known here. open_queue: makes a queue of a name, or URL, and a label."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        settings: Settings,
+        paces: Paces,
+        outbound: Queue,
+        open_queue: Callable[[str, str], Queue],
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._paces = paces
+        self._outbound = outbound
+        self._open_queue = open_queue
+        self._routes: dict[str, _Route] = {}
+
+    def set(self, routes: Sequence[tuple[str, str]]) -> None:
+        """Take over (name, queue) of each route."""
+        before = self._routes
+        self._routes = {}
+        for name, queue_name in routes:
+            known = before.get(name)
+            if known is None or known.queue_name != queue_name:
+                queue = self._open_queue(queue_name, f"outbound:{name}")
+                lane = Lane(store=self._store, settings=self._settings, paces=self._paces, route=name)
+                known = _Route(queue_name, queue, lane)
+                log.info("route_known", route=name, queue=queue_name)
+            self._routes[name] = known
+
+    def queue_of(self, route: str | None) -> Queue:
+        """Where tasks of the route go; those of a route that is gone, to the outbound queue."""
+        return self._outbound if route not in self._routes else self._routes[route].queue
+
+    async def run_once(self, sender: Sender) -> int:
+        """Send by each route what fits its window; returns how many tasks went."""
+        went = 0
+        for name, route in list(self._routes.items()):
+            if monotonic() >= route.rest_until:
+                went += await self._send_by(name, route, sender)
+        return went
+
+    async def _send_by(self, name: str, route: _Route, sender: Sender) -> int:
+        async with route.lane.reserved() as limit:
+            if not limit:
+                return 0
+            async with self._store.session() as session:
+                dispatch = await session.claim_by_route(limit, name)
+            if dispatch is None:
+                return 0
+            route.lane.claimed(dispatch.tasks)
+        try:
+            return await sender.dispatch(dispatch)
+        except Unavailable as exc:
+            # What goes by other ways must not wait for this one.
+            log.warning("route_rests", route=name, queue=route.queue_name, reason=str(exc), seconds=_PAUSE_SECONDS)
+            route.rest_until = monotonic() + _PAUSE_SECONDS
+            return 0

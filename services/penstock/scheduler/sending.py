@@ -1,0 +1,147 @@
+"""Sending: claimed tasks into their queues, and what becomes of those that did not go."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from penstock import metrics
+from penstock.errors import HANDLER_ERROR, Unavailable
+from penstock.logs import get_logger
+from penstock.scheduler.parcels import Parcel, RunTimes, pack_parcels, parcel_of
+from penstock.settings import Settings
+from penstock.store import Dispatch, Store
+from penstock.tasks import Claimed, Failure
+from penstock.transports import Queue
+
+log = get_logger()
+
+
+@dataclass(slots=True)
+class Sending:
+    """What did not go: tasks to try again, tasks whose message the queue will never take, and why."""
+
+    reason: str | None
+    unsent: list[Claimed] = field(default_factory=list)
+    refused: list[Claimed] = field(default_factory=list)
+
+    def add(self, other: Sending) -> None:
+        self.reason = self.reason or other.reason
+        self.unsent += other.unsent
+        self.refused += other.refused
+
+
+class Sender:
+    """Sends dispatches of any claim.
+
+    queue_of: the queue of a route, None for the outbound queue. released: called when tasks have come to stand before
+    where claims look.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        settings: Settings,
+        times: RunTimes,
+        queue_of: Callable[[str | None], Queue],
+        released: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._times = times
+        self._queue_of = queue_of
+        self._released = released
+
+    async def dispatch(self, dispatch: Dispatch) -> int:
+        """Send a claim, release what could not be sent; returns how many went. Raises Unavailable when none did."""
+        try:
+            sending = await self._send_all(dispatch.tasks)
+        except Exception as exc:
+            # Released at once rather than found by the supervisor later; of what did go, the claim is now an old one.
+            await self._conclude(dispatch, Sending(reason=type(exc).__name__, unsent=dispatch.tasks))
+            raise
+        await self._conclude(dispatch, sending)
+        self._count(dispatch.tasks, len(sending.unsent))
+        if len(sending.unsent) == len(dispatch.tasks):
+            # Without a pause the same tasks would be claimed and released in a tight circle.
+            raise Unavailable(f"nothing could be sent: {sending.reason}")
+        return len(dispatch.tasks) - len(sending.unsent)
+
+    async def _send_all(self, tasks: Sequence[Claimed]) -> Sending:
+        by_route: dict[str | None, list[Claimed]] = defaultdict(list)
+        for task in tasks:
+            by_route[task.route].append(task)
+        queues = [(self._queue_of(route), members) for route, members in by_route.items()]
+        sendings = await asyncio.gather(*(self._send(queue, self._pack(queue, members)) for queue, members in queues))
+        whole = Sending(reason=None)
+        for sending in sendings:
+            whole.add(sending)
+        return whole
+
+    def _pack(self, queue: Queue, tasks: Sequence[Claimed]) -> list[Parcel]:
+        return pack_parcels(
+            tasks,
+            self._times,
+            max_tasks=self._settings.pack_max_tasks,
+            max_bytes=queue.limits.max_message_bytes,
+            max_seconds=self._settings.pack_seconds,
+        )
+
+    async def _send(self, queue: Queue, parcels: Sequence[Parcel]) -> Sending:
+        """Send; of a message that the queue refuses for good, each task is tried in one of its own.
+
+        Cut off in the middle, it is unknown which messages went: the dispatch stays unconfirmed, the supervisor
+        gives its claims back, and a message that did go carries an old claim.
+        """
+        report = await queue.send([parcel.message for parcel in parcels])
+        sending = Sending(reason=report.reason)
+        alone: list[Parcel] = []
+        for position in report.failed:
+            tasks = parcels[position].tasks
+            if position not in report.refused:
+                sending.unsent += tasks
+            elif len(tasks) == 1:
+                sending.refused += tasks
+            else:
+                alone += [parcel_of([task]) for task in tasks]
+        if report.failed:
+            log.warning(
+                "send_failed", queue=queue.label, messages=len(report.failed), of=len(parcels), reason=report.reason
+            )
+        if alone:
+            sending.add(await self._send(queue, alone))
+        return sending
+
+    async def _conclude(self, dispatch: Dispatch, sending: Sending) -> None:
+        """Release what could not be sent, give up what never can be, confirm the rest."""
+        if not sending.unsent and not sending.refused:
+            async with self._store.session() as session:
+                await session.confirm(dispatch.id)
+            return
+        async with self._store.transaction() as session:
+            released = await session.release((task.id, task.claim) for task in sending.unsent)
+            # Released, it would be claimed again at once, before all others of its priority, for ever.
+            error = {
+                "code": HANDLER_ERROR,
+                "message": "the outbound queue refuses the task's message",
+                "data": {"type": "Unsendable", "message": sending.reason},
+            }
+            await session.fail([Failure(task.id, task.claim, json.dumps(error), None) for task in sending.refused])
+            await session.confirm(dispatch.id)
+        self._released()
+        metrics.RELEASED.labels("send_failed").inc(released)
+        for task in sending.refused:
+            log.error("task_unsendable", task_id=task.id, claim=task.claim, action=task.action, reason=sending.reason)
+
+    def _count(self, tasks: Sequence[Claimed], unsent: int) -> None:
+        waited: dict[str, list[float]] = defaultdict(list)
+        for task in tasks:
+            waited[task.action].append(task.waited_seconds)
+        for action, seconds in waited.items():
+            metrics.TRANSITIONS.labels(action, "ACQUIRED").inc(len(seconds))
+            metrics.QUEUE_WAIT_SECONDS.labels(action).observe_many(seconds)
+        log.debug("dispatched", tasks=len(tasks), unsent=unsent)

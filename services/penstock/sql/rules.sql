@@ -1,0 +1,143 @@
+-- Rules: limits and pauses of actions, the gates that their tasks wait at, routes.
+
+-- name: read_rules
+-- Whether any action is limited or paused, and whether any gate is there; routes with their queues, in the order in
+-- which they are tried.
+select exists (select from penstock.action) as limits, exists (select from penstock.gate) as gates,
+       coalesce((select json_agg(json_build_array(name, queue) order by position, name) from penstock.route), '[]')::text
+           as routes;
+
+-- name: find_open_gates
+-- Actions with a gate that is worth a look, and how long until the next gate is, in seconds (null: never).
+select array(select distinct action from penstock.gate where next_at <= now()) as actions,
+       (select date_part('epoch', min(next_at) - now()) from penstock.gate
+        where next_at > now() and next_at < 'infinity') as seconds;
+
+-- name: lock_action
+-- $1 action. Its limits, and how many of its tasks are in flight that came through a gate, by the clock `at`. No row
+-- when it is not limited, and none while another scheduler is at it: `is_busy` of action_is_busy tells which.
+select a.paused, a.max_in_flight, a.rate, a.burst, a.key_max_in_flight, a.key_rate, a.key_burst, a.tokens,
+       a.refilled_at, now() as at,
+       case when a.max_in_flight is null then 0 else (
+           select count(*) from (select from penstock.task t
+                                 where t.state = 'ACQUIRED' and t.gate is not null and t.action = $1
+                                 limit a.max_in_flight) held) end as in_flight
+from penstock.action a where a.name = $1 for update skip locked;
+
+-- name: action_is_limited
+-- $1 action.
+select exists (select from penstock.action where name = $1);
+
+-- name: lock_gates
+-- $1 action, $2 how many, $3 stop counting what is in flight of each there, null: do not count. Those that have waited
+-- longest for a look.
+select g.name, g.tokens, g.refilled_at, now() as at,
+       case when $3::int is null then 0 else (
+           select count(*) from (select from penstock.task t
+                                 where t.state = 'ACQUIRED' and t.action = $1 and t.gate = g.name limit $3) held)
+       end as in_flight
+from penstock.gate g where g.action = $1 and g.next_at <= now() order by g.next_at limit $2 for update skip locked;
+
+-- name: note_action
+-- $1 action, $2 tokens left now.
+update penstock.action set tokens = $2, refilled_at = now() where name = $1;
+
+-- name: note_gates
+-- $1 gates, $2 tokens left or null, $3 seconds until the next look.
+update penstock.gate g set tokens = n.tokens, refilled_at = now(), next_at = now() + make_interval(secs => n.seconds)
+from unnest($1::text[], $2::float8[], $3::float8[]) n (name, tokens, seconds)
+where g.name = n.name and g.name = any($1::text[]);
+
+-- name: rest_gates
+-- $1 action, $2 gates at which no more was due. They are looked at again when the next task there is due, or soon when
+-- what is in flight may come back; where there is nothing at all the gate goes, unless it counts a rate by key.
+with looked as materialized (
+    select g.name, g.tokens, g.refilled_at,
+           (select min(t.run_at) from penstock.task t where t.state in ('SCHEDULED', 'ERROR') and t.gate = g.name) as due,
+           exists (select from penstock.task t
+                   where t.state = 'ACQUIRED' and t.action = $1 and t.gate = g.name) as is_busy
+    from penstock.gate g where g.name = any($2::text[])
+), standing as materialized (
+    select name, due, due is null and not is_busy
+                      and (tokens is null or refilled_at < now() - interval '2 minutes') as is_done
+    from looked
+), gone as (
+    delete from penstock.gate g using standing s where g.name = s.name and s.is_done
+)
+update penstock.gate g set next_at = coalesce(s.due, now() + interval '1 second')
+from standing s where g.name = s.name and not s.is_done;
+
+-- name: close_gates
+-- $1 action, which is paused: nothing is worth a look until it is resumed.
+update penstock.gate set next_at = 'infinity' where action = $1 and next_at < 'infinity';
+
+-- name: open_gates
+-- $1 action, whose limits have changed.
+update penstock.gate set next_at = now() where action = $1 and next_at > now();
+
+-- name: lock_rules
+-- Claims under way end first, and those that come see what this transaction has changed.
+lock table penstock.action, penstock.route in access exclusive mode;
+
+-- name: set_action
+-- $1 action, $2 paused, $3 max_in_flight, $4 rate, $5 burst, $6 to $8 the same by key.
+insert into penstock.action (name, paused, max_in_flight, rate, burst, key_max_in_flight, key_rate, key_burst)
+values ($1, $2, $3, $4, $5, $6, $7, $8)
+on conflict (name) do update set paused = excluded.paused, max_in_flight = excluded.max_in_flight,
+    rate = excluded.rate, burst = excluded.burst, key_max_in_flight = excluded.key_max_in_flight,
+    key_rate = excluded.key_rate, key_burst = excluded.key_burst, updated_at = now();
+
+-- name: forget_action
+-- $1 action. It runs freely again.
+delete from penstock.action where name = $1;
+
+-- name: adopt_in_flight
+-- $1 action. What is in flight of it when it becomes limited counts from then on.
+update penstock.task t set gate = t.action || coalesce(E'\x1f' || t.limit_key, '')
+where t.state = 'ACQUIRED' and t.action = $1 and t.gate is null;
+
+-- name: read_actions
+-- $1 names or null for all. With how many wait at their gates.
+select a.name, a.paused, a.max_in_flight, a.rate, a.burst, a.key_max_in_flight, a.key_rate, a.key_burst, a.updated_at,
+       (select count(*) from (select from penstock.task t
+                              where t.state = 'ACQUIRED' and t.gate is not null and t.action = a.name
+                              limit 100000) held) as in_flight,
+       (select count(*) from penstock.gate g where g.action = a.name) as gates
+from penstock.action a where $1::text[] is null or a.name = any($1) order by a.name;
+
+-- name: set_route
+-- $1 name, $2 queue, $3 patterns of LIKE, $4 labels as JSON text, $5 position.
+insert into penstock.route (name, queue, actions, labels, position) values ($1, $2, $3, $4::jsonb, $5)
+on conflict (name) do update set queue = excluded.queue, actions = excluded.actions, labels = excluded.labels,
+    position = excluded.position, updated_at = now();
+
+-- name: delete_route
+-- $1 name.
+delete from penstock.route where name = $1 returning name;
+
+-- name: read_routes
+select name, queue, actions, labels::text as labels, position, updated_at,
+       (select count(*) from (select from penstock.task t
+                              where t.state = 'ACQUIRED' and t.route = r.name limit 100000) held) as in_flight
+from penstock.route r order by position, name;
+
+-- name: return_strays
+-- $1 how many. Tasks that wait for a route that is no longer there; back to where all begin.
+with recursive step as (
+    (select route from penstock.task
+     where state in ('SCHEDULED', 'ERROR') and route is not null and gate is null order by route limit 1)
+    union all
+    select (select t.route from penstock.task t
+            where t.state in ('SCHEDULED', 'ERROR') and t.route is not null and t.gate is null and t.route > step.route
+            order by t.route limit 1)
+    from step where step.route is not null
+), lost as materialized (
+    select route from step where route is not null and not exists (select from penstock.route r where r.name = route)
+), picked as materialized (
+    select t.id from lost cross join lateral (
+        select id from penstock.task t
+        where t.state in ('SCHEDULED', 'ERROR') and t.route = lost.route and t.gate is null
+        limit $1 for update skip locked) t
+    limit $1
+)
+update penstock.task t set route = null where t.id = any(array(select id from picked)) returning t.id;

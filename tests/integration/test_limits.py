@@ -1,0 +1,523 @@
+"""Limits, pauses and routes, as schedulers keep them, over a real Postgres and real queues."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from penstock.limits import Limits
+from penstock.rulestore import Route, delete_route, list_actions, list_routes, read_action, set_limits, set_route
+from penstock.scheduler import Scheduler
+from penstock.settings import Settings
+from penstock.store import Store
+from penstock.supervisor.repair import Repair
+from penstock.supervisor.routes import Routes
+from penstock.tasks import NewTask
+from penstock.transports import Message, Queue
+from penstock.transports.sqs import SqsQueue, SqsTransport, create_queues
+from penstock.wire import parse_claim_id
+from tests.integration.doors import take
+
+TaskOf = Callable[[int], Any]
+
+
+class Outbound:
+    """A queue that keeps what is sent into it, for tests that send much."""
+
+    def __init__(self, queue: SqsQueue) -> None:
+        self.label = queue.label
+        self.limits = queue.limits
+        self._queue = queue
+        self.pairs: list[tuple[int, int]] = []
+        self.actions: list[str] = []
+
+    async def send(self, messages: Sequence[Any]) -> Any:
+        for message in messages:
+            body = json.loads(message.body)
+            for call in body if isinstance(body, list) else [body]:
+                claim_id = parse_claim_id(call["id"])
+                assert claim_id is not None
+                self.pairs.append((claim_id.task_id, claim_id.claim))
+                self.actions.append(call["method"])
+        return await self._queue.send([])
+
+    async def depth(self) -> Any:
+        return await self._queue.depth()
+
+
+@pytest.fixture
+def sent(outbound: SqsQueue) -> Outbound:
+    return Outbound(outbound)
+
+
+def open_none(name: str, label: str) -> Queue:
+    raise AssertionError(f"no test here asks for {name!r}")
+
+
+@pytest.fixture
+def scheduler(store: Store, sent: Outbound, settings: Settings) -> Scheduler:
+    return Scheduler(store=store, outbound=sent, settings=settings, open_queue=open_none)  # type: ignore[arg-type]
+
+
+async def enqueue(store: Store, *tasks: NewTask) -> list[int]:
+    async with store.transaction() as session:
+        return [answer.id for answer in await session.enqueue(tasks)]
+
+
+async def limit(store: Store, action: str, **change: Any) -> None:
+    async with store.transaction() as session:
+        await set_limits(session, action, change)
+
+
+async def give_keys(store: Store, ids: Sequence[int], keys: Sequence[str]) -> None:
+    async with store.session() as session:
+        await session._connection.execute(
+            "update penstock.task t set limit_key = k.key from unnest($1::bigint[], $2::text[]) k (id, key)"
+            " where t.id = k.id", ids, keys,
+        )  # fmt: skip
+
+
+async def label(store: Store, ids: Sequence[int], labels: dict[str, str]) -> None:
+    async with store.session() as session:
+        await session._connection.execute(
+            "update penstock.task set labels = $2::jsonb where id = any($1::bigint[])", ids, json.dumps(labels)
+        )
+
+
+async def finish(store: Store, sent: Outbound, count: int) -> None:
+    """Have so many of the tasks that were sent succeed."""
+    pairs, sent.pairs = sent.pairs[:count], sent.pairs[count:]
+    async with store.transaction() as session:
+        await session.finish(dict.fromkeys(pairs, "{}"))
+
+
+async def run_until_idle(scheduler: Scheduler, *, rounds: int = 50) -> None:
+    for _ in range(rounds):
+        if not await scheduler.run_once():
+            return
+    raise AssertionError(f"the scheduler still finds work after {rounds} passes")
+
+
+async def held(store: Store, action: str) -> int:
+    async with store.session() as session:
+        return int(
+            await session._connection.fetchval(
+                "select count(*) from penstock.task where state = 'ACQUIRED' and action = $1", action
+            )
+        )
+
+
+async def gates(store: Store) -> list[str]:
+    async with store.session() as session:
+        return [row[0] for row in await session._connection.fetch("select name from penstock.gate order by 1")]
+
+
+# In flight
+
+
+async def test_no_more_of_an_action_are_in_flight_than_its_limit(
+    scheduler: Scheduler, store: Store, sent: Outbound
+) -> None:
+    await limit(store, "slow", max_in_flight=3)
+    await enqueue(store, *(NewTask("slow") for _ in range(10)), *(NewTask("free") for _ in range(5)))
+    await run_until_idle(scheduler)
+    assert Counter(sent.actions) == {"slow": 3, "free": 5}
+    await finish(store, sent, 8)  # all that went
+    await asyncio.sleep(0.1)
+    await run_until_idle(scheduler)
+    assert Counter(sent.actions) == {"slow": 6, "free": 5}
+
+
+async def test_a_limit_set_over_a_backlog_holds_from_then_on_and_counts_what_is_in_flight(
+    scheduler: Scheduler, store: Store, sent: Outbound, settings: Settings
+) -> None:
+    few = settings.model_copy(update={"claim_batch_size": 4})
+    scheduler = Scheduler(store=store, outbound=sent, settings=few, open_queue=open_none)  # type: ignore[arg-type]
+    await enqueue(store, *(NewTask("slow") for _ in range(30)))
+    assert await scheduler.run_once() == 4
+    await limit(store, "slow", max_in_flight=5)
+    await run_until_idle(scheduler)
+    assert len(sent.pairs) == 5
+    await limit(store, "slow", max_in_flight=None)
+    await asyncio.sleep(0.1)
+    await run_until_idle(scheduler)
+    assert len(sent.pairs) == 30
+    async with store.session() as session:
+        assert await list_actions(session) == []
+
+
+async def test_keys_are_limited_each_by_itself_and_one_key_holds_back_no_other(
+    scheduler: Scheduler, store: Store, sent: Outbound
+) -> None:
+    await limit(store, "mail", key_max_in_flight=2)
+    ids = await enqueue(store, *(NewTask("mail", priority=n % 3) for n in range(30)))
+    keys = ["big"] * 24 + ["small"] * 3 + ["other"] * 3
+    await give_keys(store, ids, keys)
+    await run_until_idle(scheduler)
+    of = dict(zip(ids, keys, strict=True))
+    assert Counter(of[task_id] for task_id, _ in sent.pairs) == {"big": 2, "small": 2, "other": 2}
+    # Within a key, by priority and then by age.
+    assert [task_id for task_id, _ in sent.pairs if of[task_id] == "big"] == [ids[2], ids[5]]
+
+
+async def test_a_limit_of_the_action_and_one_by_key_hold_together_and_keys_share_evenly(
+    scheduler: Scheduler, store: Store, sent: Outbound
+) -> None:
+    await limit(store, "mail", max_in_flight=6, key_max_in_flight=4)
+    ids = await enqueue(store, *(NewTask("mail") for _ in range(60)))
+    keys = [f"k{n % 3}" for n in range(60)]
+    await give_keys(store, ids, keys)
+    await run_until_idle(scheduler)
+    of = dict(zip(ids, keys, strict=True))
+    assert Counter(of[task_id] for task_id, _ in sent.pairs) == {"k0": 2, "k1": 2, "k2": 2}
+
+
+async def test_a_task_in_retry_goes_through_its_gate_again(
+    scheduler: Scheduler, store: Store, sent: Outbound, task_of: TaskOf
+) -> None:
+    from penstock.tasks import Failure
+
+    await limit(store, "slow", max_in_flight=1)
+    (task_id,) = await enqueue(store, NewTask("slow"))
+    await run_until_idle(scheduler)
+    ((_, claim),) = sent.pairs
+    async with store.transaction() as session:
+        await session.fail([Failure(task_id, claim, "{}", 0.05)])
+    deadline = time.monotonic() + 20
+    while len(sent.pairs) < 2 and time.monotonic() < deadline:
+        await asyncio.sleep(0.1)
+        await scheduler.run_once()
+    assert [pair[0] for pair in sent.pairs] == [task_id, task_id]
+    assert (await task_of(task_id))["attempts"] == 2
+
+
+async def test_gates_at_which_nothing_stands_are_taken_away(scheduler: Scheduler, store: Store, sent: Outbound) -> None:
+    await limit(store, "slow", max_in_flight=10)
+    await enqueue(store, *(NewTask("slow") for _ in range(3)))
+    await run_until_idle(scheduler)
+    assert await gates(store) == ["slow"]
+    await finish(store, sent, 3)
+    deadline = time.monotonic() + 20
+    while await gates(store) and time.monotonic() < deadline:
+        await asyncio.sleep(0.2)
+        await scheduler.run_once()
+    assert await gates(store) == []
+
+
+# Rates
+
+
+async def test_a_rate_lets_its_burst_go_and_then_so_many_a_second(
+    scheduler: Scheduler, store: Store, sent: Outbound
+) -> None:
+    await limit(store, "mail", rate=20.0, burst=5)
+    await enqueue(store, *(NewTask("mail") for _ in range(100)))
+    started = time.monotonic()
+    await run_until_idle(scheduler)
+    first = len(sent.pairs)
+    assert first >= 5
+    while time.monotonic() - started < 1.5:
+        await asyncio.sleep(0.02)
+        await scheduler.run_once()
+    elapsed = time.monotonic() - started
+    assert len(sent.pairs) <= 5 + 20 * elapsed + 1
+    assert len(sent.pairs) > first
+
+
+async def test_a_rate_by_key_is_each_keys_own(scheduler: Scheduler, store: Store, sent: Outbound) -> None:
+    await limit(store, "mail", key_rate=0.01, key_burst=2)
+    ids = await enqueue(store, *(NewTask("mail") for _ in range(12)))
+    keys = ["a"] * 9 + ["b"] * 3
+    await give_keys(store, ids, keys)
+    await run_until_idle(scheduler)
+    of = dict(zip(ids, keys, strict=True))
+    assert Counter(of[task_id] for task_id, _ in sent.pairs) == {"a": 2, "b": 2}
+    # What was spent is remembered when nothing stands at the gate any more.
+    await finish(store, sent, 4)
+    async with store.transaction() as session:
+        await session.cancel(ids)
+    again = await enqueue(store, NewTask("mail"))
+    await give_keys(store, again, ["a"])
+    await asyncio.sleep(0.1)
+    await run_until_idle(scheduler)
+    assert sent.pairs == []
+
+
+# Pauses
+
+
+async def test_a_paused_action_takes_tasks_and_sends_none_until_it_is_resumed(
+    scheduler: Scheduler, store: Store, sent: Outbound
+) -> None:
+    await limit(store, "mail", paused=True)
+    await enqueue(store, *(NewTask("mail") for _ in range(5)), NewTask("other"))
+    await run_until_idle(scheduler)
+    assert sent.actions == ["other"]
+    await enqueue(store, NewTask("mail"))
+    await run_until_idle(scheduler)
+    assert sent.actions == ["other"]
+    async with store.session() as session:
+        assert (await read_action(session, "mail")).limits == Limits(paused=True)
+    await limit(store, "mail", paused=False)
+    await run_until_idle(scheduler)
+    assert Counter(sent.actions) == {"mail": 6, "other": 1}
+
+
+async def test_a_pause_keeps_the_limits_that_there_are(store: Store) -> None:
+    await limit(store, "mail", max_in_flight=7, rate=2.5)
+    await limit(store, "mail", paused=True)
+    await limit(store, "mail", rate=None)
+    async with store.session() as session:
+        (record,) = await list_actions(session)
+    assert record.limits == Limits(paused=True, max_in_flight=7)
+
+
+# Many schedulers
+
+
+async def test_schedulers_at_once_never_pass_a_limit(store: Store, sent: Outbound, settings: Settings) -> None:
+    await limit(store, "slow", max_in_flight=7, key_max_in_flight=2)
+    ids = await enqueue(store, *(NewTask("slow") for _ in range(200)))
+    keys = [f"k{n % 9}" for n in range(200)]
+    await give_keys(store, ids, keys)
+    of = dict(zip(ids, keys, strict=True))
+    schedulers = [
+        Scheduler(store=store, outbound=sent, settings=settings, open_queue=open_none)  # type: ignore[arg-type]
+        for _ in range(4)
+    ]
+    done: list[tuple[int, int]] = []
+    deadline = time.monotonic() + 60
+    while len(done) < 200 and time.monotonic() < deadline:
+        await asyncio.gather(*(scheduler.run_once() for scheduler in schedulers))
+        async with store.session() as session:
+            rows = await session._connection.fetch(
+                "select id, claim from penstock.task where state = 'ACQUIRED' and action = 'slow'"
+            )
+        by_key = Counter(of[row["id"]] for row in rows)
+        assert len(rows) <= 7
+        assert not by_key or max(by_key.values()) <= 2
+        some = [(row["id"], row["claim"]) for row in rows][:5]
+        async with store.transaction() as session:
+            await session.finish(dict.fromkeys(some, "{}"))
+        done += some
+    assert sorted(task_id for task_id, _ in done) == ids
+    assert len(set(sent.pairs)) == len(sent.pairs) == 200
+
+
+# Routes
+
+
+@asynccontextmanager
+async def queue_named(settings: Settings, transport: SqsTransport, name: str) -> AsyncIterator[SqsQueue]:
+    await create_queues(settings.model_copy(update={"outbound_queue": name}))
+    yield transport.queue(name, label=name)
+
+
+def ids_of(messages: Sequence[Message]) -> list[int]:
+    found = []
+    for message in messages:
+        body = json.loads(message.body)
+        found += [int(call["id"].split(":")[0]) for call in (body if isinstance(body, list) else [body])]
+    return sorted(found)
+
+
+@pytest.fixture
+def routed(store: Store, outbound: SqsQueue, transport: SqsTransport, settings: Settings) -> Scheduler:
+    return Scheduler(
+        store=store, outbound=outbound, settings=settings,
+        open_queue=lambda name, label: transport.queue(name, label=label),
+    )  # fmt: skip
+
+
+async def route(store: Store, name: str, queue: str, *actions: str, position: int = 0, **labels: str) -> None:
+    async with store.transaction() as session:
+        await set_route(session, Route(name, queue, actions, labels, position))
+
+
+async def test_tasks_go_to_the_queue_of_the_first_route_that_fits(
+    routed: Scheduler, store: Store, outbound: SqsQueue, transport: SqsTransport, settings: Settings
+) -> None:
+    name = f"{settings.outbound_queue}-video"
+    async with queue_named(settings, transport, name) as video, queue_named(settings, transport, name + "-eu") as eu:
+        await route(store, "video", name, "video.*", "cut_100%")
+        await route(store, "eu", name + "-eu", "video.*", position=-1, region="eu")
+        plain = await enqueue(store, NewTask("mail"), NewTask("videos"), NewTask("cutX1005"))
+        going = await enqueue(store, NewTask("video.cut"), NewTask("video."), NewTask("cut_100%"))
+        special = await enqueue(store, NewTask("video.cut"))
+        await label(store, special, {"region": "eu", "x": "y"})
+        await label(store, plain, {"region": "eu"})
+        await run_until_idle(routed)
+        assert ids_of(await take(outbound)) == plain
+        assert ids_of(await take(video)) == going
+        assert ids_of(await take(eu)) == special
+        async with store.session() as session:
+            listed = await list_routes(session)
+        assert [(found.name, list(found.actions), found.labels, count) for found, count in listed] == [
+            ("eu", ["video.*"], {"region": "eu"}, 1),
+            ("video", ["video.*", "cut_100%"], {}, 3),
+        ]
+
+
+async def test_a_route_has_a_window_of_its_own(
+    store: Store, outbound: SqsQueue, transport: SqsTransport, settings: Settings
+) -> None:
+    small = settings.model_copy(update={"in_flight_floor": 3, "in_flight_limit": 3})
+    scheduler = Scheduler(
+        store=store, outbound=outbound, settings=small,
+        open_queue=lambda name, label: transport.queue(name, label=label),
+    )  # fmt: skip
+    name = f"{settings.outbound_queue}-video"
+    async with queue_named(settings, transport, name) as video:
+        await route(store, "video", name, "video")
+        await enqueue(store, *(NewTask("video") for _ in range(9)), *(NewTask("mail") for _ in range(9)))
+        for _ in range(8):
+            await scheduler.run_once()
+        assert len(ids_of(await take(outbound))) == 3
+        assert len(ids_of(await take(video))) == 3
+
+
+async def test_a_route_whose_queue_is_missing_holds_back_no_other_task_and_loses_none(
+    routed: Scheduler, store: Store, outbound: SqsQueue, task_of: TaskOf
+) -> None:
+    await route(store, "video", "no-such-queue", "video")
+    (stuck,) = await enqueue(store, NewTask("video"))
+    (other,) = await enqueue(store, NewTask("mail"))
+    await run_until_idle(routed)
+    assert ids_of(await take(outbound)) == [other]
+    task = await task_of(stuck)
+    assert (task["state"], task["attempts"]) == ("SCHEDULED", 0)
+
+
+async def test_what_waits_for_a_deleted_route_goes_by_the_other_rules(
+    store: Store, outbound: SqsQueue, transport: SqsTransport, settings: Settings
+) -> None:
+    full = settings.model_copy(update={"in_flight_floor": 1, "in_flight_limit": 1})
+
+    def open_queue(name: str, label: str) -> Queue:
+        return transport.queue(name, label=label)
+
+    scheduler = Scheduler(store=store, outbound=outbound, settings=full, open_queue=open_queue)
+    upkeep = Routes(store=store, outbound=outbound, open_queue=open_queue)
+    name = f"{settings.outbound_queue}-video"
+    async with queue_named(settings, transport, name):
+        await route(store, "video", name, "video")
+        ids = await enqueue(store, *(NewTask("video") for _ in range(3)))
+        for _ in range(4):
+            await scheduler.run_once()
+        assert await upkeep.run_once() == 0
+        assert set(upkeep.queues) == {"outbound:video"}
+        assert upkeep.queue_of("video") is not upkeep.queue_of(None) is outbound
+        async with store.transaction() as session:
+            assert await delete_route(session, "video")
+            assert not await delete_route(session, "video")
+        assert await upkeep.run_once() == 2
+        assert upkeep.queue_of("video") is None
+        await run_until_idle(Scheduler(store=store, outbound=outbound, settings=settings, open_queue=open_none))
+        assert ids_of(await take(outbound)) == ids[1:]
+
+
+async def test_a_silent_task_of_a_route_waits_while_the_routes_own_queue_holds_anything(
+    routed: Scheduler, store: Store, outbound: SqsQueue, results: SqsQueue, transport: SqsTransport,
+    settings: Settings, task_of: TaskOf,
+) -> None:  # fmt: skip
+    name = f"{settings.outbound_queue}-video"
+    async with queue_named(settings, transport, name) as video:
+        await route(store, "video", name, "video")
+        (task_id,) = await enqueue(store, NewTask("video"))
+        await run_until_idle(routed)
+        upkeep = Routes(
+            store=store, outbound=outbound, open_queue=lambda name, label: transport.queue(name, label=label)
+        )
+        await upkeep.run_once()
+        impatient = settings.model_copy(update={"stale_after_seconds": 0.0})
+        repair = Repair(store=store, queue_of=upkeep.queue_of, results=results, settings=impatient)
+        for _ in range(3):
+            assert await repair.run_once() == 0  # the outbound queue is empty, but that is not where it went
+        await video.delete(await take(video))
+        assert [await repair.run_once() for _ in range(2)] == [0, 1]
+        assert (await task_of(task_id))["state"] == "ERROR"
+
+
+async def test_limits_hold_for_what_goes_by_a_route(
+    routed: Scheduler, store: Store, outbound: SqsQueue, transport: SqsTransport, settings: Settings
+) -> None:
+    name = f"{settings.outbound_queue}-video"
+    async with queue_named(settings, transport, name) as video:
+        await route(store, "video", name, "video")
+        await limit(store, "video", max_in_flight=2)
+        ids = await enqueue(store, *(NewTask("video") for _ in range(5)))
+        await run_until_idle(routed)
+        assert ids_of(await take(video)) == ids[:2]
+        assert await take(outbound) == []
+
+
+# Ageing
+
+
+async def test_low_priorities_starve_without_ageing_and_get_their_tenth_with_it(
+    store: Store, sent: Outbound, settings: Settings
+) -> None:
+    small = settings.model_copy(update={"claim_batch_size": 20})
+    ids = await enqueue(store, *(NewTask("low", priority=-5) for _ in range(5)))
+    await enqueue(store, *(NewTask("high", priority=5) for _ in range(400)))
+    strict = Scheduler(store=store, outbound=sent, settings=small, open_queue=open_none)  # type: ignore[arg-type]
+    for _ in range(5):
+        assert await strict.run_once() == 20
+    assert "low" not in sent.actions
+    async with store.session() as session:
+        await session._connection.execute(
+            "update penstock.task set run_at = now() - interval '1 minute' where id = any($1::bigint[])", ids[:3]
+        )
+    sent.actions.clear()
+    ageing = small.model_copy(update={"priority_ageing_seconds": 30.0})
+    fair = Scheduler(store=store, outbound=sent, settings=ageing, open_queue=open_none)  # type: ignore[arg-type]
+    while sent.actions.count("high") < 100:
+        assert await fair.run_once()
+    assert sent.actions.count("low") == 3  # those that have waited too long, not those that came lately
+    first_hundred = sent.actions[:25]
+    assert first_hundred.count("low") <= 4
+
+
+async def test_ageing_finds_what_waits_too_long_also_where_rules_apply(
+    store: Store, sent: Outbound, settings: Settings
+) -> None:
+    await limit(store, "another", paused=True)
+    ageing = settings.model_copy(update={"claim_batch_size": 10, "priority_ageing_seconds": 30.0})
+    scheduler = Scheduler(store=store, outbound=sent, settings=ageing, open_queue=open_none)  # type: ignore[arg-type]
+    ids = await enqueue(store, NewTask("low"))
+    await enqueue(store, *(NewTask("high", priority=5) for _ in range(100)))
+    async with store.session() as session:
+        await session._connection.execute(
+            "update penstock.task set run_at = now() - interval '1 minute' where id = any($1::bigint[])", ids
+        )
+    for _ in range(3):
+        await scheduler.run_once()
+    assert "low" in sent.actions
+
+
+# To the moment
+
+
+async def test_a_due_task_is_claimed_at_its_time_though_the_poll_is_far_away(
+    store: Store, sent: Outbound, settings: Settings
+) -> None:
+    patient = settings.model_copy(update={"poll_seconds": 30.0})
+    scheduler = Scheduler(store=store, outbound=sent, settings=patient, open_queue=open_none)  # type: ignore[arg-type]
+    await enqueue(store, NewTask("a", delay_seconds=0.5), NewTask("b", delay_seconds=1.0, priority=-3))
+    started = time.monotonic()
+    while len(sent.pairs) < 2:
+        if not await scheduler.run_once():
+            await asyncio.wait_for(scheduler.wait_for_work(), 20)
+    assert time.monotonic() - started < 20
+    async with store.session() as session:
+        late = await session._connection.fetchval("select max(claimed_at - run_at) from penstock.task")
+        early = await session._connection.fetchval("select min(claimed_at - run_at) from penstock.task")
+    assert early.total_seconds() >= 0
+    assert late.total_seconds() < 5
