@@ -369,7 +369,7 @@ _BY_INDEX = {
     "read_seconds_to_next": {"task_ready"},
     "rest_gates": {"task_ready_by_gate", "task_acquired_by_gate"},
     "lock_gates": {"task_acquired_by_gate"},
-    "lock_action": {"task_acquired_by_gate"},
+    "count_gated": {"task_acquired_by_gate"},
     "count_in_flight_by_route": {"task_acquired_by_route"},
     "count_in_flight": {"task_acquired"},
     "find_stale": {"task_acquired"},

@@ -72,7 +72,7 @@ class Gates:
             if limits.paused:
                 await session.fetch("close_gates", action)
                 return 0
-            whole = self._of_action(limits, rows[0] if rows else None)
+            whole = await self._of_action(session, action, limits, rows[0] if rows else None)
             if not whole.tasks:
                 self._rest(action, whole.retry_seconds)
                 return 0
@@ -94,11 +94,14 @@ class Gates:
             self._rest(action, _PAUSE_SECONDS)
             return 0
 
-    def _of_action(self, limits: Limits, row: Any) -> Allowance:
+    async def _of_action(self, session: Session, action: str, limits: Limits, row: Any) -> Allowance:
         if row is None:
             return Allowance(self._at_once, BUSY_SECONDS, None)
+        in_flight = 0
+        if limits.max_in_flight is not None:
+            in_flight = await session.value("count_gated", action, limits.max_in_flight)
         return allowance(
-            max_in_flight=limits.max_in_flight, rate=limits.rate, burst=limits.burst, in_flight=row["in_flight"],
+            max_in_flight=limits.max_in_flight, rate=limits.rate, burst=limits.burst, in_flight=in_flight,
             tokens=row["tokens"], refilled_at=row["refilled_at"], now=row["at"], room=self._at_once,
         )  # fmt: skip
 

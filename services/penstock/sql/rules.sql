@@ -14,15 +14,15 @@ select array(select distinct action from penstock.gate where next_at <= now()) a
         where next_at > now() and next_at < 'infinity') as seconds;
 
 -- name: lock_action
--- $1 action. Its limits, and how many of its tasks are in flight that came through a gate, by the clock `at`. No row
--- when it is not limited, and none while another scheduler is at it: `is_busy` of action_is_busy tells which.
-select a.paused, a.max_in_flight, a.rate, a.burst, a.key_max_in_flight, a.key_rate, a.key_burst, a.tokens,
-       a.refilled_at, now() as at,
-       case when a.max_in_flight is null then 0 else (
-           select count(*) from (select from penstock.task t
-                                 where t.state = 'ACQUIRED' and t.gate is not null and t.action = $1
-                                 limit a.max_in_flight) held) end as in_flight
-from penstock.action a where a.name = $1 for update skip locked;
+-- $1 action. Its limits, by the clock `at`. No row when it is not limited, and none while another scheduler is at it.
+select paused, max_in_flight, rate, burst, key_max_in_flight, key_rate, key_burst, tokens, refilled_at, now() as at
+from penstock.action where name = $1 for update skip locked;
+
+-- name: count_gated
+-- $1 action, $2 stop counting there. How many of its tasks are in flight that came through a gate. A statement of its
+-- own behind the lock: in the same one, it would count what was so before the last holder of the lock committed.
+select count(*) from (
+    select from penstock.task where state = 'ACQUIRED' and gate is not null and action = $1 limit $2::bigint) held;
 
 -- name: action_is_limited
 -- $1 action.

@@ -5,8 +5,8 @@ Three cases, told apart:
 - taken by a worker (it sent a heartbeat) and silent for ``stale_after_seconds``: a failed attempt, retried with its
   delay. The attempt was counted at the claim and is not counted again;
 - sent, never reported: while the outbound queue, or that of its route, holds anything, the message may be in it, and
-  waiting costs no attempt; after ``untaken_after_seconds`` it is given back and sent anew. When the queue was seen empty twice, the
-  message is gone without an answer (a worker that reports nothing died with it): a failed attempt.
+  waiting costs no attempt; after ``untaken_after_seconds`` it is given back and sent anew. When the queue was seen
+  empty twice, the message is gone without an answer (a worker that reports nothing died with it): a failed attempt.
 
 One task may kill its worker, and all that travelled with it fall silent too. So a task that was silent once is a
 suspect: from then on it is sent alone. Only a suspect whose worker fell silent again, at the cap of its attempts, is
