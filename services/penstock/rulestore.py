@@ -1,7 +1,7 @@
 """Limits and routes in Postgres: set, read, taken back.
 
-Whoever changes them holds both tables while doing so. Claims under way end first; those that come after see the change,
-so nothing is sent past a limit or a pause once its setting is committed.
+Whoever changes them holds both tables while doing so, so nothing comes through a gate past a limit or a pause once it
+is committed. What is in flight by then, or in a claim that began before, counts and is not called back.
 """
 
 from __future__ import annotations

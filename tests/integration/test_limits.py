@@ -18,7 +18,7 @@ from penstock.scheduler import Scheduler
 from penstock.settings import Settings
 from penstock.store import Store
 from penstock.supervisor.repair import Repair
-from penstock.supervisor.routes import Routes
+from penstock.supervisor.rules import Rules
 from penstock.tasks import NewTask
 from penstock.transports import Message, Queue
 from penstock.transports.sqs import SqsQueue, SqsTransport, create_queues
@@ -209,6 +209,23 @@ async def test_gates_at_which_nothing_stands_are_taken_away(scheduler: Scheduler
         await asyncio.sleep(0.2)
         await scheduler.run_once()
     assert await gates(store) == []
+
+
+async def test_what_a_claim_took_while_its_limit_was_being_set_is_counted_after_the_next_round_of_upkeep(
+    store: Store, sent: Outbound, settings: Settings, outbound: SqsQueue
+) -> None:
+    await enqueue(store, *(NewTask("slow") for _ in range(6)))
+    async with store.session() as session:
+        late = await session.claim(2)
+    assert late is not None
+    await limit(store, "slow", max_in_flight=3)
+    async with store.session() as session:  # as a claim that began before leaves it
+        await session._connection.execute("update penstock.task set gate = null")
+    await Rules(store=store, outbound=outbound, open_queue=open_none).run_once()
+    await run_until_idle(
+        Scheduler(store=store, outbound=sent, settings=settings, open_queue=open_none)  # type: ignore[arg-type]
+    )
+    assert len(sent.pairs) == 1
 
 
 # Rates
@@ -404,7 +421,7 @@ async def test_what_waits_for_a_deleted_route_goes_by_the_other_rules(
         return transport.queue(name, label=label)
 
     scheduler = Scheduler(store=store, outbound=outbound, settings=full, open_queue=open_queue)
-    upkeep = Routes(store=store, outbound=outbound, open_queue=open_queue)
+    upkeep = Rules(store=store, outbound=outbound, open_queue=open_queue)
     name = f"{settings.outbound_queue}-video"
     async with queue_named(settings, transport, name):
         await route(store, "video", name, "video")
@@ -432,7 +449,7 @@ async def test_a_silent_task_of_a_route_waits_while_the_routes_own_queue_holds_a
         await route(store, "video", name, "video")
         (task_id,) = await enqueue(store, NewTask("video"))
         await run_until_idle(routed)
-        upkeep = Routes(
+        upkeep = Rules(
             store=store, outbound=outbound, open_queue=lambda name, label: transport.queue(name, label=label)
         )
         await upkeep.run_once()

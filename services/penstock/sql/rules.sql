@@ -76,8 +76,8 @@ update penstock.gate set next_at = 'infinity' where action = $1 and next_at < 'i
 update penstock.gate set next_at = now() where action = $1 and next_at > now();
 
 -- name: lock_rules
--- Claims under way end first, and those that come see what this transaction has changed.
-lock table penstock.action, penstock.route in access exclusive mode;
+-- One change at a time, and none while a gate is looked at. Readers go on, among them a backup of hours.
+lock table penstock.action, penstock.route in exclusive mode;
 
 -- name: set_action
 -- $1 action, $2 paused, $3 max_in_flight, $4 rate, $5 burst, $6 to $8 the same by key.
@@ -92,9 +92,12 @@ on conflict (name) do update set paused = excluded.paused, max_in_flight = exclu
 delete from penstock.action where name = $1;
 
 -- name: adopt_in_flight
--- $1 action. What is in flight of it when it becomes limited counts from then on.
+-- $1 action, or null for every one that is limited. What is in flight when its action becomes limited counts from then
+-- on. The supervisor does so again and again, for claims that were under way when the limit was set.
 update penstock.task t set gate = t.action || coalesce(E'\x1f' || t.limit_key, '')
-where t.state = 'ACQUIRED' and t.action = $1 and t.gate is null;
+where t.state = 'ACQUIRED' and t.gate is null and t.claimed_at <= now()
+  and ($1::text is null or t.action = $1) and t.action = any(array(select name from penstock.action))
+returning t.id;
 
 -- name: read_actions
 -- $1 names or null for all. With how many wait at their gates.

@@ -15,7 +15,7 @@ from penstock.store import Store
 from penstock.supervisor.gauges import Gauges
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.retention import Retention
-from penstock.supervisor.routes import Routes
+from penstock.supervisor.rules import Rules
 from penstock.transports import Queue
 
 
@@ -45,17 +45,17 @@ class Supervisor(Service):
         self._store = store
         self._interval_seconds = settings.supervisor_interval_seconds
         self._notifier = Notifier(store)
-        self._routes = Routes(store=store, outbound=queues["outbound"], open_queue=open_queue)
-        self._repair = Repair(store=store, queue_of=self._routes.queue_of, results=queues["results"], settings=settings)
+        self._rules = Rules(store=store, outbound=queues["outbound"], open_queue=open_queue)
+        self._repair = Repair(store=store, queue_of=self._rules.queue_of, results=queues["results"], settings=settings)
         self._duties: list[Duty] = [
-            self._routes,
+            self._rules,
             self._repair,
             Retention(store=store, settings=settings),
             Gauges(
                 store=store,
                 queues=queues,
                 dead_letters=dead_letters or {},
-                by_route=lambda: self._routes.queues,
+                by_route=lambda: self._rules.queues,
             ),
         ]
 
@@ -74,7 +74,7 @@ class Supervisor(Service):
             except Unavailable as exc:
                 away = exc
             else:
-                if changed and duty in (self._repair, self._routes):
+                if changed and duty in (self._repair, self._rules):
                     self._notifier.poke()
         if away is not None:
             raise away

@@ -1,4 +1,4 @@
-"""Routes, as upkeep sees them: which queues they have, and tasks that wait for one that is no longer there."""
+"""Rules, as upkeep sees them: the queues of routes, tasks that wait for a route that is gone, what a limit missed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ _BATCHES_PER_ROUND = 20
 log = get_logger()
 
 
-class Routes:
-    """The queues of the routes there are. open_queue: makes a queue of a name, or URL, and a label."""
+class Rules:
+    """One round reads the routes and mends what a change of rules has left.
+
+    open_queue: makes a queue of a name, or URL, and a label.
+    """
 
     def __init__(self, *, store: Store, outbound: Queue, open_queue: Callable[[str, str], Queue]) -> None:
         self._store = store
@@ -36,7 +39,7 @@ class Routes:
         return self._known[route][1] if route in self._known else None
 
     async def run_once(self) -> int:
-        """Read the routes, and have what waits for others go by the rules that there are; returns how many tasks."""
+        """Returns how many tasks go by other rules now than they waited for."""
         async with self._store.session() as session:
             (found,) = await session.fetch("read_rules")
         before, self._known = self._known, {}
@@ -45,6 +48,12 @@ class Routes:
             if known is None or known[0] != queue_name:
                 known = queue_name, self._open_queue(queue_name, f"outbound:{name}")
             self._known[name] = known
+        if found["limits"]:
+            async with self._store.session() as session:
+                await session.fetch("adopt_in_flight", None)
+        return await self._return_strays()
+
+    async def _return_strays(self) -> int:
         returned = 0
         for _ in range(_BATCHES_PER_ROUND):
             async with self._store.session() as session:
