@@ -160,6 +160,48 @@ class Client:
         answer: dict[str, Any] = self.call("list", {name: value for name, value in given.items() if value is not None})
         return answer
 
+    def set_limits(self, action: str, **limits: Any) -> dict[str, Any]:
+        """Limit an action: max_in_flight, rate and burst, the same by limit key with ``key_`` before, and ``per``.
+
+        What is left out stays as it is; None takes a limit away. Returns the limits that it has now.
+        """
+        answer: dict[str, Any] = self.call("action.set", {"action": action, **limits})
+        return answer
+
+    def pause(self, action: str) -> dict[str, Any]:
+        """Send no more tasks of an action, and go on taking them."""
+        answer: dict[str, Any] = self.call("action.pause", {"action": action})
+        return answer
+
+    def resume(self, action: str) -> dict[str, Any]:
+        """Send tasks of an action again."""
+        answer: dict[str, Any] = self.call("action.resume", {"action": action})
+        return answer
+
+    def actions(self) -> Sequence[dict[str, Any]]:
+        """The actions that are limited or paused."""
+        answer: dict[str, Any] = self.call("action.list")
+        found: Sequence[dict[str, Any]] = answer["actions"]
+        return found
+
+    def set_route(
+        self, name: str, queue: str, actions: Sequence[str] = ("*",), labels: Mapping[str, str] | None = None,
+        position: int = 0,
+    ) -> None:  # fmt: skip
+        """Have tasks of some actions, or with some labels, go to a queue of their own."""
+        given = {"name": name, "queue": queue, "actions": [*actions], "labels": dict(labels or {})}
+        self.call("route.set", given | {"position": position})
+
+    def delete_route(self, name: str) -> None:
+        """What waits for it goes by the other routes, or to the outbound queue. Raises RpcError when there is none."""
+        self.call("route.delete", {"name": name})
+
+    def routes(self) -> Sequence[dict[str, Any]]:
+        """The routes in the order in which they are tried."""
+        answer: dict[str, Any] = self.call("route.list")
+        found: Sequence[dict[str, Any]] = answer["routes"]
+        return found
+
     def stats(self) -> dict[str, Any]:
         """Counts by state and action, rates over the last minute, lag."""
         answer: dict[str, Any] = self.call("stats")

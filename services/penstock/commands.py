@@ -16,6 +16,7 @@ import msgspec
 
 from penstock.errors import InvalidParams, MethodNotFound, TooLarge
 from penstock.keys import Permission, check_name
+from penstock.rules import RULE_PARAMS, RuleCommand, read_rule
 from penstock.settings import Settings
 from penstock.tasks import (
     ACTION_MAX_CHARS,
@@ -173,6 +174,7 @@ PARAMS: dict[str, type[msgspec.Struct]] = {
     "keys.create": KeysCreateParams,
     "keys.list": KeysListParams,
     "keys.revoke": KeysRevokeParams,
+    **RULE_PARAMS,
     "rpc.discover": DiscoverParams,
 }
 
@@ -312,7 +314,9 @@ Change = Cancel | Restart
 RejectedCommand = ListRejected | ShowRejected | RetryRejected | PurgeRejected
 DeadCommand = CountDead | ListDead | ShowDead | ReplayDead | PurgeDead
 KeyCommand = CreateKey | ListKeys | RevokeKey
-Command = Enqueue | Status | Change | ListTasks | Stats | RejectedCommand | DeadCommand | KeyCommand | Discover
+Command = (
+    Enqueue | Status | Change | ListTasks | Stats | RejectedCommand | DeadCommand | KeyCommand | RuleCommand | Discover
+)
 
 
 def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -> Command:
@@ -324,6 +328,8 @@ def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -
     if kind is None:
         raise MethodNotFound("Method not found", {"method": method[:200]})
     values: Any = _decode(kind, raw or b"{}")
+    if method in RULE_PARAMS:
+        return read_rule(values, _action)
     match values:
         case EnqueueParams():
             return Enqueue(_new_task(values, settings))

@@ -13,6 +13,7 @@
         KeyNotFound          -32006  no such API key
         StateConflict        -32009  the task's state forbids it
         QueueAway            -32010  the api cannot reach a queue
+        RouteNotFound        -32011
         TooLarge             -32013  the payload is over the limit
         RateLimited          -32029  more requests than the key may send for now
       Unavailable          Postgres or SQS is away; trying again later may work
@@ -41,6 +42,7 @@ MESSAGE_NOT_FOUND = -32005
 KEY_NOT_FOUND = -32006
 STATE_CONFLICT = -32009
 QUEUE_AWAY = -32010
+ROUTE_NOT_FOUND = -32011
 TOO_LARGE = -32013
 RATE_LIMITED = -32029
 
@@ -136,6 +138,13 @@ class KeyNotFound(RpcError):
 
     def __init__(self, key_id: int) -> None:
         super().__init__(f"No such API key: {key_id}", {"id": key_id})
+
+
+class RouteNotFound(RpcError):
+    code = ROUTE_NOT_FOUND
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"No such route: {name}", {"name": name})
 
 
 class QueueAway(RpcError):

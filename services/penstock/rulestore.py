@@ -7,42 +7,40 @@ is committed. What is in flight by then, or in a claim that began before, counts
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from datetime import datetime
 from typing import Any
 
+from penstock.errors import RouteNotFound
 from penstock.limits import Limits
+from penstock.rules import DeleteRoute, Route, RuleChange, SetLimits, SetRoute
 from penstock.store import Session
 
 
 @dataclass(frozen=True, slots=True)
 class ActionRecord:
-    """An action and its limits. in_flight: tasks claimed and unsettled. gates: limit keys with tasks, at the most."""
+    """An action and its limits. in_flight: its tasks that are claimed and unsettled, since it was limited."""
 
     name: str
     limits: Limits
     in_flight: int
-    gates: int
     updated_at: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Which tasks go to a queue of their own.
-
-    queue: name or URL. actions: patterns in which * stands for anything; a task has to match one of them, and to have
-    all ``labels``. position: of several routes that fit, the lowest counts, then the first by name.
-    """
-
-    name: str
-    queue: str
-    actions: Sequence[str]
-    labels: Mapping[str, str]
-    position: int = 0
+async def change_rule(session: Session, command: RuleChange) -> None:
+    """Carry out a change, inside a transaction. Raises RouteNotFound."""
+    match command:
+        case SetLimits():
+            await set_limits(session, command.action, command.change)
+        case SetRoute():
+            await set_route(session, command.route)
+        case DeleteRoute():
+            if not await delete_route(session, command.name):
+                raise RouteNotFound(command.name)
 
 
-async def set_limits(session: Session, action: str, change: Mapping[str, Any]) -> ActionRecord:
+async def set_limits(session: Session, action: str, change: Mapping[str, Any]) -> None:
     """Change some limits of an action, inside a transaction; what ``change`` does not name stays as it is."""
     await _lock(session)
     before = await read_action(session, action)
@@ -53,13 +51,12 @@ async def set_limits(session: Session, action: str, change: Mapping[str, Any]) -
         await session.fetch("set_action", action, *astuple(limits))
         await session.fetch("adopt_in_flight", action)
     await session.fetch("open_gates", action)
-    return await read_action(session, action)
 
 
 async def read_action(session: Session, action: str) -> ActionRecord:
     """The limits of an action, free ones for one that nothing was ever asked of."""
     rows = await session.fetch("read_actions", [action])
-    return _record(rows[0]) if rows else ActionRecord(action, Limits(), 0, 0, None)
+    return _record(rows[0]) if rows else ActionRecord(action, Limits(), 0, None)
 
 
 async def list_actions(session: Session) -> list[ActionRecord]:
@@ -99,7 +96,7 @@ async def _lock(session: Session) -> None:
 
 def _record(row: Any) -> ActionRecord:
     limits = Limits(**{name: row[name] for name in Limits.__dataclass_fields__})
-    return ActionRecord(row["name"], limits, row["in_flight"], row["gates"], row["updated_at"])
+    return ActionRecord(row["name"], limits, row["in_flight"], row["updated_at"])
 
 
 def _like(pattern: str) -> str:

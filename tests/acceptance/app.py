@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from pathlib import Path
@@ -40,3 +41,17 @@ async def sleep(ctx: Context, seconds: float, ledger: str | None = None) -> floa
 @action("kill_worker")
 async def kill_worker(ctx: Context) -> None:
     os._exit(9)
+
+
+@action("span")
+async def span(ctx: Context, seconds: float, ledger: str, key: str) -> None:
+    """Sleep, and leave in the ledger when that began and ended."""
+    began = time.time()
+    await asyncio.sleep(seconds)
+    with Path(ledger).open("a") as file:
+        file.write(json.dumps({"began": began, "ended": time.time(), "key": key}) + "\n")
+
+
+@action("whose")
+async def whose(ctx: Context) -> dict[str, int]:
+    return {"pid": os.getpid()}

@@ -475,6 +475,21 @@ async def test_limits_hold_for_what_goes_by_a_route(
         assert await take(outbound) == []
 
 
+async def test_what_waits_at_a_gate_goes_by_the_routes_of_the_moment_at_which_it_goes(
+    routed: Scheduler, store: Store, outbound: SqsQueue, transport: SqsTransport, settings: Settings
+) -> None:
+    name = f"{settings.outbound_queue}-video"
+    async with queue_named(settings, transport, name) as video:
+        await limit(store, "video", paused=True)
+        (task_id,) = await enqueue(store, NewTask("video"))
+        await run_until_idle(routed)
+        await route(store, "video", name, "video")
+        await limit(store, "video", paused=False)
+        await run_until_idle(routed)
+        assert ids_of(await take(video)) == [task_id]
+        assert await take(outbound) == []
+
+
 # Ageing
 
 

@@ -16,11 +16,11 @@ MAY = {
     Permission.ENQUEUE: {"enqueue"},
     Permission.READ: {
         "status", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show",
-        "rpc.discover",
+        "action.get", "action.list", "route.list", "rpc.discover",
     },
     Permission.ADMIN: {
         "cancel", "retry", "rejected.retry", "rejected.purge", "dlq.replay", "dlq.purge", "keys.create", "keys.list",
-        "keys.revoke",
+        "keys.revoke", "action.set", "action.pause", "action.resume", "route.set", "route.delete",
     },
 }  # fmt: skip
 

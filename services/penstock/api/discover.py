@@ -16,6 +16,7 @@ from penstock.commands import (
     SUBMIT_PREFIX,
 )
 from penstock.keys import NAME_MAX_CHARS
+from penstock.rules import ROUTE_NAME_MAX_CHARS
 from penstock.tasks import ACTION_MAX_CHARS, KEY_MAX_CHARS, MAX_ATTEMPTS_LIMIT, PRIORITY_MAX, PRIORITY_MIN
 
 OPENRPC_VERSION = "1.3.2"
@@ -40,6 +41,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "TaskNotFound": (errors.TASK_NOT_FOUND, "No such task"),
     "MessageNotFound": (errors.MESSAGE_NOT_FOUND, "No such message, rejected or in a dead-letter queue"),
     "QueueAway": (errors.QUEUE_AWAY, "The api cannot use a queue; data.queue names it, data.ref finds why in the log"),
+    "RouteNotFound": (errors.ROUTE_NOT_FOUND, "No such route"),
     "StateConflict": (errors.STATE_CONFLICT, "The task's state forbids it; data.state is that state"),
     "TooLarge": (errors.TOO_LARGE, "A payload or a request is over its limit; data.size and data.limit in bytes"),
 }
@@ -97,9 +99,18 @@ SUMMARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "keys.create": ("Make an API key; this answer is the only place where it can be read.", "NewKey", ()),
     "keys.list": ("List API keys, newest first, without the keys themselves.", "KeyPage", ()),
     "keys.revoke": ("Revoke an API key for good; it is refused within 10 seconds.", "Key", ("KeyNotFound",)),
+    "action.set": ("Limit an action; a member left out stays as it is, null takes a limit away.", "Action", ()),
+    "action.get": ("Show what limits an action has.", "Action", ()),
+    "action.list": ("List the actions that are limited or paused.", "Actions", ()),
+    "action.pause": ("Send no more tasks of an action, and go on taking them.", "Action", ()),
+    "action.resume": ("Send them again.", "Action", ()),
+    "route.set": ("Make or replace a route: which tasks go to a queue of their own.", "RouteChanged", ()),
+    "route.list": ("List routes in the order in which they are tried.", "Routes", ()),
+    "route.delete": ("Delete a route; what waits for it goes by the others.", "RouteChanged", ("RouteNotFound",)),
     "rpc.discover": ("This document.", "", ()),
 }
 
+_ACTION = "The action, exactly."
 _QUEUE = "The queue whose dead-letter queue is meant."
 _REJECTED = {
     "ids": f"Ids from rejected.list; 1 to {MAX_IDS}.",
@@ -167,6 +178,29 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "revoked": "With those that are revoked.",
     },
     "keys.revoke": {"id": "From keys.list."},
+    "action.set": {
+        "action": _ACTION,
+        "max_in_flight": "How many of its tasks may be claimed and unsettled.",
+        "rate": "How many may go in each `per`.",
+        "burst": "How many may go at once after a rest; null for what the rate gives in a second.",
+        "key_max_in_flight": "As max_in_flight, for each limit_key by itself.",
+        "key_rate": "As rate, for each limit_key by itself.",
+        "key_burst": "As burst, for each limit_key by itself.",
+        "per": "What the rates of this call are counted in.",
+    },
+    "action.get": {"action": _ACTION},
+    "action.list": {},
+    "action.pause": {"action": _ACTION},
+    "action.resume": {"action": _ACTION},
+    "route.set": {
+        "name": f"1 to {ROUTE_NAME_MAX_CHARS} letters, digits, dots, dashes or underscores.",
+        "queue": "The queue, by name or URL; it has to be there.",
+        "actions": "Patterns, of which a task's action has to match one; * stands for anything.",
+        "labels": "Labels, all of which a task has to have.",
+        "position": "Of several routes that fit, the lowest counts.",
+    },
+    "route.list": {},
+    "route.delete": {"name": "The route."},
     "rpc.discover": {},
 }
 
@@ -175,6 +209,7 @@ _RESULTS = (
     views.Accepted, views.Changed, views.Task, views.TaskDetail, views.TaskPage, views.Statistics, views.RejectedPage,
     views.Rejected, views.Replayed, views.Purged, views.DeadLetterQueues, views.DeadMessages, views.DeadMessageDetail,
     views.DeadReplayed, views.DeadPurged, views.Key, views.NewKey, views.KeyPage,
+    views.Action, views.Actions, views.Routes, views.RouteChanged,
 )  # fmt: skip
 
 
@@ -213,8 +248,8 @@ def _method(name: str, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
 
 def _parameter(method: str, field: Any, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
     schema = _PAYLOAD if field.type is msgspec.Raw else schemas[field.type]
-    if not field.required:
-        default = field.default
+    default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    if not field.required and default is not msgspec.UNSET:
         schema = schema | {"default": {} if isinstance(default, msgspec.Raw) else default}
     return {
         "name": field.name,

@@ -228,6 +228,41 @@ class KeyPage(msgspec.Struct, frozen=True):
     cursor: Annotated[str | None, _about("Pass it on for the next page; null at the end.")]
 
 
+class Action(msgspec.Struct, frozen=True):
+    action: str
+    paused: Annotated[bool, _about("Its tasks are taken and none is sent.")]
+    max_in_flight: int | None
+    rate: Annotated[float | None, _about("Tasks a second.")]
+    burst: int | None
+    key_max_in_flight: int | None
+    key_rate: float | None
+    key_burst: int | None
+    in_flight: Annotated[int, _about("Claimed and not settled; counted while it is limited.")]
+    updated_at: Annotated[str | None, _about("When its limits were last changed; null when it has none.")]
+
+
+class Actions(msgspec.Struct, frozen=True):
+    actions: Annotated[list[Action], _about("Those that are limited or paused.")]
+
+
+class Route(msgspec.Struct, frozen=True):
+    name: str
+    queue: str
+    actions: list[str]
+    labels: dict[str, str]
+    position: int
+    in_flight: int
+
+
+class Routes(msgspec.Struct, frozen=True):
+    routes: Annotated[list[Route], _about("In the order in which they are tried.")]
+
+
+class RouteChanged(msgspec.Struct, frozen=True):
+    name: str
+    deleted: bool
+
+
 def timestamp(instant: datetime) -> str:
     """RFC 3339 in UTC with microseconds and Z."""
     return instant.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import importlib.util
 import os
+import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +35,16 @@ def up(
         ),
     ] = None,
     workers: Annotated[int, typer.Option(min=0, max=256, help="Worker processes; 0 when workers of yours come.")] = 1,
+    fleet: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fleet",
+            metavar="QUEUE=N",
+            show_default=False,
+            help="N more workers that take from a queue of their own, which is made; see `penstock route`. "
+            "May be repeated.",
+        ),
+    ] = None,
     app: Annotated[
         list[str] | None,
         typer.Option(
@@ -73,9 +84,10 @@ def up(
 
     sys.path.insert(0, os.getcwd())
     apps = app if app else _example()
+    fleets = _fleets(fleet or ())
     notes = []
-    if not apps and workers:
-        workers = 0
+    if not apps and (workers or fleets):
+        workers, fleets = 0, {}
         notes.append("no --app was given, so no worker runs: tasks wait for one")
     folder = DataDir.of(data_dir)
     if detach:
@@ -85,6 +97,8 @@ def up(
         for name, value in (("port", port), ("database-url", database_url), ("sqs-endpoint-url", sqs_endpoint_url)):
             if value is not None:
                 arguments += [f"--{name}", str(value)]
+        for queue, count in fleets.items():
+            arguments += ["--fleet", f"{queue}={count}"]
         for module in apps:
             arguments += ["--app", module]
         with _spinner("starting Postgres, SQS and the processes"):
@@ -99,9 +113,20 @@ def up(
     settings = load_settings()
     setup_logging("up", level=settings.log_level, form=settings.log_format)
     stack = Stack(
-        data_dir, port=port, workers=workers, apps=apps, database_url=database_url, sqs_endpoint_url=sqs_endpoint_url
-    )
+        data_dir, port=port, workers=workers, fleets=fleets, apps=apps, database_url=database_url,
+        sqs_endpoint_url=sqs_endpoint_url,
+    )  # fmt: skip
     asyncio.run(stack.run(lambda state: _print_summary(folder, state, notes, detached=False)))
+
+
+def _fleets(given: Sequence[str]) -> dict[str, int]:
+    fleets: dict[str, int] = {}
+    for text in given:
+        queue, sign, count = text.partition("=")
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,76}", queue) or (sign and not re.fullmatch(r"[1-9]\d{0,2}", count)):
+            raise typer.BadParameter(f"--fleet takes QUEUE=N, a queue's name and a number of workers, not {text!r}")
+        fleets[queue] = int(count or 1)
+    return fleets
 
 
 def down(data_dir: DataDirOption = None) -> None:

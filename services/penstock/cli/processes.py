@@ -56,6 +56,16 @@ def worker(
         list[str] | None,
         typer.Option("--app", metavar="MODULE", help="Module with handlers, e.g. myapp.tasks; may be repeated."),
     ] = None,
+    queue: Annotated[
+        str | None,
+        typer.Option(
+            "--queue",
+            metavar="NAME",
+            show_default=False,
+            help="Take tasks from this queue, by name or URL, as a route sends them there; default "
+            "PENSTOCK_OUTBOUND_QUEUE.",
+        ),
+    ] = None,
     concurrency: ConcurrencyOption = None,
     log_level: LogLevelOption = None,
 ) -> None:
@@ -64,14 +74,16 @@ def worker(
     Modules of the current folder can be named.
     """
     sys.path.insert(0, os.getcwd())
-    _run("worker", concurrency, log_level, app or ())
+    overrides = {} if queue is None else {"outbound_queue": queue}
+    _run("worker", concurrency, log_level, app or (), **overrides)
 
 
-def _run(name: str, concurrency: int | None, log_level: str | None, apps: Sequence[str] = ()) -> None:
+def _run(name: str, concurrency: int | None, log_level: str | None, apps: Sequence[str] = (), **overrides: Any) -> None:
     from penstock.settings import load_settings
     from penstock.wiring import run_process
 
-    overrides: dict[str, Any] = {} if log_level is None else {"log_level": log_level.lower()}
+    if log_level is not None:
+        overrides["log_level"] = log_level.lower()
     raise typer.Exit(run_process(name, load_settings(**overrides), concurrency=concurrency, apps=apps))
 
 
@@ -107,7 +119,12 @@ def migrate(
     typer.echo(f"schema is at {down_to or revision}")
 
 
-def create_queues() -> None:
+def create_queues(
+    queue: Annotated[
+        list[str] | None,
+        typer.Option("--queue", metavar="NAME", help="Also a queue of a route, by name; may be repeated."),
+    ] = None,
+) -> None:
     """Create the three queues and their dead-letter queues at PENSTOCK_SQS_ENDPOINT_URL.
 
     For local endpoints such as ElasticMQ, ministack or moto. On AWS use terraform/, which sets policies and alarms too.
@@ -115,5 +132,5 @@ def create_queues() -> None:
     from penstock.settings import load_settings
     from penstock.transports import sqs
 
-    for label, url in asyncio.run(sqs.create_queues(load_settings())).items():
+    for label, url in asyncio.run(sqs.create_queues(load_settings(), more=queue or ())).items():
         typer.echo(f"{label:<9} {url}")

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -40,6 +40,7 @@ class Stack:
     data_dir: folder of all data, `.penstock` in the current folder when None; one stack per folder.
     port: of the api; None takes the one set as PENSTOCK_HTTP_PORT, else 8080 or the next free.
     workers: number of worker processes; apps: modules with handlers that each of them loads.
+    fleets: workers of other queues, by queue name; the queues are made, routes to them are not.
     schedulers: number of scheduler processes; one is enough for all but the largest machines.
     database_url, sqs_endpoint_url: use these in place of the embedded Postgres or SQS.
     worker_env: variables for the workers alone.
@@ -52,6 +53,7 @@ class Stack:
         *,
         port: int | None = None,
         workers: int = 1,
+        fleets: Mapping[str, int] | None = None,
         schedulers: int = 1,
         apps: Sequence[str] = (),
         database_url: str | None = None,
@@ -61,6 +63,7 @@ class Stack:
     ) -> None:
         self.data_dir = DataDir.of(data_dir)
         self.workers = workers
+        self._fleets = dict(fleets or {})
         self.schedulers = schedulers
         self.apps = tuple(apps)
         self._port = port
@@ -129,16 +132,22 @@ class Stack:
             command = [sys.executable, "-m", "penstock", "scheduler"]
             env = base | {"PENSTOCK_DATABASE_URL": database_url}
             children.keep(Child(f"scheduler-{number}", command, env, 0, metrics_host))
-        for number in range(1, self.workers + 1):
-            command = [sys.executable, "-m", "penstock", "worker"]
-            for app in self.apps:
-                command += ["--app", app]
+        for name, command in self._worker_commands():
             # A worker is given no database of Penstock's; the shipped example exports into one of its own.
             env = {"EXPORT_DATABASE_URL": database_url} | base | self._worker_env
-            children.keep(Child(f"worker-{number}", command, env, 0, metrics_host))
+            children.keep(Child(name, command, env, 0, metrics_host))
         await self._wait_ready(children)
         self._ready = True
         self.data_dir.write_state(self.state())
+
+    def _worker_commands(self) -> Iterator[tuple[str, list[str]]]:
+        """Each worker's name and command."""
+        command = [sys.executable, "-m", "penstock", "worker", *(word for app in self.apps for word in ("--app", app))]
+        for number in range(1, self.workers + 1):
+            yield f"worker-{number}", command
+        for queue, count in self._fleets.items():
+            for number in range(1, count + 1):
+                yield f"{queue}-{number}", [*command, "--queue", queue]
 
     def _api_port(self, user: Settings) -> int:
         wanted = self._port
@@ -197,7 +206,7 @@ class Stack:
         from penstock.transports.sqs import create_queues
 
         assert self._settings is not None
-        self._queues = dict(await create_queues(self._settings))
+        self._queues = dict(await create_queues(self._settings, more=list(self._fleets)))
 
     def _environment(self, user: Settings, sqs_url: str) -> dict[str, str]:
         """The children's environment: the caller's, with this stack's places in it."""

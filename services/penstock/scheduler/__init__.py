@@ -52,7 +52,7 @@ class Scheduler(Service):
         self._waiting = asyncio.Lock()
         self._aged_at = float("-inf")
         self._others_first = 0  # so many tasks have to be claimed by priority before the next that waited too long
-        paces = Paces(store)
+        self._paces = paces = Paces(store)
         self._lane = Lane(store=store, settings=settings, paces=paces, route=None)
         self._routes = Routes(store=store, settings=settings, paces=paces, outbound=outbound, open_queue=open_queue)
         self._sender = Sender(
@@ -61,7 +61,7 @@ class Scheduler(Service):
         )  # fmt: skip
         self._gates = Gates(
             store=store, sender=self._sender, at_once=settings.claim_batch_size,
-            claimed=lambda dispatch: paces.saw(dispatch.tasks),
+            claimed=self._passed_gates,
         )  # fmt: skip
 
     async def open(self) -> None:
@@ -92,8 +92,7 @@ class Scheduler(Service):
         """Claim what is due and fits the window, send it, release what could not be sent; returns how many went."""
         # Cleared before looking: a nudge that comes during the claim then leads to another look, not to a wait.
         self._listener.event.clear()
-        if await self._rules.refresh():
-            self._routes.set(self._rules.routes)
+        await self._look_at_rules()
         failure: Unavailable | None = None
         try:
             worked = await self._send_plain()
@@ -114,10 +113,21 @@ class Scheduler(Service):
         dispatch, diverted = await self._claim()
         if dispatch is not None:
             return diverted + await self._sender.dispatch(dispatch)
-        if not diverted and await self._rules.refresh(at_once=True):
-            self._routes.set(self._rules.routes)
+        if not diverted and await self._look_at_rules(at_once=True):
             return await self._send_plain()  # nothing was found because there are rules now
         return diverted
+
+    async def _look_at_rules(self, *, at_once: bool = False) -> bool:
+        """Returns whether claims have to go by rules now and did not before."""
+        applies_now = await self._rules.refresh(at_once=at_once)
+        self._routes.set(self._rules.routes)
+        return applies_now
+
+    async def _passed_gates(self, dispatch: Dispatch) -> None:
+        """Routes are looked up in the claim itself, so it may know of one before this scheduler does."""
+        self._paces.saw(dispatch.tasks)
+        if any(not self._routes.knows(task.route) for task in dispatch.tasks):
+            await self._look_at_rules(at_once=True)
 
     async def _claim(self) -> tuple[Dispatch | None, int]:
         """Claim what fits the window, behind the bounds or, when it is time, from the front; what has waited too long

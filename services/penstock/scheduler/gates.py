@@ -8,7 +8,7 @@ the one that has waited longest first, and no gate twice before it is worth it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -26,9 +26,14 @@ log = get_logger()
 
 
 class Gates:
-    """Lets tasks through gates. at_once: how many tasks of an action in one claim. claimed: told of each claim."""
+    """Lets tasks through gates.
 
-    def __init__(self, *, store: Store, sender: Sender, at_once: int, claimed: Callable[[Dispatch], None]) -> None:
+    at_once: how many tasks of an action in one claim. claimed: told of each claim before it is sent.
+    """
+
+    def __init__(
+        self, *, store: Store, sender: Sender, at_once: int, claimed: Callable[[Dispatch], Awaitable[None]]
+    ) -> None:
         self._store = store
         self._sender = sender
         self._at_once = at_once
@@ -86,8 +91,8 @@ class Gates:
             await self._note(session, action, gates, shares, went)
         if dispatch is None:
             return 0
-        self._claimed(dispatch)
         try:
+            await self._claimed(dispatch)
             return await self._sender.dispatch(dispatch)
         except Unavailable as exc:
             log.warning("gate_not_passed", action=action, reason=str(exc), retry_in_seconds=_PAUSE_SECONDS)

@@ -59,6 +59,10 @@ class Routes:
                 log.info("route_known", route=name, queue=queue_name)
             self._routes[name] = known
 
+    def knows(self, route: str | None) -> bool:
+        """Whether its queue is known here; without a route it always is."""
+        return route is None or route in self._routes
+
     def queue_of(self, route: str | None) -> Queue:
         """Where tasks of the route go; those of a route that is gone, to the outbound queue."""
         return self._outbound if route not in self._routes else self._routes[route].queue

@@ -91,7 +91,8 @@ with looked as materialized (
     select id from sorted where not is_limited and route is null
 ), diverted as (
     update penstock.task t
-    set route = s.route, gate = case when s.is_limited then t.action || coalesce(E'\x1f' || t.limit_key, '') end
+    set route = case when not s.is_limited then s.route end,
+        gate = case when s.is_limited then t.action || coalesce(E'\x1f' || t.limit_key, '') end
     from sorted s
     where t.id = s.id and t.id = any(array(select id from looked)) and (s.is_limited or s.route is not null)
     returning t.action, t.gate
@@ -121,7 +122,8 @@ from claimed c order by c.priority desc, c.run_at, c.id;
 
 -- name: claim_tasks_at_gates
 -- $1 gates, $2 how many of each. Their rows, and that of the action, are locked before in the same transaction.
--- Relies on the index task_ready_by_gate.
+-- Relies on the index task_ready_by_gate. By which route they go is decided only now, for routes may have changed while
+-- they waited.
 with due as materialized (
     select ready.id from unnest($1::text[], $2::bigint[]) as allotted (gate, tasks)
     cross join lateral (
@@ -129,12 +131,24 @@ with due as materialized (
         where t.state in ('SCHEDULED', 'ERROR') and t.gate = allotted.gate and t.run_at <= now()
         order by t.priority desc, t.run_at, t.id limit allotted.tasks for update skip locked
     ) ready
-), {claimed}, by_gate as (
-    select c.*, t.gate from claimed c join penstock.task t on t.id = c.id  -- as it was: a gate does not change
+), noted as materialized (
+    insert into penstock.dispatch (id, claimed_at)
+    select nextval('penstock.claim_seq'), now() where exists (select from due)
+    returning id
+), claimed as (
+    update penstock.task t
+    set state = 'ACQUIRED', attempts = t.attempts + 1, claim = n.id,
+        claimed_at = now(), heartbeat_at = null, updated_at = now(),
+        route = (select r.name from penstock.route r
+                 where t.action like any(r.actions) and (r.labels = '{}' or t.labels @> r.labels)
+                 order by r.position, r.name limit 1)
+    from noted n
+    where t.id = any(array(select id from due)) and t.claim < n.id
+    returning t.id, t.claim, t.action, t.payload, t.timeout_seconds, t.priority, t.run_at, t.suspect, t.route, t.gate
 )
 select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
        date_part('epoch', now() - c.run_at) as waited_seconds, c.suspect, c.route, c.gate
-from by_gate c order by c.priority desc, c.run_at, c.id;
+from claimed c order by c.priority desc, c.run_at, c.id;
 
 -- name: read_priorities
 -- $1 how many at the most. The priorities of tasks that are due, now or later; each step is one look into the index

@@ -100,12 +100,11 @@ where t.state = 'ACQUIRED' and t.gate is null and t.claimed_at <= now()
 returning t.id;
 
 -- name: read_actions
--- $1 names or null for all. With how many wait at their gates.
+-- $1 names or null for all. With how many are in flight through their gates, counted up to 100000.
 select a.name, a.paused, a.max_in_flight, a.rate, a.burst, a.key_max_in_flight, a.key_rate, a.key_burst, a.updated_at,
        (select count(*) from (select from penstock.task t
                               where t.state = 'ACQUIRED' and t.gate is not null and t.action = a.name
-                              limit 100000) held) as in_flight,
-       (select count(*) from penstock.gate g where g.action = a.name) as gates
+                              limit 100000) held) as in_flight
 from penstock.action a where $1::text[] is null or a.name = any($1) order by a.name;
 
 -- name: set_route

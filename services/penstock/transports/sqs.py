@@ -372,14 +372,17 @@ def _message(raw: Mapping[str, Any]) -> Message:
     )
 
 
-async def create_queues(settings: Settings) -> dict[str, str]:
+async def create_queues(settings: Settings, *, more: Sequence[str] = ()) -> dict[str, str]:
     """Make the three queues, each with its dead-letter queue, and return their URLs by label.
+
+    more: names of queues of routes, which are their own labels.
 
     For a local endpoint and for tests; on AWS terraform/ makes them. Doing so again sets the attributes anew.
     Raises Unavailable.
     """
     transport = SqsTransport(endpoint_url=settings.sqs_endpoint_url, region=settings.aws_region)
     names = {"inbound": settings.inbound_queue, "outbound": settings.outbound_queue, "results": settings.results_queue}
+    names |= {name: name for name in more}
     try:
         client = await transport.client()
         urls = {}

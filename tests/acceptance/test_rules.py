@@ -1,0 +1,113 @@
+"""Limits, pauses, routes and order with real processes: three schedulers, one of them killed, two fleets of workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.local.service import python_path
+from tests.acceptance.conftest import FAST, ROOT, RunningStack, penstock, running
+
+
+@pytest.fixture(scope="module")
+def stack(module_data_path: Path) -> Iterator[RunningStack]:
+    """Two workers, one more for a queue of its own, and two schedulers beside the stack's."""
+    arguments = ("--workers", "2", "--fleet", "own-queue=1", "--app", "tests.acceptance.app")
+    with running(module_data_path / "rules", *arguments) as up:
+        state = up.state
+        env = os.environ | FAST | {
+            "PYTHONPATH": python_path(), "PENSTOCK_DATABASE_URL": state["database_url"],
+            "PENSTOCK_SQS_ENDPOINT_URL": state["sqs_endpoint_url"], "PENSTOCK_METRICS_PORT": "0",
+        }  # fmt: skip
+        command = [sys.executable, "-m", "penstock", "scheduler"]
+        log = (module_data_path / "schedulers.log").open("wb")
+        schedulers = [subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log) for _ in range(2)]
+        try:
+            yield up
+        finally:
+            for process in schedulers:
+                process.terminate()
+            for process in schedulers:
+                process.wait(30)
+            log.close()
+
+
+def cli(stack: RunningStack, *arguments: str) -> str:
+    return penstock(*arguments, "--data-dir", str(stack.data_dir))
+
+
+def enqueue(stack: RunningStack, *params: dict[str, object]) -> list[int]:
+    batch = [{"jsonrpc": "2.0", "method": "enqueue", "params": p, "id": n} for n, p in enumerate(params)]
+    return [reply["result"]["id"] for reply in stack.post(batch)]
+
+
+def spans(ledger: Path) -> list[tuple[float, float, str]]:
+    """When each run of `span` began and ended, and its key."""
+    lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+    return sorted((line["began"], line["ended"], line["key"]) for line in lines)
+
+
+def most_at_once(runs: list[tuple[float, float, str]]) -> int:
+    edges = sorted([(began, 1) for began, _, _ in runs] + [(ended, -1) for _, ended, _ in runs])
+    now = most = 0
+    for _, step in edges:
+        now += step
+        most = max(most, now)
+    return most
+
+
+def test_schedulers_and_workers_never_pass_a_limit_or_break_an_order_though_some_are_killed(
+    stack: RunningStack, tmp_path: Path
+) -> None:
+    cli(stack, "action", "set", "span", "--max-in-flight", "4")
+    shown = json.loads(cli(stack, "action", "list", "--json"))
+    assert [(row["action"], row["max_in_flight"]) for row in shown["actions"]] == [("span", 4)]
+    ledger = tmp_path / "ledger"
+    ids = enqueue(
+        stack,
+        *(
+            {"action": "span", "payload": {"seconds": 0.02, "ledger": str(ledger), "key": f"k{n % 6}"},
+             "ordering_key": f"k{n % 6}"}
+            for n in range(120)
+        ),
+    )  # fmt: skip
+    stack.wait_for(ledger.exists, what="the first run")
+    for victim in ("scheduler", "resulter"):
+        pid = stack.pid_of(victim)
+        os.kill(pid, signal.SIGKILL)
+        stack.wait_for(lambda victim=victim, pid=pid: stack.pid_of(victim) not in (pid, 0), what=f"a new {victim}")
+    tasks = stack.settled(ids, seconds=120)
+    assert {task["state"] for task in tasks} == {"SUCCESS"}
+    runs = spans(ledger)
+    assert most_at_once(runs) <= 4
+    by_key = defaultdict(list)
+    for began, ended, key in runs:
+        by_key[key].append((began, ended))
+    for of_key in by_key.values():
+        assert most_at_once([(began, ended, "") for began, ended in of_key]) == 1
+
+
+def test_a_paused_action_sends_none_and_a_route_leads_to_its_own_workers(stack: RunningStack) -> None:
+    cli(stack, "action", "pause", "whose")
+    ids = enqueue(stack, *({"action": "whose"} for _ in range(4)))
+    others = enqueue(stack, {"action": "echo"})
+    stack.settled(others)
+    time.sleep(1)
+    assert {task["state"] for task in stack.rpc("status", {"ids": ids})} == {"SCHEDULED"}
+    cli(stack, "route", "set", "own", "--queue", "own-queue", "--action", "who*")
+    assert "own-queue" in cli(stack, "route", "list")
+    cli(stack, "action", "resume", "whose")
+    pid = stack.pid_of("own-queue-1")
+    assert {task["result"]["pid"] for task in stack.settled(ids)} == {pid}
+    cli(stack, "route", "delete", "own")
+    (task,) = stack.settled(enqueue(stack, {"action": "whose"}))
+    assert task["result"]["pid"] != pid
