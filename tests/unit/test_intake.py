@@ -284,6 +284,8 @@ LEAST: dict[str, Any] = {
     "dlq.list": {"queue": "inbound"}, "dlq.show": {"queue": "inbound", "id": "a"},
     "dlq.replay": {"queue": "inbound", "limit": 1}, "dlq.purge": {"queue": "inbound", "limit": 1},
     "keys.create": {"name": "k", "permissions": ["read"]}, "keys.revoke": {"id": 1},
+    "action.set": {"action": "a", "burst": 1}, "action.get": {"action": "a"}, "action.pause": {"action": "a"},
+    "action.resume": {"action": "a"}, "route.set": {"name": "r", "queue": "q"}, "route.delete": {"name": "r"},
 }  # fmt: skip
 
 
