@@ -16,11 +16,11 @@ MAY = {
     Permission.ENQUEUE: {"enqueue"},
     Permission.READ: {
         "status", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show",
-        "rpc.discover",
+        "rpc.discover", "job.get", "job.list",
     },
     Permission.ADMIN: {
         "cancel", "retry", "rejected.retry", "rejected.purge", "dlq.replay", "dlq.purge", "keys.create", "keys.list",
-        "keys.revoke",
+        "keys.revoke", "bulk.cancel", "bulk.retry", "bulk.delete", "bulk.reschedule", "job.cancel",
     },
 }  # fmt: skip
 

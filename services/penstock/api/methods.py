@@ -14,6 +14,7 @@ import msgspec
 from penstock.api import views
 from penstock.api.dead_letters import DeadLetters
 from penstock.api.discover import describe
+from penstock.api.jobs import Jobs
 from penstock.api.keys import Keys
 from penstock.api.replay import purge_rejected, retry_rejected
 from penstock.api.rpc import Handler, Outcome, each
@@ -22,14 +23,18 @@ from penstock.commands import (
     PARAMS,
     SUBMIT_PREFIX,
     Cancel,
+    CancelJob,
     CountDead,
     CreateKey,
     Discover,
     Enqueue,
+    GetJob,
     ListDead,
+    ListJobs,
     ListKeys,
     ListRejected,
     ListTasks,
+    PreviewBulk,
     PurgeDead,
     PurgeRejected,
     ReplayDead,
@@ -38,6 +43,7 @@ from penstock.commands import (
     RevokeKey,
     ShowDead,
     ShowRejected,
+    StartBulk,
     Stats,
     Status,
     read_command,
@@ -102,6 +108,7 @@ class Methods:
             settings=settings,
         )
         keys = Keys(self._session, keys_changed)
+        jobs = Jobs(self._transaction)
         self._carry_out: dict[type, Callable[[Any], Awaitable[Any]]] = {
             Status: self._status,
             Cancel: self._change,
@@ -120,6 +127,11 @@ class Methods:
             CreateKey: keys.create,
             ListKeys: keys.list,
             RevokeKey: keys.revoke,
+            StartBulk: jobs.start,
+            PreviewBulk: jobs.preview,
+            GetJob: jobs.get,
+            ListJobs: jobs.list,
+            CancelJob: jobs.cancel,
             Discover: self._discover,
         }
 
@@ -178,6 +190,11 @@ class Methods:
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[Session]:
         async with self._others, self._store.session() as session:
+            yield session
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Session]:
+        async with self._others, self._store.transaction() as session:
             yield session
 
     async def _status(self, command: Status) -> Any:

@@ -13,6 +13,7 @@ from penstock.notify import Notifier
 from penstock.settings import Settings
 from penstock.store import Store
 from penstock.supervisor.gauges import Gauges
+from penstock.supervisor.jobs import Jobs
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.retention import Retention
 from penstock.transports import Queue
@@ -41,6 +42,7 @@ class Supervisor(Service):
         self._interval_seconds = settings.supervisor_interval_seconds
         self._notifier = Notifier(store)
         self._repair = Repair(store=store, outbound=queues["outbound"], results=queues["results"], settings=settings)
+        self._jobs = Jobs(store=store, changed=self._notifier.poke)
         self._duties: list[Duty] = [
             self._repair,
             Retention(store=store, settings=settings),
@@ -51,7 +53,7 @@ class Supervisor(Service):
         await self._store.open()
 
     def side_tasks(self) -> Mapping[str, SideTask]:
-        return {"notify": self._notifier.run}
+        return {"notify": self._notifier.run, "jobs": self._jobs.run}
 
     async def run_once(self) -> int:
         """One round. A duty whose dependency is away does not keep the others from theirs. Raises Unavailable."""
