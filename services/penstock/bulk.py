@@ -20,7 +20,7 @@ from penstock.selection import BulkWork, Operation, Selection
 from penstock.store import Session
 from penstock.tasks import FINAL_STATES
 
-LOOKED_AT = 10_000  # records in one batch
+LOOKED_AT = 10_000  # records in one batch at the most
 PICKED = 1000
 PICKED_BYTES = 16 * 1024 * 1024
 COUNTED = 100_000  # records looked at to count; beyond, the number is estimated
@@ -56,7 +56,7 @@ async def count_matches(session: Session, work: BulkWork, *, top: int, now: date
     within = _range(select, top, now)
     row = await _find(session, select, within, look=COUNTED, pick=SAMPLE)
     count, seen, first, last = row["matching"], row["seen"], row["first"], row["last"]
-    if seen < COUNTED:
+    if seen < COUNTED or last == within.top:
         return Count(count, True, count, row["ids"])
     # The ids that were not looked at are taken to be like those that were.
     return Count(count, False, count + round(count / (last - first + 1) * (within.top - last)), row["ids"])
@@ -77,12 +77,13 @@ async def run_batch(session: Session, job: Job) -> Step:
         after = _range(select, work.top, job.created_at).after
         return Step({"after": after, "exact": count.exact}, total=count.estimate, done=count.exact and not count.count)
     within = _Range(job.cursor["after"], _range(select, work.top, job.created_at).top, job.created_at)
-    found = await _find(session, select, within, look=LOOKED_AT, pick=PICKED)
+    look = job.cursor.get("look", PICKED)
+    found = await _find(session, select, within, look=look, pick=PICKED)
     ids: list[int] = found["ids"]
     held = await _hold(session, job, select, ids, found["keys"])
     cut = next((place for place, task_id in enumerate(ids) if task_id in held.busy), None)
     if cut == 0:
-        return _wait(job, ids[0])
+        return _wait(job, ids[0], look)
     mine = [task_id for task_id in ids[:cut] if task_id in held.mine]
     changed = await _CHANGES[Operation(job.kind)](session, job, work, mine) if mine else set()
     refused = [task_id for task_id in mine if task_id not in changed]
@@ -91,9 +92,9 @@ async def run_batch(session: Session, job: Job) -> Step:
     elif len(ids) < found["matching"]:
         after, seen, done = ids[-1], found["places"][-1], False
     else:
-        after, seen, done = found["last"] or within.top, found["seen"], found["seen"] < LOOKED_AT
+        after, seen, done = found["last"] or within.top, found["seen"], found["seen"] < look
     return Step(
-        {"after": after, "exact": job.cursor["exact"]},
+        {"after": after, "exact": job.cursor["exact"], "look": _next_look(found["matching"], found["seen"])},
         seen=seen,
         changed=len(changed),
         refused=len(refused),
@@ -132,14 +133,19 @@ async def _hold(session: Session, job: Job, select: Selection, ids: Sequence[int
     return _Held(mine, {row["id"] for row in there if row["state"] in select.states})
 
 
-def _wait(job: Job, task_id: int) -> Step:
+def _next_look(matching: int, seen: int) -> int:
+    """How many records to look at so that a batch is filled, as far as they are like the last ones."""
+    return LOOKED_AT if not matching else min(LOOKED_AT, max(PICKED, PICKED * seen // matching))
+
+
+def _wait(job: Job, task_id: int, look: int) -> Step:
     """Try again a moment later, but not for ever."""
     assert job.cursor is not None
     tries = job.cursor.get("tries", 0) + 1
     if tries < HELD_TRIES:
         return Step({**job.cursor, "tries": tries}, rest_seconds=HELD_REST_SECONDS)
     error = {"id": task_id, "reason": "another transaction held it for too long"}
-    return Step({"after": task_id, "exact": job.cursor["exact"]}, seen=1, refused=1, errors=[error])
+    return Step({"after": task_id, "exact": job.cursor["exact"], "look": look}, seen=1, refused=1, errors=[error])
 
 
 async def _cancel(session: Session, _job: Job, _work: BulkWork, ids: Sequence[int]) -> set[int]:
