@@ -43,7 +43,7 @@ where id = $1;
 -- name: end_job
 -- $1 id, $2 state, $3 errors to add, as the JSON text of an array. One that has ended already stays as it is.
 update penstock.job
-set state = $2, errors = errors || $3::jsonb, updated_at = clock_timestamp(), finished_at = clock_timestamp()
+set errors = errors || $3::jsonb, state = $2, updated_at = clock_timestamp(), finished_at = clock_timestamp()
 where id = $1 and state = 'RUNNING'
 returning id;
 
