@@ -18,6 +18,7 @@ from penstock.errors import Unavailable
 from penstock.intake import accept_inbound, read_inbound
 from penstock.jobs import Job, JobState, Step, change_job, create_job, end_job, read_job
 from penstock.settings import Settings
+from penstock.sql import SQL
 from penstock.store import Session, Store
 from penstock.supervisor.jobs import Jobs
 from penstock.supervisor.retention import Retention
@@ -448,6 +449,28 @@ async def test_large_tasks_make_small_batches(
     await jobs.run_once()
     assert 1 <= (await look(store, job)).changed <= 8
     assert (await finish(store, jobs, job)).changed == 30
+
+
+async def test_a_batch_reads_no_more_than_it_looks_at_whatever_the_statistics_say(sql: Any) -> None:
+    """As of a table that was empty a moment ago, everything that is left would be fetched and sorted for each batch."""
+    await sql.execute("vacuum analyze penstock.task")
+    await sql.execute(
+        "insert into penstock.task (state, action, payload, priority, run_at, max_attempts, created_at, updated_at) "
+        "select 'SCHEDULED', 'a', '{}', 0, now(), 10, now(), now() from generate_series(1, 5000)"
+    )
+    arguments = (100, 4900, 300, 50, 10**6, "a%", ["SCHEDULED"], None, datetime(2100, 1, 1, tzinfo=UTC), None)
+    async with sql.transaction():
+        await sql.execute("set local enable_seqscan = off")  # as every connection of ours
+        await sql.fetch(SQL["plan_jobs"])
+        text = f"explain (analyze, format json) {SQL['find_live_matches']}"
+        (plan,) = json.loads(await sql.fetchval(text, *arguments))
+
+    def scans(node: dict[str, Any]) -> list[dict[str, Any]]:
+        inner = [found for child in node.get("Plans", ()) for found in scans(child)]
+        return [node, *inner] if node.get("Relation Name") == "task" else inner
+
+    (scan,) = scans(plan["Plan"])
+    assert (scan["Index Name"], scan["Actual Rows"]) == ("task_pkey", 300)
 
 
 # Jobs
