@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from time import monotonic, sleep
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import httpx
 from penstock.errors import (
     InvalidParams,
     InvalidRequest,
+    JobNotFound,
     MethodNotFound,
     ParseError,
     RateLimited,
@@ -39,6 +41,7 @@ _KINDS: dict[int, type[RpcError]] = {
     kind.code: kind
     for kind in (
         ParseError, InvalidRequest, MethodNotFound, InvalidParams, TaskNotFound, StateConflict, TooLarge, RateLimited,
+        JobNotFound,
     )
 }  # fmt: skip
 
@@ -205,6 +208,72 @@ class Client:
     def stats(self) -> dict[str, Any]:
         """Counts by state and action, rates over the last minute, lag."""
         answer: dict[str, Any] = self.call("stats")
+        return answer
+
+    def bulk_cancel(self, **filters: Any) -> dict[str, Any]:
+        """Have a job cancel what the filter means. Returns ``{"job"}``.
+
+        filters: action, states, labels, older_than, newer_than (s), ids_from, ids_to; or ``all=True``. With
+        ``dry_run=True`` nothing is changed, and the answer is ``{"count", "exact", "estimate", "sample"}``.
+        """
+        return self._bulk("cancel", filters)
+
+    def bulk_retry(self, **filters: Any) -> dict[str, Any]:
+        """Have a job start CRITICAL_ERROR and CANCELLED tasks anew; as bulk_cancel."""
+        return self._bulk("retry", filters)
+
+    def bulk_delete(self, **filters: Any) -> dict[str, Any]:
+        """Have a job delete the records of settled tasks; as bulk_cancel."""
+        return self._bulk("delete", filters)
+
+    def bulk_reschedule(self, **filters: Any) -> dict[str, Any]:
+        """Have a job give tasks that wait another time; as bulk_cancel.
+
+        Also takes run_at (as enqueue) or delay (s), spread (s), priority.
+        """
+        return self._bulk("reschedule", _prepared(filters))
+
+    def job(self, job_id: int) -> dict[str, Any]:
+        """A job as a dict. Raises JobNotFound."""
+        answer: dict[str, Any] = self.call("job.get", {"id": job_id})
+        return answer
+
+    def jobs(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
+        """A page of jobs, newest first: ``{"jobs", "cursor"}``."""
+        answer: dict[str, Any] = self.call("job.list", {"limit": limit, "cursor": cursor})
+        return answer
+
+    def cancel_job(self, job_id: int) -> dict[str, Any]:
+        """Stop a job; what it has done stays done. Raises JobNotFound."""
+        answer: dict[str, Any] = self.call("job.cancel", {"id": job_id})
+        return answer
+
+    def wait_job(
+        self,
+        job_id: int,
+        *,
+        timeout: float | None = None,
+        interval: float = 0.2,
+        progress: Callable[[dict[str, Any]], None] | None = None,
+    ) -> dict[str, Any]:
+        """Wait until a job has ended and return it; its state tells how.
+
+        timeout: seconds, None for as long as it takes. interval: seconds between two looks. progress: called with the
+        job at each look. Raises JobNotFound, and Unfinished, with the job as it is, when the time is up.
+        """
+        deadline = None if timeout is None else monotonic() + timeout
+        while True:
+            job = self.job(job_id)
+            if progress is not None:
+                progress(job)
+            if job["state"] != "RUNNING":
+                return job
+            if deadline is not None and monotonic() >= deadline:
+                raise Unfinished(f"job {job_id} still runs after {timeout} s", [job], [])
+            sleep(interval)
+
+    def _bulk(self, name: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        answer: dict[str, Any] = self.call(f"bulk.{name}", params)
         return answer
 
     def _batch(self, requests: Sequence[str], first: int = 0) -> Any:

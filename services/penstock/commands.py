@@ -17,6 +17,7 @@ import msgspec
 from penstock.errors import InvalidParams, MethodNotFound, TooLarge
 from penstock.keys import Permission, check_name
 from penstock.rules import RULE_PARAMS, RuleCommand, read_rule
+from penstock.selection import BulkWork, Operation, Reschedule, Selection
 from penstock.settings import Settings
 from penstock.tasks import (
     ACTION_MAX_CHARS,
@@ -151,6 +152,49 @@ class KeysRevokeParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: TaskId
 
 
+# Bulk operations and jobs: every bulk method takes a filter.
+
+
+class BulkCancelParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    action: str | None = None
+    states: list[State] | None = None
+    labels: dict[str, str] | None = None
+    older_than: float | None = None
+    newer_than: float | None = None
+    ids_from: TaskId | None = None
+    ids_to: TaskId | None = None
+    all: bool = False
+    dry_run: bool = False
+
+
+class BulkRetryParams(BulkCancelParams, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class BulkDeleteParams(BulkCancelParams, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class BulkRescheduleParams(BulkCancelParams, frozen=True, forbid_unknown_fields=True):
+    run_at: str | int | None = None
+    delay: float | None = None
+    spread: float = 0.0
+    priority: int | None = None
+
+
+class JobGetParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: TaskId
+
+
+class JobListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    limit: int = 50
+    cursor: str | None = None
+
+
+class JobCancelParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: TaskId
+
+
 class DiscoverParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
@@ -175,6 +219,13 @@ PARAMS: dict[str, type[msgspec.Struct]] = {
     "keys.list": KeysListParams,
     "keys.revoke": KeysRevokeParams,
     **RULE_PARAMS,
+    "bulk.cancel": BulkCancelParams,
+    "bulk.retry": BulkRetryParams,
+    "bulk.delete": BulkDeleteParams,
+    "bulk.reschedule": BulkRescheduleParams,
+    "job.get": JobGetParams,
+    "job.list": JobListParams,
+    "job.cancel": JobCancelParams,
     "rpc.discover": DiscoverParams,
 }
 
@@ -306,16 +357,62 @@ class RevokeKey:
 
 
 @dataclass(frozen=True, slots=True)
+class StartBulk:
+    """Make a job of that kind; its parameters are ``work``."""
+
+    operation: Operation
+    work: BulkWork
+
+
+@dataclass(frozen=True, slots=True)
+class PreviewBulk:
+    """The same with ``dry_run``: only tell what it would be about."""
+
+    operation: Operation
+    work: BulkWork
+
+
+@dataclass(frozen=True, slots=True)
+class GetJob:
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListJobs:
+    """Newest first; ``before`` is the id that the page begins behind."""
+
+    limit: int
+    before: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelJob:
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Discover:
     pass
 
 
-Change = Cancel | Restart
+JobChange = StartBulk | CancelJob
+JobCommand = JobChange | PreviewBulk | GetJob | ListJobs
+Change = Cancel | Restart | JobChange
 RejectedCommand = ListRejected | ShowRejected | RetryRejected | PurgeRejected
 DeadCommand = CountDead | ListDead | ShowDead | ReplayDead | PurgeDead
 KeyCommand = CreateKey | ListKeys | RevokeKey
 Command = (
-    Enqueue | Status | Change | ListTasks | Stats | RejectedCommand | DeadCommand | KeyCommand | RuleCommand | Discover
+    Enqueue
+    | Status
+    | Change
+    | ListTasks
+    | Stats
+    | RejectedCommand
+    | DeadCommand
+    | KeyCommand
+    | JobCommand
+    | RuleCommand
+    | Discover
 )
 
 
@@ -365,6 +462,14 @@ def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -
             return ListKeys(_limit(values.limit), _cursor(values.cursor), values.revoked)
         case KeysRevokeParams():
             return RevokeKey(_id(values.id, "id"))
+        case BulkCancelParams():  # and those that take more than a filter
+            return _bulk(Operation(method), values)
+        case JobGetParams():
+            return GetJob(_id(values.id, "id"))
+        case JobListParams():
+            return ListJobs(_limit(values.limit), _cursor(values.cursor))
+        case JobCancelParams():
+            return CancelJob(_id(values.id, "id"))
         case StatsParams():
             return Stats()
     return Discover()
@@ -534,6 +639,70 @@ def _create_key(given: KeysCreateParams) -> CreateKey:
             "expires_in", f"must be above 0 and at most {LONGEST_DELAY_SECONDS:.0f} seconds, not {given.expires_in}"
         )
     return CreateKey(name, given.permissions, given.expires_in)
+
+
+def _bulk(operation: Operation, given: BulkCancelParams) -> StartBulk | PreviewBulk:
+    how = _reschedule(given) if isinstance(given, BulkRescheduleParams) else None
+    work = BulkWork(_selection(operation, given), how)
+    return PreviewBulk(operation, work) if given.dry_run else StartBulk(operation, work)
+
+
+def _selection(operation: Operation, given: BulkCancelParams) -> Selection:
+    filters = ("action", "states", "labels", "older_than", "newer_than", "ids_from", "ids_to")
+    used = [name for name in filters if getattr(given, name) is not None]
+    if given.all and used:
+        raise InvalidParams("all", f"means every task, so it goes without {', '.join(used)}")
+    if not given.all and not used:
+        raise InvalidParams("all", f"must be true where no task is left out; else give any of {', '.join(filters)}")
+    for name in ("states", "labels"):
+        if getattr(given, name) is not None and not getattr(given, name):
+            raise InvalidParams(name, "is empty; leave it out, or say what must fit")
+    for name in ("older_than", "newer_than"):
+        _check_span(getattr(given, name), name)
+    if given.older_than is not None and given.newer_than is not None and given.newer_than <= given.older_than:
+        raise InvalidParams("newer_than", f"must be above older_than, {given.older_than}, not {given.newer_than}")
+    first = None if given.ids_from is None else _id(given.ids_from, "ids_from")
+    last = None if given.ids_to is None else _id(given.ids_to, "ids_to")
+    if first is not None and last is not None and last < first:
+        raise InvalidParams("ids_to", f"must be at least ids_from, {first}, not {last}")
+    for place, state in enumerate(given.states or ()):
+        if state not in operation.states:
+            raise InvalidParams(f"states[{place}]", f"is {state}; {operation} is about {', '.join(operation.states)}")
+    for name, value in (given.labels or {}).items():
+        if _CONTROL.search(name) or _CONTROL.search(value):
+            raise InvalidParams("labels", f"hold a control character at {name[:60]!r}")
+    return Selection(
+        states=operation.states if given.states is None else tuple(dict.fromkeys(given.states)),
+        action=None if given.action is None else _action(given.action),
+        labels=given.labels,
+        older_than=given.older_than,
+        newer_than=given.newer_than,
+        ids_from=first,
+        ids_to=last,
+    )
+
+
+def _reschedule(given: BulkRescheduleParams) -> Reschedule:
+    if given.run_at is not None and given.delay is not None:
+        raise InvalidParams("delay", "and run_at exclude each other; give one")
+    if given.run_at is None and given.delay is None:
+        if given.priority is None:
+            raise InvalidParams("run_at", "or delay or priority must be given, or nothing would change")
+        if given.spread:
+            raise InvalidParams("spread", f"needs run_at or delay to begin at, not {given.spread} alone")
+    _check_span(given.delay, "delay")
+    _check_span(given.spread, "spread")
+    if given.priority is not None and not PRIORITY_MIN <= given.priority <= PRIORITY_MAX:
+        raise InvalidParams("priority", f"must be between {PRIORITY_MIN} and {PRIORITY_MAX}, not {given.priority}")
+    run_at = _instant(given.run_at)
+    if run_at is not None and given.spread and run_at.year > 9000:
+        raise InvalidParams("run_at", f"is out of range for a spread: {given.run_at!r}")
+    return Reschedule(run_at, given.delay, given.spread, given.priority)
+
+
+def _check_span(seconds: float | None, name: str) -> None:
+    if seconds is not None and not 0 <= seconds <= LONGEST_DELAY_SECONDS:
+        raise InvalidParams(name, f"must be between 0 and {LONGEST_DELAY_SECONDS:.0f} seconds, not {seconds}")
 
 
 def _which_rejected(given: RejectedRetryParams | RejectedPurgeParams) -> list[int] | ListRejected:

@@ -11,6 +11,7 @@
         TaskNotFound         -32004
         MessageNotFound      -32005  no such message, rejected or in a dead-letter queue
         KeyNotFound          -32006  no such API key
+        JobNotFound          -32008
         StateConflict        -32009  the task's state forbids it
         QueueAway            -32010  the api cannot reach a queue
         RouteNotFound        -32011
@@ -40,6 +41,7 @@ ACCESS_DENIED = -32003
 TASK_NOT_FOUND = -32004
 MESSAGE_NOT_FOUND = -32005
 KEY_NOT_FOUND = -32006
+JOB_NOT_FOUND = -32008
 STATE_CONFLICT = -32009
 QUEUE_AWAY = -32010
 ROUTE_NOT_FOUND = -32011
@@ -145,6 +147,13 @@ class RouteNotFound(RpcError):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"No such route: {name}", {"name": name})
+
+
+class JobNotFound(RpcError):
+    code = JOB_NOT_FOUND
+
+    def __init__(self, job_id: int) -> None:
+        super().__init__(f"No such job: {job_id}", {"id": job_id})
 
 
 class QueueAway(RpcError):

@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from penstock import metrics
-from penstock.commands import PARAMS, Cancel, Change, Enqueue, Restart, read_command
+from penstock.commands import PARAMS, Cancel, Change, Enqueue, JobChange, read_command
 from penstock.errors import MethodNotFound, RpcError, StateConflict, TaskNotFound
+from penstock.jobs import change_job
 from penstock.rules import RuleChange
 from penstock.rulestore import change_rule
 from penstock.settings import Settings
@@ -22,7 +23,9 @@ from penstock.wire import Invalid, Request, decode_body
 
 
 async def apply_change(session: Session, command: Change) -> dict[str, Any]:
-    """Cancel or retry one task, inside a transaction. Raises TaskNotFound, StateConflict."""
+    """Carry out one change, inside a transaction. Raises TaskNotFound, StateConflict, JobNotFound."""
+    if isinstance(command, JobChange):
+        return {"job": (await change_job(session, command)).id}
     if isinstance(command, Cancel):
         if await session.cancel([command.id]):
             return {"id": command.id, "state": State.CANCELLED}
@@ -66,7 +69,7 @@ def read_inbound(body: str, settings: Settings) -> Inbound:
             continue
         if isinstance(command, Enqueue):
             inbound.tasks.append(command.task)
-        elif isinstance(command, Cancel | Restart | RuleChange):
+        elif isinstance(command, Change | RuleChange):
             inbound.changes.append((command, _text_of(entry)))
         else:
             reason = f"{entry.method} only answers, and a queue has no way back: ask over HTTP"

@@ -129,6 +129,7 @@ class Settings(BaseSettings):
     retention_critical_error_seconds: float = Field(30 * DAY, ge=0, description="CRITICAL_ERROR records, likewise.")
     retention_cancelled_seconds: float = Field(7 * DAY, ge=0, description="CANCELLED records, likewise.")
     retention_rejected_seconds: float = Field(30 * DAY, ge=0, description="Rejected messages, likewise.")
+    retention_jobs_seconds: float = Field(7 * DAY, ge=0, description="Bulk jobs that have ended, likewise.")
     retention_receipts_seconds: float = Field(
         5 * DAY,
         ge=0,

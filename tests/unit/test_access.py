@@ -16,11 +16,12 @@ MAY = {
     Permission.ENQUEUE: {"enqueue"},
     Permission.READ: {
         "status", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show",
-        "action.get", "action.list", "route.list", "rpc.discover",
+        "action.get", "action.list", "route.list", "rpc.discover", "job.get", "job.list",
     },
     Permission.ADMIN: {
         "cancel", "retry", "rejected.retry", "rejected.purge", "dlq.replay", "dlq.purge", "keys.create", "keys.list",
-        "keys.revoke", "action.set", "action.pause", "action.resume", "route.set", "route.delete",
+        "keys.revoke", "bulk.cancel", "bulk.retry", "bulk.delete", "bulk.reschedule", "job.cancel",
+        "action.set", "action.pause", "action.resume", "route.set", "route.delete",
     },
 }  # fmt: skip
 

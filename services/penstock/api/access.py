@@ -19,6 +19,7 @@ from penstock.settings import is_loopback
 _READING = {
     "status", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show", "rpc.discover",
     *READING_RULES,
+    "job.get", "job.list",
 }  # fmt: skip
 PERMISSION_OF: dict[str, Permission] = {
     name: Permission.READ if name in _READING else Permission.ADMIN for name in PARAMS

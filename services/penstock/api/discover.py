@@ -42,6 +42,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "MessageNotFound": (errors.MESSAGE_NOT_FOUND, "No such message, rejected or in a dead-letter queue"),
     "QueueAway": (errors.QUEUE_AWAY, "The api cannot use a queue; data.queue names it, data.ref finds why in the log"),
     "RouteNotFound": (errors.ROUTE_NOT_FOUND, "No such route"),
+    "JobNotFound": (errors.JOB_NOT_FOUND, "No such job"),
     "StateConflict": (errors.STATE_CONFLICT, "The task's state forbids it; data.state is that state"),
     "TooLarge": (errors.TOO_LARGE, "A payload or a request is over its limit; data.size and data.limit in bytes"),
 }
@@ -107,6 +108,17 @@ SUMMARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "route.set": ("Make or replace a route: which tasks go to a queue of their own.", "RouteChanged", ()),
     "route.list": ("List routes in the order in which they are tried.", "Routes", ()),
     "route.delete": ("Delete a route; what waits for it goes by the others.", "RouteChanged", ("RouteNotFound",)),
+    "bulk.cancel": ("Cancel tasks by a filter, as `cancel` does one.", "BulkStarted|BulkPreview", ()),
+    "bulk.retry": ("Start CRITICAL_ERROR and CANCELLED tasks anew by a filter.", "BulkStarted|BulkPreview", ()),
+    "bulk.delete": ("Delete records of settled tasks by a filter, for good.", "BulkStarted|BulkPreview", ()),
+    "bulk.reschedule": (
+        "Change by a filter when tasks that wait may run, and their priority.",
+        "BulkStarted|BulkPreview",
+        (),
+    ),
+    "job.get": ("Show a job: how far it is, and what it could not do.", "Job", ("JobNotFound",)),
+    "job.list": ("List jobs, newest first.", "JobPage", ()),
+    "job.cancel": ("Stop a job; what it has done stays done.", "Job", ("JobNotFound",)),
     "rpc.discover": ("This document.", "", ()),
 }
 
@@ -117,6 +129,17 @@ _REJECTED = {
     "limit": f"In place of ids: the newest, so many at the most; 1 to {MAX_LIST}.",
     "cursor": "With limit: the cursor of the page before.",
     "source": "With limit: only messages of this queue.",
+}
+_FILTER = {
+    "action": "Tasks of this action; `*` stands for any characters.",
+    "states": "Tasks in one of these states; null for all that the method is about.",
+    "labels": "Tasks that have all of these labels.",
+    "older_than": "Tasks added at least so many seconds ago.",
+    "newer_than": "Tasks added less than so many seconds ago.",
+    "ids_from": "Tasks with this id or a higher one.",
+    "ids_to": "Tasks with this id or a lower one.",
+    "all": "In place of a filter: every task there is now.",
+    "dry_run": "Only tell how many tasks it would be, and some of their ids; nothing is changed.",
 }
 PARAMETERS: dict[str, dict[str, str]] = {
     "enqueue": {
@@ -201,6 +224,19 @@ PARAMETERS: dict[str, dict[str, str]] = {
     },
     "route.list": {},
     "route.delete": {"name": "The route."},
+    "bulk.cancel": _FILTER,
+    "bulk.retry": _FILTER,
+    "bulk.delete": _FILTER,
+    "bulk.reschedule": _FILTER
+    | {
+        "run_at": "Not before this instant: RFC 3339 with a zone, or epoch milliseconds.",
+        "delay": "Not before so many seconds from now; excludes run_at.",
+        "spread": "Seconds from then on over which the tasks are spread evenly.",
+        "priority": f"Higher first; {PRIORITY_MIN} to {PRIORITY_MAX}, null to leave it.",
+    },
+    "job.get": {"id": "The job."},
+    "job.list": {"limit": f"Jobs at the most; 1 to {MAX_LIST}.", "cursor": "The cursor of the page before."},
+    "job.cancel": {"id": "The job."},
     "rpc.discover": {},
 }
 
@@ -210,6 +246,7 @@ _RESULTS = (
     views.Rejected, views.Replayed, views.Purged, views.DeadLetterQueues, views.DeadMessages, views.DeadMessageDetail,
     views.DeadReplayed, views.DeadPurged, views.Key, views.NewKey, views.KeyPage,
     views.Action, views.Actions, views.Routes, views.RouteChanged,
+    views.BulkStarted, views.BulkPreview, views.Job, views.JobPage,
 )  # fmt: skip
 
 
@@ -266,6 +303,8 @@ def _result(method: str, name: str) -> dict[str, Any]:
         one = {"anyOf": [_ref("Task"), _ref("TaskDetail")]}
         many = {"type": "array", "items": {"anyOf": [*one["anyOf"], {"type": "null"}]}}
         return {"name": "tasks", "schema": {"anyOf": [*one["anyOf"], many]}}
+    if "|" in name:
+        return {"name": method, "schema": {"anyOf": [_ref(one) for one in name.split("|")]}}
     return {"name": name, "schema": _ref(name)}
 
 

@@ -14,6 +14,7 @@ import msgspec
 from penstock.api import views
 from penstock.api.dead_letters import DeadLetters
 from penstock.api.discover import describe
+from penstock.api.jobs import Jobs
 from penstock.api.keys import Keys
 from penstock.api.replay import purge_rejected, retry_rejected
 from penstock.api.rpc import Handler, Outcome, each
@@ -23,14 +24,18 @@ from penstock.commands import (
     PARAMS,
     SUBMIT_PREFIX,
     Cancel,
+    CancelJob,
     CountDead,
     CreateKey,
     Discover,
     Enqueue,
+    GetJob,
     ListDead,
+    ListJobs,
     ListKeys,
     ListRejected,
     ListTasks,
+    PreviewBulk,
     PurgeDead,
     PurgeRejected,
     ReplayDead,
@@ -39,6 +44,7 @@ from penstock.commands import (
     RevokeKey,
     ShowDead,
     ShowRejected,
+    StartBulk,
     Stats,
     Status,
     read_command,
@@ -104,6 +110,7 @@ class Methods:
         )
         keys = Keys(self._session, keys_changed)
         rules = Rules(self._session, self._transaction, notifier.poke)
+        jobs = Jobs(self._transaction)
         self._carry_out: dict[type, Callable[[Any], Awaitable[Any]]] = {
             Status: self._status,
             Cancel: self._change,
@@ -123,6 +130,11 @@ class Methods:
             ListKeys: keys.list,
             RevokeKey: keys.revoke,
             **rules.commands,
+            StartBulk: jobs.start,
+            PreviewBulk: jobs.preview,
+            GetJob: jobs.get,
+            ListJobs: jobs.list,
+            CancelJob: jobs.cancel,
             Discover: self._discover,
         }
 

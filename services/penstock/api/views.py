@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from penstock.jobs import Job as JobRecord
+from penstock.jobs import JobState
 from penstock.keys import Permission
 from penstock.keystore import KeyRecord
 from penstock.tasks import State
@@ -263,6 +265,46 @@ class RouteChanged(msgspec.Struct, frozen=True):
     deleted: bool
 
 
+class BulkStarted(msgspec.Struct, frozen=True):
+    job: Annotated[int, _about("Of the job that does it; see job.get.")]
+
+
+class BulkPreview(msgspec.Struct, frozen=True):
+    """With `dry_run`: what a job would be about."""
+
+    count: Annotated[int, _about("Tasks found.")]
+    exact: Annotated[bool, _about("False: there were too many records to look at them all, and there may be more.")]
+    estimate: Annotated[int, _about("How many there may be in all; the count where that is exact.")]
+    sample: Annotated[list[int], _about("The lowest ids of them.")]
+
+
+class JobError(msgspec.Struct, frozen=True):
+    id: Annotated[int | None, _about("The task; null where the job itself failed.")]
+    reason: str
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    id: int
+    kind: Annotated[str, _about("The method that made it.")]
+    params: Annotated[Any, _about("What it was made with, and `top`, the highest id of a task that it is about.")]
+    state: JobState
+    total: Annotated[int | None, _about("Tasks that it is about, as counted before it began; null before that.")]
+    total_is_exact: Annotated[bool, _about("False: estimated.")]
+    seen: Annotated[int, _about("Records looked at so far.")]
+    changed: int
+    refused: Annotated[int, _about("Tasks that the filter fits, and that could not be changed.")]
+    rate: Annotated[float, _about("Tasks changed or refused a second.")]
+    errors: Annotated[list[JobError], _about("Of the first 20 that were refused, or why the job failed.")]
+    created_at: Instant
+    updated_at: Instant
+    finished_at: Instant | None
+
+
+class JobPage(msgspec.Struct, frozen=True):
+    jobs: list[Job]
+    cursor: Annotated[str | None, _about("Pass it on for the next page; null at the end.")]
+
+
 def timestamp(instant: datetime) -> str:
     """RFC 3339 in UTC with microseconds and Z."""
     return instant.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
@@ -311,6 +353,25 @@ def key_members(record: KeyRecord) -> dict[str, Any]:
         "revoked_at": record.revoked_at and timestamp(record.revoked_at),
         "last_used_at": record.last_used_at and timestamp(record.last_used_at),
     }
+
+
+def job(record: JobRecord) -> Job:
+    return Job(
+        id=record.id,
+        kind=record.kind,
+        params=record.params,
+        state=record.state,
+        total=record.total,
+        total_is_exact=record.total_is_exact,
+        seen=record.seen,
+        changed=record.changed,
+        refused=record.refused,
+        rate=round(record.rate, 1),
+        errors=[JobError(error["id"], error["reason"]) for error in record.errors],
+        created_at=timestamp(record.created_at),
+        updated_at=timestamp(record.updated_at),
+        finished_at=None if record.finished_at is None else timestamp(record.finished_at),
+    )
 
 
 def rejected(row: Any) -> Rejected:

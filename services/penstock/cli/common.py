@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
@@ -81,8 +81,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right:
     console.print(table)
 
 
+class Advance(Protocol):
+    """Moves a bar on; ``total``: how long it is, where that is only known now."""
+
+    def __call__(self, steps: int, total: int | None = None) -> None: ...
+
+
 @contextmanager
-def progress(total: int | None, label: str) -> Iterator[Callable[[int], None]]:
+def progress(total: int | None, label: str) -> Iterator[Advance]:
     """A bar on standard error, where that is a terminal; yields what moves it on. ``total``: None when not known."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress
@@ -93,7 +99,7 @@ def progress(total: int | None, label: str) -> Iterator[Callable[[int], None]]:
         disable=not console.is_terminal,
     ) as bar:  # fmt: skip
         task = bar.add_task(label, total=total)
-        yield lambda steps: bar.advance(task, steps)
+        yield lambda steps, total=None: bar.update(task, advance=steps, total=total)
 
 
 def print_fields(fields: Iterable[tuple[str, Any]]) -> None:

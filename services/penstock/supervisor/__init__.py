@@ -13,6 +13,7 @@ from penstock.notify import Notifier
 from penstock.settings import Settings
 from penstock.store import Store
 from penstock.supervisor.gauges import Gauges
+from penstock.supervisor.jobs import Jobs
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.retention import Retention
 from penstock.supervisor.rules import Rules
@@ -47,6 +48,7 @@ class Supervisor(Service):
         self._notifier = Notifier(store)
         self._rules = Rules(store=store, outbound=queues["outbound"], open_queue=open_queue)
         self._repair = Repair(store=store, queue_of=self._rules.queue_of, results=queues["results"], settings=settings)
+        self._jobs = Jobs(store=store, changed=self._notifier.poke)
         self._duties: list[Duty] = [
             self._rules,
             self._repair,
@@ -63,7 +65,7 @@ class Supervisor(Service):
         await self._store.open()
 
     def side_tasks(self) -> Mapping[str, SideTask]:
-        return {"notify": self._notifier.run}
+        return {"notify": self._notifier.run, "jobs": self._jobs.run}
 
     async def run_once(self) -> int:
         """One round. A duty whose dependency is away does not keep the others from theirs. Raises Unavailable."""

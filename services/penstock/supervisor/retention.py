@@ -57,6 +57,7 @@ class Retention:
             "receipt", "delete_old_receipts", max(self._settings.retention_receipts_seconds, 1.0)
         )
         removed += await self._delete("rejected", "delete_old_rejected", self._settings.retention_rejected_seconds)
+        removed += await self._delete("job", "delete_old_jobs", self._settings.retention_jobs_seconds)
         return removed
 
     async def _detach_expired(self, session: Session) -> None:

@@ -1,0 +1,54 @@
+"""The methods about bulk operations and jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+from penstock.api import views
+from penstock.bulk import preview
+from penstock.commands import CancelJob, GetJob, ListJobs, PreviewBulk, StartBulk
+from penstock.jobs import change_job, list_jobs, read_job
+from penstock.logs import get_logger
+from penstock.store import Session
+
+log = get_logger()
+
+
+class Jobs:
+    """Makes jobs, shows and stops them. transaction: opens one."""
+
+    def __init__(self, transaction: Callable[[], AbstractAsyncContextManager[Session]]) -> None:
+        self._transaction = transaction
+
+    async def start(self, command: StartBulk) -> views.BulkStarted:
+        """The work itself is the supervisor's."""
+        async with self._transaction() as session:
+            job = await change_job(session, command)
+        log.info("job_made", job=job.id, kind=job.kind)
+        return views.BulkStarted(job.id)
+
+    async def preview(self, command: PreviewBulk) -> views.BulkPreview:
+        """Counts, and changes nothing."""
+        async with self._transaction() as session:
+            count = await preview(session, command.work)
+        return views.BulkPreview(count.count, count.exact, count.estimate, list(count.sample))
+
+    async def get(self, command: GetJob) -> views.Job:
+        """Raises JobNotFound."""
+        async with self._transaction() as session:
+            return views.job(await read_job(session, command.id))
+
+    async def list(self, command: ListJobs) -> views.JobPage:
+        """A page, newest first."""
+        async with self._transaction() as session:
+            jobs = await list_jobs(session, before=command.before, limit=command.limit)
+        cursor = str(jobs[-1].id) if len(jobs) == command.limit else None
+        return views.JobPage([views.job(job) for job in jobs], cursor)
+
+    async def cancel(self, command: CancelJob) -> views.Job:
+        """Raises JobNotFound. What was done stays done; a job that has ended stays as it is."""
+        async with self._transaction() as session:
+            job = await change_job(session, command)
+        log.info("job_cancelled", job=job.id, state=job.state)
+        return views.job(job)

@@ -1,0 +1,93 @@
+-- Bulk operations: which records a filter means, and what is done to a batch of them.
+
+-- name: find_live_matches
+-- $1 behind this id, $2 up to that one, $3 how many to look at, $4 how many to pick, $5 how many bytes (the last one
+-- picked may go beyond); $6 pattern of LIKE or null, $7 states, $8 labels as JSON text or null, $9 created no later
+-- than, $10 created later than, or null. Goes along the primary key, and no further than $3: a filter needs no index.
+-- One row: ids and their places among those looked at, their ordering keys, how many match, how many were looked at,
+-- the first and the last of these.
+with page as materialized (
+    select id, action, state, labels, created_at, ordering_key,
+           pg_column_size(payload) + coalesce(pg_column_size(failures), 0) as size
+    from penstock.task where id > $1 and id <= $2 order by id limit $3
+), seen as materialized (
+    select *, row_number() over (order by id) as place from page
+), matching as materialized (
+    select id, place, ordering_key, sum(size) over (order by id) - size as bytes_before from seen
+    where state::text = any($7::text[]) and ($6::text is null or action like $6)
+      and ($8::text is null or labels @> $8::jsonb)
+      and created_at <= $9::timestamptz and ($10::timestamptz is null or created_at > $10)
+), picked as materialized (
+    select id, place, ordering_key from matching where bytes_before < $5::bigint order by id limit $4
+)
+select array(select id from picked order by id) as ids, array(select place from picked order by id) as places,
+       array(select distinct ordering_key from picked where ordering_key is not null) as keys,
+       (select count(*) from matching) as matching, (select count(*) from seen) as seen,
+       (select min(id) from seen) as first, (select max(id) from seen) as last;
+
+-- name: find_settled_matches
+-- As find_live_matches, among settled tasks: $1 to $10 likewise. Only the partitions of the states asked for are read,
+-- each along its index on id.
+with page as materialized (
+    select id, action, state, labels, created_at, ordering_key,
+           pg_column_size(payload) + coalesce(pg_column_size(failures), 0) as size
+    from penstock.task_history
+    where id > $1 and id <= $2 and state = any($7::text[]::penstock.task_state[]) order by id limit $3
+), seen as materialized (
+    select *, row_number() over (order by id) as place from page
+), matching as materialized (
+    select id, place, ordering_key, sum(size) over (order by id) - size as bytes_before from seen
+    where ($6::text is null or action like $6) and ($8::text is null or labels @> $8::jsonb)
+      and created_at <= $9::timestamptz and ($10::timestamptz is null or created_at > $10)
+), picked as materialized (
+    select id, place, ordering_key from matching where bytes_before < $5::bigint order by id limit $4
+)
+select array(select id from picked order by id) as ids, array(select place from picked order by id) as places,
+       array(select distinct ordering_key from picked where ordering_key is not null) as keys,
+       (select count(*) from matching) as matching, (select count(*) from seen) as seen,
+       (select min(id) from seen) as first, (select max(id) from seen) as last;
+
+-- name: hold_live_tasks
+-- $1 ids, $2 states. Those in such a state that nobody else is at; locked until the end of the transaction.
+select id from penstock.task where id = any($1::bigint[]) and state::text = any($2::text[])
+order by id for update skip locked;
+
+-- name: hold_settled_tasks
+-- As hold_live_tasks, among settled tasks: $1 and $2 likewise.
+select id from penstock.task_history
+where id = any($1::bigint[]) and state = any($2::text[]::penstock.task_state[])
+order by id for update skip locked;
+
+-- name: hold_unique_keys
+-- $1 ids of settled tasks. In the order in which an enqueue takes them, so that the two cannot deadlock; looked up one
+-- by one, for as a join a table of keys that seems empty would be read whole.
+select held.task_id from (
+    select id, action, unique_key from penstock.task_history
+    where id = any($1::bigint[]) and unique_key is not null order by action, unique_key) settled
+cross join lateral (
+    select k.task_id from penstock.unique_key k
+    where k.action = settled.action and k.key = settled.unique_key and k.task_id = settled.id for update) held;
+
+-- name: reschedule_tasks
+-- $1 ids, $2 how many seconds each comes later than $3, an instant, or null where run_at stays; $4 priority, or null
+-- where it stays. Tasks that wait, in whichever state: it stays too. No join with the arrays: by the statistics of a
+-- table that was empty a moment ago it is a nested loop over both, at five times the price.
+update penstock.task t
+set run_at = coalesce($3::timestamptz
+                      + make_interval(secs => ($2::float8[])[array_position($1::bigint[], t.id)]), t.run_at),
+    priority = coalesce($4::int2, t.priority), updated_at = now()
+where t.id = any($1::bigint[]) and t.state::text in ('WAITING', 'SCHEDULED', 'ERROR')
+returning t.id;
+
+-- name: delete_settled_tasks
+-- $1 ids. As delete_expired: their unique keys are free again and the counts fall.
+with gone as (
+    delete from penstock.task_history where id = any($1::bigint[]) returning id, action, state, unique_key
+), keys as (
+    delete from penstock.unique_key k using gone g
+    where k.action = g.action and k.key = g.unique_key and k.task_id = g.id
+), tallied as (
+    insert into penstock.tally (action, event, count)
+    select action, state::text, -count(*) from gone group by action, state
+)
+select id from gone;
