@@ -16,7 +16,8 @@ from penstock.settings import is_loopback
 
 # Methods that change nothing but what can be asked for again
 _READING = {
-    "status", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show", "rpc.discover",
+    "status", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show", "ordering.list",
+    "claims.check", "rpc.discover",
 }  # fmt: skip
 PERMISSION_OF: dict[str, Permission] = {
     name: Permission.READ if name in _READING else Permission.ADMIN for name in PARAMS

@@ -23,12 +23,14 @@ with due as materialized (
             where stretch.low = stretch.high and t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
               and t.priority = stretch.low
               and (t.run_at, t.id) > (stretch.run_at, stretch.id) and t.run_at <= coalesce($2::timestamptz, now())
+              and (t.expires_at is null or t.expires_at > coalesce($2::timestamptz, now()))
             order by t.run_at, t.id limit (select $1::bigint) for update skip locked) one
         union all
         select id from (
             select t.id from penstock.task t
             where stretch.low < stretch.high and t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
               and t.priority between stretch.low and stretch.high and t.run_at <= coalesce($2::timestamptz, now())
+              and (t.expires_at is null or t.expires_at > coalesce($2::timestamptz, now()))
             order by t.priority desc, t.run_at, t.id limit (select $1::bigint) for update skip locked) several
     ) ready
     limit (select $1::bigint)

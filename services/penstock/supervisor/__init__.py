@@ -12,6 +12,7 @@ from penstock.loop import Service, SideTask
 from penstock.notify import Notifier
 from penstock.settings import Settings
 from penstock.store import Store
+from penstock.supervisor.expiry import Expiry
 from penstock.supervisor.gauges import Gauges
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.retention import Retention
@@ -41,8 +42,10 @@ class Supervisor(Service):
         self._interval_seconds = settings.supervisor_interval_seconds
         self._notifier = Notifier(store)
         self._repair = Repair(store=store, outbound=queues["outbound"], results=queues["results"], settings=settings)
+        self._expiry = Expiry(store=store)
         self._duties: list[Duty] = [
             self._repair,
+            self._expiry,
             Retention(store=store, settings=settings),
             Gauges(store=store, queues=queues, dead_letters=dead_letters or {}),
         ]
@@ -62,7 +65,7 @@ class Supervisor(Service):
             except Unavailable as exc:
                 away = exc
             else:
-                if changed and duty is self._repair:
+                if changed and duty in (self._repair, self._expiry):
                     self._notifier.poke()
         if away is not None:
             raise away
