@@ -503,7 +503,7 @@ def _new_task(given: EnqueueParams, settings: Settings) -> NewTask:
         limit_key=_key(given.limit_key, "limit_key"),
         unique=_unique(given),
         on_duplicate=given.on_duplicate,
-        replaces_priority=given.priority is not None,
+        replaces_priority=given.on_duplicate == "replace" and given.priority is not None,
     )
 
 

@@ -637,12 +637,14 @@ class Lives(RuleBasedStateMachine):
     def hold_an_ordering_key_and_end_that(self, end: str) -> None:
         """A life that chance alone would seldom lead."""
         self.claim_out_of(EVERYTHING, 100, much_later=True)
+        self.the_database_agrees_with_the_model()
         heads = [(key, head) for key, head in self.heads.items() if self.tasks[head].state is State.ACQUIRED]
         if not heads:
             return  # all expired by then
         key, head = heads[0]
         self.fail([(head, self.tasks[head].claim)], for_good=True, hold=True)
         assert key in self.held
+        self.the_database_agrees_with_the_model()
         if end == "by hand":
             self.let_go([key])
         elif end == "by a retry":
@@ -663,9 +665,10 @@ class Lives(RuleBasedStateMachine):
                 return await session.release_keys(keys)
 
         freed = self.held & set(keys)
+        released = self.run(work())
         self.held -= freed
         self.promote()
-        assert self.run(work()) == {key: self.heads.get(key) for key in freed}
+        assert released == {key: self.heads.get(key) for key in freed}
         self.met["hold ended by hand"] += bool(freed)
 
     @precondition(lambda self: self.tasks)
@@ -676,6 +679,16 @@ class Lives(RuleBasedStateMachine):
         any_task = st.sampled_from(list(self.tasks))
         choice = st.sampled_from(restartable) | any_task if restartable else any_task
         self.restart_these(data.draw(st.lists(choice, min_size=1, max_size=3, unique=True)))
+
+    def of_a_key_of_another(self) -> list[int]:
+        keyed = [i for i in self.in_state(*FINAL_STATES - {State.SUCCESS}) if self.key_of(i) is not None]
+        return [i for i in keyed if self.unique.get(self.key_of(i) or ("", ""), i) != i]
+
+    @precondition(lambda self: self.of_a_key_of_another())
+    @rule(data=st.data())
+    @step
+    def restart_one_whose_unique_key_another_has(self, data: st.DataObject) -> None:
+        self.restart_these([data.draw(st.sampled_from(self.of_a_key_of_another()))])
 
     def restart_these(self, ids: list[int]) -> None:
         restartable = self.in_state(*FINAL_STATES - {State.SUCCESS})

@@ -16,11 +16,11 @@ MAY = {
     Permission.ENQUEUE: {"enqueue"},
     Permission.READ: {
         "status", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show",
-        "rpc.discover",
+        "ordering.list", "claims.check", "rpc.discover",
     },
     Permission.ADMIN: {
-        "cancel", "retry", "rejected.retry", "rejected.purge", "dlq.replay", "dlq.purge", "keys.create", "keys.list",
-        "keys.revoke",
+        "cancel", "retry", "reschedule", "rejected.retry", "rejected.purge", "dlq.replay", "dlq.purge", "keys.create",
+        "keys.list", "keys.revoke", "ordering.release",
     },
 }  # fmt: skip
 
