@@ -44,6 +44,7 @@ from penstock.intake import count_enqueued, read_inbound
 from penstock.keys import Permission
 from penstock.settings import Settings, load_settings
 from penstock.tasks import Enqueued, NewTask, State
+from penstock.wire import ClaimId
 
 
 @pytest.fixture(scope="module")
