@@ -99,7 +99,7 @@ new_tasks = st.builds(
     ordering_key=st.sampled_from([None, "o1", "o2"]),
     max_attempts=st.integers(1, 3),
     labels=st.sampled_from([None, '{"a": "b"}']),
-    expires_in_seconds=st.sampled_from([None, None, None, LATER_SECONDS]),
+    expires_in_seconds=st.sampled_from([None, None, None, None, None, LATER_SECONDS]),
     limit_key=st.sampled_from([None, "l"]),
     unique=st.sampled_from(["retained", "live", "live", 0.000001, LATER_SECONDS]),
     on_duplicate=st.sampled_from(["return", "replace"]),
@@ -863,7 +863,7 @@ def test_any_interleaving_of_what_can_happen_to_tasks_agrees_with_the_model(data
             retry_base_seconds=RETRY_SECONDS, retry_factor=1, retry_cap_seconds=RETRY_SECONDS, retry_jitter=0
         )
         run = hypothesis_settings(
-            max_examples=70, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=80, stateful_step_count=70, deadline=None, suppress_health_check=list(HealthCheck)
         )
         try:
             for _ in range(3):  # once, unless chance made the lives short
