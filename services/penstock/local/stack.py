@@ -166,11 +166,14 @@ class Stack:
         return {"PENSTOCK_HTTP_HOST": self._http_host, "PENSTOCK_HTTP_PORT": str(self._http_port)}
 
     def _control_environment(self) -> dict[str, str]:
-        """Where workers ask which of their tasks were cancelled, with the key that the caller's own commands send."""
+        """Where workers ask which of their tasks were cancelled, and with which key, where one is needed."""
         env = {"PENSTOCK_CONTROL_URL": f"http://{_reachable(self._http_host)}:{self._http_port}/rpc"}
-        settings = self._settings
-        if settings is not None and settings.control_api_key is None and settings.api_key is not None:
-            env["PENSTOCK_CONTROL_API_KEY"] = settings.api_key.get_secret_value()
+        if self.settings.needs_keys:
+            plain = [key for key in self.settings.api_keys if ":" not in key.get_secret_value()]
+            key = self.settings.control_api_key or self.settings.api_key or next(iter(plain), None)
+            if key is None:
+                return {}  # they would be refused each time
+            env["PENSTOCK_CONTROL_API_KEY"] = key.get_secret_value()
         return {name: value for name, value in env.items() if name not in self._worker_env}
 
     async def _start_services(self) -> tuple[str, str]:

@@ -254,7 +254,10 @@ class Runner:
         self._mean_seconds += (ran - self._mean_seconds) * _MEAN_WEIGHT
         self._last_end = now
         if job.is_lost:
-            log.info("task_dropped", task_id=job.claim.task_id, claim=job.claim.claim, action=action, ran_seconds=ran)
+            log.info(
+                "task_dropped", task_id=job.claim.task_id, claim=job.claim.claim, action=action,
+                ran_seconds=round(ran, 3),
+            )  # fmt: skip
         elif kind:
             log.info("task_failed", task_id=job.claim.task_id, claim=job.claim.claim, action=action, error=kind)
         self._answer(job, answer)
