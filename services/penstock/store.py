@@ -186,7 +186,7 @@ class Session:
             rows = await self.fetch("enqueue_plain_tasks", *_plain_columns(tasks))
             return [Enqueued(row[0], State.SCHEDULED, False) for row in rows]
         parts = _cut_at_repeated_keys(tasks)
-        tries = _DEADLOCK_TRIES if len(parts) > 1 else 1
+        tries = _DEADLOCK_TRIES
         while True:
             tries -= 1
             try:
@@ -194,7 +194,8 @@ class Session:
                     await self._plan_for(len(tasks))
                     return [answer for part in parts for answer in await self._enqueue_keyed(part)]
             except asyncpg.DeadlockDetectedError:
-                # Each statement takes its keys in sorted order, but several of them together do not.
+                # Each statement takes its keys in sorted order, but several of them together do not; and one that
+                # replaces a task wants its row behind the heads, where whoever settles it comes from the row.
                 if not tries:
                     raise
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -214,17 +214,32 @@ async def test_a_retry_takes_back_a_key_that_nobody_has(store: Store, settings: 
     assert (await enqueue(store, live()))[0].id == first.id
 
 
-async def test_batches_that_name_the_same_keys_in_other_orders_all_come_through(store: Store) -> None:
-    def batch(turn: int) -> list[NewTask]:
-        keys = ["x", "y", "x", "y"] if turn % 2 else ["y", "x", "y", "x"]
-        return [NewTask("a", unique_key=key, unique="live", on_duplicate="replace") for key in keys]
+async def test_batches_that_name_the_same_keys_in_other_orders_all_come_through(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has taken one key when it wants the other: Postgres ends one of them, which begins again."""
+    one_key_each = asyncio.Barrier(2)
+    parts: list[int] = []
+    enqueue_part = Session._enqueue_keyed
 
-    async def alone(turn: int) -> list[Enqueued]:
+    async def enqueue_and_wait(self: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
+        answers = await enqueue_part(self, tasks)
+        parts.append(len(tasks))
+        if len(parts) <= 2:
+            await one_key_each.wait()
+        return answers
+
+    monkeypatch.setattr(Session, "_enqueue_keyed", enqueue_and_wait)
+
+    async def alone(*keys: str) -> list[Enqueued]:
         async with store.session() as session:
-            return await session.enqueue(batch(turn))
+            return await session.enqueue([NewTask("a", unique_key=key, unique="live") for key in keys])
 
-    answers = await asyncio.gather(*map(alone, range(6)))
-    assert len({answer.id for batch_ in answers for answer in batch_}) == 2
+    first, second = await asyncio.gather(alone("x", "x", "y"), alone("y", "y", "x"))
+    assert parts[:2] == [1, 1]
+    assert len(parts) > 4, "there was no deadlock"
+    assert {answer.id for answer in first} == {answer.id for answer in second}
+    assert [answer.duplicate for answer in first + second].count(False) == 2
 
 
 # on_duplicate = error
