@@ -16,6 +16,7 @@ UPGRADE = [
     "add column limit_key text, add column reason text",
     "alter table penstock.unique_key add column taken_at timestamptz not null default now()",
     "alter table penstock.ordering_head add column held boolean not null default false",
+    "create index ordering_head_held on penstock.ordering_head (key) where held",
     # What goes by a route or through a gate leaves the order of all others, so that none of these is passed on the way
     # to a task that may go now.
     "drop index penstock.task_ready",

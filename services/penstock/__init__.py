@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from penstock.client import Client, InboundClient
     from penstock.errors import PenstockError, RpcError, SettingsError, Unavailable
     from penstock.handlers import Context, Fail, Retry, action
+    from penstock.handlers.cancellation import TaskCancelled
     from penstock.retry import Backoff
     from penstock.settings import Settings, load_settings
 
@@ -30,6 +31,7 @@ _HOMES = {
     "RpcError": "errors",
     "Settings": "settings",
     "SettingsError": "errors",
+    "TaskCancelled": "handlers.cancellation",
     "Unavailable": "errors",
     "action": "handlers",
     "load_settings": "settings",
@@ -47,6 +49,7 @@ __all__ = [
     "RpcError",
     "Settings",
     "SettingsError",
+    "TaskCancelled",
     "Unavailable",
     "__version__",
     "action",

@@ -169,7 +169,7 @@ async def _reschedule(session: Session, job: Job, work: BulkWork, ids: Sequence[
         base = job.created_at + timedelta(seconds=how.delay)
     # Multiples of the golden ratio leave no gap and no heap, however many there are to come.
     later = [how.spread * ((job.changed + place) * _GOLDEN % 1) for place in range(len(ids))]
-    return {row["id"] for row in await session.fetch("reschedule_tasks", ids, later, base, how.priority)}
+    return {row["id"] for row in await session.fetch("spread_tasks", ids, later, base, how.priority)}
 
 
 _CHANGES: Mapping[Operation, Callable[[Session, Job, BulkWork, Sequence[int]], Awaitable[set[int]]]] = {

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from penstock.errors import (
+    DuplicateTask,
     InvalidParams,
     InvalidRequest,
     JobNotFound,
@@ -40,8 +41,8 @@ _FIRST_PAUSE_SECONDS = 0.1
 _KINDS: dict[int, type[RpcError]] = {
     kind.code: kind
     for kind in (
-        ParseError, InvalidRequest, MethodNotFound, InvalidParams, TaskNotFound, StateConflict, TooLarge, RateLimited,
-        JobNotFound,
+        ParseError, InvalidRequest, MethodNotFound, InvalidParams, TaskNotFound, StateConflict, DuplicateTask, TooLarge,
+        RateLimited, JobNotFound,
     )
 }  # fmt: skip
 
@@ -106,7 +107,9 @@ class Client:
 
         payload: an object or array of JSON, ``{}`` when None.
         options: run_at (datetime with a zone, RFC 3339 text or epoch ms) or delay (s), priority, unique_key,
-        ordering_key, max_attempts, timeout (s).
+        ordering_key, max_attempts, timeout (s), labels (dict of text), expires_at (as run_at) or expires_in (s),
+        limit_key, unique ("retained", "live" or seconds), on_duplicate ("return", "replace" or "error").
+        With "replace" the answer has ``replaced``; with "error" DuplicateTask is raised, its data naming the first.
         """
         answer: dict[str, Any] = self.call("enqueue", _task(action, payload, options))
         return answer
@@ -145,13 +148,42 @@ class Client:
         which: dict[str, Any] = {"id": task_id} if isinstance(task_id, int) else {"ids": list(task_id)}
         return self.call("status", which | ({"detail": True} if detail else {}))
 
-    def cancel(self, task_id: int) -> dict[str, Any]:
+    def cancel(self, task_id: int, *, reason: str | None = None) -> dict[str, Any]:
         """Cancel a task that is not settled. Raises TaskNotFound, StateConflict."""
-        answer: dict[str, Any] = self.call("cancel", {"id": task_id})
+        given = {} if reason is None else {"reason": reason}
+        answer: dict[str, Any] = self.call("cancel", {"id": task_id} | given)
+        return answer
+
+    def reschedule(
+        self,
+        task_id: int,
+        *,
+        run_at: datetime | str | int | None = None,
+        delay: float | None = None,
+        priority: int | None = None,
+    ) -> dict[str, Any]:
+        """Move a task that waits to another time or priority. Raises TaskNotFound, StateConflict."""
+        given = {"id": task_id, "run_at": run_at, "delay": delay, "priority": priority}
+        params = _prepared({name: value for name, value in given.items() if value is not None})
+        answer: dict[str, Any] = self.call("reschedule", params)
+        return answer
+
+    def ordering_list(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
+        """A page of ordering keys that a task in CRITICAL_ERROR holds: ``{"keys", "cursor"}``."""
+        given = {} if cursor is None else {"cursor": cursor}
+        answer: dict[str, Any] = self.call("ordering.list", {"limit": limit} | given)
+        return answer
+
+    def ordering_release(self, key: str) -> dict[str, Any]:
+        """Let a held ordering key go: ``{"key", "released", "next"}``, the last the task that may run now, or None."""
+        answer: dict[str, Any] = self.call("ordering.release", {"key": key})
         return answer
 
     def retry(self, task_id: int) -> dict[str, Any]:
-        """Start a CRITICAL_ERROR or CANCELLED task anew. Raises TaskNotFound, StateConflict."""
+        """Start a CRITICAL_ERROR or CANCELLED task anew. Raises TaskNotFound, StateConflict.
+
+        StateConflict also when another task has its unique key by now; ``data["holder"]`` is that one.
+        """
         answer: dict[str, Any] = self.call("retry", {"id": task_id})
         return answer
 
@@ -402,9 +434,11 @@ def _task(action: str, payload: Any, options: Mapping[str, Any]) -> dict[str, An
 
 
 def _prepared(task: Mapping[str, Any]) -> dict[str, Any]:
-    run_at = task.get("run_at")
-    if not isinstance(run_at, datetime):
-        return dict(task)
-    if run_at.tzinfo is None:
-        raise ValueError(f"run_at needs a zone: {run_at.isoformat()} is another instant in every one")
-    return {**task, "run_at": run_at.isoformat()}
+    prepared = dict(task)
+    for name in ("run_at", "expires_at"):
+        instant = task.get(name)
+        if isinstance(instant, datetime):
+            if instant.tzinfo is None:
+                raise ValueError(f"{name} needs a zone: {instant.isoformat()} is another instant in every one")
+            prepared[name] = instant.isoformat()
+    return prepared

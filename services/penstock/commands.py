@@ -17,19 +17,24 @@ import msgspec
 from penstock.errors import InvalidParams, MethodNotFound, TooLarge
 from penstock.keys import Permission, check_name
 from penstock.rules import RULE_PARAMS, RuleCommand, read_rule
-from penstock.selection import BulkWork, Operation, Reschedule, Selection
+from penstock.selection import BulkWork, NewTimes, Operation, Selection
 from penstock.settings import Settings
 from penstock.tasks import (
     ACTION_MAX_CHARS,
     BEGINNING,
     KEY_MAX_CHARS,
+    LABEL_NAME_MAX_CHARS,
+    LABEL_VALUE_MAX_CHARS,
     MAX_ATTEMPTS_LIMIT,
+    MAX_LABELS,
     PRIORITY_MAX,
     PRIORITY_MIN,
+    REASON_MAX_CHARS,
     NewTask,
+    OnDuplicate,
     State,
 )
-from penstock.wire import check_payload, escape_for_sqs, utf8_size
+from penstock.wire import ClaimId, check_payload, escape_for_sqs, parse_claim_id, utf8_size
 
 SUBMIT_PREFIX = "submit:"
 MAX_IDS = 1000
@@ -53,11 +58,17 @@ class EnqueueParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     payload: msgspec.Raw = msgspec.Raw(b"{}")
     run_at: str | int | None = None
     delay: float | None = None
-    priority: int = 0
+    priority: int | None = None
     unique_key: str | None = None
     ordering_key: str | None = None
     max_attempts: int | None = None
     timeout: float | None = None
+    labels: dict[str, str] | None = None
+    expires_at: str | int | None = None
+    expires_in: float | None = None
+    limit_key: str | None = None
+    unique: Literal["retained", "live"] | float = "retained"
+    on_duplicate: OnDuplicate = "return"
 
 
 class StatusParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,10 +79,18 @@ class StatusParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class CancelParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: TaskId
+    reason: str | None = None
 
 
 class RetryParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: TaskId
+
+
+class RescheduleParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: TaskId
+    run_at: str | int | None = None
+    delay: float | None = None
+    priority: int | None = None
 
 
 class ListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -191,8 +210,21 @@ class JobListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cursor: str | None = None
 
 
+class OrderingListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    limit: int = 50
+    cursor: str | None = None
+
+
 class JobCancelParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: TaskId
+
+
+class OrderingReleaseParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    key: str
+
+
+class ClaimsCheckParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    claims: list[str]
 
 
 class DiscoverParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -204,6 +236,7 @@ PARAMS: dict[str, type[msgspec.Struct]] = {
     "status": StatusParams,
     "cancel": CancelParams,
     "retry": RetryParams,
+    "reschedule": RescheduleParams,
     "list": ListParams,
     "stats": StatsParams,
     "rejected.list": RejectedListParams,
@@ -226,6 +259,9 @@ PARAMS: dict[str, type[msgspec.Struct]] = {
     "job.get": JobGetParams,
     "job.list": JobListParams,
     "job.cancel": JobCancelParams,
+    "ordering.list": OrderingListParams,
+    "ordering.release": OrderingReleaseParams,
+    "claims.check": ClaimsCheckParams,
     "rpc.discover": DiscoverParams,
 }
 
@@ -249,6 +285,7 @@ class Status:
 @dataclass(frozen=True, slots=True)
 class Cancel:
     id: int
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +293,16 @@ class Restart:
     """The method ``retry``: a CRITICAL_ERROR or CANCELLED task starts anew."""
 
     id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reschedule:
+    """What is None stays."""
+
+    id: int
+    run_at: datetime | None
+    delay_seconds: float | None
+    priority: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,29 +438,41 @@ class CancelJob:
 
 
 @dataclass(frozen=True, slots=True)
+class ListHeldKeys:
+    """By key; ``after`` is the key that the page begins behind."""
+
+    limit: int
+    after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseKey:
+    """An ordering key, to be held no more."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckClaims:
+    claims: list[ClaimId]
+
+
+@dataclass(frozen=True, slots=True)
 class Discover:
     pass
 
 
 JobChange = StartBulk | CancelJob
 JobCommand = JobChange | PreviewBulk | GetJob | ListJobs
-Change = Cancel | Restart | JobChange
+Change = Cancel | Restart | Reschedule | JobChange
 RejectedCommand = ListRejected | ShowRejected | RetryRejected | PurgeRejected
 DeadCommand = CountDead | ListDead | ShowDead | ReplayDead | PurgeDead
 KeyCommand = CreateKey | ListKeys | RevokeKey
+OrderingCommand = ListHeldKeys | ReleaseKey
 Command = (
-    Enqueue
-    | Status
-    | Change
-    | ListTasks
-    | Stats
-    | RejectedCommand
-    | DeadCommand
-    | KeyCommand
-    | JobCommand
-    | RuleCommand
-    | Discover
-)
+    Enqueue | Status | Change | ListTasks | Stats | RejectedCommand | DeadCommand | KeyCommand | OrderingCommand
+    | CheckClaims | JobCommand | RuleCommand | Discover
+)  # fmt: skip
 
 
 def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -> Command:
@@ -433,9 +492,11 @@ def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -
         case StatusParams():
             return _status(values)
         case CancelParams():
-            return Cancel(_id(values.id, "id"))
+            return Cancel(_id(values.id, "id"), _reason(values.reason))
         case RetryParams():
             return Restart(_id(values.id, "id"))
+        case RescheduleParams():
+            return _reschedule(values)
         case ListParams():
             return ListTasks(values.state, values.action, _limit(values.limit), _cursor(values.cursor))
         case RejectedListParams():
@@ -470,6 +531,12 @@ def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -
             return ListJobs(_limit(values.limit), _cursor(values.cursor))
         case JobCancelParams():
             return CancelJob(_id(values.id, "id"))
+        case OrderingListParams():
+            return ListHeldKeys(_limit(values.limit), _key(values.cursor, "cursor"))
+        case OrderingReleaseParams():
+            return ReleaseKey(_key(values.key, "key") or "")
+        case ClaimsCheckParams():
+            return CheckClaims(_claims(values.claims))
         case StatsParams():
             return Stats()
     return Discover()
@@ -511,12 +578,7 @@ def _mistake(text: str, names: Iterable[str]) -> InvalidParams:
 def _new_task(given: EnqueueParams, settings: Settings) -> NewTask:
     payload = bytes(given.payload).decode("utf-8")
     _check_payload(payload, settings)
-    if given.run_at is not None and given.delay is not None:
-        raise InvalidParams("delay", "and run_at exclude each other; give one")
-    if given.delay is not None and not 0 <= given.delay <= LONGEST_DELAY_SECONDS:
-        raise InvalidParams("delay", f"must be between 0 and {LONGEST_DELAY_SECONDS:.0f} seconds, not {given.delay}")
-    if not PRIORITY_MIN <= given.priority <= PRIORITY_MAX:
-        raise InvalidParams("priority", f"must be between {PRIORITY_MIN} and {PRIORITY_MAX}, not {given.priority}")
+    run_at = _start(given)
     max_attempts = settings.max_attempts if given.max_attempts is None else given.max_attempts
     if not 1 <= max_attempts <= MAX_ATTEMPTS_LIMIT:
         raise InvalidParams("max_attempts", f"must be between 1 and {MAX_ATTEMPTS_LIMIT}, not {max_attempts}")
@@ -527,14 +589,98 @@ def _new_task(given: EnqueueParams, settings: Settings) -> NewTask:
     return NewTask(
         action=_action(given.action),
         payload=payload,
-        run_at=_instant(given.run_at),
+        run_at=run_at,
         delay_seconds=given.delay,
-        priority=given.priority,
+        priority=given.priority or 0,
         unique_key=_key(given.unique_key, "unique_key"),
         ordering_key=_key(given.ordering_key, "ordering_key"),
         max_attempts=max_attempts,
         timeout_seconds=given.timeout,
+        labels=_labels(given.labels),
+        expires_at=_expiry(given),
+        expires_in_seconds=given.expires_in,
+        limit_key=_key(given.limit_key, "limit_key"),
+        unique=_unique(given),
+        on_duplicate=given.on_duplicate,
+        replaces_priority=given.on_duplicate == "replace" and given.priority is not None,
     )
+
+
+def _start(given: EnqueueParams | RescheduleParams) -> datetime | None:
+    """Check run_at, delay and priority; returns the first of them."""
+    if given.run_at is not None and given.delay is not None:
+        raise InvalidParams("delay", "and run_at exclude each other; give one")
+    if given.delay is not None and not 0 <= given.delay <= LONGEST_DELAY_SECONDS:
+        raise InvalidParams("delay", f"must be between 0 and {LONGEST_DELAY_SECONDS:.0f} seconds, not {given.delay}")
+    if given.priority is not None and not PRIORITY_MIN <= given.priority <= PRIORITY_MAX:
+        raise InvalidParams("priority", f"must be between {PRIORITY_MIN} and {PRIORITY_MAX}, not {given.priority}")
+    return _instant(given.run_at)
+
+
+def _expiry(given: EnqueueParams) -> datetime | None:
+    if given.expires_at is not None and given.expires_in is not None:
+        raise InvalidParams("expires_in", "and expires_at exclude each other; give one")
+    _check_seconds(given.expires_in, "expires_in")
+    return _instant(given.expires_at, "expires_at")
+
+
+def _unique(given: EnqueueParams) -> Literal["retained", "live"] | float:
+    if given.unique_key is None:
+        for name, usual in (("unique", "retained"), ("on_duplicate", "return")):
+            if getattr(given, name) != usual:
+                raise InvalidParams(name, "goes with unique_key")
+    if not isinstance(given.unique, str):
+        _check_seconds(given.unique, "unique")
+    return given.unique
+
+
+def _check_seconds(seconds: float | None, name: str) -> None:
+    if seconds is not None and not 0 < seconds <= LONGEST_DELAY_SECONDS:
+        raise InvalidParams(name, f"must be above 0 and at most {LONGEST_DELAY_SECONDS:.0f} seconds, not {seconds}")
+
+
+def _labels(labels: dict[str, str] | None) -> str | None:
+    """Labels as JSON text; none at all are None."""
+    if not labels:
+        return None
+    if len(labels) > MAX_LABELS:
+        raise InvalidParams("labels", f"are {len(labels)}; the limit is {MAX_LABELS}")
+    for name, value in labels.items():
+        if not 1 <= len(name) <= LABEL_NAME_MAX_CHARS or _CONTROL.search(name):
+            raise InvalidParams(
+                "labels", f"need names of 1 to {LABEL_NAME_MAX_CHARS} characters, none of them a control character"
+            )
+        if len(value) > LABEL_VALUE_MAX_CHARS or _CONTROL.search(value):
+            raise InvalidParams(
+                f"labels.{name}",
+                f"must have at most {LABEL_VALUE_MAX_CHARS} characters, none of them a control character",
+            )
+    return msgspec.json.encode(labels).decode("utf-8")
+
+
+def _reason(reason: str | None) -> str | None:
+    if reason is not None and (not 1 <= len(reason) <= REASON_MAX_CHARS or _CONTROL.search(reason)):
+        raise InvalidParams("reason", f"must have 1 to {REASON_MAX_CHARS} characters, none of them a control character")
+    return reason
+
+
+def _reschedule(given: RescheduleParams) -> Reschedule:
+    run_at = _start(given)
+    if run_at is None and given.delay is None and given.priority is None:
+        raise InvalidParams("run_at", "or delay or priority must be given")
+    return Reschedule(_id(given.id, "id"), run_at, given.delay, given.priority)
+
+
+def _claims(given: list[str]) -> list[ClaimId]:
+    if not 1 <= len(given) <= MAX_IDS:
+        raise InvalidParams("claims", f"must hold 1 to {MAX_IDS} claims, not {len(given)}")
+    claims = []
+    for position, text in enumerate(given):
+        claim = parse_claim_id(text)
+        if claim is None:
+            raise InvalidParams(f"claims[{position}]", f"must be <task id>:<claim>, not {text[:60]!r}")
+        claims.append(claim)
+    return claims
 
 
 def _submitted(action: str, raw: bytes, settings: Settings) -> NewTask:
@@ -579,7 +725,7 @@ def _key(key: str | None, name: str) -> str | None:
     return key
 
 
-def _instant(value: str | int | None) -> datetime | None:
+def _instant(value: str | int | None, name: str = "run_at") -> datetime | None:
     if value is None:
         return None
     try:
@@ -588,17 +734,17 @@ def _instant(value: str | int | None) -> datetime | None:
         )
     except (ValueError, OverflowError, OSError):
         raise InvalidParams(
-            "run_at", f"must be RFC 3339 such as 2030-01-31T08:00:00Z, or epoch milliseconds, not {str(value)[:60]!r}"
+            name, f"must be RFC 3339 such as 2030-01-31T08:00:00Z, or epoch milliseconds, not {str(value)[:60]!r}"
         ) from None
     if instant.tzinfo is None:
-        raise InvalidParams("run_at", f"needs a zone, such as Z or +01:00: {value!r}")
+        raise InvalidParams(name, f"needs a zone, such as Z or +01:00: {value!r}")
     try:
         instant = instant.astimezone(UTC)
     except (OverflowError, ValueError):
-        raise InvalidParams("run_at", f"is out of range: {value!r}") from None
+        raise InvalidParams(name, f"is out of range: {value!r}") from None
     if instant < BEGINNING.run_at:
         # The driver writes the first instant of year 1 as minus infinity, before which no claim can begin to look.
-        raise InvalidParams("run_at", f"is out of range: {value!r}")
+        raise InvalidParams(name, f"is out of range: {value!r}")
     return instant
 
 
@@ -634,15 +780,12 @@ def _create_key(given: KeysCreateParams) -> CreateKey:
         raise InvalidParams("name", str(exc)) from None
     if not given.permissions:
         raise InvalidParams("permissions", f"must hold at least one of {', '.join(Permission)}")
-    if given.expires_in is not None and not 0 < given.expires_in <= LONGEST_DELAY_SECONDS:
-        raise InvalidParams(
-            "expires_in", f"must be above 0 and at most {LONGEST_DELAY_SECONDS:.0f} seconds, not {given.expires_in}"
-        )
+    _check_seconds(given.expires_in, "expires_in")
     return CreateKey(name, given.permissions, given.expires_in)
 
 
 def _bulk(operation: Operation, given: BulkCancelParams) -> StartBulk | PreviewBulk:
-    how = _reschedule(given) if isinstance(given, BulkRescheduleParams) else None
+    how = _new_times(given) if isinstance(given, BulkRescheduleParams) else None
     work = BulkWork(_selection(operation, given), how)
     return PreviewBulk(operation, work) if given.dry_run else StartBulk(operation, work)
 
@@ -682,7 +825,7 @@ def _selection(operation: Operation, given: BulkCancelParams) -> Selection:
     )
 
 
-def _reschedule(given: BulkRescheduleParams) -> Reschedule:
+def _new_times(given: BulkRescheduleParams) -> NewTimes:
     if given.run_at is not None and given.delay is not None:
         raise InvalidParams("delay", "and run_at exclude each other; give one")
     if given.run_at is None and given.delay is None:
@@ -697,7 +840,7 @@ def _reschedule(given: BulkRescheduleParams) -> Reschedule:
     run_at = _instant(given.run_at)
     if run_at is not None and given.spread and run_at.year > 9000:
         raise InvalidParams("run_at", f"is out of range for a spread: {given.run_at!r}")
-    return Reschedule(run_at, given.delay, given.spread, given.priority)
+    return NewTimes(run_at, given.delay, given.spread, given.priority)
 
 
 def _check_span(seconds: float | None, name: str) -> None:

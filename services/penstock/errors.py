@@ -13,8 +13,10 @@
         KeyNotFound          -32006  no such API key
         JobNotFound          -32008
         StateConflict        -32009  the task's state forbids it
+          UniqueKeyTaken             another task has its unique key by now
         QueueAway            -32010  the api cannot reach a queue
         RouteNotFound        -32011
+        DuplicateTask        -32012  another task has the unique key, and the caller wants to know
         TooLarge             -32013  the payload is over the limit
         RateLimited          -32029  more requests than the key may send for now
       Unavailable          Postgres or SQS is away; trying again later may work
@@ -45,6 +47,7 @@ JOB_NOT_FOUND = -32008
 STATE_CONFLICT = -32009
 QUEUE_AWAY = -32010
 ROUTE_NOT_FOUND = -32011
+DUPLICATE_TASK = -32012
 TOO_LARGE = -32013
 RATE_LIMITED = -32029
 
@@ -173,6 +176,25 @@ class StateConflict(RpcError):
 
     def __init__(self, task_id: int, state: str, verb: str) -> None:
         super().__init__(f"Task {task_id} is {state}; it cannot be {verb}", {"id": task_id, "state": state})
+
+
+class UniqueKeyTaken(StateConflict):
+    """``data["holder"]`` is the task that has the unique key."""
+
+    def __init__(self, task_id: int, state: str, holder: int) -> None:
+        super().__init__(task_id, state, "retried")
+        self.message += f", for task {holder} has its unique key by now"
+        self.args = (self.message,)
+        self.data = {"id": task_id, "state": state, "holder": holder}
+
+
+class DuplicateTask(RpcError):
+    """``data`` has the id and the state of the task that has the unique key."""
+
+    code = DUPLICATE_TASK
+
+    def __init__(self, task_id: int, state: str) -> None:
+        super().__init__(f"Task {task_id} has this unique key already", {"id": task_id, "state": state})
 
 
 class TooLarge(RpcError):

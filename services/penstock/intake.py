@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from penstock import metrics
-from penstock.commands import PARAMS, Cancel, Change, Enqueue, JobChange, read_command
-from penstock.errors import MethodNotFound, RpcError, StateConflict, TaskNotFound
+from penstock.commands import PARAMS, Cancel, Change, Enqueue, JobChange, Reschedule, Restart, read_command
+from penstock.errors import DuplicateTask, MethodNotFound, RpcError, StateConflict, TaskNotFound, UniqueKeyTaken
 from penstock.jobs import change_job
 from penstock.rules import RuleChange
 from penstock.rulestore import change_rule
@@ -23,29 +23,51 @@ from penstock.wire import Invalid, Request, decode_body
 
 
 async def apply_change(session: Session, command: Change) -> dict[str, Any]:
-    """Carry out one change, inside a transaction. Raises TaskNotFound, StateConflict, JobNotFound."""
+    """Carry out one change, inside a transaction.
+
+    Raises TaskNotFound, StateConflict, JobNotFound, and UniqueKeyTaken for a retry of a task whose unique key is
+    another's by now.
+    """
     if isinstance(command, JobChange):
         return {"job": (await change_job(session, command)).id}
-    if isinstance(command, Cancel):
-        if await session.cancel([command.id]):
-            return {"id": command.id, "state": State.CANCELLED}
-        verb = "cancelled"
-    else:
-        restarted = await session.restart([command.id])
-        if restarted:
-            return {"id": command.id, "state": restarted[command.id]}
-        verb = "retried"
-    rows = await session.fetch("read_states", [command.id])
+    changed: Mapping[int, State]
+    match command:
+        case Cancel(task_id, reason):
+            changed, verb = dict.fromkeys(await session.cancel([task_id], reason), State.CANCELLED), "cancelled"
+        case Restart(task_id):
+            changed, verb = await session.restart([task_id]), "retried"
+        case Reschedule(task_id, run_at, delay, priority):
+            moved = session.reschedule([task_id], run_at=run_at, delay_seconds=delay, priority=priority)
+            changed, verb = await moved, "rescheduled"
+    if task_id in changed:
+        return {"id": task_id, "state": changed[task_id]}
+    rows = await session.fetch("read_states", [task_id])
     if not rows:
-        raise TaskNotFound(command.id)
-    raise StateConflict(command.id, rows[0]["state"], verb)
+        raise TaskNotFound(task_id)
+    state = State(rows[0]["state"])
+    if isinstance(command, Restart) and state in (State.CRITICAL_ERROR, State.CANCELLED):
+        holder = await session.find_key_holder(task_id)
+        if holder is not None:
+            raise UniqueKeyTaken(task_id, state, holder)
+    raise StateConflict(task_id, state, verb)
+
+
+def refusal_of(task: NewTask, enqueued: Enqueued) -> DuplicateTask | None:
+    """The error for a task that asked to be refused if another has its unique key, and one has."""
+    if enqueued.duplicate and task.on_duplicate == "error":
+        return DuplicateTask(enqueued.id, enqueued.state)
+    return None
 
 
 @dataclass(slots=True)
 class Inbound:
-    """What a body of the inbound queue asks for: tasks, changes with their text, and what is refused with why."""
+    """What a body of the inbound queue asks for: tasks, changes with their text, and what is refused with why.
+
+    texts: of each task, empty for one that nothing can refuse any more.
+    """
 
     tasks: list[NewTask] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
     changes: list[tuple[Change | RuleChange, str]] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
 
@@ -69,6 +91,7 @@ def read_inbound(body: str, settings: Settings) -> Inbound:
             continue
         if isinstance(command, Enqueue):
             inbound.tasks.append(command.task)
+            inbound.texts.append(_text_of(entry) if command.task.on_duplicate == "error" else "")
         elif isinstance(command, Change | RuleChange):
             inbound.changes.append((command, _text_of(entry)))
         else:
@@ -84,6 +107,10 @@ async def accept_inbound(session: Session, inbound: Inbound, *, door: str) -> li
     """
     enqueued = await session.enqueue(inbound.tasks)
     count_enqueued(inbound.tasks, enqueued, door=door)
+    for task, text, answer in zip(inbound.tasks, inbound.texts, enqueued, strict=True):
+        refusal = refusal_of(task, answer)
+        if refusal is not None:
+            inbound.refused.append((text, refusal.message))
     for change, text in inbound.changes:
         try:
             if isinstance(change, RuleChange):

@@ -151,7 +151,7 @@ async def _fail(session: Session, failed: dict[Pair, Failed], settings: Settings
         report = failed[task_id, claim]
         delay = delay_after(attempt, max_attempts, report.hints, settings.backoff)
         failures.append(Failure(task_id, claim, bounded_error(report.error), delay))
-    settled = await session.fail(failures)
+    settled = await session.fail(failures, hold_keys=settings.holds_ordering_keys)
     for failure in failures:
         log.info(
             "task_failed" if failure.delay_seconds is not None else "task_given_up",

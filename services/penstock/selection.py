@@ -56,7 +56,7 @@ class Selection(msgspec.Struct, frozen=True, omit_defaults=True):
         return None if self.action is None else _SPECIAL.sub(r"\\\1", self.action).replace("*", "%")
 
 
-class Reschedule(msgspec.Struct, frozen=True, omit_defaults=True):
+class NewTimes(msgspec.Struct, frozen=True, omit_defaults=True):
     """When tasks shall run. run_at or delay, in seconds from the job's creation; neither: their time stays.
 
     spread: seconds over which they are spread from then on. priority: None where it stays.
@@ -72,5 +72,5 @@ class BulkWork(msgspec.Struct, frozen=True, omit_defaults=True):
     """The parameters of a bulk job. top: the highest id it is about, noted when the job is made."""
 
     select: Selection
-    reschedule: Reschedule | None = None
+    reschedule: NewTimes | None = None
     top: int = 0

@@ -83,6 +83,14 @@ class Settings(BaseSettings):
     heartbeat_seconds: float = Field(
         20, gt=0, description="A worker reports a task that runs longer, again after each such interval."
     )
+    cancel_poll_seconds: float = Field(
+        5, gt=0, description="A worker asks this often whether tasks that run longer still hold, see control_url."
+    )
+    ordering_on_critical_error: Literal["release", "hold"] = Field(
+        "release",
+        description="What a task in CRITICAL_ERROR does to its ordering key: the next one goes, or all behind it wait "
+        "until it is retried or an operator lets go.",
+    )
     stale_after_seconds: float = Field(
         120, gt=0, description="A task with no sign of life from its worker for this long is tried again."
     )
@@ -122,6 +130,12 @@ class Settings(BaseSettings):
     task_timeout_seconds: float = Field(
         900, gt=0, description="Run time of one attempt, unless the task or its action says otherwise."
     )
+
+    control_url: str | None = Field(
+        None,
+        description="The api, asked by workers which of their tasks were cancelled; unset: handlers are not told.",
+    )
+    control_api_key: SecretStr | None = Field(None, description="The key that workers send there; it needs `read`.")
 
     # Supervisor
     supervisor_interval_seconds: float = Field(5, gt=0, description="Pause between two rounds of upkeep.")
@@ -227,7 +241,7 @@ class Settings(BaseSettings):
 
     @field_validator(
         "database_url", "database_ssl_mode", "database_ssl_root_cert", "sqs_endpoint_url", "aws_region", "api_url",
-        "api_key", "api_rate_limit", "api_rate_burst", "metrics_port", mode="before",
+        "api_key", "api_rate_limit", "api_rate_burst", "metrics_port", "control_url", "control_api_key", mode="before",
     )  # fmt: skip
     @classmethod
     def _empty_is_unset(cls, value: Any) -> Any:
@@ -253,7 +267,7 @@ class Settings(BaseSettings):
         parse_entries(entry.get_secret_value() for entry in value)
         return value
 
-    @field_validator("sqs_endpoint_url", "api_url")
+    @field_validator("sqs_endpoint_url", "api_url", "control_url")
     @classmethod
     def _http_scheme(cls, value: str | None) -> str | None:
         if value is not None and not value.startswith(("http://", "https://")):
@@ -300,6 +314,11 @@ class Settings(BaseSettings):
             return url
         bare, _, fragment = url.partition("#")
         return f"{bare}{'&' if '?' in bare else '?'}{urlencode(more)}" + (f"#{fragment}" if fragment else "")
+
+    @property
+    def holds_ordering_keys(self) -> bool:
+        """Whether a task in CRITICAL_ERROR holds its ordering key."""
+        return self.ordering_on_critical_error == "hold"
 
     @property
     def needs_keys(self) -> bool:

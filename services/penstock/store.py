@@ -24,10 +24,12 @@ from penstock.sql import SQL
 from penstock.tasks import (
     BEGINNING,
     EVERYTHING,
+    EXPIRED,
     MAX_ATTEMPTS_LIMIT,
     Claimed,
     Enqueued,
     Failure,
+    HeldKey,
     NewTask,
     Position,
     State,
@@ -43,6 +45,8 @@ of it and sorts, for each claim and each handful of results, until the next anal
 Every statement of ours has an index to go by; where one has not, Postgres scans all the same.
 """
 _MANY_ROWS = 50
+_DEADLOCK_TRIES = 3
+WAITING_COUNTED = 10_000  # behind one ordering key
 _PARTITION = re.compile(r"(task_(?:success|critical_error|cancelled))(?:_[0-9]{8}|_default)?")
 
 # What passes by itself or by an operator's hand; everything else is a mistake of ours and stays loud.
@@ -180,31 +184,69 @@ class Session:
         """Insert tasks, all or none; the answers stand in the order of ``tasks``."""
         if not tasks:
             return []
-        columns = [
-            [t.action for t in tasks],
-            [t.payload for t in tasks],
-            [t.run_at for t in tasks],
-            [t.delay_seconds for t in tasks],
-            [t.priority for t in tasks],
-            [t.max_attempts for t in tasks],
-            [t.timeout_seconds for t in tasks],
-        ]
         metrics.BATCH_SIZE.labels("enqueue").observe(len(tasks))
-        if all(t.unique_key is None and t.ordering_key is None for t in tasks):
-            rows = await self.fetch("enqueue_plain_tasks", *columns)
+        if all(t.is_plain for t in tasks):
+            rows = await self.fetch("enqueue_plain_tasks", *_plain_columns(tasks))
             return [Enqueued(row[0], State.SCHEDULED, False) for row in rows]
-        keys = [t.unique_key for t in tasks], [t.ordering_key for t in tasks]
-        async with self._connection.transaction():
-            await self._plan_for(len(tasks))
-            rows = await self.fetch("enqueue_keyed_tasks", *columns, *keys)
+        parts = _cut_at_repeated_keys(tasks)
+        tries = _DEADLOCK_TRIES
+        while True:
+            tries -= 1
+            try:
+                async with self._connection.transaction():
+                    await self._plan_for(len(tasks))
+                    return [answer for part in parts for answer in await self._enqueue_keyed(part)]
+            except asyncpg.DeadlockDetectedError:
+                # Each statement takes its keys in sorted order, but several of them together do not; and one that
+                # replaces a task wants its row behind the heads, where whoever settles it comes from the row.
+                if not tries:
+                    raise
+
+    async def _enqueue_keyed(self, tasks: Sequence[NewTask]) -> list[Enqueued]:
+        rows = await self.fetch(
+            "enqueue_keyed_tasks",
+            *_plain_columns(tasks),
+            [t.unique_key for t in tasks],
+            [t.ordering_key for t in tasks],
+            [t.labels for t in tasks],
+            [t.expires_at for t in tasks],
+            [t.expires_in_seconds for t in tasks],
+            [t.limit_key for t in tasks],
+            [t.unique == "live" for t in tasks],
+            [None if isinstance(t.unique, str) else t.unique for t in tasks],
+        )
         states = {row["id"]: row["state"] for row in rows if row["state"] is not None}
+        replacing = {
+            row["id"]: task
+            for row, task in zip(rows, tasks, strict=True)
+            if task.on_duplicate == "replace" and not row["fresh"]
+        }
+        replaced = await self._replace(replacing)
+        states |= replaced
         earlier = {row["id"] for row in rows if not row["fresh"]} - states.keys()
         if earlier:
             states |= {row["id"]: row["state"] for row in await self.fetch("read_states", list(earlier))}
         # A first task cleaned between the two statements is answered as it last must have been.
         return [
-            Enqueued(row["id"], State(states.get(row["id"], State.SUCCESS)), duplicate=not row["fresh"]) for row in rows
+            Enqueued(
+                row["id"],
+                State(states.get(row["id"], State.SUCCESS)),
+                duplicate=not row["fresh"],
+                replaced=row["id"] in replaced if task.on_duplicate == "replace" else None,
+            )
+            for row, task in zip(rows, tasks, strict=True)
         ]
+
+    async def _replace(self, tasks: Mapping[int, NewTask]) -> dict[int, str]:
+        """Put these in the place of the tasks of those ids; returns the states of those that waited."""
+        if not tasks:
+            return {}
+        given = tasks.values()
+        rows = await self.fetch(
+            "replace_tasks", list(tasks), [t.payload for t in given], [t.run_at for t in given],
+            [t.delay_seconds for t in given], [t.priority if t.replaces_priority else None for t in given],
+        )  # fmt: skip
+        return {row["id"]: row["state"] for row in rows}
 
     async def record_receipts(self, message_ids: Sequence[str]) -> set[str]:
         """Note inbound messages as accepted; returns those that were not before."""
@@ -320,8 +362,11 @@ class Session:
         rows = await self.fetch("find_claims_by_attempt", ids, attempts) if ids else []
         return {(row["id"], row["attempts"]): row["claim"] for row in rows}
 
-    async def fail(self, failures: Sequence[Failure]) -> list[Settled]:
-        """ACQUIRED to ERROR with its delay, or to CRITICAL_ERROR where there is none. Ids are distinct."""
+    async def fail(self, failures: Sequence[Failure], *, hold_keys: bool = False) -> list[Settled]:
+        """ACQUIRED to ERROR with its delay, or to CRITICAL_ERROR where there is none. Ids are distinct.
+
+        hold_keys: the ordering key of a task in CRITICAL_ERROR stands still; otherwise its successor goes.
+        """
         settled: list[Settled] = []
         await self._plan_for(len(failures))
         again = [f for f in failures if f.delay_seconds is not None]
@@ -334,7 +379,7 @@ class Session:
         buried = [f for f in failures if f.delay_seconds is None]
         if buried:
             columns = [f.id for f in buried], [f.claim for f in buried], [f.error for f in buried]
-            settled += await self._settle("bury_tasks", *columns)
+            settled += await self._settle("bury_tasks", *columns, hold_keys=hold_keys)
         return settled
 
     async def note_heartbeats(self, beats: dict[Pair, str | None]) -> int:
@@ -343,33 +388,82 @@ class Session:
         await self._plan_for(len(ids))
         return len(await self.fetch("note_heartbeats", ids, claims, list(beats.values()))) if ids else 0
 
-    async def cancel(self, ids: Sequence[int]) -> set[int]:
+    async def cancel(self, ids: Sequence[int], reason: str | None = None) -> set[int]:
         """Any live state to CANCELLED; returns the ids that were live."""
-        return {task.id for task in await self._settle("cancel_tasks", list(ids))}
+        return {task.id for task in await self._settle("cancel_tasks", list(ids), reason)}
+
+    async def reschedule(
+        self,
+        ids: Sequence[int],
+        *,
+        run_at: datetime | None = None,
+        delay_seconds: float | None = None,
+        priority: int | None = None,
+    ) -> dict[int, State]:
+        """Move tasks that wait (WAITING, SCHEDULED, ERROR), what is None staying; returns the state of each moved."""
+        rows = await self.fetch("reschedule_tasks", list(ids), run_at, delay_seconds, priority)
+        return {row["id"]: State(row["state"]) for row in rows}
 
     async def restart(self, ids: Sequence[int]) -> dict[int, State]:
-        """CRITICAL_ERROR or CANCELLED to a new life; returns the state of each that restarted."""
+        """CRITICAL_ERROR or CANCELLED to a new life; returns the state of each that restarted.
+
+        One whose unique key another task has by now stays as it is: see ``find_key_holder``.
+        """
         rows = await self.fetch("restart_tasks", list(ids))
         for row in rows:
             metrics.TRANSITIONS.labels(row["action"], row["state"]).inc()
         return {row["id"]: State(row["state"]) for row in rows}
 
-    async def _settle(self, name: str, *args: Any) -> list[Settled]:
-        """Run a statement that makes tasks final, then let their successors by ordering key go.
+    async def find_key_holder(self, task_id: int) -> int | None:
+        """The task that has the unique key of a settled one in its place."""
+        holder: int | None = await self.value("find_key_holder", task_id)
+        return holder
+
+    async def _settle(self, name: str, *args: Any, hold_keys: bool = False) -> list[Settled]:
+        """Run a statement that makes tasks final, then let their successors by ordering key go, or hold them.
 
         Must run inside a transaction: a crash between the two would leave a key standing still.
         """
         rows = await self.fetch(name, *args)
-        keys = {row["ordering_key"] for row in rows if row["ordering_key"] is not None}
-        if keys:
-            await self._promote(list(keys))
+        keys = list({row["ordering_key"] for row in rows if row["ordering_key"] is not None})
+        if keys and hold_keys:
+            await self.fetch("lock_ordering_heads", keys)
+            await self.fetch("hold_ordering_keys", keys, [row["id"] for row in rows])
+        elif keys:
+            await self._promote(keys)
         return _count(rows, _STATE_AFTER[name])
 
-    async def _promote(self, keys: list[str]) -> None:
+    async def _promote(self, keys: list[str]) -> dict[str, int]:
+        """Let the next of each ordering key go, where nobody holds it; returns the tasks promoted, by key."""
         await self.fetch("lock_ordering_heads", keys)
-        _count(await self.fetch("promote_successors", keys), State.SCHEDULED)
+        rows = await self.fetch("promote_successors", keys)
+        _count(rows, State.SCHEDULED)
+        return {row["ordering_key"]: row["id"] for row in rows}
+
+    async def list_held_keys(self, limit: int, after: str | None = None) -> list[HeldKey]:
+        """Ordering keys that a task in CRITICAL_ERROR holds, by key, from behind ``after``."""
+        rows = await self.fetch("list_held_keys", after, limit, WAITING_COUNTED)
+        return [HeldKey(row["key"], row["task_id"], row["action"], row["finished_at"], row["waiting"]) for row in rows]
+
+    async def release_keys(self, keys: Sequence[str]) -> dict[str, int | None]:
+        """Let held ordering keys go, inside a transaction; of each that was held, the task that may run next."""
+        held = [row["key"] for row in await self.fetch("release_ordering_keys", list(keys))]
+        promoted = await self._promote(held) if held else {}
+        return {key: promoted.get(key) for key in held}
 
     # Upkeep
+
+    async def expire(self, limit: int, *, now: datetime | None = None) -> int:
+        """Cancel up to ``limit`` tasks that were not started in time, inside a transaction; returns how many."""
+        ids = [row["id"] for row in await self.fetch("find_expired", limit, now)]
+        return len(await self.cancel(ids, EXPIRED)) if ids else 0
+
+    async def release_orphaned_keys(self, limit: int) -> int:
+        """Let go of ordering keys whose failed task is no longer kept, inside a transaction; returns how many."""
+        keys = [row["key"] for row in await self.fetch("release_orphaned_keys", limit)]
+        if keys:
+            await self._promote(keys)
+        return len(keys)
 
     async def release_unsent(self, after_seconds: float, *, limit: int, now: datetime | None = None) -> int:
         """Give back the claims of dispatches never confirmed; returns how many tasks."""
@@ -404,6 +498,38 @@ def _dispatch(rows: Sequence[asyncpg.Record]) -> Dispatch:
     if len(rows[0]) > 9:
         reached = {row[8]: Position(row[9], row[0]) for row in rows if row[9] is not None}
     return Dispatch(rows[0][1], [tuple.__new__(Claimed, row[:8]) for row in rows], reached)
+
+
+def _plain_columns(tasks: Sequence[NewTask]) -> list[list[Any]]:
+    return [
+        [t.action for t in tasks],
+        [t.payload for t in tasks],
+        [t.run_at for t in tasks],
+        [t.delay_seconds for t in tasks],
+        [t.priority for t in tasks],
+        [t.max_attempts for t in tasks],
+        [t.timeout_seconds for t in tasks],
+    ]
+
+
+def _cut_at_repeated_keys(tasks: Sequence[NewTask]) -> list[Sequence[NewTask]]:
+    """Tasks in parts, one after the other, so that none meets a task of its own part by a key that it would take or
+    whose task it would replace: a statement does not see the rows that it makes itself."""
+    usual = all(t.unique == "retained" and t.on_duplicate != "replace" for t in tasks)
+    if usual:
+        return [tasks]
+    parts: list[Sequence[NewTask]] = []
+    seen: set[tuple[str, str]] = set()
+    start = 0
+    for place, task in enumerate(tasks):
+        if task.unique_key is None:
+            continue
+        key = task.action, task.unique_key
+        if key in seen:
+            parts.append(tasks[start:place])
+            seen, start = set(), place
+        seen.add(key)
+    return [*parts, tasks[start:]]
 
 
 def _columns(pairs: Iterable[Pair]) -> tuple[list[int], list[int]]:

@@ -92,6 +92,7 @@ def _merge(parts: Sequence[Inbound]) -> Inbound:
     merged = Inbound()
     for part in parts:
         merged.tasks += part.tasks
+        merged.texts += part.texts
         merged.changes += part.changes
         merged.refused += part.refused
     return merged

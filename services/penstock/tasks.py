@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 DEFAULT_MAX_ATTEMPTS = 10
 MAX_ATTEMPTS_LIMIT = 1000
 PRIORITY_MIN, PRIORITY_MAX = -32768, 32767
 ACTION_MAX_CHARS = 200
 KEY_MAX_CHARS = 500
+MAX_LABELS = 16
+LABEL_NAME_MAX_CHARS, LABEL_VALUE_MAX_CHARS = 60, 200
+REASON_MAX_CHARS = 500
+EXPIRED = "expired"  # the reason of a task that was not started by its expires_at
+
+OnDuplicate = Literal["return", "replace", "error"]
 
 
 class State(StrEnum):
@@ -63,6 +69,11 @@ class NewTask:
 
     run_at: not before this instant; delay_seconds: the same, counted from the database's clock; never both.
     timeout_seconds: the worker gives up on one attempt after this long; None = the action's or worker's default.
+    labels: JSON text of an object of text by text. expires_at: not started from then on; expires_in_seconds: the same,
+    counted from the database's clock; never both. limit_key: which of its action's limits by key it counts against.
+    unique: until when another task keeps the unique key from this one: "retained", until its record is cleaned; "live",
+    until it settles; or so many seconds from when it took the key. on_duplicate: what comes of a task whose key is
+    another's; replaces_priority: with "replace", the priority too.
     """
 
     action: str
@@ -74,15 +85,53 @@ class NewTask:
     ordering_key: str | None = None
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
     timeout_seconds: float | None = None
+    labels: str | None = None
+    expires_at: datetime | None = None
+    expires_in_seconds: float | None = None
+    limit_key: str | None = None
+    unique: Literal["retained", "live"] | float = "retained"
+    on_duplicate: OnDuplicate = "return"
+    replaces_priority: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has no keys, labels or expiry, as most have not."""
+        return (
+            self.unique_key is None
+            and self.ordering_key is None
+            and self.labels is None
+            and self.expires_at is None
+            and self.expires_in_seconds is None
+            and self.limit_key is None
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """What became of a NewTask: the id it has, or the id of the first one with its unique key."""
+    """What became of a NewTask: the id it has, or the id of the first one with its unique key.
+
+    replaced: that one's payload was replaced; None unless this was asked for.
+    """
 
     id: int
     state: State
     duplicate: bool
+    replaced: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldKey:
+    """An ordering key that a task in CRITICAL_ERROR holds.
+
+    action, since: of that task, None when its record is gone. waiting: how many tasks wait behind it, counted up to
+    a limit.
+    """
+
+    key: str
+    task_id: int
+    action: str | None
+    since: datetime | None
+    waiting: int
 
 
 class Claimed(NamedTuple):

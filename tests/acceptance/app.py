@@ -38,6 +38,16 @@ async def sleep(ctx: Context, seconds: float, ledger: str | None = None) -> floa
     return seconds
 
 
+@action("until_cancelled")
+async def until_cancelled(ctx: Context, ledger: str) -> None:
+    """Leave a line in the ledger when it begins, and another when it is told to stop."""
+    with Path(ledger).open("a") as file:
+        file.write("begun\n")
+    await ctx.wait_cancelled()
+    with Path(ledger).open("a") as file:
+        file.write("stopped\n")
+
+
 @action("kill_worker")
 async def kill_worker(ctx: Context) -> None:
     os._exit(9)

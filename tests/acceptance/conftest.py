@@ -26,6 +26,7 @@ FAST = {
     # Long enough for a busy machine to extend in time: a message that comes again runs again.
     "PENSTOCK_VISIBILITY_TIMEOUT_SECONDS": "8",
     "PENSTOCK_HEARTBEAT_SECONDS": "1",
+    "PENSTOCK_CANCEL_POLL_SECONDS": "0.3",
     "PENSTOCK_STALE_AFTER_SECONDS": "6",
     "PENSTOCK_UNSENT_AFTER_SECONDS": "3",
     "PENSTOCK_GRACE_SECONDS": "10",

@@ -73,6 +73,17 @@ def test_an_urgent_task_overtakes_a_backlog_and_a_delayed_one_waits(stack: Runni
     assert stack.rpc("cancel", {"id": delayed}) == {"id": delayed, "state": "CANCELLED"}
 
 
+def test_a_running_task_that_is_cancelled_is_told_to_stop(stack: RunningStack, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    ledger.touch()
+    task_id = stack.rpc("enqueue", {"action": "until_cancelled", "payload": {"ledger": str(ledger)}})["id"]
+    stack.wait_for(lambda: ledger.read_text() == "begun\n", what="the handler")
+    stack.rpc("cancel", {"id": task_id, "reason": "no longer wanted"})
+    stack.wait_for(lambda: ledger.read_text() == "begun\nstopped\n", what="the handler's end")
+    task = stack.rpc("status", {"id": task_id})
+    assert (task["state"], task["reason"]) == ("CANCELLED", "no longer wanted")
+
+
 def test_a_foreign_worker_without_penstock_serves_the_outbound_queue(stack_without_workers: RunningStack) -> None:
     stack = stack_without_workers
     state = stack.state

@@ -285,7 +285,7 @@ _SETTLING: dict[str, Callable[[list[int], list[int]], tuple[Any, ...]]] = {
     "note_heartbeats": lambda ids, claims: (ids, claims, [None] * len(ids)),
     "release_tasks": lambda ids, claims: (ids, claims, False),
     "read_attempts": lambda ids, claims: (ids, claims),
-    "cancel_tasks": lambda ids, claims: (ids,),
+    "cancel_tasks": lambda ids, claims: (ids, "expired"),
 }
 
 
@@ -339,8 +339,7 @@ def expect_settling_plan(name: str, plan: Node) -> None:
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    # Nobody cancels more than one task at a time.
-    [(name, count) for name in _SETTLING for count in ((1,) if name == "cancel_tasks" else (1, 100, 1000))],
+    [(name, count) for name in _SETTLING for count in (1, 100, 1000)],
 )
 async def test_a_settling_statement_goes_by_the_primary_key(swinging: Any, name: str, count: int) -> None:
     rows = await swinging.fetch("select id, claim from penstock.task where state = 'ACQUIRED' limit $1", count)
@@ -367,7 +366,7 @@ _BY_INDEX = {
     "claim_tasks_by_route": {"task_ready_by_route", "task_pkey"},
     "claim_tasks_at_gates": {"task_ready_by_gate", "task_pkey"},
     "read_seconds_to_next": {"task_ready"},
-    "rest_gates": {"task_ready_by_gate", "task_acquired_by_gate"},
+    "rest_gates": {"task_ready_by_gate"},
     "lock_gates": {"task_acquired_by_gate"},
     "count_gated": {"task_acquired_by_gate"},
     "count_in_flight_by_route": {"task_acquired_by_route"},
@@ -520,3 +519,32 @@ def _due(count: int, ago: str) -> str:
         f" select 'SCHEDULED', 'a', '{{}}', 0, now() - interval '{ago}' + make_interval(secs => n * 7919 % {count}),"
         f" 10, now(), now() from generate_series(1, {count}) n"
     )
+
+
+# Unique keys and expiry
+
+
+def keyed(count: int) -> tuple[Any, ...]:
+    """The arguments of so many enqueues that each take a key from a task, once it has settled."""
+    none = [None] * count
+    keys = [f"k{n}" for n in range(count)]
+    return (
+        ["a"] * count, ["{}"] * count, none, none, [0] * count, [10] * count, none, keys, none, none, none, none, none,
+        [True] * count, none,
+    )  # fmt: skip
+
+
+async def test_a_taken_key_is_looked_up_in_the_history_by_id_and_by_no_scan_of_it(seeded: Any) -> None:
+    """Hashed, as an EXISTS may be, the question whether its task has settled reads every record for one enqueue."""
+    await seeded.execute("set plan_cache_mode = force_custom_plan")
+    plan = await explain(seeded, SQL["enqueue_keyed_tasks"], *keyed(1000))
+    history = [node for node in nodes(plan) if node.get("Relation Name", "").startswith("task_success")]
+    assert history
+    assert {node["Node Type"] for node in history} <= {"Index Scan", "Index Only Scan", "Bitmap Heap Scan"}
+    conditions = [node.get("Index Cond") or node.get("Recheck Cond") for node in history]
+    assert all("task_id" in condition for condition in conditions), conditions
+
+
+async def test_expired_tasks_are_found_by_their_index(seeded: Any) -> None:
+    plan = await explain(seeded, SQL["find_expired"], 500, None)
+    expect_scans(plan, "task", "task_expiring")

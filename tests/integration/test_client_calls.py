@@ -11,7 +11,16 @@ import pytest
 from pydantic import SecretStr
 
 from penstock.client import MESSAGE_TASKS, Client, InboundClient, Unfinished
-from penstock.errors import InvalidParams, MethodNotFound, RateLimited, RpcError, StateConflict, TaskNotFound, TooLarge
+from penstock.errors import (
+    DuplicateTask,
+    InvalidParams,
+    MethodNotFound,
+    RateLimited,
+    RpcError,
+    StateConflict,
+    TaskNotFound,
+    TooLarge,
+)
 from penstock.intake import read_inbound
 from penstock.settings import Settings
 from penstock.store import Store
@@ -35,6 +44,38 @@ async def test_client_calls_every_method(store: Store, settings: Settings) -> No
             assert client.retry(first["id"])["state"] == "SCHEDULED"
             assert client.stats()["states"]["SCHEDULED"] == 1
             assert client.call("status", [first["id"]])["id"] == first["id"]
+
+    async with running(store, settings) as api:
+        await asyncio.to_thread(use, api.url)
+
+
+async def test_client_gives_labels_expiry_and_scopes_and_moves_and_lets_go(store: Store, settings: Settings) -> None:
+    def use(url: str) -> None:
+        with Client(url) as client:
+            expires_at = datetime(2040, 1, 2, tzinfo=UTC)
+            first = client.enqueue("a", unique_key="k", labels={"tenant": "acme"}, expires_at=expires_at, limit_key="l")
+            task = client.status(first["id"], detail=True)
+            assert (task["labels"], task["limit_key"]) == ({"tenant": "acme"}, "l")
+            assert task["expires_at"] == "2040-01-02T00:00:00.000000Z"
+            again = client.enqueue("a", [2], unique_key="k", unique="live", on_duplicate="replace")
+            assert again == {"id": first["id"], "state": "SCHEDULED", "duplicate": True, "replaced": True}
+            with pytest.raises(DuplicateTask) as duplicate:
+                client.enqueue("a", unique_key="k", on_duplicate="error")
+            assert duplicate.value.data == {"id": first["id"], "state": "SCHEDULED"}
+            moved = client.reschedule(first["id"], run_at=expires_at, priority=3)
+            assert moved == {"id": first["id"], "state": "SCHEDULED"}
+            task = client.status(first["id"])
+            assert (task["run_at"], task["priority"]) == ("2040-01-02T00:00:00.000000Z", 3)
+            client.cancel(first["id"], reason="no longer wanted")
+            assert client.status(first["id"])["reason"] == "no longer wanted"
+            second = client.enqueue("a", unique_key="k", unique="live")
+            with pytest.raises(StateConflict) as taken:
+                client.retry(first["id"])
+            assert taken.value.data["holder"] == second["id"]
+            assert client.ordering_list() == {"keys": [], "cursor": None}
+            assert client.ordering_release("o") == {"key": "o", "released": False, "next": None}
+            with pytest.raises(ValueError, match="expires_at needs a zone"):
+                client.enqueue("a", expires_at=datetime(2040, 1, 2))
 
     async with running(store, settings) as api:
         await asyncio.to_thread(use, api.url)

@@ -16,12 +16,13 @@ MAY = {
     Permission.ENQUEUE: {"enqueue"},
     Permission.READ: {
         "status", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show",
-        "action.get", "action.list", "route.list", "rpc.discover", "job.get", "job.list",
+        "ordering.list", "claims.check", "action.get", "action.list", "route.list", "job.get", "job.list",
+        "rpc.discover",
     },
     Permission.ADMIN: {
-        "cancel", "retry", "rejected.retry", "rejected.purge", "dlq.replay", "dlq.purge", "keys.create", "keys.list",
-        "keys.revoke", "bulk.cancel", "bulk.retry", "bulk.delete", "bulk.reschedule", "job.cancel",
-        "action.set", "action.pause", "action.resume", "route.set", "route.delete",
+        "cancel", "retry", "reschedule", "rejected.retry", "rejected.purge", "dlq.replay", "dlq.purge", "keys.create",
+        "keys.list", "keys.revoke", "ordering.release", "bulk.cancel", "bulk.retry", "bulk.delete", "bulk.reschedule",
+        "job.cancel", "action.set", "action.pause", "action.resume", "route.set", "route.delete",
     },
 }  # fmt: skip
 

@@ -14,18 +14,22 @@ from penstock.commands import (
     LONGEST_DELAY_SECONDS,
     PARAMS,
     Cancel,
+    CheckClaims,
     Command,
     CountDead,
     CreateKey,
     Discover,
     Enqueue,
     ListDead,
+    ListHeldKeys,
     ListKeys,
     ListRejected,
     ListTasks,
     PurgeDead,
     PurgeRejected,
+    ReleaseKey,
     ReplayDead,
+    Reschedule,
     Restart,
     RetryRejected,
     RevokeKey,
@@ -40,6 +44,7 @@ from penstock.intake import count_enqueued, read_inbound
 from penstock.keys import Permission
 from penstock.settings import Settings, load_settings
 from penstock.tasks import Enqueued, NewTask, State
+from penstock.wire import ClaimId
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +84,19 @@ def test_every_parameter_of_enqueue_arrives(limits: Settings) -> None:
     assert new_task(limits, "enqueue", params) == NewTask(
         "a", '{"n": 1.50}', datetime(2030, 1, 31, 7, tzinfo=UTC), None, -5, "u", "o", 3, 1.5
     )
+
+
+def test_labels_expiry_limit_key_and_uniqueness_arrive(limits: Settings) -> None:
+    given = {
+        "action": "a", "priority": 0, "unique_key": "u", "labels": {"tenant": "é", "empty": ""}, "expires_in": 60,
+        "limit_key": "l", "unique": 3600, "on_duplicate": "replace",
+    }  # fmt: skip
+    assert new_task(limits, "enqueue", given) == NewTask(
+        "a", max_attempts=7, unique_key="u", labels='{"tenant":"é","empty":""}', expires_in_seconds=60.0, limit_key="l",
+        unique=3600.0, on_duplicate="replace", replaces_priority=True,
+    )  # fmt: skip
+    expiring = new_task(limits, "enqueue", {"action": "a", "expires_at": 0, "labels": {}})
+    assert expiring == NewTask("a", max_attempts=7, expires_at=datetime(1970, 1, 1, tzinfo=UTC))
 
 
 def test_parameters_may_stand_by_position(limits: Settings) -> None:
@@ -149,7 +167,22 @@ def test_run_at_is_rfc_3339_or_epoch_milliseconds(limits: Settings, run_at: Any,
         ({"action": "a", "timeout": 43_201}, "timeout", "at most 43200 seconds"),
         ({"action": "a", "prioritty": 1}, "prioritty", "is unknown; did you mean priority?"),
         ({"action": "a", "x" * 500: 1}, "x" * 100, "is unknown"),
-        ([*["a"] * 10], "params", "has 10 positions; at most 9"),
+        ([*["a"] * 16], "params", "has 16 positions; at most 15"),
+        ({"action": "a", "labels": {"a": 1}}, "labels[...]", "Expected `str`, got `int`"),
+        ({"action": "a", "labels": {str(n): "" for n in range(17)}}, "labels", "are 17; the limit is 16"),
+        ({"action": "a", "labels": {"": "x"}}, "labels", "names of 1 to 60 characters"),
+        ({"action": "a", "labels": {"n" * 61: "x"}}, "labels", "names of 1 to 60 characters"),
+        ({"action": "a", "labels": {"n": "x" * 201}}, "labels.n", "at most 200 characters"),
+        ({"action": "a", "labels": {"n": "\0"}}, "labels.n", "control character"),
+        ({"action": "a", "expires_at": "soon"}, "expires_at", "must be RFC 3339"),
+        ({"action": "a", "expires_at": 1, "expires_in": 1}, "expires_in", "and expires_at exclude each other"),
+        ({"action": "a", "expires_in": 0}, "expires_in", "must be above 0"),
+        ({"action": "a", "limit_key": ""}, "limit_key", "must have 1 to 500 characters, not 0"),
+        ({"action": "a", "unique": "live"}, "unique", "goes with unique_key"),
+        ({"action": "a", "on_duplicate": "error"}, "on_duplicate", "goes with unique_key"),
+        ({"action": "a", "unique_key": "k", "unique": "forever"}, "unique", "is wrong"),
+        ({"action": "a", "unique_key": "k", "unique": -1}, "unique", "must be above 0"),
+        ({"action": "a", "unique_key": "k", "on_duplicate": "fail"}, "on_duplicate", "is wrong"),
     ],
 )
 def test_a_wrong_parameter_of_enqueue_is_named_with_its_problem(
@@ -271,6 +304,16 @@ def test_a_wrong_submission_names_the_field(limits: Settings, method: str, paylo
         ),
         ("keys.list", {"cursor": "7", "revoked": True}, ListKeys(50, 7, True)),
         ("keys.revoke", {"id": "7"}, RevokeKey(7)),
+        ("cancel", {"id": 1, "reason": "no longer wanted"}, Cancel(1, "no longer wanted")),
+        (
+            "reschedule",
+            {"id": "7", "run_at": 0, "priority": -3},
+            Reschedule(7, datetime(1970, 1, 1, tzinfo=UTC), None, -3),
+        ),
+        ("reschedule", {"id": 7, "delay": 1.5}, Reschedule(7, None, 1.5, None)),
+        ("ordering.list", {"limit": 3, "cursor": "k"}, ListHeldKeys(3, "k")),
+        ("ordering.release", ["k"], ReleaseKey("k")),
+        ("claims.check", {"claims": ["42:7"]}, CheckClaims([ClaimId(42, 7)])),
         ("rpc.discover", None, Discover()),
     ],
 )
@@ -288,6 +331,7 @@ LEAST: dict[str, Any] = {
     "action.resume": {"action": "a"}, "route.set": {"name": "r", "queue": "q"}, "route.delete": {"name": "r"},
     "bulk.cancel": {"all": True}, "bulk.retry": {"all": True}, "bulk.delete": {"all": True},
     "bulk.reschedule": {"all": True, "delay": 1}, "job.get": {"id": 1}, "job.cancel": {"id": 1},
+    "reschedule": {"id": 1, "delay": 0}, "ordering.release": {"key": "k"}, "claims.check": {"claims": ["1:2"]},
 }  # fmt: skip
 
 
@@ -316,6 +360,15 @@ def test_every_method_has_a_command(limits: Settings) -> None:
         ("cancel", {}, "id"),
         ("cancel", None, "id"),
         ("retry", {"id": None}, "id"),
+        ("cancel", {"id": 1, "reason": ""}, "reason"),
+        ("cancel", {"id": 1, "reason": "x" * 501}, "reason"),
+        ("reschedule", {"id": 1}, "run_at"),
+        ("reschedule", {"id": 1, "run_at": 1, "delay": 1}, "delay"),
+        ("reschedule", {"id": 1, "priority": 40_000}, "priority"),
+        ("ordering.release", {"key": ""}, "key"),
+        ("claims.check", {"claims": []}, "claims"),
+        ("claims.check", {"claims": ["1:1", "1"]}, "claims[1]"),
+        ("claims.check", {"claims": ["1:1"] * 1001}, "claims"),
         ("list", {"state": "DONE"}, "state"),
         ("list", {"limit": 0}, "limit"),
         ("list", {"limit": 1001}, "limit"),
@@ -418,7 +471,7 @@ def test_a_body_of_good_and_bad_entries_keeps_each_with_its_reason(limits: Setti
 
 BY_QUEUE = {
     "enqueue", "cancel", "retry", "bulk.cancel", "bulk.retry", "bulk.delete", "bulk.reschedule", "job.cancel",
-    "action.set", "action.pause", "action.resume", "route.set", "route.delete",
+    "action.set", "action.pause", "action.resume", "route.set", "route.delete", "reschedule",
 }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ PUBLIC = [
     "RpcError",
     "Settings",
     "SettingsError",
+    "TaskCancelled",
     "Unavailable",
     "__version__",
     "action",

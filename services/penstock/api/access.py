@@ -17,9 +17,9 @@ from penstock.settings import is_loopback
 
 # Methods that change nothing but what can be asked for again
 _READING = {
-    "status", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show", "rpc.discover",
-    *READING_RULES,
-    "job.get", "job.list",
+    *READING_RULES, "job.get", "job.list",
+    "status", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show", "ordering.list",
+    "claims.check", "rpc.discover",
 }  # fmt: skip
 PERMISSION_OF: dict[str, Permission] = {
     name: Permission.READ if name in _READING else Permission.ADMIN for name in PARAMS

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.commands import Cancel, CancelJob, Enqueue, Restart, StartBulk, read_command
+from penstock.commands import Cancel, CancelJob, Enqueue, Reschedule, Restart, StartBulk, read_command
 from penstock.errors import RpcError
 from penstock.settings import Settings
 from penstock.store import Pair, Session
@@ -88,7 +88,7 @@ def _read_inbound(method: str, params: bytes, settings: Settings) -> Entry:
     match command:
         case Enqueue(task):
             return Entry(task.action, key=None if task.unique_key is None else (task.action, task.unique_key))
-        case Cancel(task_id) | Restart(task_id):
+        case Cancel(task_id) | Restart(task_id) | Reschedule(task_id):
             return Entry(method, task_id=task_id)
         case StartBulk() | CancelJob():
             return Entry(method)

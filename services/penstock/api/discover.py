@@ -17,7 +17,17 @@ from penstock.commands import (
 )
 from penstock.keys import NAME_MAX_CHARS
 from penstock.rules import ROUTE_NAME_MAX_CHARS
-from penstock.tasks import ACTION_MAX_CHARS, KEY_MAX_CHARS, MAX_ATTEMPTS_LIMIT, PRIORITY_MAX, PRIORITY_MIN
+from penstock.tasks import (
+    ACTION_MAX_CHARS,
+    KEY_MAX_CHARS,
+    LABEL_NAME_MAX_CHARS,
+    LABEL_VALUE_MAX_CHARS,
+    MAX_ATTEMPTS_LIMIT,
+    MAX_LABELS,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    REASON_MAX_CHARS,
+)
 
 OPENRPC_VERSION = "1.3.2"
 _REFERENCE = "#/components/schemas/{name}"
@@ -43,14 +53,18 @@ ERRORS: dict[str, tuple[int, str]] = {
     "QueueAway": (errors.QUEUE_AWAY, "The api cannot use a queue; data.queue names it, data.ref finds why in the log"),
     "RouteNotFound": (errors.ROUTE_NOT_FOUND, "No such route"),
     "JobNotFound": (errors.JOB_NOT_FOUND, "No such job"),
-    "StateConflict": (errors.STATE_CONFLICT, "The task's state forbids it; data.state is that state"),
+    "StateConflict": (
+        errors.STATE_CONFLICT,
+        "The task's state forbids it; data.state is that state; a retry names data.holder, which has the unique key",
+    ),
+    "DuplicateTask": (errors.DUPLICATE_TASK, "Another task has the unique key; data.id is that task"),
     "TooLarge": (errors.TOO_LARGE, "A payload or a request is over its limit; data.size and data.limit in bytes"),
 }
 _ALWAYS = ("InvalidParams", "InternalError", "AccessDenied")
 
 # Summary, result, errors beyond those of every method
 SUMMARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "enqueue": ("Add a task; it is stored when the answer comes.", "Accepted", ("TooLarge",)),
+    "enqueue": ("Add a task; it is stored when the answer comes.", "Accepted", ("TooLarge", "DuplicateTask")),
     "status": (
         "Show one task, or several in the order of `ids`, with null for one that there is not.",
         "",
@@ -63,6 +77,11 @@ SUMMARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "retry": (
         "Start a CRITICAL_ERROR or CANCELLED task anew, its attempts at 0.",
+        "Changed",
+        ("TaskNotFound", "StateConflict"),
+    ),
+    "reschedule": (
+        "Move a task that waits (WAITING, SCHEDULED, ERROR) to another time or priority.",
         "Changed",
         ("TaskNotFound", "StateConflict"),
     ),
@@ -119,6 +138,9 @@ SUMMARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "job.get": ("Show a job: how far it is, and what it could not do.", "Job", ("JobNotFound",)),
     "job.list": ("List jobs, newest first.", "JobPage", ()),
     "job.cancel": ("Stop a job; what it has done stays done.", "Job", ("JobNotFound",)),
+    "ordering.list": ("List ordering keys that a task in CRITICAL_ERROR holds, by key.", "HeldKeys", ()),
+    "ordering.release": ("Let a held ordering key go: the next task of the key may run.", "ReleasedKey", ()),
+    "claims.check": ("Tell a worker which of its claims hold their task no more.", "CheckedClaims", ()),
     "rpc.discover": ("This document.", "", ()),
 }
 
@@ -147,20 +169,35 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "payload": "The handler's parameters: an object (by name) or an array (by position).",
         "run_at": "Not before this instant: RFC 3339 with a zone, or epoch milliseconds.",
         "delay": "Not before so many seconds from now, by the database's clock; excludes run_at.",
-        "priority": f"Higher first; {PRIORITY_MIN} to {PRIORITY_MAX}.",
-        "unique_key": "One task per action and key while its record is kept; a second enqueue gets the first's id. "
+        "priority": f"Higher first; {PRIORITY_MIN} to {PRIORITY_MAX}, null for 0.",
+        "unique_key": "One task per action and key, see unique; a second enqueue gets the first's id. "
         f"1 to {KEY_MAX_CHARS} characters.",
         "ordering_key": f"Tasks of one key run one at a time, in order. 1 to {KEY_MAX_CHARS} characters.",
         "max_attempts": f"Attempts before CRITICAL_ERROR; 1 to {MAX_ATTEMPTS_LIMIT}, null for the server's own.",
         "timeout": "Seconds that one attempt may take; null for the action's or worker's own.",
+        "labels": f"Text by text, to find it and to route it by; up to {MAX_LABELS}, names of 1 to "
+        f"{LABEL_NAME_MAX_CHARS} and values of up to {LABEL_VALUE_MAX_CHARS} characters.",
+        "expires_at": "Cancelled unless started before this instant; as run_at.",
+        "expires_in": "The same, so many seconds from now, by the database's clock; excludes expires_at.",
+        "limit_key": f"Which of its action's limits by key it counts against. 1 to {KEY_MAX_CHARS} characters.",
+        "unique": "Until when another task keeps the unique key from this one: retained, until its record is cleaned; "
+        "live, until it settles; a number, for so many seconds from when it took the key.",
+        "on_duplicate": "When another has the key: return its id; replace its payload, and its run_at and priority if "
+        "given, while it waits; or error.",
     },
     "status": {
         "id": "One task; the answer is an object.",
         "ids": f"Up to {MAX_IDS} tasks; the answer is an array.",
         "detail": "With payload, keys, claim and every failed attempt.",
     },
-    "cancel": {"id": "The task."},
+    "cancel": {"id": "The task.", "reason": f"Shown with the task; 1 to {REASON_MAX_CHARS} characters."},
     "retry": {"id": "The task."},
+    "reschedule": {
+        "id": "The task.",
+        "run_at": "Not before this instant; null leaves it.",
+        "delay": "Not before so many seconds from now; excludes run_at.",
+        "priority": "Null leaves it.",
+    },
     "list": {
         "state": "Only tasks in this state.",
         "action": "Only tasks of this action.",
@@ -237,6 +274,9 @@ PARAMETERS: dict[str, dict[str, str]] = {
     "job.get": {"id": "The job."},
     "job.list": {"limit": f"Jobs at the most; 1 to {MAX_LIST}.", "cursor": "The cursor of the page before."},
     "job.cancel": {"id": "The job."},
+    "ordering.list": {"limit": f"Keys at the most; 1 to {MAX_LIST}.", "cursor": "The cursor of the page before."},
+    "ordering.release": {"key": "The ordering key."},
+    "claims.check": {"claims": f"Ids of outbound requests, <task id>:<claim>; 1 to {MAX_IDS}."},
     "rpc.discover": {},
 }
 
@@ -247,6 +287,8 @@ _RESULTS = (
     views.DeadReplayed, views.DeadPurged, views.Key, views.NewKey, views.KeyPage,
     views.Action, views.Actions, views.Routes, views.RouteChanged,
     views.BulkStarted, views.BulkPreview, views.Job, views.JobPage,
+    views.DeadReplayed, views.DeadPurged, views.Key, views.NewKey, views.KeyPage, views.HeldKeys, views.ReleasedKey,
+    views.CheckedClaims,
 )  # fmt: skip
 
 

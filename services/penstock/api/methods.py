@@ -25,12 +25,14 @@ from penstock.commands import (
     SUBMIT_PREFIX,
     Cancel,
     CancelJob,
+    CheckClaims,
     CountDead,
     CreateKey,
     Discover,
     Enqueue,
     GetJob,
     ListDead,
+    ListHeldKeys,
     ListJobs,
     ListKeys,
     ListRejected,
@@ -38,7 +40,9 @@ from penstock.commands import (
     PreviewBulk,
     PurgeDead,
     PurgeRejected,
+    ReleaseKey,
     ReplayDead,
+    Reschedule,
     Restart,
     RetryRejected,
     RevokeKey,
@@ -50,7 +54,7 @@ from penstock.commands import (
     read_command,
 )
 from penstock.errors import InvalidParams, MessageNotFound, Refused, RpcError, TaskNotFound
-from penstock.intake import apply_change, count_enqueued
+from penstock.intake import apply_change, count_enqueued, refusal_of
 from penstock.logs import get_logger
 from penstock.notify import Notifier
 from penstock.settings import Settings
@@ -115,6 +119,7 @@ class Methods:
             Status: self._status,
             Cancel: self._change,
             Restart: self._change,
+            Reschedule: self._change,
             ListTasks: self._list,
             Stats: self._stats,
             ListRejected: self._list_rejected,
@@ -135,6 +140,9 @@ class Methods:
             GetJob: jobs.get,
             ListJobs: jobs.list,
             CancelJob: jobs.cancel,
+            ListHeldKeys: self._list_held_keys,
+            ReleaseKey: self._release_key,
+            CheckClaims: self._check_claims,
             Discover: self._discover,
         }
 
@@ -167,7 +175,7 @@ class Methods:
                 except Exception as exc:
                     outcomes[place] = exc
                 else:
-                    outcomes[place] = views.Accepted(accepted.id, accepted.state, accepted.duplicate)
+                    outcomes[place] = views.Accepted(accepted.id, accepted.state, accepted.duplicate, accepted.replaced)
         return outcomes
 
     async def drain(self) -> None:
@@ -188,7 +196,7 @@ class Methods:
             return await self._insert(tasks[:middle]) + await self._insert(tasks[middle:])
         count_enqueued(tasks, accepted, door="http")
         self._notifier.poke()
-        return list(accepted)
+        return [refusal_of(task, answer) or answer for task, answer in zip(tasks, accepted, strict=True)]
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[Session]:
@@ -211,7 +219,7 @@ class Methods:
             raise TaskNotFound(command.ids[0])
         return found[command.ids[0]]
 
-    async def _change(self, command: Cancel | Restart) -> views.Changed:
+    async def _change(self, command: Cancel | Restart | Reschedule) -> views.Changed:
         async with self._others, self._store.transaction() as session:
             changed = await apply_change(session, command)
         self._notifier.poke()  # a task may run, or there is room for one
@@ -301,6 +309,23 @@ class Methods:
         async with self._session() as session:
             ids, cursor = await _choose_rejected(session, command.which)
             return views.Purged(await purge_rejected(session, ids), cursor)
+
+    async def _list_held_keys(self, command: ListHeldKeys) -> views.HeldKeys:
+        async with self._session() as session:
+            return views.held_keys(await session.list_held_keys(command.limit, command.after), command.limit)
+
+    async def _release_key(self, command: ReleaseKey) -> views.ReleasedKey:
+        async with self._others, self._store.transaction() as session:
+            released = await session.release_keys([command.key])
+        self._notifier.poke()
+        return views.ReleasedKey(command.key, command.key in released, released.get(command.key))
+
+    async def _check_claims(self, command: CheckClaims) -> views.CheckedClaims:
+        async with self._session() as session:
+            held = await session.read_attempts((c.task_id, c.claim) for c in command.claims)
+        return views.CheckedClaims(
+            [f"{c.task_id}:{c.claim}" for c in command.claims if (c.task_id, c.claim) not in held]
+        )
 
     async def _discover(self, _command: Discover) -> msgspec.Raw:
         if self._description is None:

@@ -5,12 +5,14 @@ Payloads, results and errors are the JSON text that Postgres holds, put into the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from penstock import tasks
 from penstock.jobs import Job as JobRecord
 from penstock.jobs import JobState
 from penstock.keys import Permission
@@ -26,12 +28,15 @@ def _about(description: str) -> Meta:
     return Meta(description=description)
 
 
-class Accepted(msgspec.Struct, frozen=True):
+class Accepted(msgspec.Struct, frozen=True, omit_defaults=True):
     id: int
     state: State
     duplicate: Annotated[
         bool, _about("True: a task with this unique key was there already, and this is its id; nothing was added.")
     ]
+    replaced: Annotated[
+        bool | None, _about("With on_duplicate replace: whether the first task waited and took what this one asks.")
+    ] = None
 
 
 class Changed(msgspec.Struct, frozen=True):
@@ -48,7 +53,7 @@ class Failure(msgspec.Struct, frozen=True):
     error: Annotated[Any, _about("The JSON-RPC error object that the worker sent.")]
 
 
-class Task(msgspec.Struct, frozen=True):
+class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: int
     action: str
     state: State
@@ -61,12 +66,16 @@ class Task(msgspec.Struct, frozen=True):
     progress: Annotated[Any, _about("`percent` and `note` as the worker last reported them, or null.")]
     result: Annotated[Any, _about("What the handler returned; null unless the state is SUCCESS.")]
     error: Annotated[Any, _about("The error object of the last failed attempt; null after a SUCCESS.")]
+    reason: Annotated[str | None, _about("Why it was cancelled; only there where it is told.")] = None
 
 
-class TaskDetail(Task, frozen=True):
+class TaskDetail(Task, frozen=True, kw_only=True):
     payload: Any
     unique_key: str | None
     ordering_key: str | None
+    limit_key: str | None
+    labels: Annotated[Any, _about("Object of text by text.")]
+    expires_at: Annotated[str | None, _about("Not started from then on.")]
     timeout: Annotated[float | None, _about("Seconds that one attempt may take; null: the action's or worker's own.")]
     claim: Annotated[int, _about("Token of the newest claim; 0 before the first.")]
     failures: Annotated[list[Failure], _about("Every failed attempt, oldest first.")]
@@ -305,6 +314,31 @@ class JobPage(msgspec.Struct, frozen=True):
     cursor: Annotated[str | None, _about("Pass it on for the next page; null at the end.")]
 
 
+class HeldKey(msgspec.Struct, frozen=True):
+    """An ordering key that a task in CRITICAL_ERROR holds."""
+
+    key: str
+    task_id: Annotated[int, _about("The task that failed.")]
+    action: str | None
+    since: Annotated[str | None, _about("When it failed.")]
+    waiting: Annotated[int, _about("Tasks that wait behind it, counted up to 10000.")]
+
+
+class HeldKeys(msgspec.Struct, frozen=True):
+    keys: list[HeldKey]
+    cursor: Annotated[str | None, _about("Pass it on for the next page; null at the end.")]
+
+
+class ReleasedKey(msgspec.Struct, frozen=True):
+    key: str
+    released: Annotated[bool, _about("False: it was not held, and nothing was changed.")]
+    next: Annotated[int | None, _about("The task that waited longest and may run now; null when none did.")]
+
+
+class CheckedClaims(msgspec.Struct, frozen=True):
+    lost: Annotated[list[str], _about("Those that hold their task no more: cancelled, settled, or claimed anew since.")]
+
+
 def timestamp(instant: datetime) -> str:
     """RFC 3339 in UTC with microseconds and Z."""
     return instant.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
@@ -327,6 +361,9 @@ def task_detail(row: Any) -> TaskDetail:
         payload=raw(row["payload"]),
         unique_key=row["unique_key"],
         ordering_key=row["ordering_key"],
+        limit_key=row["limit_key"],
+        labels=raw(row["labels"] or "{}"),
+        expires_at=row["expires_at"] and timestamp(row["expires_at"]),
         timeout=row["timeout_seconds"],
         claim=row["claim"],
         failures=[
@@ -334,6 +371,12 @@ def task_detail(row: Any) -> TaskDetail:
             for one in _decode_failures(row["failures"] or "[]")
         ],
     )
+
+
+def held_keys(found: Sequence[tasks.HeldKey], limit: int) -> HeldKeys:
+    """A page of held ordering keys."""
+    shown = [HeldKey(k.key, k.task_id, k.action, timestamp(k.since) if k.since else None, k.waiting) for k in found]
+    return HeldKeys(shown, found[-1].key if len(found) == limit else None)
 
 
 def key(record: KeyRecord) -> Key:
@@ -405,4 +448,5 @@ def _members(row: Any) -> dict[str, Any]:
         "progress": raw(row["progress"]),
         "result": raw(row["result"]),
         "error": None if state is State.SUCCESS else raw(row["error"]),
+        "reason": row["reason"],
     }

@@ -30,7 +30,7 @@ TaskId = Annotated[int, typer.Argument(metavar="ID", help="The task's id.")]
 
 def add_to(app: typer.Typer) -> None:
     panel = "Tasks"
-    for command in (enqueue, status, cancel, retry, stats):
+    for command in (enqueue, status, cancel, retry, reschedule, stats):
         app.command(rich_help_panel=panel)(command)
     app.command("list", rich_help_panel=panel)(list_tasks)
     rejected = typer.Typer(no_args_is_help=True, epilog=EPILOG, help="Messages that could not be understood, and why.")
@@ -39,11 +39,21 @@ def add_to(app: typer.Typer) -> None:
     rejected.command("retry")(rejected_retry)
     rejected.command("purge")(rejected_purge)
     app.add_typer(rejected, name="rejected", rich_help_panel=panel)
+    ordering = typer.Typer(no_args_is_help=True, epilog=EPILOG, help="Ordering keys that a failed task holds.")
+    ordering.command("list")(ordering_list)
+    ordering.command("release")(ordering_release)
+    app.add_typer(ordering, name="ordering", rich_help_panel=panel)
 
 
 class Source(StrEnum):
     inbound = "inbound"
     results = "results"
+
+
+class OnDuplicate(StrEnum):
+    RETURN = "return"
+    REPLACE = "replace"
+    ERROR = "error"
 
 
 SourceOption = Annotated[Source | None, typer.Option(show_default=False, help="Only messages of this queue.")]
@@ -74,29 +84,56 @@ def enqueue(
     timeout: Annotated[
         float | None, typer.Option(show_default=False, help="Seconds that one attempt may take.")
     ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=TEXT", help="A label; may be given several times.")
+    ] = None,
+    expires_at: Annotated[
+        str | None, typer.Option(show_default=False, help="Cancelled unless started before; as --run-at.")
+    ] = None,
+    expires_in: Annotated[
+        float | None, typer.Option(show_default=False, help="Cancelled unless started within so many seconds.")
+    ] = None,
+    limit_key: Annotated[
+        str | None, typer.Option(show_default=False, help="Which of its action's limits by key it counts against.")
+    ] = None,
+    unique: Annotated[
+        str | None,
+        typer.Option(
+            show_default=False,
+            help="Until when another task keeps the unique key: retained (until its record is cleaned, the default), "
+            "live (until it settles), or seconds from when it took it.",
+        ),
+    ] = None,
+    on_duplicate: Annotated[
+        OnDuplicate | None,
+        typer.Option(show_default=False, help="When another task has the unique key; default return."),
+    ] = None,
     as_json: JsonOption = False,
     api_url: ApiUrlOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
     """Add a task; it is stored when this returns."""
-    instant = int(run_at) if run_at is not None and run_at.lstrip("-").isdecimal() else run_at
     given = {
-        "priority": priority, "delay": delay, "run_at": instant, "unique_key": unique_key,
-        "ordering_key": ordering_key, "max_attempts": max_attempts, "timeout": timeout,
+        "priority": priority, "delay": delay, "run_at": _instant(run_at), "unique_key": unique_key,
+        "ordering_key": ordering_key, "max_attempts": max_attempts, "timeout": timeout, "labels": _labels(label),
+        "expires_at": _instant(expires_at), "expires_in": expires_in, "limit_key": limit_key,
+        "unique": _scope(unique), "on_duplicate": on_duplicate,
     }  # fmt: skip
     params = {"action": action, "payload": _parse(sys.stdin.read() if payload == "-" else payload)}
     params |= {name: value for name, value in given.items() if value is not None}
     result = connect(api_url, data_dir).call("enqueue", params)
     if as_json:
         print_json(result)
-    else:
-        typer.echo(
-            f"task {result['id']} {result['state']}" + (" (it was there already)" if result["duplicate"] else "")
-        )
+        return
+    note = " (it was there already)" if result["duplicate"] else ""
+    typer.echo(f"task {result['id']} {result['state']}" + (" (replaced)" if result.get("replaced") else note))
 
 
 def status(
     ids: Annotated[list[int], typer.Argument(metavar="ID...", help="One task's id, or several.")],
+    detail: Annotated[
+        bool, typer.Option("--detail", help="With payload, keys, labels, expiry and every failed attempt.")
+    ] = False,
     as_json: JsonOption = False,
     api_url: ApiUrlOption = None,
     data_dir: DataDirOption = None,
@@ -104,7 +141,7 @@ def status(
     """Show a task: its state, attempts, times, result or error."""
     client = connect(api_url, data_dir)
     if len(ids) > 1:
-        tasks = client.call("status", {"ids": ids})
+        tasks = client.call("status", {"ids": ids, "detail": detail})
         if as_json:
             print_json(tasks)
             return
@@ -113,7 +150,7 @@ def status(
         if unknown:
             raise PenstockError(f"no such task: {', '.join(map(str, unknown))}")
         return
-    task = client.call("status", {"id": ids[0]})
+    task = client.call("status", {"id": ids[0], "detail": detail})
     if as_json:
         print_json(task)
         return
@@ -121,10 +158,14 @@ def status(
 
 
 def cancel(
-    task_id: TaskId, as_json: JsonOption = False, api_url: ApiUrlOption = None, data_dir: DataDirOption = None
+    task_id: TaskId,
+    reason: Annotated[str | None, typer.Option(show_default=False, help="Shown with the task.")] = None,
+    as_json: JsonOption = False,
+    api_url: ApiUrlOption = None,
+    data_dir: DataDirOption = None,
 ) -> None:
-    """Cancel a task that is not settled; a result that comes later is ignored."""
-    _print_change(connect(api_url, data_dir).call("cancel", {"id": task_id}), as_json)
+    """Cancel a task that is not settled; a result that comes later is ignored, and its handler is told to stop."""
+    _print_change(connect(api_url, data_dir).call("cancel", _given({"id": task_id, "reason": reason})), as_json)
 
 
 def retry(
@@ -132,6 +173,60 @@ def retry(
 ) -> None:
     """Start a CRITICAL_ERROR or CANCELLED task anew, its attempts at 0."""
     _print_change(connect(api_url, data_dir).call("retry", {"id": task_id}), as_json)
+
+
+def reschedule(
+    task_id: TaskId,
+    run_at: Annotated[
+        str | None, typer.Option(show_default=False, help="Not before: RFC 3339 with a zone, or epoch milliseconds.")
+    ] = None,
+    delay: Annotated[
+        float | None, typer.Option(show_default=False, help="Not before so many seconds from now.")
+    ] = None,
+    priority: Annotated[int | None, typer.Option(show_default=False, help="-32768 to 32767, higher first.")] = None,
+    as_json: JsonOption = False,
+    api_url: ApiUrlOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Move a task that waits (WAITING, SCHEDULED, ERROR) to another time or priority."""
+    params = {"id": task_id, "run_at": _instant(run_at), "delay": delay, "priority": priority}
+    _print_change(connect(api_url, data_dir).call("reschedule", _given(params)), as_json)
+
+
+def ordering_list(
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Keys at the most.")] = 50,
+    cursor: Annotated[str | None, typer.Option(show_default=False, help="Go on where the last list ended.")] = None,
+    as_json: JsonOption = False,
+    api_url: ApiUrlOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """List ordering keys that a task in CRITICAL_ERROR holds."""
+    result = connect(api_url, data_dir).call("ordering.list", _given({"limit": limit, "cursor": cursor}))
+    if as_json:
+        print_json(result)
+        return
+    if not result["keys"]:
+        typer.echo("there is none")
+        return
+    columns = ("key", "task_id", "action", "since", "waiting")
+    print_table(columns, [[row[c] for c in columns] for row in result["keys"]], right=("task_id", "waiting"))
+    _print_cursor(result["cursor"])
+
+
+def ordering_release(
+    key: Annotated[str, typer.Argument(help="From `ordering list`.")],
+    as_json: JsonOption = False,
+    api_url: ApiUrlOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Let a held ordering key go: the next task of the key may run."""
+    result = connect(api_url, data_dir).call("ordering.release", {"key": key})
+    if as_json:
+        print_json(result)
+    elif not result["released"]:
+        typer.echo("it is not held")
+    else:
+        typer.echo("released" + (f"; task {result['next']} may run" if result["next"] is not None else ""))
 
 
 def list_tasks(
@@ -283,6 +378,27 @@ def _rejected_answers(method: str, ids: list[int] | None, source: str | None, cl
 
 def _given(params: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in params.items() if value is not None}
+
+
+def _instant(text: str | None) -> str | int | None:
+    """RFC 3339 as it is, epoch milliseconds as a number."""
+    return int(text) if text is not None and text.lstrip("-").isdecimal() else text
+
+
+def _scope(text: str | None) -> str | float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return text
+
+
+def _labels(pairs: list[str] | None) -> dict[str, str] | None:
+    if not pairs:
+        return None
+    for pair in pairs:
+        if "=" not in pair:
+            raise typer.BadParameter(f"{pair!r} is not NAME=TEXT", param_hint="--label")
+    return dict(pair.split("=", 1) for pair in pairs)
 
 
 def _parse(text: str) -> Any:

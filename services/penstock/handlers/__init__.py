@@ -14,6 +14,7 @@ from typing import Any, TypeVar, overload
 import msgspec
 
 from penstock.errors import SettingsError
+from penstock.handlers.cancellation import Cancellation, TaskCancelled
 from penstock.handlers.parameters import Arguments, Parameters, place
 from penstock.logs import get_logger
 from penstock.retry import Backoff
@@ -65,18 +66,43 @@ class Context:
     task_id, claim: together they name this attempt; later attempts have a higher claim.
     redelivered: the message was delivered before, so an earlier worker may have done part of the work.
     report: where progress goes, callable from any thread; without one it goes nowhere, as in a test of a handler.
+    cancellation: set when the task is no longer this worker's; without one it never is.
     """
 
-    __slots__ = ("_report", "action", "claim", "redelivered", "task_id")
+    __slots__ = ("_cancellation", "_report", "action", "claim", "redelivered", "task_id")
 
     def __init__(
-        self, task_id: int, claim: int, action: str, redelivered: bool = False, report: Report | None = None
+        self,
+        task_id: int,
+        claim: int,
+        action: str,
+        redelivered: bool = False,
+        report: Report | None = None,
+        cancellation: Cancellation | None = None,
     ) -> None:
         self.task_id = task_id
         self.claim = claim
         self.action = action
         self.redelivered = redelivered
         self._report = report
+        self._cancellation = cancellation or Cancellation()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for the result any more: the task was cancelled, or is somebody else's by now.
+
+        It turns true within seconds where the worker has PENSTOCK_CONTROL_URL, and never where it has not.
+        """
+        return self._cancellation.is_set
+
+    async def wait_cancelled(self) -> None:
+        """Until ``cancelled``, to be raced against the work."""
+        await self._cancellation.wait()
+
+    def raise_if_cancelled(self) -> None:
+        """Raises TaskCancelled, at a place where the handler may stop; what it raises or returns then is dropped."""
+        if self._cancellation.is_set:
+            raise TaskCancelled(f"task {self.task_id} is no longer claim {self.claim}'s")
 
     @property
     def log(self) -> Any:

@@ -31,7 +31,7 @@ GIVE_UP_AFTER_EXITS = 3  # of one process before the stack was ever ready
 WRONG_SETTINGS = [2, 2]  # exit codes; once may be a port that was lost to another program, the next try takes a new one
 LOCAL_DEFAULTS = {"receive_wait_seconds": "1", "visibility_timeout_seconds": "30"}
 # Of the caller's environment, what would send a process to another database, SQS or port than the stack's.
-_REPLACED = ("DATABASE_URL", "SQS_ENDPOINT_URL", "HTTP_PORT", "METRICS_PORT", "API_URL")
+_REPLACED = ("DATABASE_URL", "SQS_ENDPOINT_URL", "HTTP_PORT", "METRICS_PORT", "API_URL", "CONTROL_URL")
 
 
 class Stack:
@@ -135,7 +135,7 @@ class Stack:
         for name, command in self._worker_commands():
             # A worker is given no database of Penstock's; the shipped example exports into one of its own.
             env = {"EXPORT_DATABASE_URL": database_url} | base | self._worker_env
-            children.keep(Child(name, command, env, 0, metrics_host))
+            children.keep(Child(name, command, env, 0, metrics_host, self._control_environment))
         await self._wait_ready(children)
         self._ready = True
         self.data_dir.write_state(self.state())
@@ -173,6 +173,17 @@ class Stack:
         if self._http_port_may_move and not self._ready:
             self._http_port = self._next_http_port(self._http_port)
         return {"PENSTOCK_HTTP_HOST": self._http_host, "PENSTOCK_HTTP_PORT": str(self._http_port)}
+
+    def _control_environment(self) -> dict[str, str]:
+        """Where workers ask which of their tasks were cancelled, and with which key, where one is needed."""
+        env = {"PENSTOCK_CONTROL_URL": f"http://{_reachable(self._http_host)}:{self._http_port}/rpc"}
+        if self.settings.needs_keys:
+            plain = [key for key in self.settings.api_keys if ":" not in key.get_secret_value()]
+            key = self.settings.control_api_key or self.settings.api_key or next(iter(plain), None)
+            if key is None:
+                return {}  # they would be refused each time
+            env["PENSTOCK_CONTROL_API_KEY"] = key.get_secret_value()
+        return {name: value for name, value in env.items() if name not in self._worker_env}
 
     async def _start_services(self) -> tuple[str, str]:
         """Start Postgres and SQS, both at once; returns their URLs."""

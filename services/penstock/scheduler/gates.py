@@ -88,7 +88,7 @@ class Gates:
                 dispatch, went = await session.claim_at_gates(shares)
             if whole.tokens is not None:
                 await session.fetch("note_action", action, whole.spent(sum(went.values())))
-            await self._note(session, action, gates, shares, went)
+            await self._note(session, gates, shares, went)
         if dispatch is None:
             return 0
         try:
@@ -125,7 +125,7 @@ class Gates:
         ]  # fmt: skip
 
     async def _note(
-        self, session: Session, action: str, gates: Sequence[Gate], shares: Mapping[str, int], went: Mapping[str, int]
+        self, session: Session, gates: Sequence[Gate], shares: Mapping[str, int], went: Mapping[str, int]
     ) -> None:
         """Write down what is left of each gate's rate and when to look again."""
         waits = {gate.name: 0.0 if gate.allowance.tasks else gate.allowance.retry_seconds for gate in gates}
@@ -135,7 +135,7 @@ class Gates:
         )  # fmt: skip
         emptied = [name for name, share in shares.items() if went.get(name, 0) < share]
         if emptied:
-            await session.fetch("rest_gates", action, emptied)
+            await session.fetch("rest_gates", emptied)
 
     def _rest(self, action: str, seconds: float) -> None:
         self._rest_until[action] = monotonic() + seconds

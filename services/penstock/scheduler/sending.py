@@ -130,7 +130,8 @@ class Sender:
                 "message": "the outbound queue refuses the task's message",
                 "data": {"type": "Unsendable", "message": sending.reason},
             }
-            await session.fail([Failure(task.id, task.claim, json.dumps(error), None) for task in sending.refused])
+            failures = [Failure(task.id, task.claim, json.dumps(error), None) for task in sending.refused]
+            await session.fail(failures, hold_keys=self._settings.holds_ordering_keys)
             await session.confirm(dispatch.id)
         self._released()
         metrics.RELEASED.labels("send_failed").inc(released)

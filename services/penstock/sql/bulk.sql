@@ -68,14 +68,14 @@ cross join lateral (
     select k.task_id from penstock.unique_key k
     where k.action = settled.action and k.key = settled.unique_key and k.task_id = settled.id for update) held;
 
--- name: reschedule_tasks
+-- name: spread_tasks
 -- $1 ids, $2 how many seconds each comes later than $3, an instant, or null where run_at stays; $4 priority, or null
 -- where it stays. Tasks that wait, in whichever state: it stays too. No join with the arrays: by the statistics of a
 -- table that was empty a moment ago it is a nested loop over both, at five times the price.
 update penstock.task t
 set run_at = coalesce($3::timestamptz
                       + make_interval(secs => ($2::float8[])[array_position($1::bigint[], t.id)]), t.run_at),
-    priority = coalesce($4::int2, t.priority), updated_at = now()
+    priority = coalesce($4::int2, t.priority), updated_at = now(), route = null, gate = null
 where t.id = any($1::bigint[]) and t.state::text in ('WAITING', 'SCHEDULED', 'ERROR')
 returning t.id;
 

@@ -15,6 +15,7 @@
             where stretch.low = stretch.high and t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
               and t.priority = stretch.low and (t.run_at, t.id) > (stretch.run_at, stretch.id)
               and t.run_at <= coalesce($2::timestamptz, now()) - make_interval(secs => $7)
+              and (t.expires_at is null or t.expires_at > coalesce($2::timestamptz, now()))
             order by t.run_at, t.id limit (select $1::bigint) for update skip locked) one
         union all
         select id from (
@@ -22,6 +23,7 @@
             where stretch.low < stretch.high and t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
               and t.priority between stretch.low and stretch.high
               and t.run_at <= coalesce($2::timestamptz, now()) - make_interval(secs => $7)
+              and (t.expires_at is null or t.expires_at > coalesce($2::timestamptz, now()))
             order by t.priority desc, t.run_at, t.id limit (select $1::bigint) for update skip locked) several
     ) ready
 
@@ -66,7 +68,8 @@ order by c.priority desc, c.run_at, c.id;
 
 -- name: claim_tasks_by_rules
 -- $1 to $7 as claim_tasks. What goes by a route, or is of a limited action, is not claimed but put aside: from then on
--- it stands in the index of its route or its gate, and in no other task's way. Rules are looked up once for each kind of
+-- it stands in the index of its route or its gate, and in no other task's way; until it is claimed and given back,
+-- fails, or is moved in time, whereupon it begins here again. Rules are looked up once for each kind of
 -- task in the claim: labels make kinds only where a route asks for some.
 -- diverted, on every row: how many were put aside; the columns of the task are null when none was claimed.
 with looked as materialized (
@@ -114,6 +117,7 @@ order by c.priority desc, c.run_at, c.id;
 with due as materialized (
     select t.id from penstock.task t
     where t.state in ('SCHEDULED', 'ERROR') and t.route = $2 and t.gate is null and t.run_at <= now()
+      and (t.expires_at is null or t.expires_at > now())
     order by t.priority desc, t.run_at, t.id limit (select $1::bigint) for update skip locked
 ), {claimed}
 select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
@@ -129,6 +133,7 @@ with due as materialized (
     cross join lateral (
         select t.id from penstock.task t
         where t.state in ('SCHEDULED', 'ERROR') and t.gate = allotted.gate and t.run_at <= now()
+          and (t.expires_at is null or t.expires_at > now())
         order by t.priority desc, t.run_at, t.id limit allotted.tasks for update skip locked
     ) ready
 ), noted as materialized (
@@ -195,7 +200,8 @@ delete from penstock.dispatch where id = $1;
 -- Returns ids. The test of the pairs: see settle.sql.
 update penstock.task
 set state = case when attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
-    attempts = attempts - 1, claimed_at = null, heartbeat_at = null, updated_at = now(), suspect = suspect or $3
+    attempts = attempts - 1, claimed_at = null, heartbeat_at = null, updated_at = now(), suspect = suspect or $3,
+    route = null, gate = null
 where id = any($1::bigint[]) and state::text = 'ACQUIRED'
   and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
 returning id;

@@ -22,23 +22,43 @@ with inserted as (
 select id from inserted order by id;
 
 -- name: enqueue_keyed_tasks
--- Any mixture of keys. The two upserts change nothing in a row that exists: they lock it and return it, which
--- a plain DO NOTHING would not for a row committed after this statement's snapshot. Keys are taken in sorted
--- order, so two such batches cannot deadlock. A task behind a live one of its ordering key starts as WAITING.
+-- Any mixture of keys, labels and expiries; each unique key once, unless all that name it keep it and return the first.
+-- $10 labels as JSON text or null, $11 expires_at or null, $12 expires in so many seconds or null, $13 limit keys or
+-- null; $14 whether a unique key is free when the task that has it is settled, $15 or was taken so many seconds ago.
+-- The two upserts change nothing in a row that somebody has: they lock it and return it, which a plain DO NOTHING would
+-- not for a row committed after this statement's snapshot. Keys are taken in sorted order, so two such batches cannot
+-- deadlock. A task behind a live one of its ordering key starts as WAITING.
+-- A key is free only on evidence that its task has settled: its record is in the history, and the row of the key is the
+-- one that this snapshot knows. "Not among the live" would be true of a task committed after the snapshot, and a record
+-- may just have been taken back by a retry, which moves taken_at. The record is looked up by a scalar subquery, for an
+-- EXISTS may be hashed, and that reads the whole history. $15 is looked up in an object, made once: a search of the
+-- input for each row would take the square of their number.
 -- Returns (place from 1, id, state or null, fresh) per task; a duplicate has the first task's id and no state.
 with input as materialized (
     select nextval('penstock.task_id_seq') as id, i.*
     from unnest($1::text[], $2::text[], $3::timestamptz[], $4::float8[], $5::int2[], $6::int2[], $7::float8[],
-                $8::text[], $9::text[])
+                $8::text[], $9::text[], $10::text[], $11::timestamptz[], $12::float8[], $13::text[], $14::bool[],
+                $15::float8[])
         with ordinality as i (action, payload, run_at, delay, priority, max_attempts, timeout, unique_key,
-                              ordering_key, place)
+                              ordering_key, labels, expires_at, expires_in, limit_key, unless_live, unless_since, place)
     order by i.place
 ), keyed as (
-    insert into penstock.unique_key as k (action, key, task_id)
-    select distinct on (action, unique_key) action, unique_key, id
+    insert into penstock.unique_key as k (action, key, task_id, taken_at)
+    select distinct on (action, unique_key) action, unique_key, id, now()
     from input where unique_key is not null
     order by action, unique_key, place
-    on conflict (action, key) do update set task_id = k.task_id
+    on conflict (action, key) do update set (task_id, taken_at) = (
+        select case when free then excluded.task_id else k.task_id end,
+               case when free then excluded.taken_at else k.taken_at end
+        from (select case
+            when excluded.task_id in (select id from input where unless_live)
+                then (select h.id from penstock.task_history h where h.id = k.task_id) is not null
+                    and (select (s.task_id, s.taken_at) from penstock.unique_key s
+                         where s.action = k.action and s.key = k.key) = (k.task_id, k.taken_at)
+            else coalesce(k.taken_at <= now() - make_interval(secs => (
+                (select jsonb_object_agg(id, unless_since) from input where unless_since is not null)
+                ->> excluded.task_id::text)::float8), false)
+            end as free) told)
     returning k.action, k.key, k.task_id
 ), fresh as (
     select i.* from input i left join keyed k on k.action = i.action and k.key = i.unique_key
@@ -52,10 +72,11 @@ with input as materialized (
     returning h.key, h.task_id
 ), inserted as (
     insert into penstock.task (id, state, action, payload, run_at, priority, max_attempts, timeout_seconds,
-                               unique_key, ordering_key, created_at, updated_at)
+                               unique_key, ordering_key, labels, expires_at, limit_key, created_at, updated_at)
     select f.id, case when h.task_id <> f.id then 'WAITING' else 'SCHEDULED' end::penstock.task_state,
            f.action, f.payload::json, coalesce(f.run_at, now() + make_interval(secs => coalesce(f.delay, 0))),
-           f.priority, f.max_attempts, f.timeout, f.unique_key, f.ordering_key, now(), now()
+           f.priority, f.max_attempts, f.timeout, f.unique_key, f.ordering_key, f.labels::jsonb,
+           coalesce(f.expires_at, now() + make_interval(secs => f.expires_in)), f.limit_key, now(), now()
     from fresh f left join heads h on h.key = f.ordering_key
     returning id, state, action
 ), tallied as (
@@ -67,6 +88,19 @@ from input i
 left join keyed k on k.action = i.action and k.key = i.unique_key
 left join inserted t on t.id = i.id
 order by i.place;
+
+-- name: replace_tasks
+-- $1 ids (distinct), $2 payloads (JSON text), $3 run_at or null, $4 delay in seconds or null, $5 priorities or null;
+-- what is null stays. Tasks that wait take the place of what was asked first. A statement of its own behind
+-- enqueue_keyed_tasks, whose snapshot may be too old to see the task; the lock on its unique key is held from there.
+-- A task that is claimed meanwhile is left alone. Returns (id, state).
+update penstock.task t
+set payload = i.payload::json, priority = coalesce(i.priority, t.priority), updated_at = now(),
+    run_at = coalesce(i.run_at, now() + make_interval(secs => i.delay), t.run_at)
+from (select * from unnest($1::bigint[], $2::text[], $3::timestamptz[], $4::float8[], $5::int2[])
+      r (id, payload, run_at, delay, priority)) i
+where t.id = i.id and t.id = any($1::bigint[]) and t.state::text in ('WAITING', 'SCHEDULED', 'ERROR')
+returning t.id, t.state::text as state;
 
 -- name: record_receipts
 -- $1 message ids. Returns those seen for the first time; sorted, so that two submitters cannot deadlock.

@@ -4,12 +4,13 @@
 -- $1 ids. Live tasks and settled ones; at most one row an id, for a task is in one of the two tables.
 select id, state::text as state, action, payload::text as payload, priority, run_at, attempts, max_attempts, claim,
        created_at, updated_at, unique_key, ordering_key, timeout_seconds, progress::text as progress,
-       null::text as result, failures::text as failures, (failures -> -1 -> 'error')::text as error
+       null::text as result, failures::text as failures, (failures -> -1 -> 'error')::text as error,
+       labels::text as labels, expires_at, limit_key, null::text as reason
 from penstock.task where id = any($1::bigint[])
 union all
 select id, state::text, action, payload::text, priority, run_at, attempts, max_attempts, claim,
        created_at, updated_at, unique_key, ordering_key, timeout_seconds, progress::text,
-       result::text, failures::text, (failures -> -1 -> 'error')::text
+       result::text, failures::text, (failures -> -1 -> 'error')::text, labels::text, expires_at, limit_key, reason
 from penstock.task_history where id = any($1::bigint[]);
 
 -- name: read_states

@@ -49,23 +49,22 @@ from unnest($1::text[], $2::float8[], $3::float8[]) n (name, tokens, seconds)
 where g.name = n.name and g.name = any($1::text[]);
 
 -- name: rest_gates
--- $1 action, $2 gates at which no more was due. They are looked at again when the next task there is due, or soon when
--- what is in flight may come back; where there is nothing at all the gate goes, unless it counts a rate by key.
+-- $1 gates at which less was due than may go. One at which nothing stands goes, unless what its key has used of a rate
+-- has to be remembered; then it goes when the rate is refilled. What comes later opens it again.
 with looked as materialized (
-    select g.name, g.tokens, g.refilled_at,
-           (select min(t.run_at) from penstock.task t where t.state in ('SCHEDULED', 'ERROR') and t.gate = g.name) as due,
-           exists (select from penstock.task t
-                   where t.state = 'ACQUIRED' and t.action = $1 and t.gate = g.name) as is_busy
-    from penstock.gate g where g.name = any($2::text[])
-), standing as materialized (
-    select name, due, due is null and not is_busy
-                      and (tokens is null or refilled_at < now() - interval '2 minutes') as is_done
-    from looked
+    select g.name,
+           exists (select from penstock.task t where t.state in ('SCHEDULED', 'ERROR') and t.gate = g.name) as waits,
+           case when g.tokens is not null and a.key_rate is not null
+                then g.refilled_at + make_interval(
+                    secs => (coalesce(a.key_burst, greatest(1, ceil(a.key_rate))) - g.tokens) / a.key_rate)
+                else now() end as full_at
+    from penstock.gate g left join penstock.action a on a.name = g.action
+    where g.name = any($1::text[])
 ), gone as (
-    delete from penstock.gate g using standing s where g.name = s.name and s.is_done
+    delete from penstock.gate g using looked l where g.name = l.name and not l.waits and l.full_at <= now()
 )
-update penstock.gate g set next_at = coalesce(s.due, now() + interval '1 second')
-from standing s where g.name = s.name and not s.is_done;
+update penstock.gate g set next_at = case when l.waits then now() else l.full_at end
+from looked l where g.name = l.name and (l.waits or l.full_at > now());
 
 -- name: close_gates
 -- $1 action, which is paused: nothing is worth a look until it is resumed.

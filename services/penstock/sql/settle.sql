@@ -17,10 +17,10 @@ with gone as (
 ), moved as (
     insert into penstock.task_history (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
         claimed_at, created_at, updated_at, timeout_seconds, unique_key, ordering_key, progress, failures,
-        finished_at, result)
+        labels, expires_at, limit_key, finished_at, result)
     select g.id, 'SUCCESS', g.action, g.payload, g.priority, g.run_at, g.attempts, g.max_attempts, g.claim,
         g.claimed_at, g.created_at, now(), g.timeout_seconds, g.unique_key, g.ordering_key, g.progress, g.failures,
-        now(), r.result::json
+        g.labels, g.expires_at, g.limit_key, now(), r.result::json
     from gone g join unnest($1::bigint[], $3::text[]) r (id, result) on r.id = g.id
 ), tallied as (
     insert into penstock.tally (action, event, count)
@@ -49,7 +49,7 @@ with failed as materialized (
 ), changed as (
     update penstock.task t
     set state = 'ERROR', run_at = now() + make_interval(secs => f.delay), claimed_at = null, heartbeat_at = null,
-        progress = null, updated_at = now(), suspect = t.suspect or f.suspect,
+        progress = null, updated_at = now(), suspect = t.suspect or f.suspect, route = null, gate = null,
         failures = coalesce(t.failures, '[]') || jsonb_build_array(jsonb_build_object(
             'attempt', t.attempts, 'claim', t.claim, 'at', now(), 'error', f.error::jsonb))
     from failed f
@@ -72,12 +72,12 @@ with gone as (
 ), moved as (
     insert into penstock.task_history (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
         claimed_at, created_at, updated_at, timeout_seconds, unique_key, ordering_key, progress, failures,
-        finished_at)
+        labels, expires_at, limit_key, finished_at)
     select g.id, 'CRITICAL_ERROR', g.action, g.payload, g.priority, g.run_at, g.attempts, g.max_attempts, g.claim,
         g.claimed_at, g.created_at, now(), g.timeout_seconds, g.unique_key, g.ordering_key, g.progress,
         coalesce(g.failures, '[]') || jsonb_build_array(jsonb_build_object(
             'attempt', g.attempts, 'claim', g.claim, 'at', now(), 'error', f.error::jsonb)),
-        now()
+        g.labels, g.expires_at, g.limit_key, now()
     from gone g join unnest($1::bigint[], $3::text[]) f (id, error) on f.id = g.id
 ), tallied as (
     insert into penstock.tally (action, event, count)
@@ -95,15 +95,16 @@ where t.id = p.id and t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED'
 returning t.id;
 
 -- name: cancel_tasks
--- $1 ids. Any live state to CANCELLED; a late result finds no row and is ignored.
+-- $1 ids, $2 the reason or null. Any live state to CANCELLED; a late result finds no row and is ignored.
 with gone as (
     delete from penstock.task where id = any($1::bigint[]) returning *
 ), moved as (
     insert into penstock.task_history (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
         claimed_at, created_at, updated_at, timeout_seconds, unique_key, ordering_key, progress, failures,
-        finished_at)
+        labels, expires_at, limit_key, finished_at, reason)
     select id, 'CANCELLED', action, payload, priority, run_at, attempts, max_attempts, claim,
-        claimed_at, created_at, now(), timeout_seconds, unique_key, ordering_key, progress, failures, now()
+        claimed_at, created_at, now(), timeout_seconds, unique_key, ordering_key, progress, failures,
+        labels, expires_at, limit_key, now(), $2::text
     from gone
 ), tallied as (
     insert into penstock.tally (action, event, count)
@@ -113,23 +114,40 @@ select id, action, ordering_key from gone;
 
 -- name: restart_tasks
 -- $1 ids. CRITICAL_ERROR or CANCELLED to a new life: attempts from 0, the claim token kept, so that a late result
--- of the old life can never match. Behind a live task of the same ordering key it waits.
-with gone as (
-    delete from penstock.task_history
+-- of the old life can never match. Behind a live task of the same ordering key it waits; a key that it held is held no
+-- more. An expiry that has passed is forgotten.
+-- Its unique key must be its own or nobody's: the upsert locks the row and returns who has it. taken_at moves on, by
+-- which an enqueuer whose snapshot is older sees that the task that it takes for settled is so no longer.
+with chosen as materialized (
+    select id, action, unique_key from penstock.task_history
     where id = any($1::bigint[]) and state in ('CRITICAL_ERROR', 'CANCELLED')
+    order by id for update
+), keys as (
+    insert into penstock.unique_key as k (action, key, task_id, taken_at)
+    select distinct on (action, unique_key) action, unique_key, id, clock_timestamp()
+    from chosen where unique_key is not null
+    order by action, unique_key, id
+    on conflict (action, key) do update set taken_at = case when k.task_id in (select id from chosen)
+        then greatest(clock_timestamp(), k.taken_at + interval '1 microsecond') else k.taken_at end
+    returning k.task_id
+), gone as (
+    delete from penstock.task_history
+    where id = any(array(select id from chosen where unique_key is null or id in (select task_id from keys)))
+      and state in ('CRITICAL_ERROR', 'CANCELLED')
     returning *
 ), heads as (
     insert into penstock.ordering_head as h (key, task_id)
     select distinct on (ordering_key) ordering_key, id from gone where ordering_key is not null
     order by ordering_key, id
-    on conflict (key) do update set task_id = h.task_id
+    on conflict (key) do update set task_id = h.task_id, held = h.held and h.task_id not in (select id from gone)
     returning h.key, h.task_id
 ), back as (
     insert into penstock.task (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
-        created_at, updated_at, timeout_seconds, unique_key, ordering_key, failures)
+        created_at, updated_at, timeout_seconds, unique_key, ordering_key, failures, labels, expires_at, limit_key)
     select g.id, case when h.task_id <> g.id then 'WAITING' else 'SCHEDULED' end::penstock.task_state,
         g.action, g.payload, g.priority, now(), 0, g.max_attempts, g.claim,
-        g.created_at, now(), g.timeout_seconds, g.unique_key, g.ordering_key, g.failures
+        g.created_at, now(), g.timeout_seconds, g.unique_key, g.ordering_key, g.failures,
+        g.labels, case when g.expires_at > now() then g.expires_at end, g.limit_key
     from gone g left join heads h on h.key = g.ordering_key
     returning id, action, state
 ), tallied as (
@@ -138,29 +156,62 @@ with gone as (
 )
 select id, action, state::text as state from back;
 
+-- name: find_key_holder
+-- $1 id of a settled task. The task that has its unique key in its place.
+select k.task_id from penstock.task_history t
+join penstock.unique_key k on k.action = t.action and k.key = t.unique_key
+where t.id = $1 and k.task_id <> t.id;
+
+-- name: reschedule_tasks
+-- $1 ids, $2 run_at or null, $3 delay in seconds or null, $4 priority or null; what is null stays. A task that is
+-- claimed or settled is left alone. A bounded claim finds what has come to stand before its bounds by its next sweep.
+update penstock.task
+set run_at = coalesce($2::timestamptz, now() + make_interval(secs => $3::float8), run_at),
+    priority = coalesce($4::int2, priority), updated_at = now(), route = null, gate = null
+where id = any($1::bigint[]) and state::text in ('WAITING', 'SCHEDULED', 'ERROR')
+returning id, state::text as state;
+
 -- name: lock_ordering_heads
 -- $1 ordering keys. Whoever adds to a key or takes from it holds its head row, so the two cannot miss each other.
 select key from penstock.ordering_head where key = any($1::text[]) order by key for update;
 
 -- name: promote_successors
 -- $1 ordering keys, locked before in the same transaction. Where a key's head has settled, its oldest waiting
--- task becomes the head and may run; where none waits, the key is forgotten.
+-- task becomes the head and may run; where none waits, the key is forgotten. A key that is held stays as it is.
 with settled as materialized (
     select h.key from penstock.ordering_head h
-    where h.key = any($1::text[]) and not exists (select 1 from penstock.task t where t.id = h.task_id)
+    where h.key = any($1::text[]) and not h.held and not exists (select 1 from penstock.task t where t.id = h.task_id)
 ), next as materialized (
     select s.key, (select t.id from penstock.task t where t.ordering_key = s.key order by t.id limit 1) as id
     from settled s
 ), promoted as (
     update penstock.task t set state = 'SCHEDULED', updated_at = now()
     from next n where t.id = n.id and t.state = 'WAITING'
-    returning t.id, t.action
+    returning t.id, t.action, t.ordering_key
 ), moved as (
     update penstock.ordering_head h set task_id = n.id from next n where h.key = n.key and n.id is not null
 ), forgotten as (
     delete from penstock.ordering_head h using next n where h.key = n.key and n.id is null
 )
-select id, action from promoted;
+select id, action, ordering_key from promoted;
+
+-- name: hold_ordering_keys
+-- $1 ordering keys, locked before in the same transaction, $2 ids. Keys whose head is one of these tasks stand still:
+-- nothing behind it becomes the head until it starts anew, or the key is let go.
+update penstock.ordering_head set held = true where key = any($1::text[]) and task_id = any($2::bigint[]);
+
+-- name: release_ordering_keys
+-- $1 ordering keys. Those that were held are held no more and locked; their successors are promoted by the caller.
+update penstock.ordering_head set held = false
+where key in (select key from penstock.ordering_head where key = any($1::text[]) and held order by key for update)
+returning key;
+
+-- name: list_held_keys
+-- $1 behind this key or null, $2 how many, $3 where to stop counting those that wait. By key.
+select h.key, h.task_id, t.action, t.finished_at,
+       (select count(*) from (select 1 from penstock.task w where w.ordering_key = h.key limit $3) counted) as waiting
+from penstock.ordering_head h left join penstock.task_history t on t.id = h.task_id
+where h.held and ($1::text is null or h.key > $1) order by h.key limit $2;
 
 -- name: note_run_times
 -- $1 actions, $2 how many attempts have ended, $3 how many seconds they ran together, as workers tell.

@@ -13,7 +13,7 @@ with lost as (
 )
 update penstock.task t
 set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
-    attempts = t.attempts - 1, claimed_at = null, heartbeat_at = null, updated_at = now()
+    attempts = t.attempts - 1, claimed_at = null, heartbeat_at = null, updated_at = now(), route = null, gate = null
 from lost
 -- The claim and its row have one instant, by which the tasks stand together in the index task_acquired.
 where t.state = 'ACQUIRED' and t.claimed_at = lost.claimed_at and t.claim = lost.id
@@ -31,6 +31,24 @@ where state = 'ACQUIRED'
   and coalesce(heartbeat_at, claimed_at) < coalesce($3::timestamptz, now()) - make_interval(secs => $1)
   and ($4::timestamptz is null or (claimed_at, id) > ($4, $5::bigint))
 order by claimed_at, id limit $2;
+
+-- name: find_expired
+-- $1 how many, $2 now or null. Tasks that were not started in time, locked; relies on task_expiring. One that runs is
+-- left to finish.
+select id from penstock.task
+where expires_at is not null and state <> 'ACQUIRED' and expires_at <= coalesce($2::timestamptz, now())
+order by expires_at limit $1 for update skip locked;
+
+-- name: release_orphaned_keys
+-- $1 how many. Ordering keys held by a task whose record is gone, which nobody can retry any more; held no more and
+-- locked. Relies on ordering_head_held.
+update penstock.ordering_head set held = false
+where key in (
+    select h.key from penstock.ordering_head h
+    where h.held and not exists (select 1 from penstock.task t where t.id = h.task_id)
+      and (select r.id from penstock.task_history r where r.id = h.task_id) is null
+    order by h.key limit $1 for update skip locked)
+returning key;
 
 -- name: list_partitions
 -- The history's day partitions, oldest first: (name, state, day or null for a default partition).

@@ -12,6 +12,7 @@ from penstock.loop import Service, SideTask
 from penstock.notify import Notifier
 from penstock.settings import Settings
 from penstock.store import Store
+from penstock.supervisor.expiry import Expiry
 from penstock.supervisor.gauges import Gauges
 from penstock.supervisor.jobs import Jobs
 from penstock.supervisor.repair import Repair
@@ -49,9 +50,11 @@ class Supervisor(Service):
         self._rules = Rules(store=store, outbound=queues["outbound"], open_queue=open_queue)
         self._repair = Repair(store=store, queue_of=self._rules.queue_of, results=queues["results"], settings=settings)
         self._jobs = Jobs(store=store, changed=self._notifier.poke)
+        self._expiry = Expiry(store=store)
         self._duties: list[Duty] = [
             self._rules,
             self._repair,
+            self._expiry,
             Retention(store=store, settings=settings),
             Gauges(
                 store=store,
@@ -76,7 +79,7 @@ class Supervisor(Service):
             except Unavailable as exc:
                 away = exc
             else:
-                if changed and duty in (self._repair, self._rules):
+                if changed and duty in (self._rules, self._repair, self._expiry):
                     self._notifier.poke()
         if away is not None:
             raise away

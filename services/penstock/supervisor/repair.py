@@ -109,7 +109,8 @@ class Repair:
         if cleared:
             metrics.RELEASED.labels("suspect").inc(cleared)
             log.warning("suspects_tried_alone", tasks=cleared)
-        failed = len(await session.fail([self._failure(task) for task in silent if task not in in_company]))
+        failures = [self._failure(task) for task in silent if task not in in_company]
+        failed = len(await session.fail(failures, hold_keys=self._settings.holds_ordering_keys))
         if failed:
             metrics.REPAIRED.inc(failed)
             log.warning("stale_tasks_failed", tasks=failed)

@@ -3,7 +3,7 @@
 The history has one partition per final state and day (UTC). A partition whose last moment is older than the state's
 retention is dropped, so a record lives at least its retention and at most a day longer. A retention under two days
 would make that coarse, so there rows are deleted in batches as well; so are rows in the default partitions, which
-fill only while no supervisor runs for days.
+fill only while no supervisor runs for days. An ordering key that a cleaned task held is let go.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Retention:
             parent = f"task_{state.lower()}"
             partition = parent if keep_seconds < 2 * DAY else f"{parent}_default"
             removed += await self._delete(state, "delete_expired", state.value, keep_seconds, partition=partition)
+        await self._release_orphaned_keys()
         removed += await self._delete(
             "receipt", "delete_old_receipts", max(self._settings.retention_receipts_seconds, 1.0)
         )
@@ -84,6 +85,16 @@ class Retention:
                 log.info("partition_dropped", partition=row["name"], rows=rows)
                 dropped += rows
         return dropped
+
+    async def _release_orphaned_keys(self) -> None:
+        """Let go of ordering keys whose failed task was cleaned: nobody can retry it any more."""
+        for _ in range(_BATCHES_PER_ROUND):
+            async with self._store.transaction() as session:
+                released = await session.release_orphaned_keys(_BATCH)
+            if released:
+                log.warning("ordering_keys_released", keys=released, reason="the failed task is no longer kept")
+            if released < _BATCH:
+                break
 
     async def _delete(self, kind: str, statement: str, *args: object, partition: str | None = None) -> int:
         total = 0

@@ -28,6 +28,7 @@ from penstock.wire import (
     parse_claim_id,
 )
 from penstock.worker.answers import no_task_answer, unknown_action_answer
+from penstock.worker.control import Control
 from penstock.worker.holder import Held, Holder
 from penstock.worker.isolation import Isolation, is_suspect
 from penstock.worker.outbox import Outbox
@@ -63,21 +64,33 @@ class Worker(Service):
             timeout_seconds=settings.task_timeout_seconds,
             result_limit_bytes=settings.result_limit_bytes,
             timings=self._timings,
-            answer=lambda job, text: self._outbox.answer(text, job.held),
+            answer=self._answer,
             progress=self._progress,
         )
         self._isolation = Isolation(self._runner, clear=self._clear)
         self._watchdog = Watchdog(self._runner.action_of)
+        self._control = None if settings.control_url is None else self._control_at(settings.control_url)
         self._stopping = False
         self._giving_back: asyncio.Task[None] | None = None
         self.idle_seconds = 0.0 if settings.receive_wait_seconds else 0.1
+
+    def _control_at(self, url: str) -> Control:
+        key = self._settings.control_api_key
+        return Control(
+            url=url,
+            api_key=key.get_secret_value() if key else None,
+            poll_seconds=self._settings.cancel_poll_seconds,
+            jobs=self._runner.jobs,
+            lost=self._runner.lose,
+        )
 
     async def open(self) -> None:
         await self._outbound.depth()
         await self._results.depth()
 
     def side_tasks(self) -> Mapping[str, SideTask]:
-        return {
+        asking = {} if self._control is None else {"ask for lost claims": self._control.run}
+        return asking | {
             "send answers": self._outbox.run,
             "delete messages": self._holder.delete_finished,
             "extend visibility": self._holder.extend_held,
@@ -199,6 +212,12 @@ class Worker(Service):
         now = time.monotonic()
         for job in jobs:
             job.seen_at = now
+
+    def _answer(self, job: Job, text: str) -> None:
+        if job.is_lost:
+            self._holder.answered(job.held)  # nobody waits for it, and its message is of no more use
+        else:
+            self._outbox.answer(text, job.held)
 
     # Signs of life
 

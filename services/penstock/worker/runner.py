@@ -17,6 +17,7 @@ import msgspec
 from penstock import metrics
 from penstock.errors import InvalidParams
 from penstock.handlers import Context, Handler
+from penstock.handlers.cancellation import Cancellation
 from penstock.handlers.parameters import Arguments
 from penstock.logs import get_logger
 from penstock.wire import ClaimId
@@ -37,12 +38,12 @@ class Job:
 
     limit_seconds: how long it may run; until it starts, what its message says, None where it says nothing.
     seen_at: when this worker last gave a sign of it. overdue: it was stopped for its limit. cut: for the end of the
-    process. where: the stack at which it was stopped.
+    process. where: the stack at which it was stopped. cancellation: what tells its handler that it is lost.
     """
 
     __slots__ = (
-        "answered", "call", "claim", "claim_id", "cut", "deadline", "handler", "held", "limit_seconds", "overdue",
-        "params", "ran_seconds", "runner", "seen_at", "started_at", "task", "where",
+        "answered", "call", "cancellation", "claim", "claim_id", "cut", "deadline", "handler", "held", "limit_seconds",
+        "overdue", "params", "ran_seconds", "runner", "seen_at", "started_at", "task", "where",
     )  # fmt: skip
 
     def __init__(
@@ -72,6 +73,12 @@ class Job:
         self.overdue = False
         self.cut = False
         self.answered = False
+        self.cancellation = Cancellation()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its claim holds no more, so that its answer would change nothing."""
+        return self.cancellation.is_set
 
     def report(self, percent: float | None, note: str | None) -> None:
         """Progress from the handler, from whichever thread it runs in."""
@@ -145,6 +152,15 @@ class Runner:
         yield from self._running
         yield from self._waiting
         yield from self._waiting_for_thread
+
+    def lose(self, job: Job) -> None:
+        """Tell a job's handler that its claim holds no more; what it returns or raises is dropped."""
+        if not job.answered:
+            log.info(
+                "task_lost", task_id=job.claim.task_id, claim=job.claim.claim, action=job.handler.name,
+                ran_seconds=round(monotonic() - job.started_at, 3),
+            )  # fmt: skip
+            job.cancellation.set()
 
     def action_of(self, task: asyncio.Task[Any]) -> str | None:
         """The action that a task of the loop runs, None for a task that runs none; from any thread."""
@@ -237,7 +253,12 @@ class Runner:
         self._timings.add(action, outcome, ran)
         self._mean_seconds += (ran - self._mean_seconds) * _MEAN_WEIGHT
         self._last_end = now
-        if kind:
+        if job.is_lost:
+            log.info(
+                "task_dropped", task_id=job.claim.task_id, claim=job.claim.claim, action=action,
+                ran_seconds=round(ran, 3),
+            )  # fmt: skip
+        elif kind:
             log.info("task_failed", task_id=job.claim.task_id, claim=job.claim.claim, action=action, error=kind)
         self._answer(job, answer)
         self._end(job)
@@ -364,4 +385,4 @@ def _arguments(job: Job) -> Arguments:
 def _context(job: Job) -> Context:
     claim = job.claim
     redelivered = job.held.message.receive_count > 1
-    return Context(claim.task_id, claim.claim, job.handler.name, redelivered, job.report)
+    return Context(claim.task_id, claim.claim, job.handler.name, redelivered, job.report, job.cancellation)

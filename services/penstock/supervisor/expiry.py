@@ -1,0 +1,35 @@
+"""Expiry: tasks that were not started by their ``expires_at`` become CANCELLED, with the reason ``expired``.
+
+No claim takes such a task from that instant on, whether or not a supervisor runs. One that runs is left to finish; if
+it fails, or its claim is given back, it is cancelled then.
+"""
+
+from __future__ import annotations
+
+from penstock.logs import get_logger
+from penstock.store import Store
+
+_BATCH = 500
+_BATCHES_PER_ROUND = 20
+
+log = get_logger()
+
+
+class Expiry:
+    """One round cancels what has expired, in bounded batches."""
+
+    def __init__(self, *, store: Store) -> None:
+        self._store = store
+
+    async def run_once(self) -> int:
+        """Returns how many tasks were cancelled."""
+        total = 0
+        for _ in range(_BATCHES_PER_ROUND):
+            async with self._store.transaction() as session:
+                expired = await session.expire(_BATCH)
+            total += expired
+            if expired < _BATCH:
+                break
+        if total:
+            log.info("tasks_expired", tasks=total)
+        return total

@@ -1,0 +1,318 @@
+"""Tasks that expire, are moved, carry labels; ordering keys that a failed task holds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import pytest
+
+from penstock.commands import Reschedule
+from penstock.errors import StateConflict
+from penstock.intake import accept_inbound, apply_change, read_inbound
+from penstock.outcomes import apply_reports
+from penstock.scheduler import Scheduler
+from penstock.settings import Settings
+from penstock.store import Store
+from penstock.supervisor.expiry import Expiry
+from penstock.supervisor.retention import Retention
+from penstock.tasks import Failure, HeldKey, NewTask, State
+from penstock.transports.sqs import SqsQueue
+from penstock.wire import decode_reports, encode_error, encode_result
+from tests.integration.apis import JSON, running
+from tests.integration.doors import request, take
+
+TaskOf = Callable[[int], Any]
+BOOM = '{"code":1,"message":"boom"}'
+
+
+async def add(store: Store, *tasks: NewTask) -> list[int]:
+    async with store.transaction() as session:
+        return [answer.id for answer in await session.enqueue(tasks)]
+
+
+async def claim(store: Store, limit: int = 100) -> dict[int, int]:
+    """Claims by task id."""
+    async with store.session() as session:
+        dispatch = await session.claim(limit)
+    return {} if dispatch is None else {task.id: task.claim for task in dispatch.tasks}
+
+
+async def fail(store: Store, task_id: int, claim_: int, *, hold: bool = True) -> None:
+    async with store.transaction() as session:
+        assert await session.fail([Failure(task_id, claim_, BOOM, None)], hold_keys=hold)
+
+
+async def states(store: Store, ids: list[int]) -> list[str]:
+    async with store.session() as session:
+        found = {row["id"]: row["state"] for row in await session.fetch("read_states", ids)}
+    return [found.get(task_id, "gone") for task_id in ids]
+
+
+# Labels, limit keys
+
+
+async def test_labels_expiry_and_limit_key_stay_with_a_task_all_its_life(store: Store, task_of: TaskOf) -> None:
+    task = NewTask("a", labels='{"tenant":"acme"}', limit_key="l", expires_in_seconds=3600.0)
+    given = ("labels", "expires_at", "limit_key")
+    ends: dict[str, Any] = {}
+    for end in ("finish", "bury", "cancel"):
+        (task_id,) = await add(store, task)
+        first = {name: (await task_of(task_id))[name] for name in given}
+        assert json.loads(first["labels"]) == {"tenant": "acme"}
+        assert first["limit_key"] == "l"
+        claim_ = (await claim(store))[task_id]
+        async with store.transaction() as session:
+            if end == "finish":
+                await session.finish({(task_id, claim_): "1"})
+            elif end == "bury":
+                await session.fail([Failure(task_id, claim_, BOOM, None)])
+            else:
+                await session.cancel([task_id], "no longer wanted")
+        ends[end] = await task_of(task_id)
+        assert {name: ends[end][name] for name in given} == first
+        if end != "finish":
+            async with store.transaction() as session:
+                await session.restart([task_id])
+            back = await task_of(task_id)
+            assert {name: back[name] for name in given} == first
+            assert back["reason"] is None
+            assert await claim(store) != {}
+    assert [ends[end]["reason"] for end in ends] == [None, None, "no longer wanted"]
+
+
+# Expiry
+
+
+async def test_an_expired_task_is_never_claimed_and_is_cancelled_with_its_reason(store: Store, task_of: TaskOf) -> None:
+    past = datetime.now(UTC) - timedelta(seconds=1)
+    expired, fresh = await add(store, NewTask("a", expires_at=past), NewTask("a", expires_in_seconds=60.0))
+    assert list(await claim(store)) == [fresh]
+    assert await Expiry(store=store).run_once() == 1
+    row = await task_of(expired)
+    assert (row["state"], row["reason"]) == ("CANCELLED", "expired")
+    assert await Expiry(store=store).run_once() == 0
+
+
+async def test_expiry_takes_what_waits_and_leaves_what_runs_until_it_stops(store: Store, sql: Any) -> None:
+    soon = 3600.0
+    running_, failed, head, waiting, last = await add(
+        store,
+        NewTask("a", expires_in_seconds=soon, priority=2),
+        NewTask("a", expires_in_seconds=soon, priority=1),
+        NewTask("a", ordering_key="o", run_at=datetime.now(UTC) + timedelta(days=1), expires_in_seconds=soon),
+        NewTask("a", ordering_key="o", expires_in_seconds=soon),
+        NewTask("a", ordering_key="o"),
+    )
+    claims = await claim(store, 2)
+    async with store.transaction() as session:
+        await session.fail([Failure(failed, claims[failed], BOOM, 1000.0)])
+    await sql.execute("update penstock.task set expires_at = now() where expires_at is not null")
+    assert await Expiry(store=store).run_once() == 3
+    ids = [running_, failed, head, waiting, last]
+    assert await states(store, ids) == ["ACQUIRED", "CANCELLED", "CANCELLED", "CANCELLED", "SCHEDULED"]
+    async with store.session() as session:
+        await session.release([(running_, claims[running_])])
+    assert await claim(store) == {last: (await claims_of(store, last))}
+    assert await Expiry(store=store).run_once() == 1
+    assert await states(store, [running_]) == ["CANCELLED"]
+
+
+async def claims_of(store: Store, task_id: int) -> int:
+    async with store.session() as session:
+        (row,) = await session.fetch("read_tasks", [task_id])
+    claim_: int = row["claim"]
+    return claim_
+
+
+async def test_expiry_goes_through_many_in_bounded_batches(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.supervisor.expiry._BATCH", 3)
+    await add(store, *[NewTask("a", expires_in_seconds=0.000001)] * 7)
+    assert await Expiry(store=store).run_once() == 7
+
+
+async def test_a_retry_forgets_an_expiry_that_has_passed(store: Store, task_of: TaskOf) -> None:
+    (task_id,) = await add(store, NewTask("a", expires_in_seconds=0.000001))
+    await Expiry(store=store).run_once()
+    async with store.transaction() as session:
+        await session.restart([task_id])
+    assert (await task_of(task_id))["expires_at"] is None
+    assert list(await claim(store)) == [task_id]
+
+
+# Reschedule
+
+
+async def test_a_task_rescheduled_to_now_is_run_by_a_scheduler_whose_bounds_have_passed_it(
+    store: Store, outbound: SqsQueue, settings: Settings
+) -> None:
+    scheduler = Scheduler(store=store, outbound=outbound, settings=settings)
+    later, due = await add(store, NewTask("a", delay_seconds=3600.0), NewTask("a"))
+    await scheduler.run_once()
+    assert await states(store, [later, due]) == ["SCHEDULED", "ACQUIRED"]
+    async with store.session() as session:
+        past = datetime.now(UTC) - timedelta(hours=1)
+        assert await session.reschedule([later], run_at=past) == {later: State.SCHEDULED}
+    async with asyncio.timeout(30):
+        while (await states(store, [later])) != ["ACQUIRED"]:
+            await scheduler.run_once()
+            await asyncio.sleep(0.05)
+    assert len(await take(outbound)) == 2
+
+
+async def test_reschedule_moves_what_waits_and_refuses_the_rest(store: Store, settings: Settings, sql: Any) -> None:
+    failed, head, waiting, claimed = await add(
+        store, NewTask("a", priority=9), NewTask("a", ordering_key="o", delay_seconds=60.0),
+        NewTask("a", ordering_key="o"), NewTask("a", priority=8),
+    )  # fmt: skip
+    claims = await claim(store, 2)
+    async with store.transaction() as session:
+        await session.fail([Failure(failed, claims[failed], BOOM, 1000.0)])
+    async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=JSON) as http:
+
+        async def ask(task_id: int, **params: Any) -> Any:
+            params = {"id": task_id} | params
+            body = {"jsonrpc": "2.0", "method": "reschedule", "params": params, "id": 1}
+            return (await http.post("/rpc", json=body)).json()
+
+        at = "2040-01-31T08:00:00Z"
+        for task_id, state in ((failed, "ERROR"), (head, "SCHEDULED"), (waiting, "WAITING")):
+            assert (await ask(task_id, run_at=at, priority=5))["result"] == {"id": task_id, "state": state}
+        assert (await ask(claimed, run_at=at))["error"]["data"] == {"id": claimed, "state": "ACQUIRED"}
+        assert (await ask(4711, delay=0))["error"]["code"] == -32004
+    rows = await sql.fetch("select id, run_at, priority from penstock.task order by id")
+    moved = {(row["run_at"].year, row["priority"]) for row in rows if row["id"] != claimed}
+    assert moved == {(2040, 5)}
+    inbound = read_inbound(request("reschedule", {"id": failed, "priority": -1}), settings)
+    async with store.transaction() as session:
+        await accept_inbound(session, inbound, door="inbound")
+    assert await sql.fetchval("select priority from penstock.task where id = $1", failed) == -1
+
+
+# Ordering keys on failure
+
+
+@pytest.mark.parametrize("setting", ["release", "hold"])
+async def test_what_a_critical_error_does_to_its_ordering_key_is_a_setting(
+    store: Store, settings: Settings, setting: str
+) -> None:
+    chosen = settings.model_copy(update={"ordering_on_critical_error": setting})
+    first, second = await add(store, *[NewTask("a", ordering_key="o")] * 2)
+    claims = await claim(store)
+    report = encode_error(f"{first}:{claims[first]}", 1, "boom", {"final": True})
+    async with store.transaction() as session:
+        await apply_reports(session, decode_reports(report, batch_limit=10), chosen)
+    expected = {"release": "SCHEDULED", "hold": "WAITING"}[setting]
+    assert await states(store, [first, second]) == ["CRITICAL_ERROR", expected]
+
+
+async def test_a_held_key_goes_on_when_the_failed_task_is_retried_and_succeeds(store: Store) -> None:
+    first, second = await add(store, *[NewTask("a", ordering_key="o")] * 2)
+    await fail(store, first, (await claim(store))[first])
+    (third,) = await add(store, NewTask("a", ordering_key="o"))
+    async with store.transaction() as session:
+        await session.cancel([third])
+    assert await states(store, [first, second]) == ["CRITICAL_ERROR", "WAITING"], "a cancel must not let it go"
+    async with store.transaction() as session:
+        assert await session.restart([first]) == {first: State.SCHEDULED}
+        assert await session.list_held_keys(10) == []
+    claims = await claim(store)
+    assert list(claims) == [first]
+    result = encode_result(f"{first}:{claims[first]}", "1")
+    async with store.transaction() as session:
+        await session.finish({(first, claims[first]): result})
+    assert await states(store, [first, second]) == ["SUCCESS", "SCHEDULED"]
+
+
+async def test_held_keys_are_listed_by_pages_and_let_go_by_an_operator(store: Store, settings: Settings) -> None:
+    ids = await add(store, *[NewTask("a", ordering_key=key) for key in ("b", "a", "a", "a", "c")])
+    claims = await claim(store)
+    for task_id in (ids[0], ids[1]):
+        await fail(store, task_id, claims[task_id])
+    async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=JSON) as http:
+
+        async def ask(method: str, **params: Any) -> Any:
+            body = {"jsonrpc": "2.0", "method": method, "params": params, "id": 1}
+            return (await http.post("/rpc", json=body)).json()["result"]
+
+        page = await ask("ordering.list", limit=1)
+        (first,) = page["keys"]
+        assert (first["key"], first["task_id"], first["action"], first["waiting"]) == ("a", ids[1], "a", 2)
+        assert first["since"].endswith("Z")
+        rest = await ask("ordering.list", limit=5, cursor=page["cursor"])
+        assert [key["key"] for key in rest["keys"]] == ["b"]
+        assert rest["cursor"] is None
+        assert await ask("ordering.release", key="a") == {"key": "a", "released": True, "next": ids[2]}
+        assert await ask("ordering.release", key="a") == {"key": "a", "released": False, "next": None}
+        assert await ask("ordering.release", key="b") == {"key": "b", "released": True, "next": None}
+        assert (await ask("ordering.list"))["keys"] == []
+    assert await states(store, [ids[2], ids[3]]) == ["SCHEDULED", "WAITING"]
+
+
+async def test_a_task_retried_after_its_key_was_let_go_waits_behind_the_next(store: Store) -> None:
+    first, second = await add(store, *[NewTask("a", ordering_key="o")] * 2)
+    await fail(store, first, (await claim(store))[first])
+    async with store.transaction() as session:
+        assert await session.release_keys(["o"]) == {"o": second}
+        assert await session.restart([first]) == {first: State.WAITING}
+
+
+async def test_cleaning_the_failed_task_lets_its_key_go(store: Store, settings: Settings, sql: Any) -> None:
+    first, second = await add(store, *[NewTask("a", ordering_key="o")] * 2)
+    await fail(store, first, (await claim(store))[first])
+    retention = Retention(store=store, settings=settings.model_copy(update={"retention_critical_error_seconds": 60.0}))
+    await retention.run_once()
+    async with store.session() as session:
+        (held,) = await session.list_held_keys(10)
+        assert held == HeldKey("o", first, "a", held.since, 1)
+    await sql.execute("update penstock.task_history set finished_at = now() - interval '61 seconds'")
+    await retention.run_once()
+    assert await states(store, [first, second]) == ["gone", "SCHEDULED"]
+
+
+# The protocol: status, cancel's reason, claims.check
+
+
+async def test_status_shows_reason_labels_expiry_and_limit_key(store: Store, settings: Settings) -> None:
+    async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=JSON) as http:
+
+        async def ask(method: str, **params: Any) -> Any:
+            body = {"jsonrpc": "2.0", "method": method, "params": params, "id": 1}
+            return (await http.post("/rpc", json=body)).json()["result"]
+
+        given = {"labels": {"tenant": "acme"}, "expires_at": "2040-01-31T08:00:00Z", "limit_key": "l"}
+        task_id = (await ask("enqueue", action="a", **given))["id"]
+        assert "reason" not in await ask("status", id=task_id)
+        await ask("cancel", id=task_id, reason="no longer wanted")
+        assert (await ask("status", id=task_id))["reason"] == "no longer wanted"
+        detail = await ask("status", id=task_id, detail=True)
+        shown = {name: detail[name] for name in given}
+        assert shown == given | {"expires_at": "2040-01-31T08:00:00.000000Z"}
+
+
+async def test_claims_that_hold_no_more_are_told_apart(store: Store, settings: Settings) -> None:
+    ids = await add(store, *[NewTask("a")] * 4)
+    claims = await claim(store)
+    async with store.transaction() as session:
+        await session.cancel([ids[0]])
+        await session.finish({(ids[1], claims[ids[1]]): "1"})
+        await session.release([(ids[2], claims[ids[2]])])
+    again = await claim(store)
+    asked = [f"{task_id}:{claims[task_id]}" for task_id in ids] + [f"{ids[2]}:{again[ids[2]]}", "4711:1"]
+    async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=JSON) as http:
+        body = {"jsonrpc": "2.0", "method": "claims.check", "params": {"claims": asked}, "id": 1}
+        answer = (await http.post("/rpc", json=body)).json()
+    assert answer["result"] == {"lost": [*asked[:3], "4711:1"]}
+
+
+async def test_what_is_settled_cannot_be_rescheduled(store: Store) -> None:
+    (task_id,) = await add(store, NewTask("a"))
+    async with store.transaction() as session:
+        await session.cancel([task_id])
+    with pytest.raises(StateConflict, match="is CANCELLED; it cannot be rescheduled"):
+        async with store.transaction() as session:
+            await apply_change(session, Reschedule(task_id, None, 0.0, None))

@@ -1,0 +1,72 @@
+"""`penstock enqueue`, `reschedule`, `ordering` and the like, against a running api."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from typer.testing import CliRunner
+
+from penstock.cli import app
+from penstock.settings import Settings
+from penstock.store import Store
+from penstock.tasks import Failure
+from tests.integration.apis import running
+
+
+def run(url: str, *arguments: str, fails: bool = False) -> str:
+    done = CliRunner().invoke(app, [*arguments, "--api-url", url])
+    assert (done.exit_code != 0) == fails, done.output
+    return str(done.exception) if fails and not done.output else done.output
+
+
+async def test_a_tasks_options_go_over_the_command_line(store: Store, settings: Settings) -> None:
+    def use(url: str) -> None:
+        options = ("--label", "tenant=acme", "--label", "note=a=b", "--expires-in", "60", "--limit-key", "l")
+        first = json.loads(run(url, "enqueue", "a", "--unique-key", "k", *options, "--json"))
+        task: dict[str, Any] = json.loads(run(url, "status", str(first["id"]), "--detail", "--json"))
+        assert (task["labels"], task["limit_key"]) == ({"tenant": "acme", "note": "a=b"}, "l")
+        assert task["expires_at"] > task["created_at"]
+        again = run(url, "enqueue", "a", "--unique-key", "k", "--unique", "live", "--on-duplicate", "replace")
+        assert again == f"task {first['id']} SCHEDULED (replaced)\n"
+        window = run(url, "enqueue", "a", "--unique-key", "k", "--unique", "3600", "--expires-at", "4102444800000")
+        assert window == f"task {first['id']} SCHEDULED (it was there already)\n"
+        assert "has this unique key" in run(
+            url, "enqueue", "a", "--unique-key", "k", "--on-duplicate", "error", fails=True
+        )
+        assert "is not NAME=TEXT" in run(url, "enqueue", "a", "--label", "tenant", fails=True)
+        moved = run(url, "reschedule", str(first["id"]), "--run-at", "4102444800000", "--priority", "3")
+        assert moved == f"task {first['id']} SCHEDULED\n"
+        shown = json.loads(run(url, "status", str(first["id"]), "--json"))
+        assert (shown["run_at"], shown["priority"]) == ("2100-01-01T00:00:00.000000Z", 3)
+        run(url, "cancel", str(first["id"]), "--reason", "no longer wanted")
+        assert "no longer wanted" in run(url, "status", str(first["id"]))
+
+    async with running(store, settings) as api:
+        await asyncio.to_thread(use, api.url)
+
+
+async def test_held_ordering_keys_are_listed_and_let_go(store: Store, settings: Settings) -> None:
+    def use(url: str) -> None:
+        ids = [json.loads(run(url, "enqueue", "a", "--ordering-key", "o", "--json"))["id"] for _ in range(2)]
+        assert run(url, "ordering", "list") == "there is none\n"
+        asyncio.run(fail())
+        listed = run(url, "ordering", "list")
+        assert "o" in listed.splitlines()[1].split()
+        assert str(ids[0]) in listed.splitlines()[1].split()
+        assert run(url, "ordering", "release", "o") == f"released; task {ids[1]} may run\n"
+        assert run(url, "ordering", "release", "o") == "it is not held\n"
+        assert json.loads(run(url, "ordering", "list", "--json")) == {"keys": [], "cursor": None}
+
+    async def fail() -> None:
+        other = Store(settings.require_database_url)
+        async with other.transaction() as session:
+            dispatch = await session.claim(1)
+            assert dispatch is not None
+            error = '{"code":1,"message":"boom"}'
+            await session.fail([Failure(t.id, t.claim, error, None) for t in dispatch.tasks], hold_keys=True)
+        await other.close()
+
+    async with running(store, settings) as api:
+        await asyncio.to_thread(use, api.url)
