@@ -1,10 +1,11 @@
 """Cron expressions and zones to instants. Pure.
 
-Fields are matched against the wall clock by cronsim; what the wall clock does twice a year is settled here. An expression
-is *running* when its minute or its hour field begins with ``*`` or covers its whole range (``*/5 * * * *``, ``0 * * * *``,
-``* 0-23 * * *``): it fires whenever the wall clock matches, so it goes on in real time through a repeated hour and falls
-silent only while there is no such time. Every other is *fixed* (``30 2 * * *``): each time of day fires once; one that the
-clock jumps over fires at the first instant after the gap, one that comes twice fires the first time.
+Fields are matched against the wall clock by cronsim; what the wall clock does twice a year is settled here. An
+expression is *running* when its minute or its hour field begins with ``*`` or covers its whole range (``*/5 * * * *``,
+``0 * * * *``, ``* 0-23 * * *``): it fires whenever the wall clock matches, so it goes on in real time through a
+repeated hour, and falls silent only while there is no such time. Every other is *fixed* (``30 2 * * *``): each time of
+day fires once; one that the clock jumps over fires at the first instant after the gap, one that comes twice fires the
+first time.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ class Cron:
 class Passed(NamedTuple):
     """Instants that have passed: how many, up to COUNTED, and the newest of them, oldest first."""
 
-    count: int
+    total: int
     newest: list[datetime]
 
 

@@ -11,6 +11,7 @@
         TaskNotFound         -32004
         MessageNotFound      -32005  no such message, rejected or in a dead-letter queue
         KeyNotFound          -32006  no such API key
+        ScheduleNotFound     -32020  no such schedule, or import of schedules
         StateConflict        -32009  the task's state forbids it
         QueueAway            -32010  the api cannot reach a queue
         TooLarge             -32013  the payload is over the limit
@@ -42,6 +43,7 @@ KEY_NOT_FOUND = -32006
 STATE_CONFLICT = -32009
 QUEUE_AWAY = -32010
 TOO_LARGE = -32013
+SCHEDULE_NOT_FOUND = -32020
 RATE_LIMITED = -32029
 
 
@@ -136,6 +138,18 @@ class KeyNotFound(RpcError):
 
     def __init__(self, key_id: int) -> None:
         super().__init__(f"No such API key: {key_id}", {"id": key_id})
+
+
+class ScheduleNotFound(RpcError):
+    """``key``: the name of a schedule, or the number of an import."""
+
+    code = SCHEDULE_NOT_FOUND
+
+    def __init__(self, key: str | int) -> None:
+        if isinstance(key, int):
+            super().__init__(f"No such import of schedules: {key}", {"id": key})
+        else:
+            super().__init__(f"No such schedule: {key}", {"name": key})
 
 
 class QueueAway(RpcError):

@@ -13,9 +13,11 @@ import msgspec
 from penstock import metrics
 from penstock.commands import PARAMS, Cancel, Change, Enqueue, Restart, read_command
 from penstock.errors import MethodNotFound, RpcError, StateConflict, TaskNotFound
+from penstock.schedules import ScheduleChange
 from penstock.settings import Settings
 from penstock.store import Session
 from penstock.tasks import Enqueued, NewTask, State
+from penstock.timetable import change_schedule
 from penstock.wire import Invalid, Request, decode_body
 
 
@@ -41,7 +43,7 @@ class Inbound:
     """What a body of the inbound queue asks for: tasks, changes with their text, and what is refused with why."""
 
     tasks: list[NewTask] = field(default_factory=list)
-    changes: list[tuple[Change, str]] = field(default_factory=list)
+    changes: list[tuple[Change | ScheduleChange, str]] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -64,7 +66,7 @@ def read_inbound(body: str, settings: Settings) -> Inbound:
             continue
         if isinstance(command, Enqueue):
             inbound.tasks.append(command.task)
-        elif isinstance(command, Cancel | Restart):
+        elif isinstance(command, Cancel | Restart | ScheduleChange):
             inbound.changes.append((command, _text_of(entry)))
         else:
             reason = f"{entry.method} only answers, and a queue has no way back: ask over HTTP"
@@ -81,7 +83,10 @@ async def accept_inbound(session: Session, inbound: Inbound, *, door: str) -> li
     count_enqueued(inbound.tasks, enqueued, door=door)
     for change, text in inbound.changes:
         try:
-            await apply_change(session, change)
+            if isinstance(change, ScheduleChange):
+                await change_schedule(session, change)
+            else:
+                await apply_change(session, change)
         except RpcError as exc:
             inbound.refused.append((text, exc.message))
     return enqueued

@@ -16,11 +16,12 @@ MAY = {
     Permission.ENQUEUE: {"enqueue"},
     Permission.READ: {
         "status", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show",
-        "rpc.discover",
+        "rpc.discover", "schedule.get", "schedule.list", "schedule.runs", "schedule.import_status",
     },
     Permission.ADMIN: {
         "cancel", "retry", "rejected.retry", "rejected.purge", "dlq.replay", "dlq.purge", "keys.create", "keys.list",
-        "keys.revoke",
+        "keys.revoke", "schedule.create", "schedule.update", "schedule.delete", "schedule.pause", "schedule.resume",
+        "schedule.run_now", "schedule.create_many",
     },
 }  # fmt: skip
 

@@ -12,11 +12,13 @@ from penstock.api.rates import Rates
 from penstock.commands import PARAMS, SUBMIT_PREFIX
 from penstock.errors import AccessDenied
 from penstock.keys import ALL_PERMISSIONS, Permission
+from penstock.schedules import READING as _READING_SCHEDULES
 from penstock.settings import is_loopback
 
 # Methods that change nothing but what can be asked for again
 _READING = {
     "status", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show", "rpc.discover",
+    *_READING_SCHEDULES,
 }  # fmt: skip
 PERMISSION_OF: dict[str, Permission] = {
     name: Permission.READ if name in _READING else Permission.ADMIN for name in PARAMS

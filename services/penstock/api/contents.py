@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.commands import Cancel, Enqueue, Restart, read_command
 from penstock.errors import RpcError
+from penstock.schedules import ScheduleChange
 from penstock.settings import Settings
 from penstock.store import Pair, Session
 from penstock.tasks import State
@@ -90,6 +91,8 @@ def _read_inbound(method: str, params: bytes, settings: Settings) -> Entry:
             return Entry(task.action, key=None if task.unique_key is None else (task.action, task.unique_key))
         case Cancel(task_id) | Restart(task_id):
             return Entry(method, task_id=task_id)
+    if isinstance(command, ScheduleChange):
+        return Entry(method)
     return Entry(method, problem="it only answers, and a queue has no way back")
 
 

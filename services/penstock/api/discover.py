@@ -9,6 +9,7 @@ import msgspec
 
 from penstock import __version__, errors
 from penstock.api import views
+from penstock.api.schedule_discover import RESULTS, SCHEDULE_PARAMETERS, SCHEDULE_SUMMARIES
 from penstock.commands import (
     MAX_IDS,
     MAX_LIST,
@@ -36,6 +37,7 @@ ERRORS: dict[str, tuple[int, str]] = {
         "HTTP 401 or 403",
     ),
     "KeyNotFound": (errors.KEY_NOT_FOUND, "No such API key"),
+    "ScheduleNotFound": (errors.SCHEDULE_NOT_FOUND, "No such schedule, or import of schedules"),
     "RateLimited": (errors.RATE_LIMITED, "Too many requests; data.retry_after in seconds; HTTP 429"),
     "TaskNotFound": (errors.TASK_NOT_FOUND, "No such task"),
     "MessageNotFound": (errors.MESSAGE_NOT_FOUND, "No such message, rejected or in a dead-letter queue"),
@@ -97,6 +99,7 @@ SUMMARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "keys.create": ("Make an API key; this answer is the only place where it can be read.", "NewKey", ()),
     "keys.list": ("List API keys, newest first, without the keys themselves.", "KeyPage", ()),
     "keys.revoke": ("Revoke an API key for good; it is refused within 10 seconds.", "Key", ("KeyNotFound",)),
+    **SCHEDULE_SUMMARIES,
     "rpc.discover": ("This document.", "", ()),
 }
 
@@ -167,6 +170,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "revoked": "With those that are revoked.",
     },
     "keys.revoke": {"id": "From keys.list."},
+    **SCHEDULE_PARAMETERS,
     "rpc.discover": {},
 }
 
@@ -174,7 +178,7 @@ _PAYLOAD: dict[str, Any] = {"type": ["object", "array"]}
 _RESULTS = (
     views.Accepted, views.Changed, views.Task, views.TaskDetail, views.TaskPage, views.Statistics, views.RejectedPage,
     views.Rejected, views.Replayed, views.Purged, views.DeadLetterQueues, views.DeadMessages, views.DeadMessageDetail,
-    views.DeadReplayed, views.DeadPurged, views.Key, views.NewKey, views.KeyPage,
+    views.DeadReplayed, views.DeadPurged, views.Key, views.NewKey, views.KeyPage, *RESULTS,
 )  # fmt: skip
 
 
@@ -212,9 +216,9 @@ def _method(name: str, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _parameter(method: str, field: Any, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
-    schema = _PAYLOAD if field.type is msgspec.Raw else schemas[field.type]
-    if not field.required:
-        default = field.default
+    schema = _PAYLOAD if field.name == "payload" else schemas[field.type]
+    default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    if not field.required and default is not msgspec.UNSET:
         schema = schema | {"default": {} if isinstance(default, msgspec.Raw) else default}
     return {
         "name": field.name,

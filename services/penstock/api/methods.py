@@ -17,6 +17,7 @@ from penstock.api.discover import describe
 from penstock.api.keys import Keys
 from penstock.api.replay import purge_rejected, retry_rejected
 from penstock.api.rpc import Handler, Outcome, each
+from penstock.api.schedules import Schedules
 from penstock.batching import Batcher
 from penstock.commands import (
     PARAMS,
@@ -102,6 +103,7 @@ class Methods:
             settings=settings,
         )
         keys = Keys(self._session, keys_changed)
+        schedules = Schedules(self._session, self._transaction, notifier.poke)
         self._carry_out: dict[type, Callable[[Any], Awaitable[Any]]] = {
             Status: self._status,
             Cancel: self._change,
@@ -121,6 +123,7 @@ class Methods:
             ListKeys: keys.list,
             RevokeKey: keys.revoke,
             Discover: self._discover,
+            **schedules.commands,
         }
 
     @property
@@ -178,6 +181,11 @@ class Methods:
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[Session]:
         async with self._others, self._store.session() as session:
+            yield session
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Session]:
+        async with self._others, self._store.transaction() as session:
             yield session
 
     async def _status(self, command: Status) -> Any:

@@ -15,6 +15,7 @@ from penstock.store import Store
 from penstock.supervisor.gauges import Gauges
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.retention import Retention
+from penstock.supervisor.schedules import Firing, Imports, RunRetention
 from penstock.transports import Queue
 
 
@@ -41,9 +42,12 @@ class Supervisor(Service):
         self._interval_seconds = settings.supervisor_interval_seconds
         self._notifier = Notifier(store)
         self._repair = Repair(store=store, outbound=queues["outbound"], results=queues["results"], settings=settings)
+        self._firing = Firing(store=store, notifier=self._notifier, settings=settings)
+        self._imports = Imports(store=store, settings=settings)
         self._duties: list[Duty] = [
             self._repair,
             Retention(store=store, settings=settings),
+            RunRetention(store=store, settings=settings),
             Gauges(store=store, queues=queues, dead_letters=dead_letters or {}),
         ]
 
@@ -51,7 +55,7 @@ class Supervisor(Service):
         await self._store.open()
 
     def side_tasks(self) -> Mapping[str, SideTask]:
-        return {"notify": self._notifier.run}
+        return {"notify": self._notifier.run, "schedules": self._firing.run, "imports": self._imports.run}
 
     async def run_once(self) -> int:
         """One round. A duty whose dependency is away does not keep the others from theirs. Raises Unavailable."""

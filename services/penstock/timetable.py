@@ -1,0 +1,485 @@
+"""Schedules in Postgres: made, changed, fired, inside the caller's transaction.
+
+Instants are judged by the database's clock. A clock's row is held while its schedule is fired or changed, and its
+``last_at`` only grows, so an instant is fired once, whatever number of supervisors there are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from penstock import metrics
+from penstock.cron import CronError
+from penstock.errors import InvalidParams, Refused, ScheduleNotFound
+from penstock.firing import Missed, Next, Overlap, Plan, plan, render
+from penstock.logs import get_logger
+from penstock.schedules import (
+    CreateSchedule,
+    DeleteSchedule,
+    ListSchedules,
+    NewSchedule,
+    PauseSchedule,
+    ResumeSchedule,
+    RunSchedule,
+    ScheduleChange,
+    UpdateSchedule,
+    members_of,
+)
+from penstock.store import Session
+from penstock.tasks import NewTask, State
+
+log = get_logger()
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_ERRORS_KEPT = 100
+_MICROSECOND = timedelta(microseconds=1)
+_MISSED = {policy.value: policy for policy in Missed}
+_OVERLAP = {policy.value: policy for policy in Overlap}
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRecord:
+    """A schedule and where its clock stands. next_at: None when it is paused, has ended, or has a ``problem``."""
+
+    id: int
+    schedule: NewSchedule
+    next_at: datetime | None
+    due_at: datetime | None
+    last_at: datetime | None
+    last_task_id: int | None
+    problem: str | None
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What became of an instant.
+
+    outcome: FIRED, SKIPPED (its predecessor was not settled) or MISSED. state: the task's; None when there is none, or
+    no record of it any more. since, instants: MISSED stands for so many instants, since that one.
+    """
+
+    schedule_id: int
+    scheduled_at: datetime
+    outcome: str
+    fired_at: datetime
+    task_id: int | None
+    manual: bool
+    since: datetime | None
+    instants: int
+    state: State | None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A schedule that was written; ``fresh``: there was none of that name."""
+
+    id: int
+    fresh: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """One round: schedules that were due, tasks made of them, and instants skipped and missed."""
+
+    schedules: int
+    tasks: int
+    skipped: int
+    missed: int
+
+
+# Changing
+
+
+async def change_schedule(session: Session, command: ScheduleChange) -> ScheduleRecord | RunRecord:
+    """Carry out one change; what comes back is the schedule as it is then, as it was for a delete, or the run.
+
+    Raises InvalidParams, ScheduleNotFound.
+    """
+    match command:
+        case CreateSchedule(schedule, replaces):
+            (outcome,) = await create_batch(session, [schedule], replace_existing=replaces)
+            if isinstance(outcome, InvalidParams):
+                raise outcome
+            return await read_schedule(session, schedule.name)
+        case RunSchedule():
+            return await _run_now(session, command)
+    standing = await _lock(session, command.name)
+    match command:
+        case UpdateSchedule():
+            changed = command.check(members_of(standing.schedule) | command.given)
+        case PauseSchedule():
+            changed = replace(standing.schedule, paused=True)
+        case ResumeSchedule():
+            changed = replace(standing.schedule, paused=False)
+        case DeleteSchedule():
+            await session.fetch("delete_schedules", [command.name])
+            log.info("schedule_deleted", name=command.name)
+            return standing
+    if changed != standing.schedule or standing.problem is not None:
+        (outcome,) = await create_batch(session, [changed], replace_existing=True)
+        if isinstance(outcome, InvalidParams):
+            raise outcome
+    return await read_schedule(session, command.name)
+
+
+async def create_batch(
+    session: Session, wanted: Sequence[NewSchedule], *, replace_existing: bool
+) -> list[Written | InvalidParams]:
+    """Write schedules, one outcome each, in their order; one that cannot be written harms no other.
+
+    replace_existing: one that exists becomes what is wanted; its clock goes on if what decides when it fires is the
+    same, so that writing it anew at each start of a program costs no fire.
+    """
+    standing: dict[str, ScheduleRecord] = {}
+    if replace_existing:
+        rows = await session.fetch("lock_schedules", [schedule.name for schedule in wanted])
+        standing = {row["name"]: _record(row) for row in rows}
+    now: datetime = await session.value("read_instant")
+    last_place = {schedule.name: place for place, schedule in enumerate(wanted)}
+    outcomes: list[Written | InvalidParams | None] = [None] * len(wanted)
+    ready: dict[str, tuple[int, NewSchedule, Next]] = {}
+    for place, schedule in enumerate(wanted):
+        if schedule.name in ready or (replace_existing and last_place[schedule.name] != place):
+            outcomes[place] = InvalidParams("name", f"{schedule.name!r} comes more than once in this batch")
+            continue
+        try:
+            ready[schedule.name] = place, schedule, _first(schedule, standing.get(schedule.name), now)
+        except InvalidParams as exc:
+            outcomes[place] = exc
+    if ready:
+        given = list(ready.values())
+        rows = await session.fetch(
+            "write_schedules", *_columns([schedule for _, schedule, _ in given]),
+            [following.at for _, _, following in given], [following.due for _, _, following in given],
+            replace_existing,
+        )  # fmt: skip
+        for row in rows:
+            outcomes[ready[row["name"]][0]] = Written(row["id"], row["fresh"])
+    return [
+        InvalidParams("name", f"{schedule.name!r} is a schedule's name already: pass replace, or take another one")
+        if outcome is None
+        else outcome
+        for schedule, outcome in zip(wanted, outcomes, strict=True)
+    ]
+
+
+def _first(schedule: NewSchedule, standing: ScheduleRecord | None, now: datetime) -> Next:
+    """Where the clock of a schedule begins, or goes on. Raises InvalidParams when it would never fire."""
+    if schedule.paused:
+        return Next(None, None)
+    after, anchor = now, now
+    if standing is not None:
+        if standing.schedule.clockwork == schedule.clockwork and standing.problem is None:
+            return Next(standing.next_at, standing.due_at)
+        anchor = standing.created_at
+        after = now if standing.last_at is None else max(now, standing.last_at)
+    following = schedule.rule(anchor).next_after(after)
+    if following.at is None:
+        if schedule.end_at is None:
+            raise InvalidParams("expression", f"{schedule.expression!r} comes no more")
+        raise InvalidParams("end_at", f"leaves nothing to fire: {schedule.expression!r} does not come before it")
+    return following
+
+
+def _columns(schedules: Sequence[NewSchedule]) -> list[list[Any]]:
+    return [
+        [s.name for s in schedules],
+        [s.expression for s in schedules],
+        [s.timezone for s in schedules],
+        [s.start_at for s in schedules],
+        [s.end_at for s in schedules],
+        [s.jitter_seconds for s in schedules],
+        [s.missed.value for s in schedules],
+        [s.max_missed for s in schedules],
+        [s.max_lateness_seconds for s in schedules],
+        [s.overlap.value for s in schedules],
+        [s.action for s in schedules],
+        [s.payload for s in schedules],
+        [s.priority for s in schedules],
+        [s.max_attempts for s in schedules],
+        [s.timeout_seconds for s in schedules],
+        [s.ordering_key for s in schedules],
+        [json.dumps(s.labels) for s in schedules],
+        [s.paused for s in schedules],
+    ]
+
+
+async def _lock(session: Session, name: str) -> ScheduleRecord:
+    rows = await session.fetch("lock_schedules", [name])
+    if not rows:
+        raise ScheduleNotFound(name)
+    return _record(rows[0])
+
+
+async def _run_now(session: Session, command: RunSchedule) -> RunRecord:
+    """A run of its own beside those of the clock, also of a schedule that is paused. Overlap counts as ever."""
+    standing = await _lock(session, command.name)
+    instant: datetime = await session.value("read_instant")
+    schedule = standing.schedule
+    task_id = None
+    busy = schedule.overlap is Overlap.SKIP and await session.value("is_live_task", standing.last_task_id)
+    state = None
+    if not busy:
+        max_attempts = schedule.max_attempts or command.max_attempts
+        (added,) = await _enqueue(session, [_task(standing.id, schedule, instant, max_attempts)])
+        task_id, state = added
+        await session.fetch("note_manual_task", standing.id, task_id)
+    outcome = "SKIPPED" if busy else "FIRED"
+    await session.fetch("record_runs", [standing.id], [instant], [outcome], [task_id], [True], [None], [1])
+    metrics.SCHEDULE_RUNS.labels(outcome).inc()
+    return RunRecord(standing.id, instant, outcome, instant, task_id, True, None, 1, state)
+
+
+# Reading
+
+
+async def read_schedule(session: Session, name: str) -> ScheduleRecord:
+    """Raises ScheduleNotFound."""
+    rows = await session.fetch("read_schedules", [name])
+    if not rows:
+        raise ScheduleNotFound(name)
+    return _record(rows[0])
+
+
+async def list_schedules(session: Session, command: ListSchedules) -> list[ScheduleRecord]:
+    """A page, newest first; without payloads."""
+    labels = None if command.labels is None else json.dumps(command.labels)
+    rows = await session.fetch("list_schedules", command.before, command.limit, labels, command.action, command.paused)
+    return [_record(row) for row in rows]
+
+
+async def list_runs(session: Session, name: str, *, before: int | None, limit: int) -> list[RunRecord]:
+    """A page, newest first, from behind an instant in microseconds of the epoch. Raises ScheduleNotFound."""
+    schedule = await read_schedule(session, name)
+    try:
+        instant = None if before is None else _EPOCH + timedelta(microseconds=before)
+    except OverflowError:
+        raise InvalidParams("cursor", f"must be that of the page before, not {before}") from None
+    rows = await session.fetch("list_runs", schedule.id, instant, limit)
+    ids = [row["task_id"] for row in rows if row["task_id"] is not None]
+    states = {row["id"]: State(row["state"]) for row in await session.fetch("read_states", ids)} if ids else {}
+    return [
+        RunRecord(
+            schedule.id,
+            row["scheduled_at"],
+            row["outcome"],
+            row["fired_at"],
+            row["task_id"],
+            row["manual"],
+            row["since"],
+            row["instants"],
+            states.get(row["task_id"]),
+        )
+        for row in rows
+    ]
+
+
+def run_cursor(run: RunRecord) -> str:
+    """What the page behind a run begins with."""
+    return str((run.scheduled_at - _EPOCH) // _MICROSECOND)
+
+
+# Firing
+
+
+@dataclass(slots=True)
+class _Due:
+    """A schedule that is due, with what is to be done about it."""
+
+    id: int
+    plan: Plan
+    busy: bool
+    skips: bool
+    tasks: list[NewTask]
+
+
+async def fire_due(session: Session, *, limit: int, grace_seconds: float, max_attempts: int) -> Fired:
+    """Fire up to so many schedules that are due, oldest first, and set their clocks.
+
+    grace_seconds: what counts as on time. max_attempts: for schedules that name no number of their own.
+    """
+    held = [row[0] for row in await session.fetch("claim_due_schedules", limit)]
+    if not held:
+        return Fired(0, 0, 0, 0)
+    rows = await session.fetch("read_due_schedules", held)
+    due: list[_Due] = []
+    lateness: list[float] = []
+    tasks = 0
+    for row in rows:
+        if tasks >= limit:
+            break  # many instants were missed: the others have their turn in the next round
+        try:
+            one = _decide(row, grace_seconds, max_attempts)
+        except CronError as exc:
+            await _stop(session, row["id"], row["name"], str(exc))
+            continue
+        lateness.append((row["now"] - row["due_at"]).total_seconds())
+        due.append(one)
+        tasks += len(one.tasks)
+    fired = await _carry_out(session, due)
+    metrics.SCHEDULE_LATENESS_SECONDS.observe_many(lateness)
+    return fired
+
+
+def _decide(row: Any, grace_seconds: float, max_attempts: int) -> _Due:
+    schedule = _schedule(row)
+    decided = plan(schedule.rule(row["created_at"]), row["next_at"], row["now"], grace_seconds)
+    skips = schedule.overlap is Overlap.SKIP
+    instants = decided.run
+    if skips:
+        instants = [] if row["busy"] else instants[:1]
+    attempts = schedule.max_attempts or max_attempts
+    tasks = [_task(row["id"], schedule, instant, attempts) for instant in instants]
+    return _Due(row["id"], decided, row["busy"], skips, tasks)
+
+
+def _task(schedule_id: int, schedule: NewSchedule, instant: datetime, max_attempts: int) -> NewTask:
+    ordering_key = schedule.ordering_key
+    if ordering_key is None and schedule.overlap is Overlap.QUEUE:
+        ordering_key = f"schedule:{schedule_id}"
+    # No run_at: in the order of what is due, an instant that has passed stands behind where claims have got to.
+    return NewTask(
+        action=schedule.action,
+        payload=render(schedule.payload, schedule.name, schedule_id, instant),
+        priority=schedule.priority,
+        ordering_key=ordering_key,
+        max_attempts=max_attempts,
+        timeout_seconds=schedule.timeout_seconds,
+    )
+
+
+async def _carry_out(session: Session, due: Sequence[_Due]) -> Fired:
+    """Store tasks, runs and clocks. One schedule whose values Postgres refuses is stopped, and harms no other."""
+    if not due:
+        return Fired(0, 0, 0, 0)
+    try:
+        async with session.savepoint():
+            return await _store(session, due)
+    except Refused as exc:
+        if len(due) == 1:
+            await _stop(session, due[0].id, None, str(exc))
+            return Fired(1, 0, 0, 0)
+    middle = len(due) // 2
+    first, second = await _carry_out(session, due[:middle]), await _carry_out(session, due[middle:])
+    return Fired(
+        first.schedules + second.schedules,
+        first.tasks + second.tasks,
+        first.skipped + second.skipped,
+        first.missed + second.missed,
+    )
+
+
+async def _store(session: Session, due: Sequence[_Due]) -> Fired:
+    added = iter(await _enqueue(session, [task for one in due for task in one.tasks]))
+    runs: list[tuple[Any, ...]] = []
+    clocks: list[tuple[Any, ...]] = []
+    skipped = missed = 0
+    for one in due:
+        decided = one.plan
+        fires = len(one.tasks)
+        newest = None
+        for place, instant in enumerate(decided.run):
+            if place < fires:
+                newest = next(added)[0]
+                runs.append((one.id, instant, "FIRED", newest, False, None, 1))
+            else:
+                skipped += 1
+                runs.append((one.id, instant, "SKIPPED", None, False, None, 1))
+        lost = decided.lost
+        if lost is not None:
+            missed += lost.instants
+            since = lost.since if lost.instants > 1 else None
+            runs.append((one.id, lost.until, "MISSED", None, False, since, lost.instants))
+        clocks.append((one.id, decided.next.at, decided.next.due, decided.last, newest))
+    await session.fetch("record_runs", *map(list, zip(*runs, strict=True)))
+    await session.fetch("move_clocks", *map(list, zip(*clocks, strict=True)))
+    fired = sum(len(one.tasks) for one in due)
+    for outcome, count in (("FIRED", fired), ("SKIPPED", skipped), ("MISSED", missed)):
+        if count:
+            metrics.SCHEDULE_RUNS.labels(outcome).inc(count)
+    return Fired(len(due), fired, skipped, missed)
+
+
+async def _enqueue(session: Session, tasks: Sequence[NewTask]) -> list[tuple[int, State]]:
+    added = await session.enqueue(tasks)
+    for action, count in Counter(task.action for task in tasks).items():
+        metrics.ENQUEUED.labels(action, "schedule").inc(count)
+    return [(one.id, one.state) for one in added]
+
+
+async def _stop(session: Session, schedule_id: int, name: str | None, problem: str) -> None:
+    await session.fetch("stop_clock", schedule_id, problem[:1000].replace("\0", "\ufffd"))
+    log.error("schedule_stopped", id=schedule_id, name=name, reason=problem, next="penstock schedule get NAME")
+
+
+# Imports of many
+
+
+async def start_import(session: Session, parts: Iterable[tuple[int, str]], *, total: int, replaces: bool) -> int:
+    """Keep entries for the supervisor: pairs of the first one's place and a JSON array. Returns the import's id."""
+    import_id: int = await session.value("create_import", replaces, total)
+    places, entries = zip(*parts, strict=True)
+    await session.fetch("insert_import_parts", import_id, list(places), list(entries))
+    return import_id
+
+
+async def note_import(
+    session: Session, import_id: int, outcomes: Sequence[Written | InvalidParams], errors: Sequence[Mapping[str, Any]]
+) -> None:
+    """Count what became of a part; ``errors`` are those of its entries, of which the first hundred or so are kept."""
+    created = sum(1 for one in outcomes if isinstance(one, Written) and one.fresh)
+    replaced = sum(1 for one in outcomes if isinstance(one, Written) and not one.fresh)
+    refused = len(outcomes) - created - replaced
+    kept = json.dumps(errors[:_ERRORS_KEPT])
+    await session.fetch("note_import", import_id, created, replaced, refused, kept, _ERRORS_KEPT)
+
+
+async def read_import(session: Session, import_id: int) -> Any:
+    """A row of the statement ``read_import``. Raises ScheduleNotFound."""
+    rows = await session.fetch("read_import", import_id)
+    if not rows:
+        raise ScheduleNotFound(import_id)
+    return rows[0]
+
+
+def _schedule(row: Any) -> NewSchedule:
+    return NewSchedule(
+        name=row["name"],
+        expression=row["expression"],
+        timezone=row["timezone"],
+        start_at=row["start_at"],
+        end_at=row["end_at"],
+        jitter_seconds=row["jitter_seconds"],
+        missed=_MISSED[row["missed"]],
+        max_missed=row["max_missed"],
+        max_lateness_seconds=row["max_lateness_seconds"],
+        overlap=_OVERLAP[row["overlap"]],
+        action=row["action"],
+        payload=row["payload"],
+        priority=row["priority"],
+        max_attempts=row["max_attempts"],
+        timeout_seconds=row["timeout_seconds"],
+        ordering_key=row["ordering_key"],
+        labels=json.loads(row["labels"]),
+        paused=row["paused"],
+    )
+
+
+def _record(row: Any) -> ScheduleRecord:
+    return ScheduleRecord(
+        id=row["id"],
+        schedule=_schedule(row),
+        next_at=row["next_at"],
+        due_at=row["due_at"],
+        last_at=row["last_at"],
+        last_task_id=row["last_task_id"],
+        problem=row["problem"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+    )
