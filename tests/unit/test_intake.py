@@ -284,6 +284,10 @@ LEAST: dict[str, Any] = {
     "dlq.list": {"queue": "inbound"}, "dlq.show": {"queue": "inbound", "id": "a"},
     "dlq.replay": {"queue": "inbound", "limit": 1}, "dlq.purge": {"queue": "inbound", "limit": 1},
     "keys.create": {"name": "k", "permissions": ["read"]}, "keys.revoke": {"id": 1},
+    "schedule.create": {"name": "n", "expression": "@daily", "action": "a"},
+    "schedule.update": {"name": "n", "priority": 1}, "schedule.get": {"name": "n"}, "schedule.delete": {"name": "n"},
+    "schedule.pause": {"name": "n"}, "schedule.resume": {"name": "n"}, "schedule.run_now": {"name": "n"},
+    "schedule.runs": {"name": "n"}, "schedule.create_many": {"schedules": [{}]}, "schedule.import_status": {"id": 1},
 }  # fmt: skip
 
 
@@ -412,7 +416,13 @@ def test_a_body_of_good_and_bad_entries_keeps_each_with_its_reason(limits: Setti
     assert reasons[4].startswith("Invalid Request")
 
 
-@pytest.mark.parametrize("method", [name for name in PARAMS if name not in ("enqueue", "cancel", "retry")])
+TO_THE_QUEUE = (
+    "enqueue", "cancel", "retry", "schedule.create", "schedule.update", "schedule.delete", "schedule.pause",
+    "schedule.resume", "schedule.run_now",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("method", [name for name in PARAMS if name not in TO_THE_QUEUE])
 def test_a_method_that_only_answers_is_refused_from_the_queue(limits: Settings, method: str) -> None:
     params = LEAST.get(method, {})
     body = json.dumps({"jsonrpc": "2.0", "method": method, "params": params})
