@@ -88,8 +88,8 @@ where c.schedule_id = any($1::bigint[]) order by c.due_at;
 -- name: record_runs
 -- Arrays, one element a run: $1 schedule ids, $2 instants, $3 outcomes, $4 task ids or null, $5 manual, $6 since or
 -- null, $7 instants that the row stands for. A second run of an instant violates the primary key, which is meant.
-insert into penstock.schedule_run (schedule_id, scheduled_at, outcome, task_id, manual, since, instants)
-select * from unnest($1::bigint[], $2::timestamptz[], $3::text[], $4::bigint[], $5::bool[], $6::timestamptz[], $7::int[]);
+insert into penstock.schedule_run (schedule_id, scheduled_at, outcome, task_id, manual, since, instants, fired_at)
+select u.*, clock_timestamp() from unnest($1::bigint[], $2::timestamptz[], $3::text[], $4::bigint[], $5::bool[], $6::timestamptz[], $7::int[]) u;
 
 -- name: move_clocks
 -- Arrays, one element a schedule: $1 ids, $2 next_at and $3 due_at or null, $4 last_at, $5 newest task id or null.
