@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock import metrics
-from penstock.cron import CronError
+from penstock.cron import CronError, timing
 from penstock.errors import InvalidParams, Refused, ScheduleNotFound
-from penstock.firing import Missed, Next, Overlap, Plan, plan, render
+from penstock.firing import Missed, Next, Overlap, Plan, Rule, plan, render
 from penstock.logs import get_logger
 from penstock.schedules import (
     CreateSchedule,
@@ -226,8 +226,18 @@ async def _run_now(session: Session, command: RunSchedule) -> RunRecord:
     busy = schedule.overlap is Overlap.SKIP and await session.value("is_live_task", standing.last_task_id)
     state = None
     if not busy:
-        max_attempts = schedule.max_attempts or command.max_attempts
-        (added,) = await _enqueue(session, [_task(standing.id, schedule, instant, max_attempts)])
+        ordering_key = schedule.ordering_key
+        if ordering_key is None and schedule.overlap is Overlap.QUEUE:
+            ordering_key = _queue_of(standing.id)
+        task = NewTask(
+            action=schedule.action,
+            payload=render(schedule.payload, schedule.name, standing.id, instant),
+            priority=schedule.priority,
+            ordering_key=ordering_key,
+            max_attempts=schedule.max_attempts or command.max_attempts,
+            timeout_seconds=schedule.timeout_seconds,
+        )
+        (added,) = await _enqueue(session, [task])
         task_id, state = added
         await session.fetch("note_manual_task", standing.id, task_id)
     outcome = "SKIPPED" if busy else "FIRED"
@@ -288,14 +298,12 @@ def run_cursor(run: RunRecord) -> str:
 # Firing
 
 
-@dataclass(slots=True)
-class _Due:
-    """A schedule that is due, with what is to be done about it."""
+class _Due(NamedTuple):
+    """A schedule that is due, with what is to be done about it; tasks: of the first instants of the plan."""
 
     id: int
+    name: str
     plan: Plan
-    busy: bool
-    skips: bool
     tasks: list[NewTask]
 
 
@@ -328,30 +336,32 @@ async def fire_due(session: Session, *, limit: int, grace_seconds: float, max_at
 
 
 def _decide(row: Any, grace_seconds: float, max_attempts: int) -> _Due:
-    schedule = _schedule(row)
-    decided = plan(schedule.rule(row["created_at"]), row["next_at"], row["now"], grace_seconds)
-    skips = schedule.overlap is Overlap.SKIP
+    """A row of ``read_due_schedules`` to what is done about it: a hundred thousand may be due at once."""
+    (schedule_id, name, expression, timezone, start_at, end_at, jitter_seconds, missed, max_missed, max_lateness,
+     overlap, action, payload, priority, attempts, timeout_seconds, ordering_key, created_at, next_at, _due_at, now,
+     busy) = row  # fmt: skip
+    when = timing(expression, timezone, start_at or created_at)
+    rule = Rule(name, when, start_at, end_at, jitter_seconds, _MISSED[missed], max_missed, max_lateness)
+    decided = plan(rule, next_at, now, grace_seconds)
     instants = decided.run
-    if skips:
-        instants = [] if row["busy"] else instants[:1]
-    attempts = schedule.max_attempts or max_attempts
-    tasks = [_task(row["id"], schedule, instant, attempts) for instant in instants]
-    return _Due(row["id"], decided, row["busy"], skips, tasks)
-
-
-def _task(schedule_id: int, schedule: NewSchedule, instant: datetime, max_attempts: int) -> NewTask:
-    ordering_key = schedule.ordering_key
-    if ordering_key is None and schedule.overlap is Overlap.QUEUE:
-        ordering_key = f"schedule:{schedule_id}"
+    if overlap == Overlap.SKIP:
+        instants = [] if busy else instants[:1]
+    elif ordering_key is None and overlap == Overlap.QUEUE:
+        ordering_key = _queue_of(schedule_id)
     # No run_at: in the order of what is due, an instant that has passed stands behind where claims have got to.
-    return NewTask(
-        action=schedule.action,
-        payload=render(schedule.payload, schedule.name, schedule_id, instant),
-        priority=schedule.priority,
-        ordering_key=ordering_key,
-        max_attempts=max_attempts,
-        timeout_seconds=schedule.timeout_seconds,
-    )
+    tasks = [
+        NewTask(
+            action, render(payload, name, schedule_id, instant), None, None, priority, None, ordering_key,
+            attempts or max_attempts, timeout_seconds,
+        )
+        for instant in instants
+    ]  # fmt: skip
+    return _Due(schedule_id, name, decided, tasks)
+
+
+def _queue_of(schedule_id: int) -> str:
+    """The ordering key of a schedule whose fires wait for each other and that names none."""
+    return f"schedule:{schedule_id}"
 
 
 async def _carry_out(session: Session, due: Sequence[_Due]) -> Fired:
@@ -363,7 +373,7 @@ async def _carry_out(session: Session, due: Sequence[_Due]) -> Fired:
             return await _store(session, due)
     except Refused as exc:
         if len(due) == 1:
-            await _stop(session, due[0].id, None, str(exc))
+            await _stop(session, due[0].id, due[0].name, str(exc))
             return Fired(1, 0, 0, 0)
     middle = len(due) // 2
     first, second = await _carry_out(session, due[:middle]), await _carry_out(session, due[middle:])
@@ -413,9 +423,9 @@ async def _enqueue(session: Session, tasks: Sequence[NewTask]) -> list[tuple[int
     return [(one.id, one.state) for one in added]
 
 
-async def _stop(session: Session, schedule_id: int, name: str | None, problem: str) -> None:
+async def _stop(session: Session, schedule_id: int, name: str, problem: str) -> None:
     await session.fetch("stop_clock", schedule_id, problem[:1000].replace("\0", "\ufffd"))
-    log.error("schedule_stopped", id=schedule_id, name=name, reason=problem, next="penstock schedule get NAME")
+    log.error("schedule_stopped", id=schedule_id, name=name, reason=problem, next="penstock schedule get")
 
 
 # Imports of many

@@ -80,7 +80,9 @@ order by due_at limit $1 for update skip locked;
 -- name: read_due_schedules
 -- $1 ids of clocks that are held. A statement of its own, so that it sees what was written before they were locked.
 -- busy: the newest task of one that is not to overlap is not settled.
-select s.*, c.next_at, c.due_at, now() as now,
+select s.id, s.name, s.expression, s.timezone, s.start_at, s.end_at, s.jitter_seconds, s.missed, s.max_missed,
+       s.max_lateness_seconds, s.overlap, s.action, s.payload, s.priority, s.max_attempts, s.timeout_seconds,
+       s.ordering_key, s.created_at, c.next_at, c.due_at, now() as now,
        s.overlap = 'skip' and exists (select from penstock.task t where t.id = c.last_task_id) as busy
 from penstock.schedule_clock c join penstock.schedule s on s.id = c.schedule_id
 where c.schedule_id = any($1::bigint[]) order by c.due_at;

@@ -97,7 +97,7 @@ async def _round(rig: Rig, count: int, instant: datetime) -> dict[str, Any]:
     await asyncio.sleep(max(0.0, (instant - await _now(rig)).total_seconds()))
     fires, moved = 0, time.monotonic()
     while True:
-        row = await rig.database.fetchrow(_FIRES, instant)
+        (row,) = await rig.database.fetch(_FIRES, instant)
         if row["fires"] > fires:
             advance(row["fires"] - fires)
             fires, moved = row["fires"], time.monotonic()
