@@ -25,6 +25,7 @@ from penstock.store import Session, Store
 from penstock.timetable import Fired, Written, create_batch, fire_due, note_import
 
 LOOK_SECONDS = 1.0
+_ROUNDS_AT_ONCE = 2  # of a backlog: while Postgres stores one, the other is decided on
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 10.0
 _RETENTION_BATCH = 5000
@@ -68,6 +69,11 @@ class Firing:
 
     async def _fire_or_wait(self) -> float:
         fired = await self.run_once()
+        if fired.schedules >= self._settings.schedule_batch_size:
+            rounds = (self.run_once() for _ in range(_ROUNDS_AT_ONCE))
+            for outcome in await asyncio.gather(*rounds, return_exceptions=True):
+                if isinstance(outcome, BaseException):
+                    raise outcome
         if fired.schedules:
             return 0
         async with self._store.session() as session:
