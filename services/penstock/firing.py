@@ -102,24 +102,20 @@ def plan(rule: Rule, next_at: datetime, now: datetime, grace_seconds: float) -> 
     if rule.end_at is not None:
         until = min(until, rule.end_at)
     total, seen = passed(rule.timing, next_at, max(until, next_at), keep=_KEPT)
-    on_time = [instant for instant in seen if _late(rule, instant, now) <= _tolerance(rule, grace_seconds)]
-    late = seen[: len(seen) - len(on_time)]
-    if rule.max_lateness_seconds is not None:
-        late = [instant for instant in late if _late(rule, instant, now) <= rule.max_lateness_seconds]
+    tolerance = _tolerance(rule, grace_seconds)
+    longest = float("inf") if rule.max_lateness_seconds is None else rule.max_lateness_seconds
+    lateness = {instant: (now - rule.due(instant)).total_seconds() for instant in seen}  # jitter mixes their order
+    on_time = [instant for instant in seen if lateness[instant] <= tolerance]
     if rule.missed is Missed.ALL:
-        run = (late + on_time)[-rule.max_missed :]
+        run = [instant for instant in seen if lateness[instant] <= longest][-rule.max_missed :]
     elif rule.missed is Missed.ONE and not on_time:
-        run = late[-1:]
+        run = [instant for instant in seen if lateness[instant] <= longest][-1:]
     else:
         run = on_time
     chosen = set(run)
     left = [instant for instant in seen if instant not in chosen]
     lost = Lost(total - len(run), next_at, left[-1] if left else next_at) if total > len(run) else None
     return Plan(run, lost, seen[-1], rule.next_after(seen[-1]))
-
-
-def _late(rule: Rule, instant: datetime, now: datetime) -> float:
-    return (now - rule.due(instant)).total_seconds()
 
 
 def _tolerance(rule: Rule, grace_seconds: float) -> float:

@@ -181,8 +181,8 @@ async def test_schedules_are_changed_through_the_inbound_queue(
     assert [tuple(row) for row in await sql.fetch("select name, paused from penstock.schedule")] == [("m", False)]
     reasons = sorted(reason for _, _, reason in await rejected(store))
     assert len(reasons) == 3
-    assert "'m' is a schedule's name already" in reasons[0]
-    assert "minute '61'" in reasons[1]
+    assert "minute '61'" in reasons[0]
+    assert "'m' is a schedule's name already" in reasons[1]
     assert reasons[2] == "schedule.get only answers, and a queue has no way back: ask over HTTP"
 
 
@@ -220,7 +220,7 @@ async def test_every_command_of_the_shell(store: Store, settings: Settings, shel
         ]  # fmt: skip
         assert "PAUSED" in shell(url, "pause", "nightly").output
         assert "ACTIVE" in shell(url, "resume", "nightly").output
-        assert shell(url, "delete", "nightly").output == "schedule nightly is deleted\n"
+        assert shell(url, "delete", "nightly").output.endswith("schedule nightly is deleted\n")
         failed = shell(url, "get", "nightly")
         assert isinstance(failed.exception, ScheduleNotFound)
         assert shell(url, "create", "n", "@daily", "a", "{").exit_code == 2
@@ -241,11 +241,9 @@ async def test_a_file_is_imported_and_what_is_wrong_in_it_is_told(
     def use(url: str) -> None:
         good = shell(url, "import", "good.json")
         assert good.exit_code == 0, good.output
-        assert [line.split() for line in good.output.splitlines()] == [
-            ["created", "3"],
-            ["replaced", "0"],
-            ["refused", "0"],
-        ]
+        # The supervisor's log lines come from this process too.
+        counts = dict(line.split() for line in good.output.splitlines() if line[0] in "cr")
+        assert counts == {"created": "3", "replaced": "0", "refused": "0"}
         bad = shell(url, "import", "lines", "--replace")
         assert isinstance(bad.exception, PenstockError)
         assert str(bad.exception).startswith("1 of 2 schedules were refused")
