@@ -539,6 +539,25 @@ async def test_a_supervisor_fires_to_the_second_and_sees_a_new_schedule_within_o
     assert min((run.fired_at - run.scheduled_at).total_seconds() for run in runs[:-1]) < 0.1
 
 
+async def test_the_loop_works_off_a_backlog_of_many_batches(
+    do: Change, store: Store, limits: Settings, sql: Any
+) -> None:
+    for number in range(100):
+        await make(do, name=f"n{number}")
+    await set_clock(sql, await hour_ago(sql), name=None)
+    small = load_settings(database_url=limits.require_database_url, schedule_batch_size=7)
+    running = asyncio.create_task(Firing(store=store, notifier=Notifier(store), settings=small).run())
+    try:
+        until = asyncio.get_running_loop().time() + 30
+        while await sql.fetchval("select count(*) from penstock.schedule_run") < 100:
+            assert asyncio.get_running_loop().time() < until
+            await asyncio.sleep(0.05)
+    finally:
+        running.cancel()
+    assert len(await tasks_of(sql)) == 100
+    assert await sql.fetchval("select count(distinct schedule_id) from penstock.schedule_run") == 100
+
+
 # Imports
 
 

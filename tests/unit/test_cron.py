@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from functools import cache
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -184,6 +186,24 @@ def test_every_goes_by_elapsed_time_whatever_the_zone() -> None:
     when = timing("@every 1h30m", "Europe/Berlin", utc("2026-03-28T22:00"))
     found = list(fires(when, utc("2026-03-28T22:00"), utc("2026-03-29T04:00")))
     assert found == [utc("2026-03-28T22:00") + timedelta(minutes=90 * n) for n in range(1, 5)]
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "schedules.md"
+_ROW = re.compile(r"\| `([^`]+)` \| (\S+/\S+) \| (\S+Z) \| ((?:\S+Z(?:, )?)+) \|")
+PROMISED = _ROW.findall(PAGE.read_text("utf-8"))
+
+
+@pytest.mark.parametrize(("expression", "zone", "after", "instants"), PROMISED)
+def test_the_page_on_schedules_tells_when_each_of_its_examples_fires(
+    expression: str, zone: str, after: str, instants: str
+) -> None:
+    promised = [datetime.fromisoformat(text) for text in instants.split(", ")]
+    when = timing(expression, zone, datetime.fromisoformat(after))
+    assert list(fires(when, datetime.fromisoformat(after), promised[-1])) == promised
+
+
+def test_the_page_on_schedules_has_examples_of_each_kind() -> None:
+    assert len(PROMISED) == 7
 
 
 # Odd expressions
