@@ -40,7 +40,6 @@ async def schedules(bench: Bench) -> dict[str, Any]:
         await rig.settle_disk("schedule_clock")
         await rig.begin()
         table = [await _round(rig, count, first + timedelta(seconds=number * period)) for number in range(ROUNDS)]
-        await rig.database.execute("update penstock.schedule_clock set next_at = null, due_at = null")
         await rig.wait_settled(before + count * ROUNDS)
         cost = await rig.end(count * ROUNDS)
     return {
@@ -71,7 +70,7 @@ async def _load(rig: Rig, count: int, period: int, first: datetime) -> float:
     expression = "* * * * *" if period == 60 else f"*/{period} * * * * *"
     entries = [
         {"name": f"bench-{number}", "expression": expression, "action": NOOP, "payload": {"n": number},
-         "start_at": first.isoformat()}
+         "start_at": first.isoformat(), "end_at": (first + timedelta(seconds=(ROUNDS - 1) * period)).isoformat()}
         for number in range(count)
     ]  # fmt: skip
     advance = rig.bench.bar("loading schedules", count)
