@@ -287,7 +287,7 @@ async def test_a_supervisor_that_dies_in_the_middle_leaves_the_fire_to_the_next(
         raise RuntimeError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.timetable._store", die)
+        patch.setattr("penstock.fires._store", die)
         with pytest.raises(RuntimeError, match="killed"):
             await firing.run_once()
     assert await tasks_of(sql) == []

@@ -17,12 +17,13 @@ import msgspec
 from penstock import metrics
 from penstock.commands import read_command
 from penstock.errors import InvalidParams, Refused, RpcError, Unavailable
+from penstock.fires import Fired, fire_due
 from penstock.logs import get_logger
 from penstock.notify import Notifier
 from penstock.schedules import CreateSchedule, NewSchedule
 from penstock.settings import Settings
 from penstock.store import Session, Store
-from penstock.timetable import Fired, Written, create_batch, fire_due, note_import
+from penstock.timetable import Written, create_batch, note_import
 
 LOOK_SECONDS = 1.0
 _ROUNDS_AT_ONCE = 2  # of a backlog: while Postgres stores one, the other is decided on
