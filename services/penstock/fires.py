@@ -75,7 +75,7 @@ def _decide(row: Any, grace_seconds: float, max_attempts: int) -> _Due:
     (schedule_id, name, expression, timezone, start_at, end_at, jitter_seconds, missed, max_missed, max_lateness,
      overlap, action, payload, priority, attempts, timeout_seconds, ordering_key, created_at, next_at, _due_at, now,
      busy) = row  # fmt: skip
-    when = timing(expression, timezone, start_at or created_at)
+    when = timing(expression, timezone, start_at or created_at.replace(microsecond=0))
     rule = Rule(name, when, start_at, end_at, jitter_seconds, _MISSED[missed], max_missed, max_lateness)
     decided = plan(rule, next_at, now, grace_seconds)
     instants = decided.run

@@ -162,10 +162,10 @@ class NewSchedule:
     paused: bool
 
     def rule(self, anchor: datetime) -> Rule:
-        """When and how it fires; anchor: from where ``@every`` counts when there is no start."""
+        """When and how it fires; anchor: when it was made, from where ``@every`` counts when there is no start."""
         return Rule(
             self.name,
-            timing(self.expression, self.timezone, self.start_at or anchor),
+            timing(self.expression, self.timezone, self.start_at or anchor.replace(microsecond=0)),
             self.start_at,
             self.end_at,
             self.jitter_seconds,

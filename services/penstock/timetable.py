@@ -128,7 +128,7 @@ async def create_batch(
     if replace_existing:
         rows = await session.fetch("lock_schedules", [schedule.name for schedule in wanted])
         standing = {row["name"]: _record(row) for row in rows}
-    now: datetime = await session.value("read_instant")
+    ((began, now),) = await session.fetch("read_instants")
     last_place = {schedule.name: place for place, schedule in enumerate(wanted)}
     outcomes: list[Written | InvalidParams | None] = [None] * len(wanted)
     ready: dict[str, tuple[int, NewSchedule, Next]] = {}
@@ -137,7 +137,7 @@ async def create_batch(
             outcomes[place] = InvalidParams("name", f"{schedule.name!r} comes more than once in this batch")
             continue
         try:
-            ready[schedule.name] = place, schedule, _first(schedule, standing.get(schedule.name), now)
+            ready[schedule.name] = place, schedule, _first(schedule, standing.get(schedule.name), began, now)
         except InvalidParams as exc:
             outcomes[place] = exc
     if ready:
@@ -157,11 +157,11 @@ async def create_batch(
     ]
 
 
-def _first(schedule: NewSchedule, standing: ScheduleRecord | None, now: datetime) -> Next:
+def _first(schedule: NewSchedule, standing: ScheduleRecord | None, began: datetime, now: datetime) -> Next:
     """Where the clock of a schedule begins, or goes on. Raises InvalidParams when it would never fire."""
     if schedule.paused:
         return Next(None, None)
-    after, anchor = now, now
+    after, anchor = now, began
     if standing is not None:
         if standing.schedule.clockwork == schedule.clockwork and standing.problem is None:
             return Next(standing.next_at, standing.due_at)

@@ -146,6 +146,26 @@ async def test_an_update_changes_what_it_names_and_nothing_else(do: Change, stor
     assert after.schedule.labels == {"a": "b"}
 
 
+async def test_every_counts_from_the_making_of_the_schedule(do: Change) -> None:
+    record = await make(do, expression="@every 100s")
+    first = record.created_at.replace(microsecond=0)
+    assert record.next_at == first + timedelta(seconds=100)
+    rule = record.schedule.rule(record.created_at)
+    assert rule.next_after(record.next_at).at == first + timedelta(seconds=200)
+    begun = await make(do, name="m", expression="@every 100s", start_at="2040-01-01T00:00:00.5Z")
+    assert begun.next_at == datetime(2040, 1, 1, 0, 0, 1, tzinfo=UTC)
+
+
+async def test_every_is_fired_at_even_distances(do: Change, store: Store, firing: Firing, sql: Any) -> None:
+    record = await make(do, expression="@every 100s", missed="all")
+    for minutes in range(2):
+        await sql.execute("update penstock.schedule set created_at = created_at - interval '100 seconds'")
+        await set_clock(sql, record.created_at.replace(microsecond=0) - timedelta(seconds=100 * minutes))
+        await firing.run_once()
+        assert (await get(store)).next_at == record.created_at.replace(microsecond=0) + timedelta(seconds=100)
+        await sql.execute("truncate penstock.schedule_run")
+
+
 async def test_an_update_of_the_expression_changes_the_next_fire(do: Change, sql: Any) -> None:
     await make(do, expression="@yearly")
     record = await do("schedule.update", name="n", expression="* * * * * *")

@@ -117,6 +117,10 @@ select extract(epoch from min(due_at) - clock_timestamp())::float8 from penstock
 -- $1 id or null.
 select exists (select from penstock.task where id = $1::bigint);
 
+-- name: read_instants
+-- When this transaction began, which is when what it writes was made, and the present instant.
+select now(), clock_timestamp();
+
 -- name: read_instant
 -- The present instant, never a whole second: those belong to the clocks.
 select case when clock_timestamp() = date_trunc('second', clock_timestamp())
