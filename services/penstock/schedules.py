@@ -52,7 +52,7 @@ class ScheduleCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     timeout: float | None = None
     ordering_key: str | None = None
     labels: Labels = {}
-    paused: bool = False
+    paused: bool | None = None
     replace: bool = False
 
 
@@ -140,7 +140,10 @@ READING = frozenset({"schedule.get", "schedule.list", "schedule.runs", "schedule
 
 @dataclass(frozen=True, slots=True)
 class NewSchedule:
-    """A schedule as a caller asks for it, checked. max_attempts: None for the setting's at the time of each fire."""
+    """A schedule as a caller asks for it, checked.
+
+    max_attempts: None for the setting's at the time of each fire. paused: None for what it is, a new one not being so.
+    """
 
     name: str
     expression: str
@@ -159,7 +162,7 @@ class NewSchedule:
     timeout_seconds: float | None
     ordering_key: str | None
     labels: Labels
-    paused: bool
+    paused: bool | None
 
     def rule(self, anchor: datetime) -> Rule:
         """When and how it fires; anchor: when it was made, from where ``@every`` counts when there is no start."""

@@ -136,8 +136,11 @@ async def create_batch(
         if schedule.name in ready or (replace_existing and last_place[schedule.name] != place):
             outcomes[place] = InvalidParams("name", f"{schedule.name!r} comes more than once in this batch")
             continue
+        before = standing.get(schedule.name)
+        if schedule.paused is None:  # to make it anew, as programs do at each start, takes back nobody's pause
+            schedule = replace(schedule, paused=before is not None and before.schedule.paused)
         try:
-            ready[schedule.name] = place, schedule, _first(schedule, standing.get(schedule.name), began, now)
+            ready[schedule.name] = place, schedule, _first(schedule, before, began, now)
         except InvalidParams as exc:
             outcomes[place] = exc
     if ready:

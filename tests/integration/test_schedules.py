@@ -504,6 +504,16 @@ async def test_a_pause_is_not_made_up_for(do: Change, store: Store, firing: Firi
     assert await fire_all(firing) == 0
 
 
+async def test_a_pause_outlives_the_making_anew_of_the_schedule(do: Change) -> None:
+    await make(do)
+    await do("schedule.pause", name="n")
+    again = await make(do, priority=5, replace=True)
+    assert (again.schedule.paused, again.next_at, again.schedule.priority) == (True, None, 5)
+    resumed = await make(do, paused=False, replace=True)
+    assert resumed.schedule.paused is False
+    assert resumed.next_at is not None
+
+
 async def test_run_now_is_a_run_beside_the_clock(do: Change, store: Store, firing: Firing, sql: Any) -> None:
     record = await make(do, payload={"run": "{{run}}"}, paused=True)
     first = await do("schedule.run_now", name="n")

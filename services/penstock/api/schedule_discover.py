@@ -61,7 +61,7 @@ _SCHEDULE = {
 SCHEDULE_PARAMETERS: dict[str, dict[str, str]] = {
     "schedule.create": _SCHEDULE
     | {
-        "paused": "It waits for schedule.resume.",
+        "paused": "It waits for schedule.resume; null for as it is, which for a new one is false.",
         "replace": "One of that name becomes this one; otherwise that is an error.",
     },
     "schedule.update": _SCHEDULE,

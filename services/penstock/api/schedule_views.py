@@ -194,7 +194,7 @@ def _members(record: ScheduleRecord) -> dict[str, Any]:
         "timeout": given.timeout_seconds,
         "ordering_key": given.ordering_key,
         "labels": given.labels,
-        "paused": given.paused,
+        "paused": bool(given.paused),
         "created_at": timestamp(record.created_at),
         "updated_at": timestamp(record.updated_at),
     }

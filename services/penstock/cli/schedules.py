@@ -107,7 +107,7 @@ def create(
     given = _options(
         timezone, start_at, end_at, jitter, missed, max_missed, max_lateness, overlap, priority, max_attempts, timeout,
         ordering_key, label,
-    ) | {"paused": paused, "replace": replace}  # fmt: skip
+    ) | {"paused": paused or None, "replace": replace}  # fmt: skip
     body = _payload(payload)
     _print_schedule(connect(api_url, data_dir).schedules.create(name, expression, action, body, **given), as_json)
 
