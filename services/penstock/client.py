@@ -22,11 +22,13 @@ from penstock.errors import (
     ParseError,
     RateLimited,
     RpcError,
+    ScheduleNotFound,
     StateConflict,
     TaskNotFound,
     TooLarge,
     Unavailable,
 )
+from penstock.schedule_client import InboundSchedules, Schedules
 from penstock.wire import join_batch, pack
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ _KINDS: dict[int, type[RpcError]] = {
     kind.code: kind
     for kind in (
         ParseError, InvalidRequest, MethodNotFound, InvalidParams, TaskNotFound, StateConflict, DuplicateTask, TooLarge,
-        RateLimited, JobNotFound,
+        RateLimited, JobNotFound, ScheduleNotFound,
     )
 }  # fmt: skip
 
@@ -65,7 +67,7 @@ class Client:
 
     url: base of the api, or its ``/rpc``. api_key: None for an api without keys. timeout: seconds for one call.
     Every method raises RpcError (or TaskNotFound, InvalidParams and the like) for an error that the api answers,
-    and Unavailable when it cannot be reached or has lost its database.
+    and Unavailable when it cannot be reached or has lost its database. schedules: the methods about cron schedules.
     """
 
     def __init__(self, url: str = "http://127.0.0.1:8080", api_key: str | None = None, timeout: float = 30) -> None:
@@ -74,6 +76,7 @@ class Client:
         if api_key is not None:
             headers["Authorization"] = f"Bearer {api_key}"
         # A refused connection is tried again, for nothing was sent yet; anything later might be done twice.
+        self.schedules = Schedules(self.call)
         self._http = httpx.Client(headers=headers, timeout=timeout, transport=httpx.HTTPTransport(retries=1))
 
     def __enter__(self) -> Client:
@@ -349,6 +352,7 @@ class InboundClient:
 
     queue: name or URL of the inbound queue. endpoint_url: None for AWS. region: None for the SDK's own chain.
     A send that timed out may have arrived, and is tried again: give tasks a ``unique_key`` if none may run twice.
+    schedules: changes of cron schedules.
     """
 
     def __init__(self, queue: str, endpoint_url: str | None = None, region: str | None = None) -> None:
@@ -356,6 +360,7 @@ class InboundClient:
         self._endpoint_url = endpoint_url
         self._region = region
         self._transport: SqsTransport | None = None
+        self.schedules = InboundSchedules(self.send)
 
     async def __aenter__(self) -> InboundClient:
         return self
@@ -381,11 +386,19 @@ class InboundClient:
         Raises TooLarge, before anything is sent, for a task that no message can hold; Unfinished, with the tasks
         that were not sent, when the queue does not take them after several tries.
         """
+        given = list(tasks)
+        await self._send_all([_request("enqueue", _prepared(task), None) for task in given], given)
+        return len(given)
+
+    async def send(self, method: str, params: Mapping[str, Any]) -> None:
+        """Send a request of a method whose answer is not needed, such as ``cancel``. Raises TooLarge, Unfinished."""
+        await self._send_all([_request(method, params, None)], [params])
+
+    async def _send_all(self, texts: Sequence[str], given: Sequence[Mapping[str, Any]]) -> None:
+        """Send requests, of which those of ``given`` are told as unsent where they were not."""
         from penstock.transports.base import Outgoing
         from penstock.transports.sqs import LIMITS, SqsTransport
 
-        given = list(tasks)
-        texts = [_request("enqueue", _prepared(task), None) for task in given]
         for text in texts:
             if len(text) > LIMITS.max_message_bytes:
                 raise TooLarge("a task", len(text), LIMITS.max_message_bytes)
@@ -406,7 +419,6 @@ class InboundClient:
         if left:
             unsent = [task for start, end, _ in left for task in given[start:end]]
             raise Unfinished(f"{len(unsent)} of {len(given)} tasks were not sent: {reason}", [], unsent)
-        return len(given)
 
 
 def error_of(error: Mapping[str, Any]) -> RpcError:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -15,8 +15,39 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.errors import InvalidParams, MethodNotFound, TooLarge
+from penstock.firing import render
 from penstock.keys import Permission, check_name
 from penstock.rules import RULE_PARAMS, RuleCommand, read_rule
+from penstock.schedules import (
+    SCHEDULE_PARAMS,
+    CreateSchedule,
+    DeleteSchedule,
+    GetSchedule,
+    ListRuns,
+    ListSchedules,
+    NewSchedule,
+    PauseSchedule,
+    ReadImport,
+    ResumeSchedule,
+    RunSchedule,
+    ScheduleCommand,
+    ScheduleCreateManyParams,
+    ScheduleCreateParams,
+    ScheduleDeleteParams,
+    ScheduleGetParams,
+    ScheduleImportStatusParams,
+    ScheduleListParams,
+    SchedulePauseParams,
+    ScheduleResumeParams,
+    ScheduleRunNowParams,
+    ScheduleRunsParams,
+    ScheduleUpdateParams,
+    new_schedule,
+    read_import,
+    read_labels,
+    read_name,
+    read_update,
+)
 from penstock.selection import BulkWork, NewTimes, Operation, Selection
 from penstock.settings import Settings
 from penstock.tasks import (
@@ -262,6 +293,7 @@ PARAMS: dict[str, type[msgspec.Struct]] = {
     "ordering.list": OrderingListParams,
     "ordering.release": OrderingReleaseParams,
     "claims.check": ClaimsCheckParams,
+    **SCHEDULE_PARAMS,
     "rpc.discover": DiscoverParams,
 }
 
@@ -471,7 +503,7 @@ KeyCommand = CreateKey | ListKeys | RevokeKey
 OrderingCommand = ListHeldKeys | ReleaseKey
 Command = (
     Enqueue | Status | Change | ListTasks | Stats | RejectedCommand | DeadCommand | KeyCommand | OrderingCommand
-    | CheckClaims | JobCommand | RuleCommand | Discover
+    | CheckClaims | JobCommand | RuleCommand | ScheduleCommand | Discover
 )  # fmt: skip
 
 
@@ -539,6 +571,8 @@ def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -
             return CheckClaims(_claims(values.claims))
         case StatsParams():
             return Stats()
+    if method in SCHEDULE_PARAMS:
+        return _schedule_command(values, settings)
     return Discover()
 
 
@@ -771,6 +805,56 @@ def _status(given: StatusParams) -> Status:
         return Status(_ids(given.ids), True, given.detail)
     assert given.id is not None
     return Status([_id(given.id, "id")], False, given.detail)
+
+
+def _schedule_command(values: Any, settings: Settings) -> ScheduleCommand:
+    match values:
+        case ScheduleCreateParams():
+            return CreateSchedule(new_schedule(values, _template(values, settings)), values.replace)
+        case ScheduleUpdateParams():
+            return read_update(values, lambda members: _whole_schedule(members, settings))
+        case ScheduleListParams():
+            labels = None if values.labels is None else read_labels(values.labels)
+            return ListSchedules(labels, values.action, values.paused, _limit(values.limit), _cursor(values.cursor))
+        case ScheduleRunsParams():
+            return ListRuns(read_name(values.name), _limit(values.limit), _cursor(values.cursor))
+        case ScheduleCreateManyParams():
+            return read_import(values)
+        case ScheduleImportStatusParams():
+            return ReadImport(_id(values.id, "id"))
+        case ScheduleRunNowParams():
+            return RunSchedule(read_name(values.name), settings.max_attempts)
+    return _OF_A_NAME[type(values)](read_name(values.name))
+
+
+_OF_A_NAME: dict[type, Callable[[str], ScheduleCommand]] = {
+    ScheduleGetParams: GetSchedule,
+    ScheduleDeleteParams: DeleteSchedule,
+    SchedulePauseParams: PauseSchedule,
+    ScheduleResumeParams: ResumeSchedule,
+}
+
+
+def _whole_schedule(members: Mapping[str, Any], settings: Settings) -> NewSchedule:
+    given = _decode(ScheduleCreateParams, msgspec.json.encode(members))
+    return new_schedule(given, _template(given, settings))
+
+
+def _template(given: ScheduleCreateParams, settings: Settings) -> NewTask:
+    """The task that each fire makes, but for what is filled into its payload, which must have room too."""
+    task = _new_task(
+        EnqueueParams(
+            given.action,
+            given.payload,
+            priority=given.priority,
+            ordering_key=given.ordering_key,
+            max_attempts=given.max_attempts,
+            timeout=given.timeout,
+        ),
+        settings,
+    )
+    _check_payload(render(task.payload, given.name, _INT8_MAX, BEGINNING.run_at), settings)
+    return task
 
 
 def _create_key(given: KeysCreateParams) -> CreateKey:

@@ -18,6 +18,7 @@
         RouteNotFound        -32011
         DuplicateTask        -32012  another task has the unique key, and the caller wants to know
         TooLarge             -32013  the payload is over the limit
+        ScheduleNotFound     -32020  no such schedule, or import of schedules
         RateLimited          -32029  more requests than the key may send for now
       Unavailable          Postgres or SQS is away; trying again later may work
         TooSlow              Postgres did not finish within its time; what was asked may be to blame
@@ -49,6 +50,7 @@ QUEUE_AWAY = -32010
 ROUTE_NOT_FOUND = -32011
 DUPLICATE_TASK = -32012
 TOO_LARGE = -32013
+SCHEDULE_NOT_FOUND = -32020
 RATE_LIMITED = -32029
 
 
@@ -157,6 +159,18 @@ class JobNotFound(RpcError):
 
     def __init__(self, job_id: int) -> None:
         super().__init__(f"No such job: {job_id}", {"id": job_id})
+
+
+class ScheduleNotFound(RpcError):
+    """``key``: the name of a schedule, or the number of an import."""
+
+    code = SCHEDULE_NOT_FOUND
+
+    def __init__(self, key: str | int) -> None:
+        if isinstance(key, int):
+            super().__init__(f"No such import of schedules: {key}", {"id": key})
+        else:
+            super().__init__(f"No such schedule: {key}", {"name": key})
 
 
 class QueueAway(RpcError):

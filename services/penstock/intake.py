@@ -16,9 +16,11 @@ from penstock.errors import DuplicateTask, MethodNotFound, RpcError, StateConfli
 from penstock.jobs import change_job
 from penstock.rules import RuleChange
 from penstock.rulestore import change_rule
+from penstock.schedules import ScheduleChange
 from penstock.settings import Settings
 from penstock.store import Session
 from penstock.tasks import Enqueued, NewTask, State
+from penstock.timetable import change_schedule
 from penstock.wire import Invalid, Request, decode_body
 
 
@@ -68,7 +70,7 @@ class Inbound:
 
     tasks: list[NewTask] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    changes: list[tuple[Change | RuleChange, str]] = field(default_factory=list)
+    changes: list[tuple[Change | RuleChange | ScheduleChange, str]] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -92,7 +94,7 @@ def read_inbound(body: str, settings: Settings) -> Inbound:
         if isinstance(command, Enqueue):
             inbound.tasks.append(command.task)
             inbound.texts.append(_text_of(entry) if command.task.on_duplicate == "error" else "")
-        elif isinstance(command, Change | RuleChange):
+        elif isinstance(command, Change | RuleChange | ScheduleChange):
             inbound.changes.append((command, _text_of(entry)))
         else:
             reason = f"{entry.method} only answers, and a queue has no way back: ask over HTTP"
@@ -115,6 +117,8 @@ async def accept_inbound(session: Session, inbound: Inbound, *, door: str) -> li
         try:
             if isinstance(change, RuleChange):
                 await change_rule(session, change)
+            elif isinstance(change, ScheduleChange):
+                await change_schedule(session, change)
             else:
                 await apply_change(session, change)
         except RpcError as exc:

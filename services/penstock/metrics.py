@@ -68,7 +68,7 @@ TRANSITIONS = Counter(
     ["action", "state"], registry=REGISTRY,
 )  # fmt: skip
 ENQUEUED = Counter(
-    "penstock_enqueued_total", "Tasks accepted, by action and door (http, inbound, replay)",
+    "penstock_enqueued_total", "Tasks accepted, by action and door (http, inbound, replay, schedule)",
     ["action", "door"], registry=REGISTRY,
 )  # fmt: skip
 DUPLICATES = Counter(
@@ -120,6 +120,14 @@ QUEUE_DEPTH = Gauge(
     ["queue", "kind"], registry=REGISTRY,
 )  # fmt: skip
 REJECTED_KEPT = Gauge("penstock_rejected_kept", "Rejected messages kept for an operator", registry=REGISTRY)
+SCHEDULE_RUNS = Counter(
+    "penstock_schedule_runs_total", "Instants of schedules, by outcome (FIRED, SKIPPED, MISSED)",
+    ["outcome"], registry=REGISTRY,
+)  # fmt: skip
+SCHEDULE_LATENESS_SECONDS = Histogram(
+    "penstock_schedule_lateness_seconds", "How long after it was due a schedule was fired",
+    buckets=_WAIT_SECONDS, registry=REGISTRY,
+)  # fmt: skip
 
 # Api
 REQUESTS = Counter(

@@ -142,6 +142,15 @@ class Settings(BaseSettings):
     retention_success_seconds: float = Field(7 * DAY, ge=0, description="SUCCESS records are kept this long.")
     retention_critical_error_seconds: float = Field(30 * DAY, ge=0, description="CRITICAL_ERROR records, likewise.")
     retention_cancelled_seconds: float = Field(7 * DAY, ge=0, description="CANCELLED records, likewise.")
+    retention_schedule_runs_seconds: float = Field(
+        7 * DAY, ge=0, description="What became of each fire of a schedule, and of each import, is kept this long."
+    )
+    schedule_batch_size: int = Field(
+        4000, ge=1, le=20_000, description="Schedules fired in one transaction at the most."
+    )
+    schedule_grace_seconds: float = Field(
+        60, ge=0, le=86_400, description="A fire no later than this is on time; the policy for missed ones begins here."
+    )
     retention_rejected_seconds: float = Field(30 * DAY, ge=0, description="Rejected messages, likewise.")
     retention_jobs_seconds: float = Field(7 * DAY, ge=0, description="Bulk jobs that have ended, likewise.")
     retention_receipts_seconds: float = Field(
@@ -154,7 +163,7 @@ class Settings(BaseSettings):
     # Limits on input
     payload_limit_bytes: int = Field(262144, ge=2, le=900_000, description="A task's payload as JSON, UTF-8 bytes.")
     result_limit_bytes: int = Field(262144, ge=2, le=900_000, description="A task's result as JSON, UTF-8 bytes.")
-    request_limit_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Body of one HTTP request.")
+    request_limit_bytes: int = Field(16 * 1024 * 1024, ge=1024, description="Body of one HTTP request.")
     batch_limit: int = Field(10000, ge=1, description="Requests in one JSON-RPC batch.")
 
     # HTTP

@@ -9,6 +9,7 @@ from sqlalchemy import (
     Column,
     DateTime,
     Double,
+    ForeignKey,
     Identity,
     Integer,
     LargeBinary,
@@ -200,3 +201,78 @@ job = Table(
     _instant("updated_at", default=True),
     _instant("finished_at", nullable=True),
 )
+
+schedule = Table(
+    "schedule",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("name", Text, nullable=False, unique=True),
+    Column("expression", Text, nullable=False),
+    Column("timezone", Text, nullable=False),
+    _instant("start_at", nullable=True),
+    _instant("end_at", nullable=True),
+    Column("jitter_seconds", Double, nullable=False, server_default="0"),
+    Column("missed", Text, nullable=False, server_default="one"),
+    Column("max_missed", Integer, nullable=False, server_default="100"),
+    Column("max_lateness_seconds", Double),
+    Column("overlap", Text, nullable=False, server_default="allow"),
+    Column("action", Text, nullable=False),
+    Column("payload", JSON, nullable=False),
+    Column("priority", SmallInteger, nullable=False, server_default="0"),
+    Column("max_attempts", SmallInteger),
+    Column("timeout_seconds", Double),
+    Column("ordering_key", Text),
+    Column("labels", JSONB, nullable=False, server_default=text("'{}'")),
+    Column("paused", Boolean, nullable=False, server_default=text("false")),
+    _instant("created_at", default=True),
+    _instant("updated_at", default=True),
+)
+
+schedule_clock = Table(
+    "schedule_clock",
+    metadata,
+    Column("schedule_id", BigInteger, primary_key=True, autoincrement=False),
+    _instant("next_at", nullable=True),
+    _instant("due_at", nullable=True),
+    _instant("last_at", nullable=True),
+    Column("last_task_id", BigInteger),
+    Column("problem", Text),
+)
+
+schedule_run = Table(
+    "schedule_run",
+    metadata,
+    Column("schedule_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("scheduled_at", DateTime(timezone=True), primary_key=True),
+    Column("outcome", Text, nullable=False),
+    _instant("fired_at", default=True),
+    Column("task_id", BigInteger),
+    Column("manual", Boolean, nullable=False, server_default=text("false")),
+    _instant("since", nullable=True),
+    Column("instants", Integer, nullable=False, server_default="1"),
+)
+
+schedule_import = Table(
+    "schedule_import",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("replace", Boolean, nullable=False),
+    Column("total", Integer, nullable=False),
+    Column("seen", Integer, nullable=False, server_default="0"),
+    Column("created", Integer, nullable=False, server_default="0"),
+    Column("replaced", Integer, nullable=False, server_default="0"),
+    Column("refused", Integer, nullable=False, server_default="0"),
+    Column("errors", JSONB, nullable=False, server_default=text("'[]'")),
+    _instant("created_at", default=True),
+    _instant("updated_at", default=True),
+    _instant("finished_at", nullable=True),
+)
+
+schedule_import_part = Table(
+    "schedule_import_part",
+    metadata,
+    Column("import_id", BigInteger, ForeignKey(schedule_import.c.id, ondelete="CASCADE"), primary_key=True,
+           autoincrement=False),
+    Column("place", Integer, primary_key=True, autoincrement=False),
+    Column("entries", Text, nullable=False),
+)  # fmt: skip

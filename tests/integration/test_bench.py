@@ -157,6 +157,15 @@ def test_held_xmin_goes_on_settling_while_the_transaction_is_open(report: dict[s
     check_cost(figures["cost"])
 
 
+def test_schedules_fire_each_of_three_instants_once(report: dict[str, Any]) -> None:
+    figures = figures_of(report, "schedules")
+    assert (figures["schedules"], figures["period_seconds"]) == (TASKS, 1)
+    assert [row["fires"] for row in figures["table"]] == [TASKS] * 3
+    for row in figures["table"]:
+        assert 0 < row["late_p50_ms"] <= row["late_p99_ms"] <= row["late_max_ms"]
+    check_cost(figures["cost"])
+
+
 def test_scale_has_a_row_for_each_number_of_processes(report: dict[str, Any]) -> None:
     table = figures_of(report, "scale")["table"]
     assert [(row["workers"], row["schedulers"], row["attempts"]) for row in table] == [(1, 1, TASKS), (1, 2, TASKS)]

@@ -247,11 +247,19 @@ _API_KEY = {
     "name": "'n'", "prefix": "'p'", "hash": "sha256('s')", "permissions": "'{read,enqueue}'",
 }  # fmt: skip
 
+_SCHEDULE = {"name": "'n'", "expression": "'@hourly'", "timezone": "'UTC'", "action": "'a'", "payload": "'{}'"}
+_CLOCK = {"schedule_id": "1", "next_at": "now()", "due_at": "now()"}
+_RUN = {"schedule_id": "1", "scheduled_at": "now()", "outcome": "'FIRED'", "task_id": "1"}
+_IMPORT = {"replace": "false", "total": "3", "seen": "1", "created": "1"}
+
 _RIGHT = [
     ("task", _LIVE), ("task", _ACQUIRED), ("task", _ACQUIRED | {"heartbeat_at": "now()", "attempts": "2"}),
     ("task", _WAITING), ("task", _ERROR),
     ("task_history", _SUCCESS), ("task_history", _CRITICAL), ("task_history", _CANCELLED), ("rejected", _REJECTED),
     ("api_key", _API_KEY),
+    ("schedule", _SCHEDULE), ("schedule_clock", _CLOCK), ("schedule_clock", {"schedule_id": "1"}),
+    ("schedule_run", _RUN), ("schedule_run", _RUN | {"outcome": "'SKIPPED'", "task_id": "null"}),
+    ("schedule_import", _IMPORT),
 ]  # fmt: skip
 _WRONG = [
     ("task_state_is_live", "task", _LIVE | {"state": "'SUCCESS'"}),
@@ -278,6 +286,18 @@ _WRONG = [
     ("action_limits_make_sense", "action", {"name": "'a'", "max_in_flight": "0"}),
     ("action_limits_make_sense", "action", {"name": "'a'", "key_rate": "0"}),
     ("action_limits_make_sense", "action", {"name": "'a'", "burst": "0"}),
+    ("schedule_missed_known", "schedule", _SCHEDULE | {"missed": "'some'"}),
+    ("schedule_overlap_known", "schedule", _SCHEDULE | {"overlap": "'maybe'"}),
+    ("schedule_ends_after_its_start", "schedule", _SCHEDULE | {"start_at": "now()", "end_at": "now() - interval '1s'"}),
+    ("schedule_clock_goes_forward", "schedule_clock", _CLOCK | {"last_at": "now()"}),
+    ("schedule_clock_due_with_next", "schedule_clock", _CLOCK | {"due_at": "null"}),
+    ("schedule_clock_due_with_next", "schedule_clock", _CLOCK | {"next_at": "null"}),
+    ("schedule_clock_due_with_next", "schedule_clock", _CLOCK | {"due_at": "now() - interval '1s'"}),
+    ("schedule_run_outcome_known", "schedule_run", _RUN | {"outcome": "'LOST'", "task_id": "null"}),
+    ("schedule_run_task_iff_fired", "schedule_run", _RUN | {"task_id": "null"}),
+    ("schedule_run_task_iff_fired", "schedule_run", _RUN | {"outcome": "'MISSED'"}),
+    ("schedule_import_counts_agree", "schedule_import", _IMPORT | {"seen": "2"}),
+    ("schedule_import_counts_agree", "schedule_import", _IMPORT | {"seen": "4", "created": "4"}),
     ("job_state_known", "job", {"kind": "'a'", "params": "'{}'", "state": "'ASLEEP'"}),
 ]
 

@@ -332,6 +332,10 @@ LEAST: dict[str, Any] = {
     "bulk.cancel": {"all": True}, "bulk.retry": {"all": True}, "bulk.delete": {"all": True},
     "bulk.reschedule": {"all": True, "delay": 1}, "job.get": {"id": 1}, "job.cancel": {"id": 1},
     "reschedule": {"id": 1, "delay": 0}, "ordering.release": {"key": "k"}, "claims.check": {"claims": ["1:2"]},
+    "schedule.create": {"name": "n", "expression": "@daily", "action": "a"},
+    "schedule.update": {"name": "n", "priority": 1}, "schedule.get": {"name": "n"}, "schedule.delete": {"name": "n"},
+    "schedule.pause": {"name": "n"}, "schedule.resume": {"name": "n"}, "schedule.run_now": {"name": "n"},
+    "schedule.runs": {"name": "n"}, "schedule.create_many": {"schedules": [{}]}, "schedule.import_status": {"id": 1},
 }  # fmt: skip
 
 
@@ -472,6 +476,7 @@ def test_a_body_of_good_and_bad_entries_keeps_each_with_its_reason(limits: Setti
 BY_QUEUE = {
     "enqueue", "cancel", "retry", "bulk.cancel", "bulk.retry", "bulk.delete", "bulk.reschedule", "job.cancel",
     "action.set", "action.pause", "action.resume", "route.set", "route.delete", "reschedule",
+    "schedule.create", "schedule.update", "schedule.delete", "schedule.pause", "schedule.resume", "schedule.run_now",
 }  # fmt: skip
 
 

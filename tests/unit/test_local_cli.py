@@ -33,8 +33,8 @@ def test_version_is_the_package_version(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "command",
     ["up", "down", "ps", "logs", "enqueue", "status", "cancel", "retry", "reschedule", "list", "stats", "ordering",
-     "rejected", "dlq", "bulk", "job", "action", "route", "migrate", "create-queues", "submitter", "scheduler",
-     "resulter", "supervisor", "api", "worker"],
+     "rejected", "schedule", "dlq", "bulk", "job", "action", "route", "migrate", "create-queues", "submitter",
+     "scheduler", "resulter", "supervisor", "api", "worker"],
 )  # fmt: skip
 def test_every_command_is_listed_and_has_help(command: str, tmp_path: Path) -> None:
     from typer.testing import CliRunner

@@ -13,11 +13,12 @@ from penstock.commands import PARAMS, SUBMIT_PREFIX
 from penstock.errors import AccessDenied
 from penstock.keys import ALL_PERMISSIONS, Permission
 from penstock.rules import READING as READING_RULES
+from penstock.schedules import READING as READING_SCHEDULES
 from penstock.settings import is_loopback
 
 # Methods that change nothing but what can be asked for again
 _READING = {
-    *READING_RULES, "job.get", "job.list",
+    *READING_RULES, *READING_SCHEDULES, "job.get", "job.list",
     "status", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show", "ordering.list",
     "claims.check", "rpc.discover",
 }  # fmt: skip

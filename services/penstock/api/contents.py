@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.commands import Cancel, CancelJob, Enqueue, Reschedule, Restart, StartBulk, read_command
 from penstock.errors import RpcError
+from penstock.schedules import ScheduleChange
 from penstock.settings import Settings
 from penstock.store import Pair, Session
 from penstock.tasks import State
@@ -92,6 +93,8 @@ def _read_inbound(method: str, params: bytes, settings: Settings) -> Entry:
             return Entry(method, task_id=task_id)
         case StartBulk() | CancelJob():
             return Entry(method)
+    if isinstance(command, ScheduleChange):
+        return Entry(method)
     return Entry(method, problem="it only answers, and a queue has no way back")
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from penstock import __version__, errors
 from penstock.api import views
+from penstock.api.schedule_discover import RESULTS, SCHEDULE_PARAMETERS, SCHEDULE_SUMMARIES
 from penstock.commands import (
     MAX_IDS,
     MAX_LIST,
@@ -47,6 +48,7 @@ ERRORS: dict[str, tuple[int, str]] = {
         "HTTP 401 or 403",
     ),
     "KeyNotFound": (errors.KEY_NOT_FOUND, "No such API key"),
+    "ScheduleNotFound": (errors.SCHEDULE_NOT_FOUND, "No such schedule, or import of schedules"),
     "RateLimited": (errors.RATE_LIMITED, "Too many requests; data.retry_after in seconds; HTTP 429"),
     "TaskNotFound": (errors.TASK_NOT_FOUND, "No such task"),
     "MessageNotFound": (errors.MESSAGE_NOT_FOUND, "No such message, rejected or in a dead-letter queue"),
@@ -141,6 +143,7 @@ SUMMARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "ordering.list": ("List ordering keys that a task in CRITICAL_ERROR holds, by key.", "HeldKeys", ()),
     "ordering.release": ("Let a held ordering key go: the next task of the key may run.", "ReleasedKey", ()),
     "claims.check": ("Tell a worker which of its claims hold their task no more.", "CheckedClaims", ()),
+    **SCHEDULE_SUMMARIES,
     "rpc.discover": ("This document.", "", ()),
 }
 
@@ -277,6 +280,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
     "ordering.list": {"limit": f"Keys at the most; 1 to {MAX_LIST}.", "cursor": "The cursor of the page before."},
     "ordering.release": {"key": "The ordering key."},
     "claims.check": {"claims": f"Ids of outbound requests, <task id>:<claim>; 1 to {MAX_IDS}."},
+    **SCHEDULE_PARAMETERS,
     "rpc.discover": {},
 }
 
@@ -284,11 +288,11 @@ _PAYLOAD: dict[str, Any] = {"type": ["object", "array"]}
 _RESULTS = (
     views.Accepted, views.Changed, views.Task, views.TaskDetail, views.TaskPage, views.Statistics, views.RejectedPage,
     views.Rejected, views.Replayed, views.Purged, views.DeadLetterQueues, views.DeadMessages, views.DeadMessageDetail,
-    views.DeadReplayed, views.DeadPurged, views.Key, views.NewKey, views.KeyPage,
     views.Action, views.Actions, views.Routes, views.RouteChanged,
     views.BulkStarted, views.BulkPreview, views.Job, views.JobPage,
     views.DeadReplayed, views.DeadPurged, views.Key, views.NewKey, views.KeyPage, views.HeldKeys, views.ReleasedKey,
     views.CheckedClaims,
+    *RESULTS,
 )  # fmt: skip
 
 
@@ -326,7 +330,7 @@ def _method(name: str, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _parameter(method: str, field: Any, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
-    schema = _PAYLOAD if field.type is msgspec.Raw else schemas[field.type]
+    schema = _PAYLOAD if field.name == "payload" else schemas[field.type]
     default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
     if not field.required and default is not msgspec.UNSET:
         schema = schema | {"default": {} if isinstance(default, msgspec.Raw) else default}

@@ -19,6 +19,7 @@ from penstock.api.keys import Keys
 from penstock.api.replay import purge_rejected, retry_rejected
 from penstock.api.rpc import Handler, Outcome, each
 from penstock.api.rules import Rules
+from penstock.api.schedules import Schedules
 from penstock.batching import Batcher
 from penstock.commands import (
     PARAMS,
@@ -115,6 +116,7 @@ class Methods:
         keys = Keys(self._session, keys_changed)
         rules = Rules(self._session, self._transaction, notifier.poke)
         jobs = Jobs(self._transaction)
+        schedules = Schedules(self._session, self._transaction, notifier.poke)
         self._carry_out: dict[type, Callable[[Any], Awaitable[Any]]] = {
             Status: self._status,
             Cancel: self._change,
@@ -144,6 +146,7 @@ class Methods:
             ReleaseKey: self._release_key,
             CheckClaims: self._check_claims,
             Discover: self._discover,
+            **schedules.commands,
         }
 
     @property

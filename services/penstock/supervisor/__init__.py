@@ -18,6 +18,7 @@ from penstock.supervisor.jobs import Jobs
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.retention import Retention
 from penstock.supervisor.rules import Rules
+from penstock.supervisor.schedules import Firing, Imports, RunRetention
 from penstock.transports import Queue
 
 
@@ -51,11 +52,14 @@ class Supervisor(Service):
         self._repair = Repair(store=store, queue_of=self._rules.queue_of, results=queues["results"], settings=settings)
         self._jobs = Jobs(store=store, changed=self._notifier.poke)
         self._expiry = Expiry(store=store)
+        self._firing = Firing(store=store, notifier=self._notifier, settings=settings)
+        self._imports = Imports(store=store, settings=settings)
         self._duties: list[Duty] = [
             self._rules,
             self._repair,
             self._expiry,
             Retention(store=store, settings=settings),
+            RunRetention(store=store, settings=settings),
             Gauges(
                 store=store,
                 queues=queues,
@@ -68,7 +72,12 @@ class Supervisor(Service):
         await self._store.open()
 
     def side_tasks(self) -> Mapping[str, SideTask]:
-        return {"notify": self._notifier.run, "jobs": self._jobs.run}
+        return {
+            "notify": self._notifier.run,
+            "schedules": self._firing.run,
+            "imports": self._imports.run,
+            "jobs": self._jobs.run,
+        }
 
     async def run_once(self) -> int:
         """One round. A duty whose dependency is away does not keep the others from theirs. Raises Unavailable."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.bench.rig import Bench
-from penstock.bench.scenarios import backlog, crowded, enqueue, held_xmin, latency, live, priorities
+from penstock.bench.scenarios import backlog, crowded, enqueue, held_xmin, latency, live, priorities, schedules
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,9 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario("history", "a drain with and without finished rows", crowded.history, 200_000, rows=5_000_000),
         Scenario(
             "held-xmin", "the rate while a transaction is held open", held_xmin.held_xmin, held_xmin.BACKLOG, seconds=60
+        ),
+        Scenario(
+            "schedules", "cron schedules that all fire at once, three times", schedules.schedules, 100_000, seconds=60
         ),
         Scenario(
             "scale", "a drain with 1, 2, 4 workers, 1, 2 schedulers", backlog.scale, 200_000, workers=4, schedulers=2

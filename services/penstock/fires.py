@@ -1,0 +1,164 @@
+"""Firing schedules that are due: clocks held, tasks made, runs recorded, clocks set, in the caller's transaction.
+
+A clock's row is held while its schedule is fired, and its ``last_at`` only grows, so an instant is fired once, whatever
+number of supervisors there are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from penstock import metrics
+from penstock.cron import CronError, timing
+from penstock.errors import Refused
+from penstock.firing import Missed, Overlap, Plan, Rule, plan, render
+from penstock.logs import get_logger
+from penstock.store import Session
+from penstock.tasks import NewTask, State
+
+log = get_logger()
+_MISSED = {policy.value: policy for policy in Missed}
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """One round: schedules that were due, tasks made of them, and instants skipped and missed."""
+
+    schedules: int
+    tasks: int
+    skipped: int
+    missed: int
+
+
+class _Due(NamedTuple):
+    """A schedule that is due, with what is to be done about it; tasks: of the first instants of the plan."""
+
+    id: int
+    name: str
+    plan: Plan
+    tasks: list[NewTask]
+
+
+async def fire_due(session: Session, *, limit: int, grace_seconds: float, max_attempts: int) -> Fired:
+    """Fire up to so many schedules that are due, oldest first, and set their clocks.
+
+    grace_seconds: what counts as on time. max_attempts: for schedules that name no number of their own.
+    """
+    held = [row[0] for row in await session.fetch("claim_due_schedules", limit)]
+    if not held:
+        return Fired(0, 0, 0, 0)
+    rows = await session.fetch("read_due_schedules", held)
+    due: list[_Due] = []
+    lateness: list[float] = []
+    tasks = 0
+    for row in rows:
+        if tasks >= limit:
+            break  # many instants were missed: the others have their turn in the next round
+        try:
+            one = _decide(row, grace_seconds, max_attempts)
+        except CronError as exc:
+            await _stop(session, row["id"], row["name"], str(exc))
+            continue
+        lateness.append((row["now"] - row["due_at"]).total_seconds())
+        due.append(one)
+        tasks += len(one.tasks)
+    fired = await _carry_out(session, due)
+    metrics.SCHEDULE_LATENESS_SECONDS.observe_many(lateness)
+    return fired
+
+
+def _decide(row: Any, grace_seconds: float, max_attempts: int) -> _Due:
+    """A row of ``read_due_schedules`` to what is done about it: a hundred thousand may be due at once."""
+    (schedule_id, name, expression, timezone, start_at, end_at, jitter_seconds, missed, max_missed, max_lateness,
+     overlap, action, payload, priority, attempts, timeout_seconds, ordering_key, created_at, next_at, _due_at, now,
+     busy) = row  # fmt: skip
+    when = timing(expression, timezone, start_at or created_at.replace(microsecond=0))
+    rule = Rule(name, when, start_at, end_at, jitter_seconds, _MISSED[missed], max_missed, max_lateness)
+    decided = plan(rule, next_at, now, grace_seconds)
+    instants = decided.run
+    if overlap == Overlap.SKIP:
+        instants = [] if busy else instants[:1]
+    elif ordering_key is None and overlap == Overlap.QUEUE:
+        ordering_key = queue_of(schedule_id)
+    # No run_at: in the order of what is due, an instant that has passed stands behind where claims have got to.
+    tasks = [
+        NewTask(
+            action, render(payload, name, schedule_id, instant), None, None, priority, None, ordering_key,
+            attempts or max_attempts, timeout_seconds,
+        )
+        for instant in instants
+    ]  # fmt: skip
+    return _Due(schedule_id, name, decided, tasks)
+
+
+def queue_of(schedule_id: int) -> str:
+    """The ordering key of a schedule whose fires wait for each other and that names none."""
+    return f"schedule:{schedule_id}"
+
+
+async def _carry_out(session: Session, due: Sequence[_Due]) -> Fired:
+    """Store tasks, runs and clocks. One schedule whose values Postgres refuses is stopped, and harms no other."""
+    if not due:
+        return Fired(0, 0, 0, 0)
+    try:
+        async with session.savepoint():
+            return await _store(session, due)
+    except Refused as exc:
+        if len(due) == 1:
+            await _stop(session, due[0].id, due[0].name, str(exc))
+            return Fired(1, 0, 0, 0)
+    middle = len(due) // 2
+    first, second = await _carry_out(session, due[:middle]), await _carry_out(session, due[middle:])
+    return Fired(
+        first.schedules + second.schedules,
+        first.tasks + second.tasks,
+        first.skipped + second.skipped,
+        first.missed + second.missed,
+    )
+
+
+async def _store(session: Session, due: Sequence[_Due]) -> Fired:
+    added = iter(await enqueue(session, [task for one in due for task in one.tasks]))
+    runs: list[tuple[Any, ...]] = []
+    clocks: list[tuple[Any, ...]] = []
+    skipped = missed = 0
+    for one in due:
+        decided = one.plan
+        fires = len(one.tasks)
+        newest = None
+        for place, instant in enumerate(decided.run):
+            if place < fires:
+                newest = next(added)[0]
+                runs.append((one.id, instant, "FIRED", newest, False, None, 1))
+            else:
+                skipped += 1
+                runs.append((one.id, instant, "SKIPPED", None, False, None, 1))
+        lost = decided.lost
+        if lost is not None:
+            missed += lost.instants
+            since = lost.since if lost.instants > 1 else None
+            runs.append((one.id, lost.until, "MISSED", None, False, since, lost.instants))
+        clocks.append((one.id, decided.next.at, decided.next.due, decided.last, newest))
+    await session.fetch("record_runs", *map(list, zip(*runs, strict=True)))
+    await session.fetch("move_clocks", *map(list, zip(*clocks, strict=True)))
+    fired = sum(len(one.tasks) for one in due)
+    for outcome, count in (("FIRED", fired), ("SKIPPED", skipped), ("MISSED", missed)):
+        if count:
+            metrics.SCHEDULE_RUNS.labels(outcome).inc(count)
+    return Fired(len(due), fired, skipped, missed)
+
+
+async def enqueue(session: Session, tasks: Sequence[NewTask]) -> list[tuple[int, State]]:
+    """Add tasks that schedules make; returns id and state of each, in their order."""
+    added = await session.enqueue(tasks)
+    for action, count in Counter(task.action for task in tasks).items():
+        metrics.ENQUEUED.labels(action, "schedule").inc(count)
+    return [(one.id, one.state) for one in added]
+
+
+async def _stop(session: Session, schedule_id: int, name: str, problem: str) -> None:
+    await session.fetch("stop_clock", schedule_id, problem[:1000].replace("\0", "\ufffd"))
+    log.error("schedule_stopped", id=schedule_id, name=name, reason=problem, next="penstock schedule get")

@@ -1,0 +1,211 @@
+"""Schedules: fired to the second, imports carried out, old runs removed.
+
+Firing has a loop of its own beside the rounds of upkeep: it sleeps until the next schedule is due, by the database's
+clock, and a second at the most, so that a new or changed one is seen within that. Several supervisors share the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from penstock import metrics
+from penstock.commands import read_command
+from penstock.errors import InvalidParams, Refused, RpcError, Unavailable
+from penstock.fires import Fired, fire_due
+from penstock.logs import get_logger
+from penstock.notify import Notifier
+from penstock.schedules import CreateSchedule, NewSchedule
+from penstock.settings import Settings
+from penstock.store import Session, Store
+from penstock.timetable import Written, create_batch, note_import
+
+LOOK_SECONDS = 1.0
+_ROUNDS_AT_ONCE = 2  # of a backlog: while Postgres stores one, the other is decided on
+_FIRST_PAUSE_SECONDS = 0.2
+_LONGEST_PAUSE_SECONDS = 10.0
+_RETENTION_BATCH = 5000
+_BATCHES_PER_ROUND = 20
+
+log = get_logger()
+_decode_entries = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+class Firing:
+    """Fires what is due; ``run_once`` is one transaction."""
+
+    def __init__(self, *, store: Store, notifier: Notifier, settings: Settings) -> None:
+        self._store = store
+        self._notifier = notifier
+        self._settings = settings
+
+    async def run(self) -> None:
+        await _repeat("schedules", self._fire_or_wait)
+
+    async def run_once(self) -> Fired:
+        """Raises Unavailable."""
+        started = monotonic()
+        async with self._store.transaction() as session:
+            fired = await fire_due(
+                session,
+                limit=self._settings.schedule_batch_size,
+                grace_seconds=self._settings.schedule_grace_seconds,
+                max_attempts=self._settings.max_attempts,
+            )
+        if fired.tasks:
+            self._notifier.poke()
+        if fired.missed:
+            log.warning("schedule_fires_missed", instants=fired.missed, schedules=fired.schedules)
+        if fired.schedules:
+            log.debug(
+                "schedules_fired", schedules=fired.schedules, tasks=fired.tasks, skipped=fired.skipped,
+                seconds=round(monotonic() - started, 4),
+            )  # fmt: skip
+        return fired
+
+    async def _fire_or_wait(self) -> float:
+        fired = await self.run_once()
+        if fired.schedules >= self._settings.schedule_batch_size:
+            rounds = (self.run_once() for _ in range(_ROUNDS_AT_ONCE))
+            for outcome in await asyncio.gather(*rounds, return_exceptions=True):
+                if isinstance(outcome, BaseException):
+                    raise outcome
+        if fired.schedules:
+            return 0
+        async with self._store.session() as session:
+            wait: float | None = await session.value("read_wait")
+        if wait is None:
+            return LOOK_SECONDS
+        # What is due and was not claimed is in another supervisor's hands: look again soon, not at once.
+        return min(LOOK_SECONDS, wait) if wait > 0 else 0.05
+
+
+class Imports:
+    """Carries out calls of schedule.create_many; ``run_once`` is one part of one, in one transaction."""
+
+    def __init__(self, *, store: Store, settings: Settings) -> None:
+        self._store = store
+        self._settings = settings
+
+    async def run(self) -> None:
+        await _repeat("imports", self._work_or_wait)
+
+    async def run_once(self) -> int:
+        """Returns how many entries were read. Raises Unavailable."""
+        async with self._store.transaction() as session:
+            running = await session.fetch("claim_import")
+            if not running:
+                return 0
+            import_id, replaces = running[0]
+            ((place, entries),) = await session.fetch("take_import_part", import_id)
+            outcomes, errors = await self._write(session, place, _decode_entries(entries), replaces)
+            await note_import(session, import_id, outcomes, errors)
+        log.info("schedules_imported", id=import_id, entries=len(outcomes), refused=len(errors))
+        return len(outcomes)
+
+    async def _work_or_wait(self) -> float:
+        return 0 if await self.run_once() else LOOK_SECONDS
+
+    async def _write(
+        self, session: Session, place: int, entries: list[msgspec.Raw], replaces: bool
+    ) -> tuple[list[Written | InvalidParams], list[dict[str, Any]]]:
+        """Check and write; the outcomes stand in the order of the entries, the errors tell which they are of."""
+        outcomes: dict[int, Written | InvalidParams] = {}
+        wanted: dict[int, NewSchedule] = {}
+        for number, entry in enumerate(entries):
+            try:
+                wanted[number] = self._read(entry)
+            except InvalidParams as exc:
+                outcomes[number] = exc
+        written = await _write_all(session, list(wanted.values()), replaces)
+        outcomes |= zip(wanted, written, strict=True)
+        ordered = [outcomes[number] for number in range(len(entries))]
+        errors = [
+            {"index": place + number, "name": _name_of(entries[number])} | outcome.data
+            for number, outcome in enumerate(ordered)
+            if isinstance(outcome, InvalidParams)
+        ]
+        return ordered, errors
+
+    def _read(self, entry: msgspec.Raw) -> NewSchedule:
+        try:
+            command = read_command("schedule.create", entry, self._settings)
+        except InvalidParams:
+            raise
+        except RpcError as exc:  # a payload over its limit
+            raise InvalidParams("payload", exc.message) from None
+        assert isinstance(command, CreateSchedule)
+        if command.replace:
+            raise InvalidParams("replace", "belongs to the call as a whole, beside schedules")
+        return command.schedule
+
+
+async def _write_all(session: Session, wanted: list[NewSchedule], replaces: bool) -> list[Written | InvalidParams]:
+    """Write them; when Postgres refuses a value, each half by itself, down to the guilty one."""
+    try:
+        async with session.savepoint():
+            return await create_batch(session, wanted, replace_existing=replaces)
+    except Refused as exc:
+        if len(wanted) == 1:
+            return [InvalidParams("schedules", str(exc))]
+    middle = len(wanted) // 2
+    return [
+        *await _write_all(session, wanted[:middle], replaces),
+        *await _write_all(session, wanted[middle:], replaces),
+    ]
+
+
+def _name_of(entry: msgspec.Raw) -> Any:
+    value = msgspec.json.decode(entry)
+    return value.get("name") if isinstance(value, dict) else None
+
+
+class RunRetention:
+    """Removes what became of fires, and of imports, when it is old enough; ``run_once`` is a bounded round."""
+
+    def __init__(self, *, store: Store, settings: Settings) -> None:
+        self._store = store
+        self._seconds = settings.retention_schedule_runs_seconds
+
+    async def run_once(self) -> int:
+        """Returns how many records were removed."""
+        removed = 0
+        for kind, statement in (("schedule_run", "delete_old_runs"), ("schedule_import", "delete_old_imports")):
+            total = 0
+            for _ in range(_BATCHES_PER_ROUND):
+                async with self._store.session() as session:
+                    count: int = await session.value(statement, self._seconds, _RETENTION_BATCH)
+                total += count
+                if count < _RETENTION_BATCH:
+                    break
+            if total:
+                metrics.CLEANED.labels(kind).inc(total)
+                log.info("records_removed", kind=kind, count=total)
+            removed += total
+        return removed
+
+
+async def _repeat(what: str, work: Callable[[], Awaitable[float]]) -> None:
+    """Do it again and again, after as many seconds as it says; longer and longer while it fails."""
+    failures = 0
+    while True:
+        try:
+            pause = await work()
+        except Exception as exc:
+            # A mistake of ours must not become a crash loop of all upkeep; it stays loud.
+            if failures % 10 == 0:
+                if isinstance(exc, Unavailable):
+                    log.warning("backing_off", duty=what, reason=str(exc), failures=failures + 1)
+                else:
+                    log.exception("duty_failed", duty=what, error=type(exc).__name__, failures=failures + 1)
+            longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(failures, 16))
+            failures += 1
+            pause = random.uniform(longest / 2, longest)
+        else:
+            failures = 0
+        await asyncio.sleep(pause)
