@@ -53,7 +53,9 @@ where g.name = n.name and g.name = any($1::text[]);
 -- has to be remembered; then it goes when the rate is refilled. What comes later opens it again.
 with looked as materialized (
     select g.name,
-           exists (select from penstock.task t where t.state in ('SCHEDULED', 'ERROR') and t.gate = g.name) as waits,
+           -- Not EXISTS, which may become a hash of all that waits at any gate.
+           (select t.id from penstock.task t where t.state in ('SCHEDULED', 'ERROR') and t.gate = g.name limit 1)
+               is not null as waits,
            case when g.tokens is not null and a.key_rate is not null
                 then g.refilled_at + make_interval(
                     secs => (coalesce(a.key_burst, greatest(1, ceil(a.key_rate))) - g.tokens) / a.key_rate)
