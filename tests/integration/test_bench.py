@@ -149,6 +149,13 @@ def test_crowded_drains_the_same_tasks_with_and_without(report: dict[str, Any], 
     assert figures["ratio"] == pytest.approx(rates, abs=0.01)
 
 
+def test_features_are_drained_each_beside_a_plain_drain(report: dict[str, Any]) -> None:
+    table = figures_of(report, "features")["table"]
+    assert [row["attempts"] for row in table] == [TASKS] * 5
+    for row in table:
+        assert row["ratio"] == pytest.approx(row["tasks_per_second"] / row["plain_per_second"], abs=0.01)
+
+
 def test_held_xmin_goes_on_settling_while_the_transaction_is_open(report: dict[str, Any]) -> None:
     figures = figures_of(report, "held-xmin")
     assert figures["held_seconds"] == 1

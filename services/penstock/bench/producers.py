@@ -34,11 +34,17 @@ class Call:
     seconds: float
 
 
-async def insert_noops(store: Store, tasks: int, advance: Advance = lambda count: None) -> None:
-    """Put no-op tasks into the table itself, as a transactional producer does."""
+def plain_noop(number: int) -> NewTask:
+    return NewTask(NOOP, f'{{"n":{number}}}')
+
+
+async def insert_noops(
+    store: Store, tasks: int, advance: Advance = lambda count: None, task: Callable[[int], NewTask] = plain_noop
+) -> None:
+    """Put no-op tasks into the table itself, as a transactional producer does. task: makes each of its number."""
     for start, end in cuts(tasks, INSERT_BATCH):
         async with store.session() as session:
-            await session.enqueue([NewTask(NOOP, f'{{"n":{n}}}') for n in range(start, end)])
+            await session.enqueue([task(n) for n in range(start, end)])
         advance(end - start)
 
 

@@ -18,8 +18,8 @@ def bench(
     scenario: Annotated[
         str,
         typer.Argument(
-            help="drain, live, latency, enqueue, mixed, urgent, future, history, held-xmin, schedules, scale, "
-            "or all of them."
+            help="drain, live, latency, enqueue, mixed, urgent, future, features, history, held-xmin, schedules, "
+            "scale, or all of them."
         ),
     ],
     tasks: Annotated[

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.bench.rig import Bench
-from penstock.bench.scenarios import backlog, crowded, enqueue, held_xmin, latency, live, priorities, schedules
+from penstock.bench.scenarios import (
+    backlog,
+    crowded,
+    enqueue,
+    features,
+    held_xmin,
+    latency,
+    live,
+    priorities,
+    schedules,
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,9 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario("mixed", "priorities, failing and slow tasks, urgent ones in between", priorities.mixed, 10_000),
         Scenario("urgent", "urgent tasks behind a backlog that is being drained", priorities.urgent, 100_000),
         Scenario("future", "a drain with and without rows due tomorrow", crowded.future, 200_000, rows=1_000_000),
+        Scenario(
+            "features", "a drain with rules, keys and limits, each beside a plain one", features.features, 100_000
+        ),
         Scenario("history", "a drain with and without finished rows", crowded.history, 200_000, rows=5_000_000),
         Scenario(
             "held-xmin", "the rate while a transaction is held open", held_xmin.held_xmin, held_xmin.BACKLOG, seconds=60

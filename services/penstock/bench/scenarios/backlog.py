@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
-from penstock.bench.producers import insert_noops
+from penstock.bench.producers import insert_noops, plain_noop
 from penstock.bench.rig import Bench, Rig, rig_up
+from penstock.tasks import NewTask
 
 
 async def drain(bench: Bench) -> dict[str, Any]:
@@ -50,11 +52,13 @@ def _doubling(most: int) -> list[int]:
     return [2**power for power in range(most.bit_length())]
 
 
-async def drain_once(rig: Rig, tasks: int, text: str = "settling") -> dict[str, Any]:
+async def drain_once(
+    rig: Rig, tasks: int, text: str = "settling", task: Callable[[int], NewTask] = plain_noop
+) -> dict[str, Any]:
     """Fill while nothing may start, then let go; neither the fill nor what it writes is in the cost."""
     before, last_id = await rig.settled(), await rig.last_id()
     async with rig.schedulers_paused():
-        await insert_noops(rig.store, tasks, rig.bench.bar("enqueueing", tasks))
+        await insert_noops(rig.store, tasks, rig.bench.bar("enqueueing", tasks), task)
         await rig.database.execute("checkpoint")
         await rig.begin()
     await rig.wait_settled(before + tasks, text)
