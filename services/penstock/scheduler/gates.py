@@ -20,6 +20,7 @@ from penstock.store import Dispatch, Session, Store
 
 _GATES_AT_ONCE = 500
 _PAUSE_SECONDS = 2.0  # after tasks could not be sent
+_IDLE_SECONDS = 60.0
 _LIMITS = tuple(name for name in Limits.__dataclass_fields__)
 
 log = get_logger()
@@ -58,12 +59,12 @@ class Gates:
             (found,) = await session.fetch("find_open_gates")
         now = monotonic()
         self._rest_until = {action: until for action, until in self._rest_until.items() if until > now}
+        self._next_at = now + (_IDLE_SECONDS if found["seconds"] is None else found["seconds"])
         went = 0
         for action in found["actions"]:
             if action not in self._rest_until:
                 went += await self._let_through(action)
-        later = [*self._rest_until.values(), now + (found["seconds"] if found["seconds"] is not None else 60.0)]
-        self._next_at = now if went else min(later)
+        self._next_at = now if went else min([self._next_at, *self._rest_until.values()])
         return went
 
     async def _let_through(self, action: str) -> int:
@@ -129,6 +130,8 @@ class Gates:
     ) -> None:
         """Write down what is left of each gate's rate and when to look again."""
         waits = {gate.name: 0.0 if gate.allowance.tasks else gate.allowance.retry_seconds for gate in gates}
+        soonest = min((seconds for seconds in waits.values() if seconds), default=_IDLE_SECONDS)
+        self._next_at = min(self._next_at, monotonic() + soonest)
         await session.fetch(
             "note_gates", list(waits), [gate.allowance.spent(went.get(gate.name, 0)) for gate in gates],
             list(waits.values()),
