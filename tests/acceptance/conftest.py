@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -15,6 +14,8 @@ from typing import Any
 import botocore.session
 import httpx
 import pytest
+
+from penstock.local.state import DataDir
 
 ROOT = Path(__file__).resolve().parents[2]
 FAST = {
@@ -55,7 +56,9 @@ class RunningStack:
 
     @property
     def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = json.loads(penstock("ps", "--json", "--data-dir", str(self.data_dir)))
+        """What `penstock ps --json` prints, which a test of its own runs; read here some thousand times in all."""
+        state = DataDir(self.data_dir).read_any_state()
+        assert state is not None, f"no stack is up in {self.data_dir}"
         return state
 
     def pid_of(self, name: str) -> int:
