@@ -24,7 +24,7 @@ from penstock.tasks import Failure, HeldKey, NewTask, State
 from penstock.transports.sqs import SqsQueue
 from penstock.wire import decode_reports, encode_error, encode_result
 from tests.integration.apis import JSON, running
-from tests.integration.doors import request, take
+from tests.integration.doors import no_routes, request, take
 
 TaskOf = Callable[[int], Any]
 BOOM = '{"code":1,"message":"boom"}'
@@ -150,7 +150,7 @@ async def test_a_retry_forgets_an_expiry_that_has_passed(store: Store, task_of: 
 async def test_a_task_rescheduled_to_now_is_run_by_a_scheduler_whose_bounds_have_passed_it(
     store: Store, outbound: SqsQueue, settings: Settings
 ) -> None:
-    scheduler = Scheduler(store=store, outbound=outbound, settings=settings)
+    scheduler = Scheduler(open_queue=no_routes, store=store, outbound=outbound, settings=settings)
     later, due = await add(store, NewTask("a", delay_seconds=3600.0), NewTask("a"))
     await scheduler.run_once()
     assert await states(store, [later, due]) == ["SCHEDULED", "ACQUIRED"]

@@ -25,6 +25,7 @@ from penstock.supervisor.schedules import Firing, Imports, RunRetention
 from penstock.tasks import NewTask, State
 from penstock.timetable import RunRecord, ScheduleRecord, change_schedule, list_runs, read_import, read_schedule
 from penstock.transports import Queue
+from tests.integration.doors import no_routes
 
 Change = Callable[..., Awaitable[Any]]
 
@@ -549,7 +550,7 @@ async def test_a_supervisor_fires_to_the_second_and_sees_a_new_schedule_within_o
     do: Change, store: Store, settings: Settings, outbound: Queue, results: Queue, inbound: Queue, sql: Any
 ) -> None:
     queues = {"inbound": inbound, "outbound": outbound, "results": results}
-    supervisor = Supervisor(store=store, queues=queues, settings=settings)
+    supervisor = Supervisor(open_queue=no_routes, store=store, queues=queues, settings=settings)
     loop = Loop(supervisor, passes=1, grace_seconds=5)
     running = asyncio.create_task(loop.run())
     try:
