@@ -1,4 +1,4 @@
-"""Limits, pauses, routes and order with real processes: three schedulers, one of them killed, two fleets of workers."""
+"""Limits, routes, order and schedules with real processes, three schedulers and supervisors, some of them killed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from tests.acceptance.conftest import FAST, ROOT, RunningStack, penstock, runnin
 
 @pytest.fixture(scope="module")
 def stack(module_data_path: Path) -> Iterator[RunningStack]:
-    """Two workers, one more for a queue of its own, and two schedulers beside the stack's."""
+    """Two workers, one more for a queue of its own, and two schedulers and two supervisors beside the stack's."""
     arguments = ("--workers", "2", "--fleet", "own-queue=1", "--app", "tests.acceptance.app")
     with running(module_data_path / "rules", *arguments) as up:
         state = up.state
@@ -28,15 +30,17 @@ def stack(module_data_path: Path) -> Iterator[RunningStack]:
             "PYTHONPATH": python_path(), "PENSTOCK_DATABASE_URL": state["database_url"],
             "PENSTOCK_SQS_ENDPOINT_URL": state["sqs_endpoint_url"], "PENSTOCK_METRICS_PORT": "0",
         }  # fmt: skip
-        command = [sys.executable, "-m", "penstock", "scheduler"]
-        log = (module_data_path / "schedulers.log").open("wb")
-        schedulers = [subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log) for _ in range(2)]
+        log = (module_data_path / "more.log").open("wb")
+        more = [
+            subprocess.Popen([sys.executable, "-m", "penstock", name], cwd=ROOT, env=env, stdout=log, stderr=log)
+            for name in ("scheduler", "supervisor") * 2
+        ]
         try:
             yield up
         finally:
-            for process in schedulers:
+            for process in more:
                 process.terminate()
-            for process in schedulers:
+            for process in more:
                 process.wait(30)
             log.close()
 
@@ -111,3 +115,28 @@ def test_a_paused_action_sends_none_and_a_route_leads_to_its_own_workers(stack: 
     cli(stack, "route", "delete", "own")
     (task,) = stack.settled(enqueue(stack, {"action": "whose"}))
     assert task["result"]["pid"] != pid
+
+
+def test_supervisors_fire_each_second_once_and_none_is_missed_though_one_is_killed(stack: RunningStack) -> None:
+    cli(stack, "schedule", "create", "ticks", "* * * * * *", "echo", '{"at": "{{scheduled_time}}"}', "--missed", "all")
+
+    def runs() -> list[dict[str, object]]:
+        found: list[dict[str, object]] = stack.rpc("schedule.runs", {"name": "ticks", "limit": 1000})["runs"]
+        return found
+
+    stack.wait_for(lambda: len(runs()) >= 3, what="three fires")
+    pid = stack.pid_of("supervisor")
+    os.kill(pid, signal.SIGKILL)
+    stack.wait_for(lambda: stack.pid_of("supervisor") not in (pid, 0), what="a new supervisor")
+    before = len(runs())
+    stack.wait_for(lambda: len(runs()) >= before + 3, what="three more")
+    cli(stack, "schedule", "pause", "ticks")
+    fired = runs()
+    instants = sorted(datetime.fromisoformat(str(run["scheduled_at"])) for run in fired)
+    assert [after - earlier for earlier, after in pairwise(instants)] == [timedelta(seconds=1)] * (len(instants) - 1)
+    ids = [int(str(run["task_id"])) for run in fired]
+    assert len(set(ids)) == len(ids)
+    told = [task["result"]["at"] for task in stack.settled(ids)]
+    assert sorted(datetime.fromisoformat(at) for at in told) == instants
+    tasks = stack.rpc("list", {"action": "echo", "limit": 1000})["tasks"]
+    assert len([task for task in tasks if "at" in (task["result"] or {})]) == len(ids)
