@@ -18,7 +18,7 @@ UPGRADE = [
     "alter table penstock.ordering_head add column held boolean not null default false",
     "create index ordering_head_held on penstock.ordering_head (key) where held",
     # What goes by a route or through a gate leaves the order of all others, so that none of these is passed on the way
-    # to a task that may go now.
+    # to a task that may go now. Predicates begin with what is false of most tasks: they are tried for each row written.
     "drop index penstock.task_ready",
     """
     create index task_ready on penstock.task (priority desc, run_at, id)
@@ -26,17 +26,17 @@ UPGRADE = [
     """,
     """
     create index task_ready_by_route on penstock.task (route, priority desc, run_at, id)
-        where state in ('SCHEDULED', 'ERROR') and route is not null and gate is null
+        where route is not null and gate is null and state in ('SCHEDULED', 'ERROR')
     """,
     """
     create index task_ready_by_gate on penstock.task (gate, priority desc, run_at, id)
-        where state in ('SCHEDULED', 'ERROR') and gate is not null
+        where gate is not null and state in ('SCHEDULED', 'ERROR')
     """,
     """
     create index task_acquired_by_route on penstock.task (route, claimed_at)
-        where state = 'ACQUIRED' and route is not null
+        where route is not null and state = 'ACQUIRED'
     """,
-    "create index task_acquired_by_gate on penstock.task (action, gate) where state = 'ACQUIRED' and gate is not null",
+    "create index task_acquired_by_gate on penstock.task (action, gate) where gate is not null and state = 'ACQUIRED'",
     "create index task_expiring on penstock.task (expires_at) where expires_at is not null and state <> 'ACQUIRED'",
     """
     create table penstock.action (
