@@ -7,19 +7,19 @@
 -- The limit stands in a select of its own, which hides its value from the planner: with the statistics of a table that
 -- was empty a moment ago, a limit above the rows expected would have all due tasks sorted for each claim. Each stretch
 -- repeats it: without, they are sorted with the statistics of a full table.
-    select ready.id
+    select ready.id, ready.action, ready.labels
     from unnest($3::int2[], $4::int2[], $5::timestamptz[], $6::bigint[]) as stretch (low, high, run_at, id)
     cross join lateral (
-        select id from (
-            select t.id from penstock.task t
+        select id, action, labels from (
+            select t.id, t.action, t.labels from penstock.task t
             where stretch.low = stretch.high and t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
               and t.priority = stretch.low and (t.run_at, t.id) > (stretch.run_at, stretch.id)
               and t.run_at <= coalesce($2::timestamptz, now()) - make_interval(secs => $7)
               and (t.expires_at is null or t.expires_at > coalesce($2::timestamptz, now()))
             order by t.run_at, t.id limit (select $1::bigint) for update skip locked) one
         union all
-        select id from (
-            select t.id from penstock.task t
+        select id, action, labels from (
+            select t.id, t.action, t.labels from penstock.task t
             where stretch.low < stretch.high and t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
               and t.priority between stretch.low and stretch.high
               and t.run_at <= coalesce($2::timestamptz, now()) - make_interval(secs => $7)
@@ -73,15 +73,15 @@ order by c.priority desc, c.run_at, c.id;
 -- task in the claim: labels make kinds only where a route asks for some.
 -- diverted, on every row: how many were put aside; the columns of the task are null when none was claimed.
 with looked as materialized (
-    select id from (
+    select id, action, labels from (
 {candidates}
     ) candidate
     limit (select $1::bigint)
 ), seen as materialized (
-    select t.id, t.action,
-           case when exists (select from penstock.route where labels <> '{}') then coalesce(t.labels::text, '') else '' end
-               as labels
-    from penstock.task t where t.id = any(array(select id from looked))
+    select id, action,
+           case when exists (select from penstock.route where labels <> '{}') then coalesce(looked.labels::text, '')
+                else '' end as labels
+    from looked
 ), kinds as materialized (
     select k.action, k.labels, a.name is not null as is_limited,
            (select r.name from penstock.route r
