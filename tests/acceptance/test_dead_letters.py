@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
-from penstock.local.service import python_path
-from tests.acceptance.conftest import ROOT, RunningStack, penstock, running
+from penstock.cli import app
+from tests.acceptance.conftest import RunningStack, penstock, running
 
 MAX_RECEIVES = 5
 
@@ -22,13 +21,9 @@ def call(stack: RunningStack, *arguments: str) -> Any:
     return json.loads(penstock(*arguments, "--json", "--data-dir", str(stack.data_dir)))
 
 
-def run(stack: RunningStack, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(stack: RunningStack, *arguments: str) -> Result:
     """A command that may fail."""
-    return subprocess.run(
-        [sys.executable, "-m", "penstock", *arguments, "--data-dir", str(stack.data_dir)],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": python_path()}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    return CliRunner().invoke(app, [*arguments, "--data-dir", str(stack.data_dir)])
 
 
 def dead_queue(stack: RunningStack, queue: str) -> str:
@@ -83,7 +78,7 @@ def test_an_operator_finds_reads_replays_and_purges_dead_letters(stack: RunningS
     assert first["id"] in text
     assert "1 of 1" in text
     shown = run(stack, "dlq", "show", "outbound", first["id"])
-    assert shown.returncode == 0
+    assert shown.exit_code == 0
     assert '"method":"echo"' in shown.stdout
     assert "ACQUIRED" in shown.stdout
 
@@ -98,10 +93,10 @@ def test_an_operator_finds_reads_replays_and_purges_dead_letters(stack: RunningS
     for n in range(60):
         sqs.send_message(QueueUrl=dead_queue(stack, "results"), MessageBody=f'{{"n":{n}}}')
     refused = run(stack, "dlq", "purge", "results", "--all")
-    assert refused.returncode == 2
+    assert refused.exit_code == 2
     assert "Delete 60 messages of results-dlq for good?" in " ".join(refused.stderr.replace("│", " ").split())
     assert call(stack, "dlq", "purge", "results", "--all", "--yes")["purged"] == 60
-    assert run(stack, "dlq", "show", "results", "no-such-id").returncode == 1
+    assert run(stack, "dlq", "show", "results", "no-such-id").exit_code == 1
 
 
 def test_a_dead_inbound_message_is_accepted_once_however_often_it_is_replayed(stack: RunningStack) -> None:
@@ -133,6 +128,6 @@ def test_rejected_messages_are_shown_and_retried_by_command(stack: RunningStack)
     assert listed[0]["body"] in run(stack, "rejected", "show", str(listed[0]["id"])).stdout
     assert call(stack, "rejected", "list", "--source", "results")["rejected"] == []
     retried = run(stack, "rejected", "retry", "--all", "--source", "inbound", "--json")
-    assert retried.returncode == 1
+    assert retried.exit_code == 1
     assert len(json.loads(retried.stdout)["still_rejected"]) == 3
     assert call(stack, "rejected", "purge", "--all")["purged"] == 3

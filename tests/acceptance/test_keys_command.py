@@ -1,4 +1,4 @@
-"""`penstock keys` by the real command, beside a real api that asks for keys."""
+"""`penstock keys`, beside a real api that asks for keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.acceptance.conftest import penstock, running
+from penstock.local.state import DataDir, Lock
+from tests.acceptance.conftest import penstock
+from tests.acceptance.test_no_secrets import run, started
 
 DISCOVER = {"jsonrpc": "2.0", "method": "rpc.discover", "id": 1}
 
@@ -25,13 +27,20 @@ def wait_for_status(url: str, key: str, status: int) -> None:
         time.sleep(0.1)
 
 
-def test_first_key_is_made_listed_used_and_revoked_by_the_command(data_path: Path) -> None:
-    asking = {"PENSTOCK_API_REQUIRE_KEYS": "true"}
-    with running(data_path / "stack", "--workers", "0", env=asking) as stack:
-        folder = ("--data-dir", str(data_path / "stack"))
-        url = stack.state["api"]
+def test_first_key_is_made_listed_used_and_revoked_by_the_command(
+    database_url: str, sqs_url: str, data_path: Path
+) -> None:
+    asking = {
+        "PENSTOCK_API_REQUIRE_KEYS": "true", "PENSTOCK_API_KEYS": "", "PENSTOCK_DATABASE_URL": database_url,
+        "PENSTOCK_SQS_ENDPOINT_URL": sqs_url,
+    }  # fmt: skip
+    place = DataDir(data_path)
+    with started(data_path, "api", **asking) as [api], Lock(place):
+        url = api.wait_for(r"event=api_listening .*url=(\S+)")
+        place.write_state({"api": url, "database_url": database_url})  # as `penstock up` does
+        folder, requiring = ("--data-dir", str(data_path)), {"PENSTOCK_API_REQUIRE_KEYS": "true"}
         assert status_of(url, "nothing") == 401
-        key = penstock("keys", "create", "ops", "--permission", "admin", *folder, env=asking).strip()
+        key = penstock("keys", "create", "ops", "--permission", "admin", *folder, env=requiring).strip()
         wait_for_status(url, key, 200)
         feeder = json.loads(
             penstock("keys", "create", "feeder", "--permission", "enqueue", "--expires-in-days", "1", "--json", *folder)
@@ -61,8 +70,6 @@ def test_first_key_is_made_listed_used_and_revoked_by_the_command(data_path: Pat
 
 
 def test_key_made_where_none_are_asked_for_comes_with_a_note(database_url: str) -> None:
-    from tests.acceptance.test_no_secrets import run
-
     settings = {"PENSTOCK_DATABASE_URL": database_url, "PENSTOCK_API_KEYS": ""}
     assert "PENSTOCK_API_REQUIRE_KEYS=true" in run("keys", "create", "x", "--permission", "read", **settings)[1]
     asked = run("keys", "create", "y", "--permission", "read", PENSTOCK_API_REQUIRE_KEYS="true", **settings)[1]

@@ -84,13 +84,13 @@ def test_a_running_task_that_is_cancelled_is_told_to_stop(stack: RunningStack, t
     assert (task["state"], task["reason"]) == ("CANCELLED", "no longer wanted")
 
 
-def test_a_foreign_worker_without_penstock_serves_the_outbound_queue(stack_without_workers: RunningStack) -> None:
-    stack = stack_without_workers
+def test_a_foreign_worker_without_penstock_serves_a_queue_of_its_own(stack: RunningStack) -> None:
     state = stack.state
-    assert not [entry for entry in state["processes"] if entry["name"].startswith("worker")]
+    queue = stack.sqs().create_queue(QueueName="foreign")["QueueUrl"]
+    stack.rpc("route.set", {"name": "foreign", "queue": queue, "actions": ["shout", "whisper"]})
     script = Path(__file__).with_name("foreign_worker.py")
     assert "penstock" not in script.read_text().split('"""')[2]
-    arguments = [state["sqs_endpoint_url"], state["queues"]["outbound"], state["queues"]["results"]]
+    arguments = [state["sqs_endpoint_url"], queue, state["queues"]["results"]]
     worker = subprocess.Popen([sys.executable, "-I", str(script), *arguments], cwd=ROOT.parent)
     try:
         batch = [

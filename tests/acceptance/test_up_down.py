@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import botocore.session
+import httpx
 import psutil
 import pytest
 
 from penstock.local.service import HOST, is_free, python_path
+from penstock.local.state import DataDir
 from tests.waiting import wait_until
 
 APP = """
@@ -70,20 +72,36 @@ class Place:
         return self.state()
 
     def state(self) -> dict[str, Any]:
-        state = json.loads(self.run("ps", "--json").stdout)
-        assert isinstance(state, dict)
+        """What `penstock ps --json` prints, without the price of a command; a test of its own compares the two."""
+        state = DataDir.of(self.path / ".penstock").read_any_state()
+        assert state is not None, f"nothing runs in {self.path}"
         return state
 
     def call(self, *arguments: str) -> Any:
         return json.loads(self.run(*arguments, "--json").stdout)
 
+    def rpc(self, method: str, params: Any) -> Any:
+        """What the api answers, None while it does not."""
+        body = {"jsonrpc": "2.0", "method": method, "params": params, "id": 1}
+        try:
+            reply = httpx.post(f"{self.state()['api']}/rpc", json=body, timeout=30).json()
+        except httpx.TransportError:
+            return None
+        return reply.get("result")
+
+    def holder(self) -> int:
+        """The process that has started all others."""
+        return int((self.path / ".penstock" / "lock").read_text())
+
     def greet(self, name: str) -> int:
-        task = self.call("enqueue", "greet", json.dumps({"name": name}))
-        return int(task["id"])
+        return int(self.rpc("enqueue", {"action": "greet", "payload": {"name": name}})["id"])
 
     def wait_success(self, task_id: int, name: str) -> None:
-        wait_until(lambda: self.call("status", str(task_id))["state"] == "SUCCESS", f"task {task_id} to succeed")
-        assert self.call("status", str(task_id))["result"] == {"text": f"hello {name}"}
+        def result() -> Any:
+            task = self.rpc("status", [task_id])
+            return task and task["state"] == "SUCCESS" and task["result"]
+
+        assert wait_until(result, f"task {task_id} to succeed") == {"text": f"hello {name}"}
 
 
 def process_id(state: dict[str, Any], name: str) -> int:
@@ -103,7 +121,8 @@ def sqs(state: dict[str, Any]) -> Any:
 def make_place(path: Path) -> Iterator[Place]:
     place = Place(path)
     yield place
-    place.run("down")
+    if DataDir.of(place.path / ".penstock").holder() is not None:
+        place.run("down")
 
 
 @pytest.fixture
@@ -120,7 +139,8 @@ def shared(module_data_path: Path) -> Iterator[Place]:
 
 
 def test_ps_tells_everything_that_a_foreign_worker_needs(shared: Place) -> None:
-    state = shared.state()
+    state = json.loads(shared.run("ps", "--json").stdout)
+    assert state == shared.state()
     assert set(state) == {"api", "database_url", "sqs_endpoint_url", "queues", "processes"}
     assert set(state["queues"]) == {"inbound", "outbound", "results"}
     names = {entry["name"] for entry in state["processes"]}
@@ -161,13 +181,13 @@ def test_plain_sqs_message_ends_in_success(shared: Place) -> None:
     body = {"jsonrpc": "2.0", "method": "submit:greet", "params": {"name": "sqs"}}
     sqs(state).send_message(QueueUrl=state["queues"]["inbound"], MessageBody=json.dumps(body))
     wait_until(
-        lambda: [task for task in shared.call("list", "--state", "SUCCESS")["tasks"] if "sqs" in str(task["result"])],
+        lambda: [t for t in shared.rpc("list", {"state": "SUCCESS"})["tasks"] if "sqs" in str(t["result"])],
         "the task to succeed",
     )
 
 
 def test_commands_show_list_cancel_and_retry_tasks(shared: Place) -> None:
-    done = shared.greet("cli")
+    done = shared.call("enqueue", "greet", '{"name": "cli"}')["id"]
     shared.wait_success(done, "cli")
     assert "SUCCESS" in shared.run("status", str(done)).stdout
     later = shared.call("enqueue", "greet", '{"name": "later"}', "--delay", "3600", "--priority", "-5")["id"]
@@ -186,7 +206,7 @@ def test_commands_show_list_cancel_and_retry_tasks(shared: Place) -> None:
 def test_rejected_message_is_listed_and_purged_by_command(shared: Place) -> None:
     state = shared.state()
     sqs(state).send_message(QueueUrl=state["queues"]["inbound"], MessageBody="{ no json")
-    wait_until(lambda: shared.call("rejected", "list")["rejected"], "the message to be rejected")
+    wait_until(lambda: shared.rpc("rejected.list", {})["rejected"], "the message to be rejected")
     assert "{ no json" in shared.run("rejected", "list").stdout
     shared.run("rejected", "purge", "--all")
     assert shared.call("rejected", "list")["rejected"] == []
@@ -208,79 +228,58 @@ def test_killed_process_comes_back_and_the_pipeline_goes_on(shared: Place, name:
     assert {key: after[key] for key in after if key != "processes"} == {
         key: before[key] for key in before if key != "processes"
     }
-    wait_until(lambda: shared.run("stats", check=False).returncode == 0, "the api to answer")
+    wait_until(lambda: shared.rpc("stats", {}), "the api to answer")
     shared.wait_success(shared.greet(name), name)
 
 
-def test_two_stacks_run_side_by_side_and_know_only_their_own_tasks(shared: Place, place: Place) -> None:
-    other = place.up("--app", "greeting")
+def test_a_stack_over_an_outside_postgres_and_sqs_runs_beside_another_and_knows_only_its_own_tasks(
+    shared: Place, place: Place, empty_database_url: str, sqs_url: str
+) -> None:
+    prefix = f"t-{os.urandom(4).hex()}"
+    place.env |= {
+        f"PENSTOCK_{label}_QUEUE": f"{prefix}-{label.lower()}" for label in ("INBOUND", "OUTBOUND", "RESULTS")
+    }
     ours = shared.state()
-    for key in ("api", "database_url", "sqs_endpoint_url"):
-        assert other[key] != ours[key]
+    other = place.up("--database-url", empty_database_url, "--sqs-endpoint-url", sqs_url, "--app", "greeting")
+    assert (other["database_url"], other["sqs_endpoint_url"]) == (empty_database_url, sqs_url)
+    assert {entry["name"] for entry in other["processes"]} == SINGLE | {"worker-1"}
+    assert other["api"] != ours["api"]
     task = place.greet("other")
     place.wait_success(task, "other")
     place.run("down")
+    assert shared.state() == ours
     shared.wait_success(shared.greet("still here"), "still here")
 
 
-def test_tasks_and_messages_survive_down_and_up(place: Place) -> None:
+def test_a_task_survives_a_stack_that_is_stopped_then_one_that_is_killed_and_succeeds_in_the_third(
+    place: Place,
+) -> None:
     state = place.up("--workers", "0")
     assert not [entry for entry in state["processes"] if entry["name"].startswith("worker")]
     task = place.greet("patient")
-    pids = [entry["pid"] for entry in state["processes"]]
 
     assert "stopped" in place.run("down").stdout
-    assert not [pid for pid in pids if alive(pid)]
+    assert not [entry for entry in state["processes"] if alive(entry["pid"])]
     assert place.run("ps", check=False).returncode == 1
     assert "nothing runs" in place.run("down").stdout
 
-    again = place.up("--app", "greeting")
-    assert again["database_url"] == state["database_url"]
-    assert again["queues"] == state["queues"]
-    place.wait_success(task, "patient")
-
-
-def test_nothing_outlives_a_stack_that_was_killed_and_the_next_one_has_its_data(place: Place) -> None:
-    state = place.up("--workers", "0")
-    task = place.greet("survivor")
-    holder = int((place.path / ".penstock" / "lock").read_text())
-    os.kill(holder, signal.SIGKILL)
-    for entry in state["processes"]:
+    again = place.up("--workers", "0")
+    assert (again["database_url"], again["queues"]) == (state["database_url"], state["queues"])
+    os.kill(place.holder(), signal.SIGKILL)
+    for entry in again["processes"]:
         wait_until(lambda pid=entry["pid"]: not alive(pid), f"{entry['name']} to end")  # type: ignore[misc]
     assert place.run("ps", check=False).returncode == 1
 
-    place.up("--app", "greeting")
-    place.wait_success(task, "survivor")
+    third = place.up("--app", "greeting")
+    place.wait_success(task, "patient")
+    leave_by_a_second_signal(place, third)
 
 
-def test_up_in_the_foreground_prints_the_urls_and_stops_on_sigterm(place: Place) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-m", "penstock", "up", "--workers", "0"],
-        cwd=place.path,
-        env=os.environ | place.env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        lines = iter(process.stdout.readline, "")
-        shown = next(line for line in lines if line.startswith("api"))
-        state = place.state()
-        assert state["api"] in shown
-        process.terminate()
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert "stack_stopped" in errors
-    assert not [entry for entry in state["processes"] if alive(entry["pid"])]
-
-
-def test_second_signal_leaves_at_once_and_leaves_nothing_behind(place: Place) -> None:
-    place.up("--workers", "0")
-    state = place.state()
-    holder = int((place.path / ".penstock" / "lock").read_text())
+def leave_by_a_second_signal(place: Place, state: dict[str, Any]) -> None:
+    """At once, and without leaving anything behind."""
+    holder = place.holder()
     # A process that does not stop by itself, so that the first signal alone takes long.
-    stuck = process_id(state, "supervisor")
-    os.kill(stuck, signal.SIGSTOP)
+    os.kill(process_id(state, "supervisor"), signal.SIGSTOP)
     os.kill(holder, signal.SIGTERM)
     wait_until(lambda: not alive(process_id(state, "api")), "the stop to be under way")
     assert alive(holder)
@@ -297,25 +296,29 @@ def test_app_that_cannot_be_loaded_is_named_and_nothing_stays(place: Place) -> N
     assert place.run("ps", check=False).returncode == 1
 
 
-def test_port_is_the_one_asked_for_and_a_taken_one_is_refused(place: Place) -> None:
+def test_up_in_the_foreground_takes_the_port_asked_for_prints_the_urls_and_stops_on_sigterm(place: Place) -> None:
     with socket.socket() as other:
         other.bind((HOST, 0))
         port = other.getsockname()[1]
         other.listen()
         assert f"port {port} is taken" in place.run("up", "--detach", "--port", str(port), check=False).stderr
     assert is_free(port)
-    assert place.up("--port", str(port), "--workers", "0")["api"] == f"http://{HOST}:{port}"
-
-
-def test_outside_postgres_and_sqs_are_used_in_place_of_the_embedded_ones(
-    place: Place, empty_database_url: str, sqs_url: str
-) -> None:
-    prefix = f"t-{os.urandom(4).hex()}"
-    place.env |= {
-        f"PENSTOCK_{label}_QUEUE": f"{prefix}-{label.lower()}" for label in ("INBOUND", "OUTBOUND", "RESULTS")
-    }
-    state = place.up("--database-url", empty_database_url, "--sqs-endpoint-url", sqs_url, "--app", "greeting")
-    assert state["database_url"] == empty_database_url
-    assert state["sqs_endpoint_url"] == sqs_url
-    assert {entry["name"] for entry in state["processes"]} == SINGLE | {"worker-1"}
-    place.wait_success(place.greet("outside"), "outside")
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock", "up", "--workers", "0", "--port", str(port)],
+        cwd=place.path,
+        env=os.environ | place.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        shown = next(line for line in lines if line.startswith("api"))
+        state = place.state()
+        assert state["api"] == f"http://{HOST}:{port}"
+        assert state["api"] in shown
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "stack_stopped" in errors
+    assert not [entry for entry in state["processes"] if alive(entry["pid"])]
