@@ -869,7 +869,7 @@ def test_any_interleaving_of_what_can_happen_to_tasks_agrees_with_the_model(data
             retry_base_seconds=RETRY_SECONDS, retry_factor=1, retry_cap_seconds=RETRY_SECONDS, retry_jitter=0
         )
         run = hypothesis_settings(
-            max_examples=80, stateful_step_count=70, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=45, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
         )
         try:
             for _ in range(3):  # once, unless chance made the lives short
