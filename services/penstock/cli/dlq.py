@@ -33,9 +33,7 @@ class QueueName(StrEnum):
 
 
 QueueArgument = Annotated[QueueName, typer.Argument(metavar="QUEUE", help="inbound, outbound or results.")]
-IdsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[ID]...", help="Ids from `dlq list`.", show_default=False)
-]
+IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids from `dlq list`.", show_default=False)]
 AllOption = Annotated[bool, typer.Option("--all", help="All messages that are there now.")]
 MostOption = Annotated[
     int | None, typer.Option("--limit", min=1, show_default=False, help="Any messages, so many at the most.")
@@ -58,7 +56,7 @@ def add_to(app: typer.Typer) -> None:
 def list_messages(
     queue: Annotated[
         QueueName | None,
-        typer.Argument(metavar="[QUEUE]", help="inbound, outbound or results; without it, how many are in each."),
+        typer.Argument(metavar="QUEUE", help="inbound, outbound or results; without it, how many are in each."),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Messages at the most.")] = 50,
     as_json: JsonOption = False,

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -225,8 +225,13 @@ def _print_urls(state: dict[str, Any]) -> None:
     typer.echo(f"api        {state['api']}/rpc")
     typer.echo(f"database   {masked(state['database_url'])}   (with its password: penstock ps --json)")
     typer.echo(f"sqs        {state['sqs_endpoint_url']}")
-    for label, url in state["queues"].items():
-        typer.echo(f"  {label:<9}{url}")
+    _print_columns(state["queues"])
+
+
+def _print_columns(urls: Mapping[str, str]) -> None:
+    width = max(8, *map(len, urls))
+    for name, url in urls.items():
+        typer.echo(f"  {name:<{width}} {url}")
 
 
 def _print_summary(folder: Any, state: dict[str, Any], notes: list[str], *, detached: bool) -> None:
@@ -237,9 +242,7 @@ def _print_summary(folder: Any, state: dict[str, Any], notes: list[str], *, deta
     typer.echo("penstock is up")
     _print_urls(state)
     typer.echo("metrics")
-    for entry in state["processes"]:
-        if entry["metrics"]:
-            typer.echo(f"  {entry['name']:<11}{entry['metrics']}")
+    _print_columns({entry["name"]: entry["metrics"] for entry in state["processes"] if entry["metrics"]})
     for note in notes:
         typer.echo(f"note       {note}")
     typer.echo(f"try        penstock enqueue{where} export '{{\"objectID\": 1}}'")

@@ -78,11 +78,14 @@ def add_to(app: typer.Typer) -> None:
 def create(
     name: NameArgument,
     expression: Annotated[
-        str, typer.Argument(help='"*/5 * * * *", with seconds first "0 */5 * * * *", @daily, "@every 90s".')
+        str,
+        typer.Argument(
+            metavar="EXPRESSION", help='"*/5 * * * *", with seconds first "0 */5 * * * *", @daily, "@every 90s".'
+        ),
     ],
-    action: Annotated[str, typer.Argument(help="What a worker's handler is registered for.")],
+    action: Annotated[str, typer.Argument(metavar="ACTION", help="What a worker's handler is registered for.")],
     payload: Annotated[
-        str, typer.Argument(metavar="[JSON]", help="The payload, an object or array; - reads standard input.")
+        str, typer.Argument(metavar="JSON", help="The payload, an object or array; - reads standard input.")
     ] = "{}",
     timezone: TimezoneOption = None,
     start_at: StartOption = None,

@@ -60,9 +60,9 @@ SourceOption = Annotated[Source | None, typer.Option(show_default=False, help="O
 
 
 def enqueue(
-    action: Annotated[str, typer.Argument(help="What a worker's handler is registered for.")],
+    action: Annotated[str, typer.Argument(metavar="ACTION", help="What a worker's handler is registered for.")],
     payload: Annotated[
-        str, typer.Argument(metavar="[JSON]", help="The payload, an object or array; - reads standard input.")
+        str, typer.Argument(metavar="JSON", help="The payload, an object or array; - reads standard input.")
     ] = "{}",
     priority: Annotated[
         int | None, typer.Option(show_default=False, help="-32768 to 32767, higher first; default 0.")
@@ -130,7 +130,7 @@ def enqueue(
 
 
 def status(
-    ids: Annotated[list[int], typer.Argument(metavar="ID...", help="One task's id, or several.")],
+    ids: Annotated[list[int], typer.Argument(metavar="ID", help="One task's id, or several.")],
     detail: Annotated[
         bool, typer.Option("--detail", help="With payload, keys, labels, expiry and every failed attempt.")
     ] = False,
@@ -309,7 +309,7 @@ def rejected_show(
 
 
 def rejected_retry(
-    ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="Ids from `rejected list`.")] = None,
+    ids: Annotated[list[int] | None, typer.Argument(metavar="ID", help="Ids from `rejected list`.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     source: SourceOption = None,
     as_json: JsonOption = False,
@@ -321,7 +321,7 @@ def rejected_retry(
 
 
 def rejected_purge(
-    ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="Ids from `rejected list`.")] = None,
+    ids: Annotated[list[int] | None, typer.Argument(metavar="ID", help="Ids from `rejected list`.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     source: SourceOption = None,
     as_json: JsonOption = False,
