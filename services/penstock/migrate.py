@@ -49,3 +49,8 @@ def upgrade_sql(revision: str = "head") -> str:
 def head_revision() -> str:
     """The newest revision that this package knows."""
     return ScriptDirectory.from_config(_config()).get_current_head() or "base"
+
+
+def revisions() -> set[str]:
+    """Every revision that this package knows."""
+    return {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}

@@ -26,13 +26,13 @@ FAST = {
     "PENSTOCK_RETRY_JITTER": "0",
     "PENSTOCK_POLL_SECONDS": "0.05",
     "PENSTOCK_SUPERVISOR_INTERVAL_SECONDS": "0.5",
-    # Long enough for a busy machine to extend in time: a message that comes again runs again.
-    "PENSTOCK_VISIBILITY_TIMEOUT_SECONDS": "8",
+    # Long enough for a machine that is four times too busy: what is late by these runs again.
+    "PENSTOCK_VISIBILITY_TIMEOUT_SECONDS": "10",
     "PENSTOCK_HEARTBEAT_SECONDS": "1",
     "PENSTOCK_CANCEL_POLL_SECONDS": "0.3",
-    "PENSTOCK_STALE_AFTER_SECONDS": "6",
-    "PENSTOCK_UNSENT_AFTER_SECONDS": "3",
-    "PENSTOCK_GRACE_SECONDS": "10",
+    "PENSTOCK_STALE_AFTER_SECONDS": "12",
+    "PENSTOCK_UNSENT_AFTER_SECONDS": "6",
+    "PENSTOCK_GRACE_SECONDS": "20",
 }
 _TOLD = ("penstock_messages_total", "penstock_sqs_calls_total", "penstock_passes_total")
 

@@ -43,7 +43,7 @@ def test_every_task_settles_although_postgres_is_killed(stack: RunningStack) -> 
 
 def test_a_task_that_runs_longer_than_the_stale_time_runs_once(stack: RunningStack, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
-    task_id = stack.rpc("enqueue", {"action": "sleep", "payload": {"seconds": 12, "ledger": str(ledger)}})["id"]
+    task_id = stack.rpc("enqueue", {"action": "sleep", "payload": {"seconds": 15, "ledger": str(ledger)}})["id"]
     (task,) = stack.settled([task_id])
     assert (task["state"], task["attempts"]) == ("SUCCESS", 1)
     assert ledger.read_text().split() == [str(task_id)]

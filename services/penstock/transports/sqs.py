@@ -11,6 +11,8 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from time import monotonic
 from typing import Any
 
@@ -221,6 +223,13 @@ class SqsQueue:
             # Taken for empty, the queue would cost tasks their attempts.
             raise Unavailable(f"the answer to get_queue_attributes is not of SQS: {str(reply)[:200]}")
         return Depth(*(int(attributes[name]) for name in names))
+
+    async def describe(self) -> tuple[dict[str, str], datetime | None]:
+        """All attributes by their names at SQS, and when it says that it answered. Raises Unavailable."""
+        reply = await self._call("get_queue_attributes", QueueUrl=await self.url(), AttributeNames=["All"])
+        self._bill("get_queue_attributes", [])
+        answered = reply.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+        return dict(reply.get("Attributes", {})), None if answered is None else parsedate_to_datetime(answered)
 
     async def _each(self, operation: str, messages: Sequence[Message], **more: Any) -> list[Message]:
         entries = [{"Id": str(i), "ReceiptHandle": message.receipt, **more} for i, message in enumerate(messages)]

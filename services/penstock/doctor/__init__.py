@@ -1,0 +1,28 @@
+"""`penstock doctor`: looks at settings, Postgres and queues as they are, and says what to do about what is wrong.
+
+It changes nothing. Each look is by itself: what cannot be reached is one finding and hides no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from penstock.doctor.database import examine_database
+from penstock.doctor.findings import Finding, Level
+from penstock.doctor.queues import examine_queues
+from penstock.doctor.surroundings import examine_api, examine_settings
+from penstock.settings import Settings
+
+__all__ = ["Finding", "Level", "examine"]
+
+
+async def examine(settings: Settings) -> AsyncIterator[Finding]:
+    """Every finding, good ones too, as they are made."""
+    for finding in examine_settings(settings):
+        yield finding
+    async for finding in examine_database(settings):
+        yield finding
+    async for finding in examine_queues(settings):
+        yield finding
+    async for finding in examine_api(settings):
+        yield finding

@@ -1,0 +1,41 @@
+-- What `penstock doctor` looks at. Reads only.
+
+-- name: read_server
+-- The server and what of its settings matters; the clock is its own.
+select current_setting('server_version_num')::int as version, pg_is_in_recovery() as in_recovery,
+       current_setting('default_transaction_read_only') = 'on' as read_only,
+       current_setting('fsync') = 'on' as fsync, current_setting('synchronous_commit') as synchronous_commit,
+       current_setting('autovacuum') = 'on' as autovacuum,
+       current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int as connections,
+       (select count(*) from pg_stat_activity where backend_type = 'client backend')::int as connected,
+       date_part('epoch', clock_timestamp()) as clock,
+       exists (select from pg_class where relnamespace = (select oid from pg_namespace where nspname = 'penstock')
+               and relname = 'alembic_version') as has_schema,
+       (select has_schema_privilege(oid, 'USAGE') from pg_namespace where nspname = 'penstock') as may_use_schema;
+
+-- name: read_schema_revision
+select version_num from penstock.alembic_version;
+
+-- name: list_missing_privileges
+-- Of this role, on tables and sequences of the schema; the version table is the migrations' business.
+select c.relname as name, p.privilege
+from pg_class c
+cross join lateral unnest(case when c.relkind = 'S' then array['USAGE']
+                               else array['SELECT', 'INSERT', 'UPDATE', 'DELETE'] end) p (privilege)
+where c.relnamespace = (select oid from pg_namespace where nspname = 'penstock') and c.relkind in ('r', 'p', 'S') and c.relname <> 'alembic_version'
+  and not case when c.relkind = 'S' then has_sequence_privilege(c.oid, p.privilege)
+               else has_table_privilege(c.oid, p.privilege) end
+order by 1, 2;
+
+-- name: list_penstock_connections
+-- By the name that each process gives its connections.
+select application_name as name, count(*)::int as connections from pg_stat_activity
+where datname = current_database() and application_name like 'penstock-%' group by 1;
+
+-- name: read_oldest_transaction
+-- Seconds for which the oldest transaction of this database has been open, and by whom, of those that this role may see.
+select date_part('epoch', clock_timestamp() - xact_start) as seconds, pid, application_name as name, state
+from pg_stat_activity
+where datname = current_database() and xact_start is not null and pid <> pg_backend_pid()
+  and backend_type = 'client backend'
+order by xact_start limit 1;

@@ -1,0 +1,263 @@
+"""`penstock doctor` against a real Postgres and a real SQS, each with one thing wrong: found, and told what to do."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli import app
+from penstock.doctor import Finding, examine
+from penstock.doctor.database import PROCESSES
+from penstock.local.postgres import EmbeddedPostgres
+from penstock.settings import Settings
+from penstock.store import Store
+from penstock.transports.sqs import SqsTransport
+from tests.integration.apis import running
+
+OFF_IN_TESTS = {"fsync", "synchronous_commit"}  # the tests' own server is quick, and keeps nothing
+
+
+async def findings(settings: Settings) -> list[Finding]:
+    return [finding async for finding in examine(settings)]
+
+
+async def complaint(settings: Settings, what: str) -> Finding:
+    """The one finding about something, which must be a complaint that says what to do."""
+    (found,) = [finding for finding in await findings(settings) if finding.what == what and finding.level != "ok"]
+    assert found.fix, found
+    return found
+
+
+@pytest.fixture
+async def sqs(settings: Settings) -> AsyncIterator[Any]:
+    transport = SqsTransport(endpoint_url=settings.sqs_endpoint_url, region=settings.aws_region)
+    yield await transport.client()
+    await transport.close()
+
+
+async def set_attributes(sqs: Any, name: str, **attributes: str) -> None:
+    url = (await sqs.get_queue_url(QueueName=name))["QueueUrl"]
+    await sqs.set_queue_attributes(QueueUrl=url, Attributes=attributes)
+
+
+@contextmanager
+def database_with(postgres: EmbeddedPostgres, settings: Settings, assignment: str) -> Iterator[None]:
+    """The test's database with a setting, for sessions that begin now."""
+    name = urlsplit(settings.require_database_url).path.removeprefix("/")
+    postgres.execute(f'alter database "{name}" set {assignment}')
+    yield
+
+
+async def test_a_pipeline_that_runs_is_found_well(store: Store, settings: Settings) -> None:
+    async with running(store, settings) as api:
+        stores = [
+            Store(settings.require_database_url, pool_size=2, application_name=f"penstock-{name}") for name in PROCESSES
+        ]
+        for one in stores:
+            await one.open()
+        found = await findings(settings.model_copy(update={"api_url": api.url}))
+        for one in stores:
+            await one.close()
+    wrong = [finding for finding in found if finding.level != "ok" and finding.what not in OFF_IN_TESTS]
+    assert wrong == []
+    assert {finding.what for finding in found} >= {
+        "settings", "database", "connections", "database clock", "privileges", "schema", "transactions", "processes",
+        "inbound queue", "outbound dead letters", "queue clock", "api",
+    }  # fmt: skip
+
+
+async def test_a_database_that_is_away_is_one_finding_and_hides_no_other(settings: Settings) -> None:
+    away = Settings(
+        **settings.model_dump(exclude={"database_url"}), database_url="postgresql://me:secret@127.0.0.1:1/x"
+    )
+    found = await complaint(away, "database")
+    assert found.level == "error"
+    assert "PENSTOCK_DATABASE_URL" in found.fix
+    everything = await findings(away)
+    assert "inbound queue" in {finding.what for finding in everything}
+    assert "secret" not in str(everything)
+
+
+async def test_no_database_is_right_for_a_worker_alone(settings: Settings) -> None:
+    found = await complaint(settings.model_copy(update={"database_url": None}), "database")
+    assert (found.level, "worker" in found.fix) == ("note", True)
+
+
+async def test_a_schema_that_is_missing_old_or_unknown(
+    settings: Settings, empty_database_url: str, postgres: EmbeddedPostgres
+) -> None:
+    empty = Settings(**settings.model_dump(exclude={"database_url"}), database_url=empty_database_url)
+    found = await complaint(empty, "schema")
+    assert (found.level, found.fix) == ("error", "run `penstock migrate`")
+    name = urlsplit(settings.require_database_url).path.removeprefix("/")
+    postgres.execute("update penstock.alembic_version set version_num = '0001'", name)
+    found = await complaint(settings, "schema")
+    assert found.seen.startswith("at 0001, and ")
+    assert found.fix == "run `penstock migrate`"
+    postgres.execute("update penstock.alembic_version set version_num = '9999'", name)
+    found = await complaint(settings, "schema")
+    assert "9999, which this version does not know" in found.seen
+
+
+async def test_a_role_that_may_not_write(settings: Settings, postgres: EmbeddedPostgres) -> None:
+    parts = urlsplit(settings.require_database_url)
+    name = parts.path.removeprefix("/")
+    postgres.execute("create role reader login password 'reader'")
+    try:
+        url = parts._replace(netloc=f"reader:reader@127.0.0.1:{postgres.port}").geturl()
+        reader = Settings(**settings.model_dump(exclude={"database_url"}), database_url=url)
+        assert "may not use the schema" in (await complaint(reader, "privileges")).seen
+        postgres.execute("grant usage on schema penstock to reader", name)
+        postgres.execute("grant select on all tables in schema penstock to reader", name)
+        found = await complaint(reader, "privileges")
+        assert found.level == "error"
+        assert "INSERT on " in found.seen
+        assert "grant" in found.fix
+    finally:
+        postgres.execute("drop owned by reader", name)
+        postgres.execute("drop role reader")
+
+
+@pytest.mark.parametrize(
+    ("assignment", "what", "level"),
+    [
+        ("default_transaction_read_only = on", "database role", "error"),
+        ("synchronous_commit = off", "synchronous_commit", "warning"),
+    ],
+)
+async def test_a_database_that_keeps_nothing(
+    assignment: str, what: str, level: str, settings: Settings, postgres: EmbeddedPostgres
+) -> None:
+    with database_with(postgres, settings, assignment):
+        assert (await complaint(settings, what)).level == level
+
+
+async def test_more_connections_than_there_are(settings: Settings) -> None:
+    found = await complaint(settings.model_copy(update={"database_pool_size": 200}), "connections")
+    assert found.level == "error"
+    assert "PENSTOCK_DATABASE_POOL_SIZE" in found.fix
+
+
+async def test_a_transaction_that_is_left_open(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.doctor.database._LONG_TRANSACTION_SECONDS", 0)
+    connection = await asyncpg.connect(settings.require_database_url, server_settings={"application_name": "forgetful"})
+    try:
+        async with connection.transaction():
+            pid = await connection.fetchval("select pg_backend_pid()")
+            found = await complaint(settings, "transactions")
+            assert "forgetful" in found.seen
+            assert f"pg_terminate_backend({pid})" in found.fix
+    finally:
+        await connection.close()
+
+
+async def test_processes_that_nobody_started(settings: Settings) -> None:
+    found = await complaint(settings, "processes")
+    assert "submitter, scheduler, resulter, supervisor, api" in found.seen
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "said"),
+    [
+        ({"stale_after_seconds": 30.0, "heartbeat_seconds": 20.0}, "settings", "PENSTOCK_STALE_AFTER_SECONDS"),
+        ({"inbound_queue": "no-such-queue"}, "inbound queue", "PENSTOCK_INBOUND_QUEUE"),
+        ({"sqs_endpoint_url": "http://127.0.0.1:1"}, "outbound queue", "PENSTOCK_SQS_ENDPOINT_URL"),
+        ({"api_url": "http://127.0.0.1:1"}, "api", "PENSTOCK_API_URL"),
+    ],
+)
+async def test_settings_that_lead_nowhere(changes: dict[str, Any], what: str, said: str, settings: Settings) -> None:
+    assert said in (await complaint(settings.model_copy(update=changes), what)).fix
+
+
+async def test_a_misspelt_variable(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_DATABSE_URL", "postgresql://elsewhere/x")
+    found = await complaint(settings, "settings")
+    assert "PENSTOCK_DATABSE_URL" in found.seen
+    assert found.fix == "did you mean PENSTOCK_DATABASE_URL?"
+
+
+async def test_two_settings_of_one_queue(settings: Settings) -> None:
+    found = await complaint(settings.model_copy(update={"results_queue": settings.inbound_queue}), "queue names")
+    assert found.level == "error"
+    assert "inbound and results" in found.seen
+
+
+@pytest.mark.parametrize(
+    ("attributes", "what", "said"),
+    [
+        ({"DelaySeconds": "30"}, "outbound queue", "DelaySeconds to 0"),
+        ({"MaximumMessageSize": "262144"}, "outbound queue", "MaximumMessageSize"),
+        ({"RedrivePolicy": ""}, "outbound dead letters", "RedrivePolicy"),
+        ({"MessageRetentionPeriod": "1209600"}, "outbound dead letters", "14 days"),
+    ],
+)
+async def test_a_queue_of_the_wrong_kind(
+    attributes: dict[str, str], what: str, said: str, settings: Settings, sqs: Any
+) -> None:
+    name = settings.outbound_queue
+    if "MessageRetentionPeriod" in attributes:
+        await set_attributes(sqs, f"{name}-dlq", MessageRetentionPeriod="345600")
+    await set_attributes(sqs, name, **attributes)
+    assert said in (await complaint(settings, what)).fix
+
+
+async def test_a_queue_that_gives_up_after_one_delivery(settings: Settings, sqs: Any) -> None:
+    described = await sqs.get_queue_url(QueueName=f"{settings.results_queue}-dlq")
+    arn = (await sqs.get_queue_attributes(QueueUrl=described["QueueUrl"], AttributeNames=["QueueArn"]))["Attributes"]
+    policy = json.dumps({"deadLetterTargetArn": arn["QueueArn"], "maxReceiveCount": 1})
+    await set_attributes(sqs, settings.results_queue, RedrivePolicy=policy)
+    found = await complaint(settings, "results dead letters")
+    assert "maxReceiveCount" in found.fix
+
+
+async def test_dead_letters_are_pointed_out(settings: Settings, sqs: Any) -> None:
+    url = (await sqs.get_queue_url(QueueName=f"{settings.inbound_queue}-dlq"))["QueueUrl"]
+    await sqs.send_message(QueueUrl=url, MessageBody="{}")
+    found = await complaint(settings, "inbound dead letters")
+    assert (found.level, "penstock dlq list inbound" in found.fix) == ("note", True)
+
+
+async def test_a_clock_that_is_wrong(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = time.time
+    for module in ("database", "queues"):
+        monkeypatch.setattr(f"penstock.doctor.{module}.time.time", lambda: real() - 60)
+    found = await complaint(settings, "database clock")
+    assert found.seen == "60.0 s ahead of this machine's"
+
+
+async def test_an_api_that_wants_another_key(store: Store, settings: Settings) -> None:
+    asking = settings.model_copy(update={"api_require_keys": True})
+    async with running(store, asking) as api:
+        found = await complaint(settings.model_copy(update={"api_url": api.url}), "api")
+    assert "PENSTOCK_API_KEY" in found.fix
+
+
+def test_the_command_exits_with_one_for_an_error_and_prints_json(empty_database_url: str, sqs_url: str) -> None:
+    env = {
+        "PENSTOCK_DATABASE_URL": empty_database_url, "PENSTOCK_SQS_ENDPOINT_URL": sqs_url,
+        "PENSTOCK_AWS_REGION": "us-east-1",
+    }  # fmt: skip
+    done = CliRunner().invoke(app, ["doctor"], env=env)
+    assert done.exit_code == 1
+    assert "error    schema: there is none\n         -> run `penstock migrate`" in done.output
+    told = json.loads(CliRunner().invoke(app, ["doctor", "--json"], env=env).stdout)
+    assert {"level": "error", "what": "schema", "seen": "there is none", "fix": "run `penstock migrate`"} in told
+
+
+def test_warnings_count_where_that_is_asked_for(settings: Settings) -> None:
+    env = {
+        "PENSTOCK_DATABASE_URL": settings.require_database_url,
+        "PENSTOCK_SQS_ENDPOINT_URL": settings.sqs_endpoint_url or "", "PENSTOCK_AWS_REGION": "us-east-1",
+        **{f"PENSTOCK_{label}_QUEUE": getattr(settings, f"{label.lower()}_queue")
+           for label in ("INBOUND", "OUTBOUND", "RESULTS")},
+    }  # fmt: skip
+    assert CliRunner().invoke(app, ["doctor"], env=env).exit_code == 0
+    assert CliRunner().invoke(app, ["doctor", "--strict"], env=env).exit_code == 1
