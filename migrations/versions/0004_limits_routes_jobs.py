@@ -17,6 +17,13 @@ UPGRADE = [
     "alter table penstock.unique_key add column taken_at timestamptz not null default now()",
     "alter table penstock.ordering_head add column held boolean not null default false",
     "create index ordering_head_held on penstock.ordering_head (key) where held",
+    # Of those that wait alone: a task enters it once, where each version of its row would, and the next of a key is
+    # found without passing those that have gone. Room in the pages of heads lets these change without a new entry.
+    "drop index penstock.task_ordering",
+    "create index task_ordering on penstock.task (ordering_key, id) "
+    "where ordering_key is not null and state = 'WAITING'",
+    "alter table penstock.ordering_head set (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, "
+    "autovacuum_vacuum_threshold = 5000)",
     # What goes by a route or through a gate leaves the order of all others, so that none of these is passed on the way
     # to a task that may go now. Predicates begin with what is false of most tasks: they are tried for each row written.
     "drop index penstock.task_ready",
@@ -117,6 +124,10 @@ DOWNGRADE = [
     "drop index penstock.task_expiring, penstock.task_acquired_by_gate, penstock.task_acquired_by_route, "
     "penstock.task_ready_by_gate, penstock.task_ready_by_route, penstock.task_ready",
     "create index task_ready on penstock.task (priority desc, run_at, id) where state in ('SCHEDULED', 'ERROR')",
+    "alter table penstock.ordering_head reset (fillfactor, autovacuum_vacuum_scale_factor, "
+    "autovacuum_vacuum_threshold)",
+    "drop index penstock.task_ordering",
+    "create index task_ordering on penstock.task (ordering_key, id) where ordering_key is not null",
     "alter table penstock.ordering_head drop column held",
     "alter table penstock.unique_key drop column taken_at",
     "alter table penstock.task_history drop column labels, drop column expires_at, drop column limit_key, "

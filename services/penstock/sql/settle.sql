@@ -182,7 +182,8 @@ with settled as materialized (
     select h.key from penstock.ordering_head h
     where h.key = any($1::text[]) and not h.held and not exists (select 1 from penstock.task t where t.id = h.task_id)
 ), next as materialized (
-    select s.key, (select t.id from penstock.task t where t.ordering_key = s.key order by t.id limit 1) as id
+    select s.key, (select t.id from penstock.task t where t.ordering_key = s.key and t.state = 'WAITING'
+                   order by t.id limit 1) as id
     from settled s
 ), promoted as (
     update penstock.task t set state = 'SCHEDULED', updated_at = now()
@@ -209,7 +210,8 @@ returning key;
 -- name: list_held_keys
 -- $1 behind this key or null, $2 how many, $3 where to stop counting those that wait. By key.
 select h.key, h.task_id, t.action, t.finished_at,
-       (select count(*) from (select 1 from penstock.task w where w.ordering_key = h.key limit $3) counted) as waiting
+       (select count(*) from (select 1 from penstock.task w where w.ordering_key = h.key and w.state = 'WAITING'
+                             limit $3) counted) as waiting
 from penstock.ordering_head h left join penstock.task_history t on t.id = h.task_id
 where h.held and ($1::text is null or h.key > $1) order by h.key limit $2;
 
