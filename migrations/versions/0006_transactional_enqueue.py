@@ -387,7 +387,7 @@ begin
     exception when data_exception then
         problem := case
             when sqlstate in ('22007', '22008') then sqlerrm
-            when sqlstate in ('22P02', '22P05') then 'holds \u0000 or half a surrogate pair, which cannot be stored as text'
+            when sqlstate in ('22P02', '22P05') then 'holds \u0000 or half a surrogate pair, which no text may hold'
             else 'is wrong: ' || sqlerrm end;
     end reading;
     if problem is not null then
