@@ -407,6 +407,8 @@ begin
         perform set_config('plan_cache_mode', 'force_custom_plan', true);
     end if;
 
+    -- An array that is first given its second member would begin there.
+    were_replaced := array_fill(null::bool, array[count]);
     if is_plain then
         ids := array(select p.id from penstock.enqueue_plain_tasks(
             actions, payloads, run_ats, delays, priorities, attempts, timeouts) p order by p.id);

@@ -137,6 +137,9 @@ REQUESTS = Counter(
 REQUEST_SECONDS = Histogram(
     "penstock_request_seconds", "Time to answer one HTTP request", buckets=_WAIT_SECONDS, registry=REGISTRY
 )
+RESULT_WAITS = Gauge(
+    "penstock_result_waits", "Tasks that callers of result wait for now, each of them for itself", registry=REGISTRY
+)
 REFUSED = Counter(
     "penstock_refused_total",
     "HTTP requests refused unread or for what they are, by reason (host, key, rate, media_type, size, time, head, "
