@@ -54,8 +54,13 @@ class _Waiter:
         self.missing.discard(row["id"])
         self.found[row["id"]] = row
         self.size += len(row["result"] or "")
-        if self.any or not self.missing or self.size >= ANSWER_BYTES:
+        if self.any or not self.missing or self.is_full:
             self.ready.set()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether its answer has room for no more results; the other tasks are left to its next call."""
+        return self.size >= ANSWER_BYTES
 
 
 class Results:
@@ -146,7 +151,7 @@ class Results:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(command.timeout_seconds):
                         await waiter.ready.wait()
-                        if waiter.missing and waiter.size < ANSWER_BYTES and not self._stopped:
+                        if waiter.missing and not waiter.is_full and not self._stopped:
                             # More may settle within a moment, and each answer costs a call.
                             many = len(waiter.missing) >= _MANY
                             await asyncio.sleep(_COMPANY_SECONDS_OF_MANY if many else _COMPANY_SECONDS)
@@ -184,12 +189,22 @@ class Results:
             size = 0
             for row in rows:
                 size += len(row["result"] or "")
-                for waiter in self._waiting.pop(row["id"], ()):
-                    waiter.take(row)
+                self._tell(row)
             if size < ANSWER_BYTES:
                 return
             told = {row["id"] for row in rows}  # there may be more of them, which had no room
-            ids = [task_id for task_id in ids if task_id not in told]
+            ids = [task_id for task_id in ids if task_id not in told and self._has_room(task_id)]
+
+    def _tell(self, row: Any) -> None:
+        waiters = self._waiting.get(row["id"], set())
+        for waiter in [waiter for waiter in waiters if not waiter.is_full]:
+            waiter.take(row)
+            waiters.discard(waiter)
+        if not waiters:
+            self._waiting.pop(row["id"], None)
+
+    def _has_room(self, task_id: int) -> bool:
+        return any(not waiter.is_full for waiter in self._waiting.get(task_id, ()))
 
     async def _outcome(self, command: AwaitResults, waiter: _Waiter) -> Any:
         some_of_any = command.any_will_do and waiter.found
