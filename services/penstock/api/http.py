@@ -62,7 +62,7 @@ def make_app(
             caller.check_rate()
             _check_media_type(request)
             body = await _read(request, request_limit_bytes, request_timeout_seconds)
-            peer.is_asking(request)
+            asking = peer.asking(request)
             status, answer = await dispatcher.answer(body, caller)
         except RpcError as exc:
             return _refused(exc)
@@ -72,7 +72,8 @@ def make_app(
             return _json(error_body(masked(exc, "unknown")), 503)
         except Exception as exc:
             return _json(error_body(masked(exc, "unknown")), 500)
-        metrics.REQUEST_SECONDS.observe(perf_counter() - started)
+        if not asking.waited:
+            metrics.REQUEST_SECONDS.observe(perf_counter() - started)
         return Response(status_code=status) if answer is None else _json(answer, status)
 
     return Starlette(

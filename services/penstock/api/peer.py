@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 
 from starlette.requests import Request
 
-_gone: ContextVar[Callable[[], Awaitable[None]] | None] = ContextVar("gone", default=None)
 
+class Peer:
+    """The sender of a request whose body was read. ``waited``: its answer was put off, to wait for something."""
 
-def is_asking(request: Request) -> None:
-    """Remember a request whose body was read."""
+    __slots__ = ("_request", "waited")
 
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self.waited = False
+
+    async def gone(self) -> None:
+        """Until the connection is closed; one at a time."""
+        self.waited = True
+        while (await self._request.receive())["type"] != "http.disconnect":
             pass
 
-    _gone.set(gone)
+
+_peer: ContextVar[Peer] = ContextVar("peer")
+
+
+def asking(request: Request) -> Peer:
+    """Remember a request as the one in hand."""
+    peer = Peer(request)
+    _peer.set(peer)
+    return peer
 
 
 async def wait_gone() -> None:
-    """Until the connection of the request in hand is closed; one at a time. Without a request at once."""
-    gone = _gone.get()
-    if gone is not None:
-        await gone()
+    """Until the connection of the request in hand is closed."""
+    await _peer.get().gone()
