@@ -29,7 +29,7 @@ from penstock.errors import (
     TaskNotFound,
     Unavailable,
 )
-from penstock.intake import apply_change
+from penstock.intake import apply_change, read_inbound
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.notify import CHANNEL
 from penstock.resulter import Resulter
@@ -151,6 +151,12 @@ async def test_a_task_that_is_retried_is_waited_for_again(store: Store, settings
         claimed, _ = await claim(store)
         await finish(store, claimed, [task_id])
         assert (await asking)["result"]["state"] == "SUCCESS"
+
+
+def test_the_inbound_queue_has_no_way_back_for_a_result(settings: Settings) -> None:
+    inbound = read_inbound('{"jsonrpc": "2.0", "method": "result", "params": {"id": 1}}', settings)
+    ((_, reason),) = inbound.refused
+    assert reason == "result only answers, and a queue has no way back: ask over HTTP"
 
 
 async def test_entries_of_a_batch_wait_together_and_harm_no_neighbour(store: Store, settings: Settings) -> None:

@@ -508,6 +508,25 @@ async def test_a_scheduler_is_woken_by_the_commit_and_not_by_the_poll(
     assert json.loads(message.body)["method"] == "now"
 
 
+async def test_a_snapshot_that_is_too_old_is_told_and_no_second_task_made(database_url: str, sql: Any) -> None:
+    connection = await asyncpg.connect(database_url)
+    with pytest.raises(asyncpg.SerializationError):
+        async with connection.transaction(isolation="repeatable_read"):
+            await connection.fetchval("select 1 from penstock.task")
+            await penstock.enqueue(sql, "a", unique_key="k")
+            await penstock.enqueue(connection, "a", unique_key="k")
+    await connection.close()
+    assert await count(sql) == 1
+
+
+async def test_the_callers_settings_stay_as_they_were(sql: Any) -> None:
+    await sql.execute("set plan_cache_mode = force_generic_plan")
+    async with sql.transaction():
+        await penstock.enqueue_many(sql, [{"action": "a"}] * 100)
+        seen = [await sql.fetchval(f"show {name}") for name in ("plan_cache_mode", "enable_seqscan", "search_path")]
+    assert seen == ["force_generic_plan", "on", '"$user", public']
+
+
 async def test_nudges_can_be_left_out(sql: Any, heard: list[str]) -> None:
     await sql.execute("set penstock.notify = off")
     await penstock.enqueue(sql, "quiet")

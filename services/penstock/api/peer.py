@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextvars import ContextVar
 
 from starlette.requests import Request
@@ -23,7 +24,7 @@ class Peer:
             pass
 
 
-_peer: ContextVar[Peer] = ContextVar("peer")
+_peer: ContextVar[Peer | None] = ContextVar("peer", default=None)
 
 
 def asking(request: Request) -> Peer:
@@ -34,5 +35,6 @@ def asking(request: Request) -> Peer:
 
 
 async def wait_gone() -> None:
-    """Until the connection of the request in hand is closed."""
-    await _peer.get().gone()
+    """Until the connection of the request in hand is closed; for ever where it came over none."""
+    peer = _peer.get()
+    await (asyncio.Event().wait() if peer is None else peer.gone())
