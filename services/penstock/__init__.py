@@ -9,50 +9,82 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.async_client import AsyncClient
     from penstock.batching import Batcher
     from penstock.client import Client, InboundClient
-    from penstock.errors import PenstockError, RpcError, SettingsError, Unavailable
+    from penstock.errors import (
+        NoResult,
+        PenstockError,
+        ResultGone,
+        ResultTimeout,
+        RpcError,
+        SettingsError,
+        TaskCalledOff,
+        TaskFailed,
+        Unavailable,
+    )
     from penstock.handlers import Context, Fail, Retry, action
     from penstock.handlers.cancellation import TaskCancelled
     from penstock.retry import Backoff
     from penstock.settings import Settings, load_settings
+    from penstock.transactional import enqueue, enqueue_many, enqueue_many_sync, enqueue_sync
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AsyncClient": "async_client",
     "Backoff": "retry",
     "Batcher": "batching",
     "Client": "client",
     "Context": "handlers",
     "Fail": "handlers",
     "InboundClient": "client",
+    "NoResult": "errors",
     "PenstockError": "errors",
+    "ResultGone": "errors",
+    "ResultTimeout": "errors",
     "Retry": "handlers",
     "RpcError": "errors",
     "Settings": "settings",
     "SettingsError": "errors",
+    "TaskCalledOff": "errors",
     "TaskCancelled": "handlers.cancellation",
+    "TaskFailed": "errors",
     "Unavailable": "errors",
     "action": "handlers",
+    "enqueue": "transactional",
+    "enqueue_many": "transactional",
+    "enqueue_many_sync": "transactional",
+    "enqueue_sync": "transactional",
     "load_settings": "settings",
 }
 
 __all__ = [
+    "AsyncClient",
     "Backoff",
     "Batcher",
     "Client",
     "Context",
     "Fail",
     "InboundClient",
+    "NoResult",
     "PenstockError",
+    "ResultGone",
+    "ResultTimeout",
     "Retry",
     "RpcError",
     "Settings",
     "SettingsError",
+    "TaskCalledOff",
     "TaskCancelled",
+    "TaskFailed",
     "Unavailable",
     "__version__",
     "action",
+    "enqueue",
+    "enqueue_many",
+    "enqueue_many_sync",
+    "enqueue_sync",
     "load_settings",
 ]
 

@@ -98,10 +98,14 @@ async def run_batch(session: Session, job: Job) -> Step:
         seen=seen,
         changed=len(changed),
         refused=len(refused),
-        errors=[{"id": task_id, "reason": "its state did not allow it"} for task_id in refused],
+        errors=[{"id": task_id, "reason": _REASONS[Operation(job.kind)]} for task_id in refused],
         done=done,
     )
 
+
+_REASONS = dict.fromkeys(Operation, "its state did not allow it") | {
+    Operation.RETRY: "its state did not allow it, another task has its unique key, or its payload is gone"
+}
 
 BATCHES: Mapping[str, Batch] = dict.fromkeys(Operation, run_batch)
 """By kind of job."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -13,53 +12,29 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from penstock.errors import (
-    DuplicateTask,
-    InvalidParams,
-    InvalidRequest,
-    JobNotFound,
-    MethodNotFound,
-    ParseError,
-    RateLimited,
-    RpcError,
-    ScheduleNotFound,
-    StateConflict,
-    TaskNotFound,
-    TooLarge,
-    Unavailable,
+from penstock.calls import (
+    Talk,
+    Unfinished,
+    answer_of,
+    batching,
+    calling,
+    enqueueing,
+    prepared,
+    request_text,
+    result_of,
+    task_params,
 )
+from penstock.errors import PenstockError, TooLarge, Unavailable
 from penstock.schedule_client import InboundSchedules, Schedules
+from penstock.waits import Patience, settled
 from penstock.wire import join_batch, pack
 
 if TYPE_CHECKING:
     from penstock.transports.sqs import SqsTransport
 
-BATCH_TASKS = 1000
-BATCH_BYTES = 4 * 1024 * 1024  # half of what the api takes unless told otherwise
 MESSAGE_TASKS = 100
 _SEND_TRIES = 4
 _FIRST_PAUSE_SECONDS = 0.1
-
-_KINDS: dict[int, type[RpcError]] = {
-    kind.code: kind
-    for kind in (
-        ParseError, InvalidRequest, MethodNotFound, InvalidParams, TaskNotFound, StateConflict, DuplicateTask, TooLarge,
-        RateLimited, JobNotFound, ScheduleNotFound,
-    )
-}  # fmt: skip
-
-
-class Unfinished(Unavailable):
-    """Some tasks of several were not accepted, or nobody knows: a connection broke before the answer.
-
-    results: answers so far, in the order of the tasks. unsent: the tasks to send again; give them a ``unique_key``
-    if none may be added twice.
-    """
-
-    def __init__(self, message: str, results: Sequence[Any], unsent: Sequence[Mapping[str, Any]]) -> None:
-        super().__init__(message)
-        self.results = list(results)
-        self.unsent = list(unsent)
 
 
 class Client:
@@ -72,12 +47,10 @@ class Client:
 
     def __init__(self, url: str = "http://127.0.0.1:8080", api_key: str | None = None, timeout: float = 30) -> None:
         self.url = url.rstrip("/").removesuffix("/rpc")
-        headers = {"Content-Type": "application/json"}
-        if api_key is not None:
-            headers["Authorization"] = f"Bearer {api_key}"
         # A refused connection is tried again, for nothing was sent yet; anything later might be done twice.
         self.schedules = Schedules(self.call)
-        self._http = httpx.Client(headers=headers, timeout=timeout, transport=httpx.HTTPTransport(retries=1))
+        self._timeout = timeout
+        self._http = httpx.Client(headers=http_headers(api_key), transport=httpx.HTTPTransport(retries=1))
 
     def __enter__(self) -> Client:
         return self
@@ -93,17 +66,12 @@ class Client:
 
     def call(self, method: str, params: Mapping[str, Any] | Sequence[Any] | None = None) -> Any:
         """Call any method and return its result."""
-        answer = self._post(_request(method, params, 0))
-        if not isinstance(answer, dict):
-            raise Unavailable(f"{self.url} does not answer as a Penstock api: check the URL")
-        if "error" in answer:
-            raise error_of(answer["error"])
-        return answer["result"]
+        return self._run(calling(method, params))
 
     def batch(self, calls: Iterable[tuple[str, Mapping[str, Any] | Sequence[Any] | None]]) -> list[Any]:
         """Call several methods with one request; in the order of the calls, each one's result or its RpcError."""
-        requests = [_request(method, params, number) for number, (method, params) in enumerate(calls)]
-        return self._batch(requests) if requests else []
+        results: list[Any] = self._run(batching(calls))
+        return results
 
     def enqueue(self, action: str, payload: Any = None, **options: Any) -> dict[str, Any]:
         """Add a task; stored when this returns. Returns ``{"id", "state", "duplicate"}``.
@@ -114,7 +82,7 @@ class Client:
         limit_key, unique ("retained", "live" or seconds), on_duplicate ("return", "replace" or "error").
         With "replace" the answer has ``replaced``; with "error" DuplicateTask is raised, its data naming the first.
         """
-        answer: dict[str, Any] = self.call("enqueue", _task(action, payload, options))
+        answer: dict[str, Any] = self.call("enqueue", task_params(action, payload, options))
         return answer
 
     def enqueue_many(self, tasks: Iterable[Mapping[str, Any]]) -> list[Any]:
@@ -122,26 +90,28 @@ class Client:
 
         Returns as ``batch`` does. Raises Unfinished, which tells what is left, when the api goes away in between.
         """
-        given = list(tasks)
-        texts = [_request("enqueue", _prepared(task), number) for number, task in enumerate(given)]
-        results: list[Any] = []
-        # Text is ASCII here, so characters are bytes.
-        todo = list(pack([len(text) for text in texts], max_bytes=BATCH_BYTES, max_items=BATCH_TASKS))[::-1]
-        while todo:
-            start, end = todo.pop()
+        return list(self._run(enqueueing(tasks)))
+
+    def result(self, task_id: int, *, timeout: float | None = None) -> Any:
+        """Wait until a task has settled and return its result, by long polls.
+
+        timeout: seconds, None for as long as it takes. Raises TaskNotFound; TaskFailed for a CRITICAL_ERROR,
+        TaskCalledOff for a CANCELLED one, ResultGone when retention has emptied the result; ResultTimeout, a
+        TimeoutError, with the state that was seen last; and Unavailable when the api is away for longer than one call
+        may take.
+        """
+        patience = Patience(timeout, self._timeout)
+        while True:
+            wait_seconds = patience.next_wait()
             try:
-                results += self._batch(texts[start:end], first=start)
-            except (Unavailable, RateLimited) as exc:
-                problem = f"{len(given) - start} of {len(given)} tasks were not accepted: {exc}"
-                raise Unfinished(problem, results, given[start:]) from exc
-            except (TooLarge, InvalidRequest) as exc:
-                # The api's limits are its operator's; it takes less at once than was tried here.
-                if end - start == 1:
-                    results.append(exc)
-                    continue
-                middle = (start + end) // 2
-                todo += [(middle, end), (start, middle)]
-        return results
+                outcome = self._run(calling("result", {"id": task_id, "timeout": wait_seconds}), wait_seconds)
+            except PenstockError as exc:
+                sleep(patience.pause_after(exc))
+                continue
+            patience.heard()
+            if settled(outcome):
+                return result_of(outcome)
+            patience.check(task_id, outcome["state"])
 
     def status(self, task_id: int | Sequence[int], *, detail: bool = False) -> Any:
         """A task as a dict; for several ids a list, with None for one that there is not.
@@ -167,7 +137,7 @@ class Client:
     ) -> dict[str, Any]:
         """Move a task that waits to another time or priority. Raises TaskNotFound, StateConflict."""
         given = {"id": task_id, "run_at": run_at, "delay": delay, "priority": priority}
-        params = _prepared({name: value for name, value in given.items() if value is not None})
+        params = prepared({name: value for name, value in given.items() if value is not None})
         answer: dict[str, Any] = self.call("reschedule", params)
         return answer
 
@@ -266,7 +236,7 @@ class Client:
 
         Also takes run_at (as enqueue) or delay (s), spread (s), priority.
         """
-        return self._bulk("reschedule", _prepared(filters))
+        return self._bulk("reschedule", prepared(filters))
 
     def job(self, job_id: int) -> dict[str, Any]:
         """A job as a dict. Raises JobNotFound."""
@@ -311,40 +281,26 @@ class Client:
         answer: dict[str, Any] = self.call(f"bulk.{name}", params)
         return answer
 
-    def _batch(self, requests: Sequence[str], first: int = 0) -> Any:
-        answers = self._post(f"[{','.join(requests)}]")
-        if isinstance(answers, dict) and "error" in answers:
-            raise error_of(answers["error"])
-        by_id = {answer["id"]: answer for answer in answers}
-        results: Any = []
-        for number in range(first, first + len(requests)):
-            answer = by_id[number]
-            results.append(error_of(answer["error"]) if "error" in answer else answer["result"])
-        return results
+    def _run(self, talk: Talk, more_seconds: float = 0.0) -> Any:
+        """Carry a conversation out. more_seconds: that the api may take beyond what one call may."""
+        try:
+            body = next(talk)
+            while True:
+                try:
+                    answer = self._post(body, more_seconds)
+                except PenstockError as exc:
+                    body = talk.throw(exc)
+                else:
+                    body = talk.send(answer)
+        except StopIteration as end:
+            return end.value
 
-    def _post(self, body: str) -> Any:
+    def _post(self, body: str, more_seconds: float) -> Any:
         try:
-            response = self._http.post(f"{self.url}/rpc", content=body)
-        except httpx.TimeoutException as exc:
-            raise Unavailable(f"the api at {self.url} did not answer in time: try again, or raise the timeout") from exc
+            response = self._http.post(f"{self.url}/rpc", content=body, timeout=self._timeout + more_seconds)
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
-            raise Unavailable(
-                f"the api at {self.url} cannot be reached ({exc}): start it with `penstock up` or `penstock api`, "
-                "or name another URL"
-            ) from exc
-        try:
-            answer = json.loads(response.content)
-        except ValueError:
-            answer = None
-        if response.status_code == 503:
-            reference = answer["error"].get("data") if isinstance(answer, dict) and "error" in answer else None
-            raise Unavailable(f"the api at {self.url} is up, but not its database: try again later ({reference})")
-        is_rpc = isinstance(answer, list) or (isinstance(answer, dict) and "jsonrpc" in answer)
-        if not is_rpc:
-            raise Unavailable(
-                f"{self.url}/rpc answers HTTP {response.status_code}, and not as a Penstock api: check the URL"
-            )
-        return answer
+            raise unreachable(self.url, exc) from exc
+        return answer_of(self.url, response.status_code, response.content)
 
 
 class InboundClient:
@@ -378,7 +334,7 @@ class InboundClient:
 
     async def enqueue(self, action: str, payload: Any = None, **options: Any) -> None:
         """Send one task; options as in :meth:`Client.enqueue`. Raises TooLarge, Unfinished."""
-        await self.enqueue_many([_task(action, payload, options)])
+        await self.enqueue_many([task_params(action, payload, options)])
 
     async def enqueue_many(self, tasks: Iterable[Mapping[str, Any]]) -> int:
         """Send tasks, each a mapping of ``action`` and what else `enqueue` takes, many to a message; returns how many.
@@ -387,12 +343,12 @@ class InboundClient:
         that were not sent, when the queue does not take them after several tries.
         """
         given = list(tasks)
-        await self._send_all([_request("enqueue", _prepared(task), None) for task in given], given)
+        await self._send_all([request_text("enqueue", prepared(task), None) for task in given], given)
         return len(given)
 
     async def send(self, method: str, params: Mapping[str, Any]) -> None:
         """Send a request of a method whose answer is not needed, such as ``cancel``. Raises TooLarge, Unfinished."""
-        await self._send_all([_request(method, params, None)], [params])
+        await self._send_all([request_text(method, params, None)], [params])
 
     async def _send_all(self, texts: Sequence[str], given: Sequence[Mapping[str, Any]]) -> None:
         """Send requests, of which those of ``given`` are told as unsent where they were not."""
@@ -421,36 +377,19 @@ class InboundClient:
             raise Unfinished(f"{len(unsent)} of {len(given)} tasks were not sent: {reason}", [], unsent)
 
 
-def error_of(error: Mapping[str, Any]) -> RpcError:
-    """An error object of the api as an exception; codes that are known have a class of their own."""
-    kind = _KINDS.get(error["code"], RpcError)
-    made = kind.__new__(kind)
-    RpcError.__init__(made, error["message"], error.get("data"))
-    made.code = error["code"]
-    return made
+def unreachable(url: str, exc: Exception) -> Unavailable:
+    """What became of a request that has no answer, in our words."""
+    if isinstance(exc, httpx.TimeoutException):
+        return Unavailable(f"the api at {url} did not answer in time: try again, or raise the timeout")
+    return Unavailable(
+        f"the api at {url} cannot be reached ({exc}): start it with `penstock up` or `penstock api`, "
+        "or name another URL"
+    )
 
 
-def _request(method: str, params: Mapping[str, Any] | Sequence[Any] | None, number: int | None) -> str:
-    """One request as JSON text; without a number it asks for no answer. Raises ValueError, TypeError: not JSON."""
-    request: dict[str, Any] = {"jsonrpc": "2.0", "method": method}
-    if params is not None:
-        request["params"] = params
-    if number is not None:
-        request["id"] = number
-    return json.dumps(request, separators=(",", ":"), allow_nan=False)
-
-
-def _task(action: str, payload: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    task = {"action": action} | ({} if payload is None else {"payload": payload})
-    return _prepared(task | {name: value for name, value in options.items() if value is not None})
-
-
-def _prepared(task: Mapping[str, Any]) -> dict[str, Any]:
-    prepared = dict(task)
-    for name in ("run_at", "expires_at"):
-        instant = task.get(name)
-        if isinstance(instant, datetime):
-            if instant.tzinfo is None:
-                raise ValueError(f"{name} needs a zone: {instant.isoformat()} is another instant in every one")
-            prepared[name] = instant.isoformat()
-    return prepared
+def http_headers(api_key: str | None) -> dict[str, str]:
+    """Headers of every request."""
+    headers = {"Content-Type": "application/json"}
+    if api_key is not None:
+        headers["Authorization"] = f"Bearer {api_key}"
+    return headers

@@ -72,6 +72,7 @@ MAX_IDS = 1000
 MAX_LIST = 1000
 MESSAGE_ID_MAX_CHARS = 100
 LONGEST_DELAY_SECONDS = 100 * 366 * 86_400.0
+LONGEST_WAIT_SECONDS = 60.0  # load balancers close a connection that is silent for longer
 LONGEST_TIMEOUT_SECONDS = 43_200.0  # SQS hides a message no longer
 
 TaskId = int | str
@@ -106,6 +107,13 @@ class StatusParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: TaskId | None = None
     ids: list[TaskId] | None = None
     detail: bool = False
+
+
+class ResultParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: TaskId | None = None
+    ids: list[TaskId] | None = None
+    timeout: float = 20.0
+    wait: Literal["all", "any"] = "all"
 
 
 class CancelParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -265,6 +273,7 @@ class DiscoverParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 PARAMS: dict[str, type[msgspec.Struct]] = {
     "enqueue": EnqueueParams,
     "status": StatusParams,
+    "result": ResultParams,
     "cancel": CancelParams,
     "retry": RetryParams,
     "reschedule": RescheduleParams,
@@ -312,6 +321,16 @@ class Status:
     ids: list[int]
     many: bool
     detail: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitResults:
+    """``many``: the answer is a list. ``any_will_do``: one that settles is enough; else all are waited for."""
+
+    ids: list[int]
+    many: bool
+    timeout_seconds: float
+    any_will_do: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -502,8 +521,8 @@ DeadCommand = CountDead | ListDead | ShowDead | ReplayDead | PurgeDead
 KeyCommand = CreateKey | ListKeys | RevokeKey
 OrderingCommand = ListHeldKeys | ReleaseKey
 Command = (
-    Enqueue | Status | Change | ListTasks | Stats | RejectedCommand | DeadCommand | KeyCommand | OrderingCommand
-    | CheckClaims | JobCommand | RuleCommand | ScheduleCommand | Discover
+    Enqueue | Status | AwaitResults | Change | ListTasks | Stats | RejectedCommand | DeadCommand | KeyCommand
+    | OrderingCommand | CheckClaims | JobCommand | RuleCommand | ScheduleCommand | Discover
 )  # fmt: skip
 
 
@@ -523,6 +542,8 @@ def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -
             return Enqueue(_new_task(values, settings))
         case StatusParams():
             return _status(values)
+        case ResultParams():
+            return _await_results(values)
         case CancelParams():
             return Cancel(_id(values.id, "id"), _reason(values.reason))
         case RetryParams():
@@ -799,12 +820,22 @@ def _ids(values: list[TaskId]) -> list[int]:
 
 
 def _status(given: StatusParams) -> Status:
+    return Status(_id_or_ids(given), given.ids is not None, given.detail)
+
+
+def _await_results(given: ResultParams) -> AwaitResults:
+    if not 0 <= given.timeout <= LONGEST_WAIT_SECONDS:
+        raise InvalidParams("timeout", f"must be between 0 and {LONGEST_WAIT_SECONDS:.0f} seconds, not {given.timeout}")
+    return AwaitResults(_id_or_ids(given), given.ids is not None, given.timeout, given.wait == "any")
+
+
+def _id_or_ids(given: StatusParams | ResultParams) -> list[int]:
     if (given.id is None) == (given.ids is None):
         raise InvalidParams("id", "or ids must be given, not both")
     if given.ids is not None:
-        return Status(_ids(given.ids), True, given.detail)
+        return _ids(given.ids)
     assert given.id is not None
-    return Status([_id(given.id, "id")], False, given.detail)
+    return [_id(given.id, "id")]
 
 
 def _schedule_command(values: Any, settings: Settings) -> ScheduleCommand:

@@ -14,14 +14,21 @@
         JobNotFound          -32008
         StateConflict        -32009  the task's state forbids it
           UniqueKeyTaken             another task has its unique key by now
+          PayloadGone                its payload was emptied by retention
         QueueAway            -32010  the api cannot reach a queue
         RouteNotFound        -32011
         DuplicateTask        -32012  another task has the unique key, and the caller wants to know
         TooLarge             -32013  the payload is over the limit
         ScheduleNotFound     -32020  no such schedule, or import of schedules
+        TooManyWaits         -32025  the api waits for as many results as it may
         RateLimited          -32029  more requests than the key may send for now
       Unavailable          Postgres or SQS is away; trying again later may work
         TooSlow              Postgres did not finish within its time; what was asked may be to blame
+      NoResult             what a program that waits for a result gets in its place
+        TaskFailed           the task is CRITICAL_ERROR
+        TaskCalledOff        the task is CANCELLED
+        ResultGone           it succeeded, and retention has emptied its result since
+        ResultTimeout        it has not settled within the time; a TimeoutError too
       Refused              Postgres refuses these values; trying them again is of no use
       InjectedFault        raised on purpose in a handler, by PENSTOCK_CHAOS_HANDLER
       StackError           the embedded Postgres, SQS or a process could not be started or found
@@ -51,6 +58,7 @@ ROUTE_NOT_FOUND = -32011
 DUPLICATE_TASK = -32012
 TOO_LARGE = -32013
 SCHEDULE_NOT_FOUND = -32020
+TOO_MANY_WAITS = -32025
 RATE_LIMITED = -32029
 
 
@@ -202,6 +210,16 @@ class UniqueKeyTaken(StateConflict):
         self.data = {"id": task_id, "state": state, "holder": holder}
 
 
+class PayloadGone(StateConflict):
+    """``data["payload_gone"]`` is true."""
+
+    def __init__(self, task_id: int, state: str) -> None:
+        super().__init__(task_id, state, "retried")
+        self.message += ", for its payload is gone (PENSTOCK_PAYLOAD_RETENTION_SECONDS): enqueue it anew"
+        self.args = (self.message,)
+        self.data = {"id": task_id, "state": state, "payload_gone": True}
+
+
 class DuplicateTask(RpcError):
     """``data`` has the id and the state of the task that has the unique key."""
 
@@ -218,6 +236,18 @@ class TooLarge(RpcError):
         super().__init__(f"{what} is {size} bytes; the limit is {limit}", {"size": size, "limit": limit})
 
 
+class TooManyWaits(RpcError):
+    """``what``: requests or tasks, of which ``limit`` may be waited with or for; the same may be sent again later."""
+
+    code = TOO_MANY_WAITS
+
+    def __init__(self, what: str, limit: int) -> None:
+        super().__init__(
+            f"Too many {what} are waited for: {limit} at once are the limit; ask again later, or with timeout 0",
+            {"limit": limit, "retry_after": 1},
+        )
+
+
 class RateLimited(RpcError):
     """The same may be sent again after ``retry_after_seconds``."""
 
@@ -227,3 +257,44 @@ class RateLimited(RpcError):
         seconds = round(retry_after_seconds, 3)
         super().__init__(f"Too many requests: try again in {seconds} s", {"retry_after": seconds})
         self.retry_after_seconds = retry_after_seconds
+
+
+class NoResult(PenstockError):
+    """A task's result cannot be had. ``id`` is the task, ``state`` the one that was seen last, None for none."""
+
+    def __init__(self, task_id: int, state: str | None, text: str) -> None:
+        super().__init__(text)
+        self.id = task_id
+        self.state = state
+
+
+class TaskFailed(NoResult):
+    """The task is CRITICAL_ERROR; ``error`` is the JSON-RPC error object of its last attempt."""
+
+    def __init__(self, task_id: int, error: Any) -> None:
+        told = error.get("message") if isinstance(error, dict) else error
+        super().__init__(task_id, "CRITICAL_ERROR", f"task {task_id} failed: {told}")
+        self.error = error
+
+
+class TaskCalledOff(NoResult):
+    """The task is CANCELLED; ``reason`` says why where anybody said, ``error`` is that of its last failed attempt."""
+
+    def __init__(self, task_id: int, reason: str | None, error: Any) -> None:
+        super().__init__(task_id, "CANCELLED", f"task {task_id} was cancelled" + (f": {reason}" if reason else ""))
+        self.reason = reason
+        self.error = error
+
+
+class ResultGone(NoResult):
+    """The task succeeded, and its result was emptied by PENSTOCK_RESULT_RETENTION_SECONDS since."""
+
+    def __init__(self, task_id: int) -> None:
+        super().__init__(task_id, "SUCCESS", f"task {task_id} succeeded, and its result is no longer kept")
+
+
+class ResultTimeout(NoResult, TimeoutError):
+    """The task has not settled within the time; it goes on, and its result may be asked for again."""
+
+    def __init__(self, task_id: int, state: str | None, seconds: float) -> None:
+        super().__init__(task_id, state, f"task {task_id} is {state} after {seconds:g} s: ask for its result again")

@@ -12,7 +12,15 @@ import msgspec
 
 from penstock import metrics
 from penstock.commands import PARAMS, Cancel, Change, Enqueue, JobChange, Reschedule, Restart, read_command
-from penstock.errors import DuplicateTask, MethodNotFound, RpcError, StateConflict, TaskNotFound, UniqueKeyTaken
+from penstock.errors import (
+    DuplicateTask,
+    MethodNotFound,
+    PayloadGone,
+    RpcError,
+    StateConflict,
+    TaskNotFound,
+    UniqueKeyTaken,
+)
 from penstock.jobs import change_job
 from penstock.rules import RuleChange
 from penstock.rulestore import change_rule
@@ -28,7 +36,7 @@ async def apply_change(session: Session, command: Change) -> dict[str, Any]:
     """Carry out one change, inside a transaction.
 
     Raises TaskNotFound, StateConflict, JobNotFound, and UniqueKeyTaken for a retry of a task whose unique key is
-    another's by now.
+    another's by now, and PayloadGone for one whose payload was emptied.
     """
     if isinstance(command, JobChange):
         return {"job": (await change_job(session, command)).id}
@@ -48,6 +56,8 @@ async def apply_change(session: Session, command: Change) -> dict[str, Any]:
         raise TaskNotFound(task_id)
     state = State(rows[0]["state"])
     if isinstance(command, Restart) and state in (State.CRITICAL_ERROR, State.CANCELLED):
+        if rows[0]["payload_gone"]:
+            raise PayloadGone(task_id, state)
         holder = await session.find_key_holder(task_id)
         if holder is not None:
             raise UniqueKeyTaken(task_id, state, holder)

@@ -135,7 +135,13 @@ REQUESTS = Counter(
     ["method", "outcome"], registry=REGISTRY,
 )  # fmt: skip
 REQUEST_SECONDS = Histogram(
-    "penstock_request_seconds", "Time to answer one HTTP request", buckets=_WAIT_SECONDS, registry=REGISTRY
+    "penstock_request_seconds",
+    "Time to answer one HTTP request that does not wait for results",
+    buckets=_WAIT_SECONDS,
+    registry=REGISTRY,
+)
+RESULT_WAITS = Gauge(
+    "penstock_result_waits", "Tasks that callers of result wait for now, each of them for itself", registry=REGISTRY
 )
 REFUSED = Counter(
     "penstock_refused_total",

@@ -1,4 +1,4 @@
-"""Schedules from a program: the methods of ``Client.schedules`` over HTTP and ``InboundClient.schedules`` by SQS."""
+"""Schedules from a program: ``schedules`` of Client, of AsyncClient and, through the queue, of InboundClient."""
 
 from __future__ import annotations
 
@@ -73,6 +73,73 @@ class Schedules:
     def import_status(self, import_id: int) -> dict[str, Any]:
         """How far a ``create_many`` has come, with the first hundred or so that were refused and why."""
         answer: dict[str, Any] = self._call("schedule.import_status", {"id": import_id})
+        return answer
+
+
+class AsyncSchedules:
+    """The same, of AsyncClient."""
+
+    def __init__(self, call: Callable[[str, Mapping[str, Any]], Awaitable[Any]]) -> None:
+        self._call = call
+
+    async def create(
+        self, name: str, expression: str, action: str, payload: Any = None, **options: Any
+    ) -> dict[str, Any]:
+        """As of Schedules."""
+        answer: dict[str, Any] = await self._call(
+            "schedule.create", _created(name, expression, action, payload, options)
+        )
+        return answer
+
+    async def update(self, name: str, **changes: Any) -> dict[str, Any]:
+        """As of Schedules."""
+        answer: dict[str, Any] = await self._call("schedule.update", {"name": name} | _prepared(changes))
+        return answer
+
+    async def get(self, name: str) -> dict[str, Any]:
+        """As of Schedules."""
+        answer: dict[str, Any] = await self._call("schedule.get", {"name": name})
+        return answer
+
+    async def list(self, **given: Any) -> dict[str, Any]:
+        """As of Schedules."""
+        answer: dict[str, Any] = await self._call("schedule.list", given)
+        return answer
+
+    async def delete(self, name: str) -> dict[str, Any]:
+        """As of Schedules."""
+        answer: dict[str, Any] = await self._call("schedule.delete", {"name": name})
+        return answer
+
+    async def pause(self, name: str) -> dict[str, Any]:
+        """As of Schedules."""
+        answer: dict[str, Any] = await self._call("schedule.pause", {"name": name})
+        return answer
+
+    async def resume(self, name: str) -> dict[str, Any]:
+        """As of Schedules."""
+        answer: dict[str, Any] = await self._call("schedule.resume", {"name": name})
+        return answer
+
+    async def run_now(self, name: str) -> dict[str, Any]:
+        """As of Schedules."""
+        answer: dict[str, Any] = await self._call("schedule.run_now", {"name": name})
+        return answer
+
+    async def runs(self, name: str, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
+        """As of Schedules."""
+        answer: dict[str, Any] = await self._call("schedule.runs", {"name": name, "limit": limit, "cursor": cursor})
+        return answer
+
+    async def create_many(self, schedules: Iterable[Mapping[str, Any]], *, replace: bool = False) -> dict[str, Any]:
+        """As of Schedules."""
+        given: builtins.list[dict[str, Any]] = [_prepared(schedule) for schedule in schedules]
+        answer: dict[str, Any] = await self._call("schedule.create_many", {"schedules": given, "replace": replace})
+        return answer
+
+    async def import_status(self, import_id: int) -> dict[str, Any]:
+        """As of Schedules."""
+        answer: dict[str, Any] = await self._call("schedule.import_status", {"id": import_id})
         return answer
 
 

@@ -137,6 +137,10 @@ class Settings(BaseSettings):
     )
     control_api_key: SecretStr | None = Field(None, description="The key that workers send there; it needs `read`.")
 
+    result_compress_bytes: int | None = Field(
+        65_536, ge=1024, description="Results over this travel compressed, where that makes them smaller; unset: none."
+    )
+
     # Supervisor
     supervisor_interval_seconds: float = Field(5, gt=0, description="Pause between two rounds of upkeep.")
     retention_success_seconds: float = Field(7 * DAY, ge=0, description="SUCCESS records are kept this long.")
@@ -152,6 +156,10 @@ class Settings(BaseSettings):
         60, ge=0, le=86_400, description="A fire no later than this is on time; the policy for missed ones begins here."
     )
     retention_rejected_seconds: float = Field(30 * DAY, ge=0, description="Rejected messages, likewise.")
+    payload_retention_seconds: float | None = Field(
+        None, ge=0, description="Payloads of settled tasks are emptied after this; unset keeps them with the record."
+    )
+    result_retention_seconds: float | None = Field(None, ge=0, description="Results, likewise.")
     retention_jobs_seconds: float = Field(7 * DAY, ge=0, description="Bulk jobs that have ended, likewise.")
     retention_receipts_seconds: float = Field(
         5 * DAY,
@@ -184,6 +192,9 @@ class Settings(BaseSettings):
         None, ge=1, description="Requests that may come at once; unset means those of one second."
     )
     http_connections: int = Field(500, ge=1, description="Connections of one api process; more are answered with 503.")
+    result_waits_limit: int = Field(
+        20_000, ge=1, description="Tasks that one api process waits for at once, over all calls of `result`."
+    )
     request_timeout_seconds: float = Field(
         30, gt=0, le=3600, description="A request must have arrived within this; its first line and headers in 10 s."
     )
@@ -250,7 +261,8 @@ class Settings(BaseSettings):
 
     @field_validator(
         "database_url", "database_ssl_mode", "database_ssl_root_cert", "sqs_endpoint_url", "aws_region", "api_url",
-        "api_key", "api_rate_limit", "api_rate_burst", "metrics_port", "control_url", "control_api_key", mode="before",
+        "api_key", "api_rate_limit", "api_rate_burst", "metrics_port", "control_url", "control_api_key",
+        "payload_retention_seconds", "result_retention_seconds", "result_compress_bytes", mode="before",
     )  # fmt: skip
     @classmethod
     def _empty_is_unset(cls, value: Any) -> Any:

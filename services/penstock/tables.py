@@ -80,6 +80,8 @@ task_history = Table(
     _instant("finished_at"),
     Column("result", JSON),
     Column("reason", Text),
+    Column("payload_gone", Boolean),
+    Column("result_gone", Boolean),
 )
 
 unique_key = Table(
@@ -111,6 +113,14 @@ inbound_receipt = Table(
     metadata,
     Column("message_id", Text, primary_key=True),
     _instant("received_at", default=True),
+)
+
+emptying = Table(
+    "emptying",
+    metadata,
+    Column("what", Text, primary_key=True),
+    _instant("upto"),
+    Column("step_seconds", Double, nullable=False),
 )
 
 rejected = Table(

@@ -225,7 +225,10 @@ async def test_what_a_retry_cannot_restart_is_counted_and_told(
     monkeypatch.setattr(Session, "restart", but_the_odd)
     job = await finish(store, jobs, await start(store, "bulk.retry", settings, states=["CRITICAL_ERROR"]))
     assert (job.changed, job.refused, len(job.errors)) == (150, 150, 20)
-    assert job.errors[0] == {"id": 1, "reason": "its state did not allow it"}
+    assert job.errors[0] == {
+        "id": 1,
+        "reason": "its state did not allow it, another task has its unique key, or its payload is gone",
+    }
 
 
 async def test_delete_removes_records_with_their_keys_and_counts(

@@ -117,7 +117,7 @@ async def test_key_is_sent_and_a_wrong_one_is_an_error(store: Store, settings: S
 async def test_rate_that_runs_out_in_between_tells_what_is_left(
     store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.client.BATCH_TASKS", 10)
+    monkeypatch.setattr("penstock.calls.BATCH_TASKS", 10)
     settings = settings.model_copy(update={"api_rate_limit": 0.01, "api_rate_burst": 25})
 
     def use(url: str) -> None:
@@ -169,7 +169,7 @@ async def test_many_tasks_are_cut_to_what_the_api_takes(store: Store, settings: 
 async def test_api_that_goes_away_leaves_the_tasks_that_are_left(
     store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.client.BATCH_TASKS", 10)
+    monkeypatch.setattr("penstock.calls.BATCH_TASKS", 10)
     async with running(store, settings) as api:
         client = Client(api.url)
         first = await asyncio.to_thread(client.enqueue_many, [{"action": "a"}] * 25)

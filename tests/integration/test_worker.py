@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import secrets
 import subprocess
 import sys
 import threading
@@ -32,6 +33,7 @@ from penstock.wire import (
     encode_call,
     join_batch,
 )
+from penstock.wire.packed import PACKED_PER_MESSAGE
 from penstock.worker import Worker
 
 PATIENCE_SECONDS = 30
@@ -464,8 +466,44 @@ async def test_result_over_the_limit_is_an_error_with_size_and_limit(bench: Benc
 async def test_results_of_more_bytes_than_a_message_holds_all_arrive(bench: Bench, registry: Registry) -> None:
     action("big", registry=registry)(lambda ctx: "\uffff" * 60_000)  # grows to twice its size on its way
     await bench.send(*(encode_call(i, 1, "big", "{}") for i in range(8)))
-    await bench.work(result_limit_bytes=900_000)
+    await bench.work(result_limit_bytes=900_000, result_compress_bytes=None)
     assert all(isinstance(o, Succeeded) for o in (await bench.outcomes(8)).values())
+
+
+async def test_a_large_result_is_sent_packed_and_a_small_one_as_it_is(bench: Bench, registry: Registry) -> None:
+    large = {"rows": [{"id": n, "name": "Straße"} for n in range(7_000)]}
+    action("large", registry=registry)(lambda ctx: large)
+    action("small", registry=registry)(lambda ctx: "x" * 60_000)
+    action("noise", registry=registry)(lambda ctx: secrets.token_hex(40_000))
+    await bench.send(
+        *(encode_call(i, 1, name, "{}") for i, name in enumerate(["large", "small", "noise", *["large"] * 40]))
+    )
+    await bench.work()
+    bodies: list[str] = []
+
+    async def all_there() -> None:
+        for message in await bench.results.receive(wait_seconds=1, visibility_seconds=30):
+            bodies.append(message.body)
+            bench.reports += decode_reports(message.body, batch_limit=10_000)
+            await bench.results.delete([message])
+
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len([r for r in bench.reports if isinstance(r, Succeeded)]) < 43:
+            await all_there()
+    results = {r.task_id: json.loads(r.result) for r in bench.reports if isinstance(r, Succeeded)}
+    assert results[0] == results[42] == large
+    assert (len(results[1]), len(results[2])) == (60_000, 80_000)
+    entries = [entry for body in bodies for entry in _entries(json.loads(body))]
+    packed = {entry["id"] for entry in entries if entry.get("encoding") == "gzip"}
+    assert "0:1" in packed
+    assert "1:1" not in packed
+    assert sum(map(len, bodies)) < 41 * len(json.dumps(large)) / 4
+    for body in bodies:
+        assert sum("encoding" in entry for entry in _entries(json.loads(body))) <= PACKED_PER_MESSAGE
+
+
+def _entries(body: Any) -> list[dict[str, Any]]:
+    return body if isinstance(body, list) else [body]
 
 
 async def test_results_queue_that_takes_small_messages_only_gets_small_ones(

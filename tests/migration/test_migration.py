@@ -19,6 +19,7 @@ from sqlalchemy.pool import NullPool
 
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.migrate import _config, downgrade, head_revision, migrations_path, upgrade, upgrade_sql
+from penstock.sql import SQL
 from penstock.store import Store
 from penstock.tables import SCHEMA, metadata
 from penstock.tasks import Failure, NewTask, State
@@ -163,6 +164,27 @@ def test_on_the_way_down_from_one_token_a_claim_what_was_never_confirmed_is_give
     assert query(empty_database_url, "select * from penstock.tally") == []
 
 
+def test_a_downgrade_leaves_no_function_in_the_public_schema(migrated_url: str) -> None:
+    ours = (
+        "select proname from pg_proc where pronamespace = 'public'::regnamespace and proname like 'penstock%'"
+        " order by proname"
+    )
+    assert query(migrated_url, ours) == [("penstock_enqueue",), ("penstock_enqueue_many",)]
+    downgrade(migrated_url, "0005")
+    assert query(migrated_url, ours) == []
+
+
+@pytest.mark.parametrize("name", ["enqueue_plain_tasks", "enqueue_keyed_tasks", "replace_tasks"])
+def test_a_function_of_the_database_is_the_statement_of_the_code(migrated_url: str, name: str) -> None:
+    """Whoever changes the statement puts the function right by a migration of its own."""
+    rows = query(
+        migrated_url,
+        "select prosrc from pg_proc where proname = $1 and pronamespace = 'penstock'::regnamespace", name,
+    )  # fmt: skip
+    body = rows[0][0].partition("return query")[2].rpartition(";\n")[0].rpartition(";")[0].strip()
+    assert body == SQL[name]
+
+
 def test_migrations_make_one_line_of_history() -> None:
     assert len(ScriptDirectory.from_config(_config()).get_heads()) == 1
 
@@ -286,6 +308,8 @@ _WRONG = [
     ("action_limits_make_sense", "action", {"name": "'a'", "max_in_flight": "0"}),
     ("action_limits_make_sense", "action", {"name": "'a'", "key_rate": "0"}),
     ("action_limits_make_sense", "action", {"name": "'a'", "burst": "0"}),
+    ("emptying_known", "emptying", {"what": "'labels'", "upto": "now()", "step_seconds": "1"}),
+    ("emptying_steps", "emptying", {"what": "'payload'", "upto": "now()", "step_seconds": "0"}),
     ("schedule_missed_known", "schedule", _SCHEDULE | {"missed": "'some'"}),
     ("schedule_overlap_known", "schedule", _SCHEDULE | {"overlap": "'maybe'"}),
     ("schedule_ends_after_its_start", "schedule", _SCHEDULE | {"start_at": "now()", "end_at": "now() - interval '1s'"}),

@@ -15,7 +15,7 @@ from penstock.keys import Permission, implied, parse_entries
 MAY = {
     Permission.ENQUEUE: {"enqueue"},
     Permission.READ: {
-        "status", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show",
+        "status", "result", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show",
         "ordering.list", "claims.check", "action.get", "action.list", "route.list", "job.get", "job.list",
         "schedule.get", "schedule.list", "schedule.runs", "schedule.import_status", "rpc.discover",
     },

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from penstock.client import Client, InboundClient, error_of
+from penstock.calls import error_of
+from penstock.client import Client, InboundClient
 from penstock.errors import (
     InvalidParams,
     MethodNotFound,

@@ -10,21 +10,31 @@ import penstock
 
 # What users may rely on. A name that is added or taken away here is a change of the contract: see CHANGELOG.md.
 PUBLIC = [
+    "AsyncClient",
     "Backoff",
     "Batcher",
     "Client",
     "Context",
     "Fail",
     "InboundClient",
+    "NoResult",
     "PenstockError",
+    "ResultGone",
+    "ResultTimeout",
     "Retry",
     "RpcError",
     "Settings",
     "SettingsError",
+    "TaskCalledOff",
     "TaskCancelled",
+    "TaskFailed",
     "Unavailable",
     "__version__",
     "action",
+    "enqueue",
+    "enqueue_many",
+    "enqueue_many_sync",
+    "enqueue_sync",
     "load_settings",
 ]
 

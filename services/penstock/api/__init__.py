@@ -89,7 +89,11 @@ class Api(Service):
         self.listening.set()
 
     def side_tasks(self) -> Mapping[str, SideTask]:
-        tasks: dict[str, SideTask] = {"notify": self._notifier.run, "http": self._server.run}
+        tasks: dict[str, SideTask] = {
+            "notify": self._notifier.run,
+            "http": self._server.run,
+            "results": self._methods.results.run,
+        }
         return tasks if self._keyring is None else tasks | {"keys": self._keyring.run}
 
     async def run_once(self) -> int:
@@ -100,6 +104,7 @@ class Api(Service):
 
     def stop_taking(self) -> None:
         self._server.stop()
+        self._methods.results.stop()
 
     async def drain(self, seconds: float) -> None:
         if not await self._server.wait_ended(seconds):

@@ -19,8 +19,8 @@ from penstock.settings import is_loopback
 # Methods that change nothing but what can be asked for again
 _READING = {
     *READING_RULES, *READING_SCHEDULES, "job.get", "job.list",
-    "status", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show", "ordering.list",
-    "claims.check", "rpc.discover",
+    "status", "result", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show",
+    "ordering.list", "claims.check", "rpc.discover",
 }  # fmt: skip
 PERMISSION_OF: dict[str, Permission] = {
     name: Permission.READ if name in _READING else Permission.ADMIN for name in PARAMS

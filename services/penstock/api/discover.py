@@ -11,6 +11,7 @@ from penstock import __version__, errors
 from penstock.api import views
 from penstock.api.schedule_discover import RESULTS, SCHEDULE_PARAMETERS, SCHEDULE_SUMMARIES
 from penstock.commands import (
+    LONGEST_WAIT_SECONDS,
     MAX_IDS,
     MAX_LIST,
     PARAMS,
@@ -60,6 +61,10 @@ ERRORS: dict[str, tuple[int, str]] = {
         "The task's state forbids it; data.state is that state; a retry names data.holder, which has the unique key",
     ),
     "DuplicateTask": (errors.DUPLICATE_TASK, "Another task has the unique key; data.id is that task"),
+    "TooManyWaits": (
+        errors.TOO_MANY_WAITS,
+        "The api waits for as many results as it may; data.limit, and data.retry_after in seconds",
+    ),
     "TooLarge": (errors.TOO_LARGE, "A payload or a request is over its limit; data.size and data.limit in bytes"),
 }
 _ALWAYS = ("InvalidParams", "InternalError", "AccessDenied")
@@ -71,6 +76,11 @@ SUMMARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Show one task, or several in the order of `ids`, with null for one that there is not.",
         "",
         ("TaskNotFound",),
+    ),
+    "result": (
+        "Wait until a task has settled, or several, and tell what came of them; when the time is up, their state.",
+        "",
+        ("TaskNotFound", "TooManyWaits"),
     ),
     "cancel": (
         "Cancel a task that is not settled; a result that comes later is ignored.",
@@ -193,6 +203,12 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "ids": f"Up to {MAX_IDS} tasks; the answer is an array.",
         "detail": "With payload, keys, claim and every failed attempt.",
     },
+    "result": {
+        "id": "One task; the answer is an object.",
+        "ids": f"Up to {MAX_IDS} tasks; the answer is an array.",
+        "timeout": f"Seconds to wait, 0 to {LONGEST_WAIT_SECONDS:.0f}.",
+        "wait": "With ids: until all have settled; or until any has, and only those that have are answered.",
+    },
     "cancel": {"id": "The task.", "reason": f"Shown with the task; 1 to {REASON_MAX_CHARS} characters."},
     "retry": {"id": "The task."},
     "reschedule": {
@@ -286,8 +302,9 @@ PARAMETERS: dict[str, dict[str, str]] = {
 
 _PAYLOAD: dict[str, Any] = {"type": ["object", "array"]}
 _RESULTS = (
-    views.Accepted, views.Changed, views.Task, views.TaskDetail, views.TaskPage, views.Statistics, views.RejectedPage,
-    views.Rejected, views.Replayed, views.Purged, views.DeadLetterQueues, views.DeadMessages, views.DeadMessageDetail,
+    views.Accepted, views.Changed, views.Outcome, views.Task, views.TaskDetail, views.TaskPage, views.Statistics,
+    views.RejectedPage, views.Rejected, views.Replayed, views.Purged, views.DeadLetterQueues, views.DeadMessages,
+    views.DeadMessageDetail,
     views.Action, views.Actions, views.Routes, views.RouteChanged,
     views.BulkStarted, views.BulkPreview, views.Job, views.JobPage,
     views.DeadReplayed, views.DeadPurged, views.Key, views.NewKey, views.KeyPage, views.HeldKeys, views.ReleasedKey,
@@ -349,6 +366,8 @@ def _result(method: str, name: str) -> dict[str, Any]:
         one = {"anyOf": [_ref("Task"), _ref("TaskDetail")]}
         many = {"type": "array", "items": {"anyOf": [*one["anyOf"], {"type": "null"}]}}
         return {"name": "tasks", "schema": {"anyOf": [*one["anyOf"], many]}}
+    if method == "result":
+        return {"name": "outcome", "schema": {"anyOf": [_ref("Outcome"), {"type": "array", "items": _ref("Outcome")}]}}
     if "|" in name:
         return {"name": method, "schema": {"anyOf": [_ref(one) for one in name.split("|")]}}
     return {"name": name, "schema": _ref(name)}

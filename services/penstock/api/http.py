@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock import __version__, metrics
+from penstock.api import peer
 from penstock.api.access import Guard
 from penstock.api.rpc import Dispatcher, error_body, masked
 from penstock.errors import AccessDenied, InvalidRequest, RateLimited, RpcError, TooLarge, Unavailable
@@ -61,6 +62,7 @@ def make_app(
             caller.check_rate()
             _check_media_type(request)
             body = await _read(request, request_limit_bytes, request_timeout_seconds)
+            asking = peer.asking(request)
             status, answer = await dispatcher.answer(body, caller)
         except RpcError as exc:
             return _refused(exc)
@@ -70,7 +72,8 @@ def make_app(
             return _json(error_body(masked(exc, "unknown")), 503)
         except Exception as exc:
             return _json(error_body(masked(exc, "unknown")), 500)
-        metrics.REQUEST_SECONDS.observe(perf_counter() - started)
+        if not asking.waited:
+            metrics.REQUEST_SECONDS.observe(perf_counter() - started)
         return Response(status_code=status) if answer is None else _json(answer, status)
 
     return Starlette(

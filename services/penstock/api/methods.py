@@ -17,6 +17,7 @@ from penstock.api.discover import describe
 from penstock.api.jobs import Jobs
 from penstock.api.keys import Keys
 from penstock.api.replay import purge_rejected, retry_rejected
+from penstock.api.results import Results
 from penstock.api.rpc import Handler, Outcome, each
 from penstock.api.rules import Rules
 from penstock.api.schedules import Schedules
@@ -24,6 +25,7 @@ from penstock.batching import Batcher
 from penstock.commands import (
     PARAMS,
     SUBMIT_PREFIX,
+    AwaitResults,
     Cancel,
     CancelJob,
     CheckClaims,
@@ -116,6 +118,12 @@ class Methods:
         keys = Keys(self._session, keys_changed)
         rules = Rules(self._session, self._transaction, notifier.poke)
         jobs = Jobs(self._transaction)
+        self.results = Results(
+            store,
+            self._session,
+            tasks_limit=settings.result_waits_limit,
+            requests_limit=max(1, settings.http_connections // 2),
+        )
         schedules = Schedules(self._session, self._transaction, notifier.poke)
         self._carry_out: dict[type, Callable[[Any], Awaitable[Any]]] = {
             Status: self._status,
@@ -151,7 +159,7 @@ class Methods:
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
-        return dict.fromkeys(PARAMS, each(self._answer)) | {"enqueue": self._enqueue}
+        return dict.fromkeys(PARAMS, each(self._answer)) | {"enqueue": self._enqueue, "result": self._result}
 
     @property
     def prefixes(self) -> Mapping[str, Handler]:
@@ -180,6 +188,18 @@ class Methods:
                 else:
                     outcomes[place] = views.Accepted(accepted.id, accepted.state, accepted.duplicate, accepted.replaced)
         return outcomes
+
+    async def _result(self, requests: Sequence[Request]) -> Sequence[Outcome]:
+        """Wait for results; all that one body asks for is one who waits."""
+        commands: list[AwaitResults | RpcError] = []
+        for request in requests:
+            try:
+                command = read_command(request.method, request.params, self._settings)
+                assert isinstance(command, AwaitResults)
+                commands.append(command)
+            except RpcError as exc:
+                commands.append(exc)
+        return await self.results.answer(commands)
 
     async def drain(self) -> None:
         """Wait until every task taken has been stored or refused."""

@@ -67,6 +67,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     result: Annotated[Any, _about("What the handler returned; null unless the state is SUCCESS.")]
     error: Annotated[Any, _about("The error object of the last failed attempt; null after a SUCCESS.")]
     reason: Annotated[str | None, _about("Why it was cancelled; only there where it is told.")] = None
+    result_gone: Annotated[bool, _about("True: there was a result, and retention has emptied it.")] = False
 
 
 class TaskDetail(Task, frozen=True, kw_only=True):
@@ -79,6 +80,19 @@ class TaskDetail(Task, frozen=True, kw_only=True):
     timeout: Annotated[float | None, _about("Seconds that one attempt may take; null: the action's or worker's own.")]
     claim: Annotated[int, _about("Token of the newest claim; 0 before the first.")]
     failures: Annotated[list[Failure], _about("Every failed attempt, oldest first.")]
+    payload_gone: Annotated[bool, _about("True: retention has emptied the payload.")] = False
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What came of a task."""
+
+    id: int
+    state: Annotated[State | None, _about("Null: there is no such task.")]
+    result: Annotated[Any, _about("What the handler returned; null unless the state is SUCCESS.")]
+    error: Annotated[Any, _about("The error object of the last failed attempt; null after a SUCCESS.")]
+    reason: Annotated[str | None, _about("Why it was cancelled; only there where it is told.")] = None
+    result_gone: Annotated[bool, _about("True: there was a result, and retention has emptied it.")] = False
+    again: Annotated[str | None, _about("Only there where this is not the last word: how to ask again.")] = None
 
 
 class TaskPage(msgspec.Struct, frozen=True):
@@ -358,7 +372,8 @@ def task_detail(row: Any) -> TaskDetail:
     """The same with payload, keys, claim and every failed attempt."""
     return TaskDetail(
         **_members(row),
-        payload=raw(row["payload"]),
+        payload=None if row["payload_gone"] else raw(row["payload"]),
+        payload_gone=bool(row["payload_gone"]),
         unique_key=row["unique_key"],
         ordering_key=row["ordering_key"],
         limit_key=row["limit_key"],
@@ -371,6 +386,30 @@ def task_detail(row: Any) -> TaskDetail:
             for one in _decode_failures(row["failures"] or "[]")
         ],
     )
+
+
+def outcome(row: Any) -> Outcome:
+    """A row of the statement ``read_settled``."""
+    if row["state"] is None:
+        return unsettled(row["id"], None)
+    state = State(row["state"])
+    return Outcome(
+        id=row["id"],
+        state=state,
+        result=None if row["result_gone"] else raw(row["result"]),
+        error=None if state is State.SUCCESS else raw(row["error"]),
+        reason=row["reason"],
+        result_gone=bool(row["result_gone"]),
+    )
+
+
+def unsettled(task_id: int, state: str | None) -> Outcome:
+    """A task that is waited for no longer, in the state that it has now; None for one that there is not."""
+    if state is None:
+        return Outcome(id=task_id, state=None, result=None, error=None)
+    seen = State(state)
+    again = "the answer was full" if seen.final else "it has not settled within the timeout"
+    return Outcome(id=task_id, state=seen, result=None, error=None, again=f"{again}: call result again with this id")
 
 
 def held_keys(found: Sequence[tasks.HeldKey], limit: int) -> HeldKeys:
@@ -446,7 +485,8 @@ def _members(row: Any) -> dict[str, Any]:
         "created_at": timestamp(row["created_at"]),
         "updated_at": timestamp(row["updated_at"]),
         "progress": raw(row["progress"]),
-        "result": raw(row["result"]),
+        "result": None if row["result_gone"] else raw(row["result"]),
+        "result_gone": bool(row["result_gone"]),
         "error": None if state is State.SUCCESS else raw(row["error"]),
         "reason": row["reason"],
     }

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -21,7 +21,10 @@ from penstock.cli.common import (
     print_table,
     progress,
 )
-from penstock.errors import PenstockError
+from penstock.errors import NoResult, PenstockError, ResultTimeout
+
+if TYPE_CHECKING:
+    from penstock.client import Client
 
 PAGE = 100  # records a call: a retry takes each in a transaction of its own, and progress is to be seen
 BODY_SHOWN_CHARS = 80
@@ -30,7 +33,7 @@ TaskId = Annotated[int, typer.Argument(metavar="ID", help="The task's id.")]
 
 def add_to(app: typer.Typer) -> None:
     panel = "Tasks"
-    for command in (enqueue, status, cancel, retry, reschedule, stats):
+    for command in (enqueue, status, result, cancel, retry, reschedule, stats):
         app.command(rich_help_panel=panel)(command)
     app.command("list", rich_help_panel=panel)(list_tasks)
     rejected = typer.Typer(no_args_is_help=True, epilog=EPILOG, help="Messages that could not be understood, and why.")
@@ -108,11 +111,19 @@ def enqueue(
         OnDuplicate | None,
         typer.Option(show_default=False, help="When another task has the unique key; default return."),
     ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until it has settled and print its result, as `penstock result`.")
+    ] = False,
+    wait_timeout: Annotated[
+        float | None, typer.Option(min=0, show_default=False, help="With --wait: seconds to wait; default for ever.")
+    ] = None,
     as_json: JsonOption = False,
     api_url: ApiUrlOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Add a task; it is stored when this returns."""
+    """Add a task; it is stored when this returns. With --wait the exit codes are those of `penstock result`."""
+    if wait_timeout is not None and not wait:
+        raise typer.BadParameter("goes with --wait", param_hint="--wait-timeout")
     given = {
         "priority": priority, "delay": delay, "run_at": _instant(run_at), "unique_key": unique_key,
         "ordering_key": ordering_key, "max_attempts": max_attempts, "timeout": timeout, "labels": _labels(label),
@@ -121,7 +132,12 @@ def enqueue(
     }  # fmt: skip
     params = {"action": action, "payload": _parse(sys.stdin.read() if payload == "-" else payload)}
     params |= {name: value for name, value in given.items() if value is not None}
-    result = connect(api_url, data_dir).call("enqueue", params)
+    client = connect(api_url, data_dir)
+    result = client.call("enqueue", params)
+    if wait:
+        typer.echo(f"task {result['id']}", err=True)
+        _print_result(client, result["id"], wait_timeout)
+        return
     if as_json:
         print_json(result)
         return
@@ -155,6 +171,22 @@ def status(
         print_json(task)
         return
     _print_task(task)
+
+
+def result(
+    task_id: TaskId,
+    timeout: Annotated[
+        float | None, typer.Option(min=0, show_default=False, help="Seconds to wait; default for ever.")
+    ] = None,
+    api_url: ApiUrlOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Wait until a task has settled and print its result as JSON.
+
+    Exit codes: 0 it succeeded; 3 it failed, was cancelled, or its result is no longer kept; 4 it has not settled in
+    time; 1 and 2 as ever.
+    """
+    _print_result(connect(api_url, data_dir), task_id, timeout)
 
 
 def cancel(
@@ -374,6 +406,17 @@ def _rejected_answers(method: str, ids: list[int] | None, source: str | None, cl
         yield answer
         if cursor is None:
             return
+
+
+def _print_result(client: Client, task_id: int, timeout: float | None) -> None:
+    try:
+        print_json(client.result(task_id, timeout=timeout))
+    except NoResult as exc:
+        typer.echo(f"penstock: {exc}", err=True)
+        error = getattr(exc, "error", None)
+        if isinstance(error, dict) and isinstance(error.get("data"), dict) and error["data"].get("traceback"):
+            typer.echo(f"\n{error['data']['traceback'].rstrip()}", err=True)
+        raise typer.Exit(4 if isinstance(exc, ResultTimeout) else 3) from None
 
 
 def _given(params: dict[str, Any]) -> dict[str, Any]:

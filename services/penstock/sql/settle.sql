@@ -115,12 +115,12 @@ select id, action, ordering_key from gone;
 -- name: restart_tasks
 -- $1 ids. CRITICAL_ERROR or CANCELLED to a new life: attempts from 0, the claim token kept, so that a late result
 -- of the old life can never match. Behind a live task of the same ordering key it waits; a key that it held is held no
--- more. An expiry that has passed is forgotten.
+-- more. An expiry that has passed is forgotten. One whose payload was emptied stays as it is.
 -- Its unique key must be its own or nobody's: the upsert locks the row and returns who has it. taken_at moves on, by
 -- which an enqueuer whose snapshot is older sees that the task that it takes for settled is so no longer.
 with chosen as materialized (
     select id, action, unique_key from penstock.task_history
-    where id = any($1::bigint[]) and state in ('CRITICAL_ERROR', 'CANCELLED')
+    where id = any($1::bigint[]) and state in ('CRITICAL_ERROR', 'CANCELLED') and payload_gone is null
     order by id for update
 ), keys as (
     insert into penstock.unique_key as k (action, key, task_id, taken_at)

@@ -12,6 +12,7 @@ from penstock.loop import Service, SideTask
 from penstock.notify import Notifier
 from penstock.settings import Settings
 from penstock.store import Store
+from penstock.supervisor.emptying import Emptying
 from penstock.supervisor.expiry import Expiry
 from penstock.supervisor.gauges import Gauges
 from penstock.supervisor.jobs import Jobs
@@ -60,6 +61,7 @@ class Supervisor(Service):
             self._expiry,
             Retention(store=store, settings=settings),
             RunRetention(store=store, settings=settings),
+            Emptying(store=store, settings=settings),
             Gauges(
                 store=store,
                 queues=queues,

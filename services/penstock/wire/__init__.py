@@ -4,6 +4,7 @@ A body is one request or response, or a batch (array) of them. Payloads and resu
 that they came as: they are checked but never re-encoded, so numbers of any size arrive as they were sent.
 """
 
+from penstock.wire.packed import PACKED_PER_MESSAGE, PACKED_PREFIX, pack_result
 from penstock.wire.packing import join_batch, pack
 from penstock.wire.reports import (
     NO_HINTS,
@@ -19,6 +20,7 @@ from penstock.wire.reports import (
     decode_report,
     decode_reports,
     encode_error,
+    encode_packed_result,
     encode_progress,
     encode_result,
     encode_run_times,
@@ -48,6 +50,8 @@ from penstock.wire.text import (
 __all__ = [
     "MAX_DEPTH",
     "NO_HINTS",
+    "PACKED_PER_MESSAGE",
+    "PACKED_PREFIX",
     "PROGRESS_NOTE_CHARS",
     "SUSPECT_ATTRIBUTE",
     "TIMEOUT_ATTRIBUTE",
@@ -70,12 +74,14 @@ __all__ = [
     "decode_request",
     "encode_call",
     "encode_error",
+    "encode_packed_result",
     "encode_progress",
     "encode_result",
     "encode_run_times",
     "escape_for_sqs",
     "join_batch",
     "pack",
+    "pack_result",
     "parse_claim_id",
     "replace_unstorable",
     "split_body",

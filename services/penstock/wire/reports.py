@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.errors import RpcError
 from penstock.tasks import ACTION_MAX_CHARS
+from penstock.wire.packed import PACKED_PREFIX, Room, Unpackable, unpack_result
 from penstock.wire.requests import INT8_MAX, parse_claim_id, split_body
 from penstock.wire.text import entry_text, replace_unstorable, short_reason, text_of
 
@@ -94,6 +95,7 @@ class _Response(msgspec.Struct, frozen=True):
     id: msgspec.Raw = _EMPTY
     result: msgspec.Raw = _EMPTY
     error: msgspec.Raw = _EMPTY
+    encoding: str | None = None
     method: str | None = None
     params: msgspec.Raw = _EMPTY
 
@@ -121,6 +123,7 @@ class _Answer(msgspec.Struct, frozen=True, gc=False):
     id: str | None = None
     result: msgspec.Raw = _EMPTY
     error: msgspec.Raw = _EMPTY
+    encoding: str | None = None
     method: str | None = None
 
 
@@ -143,9 +146,10 @@ def decode_reports(body: bytes | str, *, batch_limit: int) -> list[Report]:
         shown = body if isinstance(body, str) else body.decode("utf-8", "backslashreplace")
         return [Unreadable(shown, exc.message)]
     answers = _decode_at_once(text) if is_batch else None
+    room = Room()
     if answers is None:
-        return [decode_report(entry) for entry in entries]
-    return [_plain(answer) or decode_report(entry) for answer, entry in zip(answers, entries, strict=True)]
+        return [decode_report(entry, room) for entry in entries]
+    return [_plain(answer) or decode_report(entry, room) for answer, entry in zip(answers, entries, strict=True)]
 
 
 def _decode_at_once(text: str) -> list[_Answer] | None:
@@ -159,18 +163,20 @@ def _decode_at_once(text: str) -> list[_Answer] | None:
 def _plain(answer: _Answer) -> Succeeded | None:
     """The report of a plain success; None where a closer look is needed."""
     result = bytes(answer.result)
-    if not result or answer.method is not None or answer.id is None or bytes(answer.error):
+    is_other = answer.method is not None or answer.encoding is not None
+    if not result or is_other or answer.id is None or bytes(answer.error):
         return None
     claim_id = parse_claim_id(answer.id)
     return None if claim_id is None else Succeeded(claim_id.task_id, claim_id.claim, None, result.decode())
 
 
-def decode_report(entry: str | msgspec.Raw) -> Report:
+def decode_report(entry: str | msgspec.Raw, room: Room | None = None) -> Report:
+    """Decode one entry. room: for what is unpacked of its body, None for one of its own."""
     try:
         response = _decode_response(entry)
         if response.method is not None:
             return _notification(response, entry)
-        return _outcome(response, entry)
+        return _outcome(response, entry, room or Room())
     except (ValueError, RecursionError) as exc:
         return Unreadable(entry_text(entry), f"not a JSON-RPC response: {short_reason(exc)}")
 
@@ -200,7 +206,7 @@ def _run_times(response: _Response, entry: str | msgspec.Raw) -> Report:
     return told
 
 
-def _outcome(response: _Response, entry: str | msgspec.Raw) -> Report:
+def _outcome(response: _Response, entry: str | msgspec.Raw, room: Room) -> Report:
     result, error = bytes(response.result), bytes(response.error)
     if error == b"null" and result:
         error = b""  # the habit of JSON-RPC 1.0: both members, one of them null
@@ -222,6 +228,14 @@ def _outcome(response: _Response, entry: str | msgspec.Raw) -> Report:
         attempt = _attempt_in(result or error)
         if attempt is None:
             return Unreadable(entry_text(entry), f"bare id {task_id} needs an attempt inside result or error")
+    if result and response.encoding is not None:
+        try:
+            text = replace_unstorable(unpack_result(result, response.encoding, room))
+        except Unpackable as exc:
+            # The worker has answered and will not answer again, so this is what came of the attempt.
+            told = json.dumps({"code": exc.code, "message": str(exc), "data": {"type": "BadEncoding"}})
+            return Failed(task_id, claim, attempt, told, NO_HINTS)
+        return Succeeded(task_id, claim, attempt, text)
     if result:
         return Succeeded(task_id, claim, attempt, result.decode())
     decoded = _decode_error(error)
@@ -252,6 +266,11 @@ def _hints(error: _Error) -> Hints:
 def encode_result(claim_id: str, result: str) -> str:
     """The response of one task that succeeded; ``result`` is JSON text."""
     return f'{{"jsonrpc":"2.0","result":{result},"id":"{claim_id}"}}'
+
+
+def encode_packed_result(claim_id: str, packed: str) -> str:
+    """The same with a result that was packed by ``pack_result``."""
+    return f'{PACKED_PREFIX},"result":"{packed}","id":"{claim_id}"}}'
 
 
 def encode_error(claim_id: str, code: int, message: str, data: dict[str, Any]) -> str:

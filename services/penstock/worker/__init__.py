@@ -63,6 +63,7 @@ class Worker(Service):
             threads=self._threads,
             timeout_seconds=settings.task_timeout_seconds,
             result_limit_bytes=settings.result_limit_bytes,
+            result_compress_bytes=settings.result_compress_bytes,
             timings=self._timings,
             answer=self._answer,
             progress=self._progress,

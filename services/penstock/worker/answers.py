@@ -16,7 +16,16 @@ import msgspec
 
 from penstock.errors import HANDLER_ERROR, METHOD_NOT_FOUND, TASK_TIMEOUT, TOO_LARGE
 from penstock.handlers import Fail, Handler, Registry, Retry
-from penstock.wire import MAX_DEPTH, Invalid, Request, encode_error, encode_result, escape_for_sqs
+from penstock.wire import (
+    MAX_DEPTH,
+    Invalid,
+    Request,
+    encode_error,
+    encode_packed_result,
+    encode_result,
+    escape_for_sqs,
+    pack_result,
+)
 
 TEXT_LIMIT_BYTES = 2048  # of a message, as JSON
 TRACEBACK_LIMIT_BYTES = 8192  # of a traceback, as JSON; its end is kept
@@ -38,8 +47,8 @@ class Refusal(Exception):
         self.data = data or {}
 
 
-def result_answer(claim_id: str, result: Any, *, limit_bytes: int) -> str:
-    """The answer of a handler that returned. Raises Refusal."""
+def result_answer(claim_id: str, result: Any, *, limit_bytes: int, compress_bytes: int | None = None) -> str:
+    """The answer of a handler that returned, packed where it is over ``compress_bytes``. Raises Refusal."""
     if result is None:
         return encode_result(claim_id, "null")
     try:
@@ -66,6 +75,10 @@ def result_answer(claim_id: str, result: Any, *, limit_bytes: int) -> str:
             f"the result is {size} bytes; the limit is {limit_bytes} (PENSTOCK_RESULT_LIMIT_BYTES)",
             code=TOO_LARGE, data={"size": size, "limit": limit_bytes},
         )  # fmt: skip
+    if compress_bytes is not None and size > compress_bytes:
+        packed = pack_result(text)
+        if len(packed) < size:
+            return encode_packed_result(claim_id, packed)
     return encode_result(claim_id, text)
 
 

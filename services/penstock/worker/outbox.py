@@ -10,7 +10,7 @@ from penstock import metrics
 from penstock.errors import Unavailable
 from penstock.logs import get_logger
 from penstock.transports import Outgoing, Queue, SendReport
-from penstock.wire import join_batch, pack, utf8_size
+from penstock.wire import PACKED_PER_MESSAGE, PACKED_PREFIX, join_batch, pack, utf8_size
 from penstock.worker.answers import refused_answer
 from penstock.worker.holder import Held
 from penstock.worker.linger import Linger
@@ -126,7 +126,11 @@ class Outbox:
     async def _send(self, entries: list[Entry]) -> tuple[list[Entry], str | None]:
         """Send once; returns the entries that did not go, and why, or None when they may go at once in another form."""
         sizes = [utf8_size(entry[0]) for entry in entries]
-        slices = list(pack(sizes, max_bytes=self._max_bytes, max_items=MAX_ENTRIES))
+        # A resulter unpacks so much of one message and no more.
+        weights = [float(entry[0].startswith(PACKED_PREFIX)) for entry in entries]
+        slices = list(
+            pack(sizes, weights, max_bytes=self._max_bytes, max_items=MAX_ENTRIES, max_weight=PACKED_PER_MESSAGE)
+        )
         messages = [Outgoing(join_batch([entry[0] for entry in entries[start:end]])) for start, end in slices]
         try:
             report = await self._queue.send(messages)

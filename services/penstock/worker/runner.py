@@ -100,6 +100,7 @@ class Runner:
         threads: Threads,
         timeout_seconds: float,
         result_limit_bytes: int,
+        result_compress_bytes: int | None,
         timings: Timings,
         answer: Callable[[Job, str], None],
         progress: Callable[[Job, float | None, str | None], None],
@@ -108,6 +109,7 @@ class Runner:
         self._threads = threads
         self._timeout_seconds = timeout_seconds
         self._result_limit_bytes = result_limit_bytes
+        self._result_compress_bytes = result_compress_bytes
         self._timings = timings
         self._answer = answer
         self._progress = progress
@@ -204,7 +206,12 @@ class Runner:
                 result = await job.handler.function(_context(job), *args, **kwargs)
             else:
                 result = await self._in_thread(job)
-            answer = answers.result_answer(job.claim_id, result, limit_bytes=self._result_limit_bytes)
+            answer = answers.result_answer(
+                job.claim_id,
+                result,
+                limit_bytes=self._result_limit_bytes,
+                compress_bytes=self._result_compress_bytes,
+            )
             outcome = "ok"
         except answers.Refusal as exc:
             answer, kind = answers.refusal_answer(job.claim_id, job.handler, exc), exc.kind

@@ -1,0 +1,627 @@
+"""Waiting for results: over HTTP, from both clients, from the shell; packed results; and what is emptied before its
+record."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from time import monotonic
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from penstock import AsyncClient, Client
+from penstock.cli import app
+from penstock.commands import Restart
+from penstock.errors import (
+    InvalidParams,
+    PayloadGone,
+    ResultGone,
+    ResultTimeout,
+    StateConflict,
+    TaskCalledOff,
+    TaskFailed,
+    TaskNotFound,
+    Unavailable,
+)
+from penstock.intake import apply_change, read_inbound
+from penstock.local.postgres import EmbeddedPostgres
+from penstock.notify import CHANNEL
+from penstock.resulter import Resulter
+from penstock.settings import DAY, Settings
+from penstock.sql import SQL
+from penstock.store import Store
+from penstock.supervisor.emptying import Emptying
+from penstock.supervisor.jobs import Jobs
+from penstock.tasks import Failure, NewTask
+from penstock.transports.sqs import SqsQueue
+from penstock.wire import encode_packed_result, pack_result
+from tests.integration.apis import JSON, running
+from tests.integration.doors import postgres_away, put, sample
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def make(store: Store, count: int = 1, **options: Any) -> list[int]:
+    async with store.session() as session:
+        return [task.id for task in await session.enqueue([NewTask("a", '{"n":1}', **options)] * count)]
+
+
+async def claim(store: Store) -> tuple[int, list[int]]:
+    """(claim, ids) of all that is due."""
+    async with store.transaction() as session:
+        dispatch = await session.claim(10_000)
+    assert dispatch is not None
+    return dispatch.id, [task.id for task in dispatch.tasks]
+
+
+async def finish(store: Store, claimed: int, ids: Sequence[int], result: str = '{{"of":{}}}') -> None:
+    """As a resulter does: commit, then a nudge."""
+    async with store.transaction() as session:
+        assert await session.finish({(task_id, claimed): result.format(task_id) for task_id in ids}) == len(ids)
+    async with store.session() as session:
+        await session.fetch("notify_work", CHANNEL)
+
+
+async def fail(store: Store, claimed: int, task_id: int) -> None:
+    error = '{"code": -32000, "message": "no luck", "data": {"traceback": "Traceback: here"}}'
+    async with store.transaction() as session:
+        assert await session.fail([Failure(task_id, claimed, error, None)])
+    async with store.session() as session:
+        await session.fetch("notify_work", CHANNEL)
+
+
+async def ask(http: httpx.AsyncClient, **params: Any) -> Any:
+    body = {"jsonrpc": "2.0", "method": "result", "params": params, "id": 1}
+    return (await http.post("/rpc", json=body, timeout=90)).json()
+
+
+# Over HTTP
+
+
+async def test_a_task_is_answered_when_it_settles_and_not_before(store: Store, settings: Settings) -> None:
+    (task_id,) = await make(store)
+    claimed, _ = await claim(store)
+    async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=JSON) as http:
+        asking = asyncio.create_task(ask(http, id=task_id, timeout=60))
+        await until(lambda: api._methods.results._waits == 1)
+        assert not asking.done()
+        await finish(store, claimed, [task_id])
+        expected = {"id": task_id, "state": "SUCCESS", "result": {"of": task_id}, "error": None}
+        assert (await asking)["result"] == expected
+        assert (await ask(http, id=str(task_id)))["result"] == expected
+        assert api._methods.results._waiting == {}
+        assert sample("penstock_result_waits") == 0
+
+
+async def test_when_the_time_is_up_the_state_is_told_and_how_to_ask_again(store: Store, settings: Settings) -> None:
+    (task_id,) = await make(store)
+    async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=JSON) as http:
+        for timeout in (0, 0.05):
+            assert (await ask(http, id=task_id, timeout=timeout))["result"] == {
+                "id": task_id, "state": "SCHEDULED", "result": None, "error": None,
+                "again": "it has not settled within the timeout: call result again with this id",
+            }  # fmt: skip
+        assert (await ask(http, id=4711))["error"] == {
+            "code": -32004, "message": "No such task: 4711", "data": {"id": 4711},
+        }  # fmt: skip
+        for wrong in ({}, {"id": 1, "ids": [1]}, {"id": 1, "timeout": 61}, {"id": 1, "wait": "some"}, {"ids": []}):
+            assert (await ask(http, **wrong))["error"]["code"] == -32602, wrong
+
+
+async def test_all_waits_for_the_last_and_any_answers_those_that_have_settled(store: Store, settings: Settings) -> None:
+    ids = await make(store, 3)
+    claimed, _ = await claim(store)
+    async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=JSON) as http:
+        every = asyncio.create_task(ask(http, ids=[*ids, ids[0]], timeout=60))
+        some = asyncio.create_task(ask(http, ids=ids, timeout=60, wait="any"))
+        await until(lambda: api._methods.results._waits == 6)
+        await finish(store, claimed, ids[1:2])
+        assert [entry["id"] for entry in (await some)["result"]] == [ids[1]]
+        assert not every.done()
+        await fail(store, claimed, ids[0])
+        async with store.transaction() as session:
+            await session.cancel([ids[2]], "not wanted")
+        outcomes = (await every)["result"]  # no nudge came with the last change: the watch looks by itself
+        assert [entry["id"] for entry in outcomes] == [*ids, ids[0]]
+        assert [entry["state"] for entry in outcomes] == ["CRITICAL_ERROR", "SUCCESS", "CANCELLED", "CRITICAL_ERROR"]
+        assert outcomes[0]["error"]["message"] == "no luck"
+        assert outcomes[2]["reason"] == "not wanted"
+        unknown = (await ask(http, ids=[ids[0], 4711], timeout=60))["result"]
+        assert unknown[1] == {"id": 4711, "state": None, "result": None, "error": None}
+
+
+async def test_a_task_that_is_retried_is_waited_for_again(store: Store, settings: Settings) -> None:
+    (task_id,) = await make(store)
+    async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=JSON) as http:
+        async with store.transaction() as session:
+            await session.cancel([task_id])
+            await session.restart([task_id])
+        asking = asyncio.create_task(ask(http, id=task_id, timeout=60))
+        await until(lambda: api._methods.results._waits == 1)
+        claimed, _ = await claim(store)
+        await finish(store, claimed, [task_id])
+        assert (await asking)["result"]["state"] == "SUCCESS"
+
+
+def test_the_inbound_queue_has_no_way_back_for_a_result(settings: Settings) -> None:
+    inbound = read_inbound('{"jsonrpc": "2.0", "method": "result", "params": {"id": 1}}', settings)
+    ((_, reason),) = inbound.refused
+    assert reason == "result only answers, and a queue has no way back: ask over HTTP"
+
+
+async def test_entries_of_a_batch_wait_together_and_harm_no_neighbour(store: Store, settings: Settings) -> None:
+    ids = await make(store, 2)
+    claimed, _ = await claim(store)
+    async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=JSON) as http:
+        params: list[dict[str, Any]] = [{"id": ids[0], "timeout": 60}, {"id": 0, "timeout": 60}, {"id": ids[1], "x": 1}]
+        body = [{"jsonrpc": "2.0", "method": "result", "params": p, "id": n} for n, p in enumerate(params)]
+        asking = asyncio.create_task(http.post("/rpc", json=body, timeout=90))
+        await until(lambda: api._methods.results._waits >= 1)
+        await finish(store, claimed, ids)
+        answers = {answer["id"]: answer for answer in (await asking).json()}
+        assert answers[0]["result"]["state"] == "SUCCESS"
+        assert answers[1]["error"]["code"] == -32004
+        assert answers[2]["error"]["data"]["field"] == "x"
+
+
+async def test_a_client_that_hangs_up_leaves_nothing_behind(store: Store, settings: Settings) -> None:
+    ids = await make(store, 5)
+    async with running(store, settings) as api:
+        async with httpx.AsyncClient(base_url=api.url, headers=JSON) as http:
+            asking = [asyncio.create_task(ask(http, ids=ids, timeout=60)) for _ in range(3)]
+            await until(lambda: api._methods.results._waits == 15)
+            for task in asking:
+                task.cancel()
+            await asyncio.wait(asking)
+        results = api._methods.results
+        await until(lambda: results._waits == 0 and results._requests == 0)
+        assert results._waiting == {}
+
+
+async def test_an_api_that_stops_answers_at_once_with_what_there_is(store: Store, settings: Settings) -> None:
+    ids = await make(store, 2)
+    claimed, _ = await claim(store)
+    async with httpx.AsyncClient(headers=JSON) as http:
+        async with running(store, settings) as api:
+            http.base_url = httpx.URL(api.url)
+            asking = asyncio.create_task(ask(http, ids=ids, timeout=60))
+            await until(lambda: api._methods.results._waits == 2)
+            async with store.transaction() as session:
+                await session.finish({(ids[0], claimed): "1"})
+            stopping = monotonic()
+        assert monotonic() - stopping < 30  # of the 60 that it would have waited
+        outcomes = (await asking)["result"]
+    assert [entry["state"] for entry in outcomes] == ["SUCCESS", "ACQUIRED"]
+    assert "again" in outcomes[1]
+
+
+async def test_waits_are_bounded_and_told_so(store: Store, settings: Settings) -> None:
+    ids = await make(store, 5)
+    few = settings.model_copy(update={"result_waits_limit": 4, "http_connections": 4})
+    async with running(store, few) as api, httpx.AsyncClient(base_url=api.url, headers=JSON) as http:
+        refused = (await ask(http, ids=ids, timeout=60))["error"]
+        assert (refused["code"], refused["data"]) == (-32025, {"limit": 4, "retry_after": 1})
+        assert "Too many tasks" in refused["message"]
+        assert len((await ask(http, ids=ids, timeout=0))["result"]) == 5, "a look is none"
+        waiting = [asyncio.create_task(ask(http, id=ids[0], timeout=60)) for _ in range(2)]
+        await until(lambda: api._methods.results._requests == 2)
+        assert "Too many requests" in (await ask(http, id=ids[0], timeout=60))["error"]["message"]
+        async with store.transaction() as session:
+            await session.cancel(ids)
+        assert [(await task)["result"]["state"] for task in waiting] == ["CANCELLED"] * 2
+
+
+async def test_a_watch_outlives_a_postgres_that_goes_away(
+    store: Store, settings: Settings, postgres: EmbeddedPostgres, database_url: str
+) -> None:
+    (task_id,) = await make(store)
+    claimed, _ = await claim(store)
+    async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=JSON) as http:
+        looks = sample("penstock_statement_seconds_count", statement="read_settled")
+        asking = asyncio.create_task(ask(http, id=task_id, timeout=60))
+        await until(lambda: sample("penstock_statement_seconds_count", statement="read_settled") > looks)
+        async with postgres_away(postgres, database_url):
+            await asyncio.sleep(0)
+            assert (await http.post("/rpc", json={"jsonrpc": "2.0", "method": "result", "params": [1], "id": 1})
+                    ).status_code == 503  # fmt: skip
+        await finish(store, claimed, [task_id])
+        assert (await asking)["result"]["state"] == "SUCCESS"
+
+
+async def test_a_thousand_waits_cost_one_connection_and_one_statement_a_look(
+    store: Store, settings: Settings, sql: Any
+) -> None:
+    ids = await make(store, 1000)
+    claimed, _ = await claim(store)
+    async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=JSON) as http:
+        limits = httpx.Limits(max_connections=200)
+        async with httpx.AsyncClient(base_url=api.url, headers=JSON, limits=limits) as many:
+            asking = [asyncio.create_task(ask(many, ids=ids[n : n + 10], timeout=60)) for n in range(0, 1000, 10)]
+            await until(lambda: api._methods.results._waits == 1000)
+            listening = "select count(*) from pg_stat_activity where application_name = 'penstock-test-listen'"
+            await wait_for_rows(sql, listening, 1)
+            before = sample("penstock_statement_seconds_count", statement="read_settled")
+            await finish(store, claimed, ids)
+            answers = await asyncio.gather(*asking)
+        assert all(entry["result"] == {"of": entry["id"]} for answer in answers for entry in answer["result"])
+        assert sample("penstock_statement_seconds_count", statement="read_settled") - before < 20
+        assert (await ask(http, id=ids[0], timeout=0))["result"]["state"] == "SUCCESS"
+
+
+async def wait_for_rows(sql: Any, query: str, count: int) -> None:
+    async with asyncio.timeout(60):
+        while await sql.fetchval(query) != count:
+            await asyncio.sleep(0.01)
+
+
+async def test_results_that_fill_an_answer_leave_the_rest_to_the_next(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.api.results.ANSWER_BYTES", 1000)
+    ids = await make(store, 8)
+    claimed, _ = await claim(store)
+    await finish(store, claimed, ids, '"' + "x" * 400 + '{}"')
+    async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=JSON) as http:
+        outcomes = (await ask(http, ids=ids, timeout=60))["result"]
+        told = [entry for entry in outcomes if "again" not in entry]
+        assert 1 <= len(told) < 8
+        assert [entry["id"] for entry in outcomes] == ids
+        left = [entry for entry in outcomes if "again" in entry]
+        assert {(entry["state"], entry["result"]) for entry in left} == {("SUCCESS", None)}
+        async with AsyncClient(api.url) as client:
+            results = await asyncio.gather(*(client.result(task_id) for task_id in ids))
+        assert [len(result) for result in results] == [401] * 8
+
+
+# From a program and from the shell
+
+
+async def test_results_awaited_together_share_one_connection(store: Store, settings: Settings) -> None:
+    ids = await make(store, 1000)
+    claimed, _ = await claim(store)
+    async with running(store, settings) as api, AsyncClient(api.url) as client:
+        posts = 0
+        post = client._http.post
+
+        async def counted(*args: Any, **kwargs: Any) -> Any:
+            nonlocal posts
+            posts += 1
+            return await post(*args, **kwargs)
+
+        client._http.post = counted  # type: ignore[method-assign]
+        awaiting = [asyncio.create_task(client.result(task_id, timeout=90)) for task_id in ids]
+        await until(lambda: api._methods.results._waits == 1000)
+        assert len(api._server._server.server_state.connections) == 1
+        for start in range(0, 1000, 250):
+            await finish(store, claimed, ids[start : start + 250])
+        assert await asyncio.gather(*awaiting) == [{"of": task_id} for task_id in ids]
+        assert posts < 20
+        assert client._polls == []
+
+
+async def test_a_task_awaited_later_joins_those_that_are_awaited(store: Store, settings: Settings) -> None:
+    ids = await make(store, 3)
+    claimed, _ = await claim(store)
+    async with running(store, settings) as api, AsyncClient(api.url) as client:
+        results = api._methods.results
+        first = asyncio.create_task(client.result(ids[0]))
+        await until(lambda: results._waits == 1)
+        second = asyncio.create_task(client.result(ids[1]))
+        twice = asyncio.create_task(client.result(ids[1]))
+        await until(lambda: set(results._waiting) == {ids[0], ids[1]} and results._waits == 2)
+        assert len(client._polls) == 1
+        await finish(store, claimed, [ids[1]])
+        assert await second == await twice == {"of": ids[1]}
+        first.cancel()
+        await asyncio.wait((first,))
+        await until(lambda: results._waits == 0 and client._polls == [])
+        await finish(store, claimed, [ids[2]])
+        assert await client.result(ids[2], timeout=0) == {"of": ids[2]}
+
+
+async def test_both_clients_raise_what_came_of_the_task(store: Store, settings: Settings, sql: Any) -> None:
+    failed, cancelled, gone, waiting = await make(store, 4)
+    claimed, _ = await claim(store)
+    await fail(store, claimed, failed)
+    await finish(store, claimed, [gone])
+    await sql.execute("update penstock.task_history set result = 'null', result_gone = true where id = $1", gone)
+    async with store.transaction() as session:
+        await session.cancel([cancelled], "not wanted")
+
+    async def expect(result: Callable[..., Any]) -> None:
+        with pytest.raises(TaskFailed, match=f"task {failed} failed: no luck") as told:
+            await result(failed)
+        assert (told.value.id, told.value.state, told.value.error["code"]) == (failed, "CRITICAL_ERROR", -32000)
+        with pytest.raises(TaskCalledOff, match="was cancelled: not wanted") as off:
+            await result(cancelled)
+        assert off.value.reason == "not wanted"
+        with pytest.raises(ResultGone, match="no longer kept"):
+            await result(gone)
+        with pytest.raises(TaskNotFound):
+            await result(4711)
+        for timeout in (0, 0.05):
+            with pytest.raises(TimeoutError) as late:
+                await result(waiting, timeout=timeout)
+            assert isinstance(late.value, ResultTimeout)
+            assert late.value.state == "ACQUIRED"
+
+    async with running(store, settings) as api, AsyncClient(api.url) as client:
+        await expect(client.result)
+        with Client(api.url) as blocking:
+            await expect(lambda *args, **kwargs: asyncio.to_thread(blocking.result, *args, **kwargs))
+            task = asyncio.create_task(asyncio.to_thread(blocking.result, waiting))
+            await until(lambda: api._methods.results._waits == 1)
+            await finish(store, claimed, [waiting])
+            assert await task == {"of": waiting}
+
+
+async def test_a_client_waits_on_while_the_api_is_replaced_and_gives_up_on_one_that_never_was(
+    store: Store, settings: Settings
+) -> None:
+    (task_id,) = await make(store)
+    claimed, _ = await claim(store)
+    async with running(store, settings) as api:
+        client = AsyncClient(api.url)
+        awaiting = asyncio.create_task(client.result(task_id))
+        await until(lambda: api._methods.results._waits == 1)
+        port = int(api.url.rpartition(":")[2])
+    async with running(Store(store._url), settings.model_copy(update={"http_port": port})):
+        await finish(store, claimed, [task_id])
+        assert await awaiting == {"of": task_id}
+    await client.close()
+    async with AsyncClient("http://127.0.0.1:9") as nowhere:
+        with pytest.raises(Unavailable, match="cannot be reached"):
+            await nowhere.result(1)
+
+
+async def test_close_lets_go_of_whoever_waits(store: Store, settings: Settings) -> None:
+    (task_id,) = await make(store)
+    async with running(store, settings) as api:
+        client = AsyncClient(api.url)
+        awaiting = asyncio.create_task(client.result(task_id))
+        await until(lambda: api._methods.results._waits == 1)
+        await client.close()
+        with pytest.raises(asyncio.CancelledError):
+            await awaiting
+        await until(lambda: api._methods.results._waits == 0)
+
+
+async def test_the_async_client_has_every_method_of_the_other(store: Store, settings: Settings) -> None:
+    names = {name for name in vars(Client) if not name.startswith("_")}
+    assert names == {name for name in vars(AsyncClient) if not name.startswith("_")}
+    async with running(store, settings) as api, AsyncClient(api.url) as client:
+        task = await client.enqueue("a", {"n": 1}, ordering_key="o")
+        assert [t["state"] for t in await client.enqueue_many([{"action": "b"}, {"action": "c"}])] == ["SCHEDULED"] * 2
+        assert (await client.status(task["id"]))["action"] == "a"
+        assert [t and t["id"] for t in await client.status([1, 99])] == [1, None]
+        assert (await client.reschedule(1, delay=60))["state"] == "SCHEDULED"
+        assert (await client.cancel(1, reason="r"))["state"] == "CANCELLED"
+        assert (await client.retry(1))["state"] == "SCHEDULED"
+        assert len((await client.list(action="b"))["tasks"]) == 1
+        assert (await client.set_limits("a", max_in_flight=2))["max_in_flight"] == 2
+        assert (await client.pause("a"))["paused"]
+        assert not (await client.resume("a"))["paused"]
+        assert [rule["action"] for rule in await client.actions()] == ["a"]
+        await client.set_route("r", "queue")
+        assert [route["name"] for route in await client.routes()] == ["r"]
+        await client.delete_route("r")
+        assert (await client.stats())["states"]["SCHEDULED"] == 3
+        assert (await client.ordering_list()) == {"keys": [], "cursor": None}
+        assert not (await client.ordering_release("o"))["released"]
+        assert (await client.bulk_cancel(action="b", dry_run=True))["count"] == 1
+        for started in (await client.bulk_retry(all=True), await client.bulk_delete(all=True)):
+            assert (await client.job(started["job"]))["state"] == "RUNNING"
+        job = await client.bulk_reschedule(all=True, delay=1)
+        assert (await client.cancel_job(job["job"]))["state"] == "CANCELLED"
+        assert (await client.wait_job(job["job"]))["state"] == "CANCELLED"
+        assert len((await client.jobs())["jobs"]) == 3
+        results = await client.batch([("status", {"id": 1}), ("status", {"id": 99})])
+        assert (results[0]["id"], type(results[1])) == (1, TaskNotFound)
+        made = await client.schedules.create("s", "@hourly", "a")
+        assert (await client.schedules.list())["schedules"][0]["name"] == made["name"] == "s"
+        with pytest.raises(InvalidParams):
+            await client.enqueue("")
+
+
+async def test_the_command_prints_the_result_and_tells_by_its_exit_code(store: Store, settings: Settings) -> None:
+    good, bad, open_ = await make(store, 3)
+    claimed, _ = await claim(store)
+    await finish(store, claimed, [good])
+    await fail(store, claimed, bad)
+
+    def use(url: str) -> None:
+        def run(*arguments: str) -> tuple[int, str]:
+            done = CliRunner().invoke(app, [*arguments, "--api-url", url])
+            return done.exit_code, done.output
+
+        code, output = run("result", str(good))
+        assert (code, json.loads(output)) == (0, {"of": good})
+        code, output = run("result", str(bad))
+        assert code == 3
+        assert f"task {bad} failed: no luck" in output
+        assert "Traceback: here" in output
+        code, output = run("result", str(open_), "--timeout", "0")
+        assert (code, "ACQUIRED" in output) == (4, True)
+        code, output = run("enqueue", "later", "--delay", "60", "--wait", "--wait-timeout", "0")
+        assert (code, "SCHEDULED" in output) == (4, True)
+        assert run("enqueue", "later", "--wait-timeout", "1")[0] == 2
+
+    async with running(store, settings) as api:
+        await asyncio.to_thread(use, api.url)
+
+
+# Packed results on their way
+
+
+async def test_a_packed_result_is_stored_as_it_was_and_a_bomb_is_a_failed_attempt(
+    store: Store, results: SqsQueue, settings: Settings, sql: Any
+) -> None:
+    ids = await make(store, 5)
+    claimed, _ = await claim(store)
+    text = json.dumps({"rows": ["ü\u20ac", 1.0] * 10_000}, ensure_ascii=False)
+    bomb = pack_result("[" + "0," * 2_000_000 + "0]")
+    bodies = [
+        encode_packed_result(f"{ids[0]}:{claimed}", pack_result(text)),
+        encode_packed_result(f"{ids[1]}:{claimed}", bomb),
+        encode_packed_result(f"{ids[2]}:{claimed}", "AAAA"),
+        json.dumps({"jsonrpc": "2.0", "encoding": "br", "result": "AAAA", "id": f"{ids[3]}:{claimed}"}),
+        encode_packed_result(f"{ids[4]}:{claimed}", pack_result("{not json")),
+    ]
+    await put(results, bodies[0], "[" + ",".join(bodies[1:]) + "]")
+    resulter = Resulter(store=store, results=results, settings=settings)
+    while await resulter.run_once():
+        pass
+    assert await sql.fetchval("select result::text from penstock.task_history where id = $1", ids[0]) == text
+    failures = await sql.fetch("select failures -> -1 -> 'error' ->> 'message' from penstock.task order by id")
+    told = [row[0] for row in failures]
+    assert told[0] == (
+        "the result unpacks to more than 900000 bytes; 900000 are the limit of one, 16777216 of a message"
+    )
+    assert told[1].startswith("the packed result cannot be read: ")
+    assert told[2] == "the result has the encoding 'br'; gzip is known"
+    assert told[3].startswith("the packed result cannot be read: JSON is malformed")
+
+
+# What is emptied before its record
+
+
+@pytest.fixture
+def emptying(store: Store, settings: Settings) -> Emptying:
+    kept = {"payload_retention_seconds": DAY + 60.0, "result_retention_seconds": 60.0}
+    return Emptying(store=store, settings=settings.model_copy(update=kept))
+
+
+async def walk(emptying: Emptying, now: datetime) -> int:
+    """Rounds until there is no more to look at."""
+    total = 0
+    for _ in range(40):
+        total += await emptying.run_once(now=now)
+    return total
+
+
+async def test_results_go_before_payloads_and_payloads_before_records(
+    store: Store, settings: Settings, sql: Any, emptying: Emptying
+) -> None:
+    done, failed, cancelled = await make(store, 3)
+    (empty,) = [task.id for task in await enqueue_empty(store)]
+    claimed, _ = await claim(store)
+    await finish(store, claimed, [done])
+    await finish(store, claimed, [empty], "null")
+    await fail(store, claimed, failed)
+    async with store.transaction() as session:
+        await session.cancel([cancelled])
+    (live,) = await make(store)
+    settled_at = await sql.fetchval("select max(finished_at) from penstock.task_history")
+    today = settled_at.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    assert await walk(emptying, today + timedelta(days=1)) == 0, "it was not kept for a minute, and a margin, yet"
+    assert await walk(emptying, today + timedelta(days=1, minutes=10)) == 1
+    query = "select id, payload::text, result::text, payload_gone, result_gone from penstock.task_history order by id"
+    assert [tuple(row) for row in await sql.fetch(query)] == [
+        (done, '{"n":1}', "null", None, True), (failed, '{"n":1}', None, None, None),
+        (cancelled, '{"n":1}', None, None, None), (empty, "{}", "null", None, None),
+    ]  # fmt: skip
+    assert await walk(emptying, today + timedelta(days=2, minutes=10)) == 3
+    assert [tuple(row)[3:] for row in await sql.fetch(query)] == [
+        (True, True), (True, None), (True, None), (None, None),
+    ]  # fmt: skip
+    assert await sql.fetchval("select payload::text from penstock.task where id = $1", live) == '{"n":1}'
+
+    async with running(store, settings) as api:
+        with Client(api.url) as client:
+            task = await asyncio.to_thread(client.status, done, detail=True)
+            assert (task["payload"], task["payload_gone"], task["result"], task["result_gone"]) == (
+                None,
+                True,
+                None,
+                True,
+            )
+            assert "payload_gone" not in await asyncio.to_thread(client.status, empty, detail=True)
+            with pytest.raises(StateConflict, match="its payload is gone") as refused:
+                await asyncio.to_thread(client.retry, failed)
+            assert refused.value.data == {"id": failed, "state": "CRITICAL_ERROR", "payload_gone": True}
+    async with store.transaction() as session:
+        assert await session.restart([failed, cancelled]) == {}
+        with pytest.raises(PayloadGone):
+            await apply_change(session, Restart(cancelled))
+
+
+async def enqueue_empty(store: Store) -> Any:
+    async with store.session() as session:
+        return await session.enqueue([NewTask("a")])
+
+
+async def test_a_bulk_retry_tells_of_payloads_that_are_gone(
+    store: Store, settings: Settings, sql: Any, emptying: Emptying
+) -> None:
+    ids = await make(store, 2)
+    async with store.transaction() as session:
+        await session.cancel(ids)
+    await sql.execute("update penstock.task_history set payload_gone = true where id = $1", ids[0])
+    async with running(store, settings) as api:
+        with Client(api.url) as client:
+            job = (await asyncio.to_thread(client.bulk_retry, states=["CANCELLED"]))["job"]
+            jobs = Jobs(store=store, changed=lambda: None)
+            while await jobs.run_once():
+                pass
+            ended = await asyncio.to_thread(client.job, job)
+    assert (ended["changed"], ended["refused"]) == (1, 1)
+    assert "its payload is gone" in ended["errors"][0]["reason"]
+
+
+async def test_many_that_settled_at_once_are_emptied_step_by_step_and_seen_once(
+    store: Store, settings: Settings, sql: Any, emptying: Emptying, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.supervisor.emptying._MOST", 100)
+    monkeypatch.setattr("penstock.supervisor.emptying._FEW", 25)
+    for _ in range(12):
+        ids = await make(store, 80)
+        claimed, _ids = await claim(store)
+        await finish(store, claimed, ids)
+    looked: list[int] = []
+    real = Emptying._step
+
+    async def counted(self: Emptying, *args: Any, **kwargs: Any) -> int | None:
+        changed = await real(self, *args, **kwargs)
+        looked.append(changed or 0)
+        return changed
+
+    monkeypatch.setattr(Emptying, "_step", counted)
+    later = datetime.now(UTC) + timedelta(days=3)
+    assert await walk(emptying, later) == 2 * 960
+    assert max(looked) <= 100
+    assert await sql.fetchval("select count(*) from penstock.task_history where payload_gone and result_gone") == 960
+    assert await walk(emptying, later) == 0
+    other = Emptying(store=store, settings=settings)
+    assert await other.run_once() == 0, "nothing is emptied unless it is asked for"
+
+
+async def test_a_look_of_the_emptying_reads_its_stretch_and_not_the_history(sql: Any) -> None:
+    await sql.execute("set timezone = 'UTC'")  # as partitions are cut
+    await sql.execute(
+        "insert into penstock.task_history (id, state, action, payload, priority, run_at, attempts, max_attempts,"
+        " claim, claimed_at, created_at, updated_at, finished_at, result)"
+        """ select n, 'SUCCESS', 'a', '{"n": 1}', 0, now(), 1, 1, 1, now(), now(), now(),"""
+        " date_trunc('day', now()) + n * interval '1 s', '1' from generate_series(1, 80000) n"
+    )
+    await sql.execute("analyze penstock.task_history")
+    await sql.fetch(SQL["summarize_settled"], [await sql.fetchval("select to_char(now(), 'YYYYMMDD')")])
+    await sql.execute("set enable_seqscan = off")
+    midnight = await sql.fetchval("select date_trunc('day', now())")
+    stretch = midnight + timedelta(seconds=100), midnight + timedelta(seconds=160)
+    rows = await sql.fetch("explain (analyze, costs off, timing off) " + SQL["empty_payloads"], *stretch)
+    plan = "\n".join(row[0] for row in rows)
+    assert "Bitmap Index Scan on task_success_" in plan
+    assert "Seq Scan" not in plan.replace("(never executed)", "")
+    passed_by = [int(number) for number in re.findall(r"Rows Removed by Index Recheck: (\d+)", plan)]
+    assert sum(passed_by) < 20_000
+    assert await sql.fetchval("select count(*) from penstock.task_history where payload_gone") == 60
