@@ -20,6 +20,7 @@ from penstock.api.replay import purge_rejected, retry_rejected
 from penstock.api.rpc import Handler, Outcome, each
 from penstock.api.rules import Rules
 from penstock.api.schedules import Schedules
+from penstock.api.workflows import Workflows
 from penstock.batching import Batcher
 from penstock.commands import (
     PARAMS,
@@ -117,6 +118,7 @@ class Methods:
         rules = Rules(self._session, self._transaction, notifier.poke)
         jobs = Jobs(self._transaction)
         schedules = Schedules(self._session, self._transaction, notifier.poke)
+        workflows = Workflows(self._transaction, notifier.poke, settings)
         self._carry_out: dict[type, Callable[[Any], Awaitable[Any]]] = {
             Status: self._status,
             Cancel: self._change,
@@ -147,6 +149,7 @@ class Methods:
             CheckClaims: self._check_claims,
             Discover: self._discover,
             **schedules.commands,
+            **workflows.commands,
         }
 
     @property

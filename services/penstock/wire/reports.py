@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,12 +24,16 @@ _BARE_ID = re.compile(r"[0-9]{1,19}")
 
 
 class Succeeded(msgspec.Struct, frozen=True, gc=False):
-    """A result. ``claim`` is None in the older convention, where ``attempt`` must match the current one instead."""
+    """A result. ``claim`` is None in the older convention, where ``attempt`` must match the current one instead.
+
+    spawn: JSON text of the tasks that come with it, empty for none.
+    """
 
     task_id: int
     claim: int | None
     attempt: int | None
     result: str
+    spawn: str = ""
 
 
 class Failed(msgspec.Struct, frozen=True, gc=False):
@@ -96,6 +100,7 @@ class _Response(msgspec.Struct, frozen=True):
     error: msgspec.Raw = _EMPTY
     method: str | None = None
     params: msgspec.Raw = _EMPTY
+    spawn: msgspec.Raw = _EMPTY
 
 
 class _Error(msgspec.Struct, frozen=True):
@@ -122,6 +127,7 @@ class _Answer(msgspec.Struct, frozen=True, gc=False):
     result: msgspec.Raw = _EMPTY
     error: msgspec.Raw = _EMPTY
     method: str | None = None
+    spawn: msgspec.Raw = _EMPTY
 
 
 _decode_response = msgspec.json.Decoder(_Response).decode
@@ -159,7 +165,7 @@ def _decode_at_once(text: str) -> list[_Answer] | None:
 def _plain(answer: _Answer) -> Succeeded | None:
     """The report of a plain success; None where a closer look is needed."""
     result = bytes(answer.result)
-    if not result or answer.method is not None or answer.id is None or bytes(answer.error):
+    if not result or answer.method is not None or answer.id is None or bytes(answer.error) or bytes(answer.spawn):
         return None
     claim_id = parse_claim_id(answer.id)
     return None if claim_id is None else Succeeded(claim_id.task_id, claim_id.claim, None, result.decode())
@@ -223,7 +229,8 @@ def _outcome(response: _Response, entry: str | msgspec.Raw) -> Report:
         if attempt is None:
             return Unreadable(entry_text(entry), f"bare id {task_id} needs an attempt inside result or error")
     if result:
-        return Succeeded(task_id, claim, attempt, result.decode())
+        spawn = bytes(response.spawn)
+        return Succeeded(task_id, claim, attempt, result.decode(), "" if spawn == b"null" else spawn.decode())
     decoded = _decode_error(error)
     return Failed(task_id, claim, attempt, error.decode(), _hints(decoded))
 
@@ -249,8 +256,10 @@ def _hints(error: _Error) -> Hints:
         return NO_HINTS
 
 
-def encode_result(claim_id: str, result: str) -> str:
-    """The response of one task that succeeded; ``result`` is JSON text."""
+def encode_result(claim_id: str, result: str, spawn: Sequence[str] = ()) -> str:
+    """The response of one task that succeeded; ``result`` is JSON text, ``spawn`` that of tasks which come with it."""
+    if spawn:
+        return f'{{"jsonrpc":"2.0","result":{result},"spawn":[{",".join(spawn)}],"id":"{claim_id}"}}'
     return f'{{"jsonrpc":"2.0","result":{result},"id":"{claim_id}"}}'
 
 

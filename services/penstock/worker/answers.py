@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -38,10 +38,18 @@ class Refusal(Exception):
         self.data = data or {}
 
 
-def result_answer(claim_id: str, result: Any, *, limit_bytes: int) -> str:
-    """The answer of a handler that returned. Raises Refusal."""
+def result_answer(claim_id: str, result: Any, *, limit_bytes: int, spawned: Sequence[str] = ()) -> str:
+    """The answer of a handler that returned. spawned: tasks that come with it, as JSON text. Raises Refusal."""
+    if spawned:
+        size = sum(map(len, spawned)) + len(spawned) + 1  # it is ASCII
+        if size > limit_bytes:
+            raise Refusal(
+                "TooManyChildren",
+                f"the spawned tasks are {size} bytes; the limit is {limit_bytes} (PENSTOCK_RESULT_LIMIT_BYTES)",
+                code=TOO_LARGE, data={"size": size, "limit": limit_bytes},
+            )  # fmt: skip
     if result is None:
-        return encode_result(claim_id, "null")
+        return encode_result(claim_id, "null", spawned)
     try:
         encoded = _encode(result)
     except RecursionError:
@@ -66,7 +74,7 @@ def result_answer(claim_id: str, result: Any, *, limit_bytes: int) -> str:
             f"the result is {size} bytes; the limit is {limit_bytes} (PENSTOCK_RESULT_LIMIT_BYTES)",
             code=TOO_LARGE, data={"size": size, "limit": limit_bytes},
         )  # fmt: skip
-    return encode_result(claim_id, text)
+    return encode_result(claim_id, text, spawned)
 
 
 def _holds_no_number(value: Any) -> bool:
