@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.handlers.cancellation import TaskCancelled
     from penstock.retry import Backoff
     from penstock.settings import Settings, load_settings
+    from penstock.workflow_client import Workflow
 
 __version__ = "0.1.0"
 
@@ -33,6 +34,7 @@ _HOMES = {
     "SettingsError": "errors",
     "TaskCancelled": "handlers.cancellation",
     "Unavailable": "errors",
+    "Workflow": "workflow_client",
     "action": "handlers",
     "load_settings": "settings",
 }
@@ -51,6 +53,7 @@ __all__ = [
     "SettingsError",
     "TaskCancelled",
     "Unavailable",
+    "Workflow",
     "__version__",
     "action",
     "load_settings",

@@ -269,7 +269,7 @@ class Mover:
         template, problem = options.template, None
         assert template is not None
         if options.items is not None:
-            items: list[msgspec.Raw] | None = msgspec.json.decode(options.items, type=list[msgspec.Raw])
+            items: list[msgspec.Raw] | None = options.items
         else:
             items, problem = await list_result(
                 self._session, step, options.over or 0, limit_bytes=self._settings.result_limit_bytes
@@ -288,9 +288,7 @@ class Mover:
 
     async def _spawn(self, events: Sequence[Any]) -> None:
         """Make the children that accepted results ask for."""
-        steps = {
-            row["task_id"]: row for row in await self._session.fetch("find_steps", [e["task_id"] for e in events])
-        }
+        steps = {row["task_id"]: row for row in await self._session.fetch("find_steps", [e["task_id"] for e in events])}
         made = []
         for event in events:
             step = steps.get(event["task_id"])
@@ -466,5 +464,3 @@ def _merged(payload: str, step: Any, handover: Handover) -> str:
 def _columns(nodes: Iterable[Node]) -> tuple[list[int], list[int]]:
     listed = list(nodes)
     return [node[0] for node in listed], [node[1] for node in listed]
-
-

@@ -152,7 +152,9 @@ async def _read(session: Session, gathered: Sequence[_Gathered], limit_bytes: in
     outcomes: dict[int, Any] = {}
     ids = list(takers)
     for start in range(0, len(ids), _READ_AT_ONCE):
-        part = [task_id for task_id in ids[start : start + _READ_AT_ONCE] if any(not t.problem for t in takers[task_id])]
+        part = [
+            task_id for task_id in ids[start : start + _READ_AT_ONCE] if any(not t.problem for t in takers[task_id])
+        ]
         for row in await session.fetch("read_results", part) if part else []:
             outcomes[row["id"]] = row
             size = utf8_size(row["result"] or row["error"] or "")

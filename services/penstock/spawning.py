@@ -41,9 +41,7 @@ async def hold_spawners(session: Session, spawners: Mapping[Pair, Spawner]) -> d
     return {(row["id"], row["claim"]): row["workflow"] for row in rows}
 
 
-async def spawn_children(
-    session: Session, spawners: Mapping[Pair, Spawner], held: Mapping[Pair, int | None]
-) -> None:
+async def spawn_children(session: Session, spawners: Mapping[Pair, Spawner], held: Mapping[Pair, int | None]) -> None:
     """Make the tasks of results that were accepted in this transaction."""
     told = {pair: workflow for pair, workflow in held.items() if workflow is not None}
     if told:

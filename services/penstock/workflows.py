@@ -144,14 +144,17 @@ class StepOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     delay: float | None = None
     expires_in: float | None = None
     over: int | None = None
-    items: msgspec.Raw | None = None
+    items: list[msgspec.Raw] | None = None
     item_as: str | None = None
     template: ChildParams | None = None
 
     @property
     def is_needed(self) -> bool:
         """Whether there is anything to keep."""
-        return self != StepOptions()
+        return self != NO_OPTIONS
+
+
+NO_OPTIONS = StepOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,7 @@ class NewStep:
     undo: str | None = None
     results_as: str | None = None
     errors_as: str | None = None
-    options: StepOptions = StepOptions()
+    options: StepOptions = NO_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,7 +386,9 @@ def _step(step: StepParams, place: int, numbers: dict[str, int], field: str, mak
     if step.results_as is not None and step.results_as == step.errors_as:
         raise InvalidParams(f"{at}.errors_as", f"is the member that results_as names: {step.errors_as!r}")
     if (step.results_as or step.errors_as) and not after:
-        raise InvalidParams(f"{at}.{'results_as' if step.results_as else 'errors_as'}", "needs predecessors: give after")
+        raise InvalidParams(
+            f"{at}.{'results_as' if step.results_as else 'errors_as'}", "needs predecessors: give after"
+        )
     options = StepOptions(task.ordering_key, task.delay_seconds, task.expires_in_seconds)
     return NewStep(
         name, StepKind.TASK, task.action, task, **shared, results_as=step.results_as, errors_as=step.errors_as,
@@ -424,7 +429,7 @@ def _map(
     if isinstance(step.over, list) and len(step.over) > MAX_CHILDREN:
         raise InvalidParams(f"{at}.over", f"holds {len(step.over)} items; the limit is {MAX_CHILDREN}")
     over = numbers[step.over] if isinstance(step.over, str) else None
-    items = msgspec.Raw(msgspec.json.encode(step.over)) if isinstance(step.over, list) else None
+    items = step.over if isinstance(step.over, list) else None
     common = {f.name: getattr(step, f.name) for f in msgspec.structs.fields(ChildParams) if f.name != "name"}
     options = StepOptions(over=over, items=items, item_as=item_as, template=ChildParams(**common))
     return NewStep(name, StepKind.MAP, task.action, None, **shared, options=options)

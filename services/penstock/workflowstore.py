@@ -101,8 +101,8 @@ async def create_workflow(session: Session, command: CreateWorkflow, settings: S
         workflow_id = await _insert(session, command)  # retention has just removed it
         if workflow_id is None:
             raise WorkflowConflict(0, WorkflowState.RUNNING, f"with the key {command.key!r} was just made: try again")
-    rows = [(workflow_id, number, None, step) for number, step in enumerate(command.steps)]
-    started = await insert_steps(session, rows, start={workflow_id})
+    steps = [(workflow_id, number, None, step) for number, step in enumerate(command.steps)]
+    started = await insert_steps(session, steps, start={workflow_id})
     if started < sum(not step.after for step in command.steps):
         mover = Mover(session, await session.fetch("hold_workflow", workflow_id), settings)
         await mover.start(await session.fetch("find_ready", workflow_id, 0))
@@ -180,9 +180,7 @@ async def _hold(session: Session, which: WhichWorkflow, settings: Settings) -> M
     return mover
 
 
-async def advance_some(
-    session: Session, settings: Settings, *, after: int, limit: int
-) -> tuple[Advanced, int | None]:
+async def advance_some(session: Session, settings: Settings, *, after: int, limit: int) -> tuple[Advanced, int | None]:
     """Move on some of the workflows that have events, from behind the id ``after``, as far as nobody else holds them.
 
     Returns what was done, and the highest id that was looked at, None when there was none.

@@ -23,6 +23,7 @@ PUBLIC = [
     "SettingsError",
     "TaskCancelled",
     "Unavailable",
+    "Workflow",
     "__version__",
     "action",
     "load_settings",

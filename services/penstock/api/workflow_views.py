@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -90,7 +90,7 @@ def detail(
     return WorkflowDetail(**_members(record), counts=by_state, tree=[_step(step) for step in steps], cursor=cursor)
 
 
-def _members(record: WorkflowRecord) -> dict[str, object]:
+def _members(record: WorkflowRecord) -> dict[str, Any]:
     return {name: getattr(record, name) for name in WorkflowRecord.__slots__} | {
         "created_at": timestamp(record.created_at),
         "updated_at": timestamp(record.updated_at),

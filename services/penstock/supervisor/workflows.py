@@ -67,9 +67,7 @@ class Advancing:
         """One round; None when no workflow has events. Raises Unavailable: nothing of the round has happened."""
         started = monotonic()
         async with self._store.transaction() as session:
-            advanced, last = await advance_some(
-                session, self._settings, after=self._after, limit=_WORKFLOWS_AT_ONCE
-            )
+            advanced, last = await advance_some(session, self._settings, after=self._after, limit=_WORKFLOWS_AT_ONCE)
         if last is None and self._after:
             self._after = 0  # from the front again
             return await self.run_once()

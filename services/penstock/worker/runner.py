@@ -38,8 +38,8 @@ class Job:
 
     limit_seconds: how long it may run; until it starts, what its message says, None where it says nothing.
     seen_at: when this worker last gave a sign of it. overdue: it was stopped for its limit. cut: for the end of the
-    process. where: the stack at which it was stopped. cancellation: what tells its handler that it is lost. spawned: the
-    tasks that go with its result.
+    process. where: the stack at which it was stopped. cancellation: what tells its handler that it is lost. spawned:
+    the tasks that go with its result.
     """
 
     __slots__ = (
