@@ -334,7 +334,7 @@ class Mover:
     # Failing
 
     async def _stop(self, flow: Flow) -> bool:
-        """Cancel what has not started; of a workflow that was cancelled, all that has not ended. Whether there was any."""
+        """Cancel what has not started, or all of a workflow that was cancelled; whether there was any."""
         everything = flow.state == WorkflowState.CANCELLED
         ids = [row["id"] for row in await self._session.fetch("hold_unstarted_steps", flow.id, everything)]
         await self._session.plan_for(len(ids))

@@ -1,4 +1,4 @@
-"""Workflows from a program: a builder, the methods of ``Client.workflows`` over HTTP and ``InboundClient.workflows``."""
+"""Workflows from a program: a builder, and the methods over HTTP and through the inbound queue."""
 
 from __future__ import annotations
 

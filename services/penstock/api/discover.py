@@ -63,7 +63,8 @@ ERRORS: dict[str, tuple[int, str]] = {
     "JobNotFound": (errors.JOB_NOT_FOUND, "No such job"),
     "StateConflict": (
         errors.STATE_CONFLICT,
-        "The task's state forbids it; data.state is that state; a retry names data.holder, which has the unique key, or data.workflow",
+        "The task's state forbids it; data.state is that state; a retry names data.holder, which has the unique key, "
+        "or data.workflow, of which it is a step",
     ),
     "DuplicateTask": (errors.DUPLICATE_TASK, "Another task has the unique key; data.id is that task"),
     "TooLarge": (errors.TOO_LARGE, "A payload or a request is over its limit; data.size and data.limit in bytes"),
