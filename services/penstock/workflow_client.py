@@ -37,6 +37,7 @@ class Workflow:
         self.name = name
         self.key = key
         self._steps: dict[str, Step] = {}
+        self._numbers: dict[str, int] = {}
 
     def step(
         self,
@@ -96,10 +97,10 @@ class Workflow:
         return {"steps": steps} | ({"name": self.name} if self.name else {}) | key
 
     def _add(self, name: str, may_number: bool, members: dict[str, Any], after: Step | Iterable[Step]) -> Step:
-        free, number = name, len(self._steps)
+        free = name
         while may_number and free in self._steps:
-            number += 1
-            free = f"{name}-{number}"
+            self._numbers[name] = self._numbers.get(name, 1) + 1
+            free = f"{name}-{self._numbers[name]}"
         if free in self._steps:
             raise ValueError(f"a step named {name!r} is there already: give this one another name")
         step = self._steps[free] = Step(free, members)

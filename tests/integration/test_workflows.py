@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from random import Random
 from typing import Any
 
 import pytest
 
 from penstock.errors import WorkflowConflict, WorkflowNotFound
 from penstock.settings import load_settings
-from penstock.store import Store
+from penstock.store import Session, Store
+from penstock.workflows import GetWorkflow, WhichWorkflow
+from penstock.workflowstore import StepRecord, read_steps
 from tests.integration.lives import Broken, Lives, Spawned
 
 
@@ -391,6 +395,56 @@ async def test_a_workflow_that_there_is_not_is_named(lives: Lives) -> None:
         await lives.ask("workflow.cancel", id=7)
     with pytest.raises(WorkflowNotFound, match="No such workflow: nightly"):
         await lives.ask("workflow.retry", key="nightly")
+
+
+async def test_a_workflow_of_ten_thousand_steps_is_made_at_once_and_costs_as_much_a_step_as_a_small_one(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted in statements, for time says little on a busy machine."""
+    asked: list[str] = []
+    fetch = Session.fetch
+
+    async def counted(self: Session, name: str, *args: Any) -> Any:
+        asked.append(name)
+        return await fetch(self, name, *args)
+
+    monkeypatch.setattr(Session, "fetch", counted)
+    random = Random(7)
+    steps: list[dict[str, Any]] = []
+    for number in range(10_000):
+        before = random.sample(range(max(0, number - 2000), number), min(number, random.randint(0, 3)))
+        steps.append({"name": f"s{number}", "action": "a", "after": [f"s{n}" for n in before]})
+    flow = await lives.create(steps=steps)
+    assert Counter(asked) == {"create_workflow": 1, "insert_steps": 1}
+    asked.clear()
+    done: set[int] = set()
+    after = [{int(name[1:]) for name in step["after"]} for step in steps]
+    numbers = {step.task_id: step.number for step in await _all_steps(lives, flow)}
+    while await lives.advance() or not done:
+        while tasks := await lives.claim(2000):
+            for task in tasks:
+                assert after[numbers[task.id]] <= done, "it has begun before those that it comes after"
+            await lives.work(tasks, lambda *_: None)
+            done |= {numbers[task.id] for task in tasks}
+    assert len(done) == 10_000
+    assert (await lives.look(flow)).state == "SUCCESS"
+    depth = Counter(asked)["settle_steps"]
+    assert depth < 200
+    assert Counter(asked)["release_successors"] == depth
+
+
+async def test_a_group_and_a_fan_in_of_a_thousand(lives: Lives) -> None:
+    group = [{"action": "part", "payload": {"n": n}} for n in range(1000)]
+    flow = await lives.create(chain=[group, group, {"action": "sum", "results_as": "parts"}])
+    await lives.live(lambda _, payload: payload.get("n"))
+    assert sum(lives.ran[-1][1]["parts"].values()) == sum(range(1000))
+    assert (await lives.look(flow)).state == "SUCCESS"
+
+
+async def _all_steps(lives: Lives, flow: int) -> list[StepRecord]:
+    which = WhichWorkflow(flow, None)
+    async with lives.store.session() as session:
+        return await read_steps(session, flow, GetWorkflow(which, 100_000, -1))
 
 
 def _break(*_: Any) -> None:

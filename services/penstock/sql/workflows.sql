@@ -337,7 +337,8 @@ order by id desc limit $2;
 
 -- name: count_steps
 -- $1 workflow. By state as last seen.
-select state::text as state, count(*) as count from penstock.workflow_step where workflow_id = $1 group by state;
+select state::text as state, count(*) as count from penstock.workflow_step s where workflow_id = $1
+group by s.state order by s.state;
 
 -- name: page_steps
 -- $1 workflow, $2 behind this number, $3 how many, $4 how many predecessors of each are named. With the state of its
