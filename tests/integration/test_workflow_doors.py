@@ -57,7 +57,7 @@ async def test_every_example_of_the_workflows_page_is_true(store: Store, setting
             await asyncio.sleep(0.02)
         await using
         assert told == [("SUCCESS", {"SUCCESS": 5})]
-    assert asked == 11
+    assert asked == 10
 
 
 async def test_workflows_over_the_command_line_and_the_client(store: Store, settings: Settings) -> None:
@@ -70,9 +70,9 @@ async def test_workflows_over_the_command_line_and_the_client(store: Store, sett
         assert "nightly" in shown
         assert re.search(r"a  SCHEDULED  task 1\n.*b  WAITING", shown)
         assert "also after b" in shown
-        assert run(url, "workflow", "cancel", "1", "--reason", "no") == "workflow 1 is CANCELLED\n"
+        assert run(url, "workflow", "cancel", "1", "--reason", "no").endswith("workflow 1 is CANCELLED\n")
         assert "CANCELLED" in run(url, "workflow", "list", "--state", "CANCELLED")
-        assert run(url, "workflow", "retry", "1") == "workflow 1 is RUNNING, 4 steps begin again\n"
+        assert run(url, "workflow", "retry", "1").endswith("workflow 1 is RUNNING, 4 steps begin again\n")
         assert json.loads(run(url, "workflow", "status", "1", "--json"))["open"] == 4
         assert "is no JSON" in run(url, "workflow", "create", "[", fails=True)
         with Client(url) as client:

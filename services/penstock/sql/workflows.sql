@@ -342,15 +342,15 @@ group by s.state order by s.state;
 
 -- name: page_steps
 -- $1 workflow, $2 behind this number, $3 how many, $4 how many predecessors of each are named. With the state of its
--- task where that is not settled.
-select s.number, s.name, s.kind, s.action, s.task_id, coalesce(t.state, s.state)::text as state, s.reason,
-       p.name as parent, s.children, s.open_children, cardinality(s.after) as after_count,
-       array(select a.name from unnest(s.after[1:$4]) with ordinality n (number, place)
-             join penstock.workflow_step a on a.workflow_id = s.workflow_id and a.number = n.number
-             order by n.place) as after
+-- task where that is not settled. Names are looked up one by one: as joins, with the statistics of a table that was
+-- empty a moment ago, all steps of the workflow are read for each step of the page.
+select s.number, s.name, s.kind, s.action, s.task_id,
+       coalesce((select t.state from penstock.task t where t.id = s.task_id), s.state)::text as state, s.reason,
+       (select p.name from penstock.workflow_step p where p.workflow_id = $1 and p.number = s.parent) as parent,
+       s.children, s.open_children, cardinality(s.after) as after_count,
+       array(select (select a.name from penstock.workflow_step a where a.workflow_id = $1 and a.number = n.number)
+             from unnest(s.after[1:$4]) with ordinality n (number, place) order by n.place) as after
 from penstock.workflow_step s
-left join penstock.task t on t.id = s.task_id
-left join penstock.workflow_step p on p.workflow_id = s.workflow_id and p.number = s.parent
 where s.workflow_id = $1 and s.number > $2 order by s.number limit $3;
 
 -- name: find_old_workflows
