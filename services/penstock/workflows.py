@@ -24,7 +24,6 @@ MAX_EDGES = 500_000
 MAX_CHILDREN = 50_000  # of one step
 STEP_NAMES_SHOWN = 20  # predecessors of one step that `workflow.status` names
 
-_EMPTY = msgspec.Raw(b"{}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -65,7 +64,7 @@ class ChildParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     """A task that a handler spawns, and what every step may say."""
 
     action: str | None = None
-    payload: msgspec.Raw = _EMPTY
+    payload: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))  # OpenRPC writes no other default
     name: str | None = None
     on_failure: OnFailure | Compensate = "fail"
     compensate: str | None = None
@@ -409,9 +408,12 @@ def _predecessors(step: StepParams, name: str, numbers: dict[str, int], at: str)
 
 
 def _joint(step: StepParams, name: str, after: list[int], at: str) -> NewStep:
-    allowed = StepParams(name=step.name, after=step.after)
-    if step != allowed:
-        given = [f.name for f in msgspec.structs.fields(step) if getattr(step, f.name) != getattr(allowed, f.name)]
+    usual = StepParams(name=step.name, after=step.after, payload=step.payload)
+    names = (f.name for f in msgspec.structs.fields(step))
+    given = [name for name in names if getattr(step, name) != getattr(usual, name)]
+    if bytes(step.payload) != b"{}":
+        given.append("payload")
+    if given:
         raise InvalidParams(f"{at}.action", f"is missing, and {name!r} says {given[0]}, which is an action's")
     if not after:
         raise InvalidParams(f"{at}.action", f"is missing; without one, {name!r} is to join others: give after")

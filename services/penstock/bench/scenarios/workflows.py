@@ -41,7 +41,8 @@ async def workflows(bench: Bench) -> dict[str, Any]:
 
 def _ratio(small: dict[str, Any], large: dict[str, Any]) -> float:
     """CPU of a step of the large one to that of the small one; near one where the cost is linear."""
-    return round(large["cpu_us_per_step"] / max(1e-9, small["cpu_us_per_step"]), 2)
+    ratio: float = large["cpu_us_per_step"] / max(1e-9, small["cpu_us_per_step"])
+    return round(ratio, 2)
 
 
 def _group(width: int) -> dict[str, Any]:
