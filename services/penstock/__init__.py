@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.retry import Backoff
     from penstock.settings import Settings, load_settings
     from penstock.transactional import enqueue, enqueue_many, enqueue_many_sync, enqueue_sync
+    from penstock.workflow_client import Workflow
 
 __version__ = "0.1.0"
 
@@ -51,6 +52,7 @@ _HOMES = {
     "TaskCancelled": "handlers.cancellation",
     "TaskFailed": "errors",
     "Unavailable": "errors",
+    "Workflow": "workflow_client",
     "action": "handlers",
     "enqueue": "transactional",
     "enqueue_many": "transactional",
@@ -79,6 +81,7 @@ __all__ = [
     "TaskCancelled",
     "TaskFailed",
     "Unavailable",
+    "Workflow",
     "__version__",
     "action",
     "enqueue",

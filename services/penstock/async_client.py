@@ -27,6 +27,7 @@ from penstock.client import http_headers, unreachable
 from penstock.errors import PenstockError, ResultTimeout, TaskNotFound
 from penstock.schedule_client import AsyncSchedules
 from penstock.waits import POLL_SECONDS, Patience, settled
+from penstock.workflow_client import AsyncWorkflows
 
 POLL_TASKS = 1000  # of one long poll
 _GATHER_SECONDS = 0.01
@@ -42,6 +43,7 @@ class AsyncClient:
     def __init__(self, url: str = "http://127.0.0.1:8080", api_key: str | None = None, timeout: float = 30) -> None:
         self.url = url.rstrip("/").removesuffix("/rpc")
         self.schedules = AsyncSchedules(self.call)
+        self.workflows = AsyncWorkflows(self.call)
         self._timeout = timeout
         transport = httpx.AsyncHTTPTransport(retries=1)  # a refused connection alone, for nothing was sent yet
         self._http = httpx.AsyncClient(headers=http_headers(api_key), transport=transport)

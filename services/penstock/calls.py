@@ -29,6 +29,8 @@ from penstock.errors import (
     TooLarge,
     TooManyWaits,
     Unavailable,
+    WorkflowConflict,
+    WorkflowNotFound,
 )
 from penstock.wire import pack
 
@@ -42,7 +44,7 @@ _KINDS: dict[int, type[RpcError]] = {
     kind.code: kind
     for kind in (
         ParseError, InvalidRequest, MethodNotFound, InvalidParams, TaskNotFound, StateConflict, DuplicateTask, TooLarge,
-        RateLimited, JobNotFound, ScheduleNotFound, TooManyWaits,
+        RateLimited, JobNotFound, ScheduleNotFound, TooManyWaits, WorkflowNotFound, WorkflowConflict,
     )
 }  # fmt: skip
 

@@ -28,6 +28,7 @@ from penstock.errors import PenstockError, TooLarge, Unavailable
 from penstock.schedule_client import InboundSchedules, Schedules
 from penstock.waits import Patience, settled
 from penstock.wire import join_batch, pack
+from penstock.workflow_client import InboundWorkflows, Workflows
 
 if TYPE_CHECKING:
     from penstock.transports.sqs import SqsTransport
@@ -42,13 +43,15 @@ class Client:
 
     url: base of the api, or its ``/rpc``. api_key: None for an api without keys. timeout: seconds for one call.
     Every method raises RpcError (or TaskNotFound, InvalidParams and the like) for an error that the api answers,
-    and Unavailable when it cannot be reached or has lost its database. schedules: the methods about cron schedules.
+    and Unavailable when it cannot be reached or has lost its database. schedules: the methods about cron schedules;
+    workflows: those about tasks that wait for each other.
     """
 
     def __init__(self, url: str = "http://127.0.0.1:8080", api_key: str | None = None, timeout: float = 30) -> None:
         self.url = url.rstrip("/").removesuffix("/rpc")
         # A refused connection is tried again, for nothing was sent yet; anything later might be done twice.
         self.schedules = Schedules(self.call)
+        self.workflows = Workflows(self.call)
         self._timeout = timeout
         self._http = httpx.Client(headers=http_headers(api_key), transport=httpx.HTTPTransport(retries=1))
 
@@ -308,7 +311,7 @@ class InboundClient:
 
     queue: name or URL of the inbound queue. endpoint_url: None for AWS. region: None for the SDK's own chain.
     A send that timed out may have arrived, and is tried again: give tasks a ``unique_key`` if none may run twice.
-    schedules: changes of cron schedules.
+    schedules: changes of cron schedules; workflows: of workflows.
     """
 
     def __init__(self, queue: str, endpoint_url: str | None = None, region: str | None = None) -> None:
@@ -317,6 +320,7 @@ class InboundClient:
         self._region = region
         self._transport: SqsTransport | None = None
         self.schedules = InboundSchedules(self.send)
+        self.workflows = InboundWorkflows(self.send)
 
     async def __aenter__(self) -> InboundClient:
         return self

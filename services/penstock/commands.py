@@ -66,6 +66,21 @@ from penstock.tasks import (
     State,
 )
 from penstock.wire import ClaimId, check_payload, escape_for_sqs, parse_claim_id, utf8_size
+from penstock.workflows import (
+    WORKFLOW_PARAMS,
+    CancelWorkflow,
+    ChildParams,
+    GetWorkflow,
+    ListWorkflows,
+    RetryWorkflow,
+    WorkflowCancelParams,
+    WorkflowCommand,
+    WorkflowCreateParams,
+    WorkflowListParams,
+    WorkflowStatusParams,
+    read_create,
+    read_which,
+)
 
 SUBMIT_PREFIX = "submit:"
 MAX_IDS = 1000
@@ -79,6 +94,7 @@ TaskId = int | str
 QueueName = Literal["inbound", "outbound", "results"]
 Source = Literal["inbound", "results"]
 _INT8_MAX = 2**63 - 1
+_INT4_MAX = 2**31 - 1
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -303,6 +319,7 @@ PARAMS: dict[str, type[msgspec.Struct]] = {
     "ordering.release": OrderingReleaseParams,
     "claims.check": ClaimsCheckParams,
     **SCHEDULE_PARAMS,
+    **WORKFLOW_PARAMS,
     "rpc.discover": DiscoverParams,
 }
 
@@ -522,7 +539,7 @@ KeyCommand = CreateKey | ListKeys | RevokeKey
 OrderingCommand = ListHeldKeys | ReleaseKey
 Command = (
     Enqueue | Status | AwaitResults | Change | ListTasks | Stats | RejectedCommand | DeadCommand | KeyCommand
-    | OrderingCommand | CheckClaims | JobCommand | RuleCommand | ScheduleCommand | Discover
+    | OrderingCommand | CheckClaims | JobCommand | RuleCommand | ScheduleCommand | WorkflowCommand | Discover
 )  # fmt: skip
 
 
@@ -594,6 +611,8 @@ def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -
             return Stats()
     if method in SCHEDULE_PARAMS:
         return _schedule_command(values, settings)
+    if method in WORKFLOW_PARAMS:
+        return _workflow_command(values, settings)
     return Discover()
 
 
@@ -864,6 +883,31 @@ _OF_A_NAME: dict[type, Callable[[str], ScheduleCommand]] = {
     SchedulePauseParams: PauseSchedule,
     ScheduleResumeParams: ResumeSchedule,
 }
+
+
+def _workflow_command(values: Any, settings: Settings) -> WorkflowCommand:
+    if isinstance(values, WorkflowCreateParams):
+        return read_create(values, lambda step: step_task(step, settings))
+    if isinstance(values, WorkflowListParams):
+        return ListWorkflows(values.state, _limit(values.limit), _cursor(values.cursor))
+    which = read_which(None if values.id is None else _id(values.id, "id"), values.key)
+    if isinstance(values, WorkflowStatusParams):
+        after = _cursor(values.cursor)
+        if after is not None and after > _INT4_MAX:
+            raise InvalidParams("cursor", f"must be that of a page before, not {values.cursor!r}")
+        return GetWorkflow(which, _limit(values.limit), -1 if after is None else after)
+    if isinstance(values, WorkflowCancelParams):
+        return CancelWorkflow(which, _reason(values.reason))
+    return RetryWorkflow(which)
+
+
+def step_task(given: ChildParams, settings: Settings) -> NewTask:
+    """The task of a step of a workflow, or of a spawned child. Raises InvalidParams, TooLarge."""
+    members = {name: getattr(given, name) for name in _OF_A_STEP}
+    return _new_task(EnqueueParams(**members), settings)
+
+
+_OF_A_STEP = tuple(name for name in EnqueueParams.__struct_fields__ if name in ChildParams.__struct_fields__)
 
 
 def _whole_schedule(members: Mapping[str, Any], settings: Settings) -> NewSchedule:

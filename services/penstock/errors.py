@@ -15,12 +15,15 @@
         StateConflict        -32009  the task's state forbids it
           UniqueKeyTaken             another task has its unique key by now
           PayloadGone                its payload was emptied by retention
+          PartOfWorkflow             a step is retried with its workflow
         QueueAway            -32010  the api cannot reach a queue
         RouteNotFound        -32011
         DuplicateTask        -32012  another task has the unique key, and the caller wants to know
         TooLarge             -32013  the payload is over the limit
         ScheduleNotFound     -32020  no such schedule, or import of schedules
         TooManyWaits         -32025  the api waits for as many results as it may
+        WorkflowNotFound     -32022
+        WorkflowConflict     -32023  the workflow's state forbids it, or its key is that of another definition
         RateLimited          -32029  more requests than the key may send for now
       Unavailable          Postgres or SQS is away; trying again later may work
         TooSlow              Postgres did not finish within its time; what was asked may be to blame
@@ -58,6 +61,8 @@ ROUTE_NOT_FOUND = -32011
 DUPLICATE_TASK = -32012
 TOO_LARGE = -32013
 SCHEDULE_NOT_FOUND = -32020
+WORKFLOW_NOT_FOUND = -32022
+WORKFLOW_CONFLICT = -32023
 TOO_MANY_WAITS = -32025
 RATE_LIMITED = -32029
 
@@ -181,6 +186,25 @@ class ScheduleNotFound(RpcError):
             super().__init__(f"No such schedule: {key}", {"name": key})
 
 
+class WorkflowNotFound(RpcError):
+    """``which``: its id, or its key."""
+
+    code = WORKFLOW_NOT_FOUND
+
+    def __init__(self, which: int | str) -> None:
+        name = "id" if isinstance(which, int) else "key"
+        super().__init__(f"No such workflow: {which}", {name: which})
+
+
+class WorkflowConflict(RpcError):
+    """``data`` has the id and the state of the workflow that stands against what was asked."""
+
+    code = WORKFLOW_CONFLICT
+
+    def __init__(self, workflow_id: int, state: str, problem: str) -> None:
+        super().__init__(f"Workflow {workflow_id} {problem}", {"id": workflow_id, "state": state})
+
+
 class QueueAway(RpcError):
     """``reference`` is repeated in the log, which tells the reason."""
 
@@ -198,6 +222,16 @@ class StateConflict(RpcError):
 
     def __init__(self, task_id: int, state: str, verb: str) -> None:
         super().__init__(f"Task {task_id} is {state}; it cannot be {verb}", {"id": task_id, "state": state})
+
+
+class PartOfWorkflow(StateConflict):
+    """``data["workflow"]`` is the workflow that the task is a step of."""
+
+    def __init__(self, task_id: int, state: str, workflow_id: int) -> None:
+        super().__init__(task_id, state, "retried")
+        self.message += f" alone, for it is a step of workflow {workflow_id}: use workflow.retry"
+        self.args = (self.message,)
+        self.data = {"id": task_id, "state": state, "workflow": workflow_id}
 
 
 class UniqueKeyTaken(StateConflict):

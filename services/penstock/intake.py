@@ -15,6 +15,7 @@ from penstock.commands import PARAMS, Cancel, Change, Enqueue, JobChange, Resche
 from penstock.errors import (
     DuplicateTask,
     MethodNotFound,
+    PartOfWorkflow,
     PayloadGone,
     RpcError,
     StateConflict,
@@ -30,13 +31,15 @@ from penstock.store import Session
 from penstock.tasks import Enqueued, NewTask, State
 from penstock.timetable import change_schedule
 from penstock.wire import Invalid, Request, decode_body
+from penstock.workflows import WorkflowChange
+from penstock.workflowstore import change_workflow
 
 
 async def apply_change(session: Session, command: Change) -> dict[str, Any]:
     """Carry out one change, inside a transaction.
 
-    Raises TaskNotFound, StateConflict, JobNotFound, and UniqueKeyTaken for a retry of a task whose unique key is
-    another's by now, and PayloadGone for one whose payload was emptied.
+    Raises TaskNotFound, StateConflict, JobNotFound; for a retry also UniqueKeyTaken, where the unique key is another's
+    by now, PayloadGone, where the payload was emptied, and PartOfWorkflow.
     """
     if isinstance(command, JobChange):
         return {"job": (await change_job(session, command)).id}
@@ -58,6 +61,9 @@ async def apply_change(session: Session, command: Change) -> dict[str, Any]:
     if isinstance(command, Restart) and state in (State.CRITICAL_ERROR, State.CANCELLED):
         if rows[0]["payload_gone"]:
             raise PayloadGone(task_id, state)
+        workflow = await session.find_workflow_of(task_id)
+        if workflow is not None:
+            raise PartOfWorkflow(task_id, state, workflow)
         holder = await session.find_key_holder(task_id)
         if holder is not None:
             raise UniqueKeyTaken(task_id, state, holder)
@@ -80,7 +86,7 @@ class Inbound:
 
     tasks: list[NewTask] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    changes: list[tuple[Change | RuleChange | ScheduleChange, str]] = field(default_factory=list)
+    changes: list[tuple[Change | RuleChange | ScheduleChange | WorkflowChange, str]] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -104,7 +110,7 @@ def read_inbound(body: str, settings: Settings) -> Inbound:
         if isinstance(command, Enqueue):
             inbound.tasks.append(command.task)
             inbound.texts.append(_text_of(entry) if command.task.on_duplicate == "error" else "")
-        elif isinstance(command, Change | RuleChange | ScheduleChange):
+        elif isinstance(command, Change | RuleChange | ScheduleChange | WorkflowChange):
             inbound.changes.append((command, _text_of(entry)))
         else:
             reason = f"{entry.method} only answers, and a queue has no way back: ask over HTTP"
@@ -112,7 +118,7 @@ def read_inbound(body: str, settings: Settings) -> Inbound:
     return inbound
 
 
-async def accept_inbound(session: Session, inbound: Inbound, *, door: str) -> list[Enqueued]:
+async def accept_inbound(session: Session, inbound: Inbound, settings: Settings, *, door: str) -> list[Enqueued]:
     """Carry out what a body asked for, inside a transaction; ``inbound.refused`` gains what could not be done.
 
     The caller keeps what was refused. Raises Refused when Postgres will not have the values.
@@ -129,6 +135,9 @@ async def accept_inbound(session: Session, inbound: Inbound, *, door: str) -> li
                 await change_rule(session, change)
             elif isinstance(change, ScheduleChange):
                 await change_schedule(session, change)
+            elif isinstance(change, WorkflowChange):
+                async with session.savepoint():  # of one that is refused on the way, nothing stays
+                    await change_workflow(session, change, settings)
             else:
                 await apply_change(session, change)
         except RpcError as exc:

@@ -68,7 +68,7 @@ TRANSITIONS = Counter(
     ["action", "state"], registry=REGISTRY,
 )  # fmt: skip
 ENQUEUED = Counter(
-    "penstock_enqueued_total", "Tasks accepted, by action and door (http, inbound, replay, schedule)",
+    "penstock_enqueued_total", "Tasks accepted, by action and door (http, inbound, replay, schedule, workflow, spawn)",
     ["action", "door"], registry=REGISTRY,
 )  # fmt: skip
 DUPLICATES = Counter(
@@ -127,6 +127,13 @@ SCHEDULE_RUNS = Counter(
 SCHEDULE_LATENESS_SECONDS = Histogram(
     "penstock_schedule_lateness_seconds", "How long after it was due a schedule was fired",
     buckets=_WAIT_SECONDS, registry=REGISTRY,
+)  # fmt: skip
+WORKFLOW_EVENTS = Counter(
+    "penstock_workflow_events_total", "Settled steps that their workflow has taken note of", registry=REGISTRY
+)
+WORKFLOWS_ENDED = Counter(
+    "penstock_workflows_ended_total", "Workflows that came to their end, by state (SUCCESS, FAILED)",
+    ["state"], registry=REGISTRY,
 )  # fmt: skip
 
 # Api

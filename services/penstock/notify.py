@@ -14,6 +14,7 @@ from penstock.logs import get_logger
 from penstock.store import Store
 
 CHANNEL = "penstock_work"  # tasks have come, or room has been made in the window
+WORKFLOWS = "penstock_workflows"  # tasks of workflows have settled
 _DEBOUNCE_SECONDS = 0.01
 _WATCHDOG_SECONDS = 15.0
 _RECONNECT_SECONDS = 2.0
@@ -22,7 +23,10 @@ log = get_logger()
 
 
 class Notifier:
-    """Sends nudges; ``poke`` costs nothing, the sending happens in ``run`` (a side task)."""
+    """Sends nudges; ``poke`` costs nothing, the sending happens in ``run`` (a side task).
+
+    What moves workflows on is nudged too, where a task of one was settled through the store.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -37,6 +41,9 @@ class Notifier:
             self._poked.clear()
             try:
                 async with self._store.session() as session:
+                    if self._store.has_told:
+                        self._store.has_told = False
+                        await session.fetch("notify_work", WORKFLOWS)
                     await session.fetch("notify_work", CHANNEL)
             except Unavailable as exc:
                 log.debug("notify_failed", reason=str(exc))  # the schedulers poll
@@ -46,8 +53,9 @@ class Notifier:
 class Listener:
     """Receives nudges: ``event`` is set by each. Run ``run`` as a side task; it reconnects by itself."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, channel: str = CHANNEL) -> None:
         self._store = store
+        self._channel = channel
         self.event = asyncio.Event()
 
     async def run(self) -> None:
@@ -57,7 +65,7 @@ class Listener:
             try:
                 connection = await self._store.connect()
                 connection.add_termination_listener(lambda _, lost=lost: lost.set())
-                await connection.add_listener(CHANNEL, self._heard)
+                await connection.add_listener(self._channel, self._heard)
                 self.event.set()  # whatever came while nobody listened
                 while not await _is_set(lost, within_seconds=_WATCHDOG_SECONDS):
                     # A half-open socket says nothing for ever; a question must be answered.

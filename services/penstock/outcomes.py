@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from penstock import metrics
-from penstock.errors import HANDLER_ERROR, TOO_LARGE, SettingsError
+from penstock.errors import HANDLER_ERROR, TOO_LARGE, RpcError, SettingsError
 from penstock.logs import get_logger
 from penstock.retry import Backoff
 from penstock.settings import Settings
+from penstock.spawning import Spawner, hold_spawners, read_spawner, spawn_children
 from penstock.store import Pair, Session
 from penstock.tasks import Failure
 from penstock.wire import Failed, Hints, Progress, Report, RunTimes, Succeeded, Unreadable, utf8_size
@@ -59,16 +60,28 @@ async def apply_reports(session: Session, reports: Sequence[Report], settings: S
     outcomes = await _newest_outcomes(session, sorted_.outcomes, applied)
     results: dict[Pair, str] = {}
     failed: dict[Pair, Failed] = {}
+    spawners: dict[Pair, Spawner] = {}
     limit = settings.result_limit_bytes
     for task_id, (claim, report) in outcomes.items():
         if type(report) is Succeeded:
             size = utf8_size(report.result)
-            if size <= limit:
+            problem: Failed | None = None
+            if size > limit:
+                problem = _too_large(report, size, limit)
+            elif report.spawn:
+                try:
+                    spawners[task_id, claim] = read_spawner(report.spawn, settings)
+                except RpcError as exc:
+                    problem = _bad_children(report, exc)
+            if problem is None:
                 results[task_id, claim] = report.result
                 continue
-            report = _too_large(report, size, limit)
+            report = problem
         failed[task_id, claim] = report  # type: ignore[assignment]
+    held = await hold_spawners(session, spawners) if spawners else {}
     applied.succeeded = await session.finish(results)
+    if held:
+        await spawn_children(session, spawners, held)
     if failed:
         applied.failed = await _fail(session, failed, settings)
     applied.stale += len(outcomes) - applied.settled
@@ -202,4 +215,9 @@ def _too_large(report: Succeeded, size: int, limit: int) -> Failed:
         "message": f"the result is {size} bytes; the limit is {limit} (PENSTOCK_RESULT_LIMIT_BYTES)",
         "data": {"type": "ResultTooLarge", "size": size, "limit": limit},
     }
+    return Failed(report.task_id, report.claim, report.attempt, json.dumps(error), Hints())
+
+
+def _bad_children(report: Succeeded, exc: RpcError) -> Failed:
+    error = {"code": exc.code, "message": exc.message, "data": {"type": "BadChildren", "message": exc.message}}
     return Failed(report.task_id, report.claim, report.attempt, json.dumps(error), Hints())

@@ -71,9 +71,11 @@ class Resulter(Consumer):
 def _in_place_of(report: Report, reason: str) -> list[Report]:
     """What is recorded of a report whose values Postgres refuses: its text as rejected, and for its task a failed
     attempt, since the worker has answered and will not answer again."""
+    spawn = ""
     match report:
         case Succeeded():
             member, value = "result", report.result
+            spawn = f',"spawn":{report.spawn}' if report.spawn else ""
         case Failed():
             member, value = "error", report.error
         case Progress():
@@ -90,5 +92,5 @@ def _in_place_of(report: Report, reason: str) -> list[Report]:
     }
     return [
         Failed(report.task_id, report.claim, report.attempt, json.dumps(error), NO_HINTS),
-        Unreadable(f'{{"jsonrpc":"2.0","{member}":{value},"id":{json.dumps(id_)}}}', reason),
+        Unreadable(f'{{"jsonrpc":"2.0","{member}":{value}{spawn},"id":{json.dumps(id_)}}}', reason),
     ]

@@ -132,10 +132,11 @@ class Stale:
 
 
 class Session:
-    """The statements, on one connection."""
+    """The statements, on one connection. has_told: one of them has settled a task that belongs to a workflow."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
+        self.has_told = False
 
     async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
         """Run the statement of that name and return its rows."""
@@ -169,7 +170,7 @@ class Session:
             async with self._connection.transaction():
                 yield
 
-    async def _plan_for(self, rows: int) -> None:
+    async def plan_for(self, rows: int) -> None:
         """Have the statements that follow in this transaction planned for the arrays that they are given.
 
         A plan that is kept for any array takes it for ten elements and joins by nested loops: over a thousand rows, at
@@ -194,7 +195,7 @@ class Session:
             tries -= 1
             try:
                 async with self._connection.transaction():
-                    await self._plan_for(len(tasks))
+                    await self.plan_for(len(tasks))
                     return [answer for part in parts for answer in await self._enqueue_keyed(part)]
             except asyncpg.DeadlockDetectedError:
                 # Each statement takes its keys in sorted order, but several of them together do not; and one that
@@ -334,9 +335,10 @@ class Session:
             return 0
         ids, claims = _columns(results)
         metrics.BATCH_SIZE.labels("finish").observe(len(ids))
-        await self._plan_for(len(ids))
+        await self.plan_for(len(ids))
         finished = 0
-        for action, count, keys in await self.fetch("finish_tasks", ids, claims, list(results.values())):
+        for action, count, keys, told in await self.fetch("finish_tasks", ids, claims, list(results.values())):
+            self.has_told |= told > 0
             metrics.TRANSITIONS.labels(action, State.SUCCESS).inc(count)
             finished += count
             if keys:
@@ -368,7 +370,7 @@ class Session:
         hold_keys: the ordering key of a task in CRITICAL_ERROR stands still; otherwise its successor goes.
         """
         settled: list[Settled] = []
-        await self._plan_for(len(failures))
+        await self.plan_for(len(failures))
         again = [f for f in failures if f.delay_seconds is not None]
         if again:
             rows = await self.fetch(
@@ -385,7 +387,7 @@ class Session:
     async def note_heartbeats(self, beats: dict[Pair, str | None]) -> int:
         """Record signs of life, with progress as JSON text where given. Ids are distinct."""
         ids, claims = _columns(beats)
-        await self._plan_for(len(ids))
+        await self.plan_for(len(ids))
         return len(await self.fetch("note_heartbeats", ids, claims, list(beats.values()))) if ids else 0
 
     async def cancel(self, ids: Sequence[int], reason: str | None = None) -> set[int]:
@@ -414,6 +416,11 @@ class Session:
             metrics.TRANSITIONS.labels(row["action"], row["state"]).inc()
         return {row["id"]: State(row["state"]) for row in rows}
 
+    async def find_workflow_of(self, task_id: int) -> int | None:
+        """The workflow that a settled task is a step of."""
+        workflow: int | None = await self.value("find_workflow_of", task_id)
+        return workflow
+
     async def find_key_holder(self, task_id: int) -> int | None:
         """The task that has the unique key of a settled one in its place."""
         holder: int | None = await self.value("find_key_holder", task_id)
@@ -425,6 +432,7 @@ class Session:
         Must run inside a transaction: a crash between the two would leave a key standing still.
         """
         rows = await self.fetch(name, *args)
+        self.has_told |= any(row["workflow"] is not None for row in rows)
         keys = list({row["ordering_key"] for row in rows if row["ordering_key"] is not None})
         if keys and hold_keys:
             await self.fetch("lock_ordering_heads", keys)
@@ -559,6 +567,8 @@ class Store:
         self._application_name = application_name
         self._pool: Any = None
         self._opening = asyncio.Lock()
+        self.has_told = False
+        """Whether a task of a workflow was settled here, since somebody last took this back."""
 
     async def open(self) -> Any:
         """The pool, made if there is none yet. Raises Unavailable while the database is away."""
@@ -594,9 +604,11 @@ class Store:
         """Statements that commit one by one."""
         with _Translated():
             pool, connection = await self._acquire()
+            session = Session(connection)
             try:
-                yield Session(connection)
+                yield session
             finally:
+                self.has_told |= session.has_told
                 await pool.release(connection)
 
     @asynccontextmanager
@@ -606,7 +618,9 @@ class Store:
             pool, connection = await self._acquire()
             try:
                 async with connection.transaction():
-                    yield Session(connection)
+                    session = Session(connection)
+                    yield session
+                self.has_told |= session.has_told
             finally:
                 await pool.release(connection)
 

@@ -45,7 +45,7 @@ class Submitter(Consumer):
         async with self._store.transaction() as session:
             fresh = await session.record_receipts(list(read))
             merged = _merge([read[message_id] for message_id in read if message_id in fresh])
-            enqueued = await accept_inbound(session, merged, door="inbound")
+            enqueued = await accept_inbound(session, merged, self._settings, door="inbound")
             await session.insert_rejected("inbound", merged.refused)
         self._stored(merged, enqueued)
 
@@ -65,7 +65,7 @@ class Submitter(Consumer):
                 part = read_inbound(text, self._settings)
                 try:
                     async with session.savepoint():
-                        enqueued += await accept_inbound(session, part, door="inbound")
+                        enqueued += await accept_inbound(session, part, self._settings, door="inbound")
                 except Refused as exc:
                     part = Inbound(refused=[(text, str(exc))])
                 parts.append(part)

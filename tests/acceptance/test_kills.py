@@ -6,6 +6,7 @@ import os
 import signal
 from collections import Counter
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -70,6 +71,41 @@ def test_workers_told_to_stop_under_load_finish_what_they_hold_and_nothing_runs_
     assert Counter(task["state"] for task in tasks) == {"SUCCESS": 400}
     assert {task["attempts"] for task in tasks} == {1}
     assert sorted(map(int, ledger.read_text().split())) == ids
+
+
+def test_a_workflow_settles_in_order_although_each_process_is_killed_once(stack: RunningStack, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    random = Random(11)
+    after: dict[str, list[str]] = {}
+    for number in range(1000):
+        near = range(max(0, number - 12), number)  # so that it goes through many stages while they are killed
+        after[f"s{number}"] = [f"s{n}" for n in random.sample(near, min(number, random.randint(1, 3)))]
+    steps = [
+        {"name": name, "action": "mark", "payload": {"name": name, "ledger": str(ledger)}, "after": before}
+        for name, before in after.items()
+    ]
+    flow = stack.rpc("workflow.create", {"steps": steps, "key": "killed"})["id"]
+    for victim in ("supervisor", "resulter", "scheduler", "worker-1", "api", "sqs", "postgres", "supervisor"):
+        pid = stack.pid_of(victim)
+        os.kill(pid, signal.SIGKILL)
+        stack.wait_for(lambda victim=victim, pid=pid: stack.pid_of(victim) not in (pid, 0), what=f"a new {victim}")
+        stack.wait_for(lambda: _answers(stack), what="the api")
+    assert stack.rpc("workflow.create", {"steps": steps, "key": "killed"}) == {
+        "id": flow, "state": stack.rpc("workflow.status", {"id": flow})["state"], "duplicate": True,
+    }  # fmt: skip
+
+    def ended() -> bool:
+        return _answers(stack) and stack.rpc("workflow.status", {"id": flow, "limit": 1})["finished_at"] is not None
+
+    stack.wait_for(ended, seconds=120, what="the end of the workflow")
+    found = stack.rpc("workflow.status", {"id": flow, "limit": 1000})
+    assert (found["state"], found["counts"]) == ("SUCCESS", {"SUCCESS": 1000})
+    # A step whose worker was killed runs again; none runs before each of those that it comes after has run.
+    first: dict[str, int] = {}
+    for place, name in enumerate(ledger.read_text().split()):
+        first.setdefault(name, place)
+    assert first.keys() == after.keys()
+    assert all(first[before] < first[name] for name, names in after.items() for before in names)
 
 
 def test_a_task_that_kills_its_worker_is_given_up_within_its_cap(stack: RunningStack) -> None:

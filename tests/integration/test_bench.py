@@ -173,6 +173,20 @@ def test_schedules_fire_each_of_three_instants_once(report: dict[str, Any]) -> N
     check_cost(figures["cost"])
 
 
+def test_workflows_of_each_kind_end_well(report: dict[str, Any]) -> None:
+    figures = figures_of(report, "workflows")
+    assert [(row["kind"], row["steps"], row["state"]) for row in figures["table"]] == [
+        ("chain", TASKS // 50, "SUCCESS"),
+        ("group and fan-in", TASKS // 10 + 1, "SUCCESS"),
+        ("group and fan-in", TASKS + 1, "SUCCESS"),
+        ("random", TASKS // 10, "SUCCESS"),
+        ("random", TASKS, "SUCCESS"),
+    ]
+    for row in figures["table"]:
+        assert 0 < row["create_seconds"] < row["seconds"]
+        check_cost(row["cost"])
+
+
 def test_scale_has_a_row_for_each_number_of_processes(report: dict[str, Any]) -> None:
     table = figures_of(report, "scale")["table"]
     assert [(row["workers"], row["schedulers"], row["attempts"]) for row in table] == [(1, 1, TASKS), (1, 2, TASKS)]

@@ -275,6 +275,7 @@ _RUN = {"schedule_id": "1", "scheduled_at": "now()", "outcome": "'FIRED'", "task
 _IMPORT = {"replace": "false", "total": "3", "seen": "1", "created": "1"}
 
 _RIGHT = [
+    ("task", _WAITING | {"ordering_key": "null", "workflow": "1"}),
     ("task", _LIVE), ("task", _ACQUIRED), ("task", _ACQUIRED | {"heartbeat_at": "now()", "attempts": "2"}),
     ("task", _WAITING), ("task", _ERROR),
     ("task_history", _SUCCESS), ("task_history", _CRITICAL), ("task_history", _CANCELLED), ("rejected", _REJECTED),
@@ -283,6 +284,8 @@ _RIGHT = [
     ("schedule_run", _RUN), ("schedule_run", _RUN | {"outcome": "'SKIPPED'", "task_id": "null"}),
     ("schedule_import", _IMPORT),
 ]  # fmt: skip
+_WORKFLOW = {"name": "''", "definition": "''", "steps": "1", "open": "1"}
+_STEP = {"workflow_id": "1", "number": "0", "name": "'a'", "kind": "'task'"}
 _WRONG = [
     ("task_state_is_live", "task", _LIVE | {"state": "'SUCCESS'"}),
     ("task_claimed_at_iff_acquired", "task", _ACQUIRED | {"claimed_at": "null"}),
@@ -323,6 +326,15 @@ _WRONG = [
     ("schedule_import_counts_agree", "schedule_import", _IMPORT | {"seen": "2"}),
     ("schedule_import_counts_agree", "schedule_import", _IMPORT | {"seen": "4", "created": "4"}),
     ("job_state_known", "job", {"kind": "'a'", "params": "'{}'", "state": "'ASLEEP'"}),
+    ("workflow_state_known", "workflow", _WORKFLOW | {"state": "'ASLEEP'"}),
+    ("workflow_open_within_steps", "workflow", _WORKFLOW | {"open": "2"}),
+    ("workflow_finished_iff_final", "workflow", _WORKFLOW | {"state": "'FAILED'"}),
+    ("workflow_finished_iff_final", "workflow", _WORKFLOW | {"finished_at": "now()"}),
+    ("workflow_step_kind_known", "workflow_step", _STEP | {"kind": "'loop'"}),
+    ("workflow_step_counts_make_sense", "workflow_step", _STEP | {"pending": "-1"}),
+    ("workflow_step_counts_make_sense", "workflow_step", _STEP | {"open_children": "1"}),
+    ("workflow_step_done_is_final", "workflow_step", _STEP | {"done": "true"}),
+    ("workflow_step_passed_is_done", "workflow_step", _STEP | {"passed": "true"}),
 ]
 
 

@@ -13,18 +13,19 @@ from penstock.errors import AccessDenied
 from penstock.keys import Permission, implied, parse_entries
 
 MAY = {
-    Permission.ENQUEUE: {"enqueue"},
+    Permission.ENQUEUE: {"enqueue", "workflow.create"},
     Permission.READ: {
         "status", "result", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show",
         "ordering.list", "claims.check", "action.get", "action.list", "route.list", "job.get", "job.list",
         "schedule.get", "schedule.list", "schedule.runs", "schedule.import_status", "rpc.discover",
+        "workflow.status", "workflow.list",
     },
     Permission.ADMIN: {
         "cancel", "retry", "reschedule", "rejected.retry", "rejected.purge", "dlq.replay", "dlq.purge", "keys.create",
         "keys.list", "keys.revoke", "ordering.release", "bulk.cancel", "bulk.retry", "bulk.delete", "bulk.reschedule",
         "job.cancel", "action.set", "action.pause", "action.resume", "route.set", "route.delete", "schedule.create",
         "schedule.update", "schedule.delete", "schedule.pause", "schedule.resume", "schedule.run_now",
-        "schedule.create_many",
+        "schedule.create_many", "workflow.cancel", "workflow.retry",
     },
 }  # fmt: skip
 

@@ -336,6 +336,8 @@ LEAST: dict[str, Any] = {
     "schedule.update": {"name": "n", "priority": 1}, "schedule.get": {"name": "n"}, "schedule.delete": {"name": "n"},
     "schedule.pause": {"name": "n"}, "schedule.resume": {"name": "n"}, "schedule.run_now": {"name": "n"},
     "schedule.runs": {"name": "n"}, "schedule.create_many": {"schedules": [{}]}, "schedule.import_status": {"id": 1},
+    "workflow.create": {"chain": [{"action": "a"}]}, "workflow.status": {"id": 1}, "workflow.cancel": {"id": 1},
+    "workflow.retry": {"key": "k"},
 }  # fmt: skip
 
 
@@ -477,6 +479,7 @@ BY_QUEUE = {
     "enqueue", "cancel", "retry", "bulk.cancel", "bulk.retry", "bulk.delete", "bulk.reschedule", "job.cancel",
     "action.set", "action.pause", "action.resume", "route.set", "route.delete", "reschedule",
     "schedule.create", "schedule.update", "schedule.delete", "schedule.pause", "schedule.resume", "schedule.run_now",
+    "workflow.create", "workflow.cancel", "workflow.retry",
 }  # fmt: skip
 
 

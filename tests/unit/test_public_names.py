@@ -29,6 +29,7 @@ PUBLIC = [
     "TaskCancelled",
     "TaskFailed",
     "Unavailable",
+    "Workflow",
     "__version__",
     "action",
     "enqueue",

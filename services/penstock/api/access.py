@@ -15,16 +15,17 @@ from penstock.keys import ALL_PERMISSIONS, Permission
 from penstock.rules import READING as READING_RULES
 from penstock.schedules import READING as READING_SCHEDULES
 from penstock.settings import is_loopback
+from penstock.workflows import READING as READING_WORKFLOWS
 
 # Methods that change nothing but what can be asked for again
 _READING = {
-    *READING_RULES, *READING_SCHEDULES, "job.get", "job.list",
+    *READING_RULES, *READING_SCHEDULES, *READING_WORKFLOWS, "job.get", "job.list",
     "status", "result", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show",
     "ordering.list", "claims.check", "rpc.discover",
 }  # fmt: skip
 PERMISSION_OF: dict[str, Permission] = {
     name: Permission.READ if name in _READING else Permission.ADMIN for name in PARAMS
-} | {"enqueue": Permission.ENQUEUE}
+} | {"enqueue": Permission.ENQUEUE, "workflow.create": Permission.ENQUEUE}
 """What a key needs for a method. A method that is new needs admin until somebody says otherwise here."""
 
 

@@ -268,7 +268,7 @@ class DeadLetters:
         try:
             async with self._store.transaction() as session:
                 if await session.record_receipts([message.original_id]):
-                    await accept_inbound(session, inbound, door="replay")
+                    await accept_inbound(session, inbound, self._settings, door="replay")
                     await session.insert_rejected("inbound", inbound.refused)
         except Refused as exc:
             log.warning("message_refused", message_id=message.id, reason=str(exc))

@@ -10,6 +10,7 @@ import msgspec
 from penstock import __version__, errors
 from penstock.api import views
 from penstock.api.schedule_discover import RESULTS, SCHEDULE_PARAMETERS, SCHEDULE_SUMMARIES
+from penstock.api.workflow_discover import WORKFLOW_PARAMETERS, WORKFLOW_RESULTS, WORKFLOW_SUMMARIES
 from penstock.commands import (
     LONGEST_WAIT_SECONDS,
     MAX_IDS,
@@ -50,6 +51,11 @@ ERRORS: dict[str, tuple[int, str]] = {
     ),
     "KeyNotFound": (errors.KEY_NOT_FOUND, "No such API key"),
     "ScheduleNotFound": (errors.SCHEDULE_NOT_FOUND, "No such schedule, or import of schedules"),
+    "WorkflowNotFound": (errors.WORKFLOW_NOT_FOUND, "No such workflow"),
+    "WorkflowConflict": (
+        errors.WORKFLOW_CONFLICT,
+        "The workflow's state forbids it, or its key is that of another definition; data.id and data.state tell",
+    ),
     "RateLimited": (errors.RATE_LIMITED, "Too many requests; data.retry_after in seconds; HTTP 429"),
     "TaskNotFound": (errors.TASK_NOT_FOUND, "No such task"),
     "MessageNotFound": (errors.MESSAGE_NOT_FOUND, "No such message, rejected or in a dead-letter queue"),
@@ -58,7 +64,8 @@ ERRORS: dict[str, tuple[int, str]] = {
     "JobNotFound": (errors.JOB_NOT_FOUND, "No such job"),
     "StateConflict": (
         errors.STATE_CONFLICT,
-        "The task's state forbids it; data.state is that state; a retry names data.holder, which has the unique key",
+        "The task's state forbids it; data.state is that state; a retry names data.holder, which has the unique key, "
+        "or data.workflow, of which it is a step",
     ),
     "DuplicateTask": (errors.DUPLICATE_TASK, "Another task has the unique key; data.id is that task"),
     "TooManyWaits": (
@@ -154,6 +161,7 @@ SUMMARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "ordering.release": ("Let a held ordering key go: the next task of the key may run.", "ReleasedKey", ()),
     "claims.check": ("Tell a worker which of its claims hold their task no more.", "CheckedClaims", ()),
     **SCHEDULE_SUMMARIES,
+    **WORKFLOW_SUMMARIES,
     "rpc.discover": ("This document.", "", ()),
 }
 
@@ -297,6 +305,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
     "ordering.release": {"key": "The ordering key."},
     "claims.check": {"claims": f"Ids of outbound requests, <task id>:<claim>; 1 to {MAX_IDS}."},
     **SCHEDULE_PARAMETERS,
+    **WORKFLOW_PARAMETERS,
     "rpc.discover": {},
 }
 
@@ -310,6 +319,7 @@ _RESULTS = (
     views.DeadReplayed, views.DeadPurged, views.Key, views.NewKey, views.KeyPage, views.HeldKeys, views.ReleasedKey,
     views.CheckedClaims,
     *RESULTS,
+    *WORKFLOW_RESULTS,
 )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from penstock.api.results import Results
 from penstock.api.rpc import Handler, Outcome, each
 from penstock.api.rules import Rules
 from penstock.api.schedules import Schedules
+from penstock.api.workflows import Workflows
 from penstock.batching import Batcher
 from penstock.commands import (
     PARAMS,
@@ -125,6 +126,7 @@ class Methods:
             requests_limit=max(1, settings.http_connections // 2),
         )
         schedules = Schedules(self._session, self._transaction, notifier.poke)
+        workflows = Workflows(self._transaction, notifier.poke, settings)
         self._carry_out: dict[type, Callable[[Any], Awaitable[Any]]] = {
             Status: self._status,
             Cancel: self._change,
@@ -155,6 +157,7 @@ class Methods:
             CheckClaims: self._check_claims,
             Discover: self._discover,
             **schedules.commands,
+            **workflows.commands,
         }
 
     @property

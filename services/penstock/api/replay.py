@@ -57,7 +57,7 @@ async def _retry_one(session: Session, rejected_id: int, settings: Settings) -> 
     if source == "inbound":
         inbound = read_inbound(text, settings)
         asked = len(inbound.tasks) + len(inbound.changes) + len(inbound.refused)
-        await accept_inbound(session, inbound, door="replay")
+        await accept_inbound(session, inbound, settings, door="replay")
         refused = inbound.refused
     else:
         reports = decode_reports(text, batch_limit=settings.batch_limit)

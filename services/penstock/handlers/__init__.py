@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import json
 import math
 import os
 import sys
 from collections.abc import Awaitable, Callable, Generator, Iterator
+from datetime import datetime
 from typing import Any, TypeVar, overload
 
 import msgspec
@@ -21,6 +23,12 @@ from penstock.retry import Backoff
 from penstock.tasks import ACTION_MAX_CHARS, MAX_ATTEMPTS_LIMIT
 
 _NOTE_KEPT_CHARS = 1000
+_SPAWN_OPTIONS = frozenset(
+    (
+        "name", "on_failure", "compensate", "run_at", "delay", "priority", "ordering_key", "max_attempts", "timeout",
+        "labels", "expires_at", "expires_in", "limit_key",
+    )
+)  # fmt: skip
 
 log = get_logger()
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -67,9 +75,10 @@ class Context:
     redelivered: the message was delivered before, so an earlier worker may have done part of the work.
     report: where progress goes, callable from any thread; without one it goes nowhere, as in a test of a handler.
     cancellation: set when the task is no longer this worker's; without one it never is.
+    spawned: the tasks that go with the result, as JSON texts of what ``spawn`` was given.
     """
 
-    __slots__ = ("_cancellation", "_report", "action", "claim", "redelivered", "task_id")
+    __slots__ = ("_cancellation", "_report", "action", "claim", "redelivered", "spawned", "task_id")
 
     def __init__(
         self,
@@ -79,6 +88,7 @@ class Context:
         redelivered: bool = False,
         report: Report | None = None,
         cancellation: Cancellation | None = None,
+        spawned: list[str] | None = None,
     ) -> None:
         self.task_id = task_id
         self.claim = claim
@@ -86,6 +96,7 @@ class Context:
         self.redelivered = redelivered
         self._report = report
         self._cancellation = cancellation or Cancellation()
+        self.spawned = [] if spawned is None else spawned
 
     @property
     def cancelled(self) -> bool:
@@ -103,6 +114,30 @@ class Context:
         """Raises TaskCancelled, at a place where the handler may stop; what it raises or returns then is dropped."""
         if self._cancellation.is_set:
             raise TaskCancelled(f"task {self.task_id} is no longer claim {self.claim}'s")
+
+    def spawn(self, action: str, payload: Any = None, **options: Any) -> None:
+        """Have another task made when, and only if, this attempt's result is accepted.
+
+        It travels with the result, so a retried or lost attempt makes none twice. In a workflow it is a child of this
+        step: what comes after the step waits for it too, and is given its result as ``<step>/<name>``, the name
+        being its number unless given. Otherwise it is a plain task.
+        options: those of ``enqueue`` but unique_key, unique and on_duplicate; and name, on_failure, compensate.
+        Raises ValueError for an unknown option, an empty action, or a payload that is no JSON object or array.
+        """
+        unknown = options.keys() - _SPAWN_OPTIONS
+        if unknown:
+            raise ValueError(f"spawn() takes no {min(unknown)!r}; it takes {', '.join(sorted(_SPAWN_OPTIONS))}")
+        if not isinstance(action, str) or not 1 <= len(action) <= ACTION_MAX_CHARS:
+            raise ValueError(f"spawn() takes an action of 1 to {ACTION_MAX_CHARS} characters, not {action!r}")
+        if payload is not None and not isinstance(payload, dict | list | tuple):
+            raise ValueError(f"spawn() takes a dict or a list as payload, not {type(payload).__name__}")
+        given = {"action": action, "payload": {} if payload is None else payload}
+        for option, value in options.items():
+            given[option] = value.isoformat() if isinstance(value, datetime) else value
+        try:
+            self.spawned.append(json.dumps(given, allow_nan=False, separators=(",", ":")))
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise ValueError(f"spawn() of {action!r}: what it is given cannot be written as JSON: {exc}") from None
 
     @property
     def log(self) -> Any:

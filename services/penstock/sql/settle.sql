@@ -5,10 +5,11 @@
 -- turns such a join into a scan, at 400 us a task in place of 5. The pairs (id, claim) are tested inside a CASE,
 -- which keeps the planner from making a join of that too; it hashes them once, where `claim = any` would walk the
 -- whole array for every row. `state::text` keeps the planner from the partial indexes on state.
+-- Whatever makes a task of a workflow final adds to workflow_event in the same statement: see workflows.sql.
 
 -- name: finish_tasks
 -- $1 ids (distinct), $2 claims, $3 results as JSON text. ACQUIRED to SUCCESS: the row moves to the history.
--- Returns (action, how many of it moved, their ordering keys or null).
+-- Returns (action, how many of it moved, their ordering keys or null, how many belong to workflows).
 with gone as (
     delete from penstock.task
     where id = any($1::bigint[]) and state::text = 'ACQUIRED'
@@ -17,16 +18,20 @@ with gone as (
 ), moved as (
     insert into penstock.task_history (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
         claimed_at, created_at, updated_at, timeout_seconds, unique_key, ordering_key, progress, failures,
-        labels, expires_at, limit_key, finished_at, result)
+        labels, expires_at, limit_key, workflow, finished_at, result)
     select g.id, 'SUCCESS', g.action, g.payload, g.priority, g.run_at, g.attempts, g.max_attempts, g.claim,
         g.claimed_at, g.created_at, now(), g.timeout_seconds, g.unique_key, g.ordering_key, g.progress, g.failures,
-        g.labels, g.expires_at, g.limit_key, now(), r.result::json
+        g.labels, g.expires_at, g.limit_key, g.workflow, now(), r.result::json
     from gone g join unnest($1::bigint[], $3::text[]) r (id, result) on r.id = g.id
+), told as (
+    insert into penstock.workflow_event (workflow_id, task_id, claim, state)
+    select workflow, id, claim, 'SUCCESS' from gone where workflow is not null
 ), tallied as (
     insert into penstock.tally (action, event, count)
     select action, 'SUCCESS', count(*) from gone group by action
 )
-select action, count(*), array_agg(distinct ordering_key) filter (where ordering_key is not null) as keys
+select action, count(*), array_agg(distinct ordering_key) filter (where ordering_key is not null) as keys,
+       count(workflow) as told
 from gone group by action;
 
 -- name: read_attempts
@@ -72,18 +77,21 @@ with gone as (
 ), moved as (
     insert into penstock.task_history (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
         claimed_at, created_at, updated_at, timeout_seconds, unique_key, ordering_key, progress, failures,
-        labels, expires_at, limit_key, finished_at)
+        labels, expires_at, limit_key, workflow, finished_at)
     select g.id, 'CRITICAL_ERROR', g.action, g.payload, g.priority, g.run_at, g.attempts, g.max_attempts, g.claim,
         g.claimed_at, g.created_at, now(), g.timeout_seconds, g.unique_key, g.ordering_key, g.progress,
         coalesce(g.failures, '[]') || jsonb_build_array(jsonb_build_object(
             'attempt', g.attempts, 'claim', g.claim, 'at', now(), 'error', f.error::jsonb)),
-        g.labels, g.expires_at, g.limit_key, now()
+        g.labels, g.expires_at, g.limit_key, g.workflow, now()
     from gone g join unnest($1::bigint[], $3::text[]) f (id, error) on f.id = g.id
+), told as (
+    insert into penstock.workflow_event (workflow_id, task_id, claim, state)
+    select workflow, id, claim, 'CRITICAL_ERROR' from gone where workflow is not null
 ), tallied as (
     insert into penstock.tally (action, event, count)
     select action, 'CRITICAL_ERROR', count(*) from gone group by action
 )
-select id, action, ordering_key from gone;
+select id, action, ordering_key, workflow from gone;
 
 -- name: note_heartbeats
 -- $1 ids (distinct), $2 claims, $3 progress as JSON text or null. Touches no indexed column, so the update is HOT.
@@ -101,26 +109,31 @@ with gone as (
 ), moved as (
     insert into penstock.task_history (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
         claimed_at, created_at, updated_at, timeout_seconds, unique_key, ordering_key, progress, failures,
-        labels, expires_at, limit_key, finished_at, reason)
+        labels, expires_at, limit_key, workflow, finished_at, reason)
     select id, 'CANCELLED', action, payload, priority, run_at, attempts, max_attempts, claim,
         claimed_at, created_at, now(), timeout_seconds, unique_key, ordering_key, progress, failures,
-        labels, expires_at, limit_key, now(), $2::text
+        labels, expires_at, limit_key, workflow, now(), $2::text
     from gone
+), told as (
+    insert into penstock.workflow_event (workflow_id, task_id, claim, state)
+    select workflow, id, claim, 'CANCELLED' from gone where workflow is not null
 ), tallied as (
     insert into penstock.tally (action, event, count)
     select action, 'CANCELLED', count(*) from gone group by action
 )
-select id, action, ordering_key from gone;
+select id, action, ordering_key, workflow from gone;
 
 -- name: restart_tasks
 -- $1 ids. CRITICAL_ERROR or CANCELLED to a new life: attempts from 0, the claim token kept, so that a late result
 -- of the old life can never match. Behind a live task of the same ordering key it waits; a key that it held is held no
--- more. An expiry that has passed is forgotten. One whose payload was emptied stays as it is.
+-- more. An expiry that has passed is forgotten. One whose payload was emptied stays as it is, and so does a step of a
+-- workflow: see restart_steps.
 -- Its unique key must be its own or nobody's: the upsert locks the row and returns who has it. taken_at moves on, by
 -- which an enqueuer whose snapshot is older sees that the task that it takes for settled is so no longer.
 with chosen as materialized (
     select id, action, unique_key from penstock.task_history
     where id = any($1::bigint[]) and state in ('CRITICAL_ERROR', 'CANCELLED') and payload_gone is null
+      and workflow is null
     order by id for update
 ), keys as (
     insert into penstock.unique_key as k (action, key, task_id, taken_at)
@@ -155,6 +168,10 @@ with chosen as materialized (
     select action, state::text, -count(*) from gone group by action, state
 )
 select id, action, state::text as state from back;
+
+-- name: find_workflow_of
+-- $1 id of a settled task. The workflow that it is a step of.
+select workflow from penstock.task_history where id = $1;
 
 -- name: find_key_holder
 -- $1 id of a settled task. The task that has its unique key in its place.

@@ -20,6 +20,7 @@ from penstock.supervisor.repair import Repair
 from penstock.supervisor.retention import Retention
 from penstock.supervisor.rules import Rules
 from penstock.supervisor.schedules import Firing, Imports, RunRetention
+from penstock.supervisor.workflows import Advancing, WorkflowRetention
 from penstock.transports import Queue
 
 
@@ -55,6 +56,7 @@ class Supervisor(Service):
         self._expiry = Expiry(store=store)
         self._firing = Firing(store=store, notifier=self._notifier, settings=settings)
         self._imports = Imports(store=store, settings=settings)
+        self._advancing = Advancing(store=store, notifier=self._notifier, settings=settings)
         self._duties: list[Duty] = [
             self._rules,
             self._repair,
@@ -62,6 +64,7 @@ class Supervisor(Service):
             Retention(store=store, settings=settings),
             RunRetention(store=store, settings=settings),
             Emptying(store=store, settings=settings),
+            WorkflowRetention(store=store, settings=settings),
             Gauges(
                 store=store,
                 queues=queues,
@@ -79,6 +82,8 @@ class Supervisor(Service):
             "schedules": self._firing.run,
             "imports": self._imports.run,
             "jobs": self._jobs.run,
+            "workflows": self._advancing.run,
+            "listen": self._advancing.listener.run,
         }
 
     async def run_once(self) -> int:

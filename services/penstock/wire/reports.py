@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -25,12 +25,16 @@ _BARE_ID = re.compile(r"[0-9]{1,19}")
 
 
 class Succeeded(msgspec.Struct, frozen=True, gc=False):
-    """A result. ``claim`` is None in the older convention, where ``attempt`` must match the current one instead."""
+    """A result. ``claim`` is None in the older convention, where ``attempt`` must match the current one instead.
+
+    spawn: JSON text of the tasks that come with it, empty for none.
+    """
 
     task_id: int
     claim: int | None
     attempt: int | None
     result: str
+    spawn: str = ""
 
 
 class Failed(msgspec.Struct, frozen=True, gc=False):
@@ -98,6 +102,7 @@ class _Response(msgspec.Struct, frozen=True):
     encoding: str | None = None
     method: str | None = None
     params: msgspec.Raw = _EMPTY
+    spawn: msgspec.Raw = _EMPTY
 
 
 class _Error(msgspec.Struct, frozen=True):
@@ -125,6 +130,7 @@ class _Answer(msgspec.Struct, frozen=True, gc=False):
     error: msgspec.Raw = _EMPTY
     encoding: str | None = None
     method: str | None = None
+    spawn: msgspec.Raw = _EMPTY
 
 
 _decode_response = msgspec.json.Decoder(_Response).decode
@@ -163,7 +169,7 @@ def _decode_at_once(text: str) -> list[_Answer] | None:
 def _plain(answer: _Answer) -> Succeeded | None:
     """The report of a plain success; None where a closer look is needed."""
     result = bytes(answer.result)
-    is_other = answer.method is not None or answer.encoding is not None
+    is_other = answer.method is not None or answer.encoding is not None or bytes(answer.spawn)
     if not result or is_other or answer.id is None or bytes(answer.error):
         return None
     claim_id = parse_claim_id(answer.id)
@@ -235,11 +241,16 @@ def _outcome(response: _Response, entry: str | msgspec.Raw, room: Room) -> Repor
             # The worker has answered and will not answer again, so this is what came of the attempt.
             told = json.dumps({"code": exc.code, "message": str(exc), "data": {"type": "BadEncoding"}})
             return Failed(task_id, claim, attempt, told, NO_HINTS)
-        return Succeeded(task_id, claim, attempt, text)
+        return Succeeded(task_id, claim, attempt, text, _spawned(response))
     if result:
-        return Succeeded(task_id, claim, attempt, result.decode())
+        return Succeeded(task_id, claim, attempt, result.decode(), _spawned(response))
     decoded = _decode_error(error)
     return Failed(task_id, claim, attempt, error.decode(), _hints(decoded))
+
+
+def _spawned(response: _Response) -> str:
+    spawn = bytes(response.spawn)
+    return "" if spawn == b"null" else spawn.decode()
 
 
 def _attempt_in(raw: bytes) -> int | None:
@@ -263,14 +274,17 @@ def _hints(error: _Error) -> Hints:
         return NO_HINTS
 
 
-def encode_result(claim_id: str, result: str) -> str:
-    """The response of one task that succeeded; ``result`` is JSON text."""
+def encode_result(claim_id: str, result: str, spawn: Sequence[str] = ()) -> str:
+    """The response of one task that succeeded; ``result`` is JSON text, ``spawn`` that of tasks which come with it."""
+    if spawn:
+        return f'{{"jsonrpc":"2.0","result":{result},"spawn":[{",".join(spawn)}],"id":"{claim_id}"}}'
     return f'{{"jsonrpc":"2.0","result":{result},"id":"{claim_id}"}}'
 
 
-def encode_packed_result(claim_id: str, packed: str) -> str:
+def encode_packed_result(claim_id: str, packed: str, spawn: Sequence[str] = ()) -> str:
     """The same with a result that was packed by ``pack_result``."""
-    return f'{PACKED_PREFIX},"result":"{packed}","id":"{claim_id}"}}'
+    spawned = f',"spawn":[{",".join(spawn)}]' if spawn else ""
+    return f'{PACKED_PREFIX},"result":"{packed}"{spawned},"id":"{claim_id}"}}'
 
 
 def encode_error(claim_id: str, code: int, message: str, data: dict[str, Any]) -> str:

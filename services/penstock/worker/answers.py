@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -47,10 +47,23 @@ class Refusal(Exception):
         self.data = data or {}
 
 
-def result_answer(claim_id: str, result: Any, *, limit_bytes: int, compress_bytes: int | None = None) -> str:
-    """The answer of a handler that returned, packed where it is over ``compress_bytes``. Raises Refusal."""
+def result_answer(
+    claim_id: str, result: Any, *, limit_bytes: int, compress_bytes: int | None = None, spawned: Sequence[str] = ()
+) -> str:
+    """The answer of a handler that returned, packed where it is over ``compress_bytes``. Raises Refusal.
+
+    spawned: tasks that come with it, as JSON text.
+    """
+    if spawned:
+        size = sum(map(len, spawned)) + len(spawned) + 1  # it is ASCII
+        if size > limit_bytes:
+            raise Refusal(
+                "TooManyChildren",
+                f"the spawned tasks are {size} bytes; the limit is {limit_bytes} (PENSTOCK_RESULT_LIMIT_BYTES)",
+                code=TOO_LARGE, data={"size": size, "limit": limit_bytes},
+            )  # fmt: skip
     if result is None:
-        return encode_result(claim_id, "null")
+        return encode_result(claim_id, "null", spawned)
     try:
         encoded = _encode(result)
     except RecursionError:
@@ -78,8 +91,8 @@ def result_answer(claim_id: str, result: Any, *, limit_bytes: int, compress_byte
     if compress_bytes is not None and size > compress_bytes:
         packed = pack_result(text)
         if len(packed) < size:
-            return encode_packed_result(claim_id, packed)
-    return encode_result(claim_id, text)
+            return encode_packed_result(claim_id, packed, spawned)
+    return encode_result(claim_id, text, spawned)
 
 
 def _holds_no_number(value: Any) -> bool:

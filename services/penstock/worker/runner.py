@@ -38,12 +38,13 @@ class Job:
 
     limit_seconds: how long it may run; until it starts, what its message says, None where it says nothing.
     seen_at: when this worker last gave a sign of it. overdue: it was stopped for its limit. cut: for the end of the
-    process. where: the stack at which it was stopped. cancellation: what tells its handler that it is lost.
+    process. where: the stack at which it was stopped. cancellation: what tells its handler that it is lost. spawned:
+    the tasks that go with its result.
     """
 
     __slots__ = (
         "answered", "call", "cancellation", "claim", "claim_id", "cut", "deadline", "handler", "held", "limit_seconds",
-        "overdue", "params", "ran_seconds", "runner", "seen_at", "started_at", "task", "where",
+        "overdue", "params", "ran_seconds", "runner", "seen_at", "spawned", "started_at", "task", "where",
     )  # fmt: skip
 
     def __init__(
@@ -74,6 +75,7 @@ class Job:
         self.cut = False
         self.answered = False
         self.cancellation = Cancellation()
+        self.spawned: list[str] = []
 
     @property
     def is_lost(self) -> bool:
@@ -211,6 +213,7 @@ class Runner:
                 result,
                 limit_bytes=self._result_limit_bytes,
                 compress_bytes=self._result_compress_bytes,
+                spawned=job.spawned,
             )
             outcome = "ok"
         except answers.Refusal as exc:
@@ -392,4 +395,4 @@ def _arguments(job: Job) -> Arguments:
 def _context(job: Job) -> Context:
     claim = job.claim
     redelivered = job.held.message.receive_count > 1
-    return Context(claim.task_id, claim.claim, job.handler.name, redelivered, job.report, job.cancellation)
+    return Context(claim.task_id, claim.claim, job.handler.name, redelivered, job.report, job.cancellation, job.spawned)

@@ -17,6 +17,7 @@ from penstock.bench.scenarios import (
     live,
     priorities,
     schedules,
+    workflows,
 )
 
 
@@ -57,6 +58,7 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario(
             "schedules", "cron schedules that all fire at once, three times", schedules.schedules, 100_000, seconds=60
         ),
+        Scenario("workflows", "chains, groups and random graphs of steps, until ended", workflows.workflows, 10_000),
         Scenario(
             "scale", "a drain with 1, 2, 4 workers, 1, 2 schedulers", backlog.scale, 200_000, workers=4, schedulers=2
         ),

@@ -1,0 +1,103 @@
+"""What the results of the methods about workflows look like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from penstock.api.views import Instant, timestamp
+from penstock.tasks import State
+from penstock.workflows import StepKind, WorkflowState
+from penstock.workflowstore import Changed, StepRecord, WorkflowRecord
+
+
+def _about(description: str) -> Meta:
+    return Meta(description=description)
+
+
+class WorkflowAccepted(msgspec.Struct, frozen=True):
+    id: int
+    state: WorkflowState
+    duplicate: Annotated[bool, _about("True: this key was used before with this definition; nothing was added.")]
+
+
+class WorkflowChanged(msgspec.Struct, frozen=True):
+    id: int
+    state: WorkflowState
+    restarted: Annotated[int, _about("How many steps begin again.")]
+
+
+class Workflow(msgspec.Struct, frozen=True, kw_only=True):
+    id: int
+    key: str | None
+    name: str
+    state: WorkflowState
+    steps: Annotated[int, _about("How many there are, children and compensations included.")]
+    open: Annotated[int, _about("How many have not come to their end.")]
+    reason: Annotated[str | None, _about("Which step it failed by, or why it was cancelled.")]
+    compensated: Annotated[bool, _about("What had succeeded is being undone, or was.")]
+    created_at: Instant
+    updated_at: Instant
+    finished_at: Instant | None
+
+
+class WorkflowPage(msgspec.Struct, frozen=True):
+    workflows: list[Workflow]
+    cursor: Annotated[str | None, _about("Pass it on for the next page; null at the end.")]
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    number: int
+    name: str
+    kind: StepKind
+    state: Annotated[State, _about("Of its task; of a step without one, SCHEDULED while its children run.")]
+    action: str | None = None
+    task_id: int | None = None
+    reason: str | None = None
+    parent: Annotated[str | None, _about("The step that made it; of a compensation, the one that it undoes.")] = None
+    after: Annotated[list[str], _about("Its predecessors, the first 20 of them.")] = msgspec.field(default_factory=list)
+    after_count: Annotated[int, _about("How many predecessors it has.")] = 0
+    children: Annotated[int, _about("How many steps it has made.")] = 0
+    open_children: Annotated[int, _about("How many of these have not come to their end.")] = 0
+
+
+class WorkflowDetail(Workflow, frozen=True, kw_only=True):
+    counts: Annotated[Mapping[State, int], _about("Steps by state; SCHEDULED: let go and not settled.")]
+    tree: Annotated[list[Step], _about("A page of its steps, by number.")]
+    cursor: Annotated[str | None, _about("Pass it on for the next page; null at the end.")]
+
+
+def accepted(changed: Changed) -> WorkflowAccepted:
+    return WorkflowAccepted(changed.id, changed.state, changed.duplicate)
+
+
+def changed(record: Changed) -> WorkflowChanged:
+    return WorkflowChanged(record.id, record.state, record.restarted)
+
+
+def workflow(record: WorkflowRecord) -> Workflow:
+    return Workflow(**_members(record))
+
+
+def detail(
+    record: WorkflowRecord, counts: Mapping[str, int], steps: list[StepRecord], cursor: str | None
+) -> WorkflowDetail:
+    """A workflow with a page of its steps."""
+    by_state = {State(state): count for state, count in counts.items()}
+    return WorkflowDetail(**_members(record), counts=by_state, tree=[_step(step) for step in steps], cursor=cursor)
+
+
+def _members(record: WorkflowRecord) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in WorkflowRecord.__slots__} | {
+        "created_at": timestamp(record.created_at),
+        "updated_at": timestamp(record.updated_at),
+        "finished_at": record.finished_at and timestamp(record.finished_at),
+    }
+
+
+def _step(record: StepRecord) -> Step:
+    members = {name: getattr(record, name) for name in StepRecord.__slots__}
+    return Step(**members | {"kind": StepKind(record.kind), "after": list(record.after)})

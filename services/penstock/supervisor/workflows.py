@@ -1,0 +1,123 @@
+"""Workflows: moved on as their steps settle, and removed when they are old enough.
+
+Moving on has a loop of its own beside the rounds of upkeep: woken as soon as a step has settled, and looking once a
+second where a nudge was lost. Several supervisors share the work, one at a workflow at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from time import monotonic
+
+from penstock import metrics
+from penstock.advance import Advanced
+from penstock.errors import Unavailable
+from penstock.logs import get_logger
+from penstock.notify import WORKFLOWS, Listener, Notifier
+from penstock.settings import Settings
+from penstock.store import Store
+from penstock.workflowstore import advance_some
+
+LOOK_SECONDS = 1.0
+_WORKFLOWS_AT_ONCE = 100
+_FIRST_PAUSE_SECONDS = 0.2
+_LONGEST_PAUSE_SECONDS = 10.0
+_HELD_PAUSE_SECONDS = 0.02
+_RETENTION_STEPS = 20_000
+_BATCHES_PER_ROUND = 10
+
+log = get_logger()
+
+
+class Advancing:
+    """Moves workflows on; ``run_once`` is one transaction over some of those that have events."""
+
+    def __init__(self, *, store: Store, notifier: Notifier, settings: Settings) -> None:
+        self._store = store
+        self._notifier = notifier
+        self._settings = settings
+        self._after = 0
+        self.listener = Listener(store, WORKFLOWS)
+
+    async def run(self) -> None:
+        """For ever, beside the supervisor's rounds; a mistake of ours must not stop all other upkeep."""
+        failures = 0
+        while True:
+            self.listener.event.clear()
+            try:
+                advanced = await self.run_once()
+            except Exception as exc:
+                if failures % 10 == 0:
+                    if isinstance(exc, Unavailable):
+                        log.warning("backing_off", duty="workflows", reason=str(exc), failures=failures + 1)
+                    else:
+                        log.exception("duty_failed", duty="workflows", error=type(exc).__name__, failures=failures + 1)
+                longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(failures, 16))
+                failures += 1
+                await asyncio.sleep(random.uniform(longest / 2, longest))
+                continue
+            failures = 0
+            if advanced is None:
+                await self._wait()
+            elif not advanced.events:
+                await asyncio.sleep(_HELD_PAUSE_SECONDS)  # another supervisor is at them
+
+    async def run_once(self) -> Advanced | None:
+        """One round; None when no workflow has events. Raises Unavailable: nothing of the round has happened."""
+        started = monotonic()
+        async with self._store.transaction() as session:
+            advanced, last = await advance_some(session, self._settings, after=self._after, limit=_WORKFLOWS_AT_ONCE)
+        if last is None and self._after:
+            self._after = 0  # from the front again
+            return await self.run_once()
+        self._after = last or 0
+        if last is None:
+            return None
+        if advanced.started:
+            self._notifier.poke()
+        for state, count in advanced.ended.items():
+            metrics.WORKFLOWS_ENDED.labels(state).inc(count)
+        metrics.WORKFLOW_EVENTS.inc(advanced.events)
+        if advanced.events:
+            log.debug(
+                "workflows_advanced", events=advanced.events, started=advanced.started,
+                ended=advanced.ended.total(), seconds=round(monotonic() - started, 4),
+            )  # fmt: skip
+        return advanced
+
+    async def _wait(self) -> None:
+        """Until a nudge, or a second."""
+        try:
+            await asyncio.wait_for(self.listener.event.wait(), LOOK_SECONDS * random.uniform(0.8, 1.2))
+        except TimeoutError:
+            return
+
+
+class WorkflowRetention:
+    """Removes workflows when the last of their tasks may be gone; ``run_once`` is a bounded round."""
+
+    def __init__(self, *, store: Store, settings: Settings) -> None:
+        self._store = store
+        # Their tasks settled before they ended, so none is kept for longer.
+        self._seconds = max(
+            settings.retention_success_seconds,
+            settings.retention_critical_error_seconds,
+            settings.retention_cancelled_seconds,
+        )
+
+    async def run_once(self) -> int:
+        """Returns how many were removed."""
+        total = 0
+        for _ in range(_BATCHES_PER_ROUND):
+            async with self._store.transaction() as session:
+                ids = [row["id"] for row in await session.fetch("find_old_workflows", self._seconds, _RETENTION_STEPS)]
+                if ids:
+                    await session.fetch("delete_workflows", ids)
+            total += len(ids)
+            if not ids:
+                break
+        if total:
+            metrics.CLEANED.labels("workflow").inc(total)
+            log.info("records_removed", kind="workflow", count=total)
+        return total

@@ -1,0 +1,130 @@
+"""Workflows lived through by hand: what a scheduler, a worker, a resulter and a supervisor would do, without queues."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.advance import Advanced
+from penstock.commands import read_command
+from penstock.outcomes import apply_reports
+from penstock.settings import Settings
+from penstock.store import Store
+from penstock.tasks import Claimed
+from penstock.wire import NO_HINTS, Failed, Hints, Report, Succeeded
+from penstock.workflows import CancelWorkflow, CreateWorkflow, RetryWorkflow
+from penstock.workflowstore import (
+    Changed,
+    StepRecord,
+    WorkflowRecord,
+    advance_some,
+    change_workflow,
+    count_steps,
+    read_steps,
+    read_workflow,
+)
+
+
+class Spawned(Exception):
+    """Raised by a handler of these tests: its result, and tasks that come with it."""
+
+    def __init__(self, result: Any, children: Sequence[dict[str, Any]]) -> None:
+        super().__init__()
+        self.result = result
+        self.children = children
+
+
+class Broken(Exception):
+    """Raised by a handler of these tests: it has failed for good."""
+
+
+Work = Callable[[str, Any], Any]
+
+
+class Lives:
+    def __init__(self, store: Store, settings: Settings) -> None:
+        self.store = store
+        self.settings = settings
+        self.ran: list[tuple[str, Any]] = []
+
+    async def ask(self, method: str, **params: Any) -> Changed:
+        """Carry out a change, as a door would."""
+        command = read_command(method, msgspec.json.encode(params), self.settings)
+        assert isinstance(command, CreateWorkflow | CancelWorkflow | RetryWorkflow)
+        async with self.store.transaction() as session:
+            return await change_workflow(session, command, self.settings)
+
+    async def create(self, **params: Any) -> int:
+        return (await self.ask("workflow.create", **params)).id
+
+    async def advance(self, limit: int = 100) -> int:
+        """Until no workflow has events; returns how many rounds it took."""
+        rounds = 0
+        while await self.advance_once(limit):
+            rounds += 1
+        return rounds
+
+    async def advance_once(self, limit: int = 100) -> Advanced | None:
+        async with self.store.transaction() as session:
+            advanced, last = await advance_some(session, self.settings, after=0, limit=limit)
+        return None if last is None else advanced
+
+    async def claim(self, limit: int = 1000) -> list[Claimed]:
+        async with self.store.session() as session:
+            dispatch = await session.claim(limit)
+            if dispatch is None:
+                return []
+            await session.confirm(dispatch.id)
+            return dispatch.tasks
+
+    async def report(self, *reports: Report) -> None:
+        async with self.store.transaction() as session:
+            await apply_reports(session, reports, self.settings)
+
+    async def work(self, tasks: Sequence[Claimed], handler: Work) -> None:
+        """Run tasks and report what came of them, all in one transaction."""
+        reports: list[Report] = []
+        for task in tasks:
+            payload = json.loads(task.payload)
+            self.ran.append((task.action, payload))
+            try:
+                result = handler(task.action, payload)
+            except Spawned as told:
+                text = json.dumps(list(told.children))
+                reports.append(Succeeded(task.id, task.claim, None, json.dumps(told.result), text))
+            except Broken as exc:
+                error = json.dumps({"code": -32000, "message": str(exc)})
+                reports.append(Failed(task.id, task.claim, None, error, Hints(final=True)))
+            except ArithmeticError as exc:  # tried again
+                error = json.dumps({"code": -32000, "message": str(exc)})
+                reports.append(Failed(task.id, task.claim, None, error, NO_HINTS))
+            else:
+                reports.append(Succeeded(task.id, task.claim, None, json.dumps(result)))
+        await self.report(*reports)
+
+    async def live(self, handler: Work = lambda action, payload: None) -> None:
+        """Run until there is nothing left to run."""
+        while True:
+            await self.advance()
+            tasks = await self.claim()
+            if not tasks:
+                return
+            await self.work(tasks, handler)
+
+    async def look(self, workflow_id: int) -> WorkflowRecord:
+        command = read_command("workflow.status", msgspec.json.encode({"id": workflow_id}), self.settings)
+        async with self.store.session() as session:
+            return await read_workflow(session, command.which)  # type: ignore[union-attr]
+
+    async def steps(self, workflow_id: int) -> dict[str, StepRecord]:
+        command = read_command("workflow.status", b'{"id":%d,"limit":1000}' % workflow_id, self.settings)
+        async with self.store.session() as session:
+            steps = await read_steps(session, workflow_id, command)  # type: ignore[arg-type]
+        return {step.name: step for step in steps}
+
+    async def counts(self, workflow_id: int) -> dict[str, int]:
+        async with self.store.session() as session:
+            return await count_steps(session, workflow_id)

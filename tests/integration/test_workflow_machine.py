@@ -1,0 +1,364 @@
+"""Random workflows, random ends of their steps, several that move them on: the real statements, judged after each step.
+
+What a workflow is must always be what its steps imply, and no step may start before its predecessors are done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from penstock.errors import WorkflowConflict
+from penstock.outcomes import apply_reports
+from penstock.settings import load_settings
+from penstock.store import Store
+from penstock.tasks import Claimed
+from penstock.wire import NO_HINTS, Failed, Hints, Report, Succeeded
+from penstock.workflowstore import advance_some
+from tests.integration.lives import Lives
+
+T = TypeVar("T")
+TABLES = "task, task_history, ordering_head, dispatch, tally, workflow, workflow_step, workflow_edge, workflow_event"
+FEWEST_STEPS = 500
+# What the run must have met to count as having tried.
+MET = {
+    "create", "same key again", "success", "failure", "last failure", "spawn", "late result", "cancel", "retry",
+    "retry refused", "advance", "advance killed", "advance beside another", "cancel while a step settles",
+    "step cancelled by hand", "compensation", "ended SUCCESS", "ended FAILED", "ended CANCELLED",
+}  # fmt: skip
+SELDOM = st.sampled_from([False, False, True])
+KINDS = st.sampled_from(["success", "success", "success", "success", "fail", "fail for good", "spawn", "spawn"])
+
+
+@st.composite
+def definitions(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Steps in a random order of dependence, some of which fan out, join, follow an ordering key or take results."""
+    steps: list[dict[str, Any]] = []
+    for number in range(draw(st.integers(1, 6))):
+        names = [step["name"] for step in steps]
+        after = draw(st.lists(st.sampled_from(names), unique=True, max_size=3)) if names else []
+        step: dict[str, Any] = {"name": f"s{number}", "after": after}
+        kind = draw(st.sampled_from(["task", "task", "task", "map", "join"]))
+        if kind == "join" and after:
+            steps.append(step)
+            continue
+        step["action"] = "a"
+        step["on_failure"] = draw(st.sampled_from(["compensate", {"compensate": "u"}, "fail", "continue"]))
+        step["compensate"] = draw(st.sampled_from([None, "u"]))
+        step["max_attempts"] = draw(st.integers(1, 2))
+        step["ordering_key"] = draw(st.sampled_from([None, None, "o"]))
+        if kind == "map":
+            step["over"] = draw(st.lists(st.integers(0, 9), max_size=2))
+        elif after and draw(st.booleans()):
+            step["results_as"], step["errors_as"] = "r", "e"
+        steps.append(step)
+    return [{name: value for name, value in step.items() if value is not None} for step in steps]
+
+
+class Workflows(RuleBasedStateMachine):
+    """One machine is one run over empty tables."""
+
+    store: Store
+    runner: asyncio.Runner
+    steps: int
+    met: Counter[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lives = Lives(self.store, load_settings(retry_base_seconds=0.000001, retry_jitter=0))
+        self.flows: dict[int, list[dict[str, Any]]] = {}
+        self.cancelled: set[int] = set()
+        self.claims: list[Claimed] = []
+        self.by_hand: set[int] = set()
+        self.run(self._execute(f"truncate {', '.join('penstock.' + name for name in TABLES.split(', '))}"))
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        type(self).steps += 1
+        return self.runner.run(work)
+
+    async def _execute(self, text: str) -> list[Any]:
+        pool = await self.store.open()
+        async with pool.acquire() as connection:
+            rows: list[Any] = await connection.fetch(text)
+        return rows
+
+    # What happens
+
+    @initialize(steps=definitions())
+    def begin(self, steps: list[dict[str, Any]]) -> None:
+        self.create(steps)  # type: ignore[operator]
+
+    @rule(steps=definitions())
+    def create(self, steps: list[dict[str, Any]]) -> None:
+        if len(self.flows) >= 3:
+            return
+        key = f"k{len(self.flows)}"
+        made = self.run(self.lives.ask("workflow.create", key=key, steps=steps))
+        assert not made.duplicate
+        self.flows[made.id] = steps
+        self.met["create"] += 1
+
+    @rule(data=st.data())
+    def create_again(self, data: st.DataObject) -> None:
+        place = data.draw(st.integers(0, len(self.flows) - 1))
+        flow, steps = list(self.flows.items())[place]
+        again = self.run(self.lives.ask("workflow.create", key=f"k{place}", steps=steps))
+        assert (again.id, again.duplicate) == (flow, True)
+        with pytest.raises(WorkflowConflict):
+            self.run(
+                self.lives.ask("workflow.create", key=f"k{place}", steps=[*steps, {"name": "more", "action": "a"}])
+            )
+        self.met["same key again"] += 1
+
+    @rule(limit=st.integers(1, 6))
+    def claim(self, limit: int) -> None:
+        self.claims += self.run(self.lives.claim(limit))
+
+    @rule(data=st.data(), kinds=st.lists(KINDS, min_size=1, max_size=4))
+    def settle(self, data: st.DataObject, kinds: list[str]) -> None:
+        """Results of claims that hold, and of those that have not for long."""
+        if self.claims:
+            chosen = data.draw(st.lists(st.sampled_from(self.claims), unique=True, max_size=len(kinds)))
+            self._report([(task, kind) for task, kind in zip(chosen, kinds, strict=False)])
+
+    def _report(self, outcomes: list[tuple[Claimed, str]]) -> None:
+        applied = self.run(self._applied([self._report_of(task, kind) for task, kind in outcomes]))
+        self.met["late result"] += applied.stale
+
+    async def _applied(self, reports: list[Report]) -> Any:
+        async with self.store.transaction() as session:
+            return await apply_reports(session, reports, self.lives.settings)
+
+    def _report_of(self, task: Claimed, kind: str) -> Report:
+        error = json.dumps({"code": 1, "message": kind})
+        match kind:
+            case "fail":
+                self.met["failure"] += 1
+                return Failed(task.id, task.claim, None, error, NO_HINTS)
+            case "fail for good":
+                self.met["last failure"] += 1
+                return Failed(task.id, task.claim, None, error, Hints(final=True))
+            case "spawn":
+                self.met["spawn"] += 1
+                children = [{"action": "c", "on_failure": "continue"}, {"action": "c", "name": "x", "delay": 0}]
+                return Succeeded(task.id, task.claim, None, "1", json.dumps(children))
+        self.met["success"] += 1
+        return Succeeded(task.id, task.claim, None, json.dumps([task.id]))
+
+    @rule(kinds=st.lists(KINDS, min_size=1, max_size=12))
+    def go_on(self, kinds: list[str]) -> None:
+        """As processes that nobody disturbs would: each of the kinds ends one task."""
+        for kind in kinds:
+            self.run(self.lives.advance())
+            claimed = self.run(self.lives.claim(1))
+            if not claimed:
+                return
+            self.claims += claimed
+            self._report([(claimed[0], kind)])
+
+    @rule(limit=st.integers(1, 3))
+    def advance(self, limit: int) -> None:
+        self.run(self.lives.advance_once(limit))
+        self.met["advance"] += 1
+
+    @rule(data=st.data(), kind=KINDS, killed=st.booleans())
+    def advance_beside_another(self, data: st.DataObject, kind: str, killed: bool) -> None:
+        """One is in the middle, or dies there, while another looks and a result comes in."""
+        report = self._report_of(data.draw(st.sampled_from(self.claims)), kind) if self.claims else None
+
+        async def both() -> None:
+            async with self.store.transaction() as session:
+                await advance_some(session, self.lives.settings, after=0, limit=2)
+                await self.lives.advance_once()
+                if report is not None:
+                    # Its task may be one that the other has just cancelled, and not committed.
+                    late = asyncio.create_task(self._applied([report]))
+                    await asyncio.wait([late], timeout=0.01)
+                if killed:
+                    raise ZeroDivisionError
+            if report is not None:
+                await late
+
+        async def dying() -> None:
+            try:
+                await both()
+            except ZeroDivisionError:
+                await asyncio.gather(*(t for t in asyncio.all_tasks() if t is not asyncio.current_task()))
+
+        self.run(dying())
+        self.met["advance killed" if killed else "advance beside another"] += 1
+
+    @rule(data=st.data(), meant=SELDOM)
+    def cancel(self, data: st.DataObject, meant: bool) -> None:
+        if not meant:
+            return
+        flow = data.draw(st.sampled_from(list(self.flows)))
+        try:
+            self.run(self.lives.ask("workflow.cancel", id=flow))
+        except WorkflowConflict:
+            return
+        self.cancelled.add(flow)
+        self.met["cancel"] += 1
+
+    @rule(data=st.data(), kind=KINDS, meant=SELDOM)
+    def cancel_while_a_step_settles(self, data: st.DataObject, kind: str, meant: bool) -> None:
+        if not (self.claims and meant):
+            return
+        flow = data.draw(st.sampled_from(list(self.flows)))
+        report = self._report_of(data.draw(st.sampled_from(self.claims)), kind)
+
+        async def both() -> bool:
+            async with self.store.transaction() as session:
+                await apply_reports(session, [report], self.lives.settings)
+                cancelling = asyncio.create_task(self.lives.ask("workflow.cancel", id=flow))
+                await asyncio.wait([cancelling], timeout=0.02)
+            try:
+                await cancelling
+            except WorkflowConflict:
+                return False
+            return True
+
+        if self.run(both()):
+            self.cancelled.add(flow)
+        self.met["cancel while a step settles"] += 1
+
+    @rule(data=st.data())
+    def retry(self, data: st.DataObject) -> None:
+        flow = data.draw(st.sampled_from(list(self.flows)))
+        try:
+            changed = self.run(self.lives.ask("workflow.retry", id=flow))
+        except WorkflowConflict:
+            self.met["retry refused"] += 1
+            return
+        if changed.restarted:
+            self.cancelled.discard(flow)
+            self.met["retry"] += 1
+            # Whatever was cancelled with its workflow begins again; what a policy has dealt with stays.
+            kept = [step for step in self.run(self._execute(STEPS)) if step["workflow_id"] == flow]
+            assert all(
+                step["task_id"] in self.by_hand or step["kind"] == "compensation"
+                for step in kept
+                if step["state"] == "CANCELLED"
+            )
+
+    @rule(data=st.data())
+    def cancel_a_step(self, data: st.DataObject) -> None:
+        live = [row["id"] for row in self.run(self._execute("select id from penstock.task order by id"))]
+        if live:
+            task_id = data.draw(st.sampled_from(live))
+
+            async def cancel() -> None:
+                async with self.store.transaction() as session:
+                    await session.cancel([task_id])
+
+            self.run(cancel())
+            self.by_hand.add(task_id)
+            self.met["step cancelled by hand"] += 1
+
+    # What must hold
+
+    @invariant()
+    def it_is_what_its_steps_imply(self) -> None:
+        if not self.flows:
+            return
+        flows = self.run(self._execute("select * from penstock.workflow order by id"))
+        events = {row["workflow_id"] for row in self.run(self._execute("select * from penstock.workflow_event"))}
+        steps = self.run(self._execute(STEPS))
+        for flow in flows:
+            self._judge(flow, [s for s in steps if s["workflow_id"] == flow["id"]], flow["id"] in events)
+
+    def _judge(self, flow: Any, steps: list[Any], lags: bool) -> None:
+        by_number = {step["number"]: step for step in steps}
+        assert sorted(by_number) == list(range(flow["steps"]))
+        assert flow["open"] == sum(not step["done"] for step in steps)
+        for step in steps:
+            children = [s for s in steps if s["parent"] == step["number"] and s["kind"] != "compensation"]
+            ended = step["state"] in ("SUCCESS", "CRITICAL_ERROR", "CANCELLED")
+            assert step["children"] == len(children)
+            assert step["open_children"] == sum(not child["done"] for child in children)
+            assert step["done"] == (ended and not step["open_children"]), dict(step)
+            if step["task_id"] is not None:
+                # Of what has ended the step knows once its event was taken; what waits for others is no one's to run.
+                assert step["task_state"] is not None
+                assert step["state"] == step["task_state"] or not ended, dict(step)
+                assert ended or lags or step["is_live"], dict(step)
+                held = step["task_state"] == "WAITING" and step["ordering_key"] is None
+                assert step["state"] == "WAITING" or not held, dict(step)
+                if step["is_live"] and not held:
+                    assert step["state"] == "SCHEDULED", dict(step)
+            has_begun = step["state"] in ("SCHEDULED", "SUCCESS", "CRITICAL_ERROR")
+            before = [by_number[number] for number in step["after"]]
+            if has_begun:
+                assert all(b["done"] and (b["state"] == "SUCCESS" or b["on_failure"] == "continue") for b in before)
+            if not has_begun and not ended and flow["state"] == "RUNNING":
+                assert step["pending"] == sum(not b["passed"] for b in before)
+                assert step["pending"] > 0
+        if lags:
+            return
+        failed = any(
+            step["state"] in ("CRITICAL_ERROR", "CANCELLED") and step["on_failure"] != "continue" for step in steps
+        )
+        if flow["id"] in self.cancelled:
+            implied = "CANCELLED"
+        elif flow["open"]:
+            implied = "FAILING" if failed or flow["compensated"] else "RUNNING"
+        else:
+            implied = "FAILED" if failed else "SUCCESS"
+        assert flow["state"] == implied
+        if flow["open"]:
+            # Something can still happen, so it does not stand still.
+            assert any(step["is_live"] and step["state"] == "SCHEDULED" for step in steps)
+        else:
+            self.met[f"ended {flow['state']}"] += 1
+        self.met["compensation"] += any(step["kind"] == "compensation" and step["done"] for step in steps)
+
+    def teardown(self) -> None:
+        """However it stands, it comes to an end."""
+        if self.flows:
+            self._report([(task, "success") for task in self.claims])
+            self.run(self.lives.live(lambda action, payload: None))
+            self.it_is_what_its_steps_imply()
+            open_ = self.run(self._execute("select id from penstock.workflow where finished_at is null"))
+            assert open_ == []
+            assert self.run(self._execute("select id from penstock.task")) == []
+
+
+STEPS = """
+select s.*, coalesce(t.state, h.state)::text as task_state, t.id is not null as is_live, t.ordering_key
+from penstock.workflow_step s
+left join penstock.task t on t.id = s.task_id left join penstock.task_history h on h.id = s.task_id
+order by s.workflow_id, s.number
+"""
+
+
+def test_random_workflows_are_always_what_their_steps_imply(database_url: str) -> None:
+    store = Store(database_url)
+    with asyncio.Runner() as runner:
+
+        class OfThisTest(Workflows):
+            pass
+
+        OfThisTest.store, OfThisTest.runner = store, runner
+        OfThisTest.steps, OfThisTest.met = 0, Counter()
+        run = hypothesis_settings(
+            max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+        )
+        try:
+            for _ in range(3):  # once, unless chance left something out
+                run_state_machine_as_test(OfThisTest, settings=run)
+                if OfThisTest.steps >= FEWEST_STEPS and {name for name in MET if OfThisTest.met[name]} == MET:
+                    break
+        finally:
+            runner.run(store.close())
+    print(f"{OfThisTest.steps} steps; met: {dict(OfThisTest.met)}")
+    assert OfThisTest.steps >= FEWEST_STEPS
+    assert {name for name, count in OfThisTest.met.items() if count} == MET

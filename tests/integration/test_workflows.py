@@ -1,0 +1,451 @@
+"""Workflows over the real statements: order, results, failure policies, children, cancel and retry."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import Any
+
+import pytest
+
+from penstock.errors import WorkflowConflict, WorkflowNotFound
+from penstock.settings import load_settings
+from penstock.store import Session, Store
+from penstock.workflows import GetWorkflow, WhichWorkflow
+from penstock.workflowstore import StepRecord, read_steps
+from tests.integration.lives import Broken, Lives, Spawned
+
+
+@pytest.fixture
+def lives(store: Store) -> Lives:
+    return Lives(store, load_settings(retry_base_seconds=0.01, retry_jitter=0))
+
+
+async def test_a_chain_runs_in_order_and_each_step_is_given_the_result_before(lives: Lives) -> None:
+    flow = await lives.create(
+        chain=[{"action": "a"}, {"action": "b", "results_as": "before"}, {"action": "c", "results_as": "before"}]
+    )
+    await lives.live(lambda action, payload: action * 2)
+    assert lives.ran == [("a", {}), ("b", {"before": {"a": "aa"}}), ("c", {"before": {"b": "bb"}})]
+    assert (await lives.look(flow)).state == "SUCCESS"
+
+
+async def test_a_group_runs_side_by_side_and_what_follows_waits_for_all_of_it(lives: Lives) -> None:
+    flow = await lives.create(
+        chain=[[{"action": "part", "payload": {"n": n}} for n in range(3)], {"action": "sum", "results_as": "parts"}]
+    )
+    first = await lives.claim()
+    assert [task.action for task in first] == ["part"] * 3
+    await lives.work(first[:2], lambda _, payload: payload["n"])
+    await lives.advance()
+    assert await lives.claim() == []
+    await lives.work(first[2:], lambda _, payload: payload["n"])
+    await lives.live()
+    assert lives.ran[-1] == ("sum", {"parts": {"part": 0, "part-2": 1, "part-3": 2}})
+    assert (await lives.look(flow)).state == "SUCCESS"
+
+
+async def test_two_wide_groups_in_a_chain_are_joined_and_the_results_pass_through(lives: Lives) -> None:
+    flow = await lives.create(
+        chain=[[{"action": "a"}, {"action": "b"}], [{"action": "c", "results_as": "r"}, {"action": "d"}]]
+    )
+    await lives.live(lambda action, payload: action)
+    assert (await lives.steps(flow))["join"].kind == "join"
+    assert ("c", {"r": {"a": "a", "b": "b"}}) in lives.ran
+    assert (await lives.look(flow)).state == "SUCCESS"
+
+
+async def test_a_fan_out_over_a_given_list_hands_on_an_array_in_its_order(lives: Lives) -> None:
+    flow = await lives.create(
+        chain=[
+            {"action": "square", "over": [3, 1, 2], "item_as": "n", "payload": {"unit": "m"}},
+            {"action": "sum", "results_as": "r"},
+        ]
+    )
+    await lives.live(lambda _, payload: payload["n"] ** 2 if "n" in payload else sum(payload["r"]["square"]))
+    assert ("square", {"unit": "m", "n": 3}) in lives.ran
+    assert lives.ran[-1] == ("sum", {"r": {"square": [9, 1, 4]}})
+    steps = await lives.steps(flow)
+    assert steps["square"].children == 3
+    assert steps["square/1"].parent == "square"
+    assert (await lives.look(flow)).state == "SUCCESS"
+
+
+async def test_a_fan_out_over_the_result_of_a_step(lives: Lives) -> None:
+    flow = await lives.create(
+        steps=[
+            {"action": "find"},
+            {"action": "load", "over": "find"},
+            {"action": "done", "after": ["load", "find"], "results_as": "r"},
+        ]
+    )
+    await lives.live(lambda action, payload: ["x", "y"] if action == "find" else payload.get("item"))
+    assert lives.ran[-1] == ("done", {"r": {"load": ["x", "y"], "find": ["x", "y"]}})
+    assert (await lives.look(flow)).state == "SUCCESS"
+
+
+@pytest.mark.parametrize("found", [[], 7])
+async def test_a_fan_out_over_nothing_is_done_at_once_and_over_no_list_fails(lives: Lives, found: Any) -> None:
+    flow = await lives.create(chain=[{"action": "find"}, {"action": "load", "over": "find"}, {"action": "done"}])
+    await lives.live(lambda action, payload: found)
+    record = await lives.look(flow)
+    if found == []:
+        assert record.state == "SUCCESS"
+        assert lives.ran[-1][0] == "done"
+    else:
+        assert record.state == "FAILED"
+        assert (await lives.steps(flow))["load"].reason == "the result of find is no array to fan out over"
+
+
+async def test_a_step_that_fails_fails_the_workflow_and_what_has_not_started_is_cancelled(lives: Lives) -> None:
+    flow = await lives.create(
+        steps=[{"action": "a"}, {"action": "b"}, {"action": "c", "after": ["a"]}, {"action": "late", "delay": 60}]
+    )
+    a, b = await lives.claim()
+    await lives.work([a], _break)
+    await lives.advance()
+    record = await lives.look(flow)
+    assert (record.state, record.reason) == ("FAILING", "step a is CRITICAL_ERROR")
+    await lives.work([b], lambda *_: None)
+    await lives.live()
+    record = await lives.look(flow)
+    assert (record.state, record.open) == ("FAILED", 0)
+    assert {name: step.state for name, step in (await lives.steps(flow)).items()} == {
+        "a": "CRITICAL_ERROR", "b": "SUCCESS", "c": "CANCELLED", "late": "CANCELLED",
+    }  # fmt: skip
+
+
+async def test_with_continue_what_follows_runs_and_sees_what_failed(lives: Lives) -> None:
+    flow = await lives.create(
+        steps=[
+            {"action": "good"},
+            {"action": "bad", "on_failure": "continue"},
+            {"action": "end", "after": ["good", "bad"], "results_as": "results", "errors_as": "errors"},
+        ]
+    )
+    await lives.live(lambda action, payload: _break() if action == "bad" else action)
+    action, payload = lives.ran[-1]
+    assert action == "end"
+    assert payload["results"] == {"good": "good"}
+    assert payload["errors"]["bad"]["state"] == "CRITICAL_ERROR"
+    assert payload["errors"]["bad"]["error"]["message"] == "broken"
+    assert (await lives.look(flow)).state == "SUCCESS"
+
+
+async def test_compensations_run_one_after_the_other_from_the_last_success_back(lives: Lives) -> None:
+    flow = await lives.create(
+        chain=[
+            {"action": "book", "payload": {"seat": 1}, "compensate": "unbook"},
+            {"action": "look"},
+            {"action": "pay", "compensate": "refund"},
+            {"action": "ship", "on_failure": "compensate"},
+        ]
+    )
+    await lives.live(lambda action, payload: _break() if action == "ship" else f"{action} done")
+    assert lives.ran[-2:] == [
+        ("refund", {"step": "pay", "payload": {}, "result": "pay done"}),
+        ("unbook", {"step": "book", "payload": {"seat": 1}, "result": "book done"}),
+    ]
+    record = await lives.look(flow)
+    assert (record.state, record.compensated) == ("FAILED", True)
+    with pytest.raises(WorkflowConflict, match="was undone"):
+        await lives.ask("workflow.retry", id=flow)
+
+
+async def test_a_policy_may_name_one_action_that_undoes_all_that_name_none(lives: Lives) -> None:
+    await lives.create(
+        chain=[{"action": "a"}, {"action": "b", "compensate": "own"},
+               {"action": "c", "on_failure": {"compensate": "common"}}]
+    )  # fmt: skip
+    await lives.live(lambda action, payload: _break() if action == "c" else None)
+    assert [(action, payload.get("step")) for action, payload in lives.ran[3:]] == [("own", "b"), ("common", "a")]
+
+
+async def test_a_compensation_that_fails_does_not_keep_the_others_from_running_and_can_be_retried(lives: Lives) -> None:
+    flow = await lives.create(
+        chain=[{"action": "a", "compensate": "undo-a"}, {"action": "b", "compensate": "undo-b"},
+               {"action": "c", "on_failure": "compensate"}]
+    )  # fmt: skip
+    await lives.live(lambda action, payload: _break() if action in ("c", "undo-b") else None)
+    assert [action for action, _ in lives.ran] == ["a", "b", "c", "undo-b", "undo-a"]
+    assert (await lives.ask("workflow.retry", id=flow)).restarted == 1
+    assert (await lives.look(flow)).state == "FAILING"
+    await lives.live()
+    assert lives.ran[-1][0] == "undo-b"
+    assert (await lives.look(flow)).state == "FAILED"
+    assert (await lives.counts(flow)) == {"SUCCESS": 4, "CRITICAL_ERROR": 1}
+
+
+async def test_children_of_a_step_are_waited_for_and_their_results_handed_on(lives: Lives) -> None:
+    flow = await lives.create(chain=[{"action": "scan"}, {"action": "end", "results_as": "r"}])
+
+    def handler(action: str, payload: Any) -> Any:
+        if action == "scan":
+            raise Spawned("two", [{"action": "child", "payload": {"n": 1}, "name": "one"},
+                                  {"action": "parent", "payload": {"n": 2}}])  # fmt: skip
+        if action == "parent":
+            raise Spawned("p", [{"action": "child", "payload": {"n": 3}}])
+        return payload.get("n")
+
+    await lives.live(handler)
+    assert lives.ran[-1] == ("end", {"r": {"scan": "two", "scan/one": 1, "scan/1": "p", "scan/1/0": 3}})
+    record = await lives.look(flow)
+    assert (record.state, record.steps) == ("SUCCESS", 5)
+
+
+async def test_a_late_result_of_a_lost_claim_makes_no_children_and_a_duplicate_none_twice(lives: Lives) -> None:
+    flow = await lives.create(steps=[{"action": "scan"}])
+    (lost,) = await lives.claim()
+    async with lives.store.session() as session:
+        await session.release([(lost.id, lost.claim)])
+    (held,) = await lives.claim()
+
+    def handler(action: str, payload: Any) -> Any:
+        if action == "scan":
+            raise Spawned(None, [{"action": "child"}])
+        return None
+
+    await lives.work([lost], handler)
+    await lives.advance()
+    assert (await lives.look(flow)).steps == 1
+    await lives.work(
+        [
+            held,
+        ],
+        handler,
+    )
+    await lives.work([held, lost], handler)
+    await lives.live(handler)
+    await lives.work([held], handler)
+    await lives.live(handler)
+    record = await lives.look(flow)
+    assert (record.state, record.steps) == ("SUCCESS", 2)
+
+
+async def test_children_of_a_plain_task_are_plain_tasks(lives: Lives) -> None:
+    async with lives.store.session() as session:
+        from penstock.tasks import NewTask
+
+        await session.enqueue([NewTask("plain")])
+    (task,) = await lives.claim()
+
+    def handler(action: str, payload: Any) -> Any:
+        raise Spawned(None, [{"action": "child", "payload": {"n": 1}, "priority": 7}])
+
+    await lives.work([task], handler)
+    await lives.work([task], handler)
+    (child,) = await lives.claim()
+    assert (child.action, child.payload) == ("child", '{"n": 1}')
+
+
+async def test_children_that_are_wrong_make_the_attempt_a_failed_one(lives: Lives) -> None:
+    flow = await lives.create(steps=[{"action": "scan", "max_attempts": 1}])
+
+    def handler(action: str, payload: Any) -> Any:
+        raise Spawned(None, [{"action": "fine"}, {"action": "rpc.bad"}])
+
+    await lives.live(handler)
+    assert (await lives.look(flow)).state == "FAILED"
+    step = (await lives.steps(flow))["scan"]
+    async with lives.store.session() as session:
+        (row,) = await session.fetch("read_tasks", [step.task_id])
+    assert "spawn[1].action" in row["error"]
+
+
+async def test_a_workflow_that_is_cancelled_is_so_at_once_and_begins_again_where_it_stood(lives: Lives) -> None:
+    flow = await lives.create(chain=[{"action": "a"}, {"action": "b"}, {"action": "c"}])
+    await lives.work(await lives.claim(), lambda *_: "done")
+    await lives.advance()
+    (running,) = await lives.claim()
+    cancelled = await lives.ask("workflow.cancel", id=flow, reason="not needed")
+    assert cancelled.state == "CANCELLED"
+    assert (await lives.ask("workflow.cancel", id=flow)).state == "CANCELLED"
+    record = await lives.look(flow)
+    assert (record.open, record.reason) == (0, "not needed")
+    assert await lives.counts(flow) == {"SUCCESS": 1, "CANCELLED": 2}
+    await lives.work([running], lambda *_: "late")
+    assert (await lives.ask("workflow.retry", id=flow)).restarted == 2
+    assert (await lives.ask("workflow.retry", id=flow)).restarted == 0
+    await lives.live()
+    assert [action for action, _ in lives.ran] == ["a", "b", "b", "c"]
+    assert (await lives.look(flow)).state == "SUCCESS"
+    with pytest.raises(WorkflowConflict, match="is SUCCESS; it cannot be cancelled"):
+        await lives.ask("workflow.cancel", id=flow)
+
+
+async def test_retry_runs_what_failed_and_what_came_after_and_nothing_that_succeeded(lives: Lives) -> None:
+    flow = await lives.create(
+        steps=[
+            {"action": "a"},
+            {"action": "b", "after": ["a"], "results_as": "r", "payload": {"own": 1}},
+            {"action": "skip", "on_failure": "continue"},
+            {"action": "c", "after": ["b", "skip"], "results_as": "r"},
+        ]
+    )
+    await lives.live(lambda action, _: _break() if action in ("b", "skip") else action)
+    assert (await lives.look(flow)).state == "FAILED"
+    before = len(lives.ran)
+    assert (await lives.ask("workflow.retry", id=flow)).restarted == 2
+    await lives.live(lambda action, _: action)
+    assert lives.ran[before:] == [("b", {"own": 1, "r": {"a": "a"}}), ("c", {"r": {"b": "b"}})]
+    assert (await lives.look(flow)).state == "SUCCESS"
+
+
+async def test_retry_of_a_failed_child_runs_the_child_alone(lives: Lives) -> None:
+    flow = await lives.create(chain=[{"action": "scan"}, {"action": "end", "results_as": "r"}])
+    broken = True
+
+    def handler(action: str, payload: Any) -> Any:
+        if action == "scan":
+            raise Spawned("s", [{"action": "good"}, {"action": "bad"}])
+        if action == "bad" and broken:
+            raise Broken("broken")
+        return action
+
+    await lives.live(handler)
+    assert (await lives.look(flow)).state == "FAILED"
+    broken = False
+    assert (await lives.ask("workflow.retry", id=flow)).restarted == 2
+    await lives.live(handler)
+    assert [action for action, _ in lives.ran].count("scan") == 1
+    assert lives.ran[-1] == ("end", {"r": {"scan": "s", "scan/0": "good", "scan/1": "bad"}})
+    assert (await lives.look(flow)).state == "SUCCESS"
+
+
+async def test_a_step_cancelled_by_hand_counts_as_failed_and_is_not_retried_alone(lives: Lives) -> None:
+    from penstock.commands import Restart
+    from penstock.errors import PartOfWorkflow
+    from penstock.intake import apply_change
+
+    flow = await lives.create(chain=[{"action": "a"}, {"action": "b"}])
+    step = (await lives.steps(flow))["b"]
+    assert step.task_id is not None
+    async with lives.store.transaction() as session:
+        await session.cancel([step.task_id], "by hand")
+    await lives.live()
+    assert (await lives.look(flow)).state == "FAILED"
+    async with lives.store.transaction() as session:
+        with pytest.raises(PartOfWorkflow, match=r"use workflow\.retry"):
+            await apply_change(session, Restart(step.task_id))
+
+
+async def test_results_that_no_payload_can_hold_cancel_the_step_with_the_reason(lives: Lives) -> None:
+    lives.settings = lives.settings.model_copy(update={"payload_limit_bytes": 1000})
+    flow = await lives.create(chain=[[{"action": "a"}, {"action": "b"}], {"action": "end", "results_as": "r"}])
+    await lives.live(lambda *_: "x" * 600)
+    record = await lives.look(flow)
+    assert record.state == "FAILED"
+    step = (await lives.steps(flow))["end"]
+    async with lives.store.session() as session:
+        (row,) = await session.fetch("read_tasks", [step.task_id])
+    assert row["state"] == "CANCELLED"
+    assert row["reason"] == "the results of its predecessors are more than the 1000 bytes allowed"
+
+
+async def test_a_result_that_is_no_longer_kept_cancels_the_step_that_wants_it(lives: Lives, sql: Any) -> None:
+    flow = await lives.create(chain=[{"action": "a"}, {"action": "b", "results_as": "r"}])
+    await lives.work(await lives.claim(), lambda *_: None)
+    await sql.execute("delete from penstock.task_history")
+    await lives.live()
+    assert (await lives.look(flow)).state == "FAILED"
+    assert await sql.fetchval("select reason from penstock.task_history") == "the result of a is no longer kept"
+
+
+async def test_a_delay_and_an_expiry_count_from_when_the_predecessors_are_done(lives: Lives, sql: Any) -> None:
+    await lives.create(chain=[{"action": "a"}, {"action": "b", "delay": 3600, "expires_in": 7200}])
+    assert await sql.fetchval("select expires_at from penstock.task where action = 'b'") is None
+    await lives.live()
+    row = await sql.fetchrow("select state, run_at - now() as wait, expires_at - now() as left from penstock.task")
+    assert row["state"] == "SCHEDULED"
+    assert 3500 < row["wait"].total_seconds() <= 3600 < 7100 < row["left"].total_seconds() <= 7200
+
+
+async def test_a_step_takes_its_place_behind_an_ordering_key_when_its_predecessors_are_done(
+    lives: Lives, sql: Any
+) -> None:
+    flow = await lives.create(
+        steps=[{"action": "first", "name": "x", "ordering_key": "k"}, {"action": "slow"},
+               {"action": "second", "after": ["slow"], "ordering_key": "k"}]
+    )  # fmt: skip
+    x, slow = await lives.claim()
+    assert await sql.fetchval("select count(*) from penstock.ordering_head") == 1
+    await lives.work([slow], lambda *_: None)
+    await lives.advance()
+    assert await lives.claim() == []
+    await lives.work([x], lambda *_: None)
+    (second,) = await lives.claim()
+    assert second.action == "second"
+    await lives.work([second], lambda *_: None)
+    await lives.live()
+    assert (await lives.look(flow)).state == "SUCCESS"
+    assert await sql.fetchval("select count(*) from penstock.ordering_head") == 0
+
+
+async def test_the_same_key_and_definition_is_one_workflow_and_another_definition_an_error(lives: Lives) -> None:
+    first = await lives.ask("workflow.create", key="k", chain=[{"action": "a", "payload": {"x": 1, "y": 2}}])
+    again = await lives.ask("workflow.create", key="k", chain=[{"payload": {"y": 2, "x": 1}, "action": "a"}])
+    assert (again.id, again.duplicate) == (first.id, True)
+    with pytest.raises(WorkflowConflict, match="has the key 'k' and another definition"):
+        await lives.ask("workflow.create", key="k", chain=[{"action": "a"}])
+    assert len(await lives.claim()) == 1
+
+
+async def test_a_workflow_that_there_is_not_is_named(lives: Lives) -> None:
+    with pytest.raises(WorkflowNotFound, match="No such workflow: 7"):
+        await lives.ask("workflow.cancel", id=7)
+    with pytest.raises(WorkflowNotFound, match="No such workflow: nightly"):
+        await lives.ask("workflow.retry", key="nightly")
+
+
+async def test_a_workflow_of_ten_thousand_steps_is_made_at_once_and_costs_as_much_a_step_as_a_small_one(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted in statements, for time says little on a busy machine."""
+    asked: list[str] = []
+    fetch = Session.fetch
+
+    async def counted(self: Session, name: str, *args: Any) -> Any:
+        asked.append(name)
+        return await fetch(self, name, *args)
+
+    monkeypatch.setattr(Session, "fetch", counted)
+    random = Random(7)
+    steps: list[dict[str, Any]] = []
+    for number in range(10_000):
+        before = random.sample(range(max(0, number - 2000), number), min(number, random.randint(0, 3)))
+        steps.append({"name": f"s{number}", "action": "a", "after": [f"s{n}" for n in before]})
+    flow = await lives.create(steps=steps)
+    assert Counter(asked) == {"create_workflow": 1, "insert_steps": 1}
+    asked.clear()
+    done: set[int] = set()
+    after = [{int(name[1:]) for name in step["after"]} for step in steps]
+    numbers = {step.task_id: step.number for step in await _all_steps(lives, flow)}
+    while await lives.advance() or not done:
+        while tasks := await lives.claim(2000):
+            for task in tasks:
+                assert after[numbers[task.id]] <= done, "it has begun before those that it comes after"
+            await lives.work(tasks, lambda *_: None)
+            done |= {numbers[task.id] for task in tasks}
+    assert len(done) == 10_000
+    assert (await lives.look(flow)).state == "SUCCESS"
+    depth = Counter(asked)["settle_steps"]
+    assert depth < 200
+    assert Counter(asked)["release_successors"] == depth
+
+
+async def test_a_group_and_a_fan_in_of_a_thousand(lives: Lives) -> None:
+    group = [{"action": "part", "payload": {"n": n}} for n in range(1000)]
+    flow = await lives.create(chain=[group, group, {"action": "sum", "results_as": "parts"}])
+    await lives.live(lambda _, payload: payload.get("n"))
+    assert sum(lives.ran[-1][1]["parts"].values()) == sum(range(1000))
+    assert (await lives.look(flow)).state == "SUCCESS"
+
+
+async def _all_steps(lives: Lives, flow: int) -> list[StepRecord]:
+    which = WhichWorkflow(flow, None)
+    async with lives.store.session() as session:
+        return await read_steps(session, flow, GetWorkflow(which, 100_000, -1))
+
+
+def _break(*_: Any) -> None:
+    raise Broken("broken")
