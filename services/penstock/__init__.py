@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from penstock.errors import PenstockError, RpcError, SettingsError, Unavailable
     from penstock.handlers import Context, Fail, Retry, action
     from penstock.handlers.cancellation import TaskCancelled
+    from penstock.handlers.waiting import Wait
     from penstock.retry import Backoff
     from penstock.settings import Settings, load_settings
 
@@ -33,6 +34,7 @@ _HOMES = {
     "SettingsError": "errors",
     "TaskCancelled": "handlers.cancellation",
     "Unavailable": "errors",
+    "Wait": "handlers.waiting",
     "action": "handlers",
     "load_settings": "settings",
 }
@@ -51,6 +53,7 @@ __all__ = [
     "SettingsError",
     "TaskCancelled",
     "Unavailable",
+    "Wait",
     "__version__",
     "action",
     "load_settings",

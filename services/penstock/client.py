@@ -157,6 +157,27 @@ class Client:
         answer: dict[str, Any] = self.call("cancel", {"id": task_id} | given)
         return answer
 
+    def complete(self, token: str, result: Any = None) -> dict[str, Any]:
+        """Give a task the result that it waits for; one that comes before its task waits is kept.
+
+        Returns ``{"id", "state", "kept", "duplicate"}``. Raises StateConflict, TaskNotFound, TooLarge.
+        """
+        answer: dict[str, Any] = self.call("task.complete", {"token": token, "result": result})
+        return answer
+
+    def fail(
+        self, token: str, error: str | Mapping[str, Any], *, final: bool = False, retry_after: float | None = None
+    ) -> dict[str, Any]:
+        """Fail the attempt of a task that waits, as ``complete`` gives it a result.
+
+        error: text, or an object with message, code and data. final: no more attempts. retry_after: seconds until the
+        next one, None for the usual delay.
+        """
+        given = {"token": token, "error": error, "final": final}
+        more = {} if retry_after is None else {"retry_after": retry_after}
+        answer: dict[str, Any] = self.call("task.fail", given | more)
+        return answer
+
     def reschedule(
         self,
         task_id: int,
@@ -389,6 +410,14 @@ class InboundClient:
         given = list(tasks)
         await self._send_all([_request("enqueue", _prepared(task), None) for task in given], given)
         return len(given)
+
+    async def complete(self, token: str, result: Any = None) -> None:
+        """Send the result that a task waits for. Raises TooLarge, Unfinished."""
+        await self.send("task.complete", {"token": token, "result": result})
+
+    async def fail(self, token: str, error: str | Mapping[str, Any], **options: Any) -> None:
+        """Send a failure of the attempt that waits; options as in :meth:`Client.fail`. Raises TooLarge, Unfinished."""
+        await self.send("task.fail", {"token": token, "error": error, **options})
 
     async def send(self, method: str, params: Mapping[str, Any]) -> None:
         """Send a request of a method whose answer is not needed, such as ``cancel``. Raises TooLarge, Unfinished."""

@@ -14,6 +14,7 @@
         JobNotFound          -32008
         StateConflict        -32009  the task's state forbids it
           UniqueKeyTaken             another task has its unique key by now
+          AnsweredAlready            its token has brought another answer
         QueueAway            -32010  the api cannot reach a queue
         RouteNotFound        -32011
         DuplicateTask        -32012  another task has the unique key, and the caller wants to know
@@ -200,6 +201,16 @@ class UniqueKeyTaken(StateConflict):
         self.message += f", for task {holder} has its unique key by now"
         self.args = (self.message,)
         self.data = {"id": task_id, "state": state, "holder": holder}
+
+
+class AnsweredAlready(StateConflict):
+    """``data["id"]`` and ``data["state"]``: of the task, null for an answer that is kept for one."""
+
+    def __init__(self, task_id: int | None, state: str | None) -> None:
+        RpcError.__init__(
+            self, "The token was answered before, and not like this: the first answer counts",
+            {"id": task_id, "state": state},
+        )  # fmt: skip
 
 
 class DuplicateTask(RpcError):

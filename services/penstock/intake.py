@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from penstock import metrics
-from penstock.commands import PARAMS, Cancel, Change, Enqueue, JobChange, Reschedule, Restart, read_command
+from penstock.commands import PARAMS, AnswerWait, Cancel, Change, Enqueue, JobChange, Reschedule, Restart, read_command
 from penstock.errors import DuplicateTask, MethodNotFound, RpcError, StateConflict, TaskNotFound, UniqueKeyTaken
+from penstock.events import answer_wait
 from penstock.jobs import change_job
 from penstock.rules import RuleChange
 from penstock.rulestore import change_rule
@@ -28,10 +29,13 @@ async def apply_change(session: Session, command: Change) -> dict[str, Any]:
     """Carry out one change, inside a transaction.
 
     Raises TaskNotFound, StateConflict, JobNotFound, and UniqueKeyTaken for a retry of a task whose unique key is
-    another's by now.
+    another's by now; what answer_wait raises.
     """
     if isinstance(command, JobChange):
         return {"job": (await change_job(session, command)).id}
+    if isinstance(command, AnswerWait):
+        answered = await answer_wait(session, command)
+        return {name: getattr(answered, name) for name in ("id", "state", "kept", "duplicate")}
     changed: Mapping[int, State]
     match command:
         case Cancel(task_id, reason):

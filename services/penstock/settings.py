@@ -137,6 +137,10 @@ class Settings(BaseSettings):
     )
     control_api_key: SecretStr | None = Field(None, description="The key that workers send there; it needs `read`.")
 
+    wait_timeout_seconds: float = Field(
+        7 * DAY, gt=0, le=100 * 366 * DAY, description="A task waits so long for its event, unless its handler says."
+    )
+
     # Supervisor
     supervisor_interval_seconds: float = Field(5, gt=0, description="Pause between two rounds of upkeep.")
     retention_success_seconds: float = Field(7 * DAY, ge=0, description="SUCCESS records are kept this long.")
@@ -152,6 +156,9 @@ class Settings(BaseSettings):
         60, ge=0, le=86_400, description="A fire no later than this is on time; the policy for missed ones begins here."
     )
     retention_rejected_seconds: float = Field(30 * DAY, ge=0, description="Rejected messages, likewise.")
+    retention_waits_seconds: float = Field(
+        DAY, ge=0, description="Answers that came before their task waits, and tokens that were answered, likewise."
+    )
     retention_jobs_seconds: float = Field(7 * DAY, ge=0, description="Bulk jobs that have ended, likewise.")
     retention_receipts_seconds: float = Field(
         5 * DAY,

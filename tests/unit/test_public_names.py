@@ -23,6 +23,7 @@ PUBLIC = [
     "SettingsError",
     "TaskCancelled",
     "Unavailable",
+    "Wait",
     "__version__",
     "action",
     "load_settings",

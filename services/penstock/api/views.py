@@ -69,6 +69,20 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: Annotated[str | None, _about("Why it was cancelled; only there where it is told.")] = None
 
 
+class WaitsFor(msgspec.Struct, frozen=True):
+    """The outside event that a WAITING task waits for."""
+
+    token: Annotated[str, _about("For task.complete and task.fail.")]
+    until: Instant
+
+
+class Answered(msgspec.Struct, frozen=True):
+    id: Annotated[int | None, _about("The task that waited; null for an answer that is kept.")]
+    state: Annotated[State | None, _about("Its state now.")]
+    kept: Annotated[bool, _about("True: no task waits for it yet; the first one to do so within a day gets it.")]
+    duplicate: Annotated[bool, _about("True: the same answer came before, and this one changed nothing.")]
+
+
 class TaskDetail(Task, frozen=True, kw_only=True):
     payload: Any
     unique_key: str | None
@@ -79,6 +93,7 @@ class TaskDetail(Task, frozen=True, kw_only=True):
     timeout: Annotated[float | None, _about("Seconds that one attempt may take; null: the action's or worker's own.")]
     claim: Annotated[int, _about("Token of the newest claim; 0 before the first.")]
     failures: Annotated[list[Failure], _about("Every failed attempt, oldest first.")]
+    waits_for: Annotated[WaitsFor | None, _about("Only there while it waits for an outside event.")] = None
 
 
 class TaskPage(msgspec.Struct, frozen=True):

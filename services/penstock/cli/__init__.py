@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.cli import bench, bulk, dlq, keys, local, processes, rules, schedules, tasks
+from penstock.cli import bench, bulk, dlq, keys, local, processes, rules, schedules, tasks, waits
 from penstock.cli.common import EPILOG, error_text
 from penstock.errors import PenstockError, SettingsError
 
@@ -39,7 +39,7 @@ def _root(
     pass
 
 
-for part in (local, tasks, schedules, bulk, dlq, rules, processes, keys, bench):
+for part in (local, tasks, waits, schedules, bulk, dlq, rules, processes, keys, bench):
     part.add_to(app)
 
 

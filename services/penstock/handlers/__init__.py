@@ -16,9 +16,11 @@ import msgspec
 from penstock.errors import SettingsError
 from penstock.handlers.cancellation import Cancellation, TaskCancelled
 from penstock.handlers.parameters import Arguments, Parameters, place
+from penstock.handlers.waiting import OnTimeout, Wait
 from penstock.logs import get_logger
 from penstock.retry import Backoff
 from penstock.tasks import ACTION_MAX_CHARS, MAX_ATTEMPTS_LIMIT
+from penstock.wire import check_token, check_wait_seconds, make_token
 
 _NOTE_KEPT_CHARS = 1000
 
@@ -69,7 +71,7 @@ class Context:
     cancellation: set when the task is no longer this worker's; without one it never is.
     """
 
-    __slots__ = ("_cancellation", "_report", "action", "claim", "redelivered", "task_id")
+    __slots__ = ("_cancellation", "_report", "_token", "action", "claim", "redelivered", "task_id")
 
     def __init__(
         self,
@@ -86,6 +88,7 @@ class Context:
         self.redelivered = redelivered
         self._report = report
         self._cancellation = cancellation or Cancellation()
+        self._token: str | None = None
 
     @property
     def cancelled(self) -> bool:
@@ -103,6 +106,28 @@ class Context:
         """Raises TaskCancelled, at a place where the handler may stop; what it raises or returns then is dropped."""
         if self._cancellation.is_set:
             raise TaskCancelled(f"task {self.task_id} is no longer claim {self.claim}'s")
+
+    def wait_token(self) -> str:
+        """A token that cannot be guessed, to hand out before :meth:`wait`; the same one throughout this run.
+
+        It answers this attempt and no other.
+        """
+        if self._token is None:
+            self._token = make_token(self.task_id, self.claim)
+        return self._token
+
+    def wait(self, token: str | None = None, timeout: float | None = None, *, on_timeout: OnTimeout = "retry") -> Wait:
+        """To be returned: the task waits for ``task.complete`` or ``task.fail`` with this token, and takes no room.
+
+        token: one that is yours, or None for :meth:`wait_token`. timeout: seconds, None for
+        PENSTOCK_WAIT_TIMEOUT_SECONDS. on_timeout: "retry" makes it a failed attempt, "fail" the last one.
+        Raises ValueError for a token or a time that cannot be.
+        """
+        if on_timeout not in ("retry", "fail"):
+            raise ValueError(f'on_timeout is "retry" or "fail", not {on_timeout!r}')
+        token = self.wait_token() if token is None else check_token(token)
+        seconds = None if timeout is None else check_wait_seconds(timeout)
+        return Wait(token, seconds, on_timeout, (self.task_id, self.claim))
 
     @property
     def log(self) -> Any:

@@ -16,7 +16,8 @@ import msgspec
 
 from penstock.errors import HANDLER_ERROR, METHOD_NOT_FOUND, TASK_TIMEOUT, TOO_LARGE
 from penstock.handlers import Fail, Handler, Registry, Retry
-from penstock.wire import MAX_DEPTH, Invalid, Request, encode_error, encode_result, escape_for_sqs
+from penstock.handlers.waiting import Wait
+from penstock.wire import MAX_DEPTH, Invalid, Request, encode_error, encode_result, encode_wait, escape_for_sqs
 
 TEXT_LIMIT_BYTES = 2048  # of a message, as JSON
 TRACEBACK_LIMIT_BYTES = 8192  # of a traceback, as JSON; its end is kept
@@ -38,8 +39,21 @@ class Refusal(Exception):
         self.data = data or {}
 
 
+def answer_of(claim_id: str, handler: Handler, result: Any, *, limit_bytes: int) -> str:
+    """The answer of a handler that returned: a result, or that its task waits. Raises Refusal."""
+    if type(result) is Wait:
+        return _wait_answer(claim_id, handler, result)
+    return result_answer(claim_id, result, limit_bytes=limit_bytes)
+
+
+def _wait_answer(claim_id: str, handler: Handler, wait: Wait) -> str:
+    if claim_id != f"{wait.attempt[0]}:{wait.attempt[1]}":
+        raise Refusal("BadResult", "the wait was made by the context of another attempt; return your own ctx.wait()")
+    return encode_wait(claim_id, wait.token, timeout=wait.timeout, on_timeout=wait.on_timeout, hints=_hints(handler))
+
+
 def result_answer(claim_id: str, result: Any, *, limit_bytes: int) -> str:
-    """The answer of a handler that returned. Raises Refusal."""
+    """The response with a result. Raises Refusal."""
     if result is None:
         return encode_result(claim_id, "null")
     try:
@@ -156,11 +170,20 @@ def refused_answer(answer: str, size: int) -> str:
     """The answer in place of one that the results queue does not take."""
     message = f"the answer is {size} bytes, more than the results queue is set to take (its MaximumMessageSize)"
     data = {"type": "BadResult", "message": message, "size": size}
-    return encode_error(_decode_id(answer).id, TOO_LARGE, message, data)
+    named = _decode_id(answer)
+    claim_id = named.id if named.params is None else named.params.id
+    return encode_error(claim_id, TOO_LARGE, message, data)
+
+
+class _Params(msgspec.Struct):
+    id: str
 
 
 class _Identified(msgspec.Struct):
-    id: str
+    """Of a response, or of a wait's notification."""
+
+    id: str = ""
+    params: _Params | None = None
 
 
 _decode_id = msgspec.json.Decoder(_Identified).decode

@@ -204,7 +204,7 @@ class Runner:
                 result = await job.handler.function(_context(job), *args, **kwargs)
             else:
                 result = await self._in_thread(job)
-            answer = answers.result_answer(job.claim_id, result, limit_bytes=self._result_limit_bytes)
+            answer = answers.answer_of(job.claim_id, job.handler, result, limit_bytes=self._result_limit_bytes)
             outcome = "ok"
         except answers.Refusal as exc:
             answer, kind = answers.refusal_answer(job.claim_id, job.handler, exc), exc.kind

@@ -1,0 +1,92 @@
+"""How tasks begin to wait for an outside event, whichever comes first, the wait or its answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from penstock.errors import STATE_CONFLICT
+from penstock.logs import get_logger
+from penstock.store import Pair, Session
+from penstock.tasks import State
+from penstock.waitstore import Noted, note_answers, note_waits, put_to_wait, read_tokens, resume_waits
+from penstock.wire import NO_HINTS, Failed, Hints, Succeeded, Waiting, decode_report
+
+_AT_ONCE = 500
+
+log = get_logger()
+
+
+@dataclass(slots=True)
+class Begun:
+    """``waiting``: how many tasks wait from now on. ``settled``: what is to be recorded of others in its place."""
+
+    waiting: int = 0
+    settled: list[Succeeded | Failed] = field(default_factory=list)
+
+
+async def begin_waits(session: Session, waits: Sequence[Waiting], default_seconds: float) -> Begun:
+    """Put tasks to wait, inside a transaction, those whose claim holds; of others nothing is said.
+
+    Ids are distinct. One whose answer came first is not put to wait but settled by it; one whose token another task
+    waits for has failed.
+    """
+    begun = Begun()
+    todo = list(waits)
+    while todo:
+        part: dict[str, Waiting] = {}  # one of each token: a statement takes no row twice
+        for wait in todo[:_AT_ONCE]:
+            part.setdefault(wait.token, wait)
+        todo = [wait for wait in todo if part.get(wait.token) is not wait]
+        noted = await note_waits(session, list(part.values()), default_seconds)
+        waiting = [one for one in noted if one.noted]
+        await put_to_wait(session, waiting)
+        begun.waiting += len(waiting)
+        others = [one for one in noted if not one.noted]
+        if others:
+            begun.settled += await _settle_others(session, others)
+    return begun
+
+
+async def _settle_others(session: Session, others: Sequence[Noted]) -> list[Succeeded | Failed]:
+    """Of waits whose token has an answer or a task already."""
+    known = await read_tokens(session, [one.token for one in others])
+    settled: list[Succeeded | Failed] = []
+    answered: list[tuple[str, Pair, bytes]] = []
+    for one in others:
+        token = known[one.token]  # it is locked, so it is there
+        if token.answer is not None and token.digest is not None:
+            settled.append(read_answer(token.answer, one.pair, NO_HINTS))
+            answered.append((one.token, one.pair, token.digest))
+            log.info("wait_answered_before", task_id=one.pair[0], claim=one.pair[1])
+        elif token.pair != one.pair:
+            assert token.pair is not None
+            settled.append(_taken(one.pair, token.pair[0]))
+    if answered:
+        waiting = [one.pair for one in others if one.state is State.WAITING]
+        if waiting:
+            await resume_waits(session, waiting)
+        await note_answers(session, answered)
+        await session.fetch("end_waits_of", [pair[0] for _, pair, _ in answered])
+    return settled
+
+
+def _taken(pair: Pair, holder: int) -> Failed:
+    problem = f"task {holder} waits for the same token; a token is one task's at a time"
+    error = {
+        "code": STATE_CONFLICT,
+        "message": problem,
+        "data": {"type": "TokenTaken", "message": problem, "holder": holder},
+    }
+    return Failed(*pair, None, json.dumps(error), NO_HINTS)
+
+
+def read_answer(answer: str, pair: Pair, policy: Hints) -> Succeeded | Failed:
+    """An answer, a member of a JSON-RPC response, as if the worker of that claim had given it."""
+    report = decode_report(f'{{"jsonrpc":"2.0",{answer},"id":"{pair[0]}:{pair[1]}"}}')
+    if isinstance(report, Failed):
+        hints = Hints(report.hints.retry_after, report.hints.final, policy.max_attempts, policy.backoff)
+        return Failed(*pair, None, report.error, hints)
+    assert isinstance(report, Succeeded)  # it was checked before it was kept
+    return report
