@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from penstock.client import Client, InboundClient
     from penstock.errors import PenstockError, RpcError, SettingsError, Unavailable
     from penstock.handlers import Context, Fail, Retry, action
+    from penstock.handlers.batches import Call
     from penstock.handlers.cancellation import TaskCancelled
     from penstock.handlers.waiting import Wait
     from penstock.retry import Backoff
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Backoff": "retry",
     "Batcher": "batching",
+    "Call": "handlers.batches",
     "Client": "client",
     "Context": "handlers",
     "Fail": "handlers",
@@ -42,6 +44,7 @@ _HOMES = {
 __all__ = [
     "Backoff",
     "Batcher",
+    "Call",
     "Client",
     "Context",
     "Fail",

@@ -119,7 +119,11 @@ async def test_no_limit_in_flight_counts_a_task_that_waits(
     assert await held(world.store, "a") == 1
     claim_ = await sql.fetchval("select claim from penstock.task where id = $1", first)
     await world.report(encode_wait(f"{first}:{claim_}", "t", timeout=60))
-    await run_until_idle(scheduler)
+    for _ in range(500):
+        await run_until_idle(scheduler)
+        if await held(world.store, "a"):
+            break
+        await asyncio.sleep(0.01)
     assert await sql.fetch("select state::text from penstock.task order by id") == [("WAITING",), ("ACQUIRED",)]
 
 

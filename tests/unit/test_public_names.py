@@ -12,6 +12,7 @@ import penstock
 PUBLIC = [
     "Backoff",
     "Batcher",
+    "Call",
     "Client",
     "Context",
     "Fail",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -117,8 +117,46 @@ def refusal_answer(claim_id: str, handler: Handler, exc: Refusal) -> str:
     return encode_error(claim_id, exc.code, message, {"type": exc.kind, "message": message, **data, **_hints(handler)})
 
 
+def one_for_each(returned: Any, tasks: int) -> Sequence[Any]:
+    """What a batched handler returned, one item a task. Raises Refusal when it is not that."""
+    if not isinstance(returned, list | tuple):
+        problem = f"a batched handler returns a list with one answer for each task, not a {type(returned).__name__}"
+    elif len(returned) != tasks:
+        problem = f"the handler returned {len(returned)} answers to {tasks} tasks: whose they are cannot be told"
+    else:
+        return returned
+    raise Refusal("BadBatch", problem)
+
+
+class Failures:
+    """Answers to the tasks of one call; what failed several of them is written down once."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self._errors: dict[int, tuple[int, str, dict[str, Any]]] = {}
+
+    def answer_to(self, claim_id: str, outcome: Any, *, limit_bytes: int) -> tuple[str, str]:
+        """The answer of a task, and the kind of error; none is empty."""
+        if not isinstance(outcome, BaseException):
+            try:
+                return answer_of(claim_id, self._handler, outcome, limit_bytes=limit_bytes), ""
+            except Refusal as exc:
+                outcome = exc
+        if isinstance(outcome, Refusal):
+            return refusal_answer(claim_id, self._handler, outcome), outcome.kind
+        error = self._errors.get(id(outcome))  # all of them live as long as the list that they stand in
+        if error is None:
+            error = self._errors[id(outcome)] = _error_of(self._handler, outcome)
+        return encode_error(claim_id, *error), type(outcome).__name__
+
+
 def exception_answer(claim_id: str, handler: Handler, exc: BaseException) -> str:
     """The answer of a handler that raised."""
+    return encode_error(claim_id, *_error_of(handler, exc))
+
+
+def _error_of(handler: Handler, exc: BaseException) -> tuple[int, str, dict[str, Any]]:
+    """Code, message and data."""
     kind = head(type(exc).__name__, 200)
     message = text_of(exc)
     data = {"type": kind, "message": message, **_hints(handler)}
@@ -128,7 +166,7 @@ def exception_answer(claim_id: str, handler: Handler, exc: BaseException) -> str
         data["final"] = True
     if not isinstance(exc, Retry | Fail) or exc.__cause__ is not None:
         data["traceback"] = traceback_of(exc)
-    return encode_error(claim_id, HANDLER_ERROR, head(f"{kind}: {message}"), data)
+    return HANDLER_ERROR, head(f"{kind}: {message}"), data
 
 
 def timeout_answer(
