@@ -11,10 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
+from penstock.api.access import Caller
+from penstock.client import Client, InboundClient
 from penstock.commands import AnswerWait, Cancel, Reschedule, Restart, read_command
-from penstock.errors import AnsweredAlready, RpcError, StateConflict, TaskNotFound
+from penstock.errors import AccessDenied, AnsweredAlready, RpcError, StateConflict, TaskNotFound
 from penstock.events import give_up_overdue
 from penstock.intake import apply_change
+from penstock.keys import Permission
 from penstock.outcomes import Applied, apply_reports
 from penstock.resulter import Resulter
 from penstock.scheduler import Scheduler
@@ -30,6 +33,7 @@ from tests.integration.apis import JSON, running
 from tests.integration.doors import put, rejected
 from tests.integration.test_limits import Outbound, enqueue, held, limit, run_until_idle, scheduler, sent
 from tests.integration.test_resulter import claim, claimed, drained, error, name
+from tests.integration.test_task_commands import run
 
 TaskOf = Callable[[int], Any]
 IN_A_YEAR = datetime.now(UTC) + timedelta(days=365)
@@ -498,3 +502,58 @@ async def test_api_shows_what_a_task_waits_for_and_answers_for_it(
         shown = (await call("status", id=task.id, detail=True))["result"]
         assert "waits_for" not in shown
         assert shown["result"] == [1]
+
+
+async def test_the_commands_and_the_client_answer(store: Store, settings: Settings, world: World) -> None:
+    tasks = [await world.waiting(NewTask("a"), token=f"t{n}") for n in range(4)]
+
+    def say(url: str, *words: str) -> str:
+        """The last line; the api's log stands before it."""
+        return run(url, "task", *words).splitlines()[-1]
+
+    def use(url: str) -> None:
+        settled = f"task {tasks[0].id} SUCCESS"
+        assert say(url, "complete", "t0", '{"a":1}') == settled
+        assert say(url, "complete", "t0", '{"a":1}') == f"{settled} (it was answered already)"
+        assert say(url, "complete", "early") == "kept until a task waits for it"
+        assert say(url, "complete", "early") == "kept until a task waits for it (it was there already)"
+        assert say(url, "fail", "t1", "no", "--final") == f"task {tasks[1].id} CRITICAL_ERROR"
+        assert "answered before" in run(url, "task", "complete", "t1", fails=True)
+        assert "not JSON" in run(url, "task", "complete", "t1", "{", fails=True)
+        with Client(url) as client:
+            assert client.complete("t2", [1]) == {
+                "id": tasks[2].id, "state": "SUCCESS", "kept": False, "duplicate": False
+            }  # fmt: skip
+            failed = client.fail("t3", {"message": "no", "data": {"why": 1}}, retry_after=500)
+            assert (failed["id"], failed["state"]) == (tasks[3].id, "ERROR")
+            assert client.status(tasks[3].id)["error"]["data"] == {"why": 1, "retry_after": 500.0}
+            with pytest.raises(StateConflict):
+                client.complete("t2")
+
+    async with running(store, settings) as api:
+        await asyncio.to_thread(use, api.url)
+
+
+async def test_the_inbound_client_answers(
+    store: Store, settings: Settings, world: World, task_of: TaskOf, inbound: SqsQueue
+) -> None:
+    one = await world.waiting(NewTask("a"), token="one")
+    two = await world.waiting(NewTask("a"), token="two")
+    async with InboundClient(settings.inbound_queue, settings.sqs_endpoint_url, settings.aws_region) as client:
+        await client.complete("one", "done")
+        await client.fail("two", "no", final=True)
+    submitter = Submitter(store=store, inbound=inbound, settings=settings)
+    while (await inbound.depth()).total:
+        await submitter.run_once()
+    assert [(await task_of(task.id))["state"] for task in (one, two)] == ["SUCCESS", "CRITICAL_ERROR"]
+
+
+@pytest.mark.parametrize("permission", ["read", "enqueue"])
+async def test_a_key_that_may_enqueue_may_answer(permission: str) -> None:
+    caller = Caller("k", frozenset([Permission(permission)]), None)
+    for method in ("task.complete", "task.fail"):
+        if permission == "enqueue":
+            caller.check_method(method)
+        else:
+            with pytest.raises(AccessDenied):
+                caller.check_method(method)
