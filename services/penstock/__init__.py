@@ -24,7 +24,9 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from penstock.handlers import Context, Fail, Retry, action
+    from penstock.handlers.batches import Call
     from penstock.handlers.cancellation import TaskCancelled
+    from penstock.handlers.waiting import Wait
     from penstock.retry import Backoff
     from penstock.settings import Settings, load_settings
     from penstock.transactional import enqueue, enqueue_many, enqueue_many_sync, enqueue_sync
@@ -36,6 +38,7 @@ _HOMES = {
     "AsyncClient": "async_client",
     "Backoff": "retry",
     "Batcher": "batching",
+    "Call": "handlers.batches",
     "Client": "client",
     "Context": "handlers",
     "Fail": "handlers",
@@ -52,6 +55,7 @@ _HOMES = {
     "TaskCancelled": "handlers.cancellation",
     "TaskFailed": "errors",
     "Unavailable": "errors",
+    "Wait": "handlers.waiting",
     "Workflow": "workflow_client",
     "action": "handlers",
     "enqueue": "transactional",
@@ -65,6 +69,7 @@ __all__ = [
     "AsyncClient",
     "Backoff",
     "Batcher",
+    "Call",
     "Client",
     "Context",
     "Fail",
@@ -81,6 +86,7 @@ __all__ = [
     "TaskCancelled",
     "TaskFailed",
     "Unavailable",
+    "Wait",
     "Workflow",
     "__version__",
     "action",

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from penstock.awaiting import POLL_SECONDS, Patience, settled
 from penstock.calls import (
     Params,
     Talk,
@@ -26,7 +27,6 @@ from penstock.calls import (
 from penstock.client import http_headers, unreachable
 from penstock.errors import PenstockError, ResultTimeout, TaskNotFound
 from penstock.schedule_client import AsyncSchedules
-from penstock.waits import POLL_SECONDS, Patience, settled
 from penstock.workflow_client import AsyncWorkflows
 
 POLL_TASKS = 1000  # of one long poll

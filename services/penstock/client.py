@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from penstock.awaiting import Patience, settled
 from penstock.calls import (
     Talk,
     Unfinished,
@@ -26,7 +27,6 @@ from penstock.calls import (
 )
 from penstock.errors import PenstockError, TooLarge, Unavailable
 from penstock.schedule_client import InboundSchedules, Schedules
-from penstock.waits import Patience, settled
 from penstock.wire import join_batch, pack
 from penstock.workflow_client import InboundWorkflows, Workflows
 
@@ -128,6 +128,27 @@ class Client:
         """Cancel a task that is not settled. Raises TaskNotFound, StateConflict."""
         given = {} if reason is None else {"reason": reason}
         answer: dict[str, Any] = self.call("cancel", {"id": task_id} | given)
+        return answer
+
+    def complete(self, token: str, result: Any = None) -> dict[str, Any]:
+        """Give a task the result that it waits for; one that comes before its task waits is kept.
+
+        Returns ``{"id", "state", "kept", "duplicate"}``. Raises StateConflict, TaskNotFound, TooLarge.
+        """
+        answer: dict[str, Any] = self.call("task.complete", {"token": token, "result": result})
+        return answer
+
+    def fail(
+        self, token: str, error: str | Mapping[str, Any], *, final: bool = False, retry_after: float | None = None
+    ) -> dict[str, Any]:
+        """Fail the attempt of a task that waits, as ``complete`` gives it a result.
+
+        error: text, or an object with message, code and data. final: no more attempts. retry_after: seconds until the
+        next one, None for the usual delay.
+        """
+        given = {"token": token, "error": error, "final": final}
+        more = {} if retry_after is None else {"retry_after": retry_after}
+        answer: dict[str, Any] = self.call("task.fail", given | more)
         return answer
 
     def reschedule(
@@ -349,6 +370,14 @@ class InboundClient:
         given = list(tasks)
         await self._send_all([request_text("enqueue", prepared(task), None) for task in given], given)
         return len(given)
+
+    async def complete(self, token: str, result: Any = None) -> None:
+        """Send the result that a task waits for. Raises TooLarge, Unfinished."""
+        await self.send("task.complete", {"token": token, "result": result})
+
+    async def fail(self, token: str, error: str | Mapping[str, Any], **options: Any) -> None:
+        """Send a failure of the attempt that waits; options as in :meth:`Client.fail`. Raises TooLarge, Unfinished."""
+        await self.send("task.fail", {"token": token, "error": error, **options})
 
     async def send(self, method: str, params: Mapping[str, Any]) -> None:
         """Send a request of a method whose answer is not needed, such as ``cancel``. Raises TooLarge, Unfinished."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
 
-from penstock.errors import InvalidParams, MethodNotFound, TooLarge
+from penstock.errors import HANDLER_ERROR, InvalidParams, MethodNotFound, TooLarge
 from penstock.firing import render
 from penstock.keys import Permission, check_name
 from penstock.rules import RULE_PARAMS, RuleCommand, read_rule
@@ -65,7 +65,16 @@ from penstock.tasks import (
     OnDuplicate,
     State,
 )
-from penstock.wire import ClaimId, check_payload, escape_for_sqs, parse_claim_id, utf8_size
+from penstock.wire import (
+    ClaimId,
+    check_json,
+    check_payload,
+    check_token,
+    digest_of,
+    escape_for_sqs,
+    parse_claim_id,
+    utf8_size,
+)
 from penstock.workflows import (
     WORKFLOW_PARAMS,
     CancelWorkflow,
@@ -282,6 +291,18 @@ class ClaimsCheckParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     claims: list[str]
 
 
+class TaskCompleteParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    token: str
+    result: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class TaskFailParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    token: str
+    error: str | dict[str, Any]
+    final: bool = False
+    retry_after: float | None = None
+
+
 class DiscoverParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
@@ -318,6 +339,8 @@ PARAMS: dict[str, type[msgspec.Struct]] = {
     "ordering.list": OrderingListParams,
     "ordering.release": OrderingReleaseParams,
     "claims.check": ClaimsCheckParams,
+    "task.complete": TaskCompleteParams,
+    "task.fail": TaskFailParams,
     **SCHEDULE_PARAMS,
     **WORKFLOW_PARAMS,
     "rpc.discover": DiscoverParams,
@@ -526,13 +549,26 @@ class CheckClaims:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerWait:
+    """What a task waits for has come. answer: a member of a JSON-RPC response, result or error, as a worker gives it.
+
+    digest: tells one answer from another. settings: by which it is recorded.
+    """
+
+    token: str
+    answer: str
+    digest: bytes
+    settings: Settings = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Discover:
     pass
 
 
 JobChange = StartBulk | CancelJob
 JobCommand = JobChange | PreviewBulk | GetJob | ListJobs
-Change = Cancel | Restart | Reschedule | JobChange
+Change = Cancel | Restart | Reschedule | JobChange | AnswerWait
 RejectedCommand = ListRejected | ShowRejected | RetryRejected | PurgeRejected
 DeadCommand = CountDead | ListDead | ShowDead | ReplayDead | PurgeDead
 KeyCommand = CreateKey | ListKeys | RevokeKey
@@ -605,6 +641,10 @@ def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -
             return ListHeldKeys(_limit(values.limit), _key(values.cursor, "cursor"))
         case OrderingReleaseParams():
             return ReleaseKey(_key(values.key, "key") or "")
+        case TaskCompleteParams():
+            return _completed(values, settings)
+        case TaskFailParams():
+            return _failed(values, settings)
         case ClaimsCheckParams():
             return CheckClaims(_claims(values.claims))
         case StatsParams():
@@ -755,6 +795,43 @@ def _claims(given: list[str]) -> list[ClaimId]:
             raise InvalidParams(f"claims[{position}]", f"must be <task id>:<claim>, not {text[:60]!r}")
         claims.append(claim)
     return claims
+
+
+def _completed(given: TaskCompleteParams, settings: Settings) -> AnswerWait:
+    return _answer(given.token, "result", bytes(given.result).decode("utf-8"), settings)
+
+
+def _failed(given: TaskFailParams, settings: Settings) -> AnswerWait:
+    """The error as that of a worker, its hints among the data."""
+    error = {"message": given.error} if isinstance(given.error, str) else dict(given.error)
+    for name in error.keys() - {"code", "message", "data"}:
+        raise InvalidParams(f"error.{name[:60]}", "is no member of an error; these are code, message and data")
+    if not isinstance(error.get("message"), str) or not error["message"]:
+        raise InvalidParams("error", "must be a text that is not empty, or an object with one as its message")
+    code = error.get("code", HANDLER_ERROR)
+    if isinstance(code, bool) or not isinstance(code, int):
+        raise InvalidParams("error.code", f"must be an integer, not {str(code)[:60]!r}")
+    data: Any = error.get("data", {})
+    if not isinstance(data, dict):
+        raise InvalidParams("error.data", "must be an object")
+    _check_span(given.retry_after, "retry_after")
+    hints = {"final": given.final or None, "retry_after": given.retry_after}
+    data = {**data, **{name: value for name, value in hints.items() if value is not None}}
+    whole = {"code": code, "message": error["message"]} | ({"data": data} if data else {})
+    return _answer(given.token, "error", msgspec.json.encode(whole).decode("utf-8"), settings)
+
+
+def _answer(token: str, member: str, text: str, settings: Settings) -> AnswerWait:
+    try:
+        check_token(token)
+    except ValueError as exc:
+        raise InvalidParams("token", f"is wrong: {exc}") from None
+    size = utf8_size(text)
+    if size > settings.result_limit_bytes:
+        raise TooLarge(member, size, settings.result_limit_bytes)
+    check_json(text, member)
+    answer = f'"{member}":{text}'
+    return AnswerWait(token, answer, digest_of(answer), settings)
 
 
 def _submitted(action: str, raw: bytes, settings: Settings) -> NewTask:

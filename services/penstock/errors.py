@@ -16,6 +16,7 @@
           UniqueKeyTaken             another task has its unique key by now
           PayloadGone                its payload was emptied by retention
           PartOfWorkflow             a step is retried with its workflow
+          AnsweredAlready            its token has brought another answer
         QueueAway            -32010  the api cannot reach a queue
         RouteNotFound        -32011
         DuplicateTask        -32012  another task has the unique key, and the caller wants to know
@@ -252,6 +253,16 @@ class PayloadGone(StateConflict):
         self.message += ", for its payload is gone (PENSTOCK_PAYLOAD_RETENTION_SECONDS): enqueue it anew"
         self.args = (self.message,)
         self.data = {"id": task_id, "state": state, "payload_gone": True}
+
+
+class AnsweredAlready(StateConflict):
+    """``data["id"]`` and ``data["state"]``: of the task, null for an answer that is kept for one."""
+
+    def __init__(self, task_id: int | None, state: str | None) -> None:
+        RpcError.__init__(
+            self, "The token was answered before, and not like this: the first answer counts",
+            {"id": task_id, "state": state},
+        )  # fmt: skip
 
 
 class DuplicateTask(RpcError):

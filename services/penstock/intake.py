@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from penstock import metrics
-from penstock.commands import PARAMS, Cancel, Change, Enqueue, JobChange, Reschedule, Restart, read_command
+from penstock.commands import PARAMS, AnswerWait, Cancel, Change, Enqueue, JobChange, Reschedule, Restart, read_command
 from penstock.errors import (
     DuplicateTask,
     MethodNotFound,
@@ -22,6 +22,7 @@ from penstock.errors import (
     TaskNotFound,
     UniqueKeyTaken,
 )
+from penstock.events import answer_wait
 from penstock.jobs import change_job
 from penstock.rules import RuleChange
 from penstock.rulestore import change_rule
@@ -39,10 +40,13 @@ async def apply_change(session: Session, command: Change) -> dict[str, Any]:
     """Carry out one change, inside a transaction.
 
     Raises TaskNotFound, StateConflict, JobNotFound; for a retry also UniqueKeyTaken, where the unique key is another's
-    by now, PayloadGone, where the payload was emptied, and PartOfWorkflow.
+    by now, PayloadGone, where the payload was emptied, PartOfWorkflow; and what answer_wait raises.
     """
     if isinstance(command, JobChange):
         return {"job": (await change_job(session, command)).id}
+    if isinstance(command, AnswerWait):
+        answered = await answer_wait(session, command)
+        return {name: getattr(answered, name) for name in ("id", "state", "kept", "duplicate")}
     changed: Mapping[int, State]
     match command:
         case Cancel(task_id, reason):

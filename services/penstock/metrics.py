@@ -80,6 +80,11 @@ REJECTED = Counter(
 STALE_RESULTS = Counter(
     "penstock_stale_results_total", "Results ignored because a newer claim, or none, holds the task", registry=REGISTRY
 )
+WAITS_ENDED = Counter(
+    "penstock_waits_ended_total",
+    "Answers to waits and waits timed out, by outcome (settled, kept, duplicate, refused, timeout)",
+    ["outcome"], registry=REGISTRY,
+)  # fmt: skip
 RELEASED = Counter(
     "penstock_released_total", "Claims given back, by reason (send_failed, unsent, untaken, suspect)",
     ["reason"], registry=REGISTRY,

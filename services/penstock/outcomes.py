@@ -20,13 +20,17 @@ from penstock.settings import Settings
 from penstock.spawning import Spawner, hold_spawners, read_spawner, spawn_children
 from penstock.store import Pair, Session
 from penstock.tasks import Failure
-from penstock.wire import Failed, Hints, Progress, Report, RunTimes, Succeeded, Unreadable, utf8_size
+from penstock.waits import begin_waits
+from penstock.wire import Failed, Hints, Progress, Report, RunTimes, Succeeded, Unreadable, Waiting, utf8_size
 
 ERROR_LIMIT_BYTES = 32_768  # of one attempt's error; a task may keep as many as it has attempts
 LONGEST_RETRY_SECONDS = 10 * 366 * 86_400.0  # Postgres knows no instant that a worker's wildest hint may lead to
 _MESSAGE_KEPT_CHARS = 2000
 
 log = get_logger()
+
+
+Outcome = Succeeded | Failed | Waiting
 
 
 class _Head(msgspec.Struct):
@@ -43,6 +47,7 @@ class Applied:
 
     succeeded: int = 0
     failed: int = 0
+    waiting: int = 0
     alive: int = 0
     stale: int = 0
     unreadable: list[Unreadable] = field(default_factory=list)
@@ -58,6 +63,8 @@ async def apply_reports(session: Session, reports: Sequence[Report], settings: S
     sorted_ = _sort(reports)
     applied.unreadable = sorted_.unreadable
     outcomes = await _newest_outcomes(session, sorted_.outcomes, applied)
+    if sorted_.any_waits:
+        outcomes = await _begin_waits(session, outcomes, applied, settings)
     results: dict[Pair, str] = {}
     failed: dict[Pair, Failed] = {}
     spawners: dict[Pair, Spawner] = {}
@@ -77,14 +84,15 @@ async def apply_reports(session: Session, reports: Sequence[Report], settings: S
                 results[task_id, claim] = report.result
                 continue
             report = problem
-        failed[task_id, claim] = report  # type: ignore[assignment]
+        if type(report) is Failed:
+            failed[task_id, claim] = report
     held = await hold_spawners(session, spawners) if spawners else {}
     applied.succeeded = await session.finish(results)
     if held:
         await spawn_children(session, spawners, held)
     if failed:
         applied.failed = await _fail(session, failed, settings)
-    applied.stale += len(outcomes) - applied.settled
+    applied.stale += len(outcomes) - applied.settled - applied.waiting
     if sorted_.signs:
         applied.alive = await _note_signs(session, sorted_.signs, outcomes)
     await session.note_run_times(sorted_.run_times)
@@ -95,7 +103,8 @@ async def apply_reports(session: Session, reports: Sequence[Report], settings: S
 
 @dataclass(slots=True)
 class _Sorted:
-    outcomes: list[Succeeded | Failed] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    any_waits: bool = False
     signs: list[Progress] = field(default_factory=list)
     run_times: dict[str, tuple[int, float]] = field(default_factory=dict)
     unreadable: list[Unreadable] = field(default_factory=list)
@@ -108,6 +117,9 @@ def _sort(reports: Sequence[Report]) -> _Sorted:
         match report:
             case Succeeded() | Failed():
                 found.outcomes.append(report)
+            case Waiting():
+                found.outcomes.append(report)
+                found.any_waits = True
             case Progress():
                 found.signs.append(report)
             case RunTimes():
@@ -120,15 +132,19 @@ def _sort(reports: Sequence[Report]) -> _Sorted:
 
 
 async def _newest_outcomes(
-    session: Session, reports: Sequence[Succeeded | Failed], applied: Applied
-) -> dict[int, tuple[int, Succeeded | Failed]]:
+    session: Session, reports: Sequence[Outcome], applied: Applied
+) -> dict[int, tuple[int, Outcome]]:
     """One outcome a task, of its newest claim: the statements need distinct ids. Older ones count as stale."""
-    by_attempt = [(r.task_id, r.attempt) for r in reports if r.claim is None and r.attempt is not None]
+    by_attempt = [
+        (r.task_id, r.attempt)
+        for r in reports
+        if r.claim is None and not isinstance(r, Waiting) and r.attempt is not None
+    ]
     claims = await session.find_claims(by_attempt)
-    newest: dict[int, tuple[int, Succeeded | Failed]] = {}
+    newest: dict[int, tuple[int, Outcome]] = {}
     for report in reports:
         claim = report.claim
-        if claim is None and report.attempt is not None:
+        if claim is None and not isinstance(report, Waiting) and report.attempt is not None:
             claim = claims.get((report.task_id, report.attempt))
         held = newest.get(report.task_id)
         if claim is None or (held is not None and held[0] >= claim):
@@ -141,9 +157,7 @@ async def _newest_outcomes(
     return newest
 
 
-async def _note_signs(
-    session: Session, signs: Sequence[Progress], outcomes: Mapping[int, tuple[int, Succeeded | Failed]]
-) -> int:
+async def _note_signs(session: Session, signs: Sequence[Progress], outcomes: Mapping[int, tuple[int, Outcome]]) -> int:
     """Record signs of life, of each task the newest claim's last; an outcome that came with it says more."""
     newest: dict[int, Progress] = {}
     for sign in signs:
@@ -155,6 +169,17 @@ async def _note_signs(
             continue
         newest[sign.task_id] = sign
     return await session.note_heartbeats({(sign.task_id, sign.claim): sign.detail for sign in newest.values()})
+
+
+async def _begin_waits(
+    session: Session, outcomes: Mapping[int, tuple[int, Outcome]], applied: Applied, settings: Settings
+) -> dict[int, tuple[int, Outcome]]:
+    """Put to wait what is to; what has its answer already has it in the place of its wait."""
+    waits = [report for _, report in outcomes.values() if type(report) is Waiting]
+    begun = await begin_waits(session, waits, settings.wait_timeout_seconds)
+    applied.waiting = begun.waiting
+    settled = {report.task_id: (report.claim or 0, report) for report in begun.settled}
+    return {**outcomes, **settled}
 
 
 async def _fail(session: Session, failed: dict[Pair, Failed], settings: Settings) -> int:

@@ -20,6 +20,7 @@ from penstock.wire import (
     RunTimes,
     Succeeded,
     Unreadable,
+    Waiting,
     decode_reports,
 )
 
@@ -55,11 +56,14 @@ class Resulter(Consumer):
                 applied = await self._commit(kept)
             except Refused:  # no change of that task is taken: an operator finds its text, repair the task
                 applied = await self._commit([entry for entry in kept if isinstance(entry, Unreadable)])
-        if applied.settled:
+        if applied.settled or applied.waiting:
             self._notifier.poke()  # there is room in the window
         for entry in applied.unreadable:
             log.warning("message_rejected", source="results", reason=entry.reason, bytes=len(entry.text))
-        log.debug("recorded", succeeded=applied.succeeded, failed=applied.failed, stale=applied.stale)
+        log.debug(
+            "recorded", succeeded=applied.succeeded, failed=applied.failed, waiting=applied.waiting,
+            stale=applied.stale,
+        )  # fmt: skip
 
     async def _commit(self, reports: Sequence[Report]) -> Applied:
         async with self._store.transaction() as session:
@@ -80,17 +84,20 @@ def _in_place_of(report: Report, reason: str) -> list[Report]:
             member, value = "error", report.error
         case Progress():
             return [Unreadable(f"progress of {report.task_id}:{report.claim}: {report.detail}", reason)]
+        case Waiting():
+            member, value = "wait", json.dumps({"token": report.token, "timeout": report.timeout})
         case RunTimes():
             return [Unreadable(f"run times {report.actions}", reason)]
         case Unreadable():
             return [Unreadable(report.text, reason)]
     id_ = report.task_id if report.claim is None else f"{report.task_id}:{report.claim}"
+    attempt = None if isinstance(report, Waiting) else report.attempt
     error = {
         "code": HANDLER_ERROR,
         "message": f"the worker's {member} cannot be stored; it is kept among the rejected messages",
         "data": {"type": "Unstorable", "message": reason},
     }
     return [
-        Failed(report.task_id, report.claim, report.attempt, json.dumps(error), NO_HINTS),
+        Failed(report.task_id, report.claim, attempt, json.dumps(error), NO_HINTS),
         Unreadable(f'{{"jsonrpc":"2.0","{member}":{value}{spawn},"id":{json.dumps(id_)}}}', reason),
     ]

@@ -141,6 +141,10 @@ class Settings(BaseSettings):
         65_536, ge=1024, description="Results over this travel compressed, where that makes them smaller; unset: none."
     )
 
+    wait_timeout_seconds: float = Field(
+        7 * DAY, gt=0, le=100 * 366 * DAY, description="A task waits so long for its event, unless its handler says."
+    )
+
     # Supervisor
     supervisor_interval_seconds: float = Field(5, gt=0, description="Pause between two rounds of upkeep.")
     retention_success_seconds: float = Field(7 * DAY, ge=0, description="SUCCESS records are kept this long.")
@@ -160,6 +164,9 @@ class Settings(BaseSettings):
         None, ge=0, description="Payloads of settled tasks are emptied after this; unset keeps them with the record."
     )
     result_retention_seconds: float | None = Field(None, ge=0, description="Results, likewise.")
+    retention_waits_seconds: float = Field(
+        DAY, ge=0, description="Answers that came before their task waits, and tokens that were answered, likewise."
+    )
     retention_jobs_seconds: float = Field(7 * DAY, ge=0, description="Bulk jobs that have ended, likewise.")
     retention_receipts_seconds: float = Field(
         5 * DAY,

@@ -105,10 +105,11 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A task that has changed state."""
+    """A task that has changed state. ``waited``: for an event, when it was cancelled."""
 
     id: int
     action: str
+    waited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,8 +392,12 @@ class Session:
         return len(await self.fetch("note_heartbeats", ids, claims, list(beats.values()))) if ids else 0
 
     async def cancel(self, ids: Sequence[int], reason: str | None = None) -> set[int]:
-        """Any live state to CANCELLED; returns the ids that were live."""
-        return {task.id for task in await self._settle("cancel_tasks", list(ids), reason)}
+        """Any live state to CANCELLED, inside a transaction; returns the ids that were live."""
+        settled = await self._settle("cancel_tasks", list(ids), reason)
+        waited = [task.id for task in settled if task.waited]
+        if waited:
+            await self.fetch("end_waits_of", waited)
+        return {task.id for task in settled}
 
     async def reschedule(
         self,
@@ -546,7 +551,7 @@ def _columns(pairs: Iterable[Pair]) -> tuple[list[int], list[int]]:
 
 
 def _count(rows: Sequence[asyncpg.Record], state: State) -> list[Settled]:
-    settled = [Settled(row["id"], row["action"]) for row in rows]
+    settled = [Settled(row["id"], row["action"], row.get("waited", False)) for row in rows]
     by_action: dict[str, int] = {}
     for task in settled:
         by_action[task.action] = by_action.get(task.action, 0) + 1

@@ -103,6 +103,19 @@ ordering_head = Table(
     Column("held", Boolean, nullable=False, server_default=text("false")),
 )
 
+wait = Table(
+    "wait",
+    metadata,
+    Column("token", Text, primary_key=True),
+    Column("task_id", BigInteger),
+    Column("claim", BigInteger),
+    _instant("deadline", nullable=True),
+    Column("policy", JSONB),
+    Column("answer", Text),
+    Column("digest", LargeBinary),
+    _instant("updated_at", default=True),
+)
+
 dispatch = Table(
     "dispatch",
     metadata,

@@ -15,6 +15,7 @@ KEY_MAX_CHARS = 500
 MAX_LABELS = 16
 LABEL_NAME_MAX_CHARS, LABEL_VALUE_MAX_CHARS = 60, 200
 REASON_MAX_CHARS = 500
+TOKEN_MAX_CHARS = 200  # of what a task waits for
 EXPIRED = "expired"  # the reason of a task that was not started by its expires_at
 
 OnDuplicate = Literal["return", "replace", "error"]
@@ -47,6 +48,10 @@ TRANSITIONS: frozenset[tuple[State, State]] = frozenset(
         (State.ACQUIRED, State.ERROR),  # error result, or repair
         (State.ACQUIRED, State.CRITICAL_ERROR),  # error at the cap, or final failure
         (State.ACQUIRED, State.SCHEDULED),  # release: never delivered, first attempt given back
+        (State.ACQUIRED, State.WAITING),  # its handler waits for an outside event
+        (State.WAITING, State.SUCCESS),  # the event brought a result; seen from outside: see resume_waits
+        (State.WAITING, State.ERROR),  # the event was a failure, or did not come in time
+        (State.WAITING, State.CRITICAL_ERROR),
         (State.WAITING, State.CANCELLED),
         (State.SCHEDULED, State.CANCELLED),
         (State.ACQUIRED, State.CANCELLED),

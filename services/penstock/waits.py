@@ -1,67 +1,92 @@
-"""Waiting for a result over one long poll after the other: how long, and what is worth another try. Pure."""
+"""How tasks begin to wait for an outside event, whichever comes first, the wait or its answer."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping
-from time import monotonic
-from typing import Any
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from penstock.errors import PenstockError, RateLimited, ResultTimeout, TooManyWaits, Unavailable
+from penstock.errors import STATE_CONFLICT
+from penstock.logs import get_logger
+from penstock.store import Pair, Session
+from penstock.tasks import State
+from penstock.waitstore import Noted, note_answers, note_waits, put_to_wait, read_tokens, resume_waits
+from penstock.wire import NO_HINTS, Failed, Hints, Succeeded, Waiting, decode_report
 
-POLL_SECONDS = 20.0  # of one long poll; load balancers close what is silent for 60
-_FIRST_PAUSE_SECONDS = 0.2
-_LONGEST_PAUSE_SECONDS = 2.0
+_AT_ONCE = 500
+
+log = get_logger()
 
 
-def settled(outcome: Mapping[str, Any]) -> bool:
-    """Whether an answer of ``result`` is the last word: else it says how to ask again."""
-    return "again" not in outcome
+@dataclass(slots=True)
+class Begun:
+    """``waiting``: how many tasks wait from now on. ``settled``: what is to be recorded of others in its place."""
+
+    waiting: int = 0
+    settled: list[Succeeded | Failed] = field(default_factory=list)
 
 
-class Patience:
-    """The time of one who waits. timeout: seconds, None for ever. away_seconds: an api away for longer is given up."""
+async def begin_waits(session: Session, waits: Sequence[Waiting], default_seconds: float) -> Begun:
+    """Put tasks to wait, inside a transaction, those whose claim holds; of others nothing is said.
 
-    def __init__(self, timeout: float | None, away_seconds: float) -> None:
-        self._timeout = timeout
-        self._away_seconds = away_seconds
-        self._deadline = None if timeout is None else monotonic() + timeout
-        self._heard_at: float | None = None
-        self._failures = 0
+    Ids are distinct. One whose answer came first is not put to wait but settled by it; one whose token another task
+    waits for has failed.
+    """
+    begun = Begun()
+    todo = list(waits)
+    while todo:
+        part: dict[str, Waiting] = {}  # one of each token: a statement takes no row twice
+        for wait in todo[:_AT_ONCE]:
+            part.setdefault(wait.token, wait)
+        todo = [wait for wait in todo if part.get(wait.token) is not wait]
+        noted = await note_waits(session, list(part.values()), default_seconds)
+        waiting = [one for one in noted if one.noted]
+        await put_to_wait(session, waiting)
+        begun.waiting += len(waiting)
+        others = [one for one in noted if not one.noted]
+        if others:
+            begun.settled += await _settle_others(session, others)
+    return begun
 
-    def left(self) -> float:
-        """Seconds until the deadline, 0 behind it, POLL_SECONDS at the most."""
-        return POLL_SECONDS if self._deadline is None else max(0.0, min(POLL_SECONDS, self._deadline - monotonic()))
 
-    def next_wait(self) -> float:
-        """How long the next poll may wait."""
-        return round(self.left(), 3)
+async def _settle_others(session: Session, others: Sequence[Noted]) -> list[Succeeded | Failed]:
+    """Of waits whose token has an answer or a task already."""
+    known = await read_tokens(session, [one.token for one in others])
+    settled: list[Succeeded | Failed] = []
+    answered: list[tuple[str, Pair, bytes]] = []
+    for one in others:
+        token = known[one.token]  # it is locked, so it is there
+        if token.answer is not None and token.digest is not None:
+            settled.append(read_answer(token.answer, one.pair, NO_HINTS))
+            answered.append((one.token, one.pair, token.digest))
+            log.info("wait_answered_before", task_id=one.pair[0], claim=one.pair[1])
+        elif token.pair != one.pair:
+            assert token.pair is not None
+            settled.append(_taken(one.pair, token.pair[0]))
+    if answered:
+        waiting = [one.pair for one in others if one.state is State.WAITING]
+        if waiting:
+            await resume_waits(session, waiting)
+        await note_answers(session, answered)
+        await session.fetch("end_waits_of", [pair[0] for _, pair, _ in answered])
+    return settled
 
-    def heard(self) -> None:
-        """The api has answered."""
-        self._heard_at = monotonic()
-        self._failures = 0
 
-    def pause_after(self, exc: PenstockError) -> float:
-        """Seconds until the same is tried again; raises the error where that is of no use.
+def _taken(pair: Pair, holder: int) -> Failed:
+    problem = f"task {holder} waits for the same token; a token is one task's at a time"
+    error = {
+        "code": STATE_CONFLICT,
+        "message": problem,
+        "data": {"type": "TokenTaken", "message": problem, "holder": holder},
+    }
+    return Failed(*pair, None, json.dumps(error), NO_HINTS)
 
-        An api that was never heard is not waited for: its URL may be wrong. One that was may be on its way back.
-        """
-        self._failures += 1
-        if isinstance(exc, RateLimited | TooManyWaits):
-            pause = float(exc.data["retry_after"])
-        elif isinstance(exc, Unavailable) and self._heard_at is not None:
-            if monotonic() - self._heard_at > self._away_seconds + POLL_SECONDS:
-                raise exc
-            longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(self._failures - 1, 8))
-            pause = random.uniform(longest / 2, longest)
-        else:
-            raise exc
-        if self._deadline is not None and monotonic() + pause > self._deadline:
-            raise exc
-        return pause
 
-    def check(self, task_id: int, state: str) -> None:
-        """Raises ResultTimeout when the time is up."""
-        if self._timeout is not None and self._deadline is not None and monotonic() >= self._deadline:
-            raise ResultTimeout(task_id, state, self._timeout)
+def read_answer(answer: str, pair: Pair, policy: Hints) -> Succeeded | Failed:
+    """An answer, a member of a JSON-RPC response, as if the worker of that claim had given it."""
+    report = decode_report(f'{{"jsonrpc":"2.0",{answer},"id":"{pair[0]}:{pair[1]}"}}')
+    if isinstance(report, Failed):
+        hints = Hints(report.hints.retry_after, report.hints.final, policy.max_attempts, policy.backoff)
+        return Failed(*pair, None, report.error, hints)
+    assert isinstance(report, Succeeded)  # it was checked before it was kept
+    return report

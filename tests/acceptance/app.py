@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from penstock import Context, action
+from penstock import Call, Context, Wait, action
 
 
 @action("echo")
@@ -73,3 +73,16 @@ async def span(ctx: Context, seconds: float, ledger: str, key: str) -> None:
 @action("whose")
 async def whose(ctx: Context) -> dict[str, int]:
     return {"pid": os.getpid()}
+
+
+@action("ask")
+async def ask(ctx: Context, ledger: str) -> Wait:
+    """Hand out a token, and leave it in the ledger, before it waits for it."""
+    with Path(ledger).open("a") as file:
+        file.write(f"{ctx.wait_token()}\n")
+    return ctx.wait(timeout=600)
+
+
+@action("add_many", batch=20)
+async def add_many(calls: list[Call[dict[str, int]]]) -> list[dict[str, int]]:
+    return [{"sum": sum(call.params.values()), "in": len(calls)} for call in calls]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
 import subprocess
 import sys
 from datetime import datetime
@@ -82,6 +84,45 @@ def test_a_running_task_that_is_cancelled_is_told_to_stop(stack: RunningStack, t
     stack.wait_for(lambda: ledger.read_text() == "begun\nstopped\n", what="the handler's end")
     task = stack.rpc("status", {"id": task_id})
     assert (task["state"], task["reason"]) == ("CANCELLED", "no longer wanted")
+
+
+def test_a_task_waits_while_its_worker_is_killed_and_succeeds_by_its_event(stack: RunningStack, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    ledger.touch()
+    ids = [stack.rpc("enqueue", {"action": "ask", "payload": {"ledger": str(ledger)}})["id"] for _ in range(3)]
+
+    def waiting() -> bool:
+        return all(task["state"] == "WAITING" for task in stack.rpc("status", {"ids": ids}))
+
+    stack.wait_for(waiting, what="three tasks that wait")
+    for name in ("worker-1", "worker-2", "resulter"):
+        os.kill(stack.pid_of(name), signal.SIGKILL)
+    by_task = {int(line.split(":")[1]): line for line in ledger.read_text().splitlines()}
+    shown = stack.rpc("status", {"id": ids[0], "detail": True})["waits_for"]["token"]
+    assert shown == by_task[ids[0]]
+    printed = json.loads(
+        penstock("task", "complete", shown, '{"by":"Ann"}', "--json", "--data-dir", str(stack.data_dir))
+    )
+    assert printed == {"id": ids[0], "state": "SUCCESS", "kept": False, "duplicate": False}
+    answer = {"jsonrpc": "2.0", "method": "task.complete", "params": {"token": by_task[ids[1]], "result": 2}}
+    stack.sqs().send_message(QueueUrl=stack.state["queues"]["inbound"], MessageBody=json.dumps(answer))
+    penstock("task", "fail", by_task[ids[2]], "nobody home", "--final", "--data-dir", str(stack.data_dir))
+    settled = stack.settled(ids)
+    assert [(task["state"], task["attempts"]) for task in settled] == [
+        ("SUCCESS", 1), ("SUCCESS", 1), ("CRITICAL_ERROR", 1)
+    ]  # fmt: skip
+    assert [task["result"] for task in settled] == [{"by": "Ann"}, 2, None]
+
+
+def test_tasks_of_a_batched_handler_each_have_their_own_result(stack: RunningStack) -> None:
+    batch = [
+        {"jsonrpc": "2.0", "method": "enqueue", "params": {"action": "add_many", "payload": {"a": n, "b": 1}}, "id": n}
+        for n in range(60)
+    ]
+    ids = [reply["result"]["id"] for reply in stack.post(batch)]
+    results = [task["result"] for task in stack.settled(ids)]
+    assert [result["sum"] for result in results] == [n + 1 for n in range(60)]
+    assert max(result["in"] for result in results) <= 20
 
 
 def test_a_foreign_worker_without_penstock_serves_a_queue_of_its_own(stack: RunningStack) -> None:

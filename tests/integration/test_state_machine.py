@@ -24,6 +24,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from penstock.commands import AnswerWait, read_command
+from penstock.errors import AnsweredAlready, RpcError, StateConflict, TaskNotFound
+from penstock.events import Answered, answer_wait, give_up_overdue
 from penstock.outcomes import Applied, apply_reports, delay_after
 from penstock.scheduler.bounds import LEVELS, Bounds
 from penstock.settings import Settings, load_settings
@@ -40,7 +43,15 @@ from penstock.tasks import (
     Stretch,
     is_legal,
 )
-from penstock.wire import NO_HINTS, decode_reports, encode_error, encode_progress, encode_result, join_batch
+from penstock.wire import (
+    NO_HINTS,
+    decode_reports,
+    encode_error,
+    encode_progress,
+    encode_result,
+    encode_wait,
+    join_batch,
+)
 from tests.unit.test_wire_properties import payloads
 
 T = TypeVar("T")
@@ -48,7 +59,7 @@ LATER_SECONDS = 50_000.0
 RETRY_SECONDS = 10_000.0
 STALE_AFTER_SECONDS = 60.0
 ALIVE = '{"percent":40.0,"note":null}'
-TABLES = "task, task_history, unique_key, ordering_head, dispatch, tally"
+TABLES = "task, task_history, unique_key, ordering_head, dispatch, tally, wait"
 FEWEST_STEPS = 2000
 STEPS: set[str] = set()
 # What the run must have met, beside each of its steps, to count as having tried the interleavings.
@@ -58,6 +69,8 @@ MET = {
     "cancel of a claimed task", "retry", "cleaning",
     "key taken from a settled task", "key taken from a live task", "replacement", "retry refused for its key", "expiry",
     "hold", "hold ended by a retry", "hold ended by hand", "hold ended by cleaning", "reschedule to now",
+    "wait", "event", "event kept", "kept event taken", "event again", "late event refused", "next event kept",
+    "wait timed out", "token of another", "second token", "cancel of a waiting task",
 }  # fmt: skip
 
 
@@ -86,6 +99,20 @@ class Model:
     def claim(self) -> int:
         return self.claims[-1] if self.claims else 0
 
+    @property
+    def awaits_event(self) -> bool:
+        return self.state is State.WAITING and self.attempts > 0
+
+
+@dataclass
+class Token:
+    """``pair``: who waits or waited. ``answer``: the last one, kept as long as ``is_kept``."""
+
+    pair: Pair | None = None
+    is_active: bool = False
+    is_kept: bool = False
+    answer: str | None = None
+
 
 few_payloads = st.sampled_from(["{}", "[]", '{"n": 1.0}']) | payloads  # each drawn one takes room from further steps
 new_tasks = st.builds(
@@ -106,7 +133,16 @@ new_tasks = st.builds(
 )
 plain_tasks = st.builds(NewTask, action=st.just("a"), payload=few_payloads, max_attempts=st.integers(1, 3))
 batches = st.one_of(st.lists(new_tasks, min_size=1, max_size=4), st.lists(plain_tasks, min_size=1, max_size=4))
-kinds = st.sampled_from(["success", "success", "fail", "fail_now", "fail_for_good", "alive", "success_by_attempt"])
+kinds = st.sampled_from(
+    ["success", "success", "fail", "fail_now", "fail_for_good", "alive", "success_by_attempt", "wait t1", "wait t2"]
+)
+tokens = st.sampled_from(["t1", "t2"])
+EVENTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "complete": ("task.complete", {"result": {"claim": 0}}),
+    "fail": ("task.fail", {"error": "no"}),
+    "fail_now": ("task.fail", {"error": "no", "retry_after": 0}),
+    "fail_for_good": ("task.fail", {"error": "no", "final": True}),
+}
 
 
 def step(work: Callable[..., None]) -> Callable[..., None]:
@@ -136,6 +172,7 @@ class Lives(RuleBasedStateMachine):
         self.unique: dict[tuple[str, str], int] = {}
         self.heads: dict[str, int] = {}
         self.held: set[str] = set()
+        self.tokens: dict[str, Token] = {}
         self.dispatches: dict[int, list[Pair]] = {}
         self.handed_out: list[Pair] = []
         self.reported: set[Pair] = set()
@@ -210,6 +247,43 @@ class Lives(RuleBasedStateMachine):
         else:
             task.state, task.due = State.ERROR, at_once
 
+    def settle_by(self, task_id: int, kind: str) -> None:
+        """A result or a failure of the claim that holds the task, given by a worker or by an event."""
+        task = self.tasks[task_id]
+        if kind in ("success", "success_by_attempt", "complete"):
+            task.result = task.claim if kind == "success" else 0
+            self.settle([task_id], State.SUCCESS)
+        else:
+            self.fail_model(task_id, at_once=kind == "fail_now", for_good=kind == "fail_for_good")
+
+    def end_tokens_of(self, task_id: int) -> None:
+        for token in self.tokens.values():
+            if token.pair is not None and token.pair[0] == task_id:
+                token.is_active = False
+
+    def begin_wait(self, pair: Pair, token: str) -> str:
+        """waits, stale, or the kind of outcome."""
+        task = self.tasks[pair[0]]
+        known = self.tokens.get(token)
+        if known is not None and known.is_kept:
+            assert known.answer is not None
+            self.end_tokens_of(pair[0])
+            self.tokens[token] = Token(pair, answer=known.answer)
+            self.met["kept event taken"] += 1
+            return known.answer
+        if known is not None and known.is_active and known.pair != pair:
+            assert known.pair is not None
+            if known.pair[0] != pair[0]:
+                self.met["token of another"] += 1
+                return "fail" if task.state is State.ACQUIRED else "stale"
+        if known is not None and known.is_active and known.pair == pair:
+            return "stale"
+        self.met["second token"] += task.awaits_event
+        self.tokens[token] = Token(pair, is_active=True)
+        task.state = State.WAITING
+        self.met["wait"] += 1
+        return "waits"
+
     def holds(self, task_id: int, claim: int) -> bool:
         task = self.tasks.get(task_id)
         return task is not None and task.state is State.ACQUIRED and task.claim == claim
@@ -269,7 +343,7 @@ class Lives(RuleBasedStateMachine):
         if task.on_duplicate != "replace":
             assert replaced is None
             return
-        assert replaced == (first.state in {State.WAITING, *READY_STATES})
+        assert replaced == (first.state in {State.WAITING, *READY_STATES} and not first.awaits_event)
         if replaced:
             self.met["replacement"] += 1
             first.payload = task.payload
@@ -467,19 +541,24 @@ class Lives(RuleBasedStateMachine):
             if task_id not in newest or newest[task_id][0] < claim:
                 newest[task_id] = claim, kind
         applied = self.run(work())
-        succeeded = failed = 0
-        held = {task_id: kind for task_id, (claim, kind) in newest.items() if self.holds(task_id, claim)}
+        succeeded = failed = waiting = 0
+        held: dict[int, str] = {}
+        for task_id, (claim, kind) in newest.items():  # waits first, each before what settles any
+            mine = task_id in self.tasks and self.tasks[task_id].awaits_event and self.tasks[task_id].claim == claim
+            if self.holds(task_id, claim) or (mine and kind.startswith("wait")):
+                became = self.begin_wait((task_id, claim), kind[5:]) if kind.startswith("wait") else kind
+                held[task_id] = became
         stale += len(newest) - len(held)
         for task_id, kind in held.items():
-            task = self.tasks[task_id]
-            if kind.startswith("success"):
-                succeeded += 1
-                task.result = task.claim if kind == "success" else 0
-                self.settle([task_id], State.SUCCESS)
-            else:
-                failed += 1
-                self.fail_model(task_id, at_once=kind == "fail_now", for_good=kind == "fail_for_good")
+            if kind in ("waits", "stale"):
+                waiting += kind == "waits"
+                stale += kind == "stale"
+                continue
+            succeeded += kind in ("success", "success_by_attempt", "complete")
+            failed += kind.startswith("fail")
+            self.settle_by(task_id, kind)
         assert (applied.succeeded, applied.failed, applied.stale) == (succeeded, failed, stale)
+        assert applied.waiting == waiting
         assert applied.unreadable == []
         for pair, kind in drawn:
             if kind in ("success", "fail", "fail_now", "fail_for_good"):
@@ -497,6 +576,8 @@ class Lives(RuleBasedStateMachine):
             return encode_progress(claim_id, 40)
         if kind == "success":
             return encode_result(claim_id, json.dumps({"claim": pair[1]}))
+        if kind.startswith("wait"):
+            return encode_wait(claim_id, kind[5:], timeout=LATER_SECONDS)
         if kind == "success_by_attempt":
             return encode_result(str(pair[0]), '{"claim":0,"attempt":"1"}')
         hints: dict[str, dict[str, Any]] = {
@@ -505,6 +586,113 @@ class Lives(RuleBasedStateMachine):
             "fail_for_good": {"final": True},
         }
         return encode_error(claim_id, -32000, "boom", hints[kind])
+
+    @precondition(lambda self: self.in_state(State.ACQUIRED))
+    @rule(
+        data=st.data(),
+        token=tokens,
+        kind=st.sampled_from(sorted(EVENTS)),
+        end=st.sampled_from(
+            [
+                "none yet",
+                "early event",
+                "early event",
+                "event",
+                "late event",
+                "next event",
+                "second token",
+                "cancel",
+                "time",
+            ]
+        ),
+    )
+    @step
+    def wait(self, data: st.DataObject, token: str, kind: str, end: str) -> None:
+        """Whole lives of waits, which chance alone would seldom lead."""
+        task_id = data.draw(st.sampled_from(self.in_state(State.ACQUIRED)))
+        task = self.tasks[task_id]
+        if end == "early event":
+            self.bring(kind, token)
+        self.report([((task_id, task.claim), f"wait {token}")])
+        self.the_database_agrees_with_the_model()
+        if not task.awaits_event or end == "none yet":
+            return
+        if end == "second token":  # its message was delivered twice
+            self.report([((task_id, task.claim), f"wait {'t2' if token == 't1' else 't1'}")])
+        elif end == "cancel":
+            self.cancel_these([task_id])
+        elif end == "time":
+            self.time_out()
+        else:
+            first = {"late event": "complete", "next event": "fail"}.get(end, kind)
+            self.bring(first, token)
+            self.the_database_agrees_with_the_model()
+            self.bring(first, token)
+            self.bring("fail_for_good" if end == "late event" else kind, token)
+
+    def bring(self, kind: str, token: str) -> None:
+        method, params = EVENTS[kind]
+        command = read_command(method, json.dumps({"token": token, **params}).encode(), self.settings)
+        assert isinstance(command, AnswerWait)
+
+        async def work() -> Answered | RpcError:
+            async with self.store.transaction() as session:
+                try:
+                    return await answer_wait(session, command)
+                except RpcError as exc:
+                    return exc  # what was done until then is committed, as by the submitter
+
+        got = self.run(work())
+        known = self.tokens.get(token)
+        if known is None:
+            self.tokens[token] = Token(is_kept=True, answer=kind)
+            assert got == Answered(None, None, kept=True)
+            self.met["event kept"] += 1
+        elif known.is_active:
+            assert known.pair is not None
+            task_id = known.pair[0]
+            assert self.tasks[task_id].awaits_event
+            assert self.tasks[task_id].claim == known.pair[1]
+            self.end_tokens_of(task_id)
+            self.tokens[token] = Token(known.pair, answer=kind)
+            self.settle_by(task_id, kind)
+            assert got == Answered(task_id, self.tasks[task_id].state)
+            self.met["event"] += 1
+        elif known.is_kept:
+            if known.answer == kind:
+                assert got == Answered(None, None, kept=True, duplicate=True)
+                self.met["event again"] += 1
+            else:
+                assert isinstance(got, AnsweredAlready)
+        else:
+            assert known.pair is not None
+            task_id = known.pair[0]
+            state = self.tasks[task_id].state if task_id in self.tasks else None
+            if known.answer == kind:
+                assert got == Answered(task_id, state, duplicate=True)
+                self.met["event again"] += 1
+            elif state is None:
+                assert isinstance(got, TaskNotFound)
+            elif state.final:
+                assert isinstance(got, StateConflict)
+                self.met["late event refused"] += 1
+            else:
+                assert got == Answered(None, None, kept=True)
+                self.tokens[token] = Token(is_kept=True, answer=kind)
+                self.met["next event kept"] += 1
+
+    def time_out(self) -> None:
+        async def work() -> int:
+            async with self.store.transaction() as session:
+                assert await give_up_overdue(session, 100, self.settings) == 0, "too early"
+                return await give_up_overdue(session, 100, self.settings, now=in_a_day())
+
+        active = [token for token in self.tokens.values() if token.is_active]
+        assert self.run(work()) == len(active)
+        for task_id in {token.pair[0] for token in active if token.pair is not None}:
+            self.end_tokens_of(task_id)
+            self.fail_model(task_id, at_once=False, for_good=False)
+            self.met["wait timed out"] += 1
 
     def draw_claims(self, data: st.DataObject) -> list[Pair]:
         """Claims of distinct tasks: newest and older ones of tasks that are held, and any that ever were."""
@@ -582,8 +770,9 @@ class Lives(RuleBasedStateMachine):
     @rule(data=st.data())
     @step
     def cancel(self, data: st.DataObject) -> None:
-        ids = data.draw(st.lists(st.sampled_from(list(self.tasks)), min_size=1, max_size=3, unique=True))
+        self.cancel_these(data.draw(st.lists(st.sampled_from(list(self.tasks)), min_size=1, max_size=3, unique=True)))
 
+    def cancel_these(self, ids: list[int]) -> None:
         async def work() -> set[int]:
             async with self.store.transaction() as session:
                 return await session.cancel(ids, "because")
@@ -592,6 +781,8 @@ class Lives(RuleBasedStateMachine):
         claimed = set(self.in_state(State.ACQUIRED)) & live
         assert self.run(work()) == live
         for task_id in live:
+            self.met["cancel of a waiting task"] += self.tasks[task_id].awaits_event
+            self.end_tokens_of(task_id)
             self.tasks[task_id].reason = "because"
         self.settle(live, State.CANCELLED)
         self.met["cancel"] += bool(live)
@@ -606,7 +797,11 @@ class Lives(RuleBasedStateMachine):
                 assert await session.expire(limit) == 0, "too early"
                 return await session.expire(limit, now=in_a_day())
 
-        expired = {i for i in self.in_state(State.WAITING, *READY_STATES) if self.tasks[i].expires}
+        expired = {
+            i
+            for i in self.in_state(State.WAITING, *READY_STATES)
+            if self.tasks[i].expires and not self.tasks[i].awaits_event
+        }
         count = self.run(work())
         assert count == min(limit, len(expired))
         gone = {row["id"] for row in self.fetch("read_states", list(expired)) if row["state"] == State.CANCELLED}
@@ -628,7 +823,8 @@ class Lives(RuleBasedStateMachine):
             async with self.store.session() as session:
                 return await session.reschedule(ids, delay_seconds=delay, priority=priority)
 
-        moved = set(ids) & set(self.in_state(State.WAITING, *READY_STATES))
+        waiting = self.in_state(State.WAITING, *READY_STATES)
+        moved = {task_id for task_id in set(ids) & set(waiting) if not self.tasks[task_id].awaits_event}
         assert self.run(work()) == {task_id: self.tasks[task_id].state for task_id in moved}
         for task_id in moved:
             task = self.tasks[task_id]
@@ -779,7 +975,7 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def the_database_agrees_with_the_model(self) -> None:
-        live, settled, unique, heads, held, dispatches, counts = self.run(self.look())
+        live, settled, unique, heads, held, dispatches, counts, found_tokens = self.run(self.look())
         rows = live | settled
         assert not live.keys() & settled.keys(), "a task stands in both tables"
         assert rows.keys() == self.tasks.keys()
@@ -790,6 +986,12 @@ class Lives(RuleBasedStateMachine):
         assert heads == self.heads
         assert held == self.held
         assert dispatches == self.dispatches.keys()
+        assert found_tokens == {
+            name: (token.pair, token.is_active, token.is_kept, token.answer is not None)
+            for name, token in self.tokens.items()
+        }
+        waiting_for = {token.pair for token in self.tokens.values() if token.is_active}
+        assert waiting_for == {(i, task.claim) for i, task in self.tasks.items() if task.awaits_event}
         expected = Counter((task.new.action, task.state.value) for task in self.tasks.values())
         assert counts == expected
         self.check_order(rows.values())
@@ -808,6 +1010,10 @@ class Lives(RuleBasedStateMachine):
             heads = await ask("select key, task_id, held from penstock.ordering_head")
             dispatches = await ask("select id from penstock.dispatch")
             counts = await count_all(session)
+            waits = await ask(
+                "select token, task_id, claim, deadline is not null as active, answer is not null as kept, "
+                "digest is not null as answered from penstock.wait"
+            )
         return (
             {row["id"]: row for row in live},
             {row["id"]: row for row in settled},
@@ -816,7 +1022,14 @@ class Lives(RuleBasedStateMachine):
             {row["key"] for row in heads if row["held"]},
             {row["id"] for row in dispatches},
             counts,
-        )
+            {
+                row["token"]: (
+                    None if row["task_id"] is None else (row["task_id"], row["claim"]),
+                    row["active"], row["kept"], row["answered"],
+                )
+                for row in waits
+            },
+        )  # fmt: skip
 
     def check_row(self, row: Any, task: Model, *, is_live: bool) -> None:
         state = State(row["state"])
@@ -842,7 +1055,11 @@ class Lives(RuleBasedStateMachine):
         runnable = Counter(
             row["ordering_key"]
             for row in rows
-            if row["ordering_key"] is not None and State(row["state"]) in {*READY_STATES, State.ACQUIRED}
+            if row["ordering_key"] is not None
+            and (
+                State(row["state"]) in {*READY_STATES, State.ACQUIRED}
+                or (row["state"] == "WAITING" and row["attempts"])
+            )
         )
         assert all(count == 1 for count in runnable.values())
         assert runnable.keys() == self.heads.keys() - self.held
@@ -872,7 +1089,7 @@ def test_any_interleaving_of_what_can_happen_to_tasks_agrees_with_the_model(data
             max_examples=45, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
         )
         try:
-            for _ in range(3):  # once, unless chance made the lives short
+            for _ in range(4):  # once, unless chance made the lives short
                 run_state_machine_as_test(OfThisTest, settings=run)
                 if OfThisTest.steps.total() >= FEWEST_STEPS and {name for name in MET if OfThisTest.met[name]} == MET:
                     break

@@ -256,6 +256,7 @@ _LIVE = {
 }  # fmt: skip
 _ACQUIRED = _LIVE | {"state": "'ACQUIRED'", "attempts": "1", "claim": "1", "claimed_at": "now()"}
 _WAITING = _LIVE | {"state": "'WAITING'", "ordering_key": "'k'"}
+_WAITING_FOR_EVENT = _ACQUIRED | {"state": "'WAITING'"}
 _ERROR = _LIVE | {"state": "'ERROR'", "attempts": "1", "claim": "1"}
 _SUCCESS = {
     "id": "1", "state": "'SUCCESS'", "action": "'a'", "payload": "'{}'", "priority": "0", "run_at": "now()",
@@ -269,6 +270,7 @@ _API_KEY = {
     "name": "'n'", "prefix": "'p'", "hash": "sha256('s')", "permissions": "'{read,enqueue}'",
 }  # fmt: skip
 
+_WAIT = {"token": "'t'", "task_id": "1", "claim": "1", "deadline": "now()"}
 _SCHEDULE = {"name": "'n'", "expression": "'@hourly'", "timezone": "'UTC'", "action": "'a'", "payload": "'{}'"}
 _CLOCK = {"schedule_id": "1", "next_at": "now()", "due_at": "now()"}
 _RUN = {"schedule_id": "1", "scheduled_at": "now()", "outcome": "'FIRED'", "task_id": "1"}
@@ -277,7 +279,9 @@ _IMPORT = {"replace": "false", "total": "3", "seen": "1", "created": "1"}
 _RIGHT = [
     ("task", _WAITING | {"ordering_key": "null", "workflow": "1"}),
     ("task", _LIVE), ("task", _ACQUIRED), ("task", _ACQUIRED | {"heartbeat_at": "now()", "attempts": "2"}),
-    ("task", _WAITING), ("task", _ERROR),
+    ("task", _WAITING), ("task", _WAITING_FOR_EVENT), ("task", _ERROR),
+    ("wait", _WAIT),
+    ("wait", {"token": "'t'", "answer": "'1'", "digest": "''"}), ("wait", _WAIT | {"deadline": "null"}),
     ("task_history", _SUCCESS), ("task_history", _CRITICAL), ("task_history", _CANCELLED), ("rejected", _REJECTED),
     ("api_key", _API_KEY),
     ("schedule", _SCHEDULE), ("schedule_clock", _CLOCK), ("schedule_clock", {"schedule_id": "1"}),
@@ -296,9 +300,16 @@ _WRONG = [
     ("task_attempts_fit_state", "task", _ACQUIRED | {"attempts": "0"}),
     ("task_attempts_fit_state", "task", _ERROR | {"attempts": "0"}),
     ("task_attempts_fit_state", "task", _ERROR | {"attempts": "2"}),
-    ("task_attempts_fit_state", "task", _WAITING | {"attempts": "1"}),
+    ("task_claimed_at_iff_acquired", "task", _WAITING | {"attempts": "1"}),
+    ("task_claimed_at_iff_acquired", "task", _WAITING | {"claimed_at": "now()"}),
+    ("task_heartbeat_only_while_acquired", "task", _WAITING_FOR_EVENT | {"heartbeat_at": "now()"}),
     ("task_claimed_has_token", "task", _ACQUIRED | {"claim": "0"}),
+    ("task_claimed_has_token", "task", _WAITING_FOR_EVENT | {"claim": "0"}),
     ("task_waiting_has_key", "task", _WAITING | {"ordering_key": "null"}),
+    ("wait_names_claim", "wait", _WAIT | {"claim": "null"}),
+    ("wait_is_active_or_answered", "wait", _WAIT | {"answer": "'1'", "digest": "''"}),
+    ("wait_is_active_or_answered", "wait", {"token": "'t'", "deadline": "now()"}),
+    ("wait_keeps_what_it_knows", "wait", {"token": "'t'", "answer": "'1'"}),
     ("history_state_is_final", "task_history", _SUCCESS | {"state": "'ERROR'"}),
     ("history_result_iff_success", "task_history", _SUCCESS | {"result": "null"}),
     ("history_result_iff_success", "task_history", _CRITICAL | {"result": "'1'"}),

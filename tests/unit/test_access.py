@@ -13,7 +13,7 @@ from penstock.errors import AccessDenied
 from penstock.keys import Permission, implied, parse_entries
 
 MAY = {
-    Permission.ENQUEUE: {"enqueue", "workflow.create"},
+    Permission.ENQUEUE: {"enqueue", "workflow.create", "task.complete", "task.fail"},
     Permission.READ: {
         "status", "result", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show",
         "ordering.list", "claims.check", "action.get", "action.list", "route.list", "job.get", "job.list",

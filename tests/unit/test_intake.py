@@ -13,6 +13,7 @@ from penstock import metrics
 from penstock.commands import (
     LONGEST_DELAY_SECONDS,
     PARAMS,
+    AnswerWait,
     Cancel,
     CheckClaims,
     Command,
@@ -44,7 +45,7 @@ from penstock.intake import count_enqueued, read_inbound
 from penstock.keys import Permission
 from penstock.settings import Settings, load_settings
 from penstock.tasks import Enqueued, NewTask, State
-from penstock.wire import ClaimId
+from penstock.wire import ClaimId, digest_of
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,10 @@ def limits() -> Settings:
 def read(limits: Settings, method: str, params: Any = None) -> Command:
     raw = params if isinstance(params, str) else "" if params is None else json.dumps(params)
     return read_command(method, msgspec.Raw(raw.encode()), limits)
+
+
+def answer(token: str, text: str) -> AnswerWait:
+    return AnswerWait(token, text, digest_of(text), load_settings())
 
 
 def new_task(limits: Settings, method: str, params: Any = None) -> NewTask:
@@ -314,6 +319,14 @@ def test_a_wrong_submission_names_the_field(limits: Settings, method: str, paylo
         ("ordering.list", {"limit": 3, "cursor": "k"}, ListHeldKeys(3, "k")),
         ("ordering.release", ["k"], ReleaseKey("k")),
         ("claims.check", {"claims": ["42:7"]}, CheckClaims([ClaimId(42, 7)])),
+        ("task.complete", ["t"], answer("t", '"result":null')),
+        ("task.complete", {"token": "t", "result": {"a": 1.0}}, answer("t", '"result":{"a": 1.0}')),
+        ("task.fail", ["t", "no"], answer("t", '"error":{"code":-32000,"message":"no"}')),
+        (
+            "task.fail",
+            {"token": "t", "error": {"message": "no", "code": 7, "data": {"a": 1}}, "final": True, "retry_after": 0},
+            answer("t", '"error":{"code":7,"message":"no","data":{"a":1,"final":true,"retry_after":0.0}}'),
+        ),
         ("rpc.discover", None, Discover()),
     ],
 )
@@ -332,6 +345,7 @@ LEAST: dict[str, Any] = {
     "bulk.cancel": {"all": True}, "bulk.retry": {"all": True}, "bulk.delete": {"all": True},
     "bulk.reschedule": {"all": True, "delay": 1}, "job.get": {"id": 1}, "job.cancel": {"id": 1},
     "reschedule": {"id": 1, "delay": 0}, "ordering.release": {"key": "k"}, "claims.check": {"claims": ["1:2"]},
+    "task.complete": {"token": "t"}, "task.fail": {"token": "t", "error": "e"},
     "schedule.create": {"name": "n", "expression": "@daily", "action": "a"},
     "schedule.update": {"name": "n", "priority": 1}, "schedule.get": {"name": "n"}, "schedule.delete": {"name": "n"},
     "schedule.pause": {"name": "n"}, "schedule.resume": {"name": "n"}, "schedule.run_now": {"name": "n"},
@@ -375,6 +389,21 @@ def test_every_method_has_a_command(limits: Settings) -> None:
         ("claims.check", {"claims": []}, "claims"),
         ("claims.check", {"claims": ["1:1", "1"]}, "claims[1]"),
         ("claims.check", {"claims": ["1:1"] * 1001}, "claims"),
+        ("task.complete", {}, "token"),
+        ("task.complete", {"token": ""}, "token"),
+        ("task.complete", {"token": "t\n"}, "token"),
+        ("task.complete", {"token": "t" * 201}, "token"),
+        ("task.complete", {"token": 1}, "token"),
+        ("task.complete", {"token": "t", "result": "\0"}, "result"),
+        ("task.complete", {"token": "t", "error": "x"}, "error"),
+        ("task.fail", {"token": "t"}, "error"),
+        ("task.fail", {"token": "t", "error": ""}, "error"),
+        ("task.fail", {"token": "t", "error": 5}, "error"),
+        ("task.fail", {"token": "t", "error": {}}, "error"),
+        ("task.fail", {"token": "t", "error": {"message": "m", "code": "x"}}, "error.code"),
+        ("task.fail", {"token": "t", "error": {"message": "m", "data": [1]}}, "error.data"),
+        ("task.fail", {"token": "t", "error": {"message": "m", "final": True}}, "error.final"),
+        ("task.fail", {"token": "t", "error": "e", "retry_after": -1}, "retry_after"),
         ("list", {"state": "DONE"}, "state"),
         ("list", {"limit": 0}, "limit"),
         ("list", {"limit": 1001}, "limit"),
@@ -402,6 +431,18 @@ def test_every_method_has_a_command(limits: Settings) -> None:
 )
 def test_a_wrong_parameter_of_another_method_is_named(limits: Settings, method: str, params: Any, field: str) -> None:
     assert mistake(limits, method, params)[0] == field
+
+
+def test_an_answer_is_bounded_as_a_result_is(limits: Settings) -> None:
+    with pytest.raises(TooLarge) as caught:
+        read(limits, "task.complete", {"token": "t", "result": "x" * limits.result_limit_bytes})
+    assert caught.value.data == {"size": limits.result_limit_bytes + 2, "limit": limits.result_limit_bytes}
+
+
+def test_an_answer_is_known_again_however_it_is_written() -> None:
+    assert digest_of('"result":{"a":1,"b":[2]}') == digest_of('"result": {"b": [2], "a": 1}')
+    assert digest_of('"result":1') != digest_of('"error":1')
+    assert digest_of(f'"result":{"9" * 5000}') != digest_of(f'"result":{"9" * 5001}')
 
 
 @pytest.mark.parametrize("method", ["", "Enqueue", "submit", "rpc.other", "x" * 1000, "enqueue "])
@@ -478,6 +519,7 @@ def test_a_body_of_good_and_bad_entries_keeps_each_with_its_reason(limits: Setti
 BY_QUEUE = {
     "enqueue", "cancel", "retry", "bulk.cancel", "bulk.retry", "bulk.delete", "bulk.reschedule", "job.cancel",
     "action.set", "action.pause", "action.resume", "route.set", "route.delete", "reschedule",
+    "task.complete", "task.fail",
     "schedule.create", "schedule.update", "schedule.delete", "schedule.pause", "schedule.resume", "schedule.run_now",
     "workflow.create", "workflow.cancel", "workflow.retry",
 }  # fmt: skip

@@ -42,9 +42,9 @@ def test_only_a_claim_leads_to_acquired_and_only_from_a_ready_state() -> None:
     assert {before for before, after in TRANSITIONS if after is State.ACQUIRED} == READY_STATES
 
 
-def test_only_a_claimed_task_succeeds_or_fails() -> None:
-    outcomes = {State.SUCCESS, State.ERROR, State.CRITICAL_ERROR}
-    assert {before for before, after in TRANSITIONS if after in outcomes} == {State.ACQUIRED}
+def test_only_a_claimed_task_succeeds_or_fails_and_one_that_waits_with_its_claim() -> None:
+    for outcome in (State.SUCCESS, State.ERROR, State.CRITICAL_ERROR):
+        assert {before for before, after in TRANSITIONS if after is outcome} == {State.ACQUIRED, State.WAITING}
 
 
 def test_every_live_state_can_be_cancelled_and_no_final_one() -> None:

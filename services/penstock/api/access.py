@@ -25,7 +25,7 @@ _READING = {
 }  # fmt: skip
 PERMISSION_OF: dict[str, Permission] = {
     name: Permission.READ if name in _READING else Permission.ADMIN for name in PARAMS
-} | {"enqueue": Permission.ENQUEUE, "workflow.create": Permission.ENQUEUE}
+} | dict.fromkeys(("enqueue", "workflow.create", "task.complete", "task.fail"), Permission.ENQUEUE)
 """What a key needs for a method. A method that is new needs admin until somebody says otherwise here."""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.commands import Cancel, CancelJob, Enqueue, Reschedule, Restart, StartBulk, read_command
+from penstock.commands import AnswerWait, Cancel, CancelJob, Enqueue, Reschedule, Restart, StartBulk, read_command
 from penstock.errors import RpcError
 from penstock.schedules import ScheduleChange
 from penstock.settings import Settings
@@ -20,6 +20,7 @@ from penstock.wire import (
     Progress,
     RunTimes,
     Succeeded,
+    Waiting,
     decode_report,
     decode_request,
     parse_claim_id,
@@ -91,7 +92,7 @@ def _read_inbound(method: str, params: bytes, settings: Settings) -> Entry:
             return Entry(task.action, key=None if task.unique_key is None else (task.action, task.unique_key))
         case Cancel(task_id) | Restart(task_id) | Reschedule(task_id):
             return Entry(method, task_id=task_id)
-        case StartBulk() | CancelJob():
+        case StartBulk() | CancelJob() | AnswerWait():
             return Entry(method)
     if isinstance(command, ScheduleChange):
         return Entry(method)
@@ -116,6 +117,8 @@ def _read_report(text: str | msgspec.Raw) -> Entry:
             return Entry("error", task_id, claim, attempt)
         case Progress(task_id, claim, _):
             return Entry("progress", task_id, claim)
+        case Waiting(task_id, claim):
+            return Entry("wait", task_id, claim)
         case RunTimes():
             return Entry("run_times")
         case unreadable:

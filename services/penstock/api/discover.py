@@ -30,6 +30,7 @@ from penstock.tasks import (
     PRIORITY_MAX,
     PRIORITY_MIN,
     REASON_MAX_CHARS,
+    TOKEN_MAX_CHARS,
 )
 
 OPENRPC_VERSION = "1.3.2"
@@ -159,6 +160,16 @@ SUMMARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "job.cancel": ("Stop a job; what it has done stays done.", "Job", ("JobNotFound",)),
     "ordering.list": ("List ordering keys that a task in CRITICAL_ERROR holds, by key.", "HeldKeys", ()),
     "ordering.release": ("Let a held ordering key go: the next task of the key may run.", "ReleasedKey", ()),
+    "task.complete": (
+        "Give a task the result that it waits for; one that comes before its task waits is kept.",
+        "Answered",
+        ("TaskNotFound", "StateConflict", "TooLarge"),
+    ),
+    "task.fail": (
+        "Fail the attempt of a task that waits; one that comes before its task waits is kept.",
+        "Answered",
+        ("TaskNotFound", "StateConflict", "TooLarge"),
+    ),
     "claims.check": ("Tell a worker which of its claims hold their task no more.", "CheckedClaims", ()),
     **SCHEDULE_SUMMARIES,
     **WORKFLOW_SUMMARIES,
@@ -166,6 +177,7 @@ SUMMARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
 }
 
 _ACTION = "The action, exactly."
+_TOKEN = f"What the task waits for, or will wait for; 1 to {TOKEN_MAX_CHARS} characters."
 _QUEUE = "The queue whose dead-letter queue is meant."
 _REJECTED = {
     "ids": f"Ids from rejected.list; 1 to {MAX_IDS}.",
@@ -303,13 +315,20 @@ PARAMETERS: dict[str, dict[str, str]] = {
     "job.cancel": {"id": "The job."},
     "ordering.list": {"limit": f"Keys at the most; 1 to {MAX_LIST}.", "cursor": "The cursor of the page before."},
     "ordering.release": {"key": "The ordering key."},
+    "task.complete": {"token": _TOKEN, "result": "Any JSON, as a handler would return it."},
+    "task.fail": {
+        "token": _TOKEN,
+        "error": "What went wrong, as text, or an object with message, code and data (an object).",
+        "final": "No more attempts: CRITICAL_ERROR now.",
+        "retry_after": "Seconds until the next attempt, in place of the usual delay.",
+    },
     "claims.check": {"claims": f"Ids of outbound requests, <task id>:<claim>; 1 to {MAX_IDS}."},
     **SCHEDULE_PARAMETERS,
     **WORKFLOW_PARAMETERS,
     "rpc.discover": {},
 }
 
-_PAYLOAD: dict[str, Any] = {"type": ["object", "array"]}
+_RAW: dict[str, dict[str, Any]] = {"payload": {"type": ["object", "array"]}, "result": {}}  # taken as they are written
 _RESULTS = (
     views.Accepted, views.Changed, views.Outcome, views.Task, views.TaskDetail, views.TaskPage, views.Statistics,
     views.RejectedPage, views.Rejected, views.Replayed, views.Purged, views.DeadLetterQueues, views.DeadMessages,
@@ -317,7 +336,7 @@ _RESULTS = (
     views.Action, views.Actions, views.Routes, views.RouteChanged,
     views.BulkStarted, views.BulkPreview, views.Job, views.JobPage,
     views.DeadReplayed, views.DeadPurged, views.Key, views.NewKey, views.KeyPage, views.HeldKeys, views.ReleasedKey,
-    views.CheckedClaims,
+    views.CheckedClaims, views.Answered,
     *RESULTS,
     *WORKFLOW_RESULTS,
 )  # fmt: skip
@@ -357,10 +376,10 @@ def _method(name: str, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _parameter(method: str, field: Any, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
-    schema = _PAYLOAD if field.name == "payload" else schemas[field.type]
+    schema = _RAW[field.name] if field.type is msgspec.Raw else schemas[field.type]
     default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
     if not field.required and default is not msgspec.UNSET:
-        schema = schema | {"default": {} if isinstance(default, msgspec.Raw) else default}
+        schema = schema | {"default": msgspec.json.decode(default) if isinstance(default, msgspec.Raw) else default}
     return {
         "name": field.name,
         "description": PARAMETERS[method][field.name],

@@ -26,6 +26,7 @@ from penstock.batching import Batcher
 from penstock.commands import (
     PARAMS,
     SUBMIT_PREFIX,
+    AnswerWait,
     AwaitResults,
     Cancel,
     CancelJob,
@@ -132,6 +133,7 @@ class Methods:
             Cancel: self._change,
             Restart: self._change,
             Reschedule: self._change,
+            AnswerWait: self._answer_wait,
             ListTasks: self._list,
             Stats: self._stats,
             ListRejected: self._list_rejected,
@@ -237,19 +239,40 @@ class Methods:
     async def _status(self, command: Status) -> Any:
         async with self._session() as session:
             rows = await session.fetch("read_tasks", command.ids)
+            waits = await self._read_waits(session, rows) if command.detail else {}
         show = views.task_detail if command.detail else views.task
         found = {row["id"]: show(row) for row in rows}
+        for task_id, wait in waits.items():
+            found[task_id] = msgspec.structs.replace(found[task_id], waits_for=wait)
         if command.many:
             return [found.get(task_id) for task_id in command.ids]
         if not found:
             raise TaskNotFound(command.ids[0])
         return found[command.ids[0]]
 
+    @staticmethod
+    async def _read_waits(session: Session, rows: Sequence[Any]) -> dict[int, views.WaitsFor]:
+        """What tasks wait for, of those that do."""
+        ids = [row["id"] for row in rows if row["state"] == State.WAITING and row["attempts"]]
+        found = await session.fetch("read_waits", ids) if ids else []
+        return {row["task_id"]: views.WaitsFor(row["token"], views.timestamp(row["deadline"])) for row in found}
+
     async def _change(self, command: Cancel | Restart | Reschedule) -> views.Changed:
         async with self._others, self._store.transaction() as session:
             changed = await apply_change(session, command)
         self._notifier.poke()  # a task may run, or there is room for one
         return views.Changed(changed["id"], changed["state"])
+
+    async def _answer_wait(self, command: AnswerWait) -> views.Answered:
+        try:
+            async with self._others, self._store.transaction() as session:
+                answered = await apply_change(session, command)
+        except Refused as exc:
+            log.warning("answer_refused", reason=str(exc))
+            raise InvalidParams("result", "holds a value that Postgres refuses to store") from exc
+        if not answered["kept"]:
+            self._notifier.poke()  # a successor by ordering key may run, or the next attempt
+        return views.Answered(**answered)
 
     async def _list(self, command: ListTasks) -> views.TaskPage:
         """A page, newest first. With a filter that no index serves, a bounded stretch of ids is looked at."""

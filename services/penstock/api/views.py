@@ -70,6 +70,20 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     result_gone: Annotated[bool, _about("True: there was a result, and retention has emptied it.")] = False
 
 
+class WaitsFor(msgspec.Struct, frozen=True):
+    """The outside event that a WAITING task waits for."""
+
+    token: Annotated[str, _about("For task.complete and task.fail.")]
+    until: Instant
+
+
+class Answered(msgspec.Struct, frozen=True):
+    id: Annotated[int | None, _about("The task that waited; null for an answer that is kept.")]
+    state: Annotated[State | None, _about("Its state now.")]
+    kept: Annotated[bool, _about("True: no task waits for it yet; the first one to do so within a day gets it.")]
+    duplicate: Annotated[bool, _about("True: the same answer came before, and this one changed nothing.")]
+
+
 class TaskDetail(Task, frozen=True, kw_only=True):
     payload: Any
     unique_key: str | None
@@ -80,6 +94,7 @@ class TaskDetail(Task, frozen=True, kw_only=True):
     timeout: Annotated[float | None, _about("Seconds that one attempt may take; null: the action's or worker's own.")]
     claim: Annotated[int, _about("Token of the newest claim; 0 before the first.")]
     failures: Annotated[list[Failure], _about("Every failed attempt, oldest first.")]
+    waits_for: Annotated[WaitsFor | None, _about("Only there while it waits for an outside event.")] = None
     payload_gone: Annotated[bool, _about("True: retention has emptied the payload.")] = False
 
 

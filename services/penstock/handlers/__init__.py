@@ -16,11 +16,14 @@ from typing import Any, TypeVar, overload
 import msgspec
 
 from penstock.errors import SettingsError
+from penstock.handlers.batches import DEFAULT_LINGER_SECONDS, MAX_BATCH, MAX_LINGER_SECONDS, BatchParameters
 from penstock.handlers.cancellation import Cancellation, TaskCancelled
 from penstock.handlers.parameters import Arguments, Parameters, place
+from penstock.handlers.waiting import OnTimeout, Wait
 from penstock.logs import get_logger
 from penstock.retry import Backoff
 from penstock.tasks import ACTION_MAX_CHARS, MAX_ATTEMPTS_LIMIT
+from penstock.wire import check_token, check_wait_seconds, make_token
 
 _NOTE_KEPT_CHARS = 1000
 _SPAWN_OPTIONS = frozenset(
@@ -78,7 +81,7 @@ class Context:
     spawned: the tasks that go with the result, as JSON texts of what ``spawn`` was given.
     """
 
-    __slots__ = ("_cancellation", "_report", "action", "claim", "redelivered", "spawned", "task_id")
+    __slots__ = ("_cancellation", "_report", "_token", "action", "claim", "redelivered", "spawned", "task_id")
 
     def __init__(
         self,
@@ -97,6 +100,7 @@ class Context:
         self._report = report
         self._cancellation = cancellation or Cancellation()
         self.spawned = [] if spawned is None else spawned
+        self._token: str | None = None
 
     @property
     def cancelled(self) -> bool:
@@ -139,6 +143,28 @@ class Context:
         except (TypeError, ValueError, RecursionError) as exc:
             raise ValueError(f"spawn() of {action!r}: what it is given cannot be written as JSON: {exc}") from None
 
+    def wait_token(self) -> str:
+        """A token that cannot be guessed, to hand out before :meth:`wait`; the same one throughout this run.
+
+        It answers this attempt and no other.
+        """
+        if self._token is None:
+            self._token = make_token(self.task_id, self.claim)
+        return self._token
+
+    def wait(self, token: str | None = None, timeout: float | None = None, *, on_timeout: OnTimeout = "retry") -> Wait:
+        """To be returned: the task waits for ``task.complete`` or ``task.fail`` with this token, and takes no room.
+
+        token: one that is yours, or None for :meth:`wait_token`. timeout: seconds, None for
+        PENSTOCK_WAIT_TIMEOUT_SECONDS. on_timeout: "retry" makes it a failed attempt, "fail" the last one.
+        Raises ValueError for a token or a time that cannot be.
+        """
+        if on_timeout not in ("retry", "fail"):
+            raise ValueError(f'on_timeout is "retry" or "fail", not {on_timeout!r}')
+        token = self.wait_token() if token is None else check_token(token)
+        seconds = None if timeout is None else check_wait_seconds(timeout)
+        return Wait(token, seconds, on_timeout, (self.task_id, self.claim))
+
     @property
     def log(self) -> Any:
         """A logger whose lines carry the task's id, claim and action."""
@@ -171,8 +197,10 @@ def _is_number(value: object) -> bool:
 class Handler:
     """A registered function, made ready for many calls.
 
-    timeout_seconds, max_attempts, backoff: None leaves it to the task or the settings.
-    arguments: fits a task's parameters, raw JSON, to the function; raises InvalidParams.
+    timeout_seconds, max_attempts, backoff: None leaves it to the task or the settings. batch: how many tasks one call
+    takes, None for a handler of one task; linger_seconds: how long the first of them waits for the others.
+    arguments: fits a task's parameters, raw JSON, to the function; raises InvalidParams. fit: the same of one task of
+    a batch.
     Raises SettingsError for a function that cannot be a handler, a bad name, or numbers that make no sense.
     """
 
@@ -184,8 +212,11 @@ class Handler:
         timeout_seconds: float | None = None,
         max_attempts: int | None = None,
         backoff: Backoff | None = None,
+        batch: int | None = None,
+        linger_seconds: float | None = None,
     ) -> None:
         _check_name(name)
+        _check_batch(name, batch, linger_seconds)
         if max_attempts is not None and not (type(max_attempts) is int and 1 <= max_attempts <= MAX_ATTEMPTS_LIMIT):
             raise SettingsError(
                 f"action {name!r}: max_attempts must be 1 to {MAX_ATTEMPTS_LIMIT}, not {max_attempts!r}"
@@ -200,7 +231,27 @@ class Handler:
         self.timeout_seconds = timeout_seconds
         self.max_attempts = max_attempts
         self.backoff = backoff
-        self.arguments: Callable[[msgspec.Raw | bytes], Arguments] = Parameters(name, function).fit
+        self.batch = batch
+        self.linger_seconds = DEFAULT_LINGER_SECONDS if linger_seconds is None else float(linger_seconds)
+        self.arguments: Callable[[msgspec.Raw | bytes], Arguments]
+        self.fit: Callable[[msgspec.Raw | bytes], Any]
+        if batch is None:
+            self.arguments = Parameters(name, function).fit
+        else:
+            self.fit = BatchParameters(name, function).fit
+
+
+def _check_batch(name: str, batch: object, linger_seconds: object) -> None:
+    if batch is None:
+        if linger_seconds is not None:
+            raise SettingsError(f"action {name!r}: linger goes with batch, how many tasks one call takes")
+        return
+    if type(batch) is not int or not 1 <= batch <= MAX_BATCH:
+        raise SettingsError(f"action {name!r}: batch must be 1 to {MAX_BATCH} tasks, not {batch!r}")
+    if linger_seconds is not None and not (_is_number(linger_seconds) and 0 <= linger_seconds <= MAX_LINGER_SECONDS):  # type: ignore[operator]
+        raise SettingsError(
+            f"action {name!r}: linger must be 0 to {MAX_LINGER_SECONDS:g} seconds, not {linger_seconds!r}"
+        )
 
 
 def _check_name(name: object) -> None:
@@ -259,6 +310,8 @@ def action(
     max_attempts: int | None = None,
     timeout: float | None = None,
     backoff: Backoff | None = None,
+    batch: int | None = None,
+    linger: float | None = None,
     registry: Registry = REGISTRY,
 ) -> Callable[[Function], Function]: ...
 
@@ -269,6 +322,8 @@ def action(
     max_attempts: int | None = None,
     timeout: float | None = None,
     backoff: Backoff | None = None,
+    batch: int | None = None,
+    linger: float | None = None,
     registry: Registry = REGISTRY,
 ) -> Any:
     """Register a function as the handler of an action, named after it unless a name is given.
@@ -278,6 +333,9 @@ def action(
     runs on the event loop, ``def`` in a thread. The function itself is returned unchanged.
     max_attempts: lowers the task's own cap. timeout: seconds that one attempt may run, unless the task says
     otherwise. backoff: delays between attempts.
+    batch: the function takes up to so many tasks at once, as a ``list[Call[MyParams]]`` alone, and returns a list with
+    one answer for each, in their order: a result, an exception (Retry, Fail or any other) that fails this task alone,
+    or its ``ctx.wait()``. linger: seconds that the first task waits for company, 0.05 unless given.
     Raises SettingsError for a name that is taken, numbers that make no sense, a function that takes no Context.
     """
     if callable(name):
@@ -285,9 +343,16 @@ def action(
 
     def register(function: Function) -> Function:
         called = name if name is not None else getattr(function, "__name__", None)
-        registry.add(
-            Handler(called, function, timeout_seconds=timeout, max_attempts=max_attempts, backoff=backoff)  # type: ignore[arg-type]
+        handler = Handler(
+            called,  # type: ignore[arg-type]
+            function,
+            timeout_seconds=timeout,
+            max_attempts=max_attempts,
+            backoff=backoff,
+            batch=batch,
+            linger_seconds=linger,
         )
+        registry.add(handler)
         return function
 
     return register

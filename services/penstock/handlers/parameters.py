@@ -106,12 +106,12 @@ def _conversions(
 ) -> Iterator[tuple[str, Callable[[Any], Any]]]:
     """What to do with each parameter whose annotation msgspec can check; the others are left alone."""
     for parameter in parameters:
-        wanted = _resolve(parameter.annotation, function)
-        if wanted is not None and _is_supported(wanted):
+        wanted = resolve(parameter.annotation, function)
+        if wanted is not None and is_checkable(wanted):
             yield parameter.name, _converter(parameter.name, wanted)
 
 
-def _resolve(annotation: Any, function: Callable[..., Any]) -> Any:
+def resolve(annotation: Any, function: Callable[..., Any]) -> Any:
     """An annotation as a type; None when there is none, or it cannot be resolved: it may exist for type checkers only.
 
     One at a time, so that one that cannot be resolved takes no other with it.
@@ -127,7 +127,8 @@ def _resolve(annotation: Any, function: Callable[..., Any]) -> Any:
         return None
 
 
-def _is_supported(wanted: Any) -> bool:
+def is_checkable(wanted: Any) -> bool:
+    """Whether msgspec can check values against a type."""
     if wanted is Any or wanted is object:
         return False
     try:

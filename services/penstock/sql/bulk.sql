@@ -76,7 +76,7 @@ update penstock.task t
 set run_at = coalesce($3::timestamptz
                       + make_interval(secs => ($2::float8[])[array_position($1::bigint[], t.id)]), t.run_at),
     priority = coalesce($4::int2, t.priority), updated_at = now(), route = null, gate = null
-where t.id = any($1::bigint[]) and t.state::text in ('WAITING', 'SCHEDULED', 'ERROR')
+where t.id = any($1::bigint[]) and t.state::text in ('WAITING', 'SCHEDULED', 'ERROR') and t.claimed_at is null
 returning t.id;
 
 -- name: delete_settled_tasks

@@ -103,7 +103,8 @@ where t.id = p.id and t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED'
 returning t.id;
 
 -- name: cancel_tasks
--- $1 ids, $2 the reason or null. Any live state to CANCELLED; a late result finds no row and is ignored.
+-- $1 ids, $2 the reason or null. Any live state to CANCELLED; a late result finds no row and is ignored. Returns also
+-- whether each waited for an event.
 with gone as (
     delete from penstock.task where id = any($1::bigint[]) returning *
 ), moved as (
@@ -121,7 +122,7 @@ with gone as (
     insert into penstock.tally (action, event, count)
     select action, 'CANCELLED', count(*) from gone group by action
 )
-select id, action, ordering_key, workflow from gone;
+select id, action, ordering_key, workflow, state::text = 'WAITING' and claimed_at is not null as waited from gone;
 
 -- name: restart_tasks
 -- $1 ids. CRITICAL_ERROR or CANCELLED to a new life: attempts from 0, the claim token kept, so that a late result
@@ -181,11 +182,11 @@ where t.id = $1 and k.task_id <> t.id;
 
 -- name: reschedule_tasks
 -- $1 ids, $2 run_at or null, $3 delay in seconds or null, $4 priority or null; what is null stays. A task that is
--- claimed or settled is left alone. A bounded claim finds what has come to stand before its bounds by its next sweep.
+-- claimed, which it also is while it waits for an event, or settled is left alone. A bounded claim finds what has come to stand before its bounds by its next sweep.
 update penstock.task
 set run_at = coalesce($2::timestamptz, now() + make_interval(secs => $3::float8), run_at),
     priority = coalesce($4::int2, priority), updated_at = now(), route = null, gate = null
-where id = any($1::bigint[]) and state::text in ('WAITING', 'SCHEDULED', 'ERROR')
+where id = any($1::bigint[]) and state::text in ('WAITING', 'SCHEDULED', 'ERROR') and claimed_at is null
 returning id, state::text as state;
 
 -- name: lock_ordering_heads
@@ -204,7 +205,7 @@ with settled as materialized (
     from settled s
 ), promoted as (
     update penstock.task t set state = 'SCHEDULED', updated_at = now()
-    from next n where t.id = n.id and t.state = 'WAITING'
+    from next n where t.id = n.id and t.state = 'WAITING' and t.claimed_at is null
     returning t.id, t.action, t.ordering_key
 ), moved as (
     update penstock.ordering_head h set task_id = n.id from next n where h.key = n.key and n.id is not null

@@ -33,10 +33,10 @@ where state = 'ACQUIRED'
 order by claimed_at, id limit $2;
 
 -- name: find_expired
--- $1 how many, $2 now or null. Tasks that were not started in time, locked; relies on task_expiring. One that runs is
--- left to finish.
+-- $1 how many, $2 now or null. Tasks that were not started in time, locked; relies on task_expiring. One that runs, or
+-- has begun and waits for an event, is left to finish.
 select id from penstock.task
-where expires_at is not null and state <> 'ACQUIRED' and expires_at <= coalesce($2::timestamptz, now())
+where expires_at is not null and claimed_at is null and expires_at <= coalesce($2::timestamptz, now())
 order by expires_at limit $1 for update skip locked;
 
 -- name: release_orphaned_keys

@@ -20,6 +20,7 @@ from penstock.supervisor.repair import Repair
 from penstock.supervisor.retention import Retention
 from penstock.supervisor.rules import Rules
 from penstock.supervisor.schedules import Firing, Imports, RunRetention
+from penstock.supervisor.waits import Waits
 from penstock.supervisor.workflows import Advancing, WorkflowRetention
 from penstock.transports import Queue
 
@@ -54,6 +55,7 @@ class Supervisor(Service):
         self._repair = Repair(store=store, queue_of=self._rules.queue_of, results=queues["results"], settings=settings)
         self._jobs = Jobs(store=store, changed=self._notifier.poke)
         self._expiry = Expiry(store=store)
+        self._waits = Waits(store=store, settings=settings)
         self._firing = Firing(store=store, notifier=self._notifier, settings=settings)
         self._imports = Imports(store=store, settings=settings)
         self._advancing = Advancing(store=store, notifier=self._notifier, settings=settings)
@@ -61,6 +63,7 @@ class Supervisor(Service):
             self._rules,
             self._repair,
             self._expiry,
+            self._waits,
             Retention(store=store, settings=settings),
             RunRetention(store=store, settings=settings),
             Emptying(store=store, settings=settings),
@@ -95,7 +98,7 @@ class Supervisor(Service):
             except Unavailable as exc:
                 away = exc
             else:
-                if changed and duty in (self._rules, self._repair, self._expiry):
+                if changed and duty in (self._rules, self._repair, self._expiry, self._waits):
                     self._notifier.poke()
         if away is not None:
             raise away

@@ -7,6 +7,7 @@ that they came as: they are checked but never re-encoded, so numbers of any size
 from penstock.wire.packed import PACKED_PER_MESSAGE, PACKED_PREFIX, pack_result
 from penstock.wire.packing import join_batch, pack
 from penstock.wire.reports import (
+    LONGEST_WAIT_SECONDS,
     NO_HINTS,
     PROGRESS_NOTE_CHARS,
     BackoffHint,
@@ -17,6 +18,9 @@ from penstock.wire.reports import (
     RunTimes,
     Succeeded,
     Unreadable,
+    Waiting,
+    check_token,
+    check_wait_seconds,
     decode_report,
     decode_reports,
     encode_error,
@@ -24,6 +28,7 @@ from penstock.wire.reports import (
     encode_progress,
     encode_result,
     encode_run_times,
+    encode_wait,
 )
 from penstock.wire.requests import (
     SUSPECT_ATTRIBUTE,
@@ -40,14 +45,17 @@ from penstock.wire.requests import (
 )
 from penstock.wire.text import (
     MAX_DEPTH,
+    check_json,
     check_payload,
     escape_for_sqs,
     replace_unstorable,
     text_of,
     utf8_size,
 )
+from penstock.wire.tokens import claim_of_token, digest_of, make_token
 
 __all__ = [
+    "LONGEST_WAIT_SECONDS",
     "MAX_DEPTH",
     "NO_HINTS",
     "PACKED_PER_MESSAGE",
@@ -67,19 +75,27 @@ __all__ = [
     "RunTimes",
     "Succeeded",
     "Unreadable",
+    "Waiting",
+    "check_json",
     "check_payload",
+    "check_token",
+    "check_wait_seconds",
+    "claim_of_token",
     "decode_body",
     "decode_report",
     "decode_reports",
     "decode_request",
+    "digest_of",
     "encode_call",
     "encode_error",
     "encode_packed_result",
     "encode_progress",
     "encode_result",
     "encode_run_times",
+    "encode_wait",
     "escape_for_sqs",
     "join_batch",
+    "make_token",
     "pack",
     "pack_result",
     "parse_claim_id",

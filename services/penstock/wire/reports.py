@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from penstock.errors import RpcError
-from penstock.tasks import ACTION_MAX_CHARS
+from penstock.errors import INVALID_PARAMS, RpcError
+from penstock.tasks import ACTION_MAX_CHARS, TOKEN_MAX_CHARS
 from penstock.wire.packed import PACKED_PREFIX, Room, Unpackable, unpack_result
 from penstock.wire.requests import INT8_MAX, parse_claim_id, split_body
 from penstock.wire.text import entry_text, replace_unstorable, short_reason, text_of
 
 PROGRESS_NOTE_CHARS = 1000  # a longer note is cut
+
+LONGEST_WAIT_SECONDS = 100 * 366 * 86_400.0  # for an outside event
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 # In one notification; what is summed up over many stays within the database's numbers.
 _MOST_RUNS, _MOST_SECONDS = 10**9, 1e12
@@ -55,6 +58,20 @@ class Progress(msgspec.Struct, frozen=True, gc=False):
     detail: str | None
 
 
+class Waiting(msgspec.Struct, frozen=True, gc=False):
+    """A handler has ended and its task waits for an outside event, by token.
+
+    timeout: seconds, None for the settings' own. policy: how a failure of the wait is retried, ``final`` counting for
+    one that is not answered in time alone.
+    """
+
+    task_id: int
+    claim: int
+    token: str
+    timeout: float | None
+    policy: Hints
+
+
 class Unreadable(msgspec.Struct, frozen=True, gc=False):
     """An entry that says nothing about any task, and why."""
 
@@ -68,7 +85,7 @@ class RunTimes(msgspec.Struct, frozen=True):
     actions: dict[str, tuple[int, float]]
 
 
-Report = Succeeded | Failed | Progress | RunTimes | Unreadable
+Report = Succeeded | Failed | Waiting | Progress | RunTimes | Unreadable
 
 
 class Hints(msgspec.Struct, frozen=True):
@@ -122,6 +139,18 @@ class _ProgressParams(msgspec.Struct, frozen=True):
     note: str | None = None
 
 
+class _WaitParams(msgspec.Struct, frozen=True):
+    token: str
+    timeout: float | None = None
+    on_timeout: Literal["retry", "fail"] = "retry"
+    max_attempts: int | None = None
+    backoff: BackoffHint | None = None
+
+
+class _OfClaim(msgspec.Struct, frozen=True):
+    id: str
+
+
 class _Answer(msgspec.Struct, frozen=True, gc=False):
     """As _Response, in the form that nearly all have."""
 
@@ -141,6 +170,8 @@ _decode_hints = msgspec.json.Decoder(Hints).decode
 _decode_attempt = msgspec.json.Decoder(_WithAttempt).decode
 _decode_progress = msgspec.json.Decoder(_ProgressParams).decode
 _decode_id = msgspec.json.Decoder(int | str).decode
+_decode_wait = msgspec.json.Decoder(_WaitParams).decode
+_decode_claim = msgspec.json.Decoder(_OfClaim).decode
 
 
 def decode_reports(body: bytes | str, *, batch_limit: int) -> list[Report]:
@@ -190,9 +221,11 @@ def decode_report(entry: str | msgspec.Raw, room: Room | None = None) -> Report:
 def _notification(response: _Response, entry: str | msgspec.Raw) -> Report:
     if response.method == "run_times":
         return _run_times(response, entry)
+    if response.method == "wait":
+        return _wait(response, entry)
     if response.method != "progress":
         return Unreadable(
-            entry_text(entry), f"unknown notification {response.method!r}; progress and run_times are known"
+            entry_text(entry), f"unknown notification {response.method!r}; progress, wait and run_times are known"
         )
     params = _decode_progress(response.params)
     claim_id = parse_claim_id(params.id)
@@ -202,6 +235,43 @@ def _notification(response: _Response, entry: str | msgspec.Raw) -> Report:
     detail = {"percent": params.percent, "note": note}
     empty = params.percent is None and params.note is None
     return Progress(*claim_id, None if empty else msgspec.json.encode(detail).decode())
+
+
+def _wait(response: _Response, entry: str | msgspec.Raw) -> Report:
+    """A wait that makes no sense is a failed attempt: its worker has ended it and will say no more."""
+    name = _decode_claim(response.params).id
+    claim_id = parse_claim_id(name)
+    if claim_id is None:
+        return Unreadable(entry_text(entry), f"{name[:100]!r} is not <task id>:<claim>")
+    try:
+        params = _decode_wait(response.params)
+        check_token(params.token)
+        if params.timeout is not None:
+            check_wait_seconds(params.timeout)
+    except ValueError as exc:
+        problem = f"the worker's wait makes no sense: {short_reason(exc)}"
+        error = {"code": INVALID_PARAMS, "message": problem, "data": {"type": "BadWait", "message": problem}}
+        return Failed(*claim_id, None, json.dumps(error), NO_HINTS)
+    policy = Hints(None, params.on_timeout == "fail", params.max_attempts, params.backoff)
+    return Waiting(*claim_id, params.token, params.timeout, policy)
+
+
+def check_token(token: object) -> str:
+    """A token as something that a task can wait for. Raises ValueError."""
+    if not isinstance(token, str) or not 1 <= len(token) <= TOKEN_MAX_CHARS:
+        shown = f"{len(token)} characters" if isinstance(token, str) else f"a {type(token).__name__}"
+        raise ValueError(f"a token is text of 1 to {TOKEN_MAX_CHARS} characters, not {shown}")
+    if _CONTROL.search(token):
+        raise ValueError("a token holds no control character and no half of a surrogate pair")
+    return token
+
+
+def check_wait_seconds(seconds: object) -> float:
+    """A time that a task can wait. Raises ValueError."""
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 0 < seconds <= LONGEST_WAIT_SECONDS:  # type: ignore[operator]
+        raise ValueError(f"a wait lasts above 0 and at most {LONGEST_WAIT_SECONDS:.0f} seconds, not {seconds!r}")
+    return float(seconds)  # type: ignore[arg-type]
 
 
 def _run_times(response: _Response, entry: str | msgspec.Raw) -> Report:
@@ -298,6 +368,20 @@ def encode_progress(claim_id: str, percent: float | None = None, note: str | Non
     params = {"id": claim_id, "percent": percent, "note": note}
     given = {key: value for key, value in params.items() if value is not None}
     return f'{{"jsonrpc":"2.0","method":"progress","params":{_dump(given)}}}'
+
+
+def encode_wait(
+    claim_id: str,
+    token: str,
+    *,
+    timeout: float | None,
+    on_timeout: str = "retry",
+    hints: Mapping[str, Any] | None = None,
+) -> str:
+    """The notification of one task that waits from now on; ``hints``: max_attempts and backoff of its action."""
+    params = {"id": claim_id, "token": token, "timeout": timeout, "on_timeout": on_timeout, **(hints or {})}
+    given = {key: value for key, value in params.items() if value is not None}
+    return f'{{"jsonrpc":"2.0","method":"wait","params":{_dump(given)}}}'
 
 
 def encode_run_times(actions: Mapping[str, tuple[int, float]]) -> str:

@@ -65,6 +65,14 @@ def check_payload(raw: str, field: str = "payload") -> Any:
 
     Raises InvalidParams: no object or array, a number out of range, NUL or half a surrogate pair, too deep.
     """
+    value = check_json(raw, field)
+    if not isinstance(value, dict | list):
+        raise InvalidParams(field, f"must be an object or an array, not {_json_type(value)}")
+    return value
+
+
+def check_json(raw: str, field: str) -> Any:
+    """As :func:`check_payload`, for any kind of value."""
     try:
         value = _decode_any(raw)
     except RecursionError:
@@ -73,8 +81,6 @@ def check_payload(raw: str, field: str = "payload") -> Any:
         if holds_unstorable(raw):
             raise InvalidParams(field, "holds half a surrogate pair, which is no character") from None
         raise InvalidParams(field, f"is not valid JSON: {short_reason(exc)}") from None
-    if not isinstance(value, dict | list):
-        raise InvalidParams(field, f"must be an object or an array, not {_json_type(value)}")
     if holds_unstorable(raw):
         raise InvalidParams(field, "holds \\u0000, which Postgres cannot store as text")
     if raw.count("{") + raw.count("[") > MAX_DEPTH and _depth(value) > MAX_DEPTH:

@@ -31,8 +31,9 @@ from penstock.worker.answers import no_task_answer, unknown_action_answer
 from penstock.worker.control import Control
 from penstock.worker.holder import Held, Holder
 from penstock.worker.isolation import Isolation, is_suspect
+from penstock.worker.job import Job
 from penstock.worker.outbox import Outbox
-from penstock.worker.runner import Job, Runner
+from penstock.worker.runner import Runner
 from penstock.worker.threads import Threads
 from penstock.worker.timings import Timings
 from penstock.worker.watchdog import Watchdog

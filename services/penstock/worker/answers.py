@@ -16,6 +16,7 @@ import msgspec
 
 from penstock.errors import HANDLER_ERROR, METHOD_NOT_FOUND, TASK_TIMEOUT, TOO_LARGE
 from penstock.handlers import Fail, Handler, Registry, Retry
+from penstock.handlers.waiting import Wait
 from penstock.wire import (
     MAX_DEPTH,
     Invalid,
@@ -23,6 +24,7 @@ from penstock.wire import (
     encode_error,
     encode_packed_result,
     encode_result,
+    encode_wait,
     escape_for_sqs,
     pack_result,
 )
@@ -47,10 +49,33 @@ class Refusal(Exception):
         self.data = data or {}
 
 
+def answer_of(
+    claim_id: str,
+    handler: Handler,
+    result: Any,
+    *,
+    limit_bytes: int,
+    compress_bytes: int | None = None,
+    spawned: Sequence[str] = (),
+) -> str:
+    """The answer of a handler that returned: a result, or that its task waits. Raises Refusal."""
+    if type(result) is not Wait:
+        return result_answer(claim_id, result, limit_bytes=limit_bytes, compress_bytes=compress_bytes, spawned=spawned)
+    if spawned:
+        raise Refusal("BadResult", "ctx.spawn() goes with a result, and a task that waits has none: do one of the two")
+    return _wait_answer(claim_id, handler, result)
+
+
+def _wait_answer(claim_id: str, handler: Handler, wait: Wait) -> str:
+    if claim_id != f"{wait.attempt[0]}:{wait.attempt[1]}":
+        raise Refusal("BadResult", "the wait was made by the context of another attempt; return your own ctx.wait()")
+    return encode_wait(claim_id, wait.token, timeout=wait.timeout, on_timeout=wait.on_timeout, hints=_hints(handler))
+
+
 def result_answer(
     claim_id: str, result: Any, *, limit_bytes: int, compress_bytes: int | None = None, spawned: Sequence[str] = ()
 ) -> str:
-    """The answer of a handler that returned, packed where it is over ``compress_bytes``. Raises Refusal.
+    """The response with a result, packed where it is over ``compress_bytes``. Raises Refusal.
 
     spawned: tasks that come with it, as JSON text.
     """
@@ -129,8 +154,58 @@ def refusal_answer(claim_id: str, handler: Handler, exc: Refusal) -> str:
     return encode_error(claim_id, exc.code, message, {"type": exc.kind, "message": message, **data, **_hints(handler)})
 
 
+def one_for_each(returned: Any, tasks: int) -> Sequence[Any]:
+    """What a batched handler returned, one item a task. Raises Refusal when it is not that."""
+    if not isinstance(returned, list | tuple):
+        problem = f"a batched handler returns a list with one answer for each task, not a {type(returned).__name__}"
+    elif len(returned) != tasks:
+        problem = f"the handler returned {len(returned)} answers to {tasks} tasks: whose they are cannot be told"
+    else:
+        return returned
+    raise Refusal("BadBatch", problem)
+
+
+class Failures:
+    """Answers to the tasks of one call; what failed several of them is written down once."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self._errors: dict[int, tuple[int, str, dict[str, Any]]] = {}
+
+    def answer_to(
+        self,
+        claim_id: str,
+        outcome: Any,
+        *,
+        limit_bytes: int,
+        compress_bytes: int | None = None,
+        spawned: Sequence[str] = (),
+    ) -> tuple[str, str]:
+        """The answer of a task, and the kind of error; none is empty."""
+        if not isinstance(outcome, BaseException):
+            try:
+                answer = answer_of(
+                    claim_id, self._handler, outcome,
+                    limit_bytes=limit_bytes, compress_bytes=compress_bytes, spawned=spawned,
+                )  # fmt: skip
+                return answer, ""
+            except Refusal as exc:
+                outcome = exc
+        if isinstance(outcome, Refusal):
+            return refusal_answer(claim_id, self._handler, outcome), outcome.kind
+        error = self._errors.get(id(outcome))  # all of them live as long as the list that they stand in
+        if error is None:
+            error = self._errors[id(outcome)] = _error_of(self._handler, outcome)
+        return encode_error(claim_id, *error), type(outcome).__name__
+
+
 def exception_answer(claim_id: str, handler: Handler, exc: BaseException) -> str:
     """The answer of a handler that raised."""
+    return encode_error(claim_id, *_error_of(handler, exc))
+
+
+def _error_of(handler: Handler, exc: BaseException) -> tuple[int, str, dict[str, Any]]:
+    """Code, message and data."""
     kind = head(type(exc).__name__, 200)
     message = text_of(exc)
     data = {"type": kind, "message": message, **_hints(handler)}
@@ -140,7 +215,7 @@ def exception_answer(claim_id: str, handler: Handler, exc: BaseException) -> str
         data["final"] = True
     if not isinstance(exc, Retry | Fail) or exc.__cause__ is not None:
         data["traceback"] = traceback_of(exc)
-    return encode_error(claim_id, HANDLER_ERROR, head(f"{kind}: {message}"), data)
+    return HANDLER_ERROR, head(f"{kind}: {message}"), data
 
 
 def timeout_answer(
@@ -182,11 +257,20 @@ def refused_answer(answer: str, size: int) -> str:
     """The answer in place of one that the results queue does not take."""
     message = f"the answer is {size} bytes, more than the results queue is set to take (its MaximumMessageSize)"
     data = {"type": "BadResult", "message": message, "size": size}
-    return encode_error(_decode_id(answer).id, TOO_LARGE, message, data)
+    named = _decode_id(answer)
+    claim_id = named.id if named.params is None else named.params.id
+    return encode_error(claim_id, TOO_LARGE, message, data)
+
+
+class _Params(msgspec.Struct):
+    id: str
 
 
 class _Identified(msgspec.Struct):
-    id: str
+    """Of a response, or of a wait's notification."""
+
+    id: str = ""
+    params: _Params | None = None
 
 
 _decode_id = msgspec.json.Decoder(_Identified).decode

@@ -15,7 +15,7 @@ import aiohttp  # the SQS client has loaded it already
 import msgspec
 
 from penstock.logs import get_logger
-from penstock.worker.runner import Job
+from penstock.worker.job import Job
 
 _MAX_CLAIMS = 1000  # that the api takes at once
 _TIMEOUT_SECONDS = 10.0

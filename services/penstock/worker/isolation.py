@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from penstock.logs import get_logger
 from penstock.transports import Message
 from penstock.wire import SUSPECT_ATTRIBUTE
-from penstock.worker.runner import Job, Runner
+from penstock.worker.job import Job
+from penstock.worker.runner import Runner
 
 _SUSPECT_DELIVERIES = 3
 _ALONE_SECONDS = 1.0  # others are waited for so long, and then wait so long themselves
@@ -60,7 +61,7 @@ class Isolation:
             log.warning(
                 "suspect_started_alone", message_id=message.id, tasks=len(jobs), deliveries=message.receive_count
             )
-            self._runner.add(jobs)
+            self._runner.add(jobs, alone=True)
             await _within(_ALONE_SECONDS, self._clear())
             return True
 

@@ -7,23 +7,22 @@ import inspect
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from time import monotonic
 from typing import Any
 
-import msgspec
-
 from penstock import metrics
 from penstock.errors import InvalidParams
-from penstock.handlers import Context, Handler
-from penstock.handlers.cancellation import Cancellation
+from penstock.handlers.batches import Call
 from penstock.handlers.parameters import Arguments
 from penstock.logs import get_logger
-from penstock.wire import ClaimId
 from penstock.worker import answers
+from penstock.worker.batches import Batch, Gathering
 from penstock.worker.holder import Held
-from penstock.worker.threads import Call, Threads
+from penstock.worker.job import Job
+from penstock.worker.threads import Threads
 from penstock.worker.timings import Timings
 
 _CANCEL_SECONDS = 5.0  # a handler that was cancelled may clean up so long before its task is answered without it
@@ -32,63 +31,12 @@ _MEAN_WEIGHT = 0.05
 
 log = get_logger()
 
-
-class Job:
-    """A task in this worker's hands.
-
-    limit_seconds: how long it may run; until it starts, what its message says, None where it says nothing.
-    seen_at: when this worker last gave a sign of it. overdue: it was stopped for its limit. cut: for the end of the
-    process. where: the stack at which it was stopped. cancellation: what tells its handler that it is lost. spawned:
-    the tasks that go with its result.
-    """
-
-    __slots__ = (
-        "answered", "call", "cancellation", "claim", "claim_id", "cut", "deadline", "handler", "held", "limit_seconds",
-        "overdue", "params", "ran_seconds", "runner", "seen_at", "spawned", "started_at", "task", "where",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        claim_id: str,
-        claim: ClaimId,
-        handler: Handler,
-        params: msgspec.Raw,
-        held: Held,
-        limit_seconds: float | None,
-        runner: Runner,
-    ) -> None:
-        self.claim_id = claim_id
-        self.claim = claim
-        self.handler = handler
-        self.params = params
-        self.held = held
-        self.limit_seconds = limit_seconds
-        self.runner = runner
-        self.seen_at = held.received_at
-        self.started_at = 0.0
-        self.ran_seconds = 0.0
-        self.where: str | None = None
-        self.deadline = math.inf
-        self.task: asyncio.Task[None] | None = None
-        self.call: Call | None = None
-        self.overdue = False
-        self.cut = False
-        self.answered = False
-        self.cancellation = Cancellation()
-        self.spawned: list[str] = []
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether its claim holds no more, so that its answer would change nothing."""
-        return self.cancellation.is_set
-
-    def report(self, percent: float | None, note: str | None) -> None:
-        """Progress from the handler, from whichever thread it runs in."""
-        self.runner.report(self, percent, note)
+Unit = Job | Batch
+"""What takes one place among those that run: a task, or a call for many."""
 
 
 class Runner:
-    """Runs jobs, at most ``concurrency`` at once; those of plain functions as threads are free.
+    """Runs jobs, at most ``concurrency`` calls at once; those of plain functions as threads are free.
 
     timeout_seconds: of one attempt, where neither the task nor its action says.
     timings: told of every attempt. answer: called with each job and its response, once. progress: called with what
@@ -117,9 +65,10 @@ class Runner:
         self._progress = progress
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
-        self._running: set[Job] = set()
-        self._waiting: deque[Job] = deque()
-        self._waiting_for_thread: deque[Job] = deque()
+        self._running: set[Unit] = set()
+        self._waiting: deque[Unit] = deque()
+        self._waiting_for_thread: deque[Unit] = deque()
+        self._gathering = Gathering(self._queue)
         self._may_start = True
         self._mean_seconds = 0.0
         self._last_end = -math.inf
@@ -144,18 +93,48 @@ class Runner:
         is_short = self._mean_seconds < _SHORT_SECONDS and monotonic() - self._last_end < _SHORT_SECONDS
         return is_short and len(self._running) + waiting < 2 * self._concurrency
 
-    def add(self, jobs: Iterable[Job]) -> None:
-        """Take jobs and start them in their order as there is room."""
+    def add(self, jobs: Iterable[Job], *, alone: bool = False) -> None:
+        """Take jobs and start them in their order as there is room. ``alone``: none shares a batch with another."""
         for job in jobs:
-            (self._waiting if job.handler.is_async else self._waiting_for_thread).append(job)
+            if job.handler.batch is not None:
+                self._join(job, alone)
+            else:
+                (self._waiting if job.handler.is_async else self._waiting_for_thread).append(job)
         self._empty.clear()
         self._start_waiting()
 
+    def _join(self, job: Job, alone: bool) -> None:
+        """Have a job join a batch, unless its parameters are refused: then it has its answer."""
+        job.started_at = monotonic()
+        try:
+            job.params = job.handler.fit(job.params)
+        except InvalidParams as exc:
+            if not job.held.begun:
+                job.held.begin()
+            refusal = _bad_params(exc)
+            answer = answers.refusal_answer(job.claim_id, job.handler, refusal)
+            self._settle(job, answer, "error", refusal.kind, 0.0)
+            return
+        if alone:
+            self._queue(Batch(job.handler, job.limit_seconds, [job]))
+        else:
+            self._gathering.add(job)
+
+    def _queue(self, batch: Batch) -> None:
+        """A batch is ready to start; until it does it may take more jobs."""
+        (self._waiting if batch.handler.is_async else self._waiting_for_thread).append(batch)
+        self._start_waiting()
+
+    def _units(self) -> Iterator[Unit]:
+        yield from chain(self._running, self._waiting, self._waiting_for_thread, self._gathering.unqueued())
+
     def jobs(self) -> Iterator[Job]:
         """All jobs without an answer, running or waiting."""
-        yield from self._running
-        yield from self._waiting
-        yield from self._waiting_for_thread
+        for unit in self._units():
+            if isinstance(unit, Batch):
+                yield from (job for job in unit.jobs if not job.answered)
+            else:
+                yield unit
 
     def lose(self, job: Job) -> None:
         """Tell a job's handler that its claim holds no more; what it returns or raises is dropped."""
@@ -168,10 +147,11 @@ class Runner:
 
     def action_of(self, task: asyncio.Task[Any]) -> str | None:
         """The action that a task of the loop runs, None for a task that runs none; from any thread."""
-        return next((job.handler.name for job in list(self._running) if job.task is task), None)
+        return next((unit.handler.name for unit in list(self._running) if unit.task is task), None)
 
     async def wait_empty(self) -> None:
-        """Until every job has its answer."""
+        """Until every job has its answer; no batch waits for company any more."""
+        self._gathering.flush()
         await self._empty.wait()
 
     # Running
@@ -187,17 +167,37 @@ class Runner:
                 job = waiting.popleft()
             else:
                 break
+            if isinstance(job, Batch):
+                self._start_batch(job)
+                continue
             if not job.held.begun:
                 job.held.begin()
             running.add(job)
             job.task = create_task(self._run(job))
-        if not (running or waiting or plain):
+        if not (running or waiting or plain or self._gathering):
             self._empty.set()
+
+    def _start_batch(self, batch: Batch) -> None:
+        """Start a batch without those of its jobs that are lost by now."""
+        self._gathering.close(batch)
+        lost = batch.drop_lost()
+        if batch.jobs:
+            for job in batch.jobs:
+                if not job.held.begun:
+                    job.held.begin()
+            self._running.add(batch)
+            batch.task = self._loop.create_task(self._run_batch(batch))
+        elif not batch.handler.is_async:
+            self._threads.give_back()
+        for job in lost:
+            job.answered = True
+            self._answer(job, "")  # nobody waits for it
+        self.changed.set()
 
     def _is_turn_of_plain(self) -> bool:
         """Whichever has waited longer, so that neither kind keeps the other from its turn."""
         waiting, plain = self._waiting, self._waiting_for_thread
-        return not (waiting and waiting[0].held.received_at < plain[0].held.received_at)
+        return not (waiting and waiting[0].received_at < plain[0].received_at)
 
     async def _run(self, job: Job) -> None:
         self._set_deadline(job)
@@ -205,11 +205,12 @@ class Runner:
         try:
             if job.handler.is_async:
                 args, kwargs = _arguments(job)
-                result = await job.handler.function(_context(job), *args, **kwargs)
+                result = await job.handler.function(job.context(), *args, **kwargs)
             else:
                 result = await self._in_thread(job)
-            answer = answers.result_answer(
+            answer = answers.answer_of(
                 job.claim_id,
+                job.handler,
                 result,
                 limit_bytes=self._result_limit_bytes,
                 compress_bytes=self._result_compress_bytes,
@@ -232,21 +233,65 @@ class Runner:
         else:
             self._finish(job, answer, outcome, kind)
 
+    async def _run_batch(self, batch: Batch) -> None:
+        self._set_deadline(batch)
+        for job in batch.jobs:
+            job.started_at = batch.started_at
+        calls = [Call(job.context(), job.params) for job in batch.jobs]
+        function = batch.handler.function
+        outcomes: Sequence[Any]
+        try:
+            if batch.handler.is_async:
+                returned = await function(calls)
+            else:
+                returned = await self._call_in_thread(batch, partial(function, calls))
+            outcomes = answers.one_for_each(returned, len(batch.jobs))
+        except BaseException as exc:
+            if batch.cut and isinstance(exc, asyncio.CancelledError):
+                for job in batch.jobs:
+                    job.answered = True
+                self._end(batch)
+                return
+            if batch.overdue:
+                batch.where = batch.where or answers.traceback_of(exc)
+            outcomes = [exc] * len(batch.jobs)
+        if batch.overdue:
+            self._finish_overdue(batch)
+        else:
+            self._finish_batch(batch, outcomes)
+
+    def _finish_batch(self, batch: Batch, outcomes: Sequence[Any]) -> None:
+        """Each job has its share of the time that the call ran."""
+        now = monotonic()
+        share = (now - batch.started_at) / len(batch.jobs)
+        failures = answers.Failures(batch.handler)
+        for job, outcome in zip(batch.jobs, outcomes, strict=True):
+            answer, kind = failures.answer_to(
+                job.claim_id,
+                outcome,
+                limit_bytes=self._result_limit_bytes,
+                compress_bytes=self._result_compress_bytes,
+                spawned=job.spawned,
+            )
+            self._settle(job, answer, "error" if kind else "ok", kind, share)
+        self._ran(now, now - batch.started_at)
+        self._end(batch)
+
     async def _in_thread(self, job: Job) -> Any:
         try:
             args, kwargs = _arguments(job)
         except BaseException:
             self._threads.give_back()
             raise
-        job.call = self._threads.start(partial(job.handler.function, _context(job), *args, **kwargs))
+        return await self._call_in_thread(job, partial(job.handler.function, job.context(), *args, **kwargs))
+
+    async def _call_in_thread(self, unit: Unit, function: Callable[[], Any]) -> Any:
+        unit.call = self._threads.start(function)
         try:
-            result, raised = await job.call.outcome
+            result, raised = await unit.call.outcome
         except asyncio.CancelledError:
-            self._threads.leave(job.call)
-            log.warning(
-                "thread_left_behind", task_id=job.claim.task_id, claim=job.claim.claim, action=job.handler.name,
-                left=self._threads.left,
-            )  # fmt: skip
+            self._threads.leave(unit.call)
+            log.warning("thread_left_behind", **_named(unit), left=self._threads.left)
             raise
         if raised is not None:
             raise raised
@@ -256,13 +301,16 @@ class Runner:
     def _finish(self, job: Job, answer: str, outcome: str, kind: str) -> None:
         if job.answered:
             return
-        job.answered = True
         now = monotonic()
         ran = now - job.started_at
+        self._settle(job, answer, outcome, kind, ran)
+        self._ran(now, ran)
+        self._end(job)
+
+    def _settle(self, job: Job, answer: str, outcome: str, kind: str, ran: float) -> None:
+        job.answered = True
         action = job.handler.name
         self._timings.add(action, outcome, ran)
-        self._mean_seconds += (ran - self._mean_seconds) * _MEAN_WEIGHT
-        self._last_end = now
         if job.is_lost:
             log.info(
                 "task_dropped", task_id=job.claim.task_id, claim=job.claim.claim, action=action,
@@ -271,10 +319,13 @@ class Runner:
         elif kind:
             log.info("task_failed", task_id=job.claim.task_id, claim=job.claim.claim, action=action, error=kind)
         self._answer(job, answer)
-        self._end(job)
 
-    def _end(self, job: Job) -> None:
-        self._running.discard(job)
+    def _ran(self, now: float, seconds: float) -> None:
+        self._mean_seconds += (seconds - self._mean_seconds) * _MEAN_WEIGHT
+        self._last_end = now
+
+    def _end(self, unit: Unit) -> None:
+        self._running.discard(unit)
         if self._waiting or self._waiting_for_thread or not self._running:
             self._start_waiting()
         if not self.changed.is_set():
@@ -282,7 +333,7 @@ class Runner:
 
     # Time limits. One timer for all, set for the earliest deadline: a task that ends before its own costs nothing.
 
-    def _set_deadline(self, job: Job) -> None:
+    def _set_deadline(self, job: Unit) -> None:
         job.started_at = now = monotonic()
         handler = job.handler
         job.limit_seconds = job.limit_seconds or handler.timeout_seconds or self._timeout_seconds
@@ -305,28 +356,34 @@ class Runner:
         if earliest < math.inf:
             self._set_alarm(earliest)
 
-    def _stop(self, job: Job, now: float) -> None:
-        if not job.overdue:
-            job.overdue = True
-            job.ran_seconds = now - job.started_at
-            job.deadline = now + _CANCEL_SECONDS
-            if job.call is not None:
-                job.where = job.call.stack()
-            if job.task is not None:
-                job.task.cancel()
+    def _stop(self, unit: Unit, now: float) -> None:
+        if not unit.overdue:
+            unit.overdue = True
+            unit.ran_seconds = now - unit.started_at
+            unit.deadline = now + _CANCEL_SECONDS
+            if unit.call is not None:
+                unit.where = unit.call.stack()
+            if unit.task is not None:
+                unit.task.cancel()
             return
-        log.warning(
-            "task_ignores_cancel", task_id=job.claim.task_id, claim=job.claim.claim, action=job.handler.name,
-            hint="it goes on beside the others; do not swallow CancelledError",
-        )  # fmt: skip
-        self._finish_overdue(job)
+        hint = "it goes on beside the others; do not swallow CancelledError"
+        log.warning("task_ignores_cancel", **_named(unit), hint=hint)
+        self._finish_overdue(unit)
 
-    def _finish_overdue(self, job: Job) -> None:
-        answer = answers.timeout_answer(
-            job.claim_id, job.handler, ran_seconds=job.ran_seconds, limit_seconds=job.limit_seconds or 0.0,
-            where=job.where,
-        )  # fmt: skip
-        self._finish(job, answer, "timeout", "TaskTimeout")
+    def _finish_overdue(self, unit: Unit) -> None:
+        jobs = [job for job in (unit.jobs if isinstance(unit, Batch) else [unit]) if not job.answered]
+        if not jobs:
+            return  # it went on beside the others, and has ended now
+        now = monotonic()
+        ran = now - unit.started_at
+        for job in jobs:
+            answer = answers.timeout_answer(
+                job.claim_id, job.handler, ran_seconds=unit.ran_seconds, limit_seconds=unit.limit_seconds or 0.0,
+                where=unit.where,
+            )  # fmt: skip
+            self._settle(job, answer, "timeout", "TaskTimeout", ran / len(jobs))
+        self._ran(now, ran)
+        self._end(unit)
 
     # Progress
 
@@ -351,10 +408,22 @@ class Runner:
         """Forget the jobs of messages of which none has started, and return those messages."""
         given_back: dict[Held, None] = {}
         for lane in (self._waiting, self._waiting_for_thread):
-            kept = [job for job in lane if job.held.begun]
-            given_back.update(dict.fromkeys(job.held for job in lane if not job.held.begun))
+            kept: list[Unit] = []
+            for unit in lane:
+                if isinstance(unit, Batch):
+                    given_back.update(dict.fromkeys(unit.take_back()))
+                    if unit.jobs:
+                        kept.append(unit)
+                    else:
+                        self._gathering.close(unit)
+                elif unit.held.begun:
+                    kept.append(unit)
+                else:
+                    given_back[unit.held] = None
             lane.clear()
             lane.extend(kept)
+        given_back.update(dict.fromkeys(self._gathering.take_back()))
+        self._gathering.flush()
         self._start_waiting()
         return list(given_back)
 
@@ -365,12 +434,13 @@ class Runner:
     async def cut(self, seconds: float) -> int:
         """Cancel what runs, wait so long for it to clean up, forget the rest; returns how many have no answer."""
         self._may_start = False
-        unanswered = len(self._running) + len(self._waiting) + len(self._waiting_for_thread)
+        unanswered = sum(1 for _ in self.jobs())
         self._waiting.clear()
         self._waiting_for_thread.clear()
-        tasks = [job.task for job in self._running if job.task is not None]
-        for job in self._running:
-            job.cut = True
+        self._gathering.clear()
+        tasks = [unit.task for unit in self._running if unit.task is not None]
+        for unit in self._running:
+            unit.cut = True
         for task in tasks:
             task.cancel()
         if tasks:
@@ -380,6 +450,7 @@ class Runner:
         return unanswered
 
     def close(self) -> None:
+        self._gathering.clear()
         if self._alarm is not None:
             self._alarm.cancel()
         metrics.RUNNING.set_function(lambda: 0)
@@ -389,10 +460,15 @@ def _arguments(job: Job) -> Arguments:
     try:
         return job.handler.arguments(job.params)
     except InvalidParams as exc:
-        raise answers.Refusal("BadParams", exc.message, code=exc.code, data=exc.data) from None
+        raise _bad_params(exc) from None
 
 
-def _context(job: Job) -> Context:
-    claim = job.claim
-    redelivered = job.held.message.receive_count > 1
-    return Context(claim.task_id, claim.claim, job.handler.name, redelivered, job.report, job.cancellation, job.spawned)
+def _bad_params(exc: InvalidParams) -> answers.Refusal:
+    return answers.Refusal("BadParams", exc.message, code=exc.code, data=exc.data)
+
+
+def _named(unit: Unit) -> dict[str, Any]:
+    """For a line in the log; of a batch, its first task and how many there are."""
+    if isinstance(unit, Batch):
+        return {**_named(unit.jobs[0]), "tasks": len(unit.jobs)}
+    return {"task_id": unit.claim.task_id, "claim": unit.claim.claim, "action": unit.handler.name}

@@ -1,0 +1,96 @@
+"""Batched handlers: one call for many tasks, each with its own context and parameters, and an answer for each."""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+
+from penstock.errors import InvalidParams, SettingsError
+from penstock.handlers.parameters import is_checkable, place, resolve
+
+if TYPE_CHECKING:
+    from penstock.handlers import Context
+
+MAX_BATCH = 10_000
+MAX_LINGER_SECONDS = 60.0
+DEFAULT_LINGER_SECONDS = 0.05
+
+Params = TypeVar("Params")
+_decode = msgspec.json.Decoder().decode
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Params]):
+    """One task of a batch. params: its payload, checked and converted to the type in ``list[Call[...]]``."""
+
+    ctx: Context
+    params: Params
+
+
+class BatchParameters:
+    """The parameters of each task of a batched handler.
+
+    Raises SettingsError for a function that does not take one list of calls.
+    """
+
+    def __init__(self, action: str, function: Callable[..., Any]) -> None:
+        parameters = list(inspect.signature(function).parameters.values())
+        by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        required = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        if not parameters or parameters[0].kind not in by_position or required not in ([], [parameters[0]]):
+            raise SettingsError(
+                f"action {action!r}: {place(function)} is batched, so it must take one parameter, "
+                "such as calls: list[Call[MyParams]]"
+            )
+        wanted = _params_of(action, function, parameters[0])
+        self._wanted = None if wanted in (Any, object) or isinstance(wanted, TypeVar) else wanted
+        if self._wanted is not None and not is_checkable(self._wanted):
+            raise SettingsError(
+                f"action {action!r}: the parameters of {place(function)}, {wanted!r}, cannot be checked: take a "
+                "msgspec.Struct, a dataclass, a TypedDict, dict[str, Any] or the like"
+            )
+
+    def fit(self, params: msgspec.Raw | bytes) -> Any:
+        """A task's parameters, raw JSON, as the type that the handler takes. Raises InvalidParams."""
+        try:
+            value = _decode(params) if params else {}
+        except (ValueError, RecursionError) as exc:
+            raise InvalidParams("params", f"cannot be read: {exc}") from None
+        if self._wanted is None:
+            return value
+        try:
+            return msgspec.convert(value, self._wanted)
+        except msgspec.ValidationError as exc:
+            text = str(exc)
+            problem, _, where = text.partition(" - at `$")
+            field = where.rstrip("`").lstrip(".") or "params"
+            raise InvalidParams(field, f"is wrong: {problem}") from None
+
+
+def _params_of(action: str, function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    """The type in ``list[Call[...]]``; Any where the handler does not say."""
+    if parameter.annotation is parameter.empty:
+        return Any
+    wanted = resolve(parameter.annotation, function)
+    if wanted is None:
+        raise SettingsError(
+            f"action {action!r}: the annotation of {parameter.name} in {place(function)}, {parameter.annotation!r}, "
+            "cannot be resolved: import its names outside of TYPE_CHECKING and functions"
+        )
+    item: Any = None
+    if typing.get_origin(wanted) in (list, collections.abc.Sequence):
+        (item,) = typing.get_args(wanted)
+    if item is Call or wanted in (list, collections.abc.Sequence):
+        return Any
+    if typing.get_origin(item) is not Call:
+        raise SettingsError(
+            f"action {action!r}: {place(function)} is batched, so {parameter.name} must be a list[Call[MyParams]], "
+            f"not {wanted!r}"
+        )
+    return typing.get_args(item)[0]

@@ -1,0 +1,116 @@
+-- What tasks wait for, by token. A WAITING task that has a claim waits for an event; one without stands behind its
+-- ordering key. Whoever puts a task to wait, or answers it, locks the row of its token, which makes the report of a
+-- wait and an answer that comes at the same moment see each other, whichever is first. Three kinds of rows:
+-- somebody waits (deadline), an answer is kept (answer), it is over (neither; digest: of the answer, if there was one).
+
+-- name: note_waits
+-- $1 ids (distinct), $2 claims, $3 tokens (distinct), $4 seconds, $5 policies as JSON text. Tokens of claims that hold
+-- their task; one that waits already has another token when its message was delivered twice, and any of them will do.
+-- A token whose wait is over is free, as is one of an older claim of the same task. No join with the arrays: see
+-- spread_tasks. Returns (id, claim, action, state,
+-- token, noted); not noted: an answer is kept for it, or a task waits for it.
+with held as materialized (
+    select id, claim, action, state::text as state from penstock.task
+    where id = any($1::bigint[]) and state::text in ('ACQUIRED', 'WAITING') and claimed_at is not null
+      and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
+    order by id for update
+), asked as materialized (
+    select h.id, h.claim, h.action, h.state, ($3::text[])[h.place] as token, ($4::float8[])[h.place] as seconds,
+           ($5::text[])[h.place] as policy
+    from (select *, array_position($1::bigint[], id) as place from held) h
+), noted as (
+    insert into penstock.wait as w (token, task_id, claim, deadline, policy)
+    select token, id, claim, now() + make_interval(secs => seconds), policy::jsonb from asked order by token
+    on conflict (token) do update
+    set task_id = excluded.task_id, claim = excluded.claim, deadline = excluded.deadline, policy = excluded.policy,
+        digest = null, updated_at = now()
+    where w.answer is null
+      and (w.deadline is null or (w.task_id = excluded.task_id and w.claim < excluded.claim))
+    returning token
+)
+select a.id, a.claim, a.action, a.state, a.token, n.token is not null as noted
+from asked a left join noted n on n.token = a.token;
+
+-- name: put_to_wait
+-- $1 ids, $2 claims. ACQUIRED to WAITING; the claim stays, and with it the instant of the claim.
+update penstock.task
+set state = 'WAITING', heartbeat_at = null, route = null, gate = null, updated_at = now()
+where id = any($1::bigint[]) and state::text = 'ACQUIRED'
+  and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
+returning id;
+
+-- name: resume_waits
+-- $1 ids, $2 claims. WAITING to ACQUIRED, for no longer than this transaction, in which it is settled as any other.
+update penstock.task
+set state = 'ACQUIRED', updated_at = now()
+where id = any($1::bigint[]) and state::text = 'WAITING' and claimed_at is not null
+  and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
+returning id, claim;
+
+-- name: read_tokens
+-- $1 tokens.
+select token, task_id, claim, deadline is not null as active, answer, digest, policy::text as policy
+from penstock.wait where token = any($1::text[]);
+
+-- name: keep_answers
+-- $1 tokens (distinct), $2 answers, $3 digests. Kept where the token is not known; where it is, its row is locked and
+-- stays as it is. Returns rows as read_tokens does, and whether each is fresh.
+insert into penstock.wait as w (token, answer, digest)
+select * from unnest($1::text[], $2::text[], $3::bytea[]) i (token, answer, digest) order by token
+on conflict (token) do update set token = w.token
+returning token, task_id, claim, deadline is not null as active, answer, digest, policy::text as policy,
+    xmax = 0 as fresh;
+
+-- name: keep_next_answers
+-- $1 tokens, locked before, $2 answers, $3 digests. For the next wait of tasks that do not wait now.
+update penstock.wait w
+set task_id = null, claim = null, deadline = null, policy = null, answer = i.answer, digest = i.digest,
+    updated_at = now()
+from unnest($1::text[], $2::text[], $3::bytea[]) i (token, answer, digest)
+where w.token = i.token and w.token = any($1::text[]);
+
+-- name: note_answers
+-- $1 tokens, locked before, $2 ids, $3 claims, $4 digests. These tasks have their answer.
+update penstock.wait w
+set task_id = i.id, claim = i.claim, deadline = null, answer = null, digest = i.digest, updated_at = now()
+from unnest($1::text[], $2::bigint[], $3::bigint[], $4::bytea[]) i (token, id, claim, digest)
+where w.token = i.token and w.token = any($1::text[]);
+
+-- name: forget_tokens
+-- $1 tokens.
+delete from penstock.wait where token = any($1::text[]);
+
+-- name: end_waits
+-- $1 tokens, locked before. Nobody waits for them any more.
+update penstock.wait set deadline = null, updated_at = now() where token = any($1::text[]) and deadline is not null;
+
+-- name: end_waits_of
+-- $1 ids of tasks that wait no more. Relies on wait_task. A row that somebody else has is ended by them.
+update penstock.wait set deadline = null, updated_at = now()
+where token in (select token from penstock.wait where task_id = any($1::bigint[]) and deadline is not null
+                for update skip locked);
+
+-- name: find_overdue_waits
+-- $1 how many, $2 now or null. Locked; relies on wait_deadline.
+select token, task_id, claim, policy::text as policy from penstock.wait
+where deadline is not null and deadline <= coalesce($2::timestamptz, now())
+order by deadline limit $1 for update skip locked;
+
+-- name: read_waits
+-- $1 ids. What these tasks wait for, of their claim alone; relies on wait_task.
+select w.task_id, w.token, w.deadline from penstock.wait w
+join penstock.task t on t.id = w.task_id and t.claim = w.claim
+where w.task_id = any($1::bigint[]) and w.deadline is not null and t.id = any($1::bigint[])
+  and t.state::text = 'WAITING' and t.claimed_at is not null
+order by w.deadline;
+
+-- name: delete_ended_waits
+-- $1 seconds, $2 how many, $3 now or null. Answers that no task came to wait for, and waits that are over; relies on
+-- wait_ended.
+with gone as (
+    delete from penstock.wait where token in (
+        select token from penstock.wait
+        where deadline is null and updated_at < coalesce($3::timestamptz, now()) - make_interval(secs => $1)
+        order by updated_at limit $2 for update skip locked)
+    returning 1
+) select count(*) from gone;

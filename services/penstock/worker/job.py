@@ -1,0 +1,84 @@
+"""Jobs: tasks in this worker's hands, from their message to their answer."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Any
+
+from penstock.handlers import Context, Handler
+from penstock.handlers.cancellation import Cancellation
+from penstock.wire import ClaimId
+from penstock.worker.holder import Held
+from penstock.worker.threads import Call
+
+if TYPE_CHECKING:
+    from penstock.worker.runner import Runner
+
+
+class Job:
+    """A task in this worker's hands.
+
+    params: raw JSON, of a batched handler fitted once it has joined a batch; from then on ``started_at`` counts too.
+    limit_seconds: how long it may run; until it starts, what its message says, None where it says nothing.
+    seen_at: when this worker last gave a sign of it. overdue: it was stopped for its limit. cut: for the end of the
+    process. where: the stack at which it was stopped. cancellation: what tells its handler that it is lost. spawned:
+    the tasks that go with its result.
+    """
+
+    __slots__ = (
+        "answered", "call", "cancellation", "claim", "claim_id", "cut", "deadline", "handler", "held", "limit_seconds",
+        "overdue", "params", "ran_seconds", "runner", "seen_at", "spawned", "started_at", "task", "where",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        claim_id: str,
+        claim: ClaimId,
+        handler: Handler,
+        params: Any,
+        held: Held,
+        limit_seconds: float | None,
+        runner: Runner,
+    ) -> None:
+        self.claim_id = claim_id
+        self.claim = claim
+        self.handler = handler
+        self.params = params
+        self.held = held
+        self.limit_seconds = limit_seconds
+        self.runner = runner
+        self.seen_at = held.received_at
+        self.started_at = 0.0
+        self.ran_seconds = 0.0
+        self.where: str | None = None
+        self.deadline = math.inf
+        self.task: asyncio.Task[None] | None = None
+        self.call: Call | None = None
+        self.overdue = False
+        self.cut = False
+        self.answered = False
+        self.cancellation = Cancellation()
+        self.spawned: list[str] = []
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its claim holds no more, so that its answer would change nothing."""
+        return self.cancellation.is_set
+
+    @property
+    def received_at(self) -> float:
+        """When its message was received."""
+        return self.held.received_at
+
+    def context(self) -> Context:
+        """What its handler is given."""
+        claim = self.claim
+        redelivered = self.held.message.receive_count > 1
+        return Context(
+            claim.task_id, claim.claim, self.handler.name, redelivered, self.report, self.cancellation, self.spawned
+        )
+
+    def report(self, percent: float | None, note: str | None) -> None:
+        """Progress from the handler, from whichever thread it runs in."""
+        self.runner.report(self, percent, note)
