@@ -317,6 +317,8 @@ class _Poll:
                 gather_seconds = (
                     0.0 if answered else min(_LONGEST_GATHER_SECONDS, max(_GATHER_SECONDS, 2 * gather_seconds))
                 )
+        except Exception as exc:
+            self._fail(exc)  # an answer that is none of a Penstock api: whoever waits must not wait for ever
         finally:
             if not self._closed:
                 self._closed = True
@@ -358,7 +360,7 @@ class _Poll:
             else:
                 future.set_result(outcome)
 
-    def _fail(self, exc: PenstockError) -> None:
+    def _fail(self, exc: Exception) -> None:
         for task_id in [*self._waiting]:
             self._settle(task_id, exc)
 

@@ -384,6 +384,18 @@ async def test_a_client_waits_on_while_the_api_is_replaced_and_gives_up_on_one_t
             await nowhere.result(1)
 
 
+async def test_an_answer_that_is_none_is_raised_and_not_waited_for() -> None:
+    async with AsyncClient() as client:
+
+        async def strange(*_: Any, **__: Any) -> httpx.Response:
+            return httpx.Response(200, json={"jsonrpc": "2.0", "id": 0, "result": 17})
+
+        client._http.post = strange  # type: ignore[method-assign]
+        with pytest.raises(TypeError):
+            await client.result(1)
+        assert client._polls == []
+
+
 async def test_close_lets_go_of_whoever_waits(store: Store, settings: Settings) -> None:
     (task_id,) = await make(store)
     async with running(store, settings) as api:
@@ -625,3 +637,19 @@ async def test_a_look_of_the_emptying_reads_its_stretch_and_not_the_history(sql:
     passed_by = [int(number) for number in re.findall(r"Rows Removed by Index Recheck: (\d+)", plan)]
     assert sum(passed_by) < 20_000
     assert await sql.fetchval("select count(*) from penstock.task_history where payload_gone") == 60
+
+
+async def test_a_look_for_live_tasks_reads_them_by_their_key_and_the_history_not_at_all(store: Store, sql: Any) -> None:
+    ids = await make(store, 500)
+    claimed, _ = await claim(store)
+    await finish(store, claimed, ids[:200])
+    await sql.execute("set enable_seqscan = off")
+    rows = await sql.fetch("explain (analyze, costs off, timing off) " + SQL["read_settled"], ids[200:], 10_000)
+    plan = "\n".join(row[0] for row in rows)
+    assert "task_pkey" in plan
+    assert "Seq Scan" not in plan
+    history = [line for line in plan.splitlines() if "on task_success" in line or "on task_cancelled" in line]
+    assert history
+    assert all("never executed" in line for line in history)
+    told = await sql.fetch(SQL["read_settled"], ids, 10**9)
+    assert {row["id"] for row in told} == set(ids[:200])

@@ -181,7 +181,7 @@ def test_a_function_of_the_database_is_the_statement_of_the_code(migrated_url: s
         migrated_url,
         "select prosrc from pg_proc where proname = $1 and pronamespace = 'penstock'::regnamespace", name,
     )  # fmt: skip
-    body = rows[0][0].partition("return query")[2].rpartition(";\n")[0].rpartition(";")[0].strip()
+    body = rows[0][0].partition("return query")[2].rpartition(";\n")[0].strip()
     assert body == SQL[name]
 
 

@@ -14,6 +14,7 @@ from penstock.commands import (
     LONGEST_DELAY_SECONDS,
     PARAMS,
     AnswerWait,
+    AwaitResults,
     Cancel,
     CheckClaims,
     Command,
@@ -279,6 +280,8 @@ def test_a_wrong_submission_names_the_field(limits: Settings, method: str, paylo
         ("status", {"id": "1", "detail": True}, Status([1], False, True)),
         ("status", {"ids": [1, "2"]}, Status([1, 2], True, False)),
         ("status", [7], Status([7], False, False)),
+        ("result", {"id": "1"}, AwaitResults([1], False, 20.0, False)),
+        ("result", {"ids": [1, 2], "timeout": 0, "wait": "any"}, AwaitResults([1, 2], True, 0.0, True)),
         ("cancel", {"id": 2**63 - 1}, Cancel(2**63 - 1)),
         ("retry", {"id": "0"}, Restart(0)),
         ("list", None, ListTasks(None, None, 50, None)),
@@ -335,7 +338,7 @@ def test_each_method_becomes_its_command(limits: Settings, method: str, params: 
 
 
 LEAST: dict[str, Any] = {
-    "enqueue": {"action": "a"}, "status": {"id": 1}, "cancel": {"id": 1}, "retry": {"id": 1},
+    "enqueue": {"action": "a"}, "status": {"id": 1}, "result": {"id": 1}, "cancel": {"id": 1}, "retry": {"id": 1},
     "rejected.show": {"id": 1}, "rejected.retry": {"ids": [1]}, "rejected.purge": {"ids": [1]},
     "dlq.list": {"queue": "inbound"}, "dlq.show": {"queue": "inbound", "id": "a"},
     "dlq.replay": {"queue": "inbound", "limit": 1}, "dlq.purge": {"queue": "inbound", "limit": 1},
@@ -377,6 +380,12 @@ def test_every_method_has_a_command(limits: Settings) -> None:
         ("status", {"ids": [1, "x"]}, "ids[1]"),
         ("status", {"ids": 1}, "ids"),
         ("status", {"ids": [1, None]}, "ids[1]"),
+        ("result", {}, "id"),
+        ("result", {"id": 1, "ids": [1]}, "id"),
+        ("result", {"ids": [1] * 1001}, "ids"),
+        ("result", {"id": 1, "timeout": 60.5}, "timeout"),
+        ("result", {"id": 1, "timeout": -1}, "timeout"),
+        ("result", {"ids": [1], "wait": "some"}, "wait"),
         ("cancel", {}, "id"),
         ("cancel", None, "id"),
         ("retry", {"id": None}, "id"),

@@ -32,6 +32,7 @@ _IDLE_SECONDS = 60.0  # the connection that hears nudges is kept so long after t
 _COMPANY_SECONDS = 0.02
 _COMPANY_SECONDS_OF_MANY = 0.1
 _MANY = 100
+_CALLS_PER_LOOK = 50  # of those that have just come; each may ask for a thousand tasks
 
 log = get_logger()
 
@@ -80,7 +81,7 @@ class Results:
         self._waits = 0
         self._requests = 0
         self._stopped = False
-        self._first_looks: Batcher[Sequence[int], None] = Batcher(self._look_at_all)
+        self._first_looks: Batcher[Sequence[int], None] = Batcher(self._look_at_all, max_items=_CALLS_PER_LOOK)
         metrics.RESULT_WAITS.set_function(lambda: self._waits)
 
     async def answer(self, commands: Sequence[AwaitResults | RpcError]) -> Sequence[Any]:
