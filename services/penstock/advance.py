@@ -108,12 +108,10 @@ class Mover:
     async def _take(self, events: Sequence[Any]) -> None:
         await self._session.plan_for(len(events))
         asking = [event for event in events if event["children"] is not None]
-        if asking:
-            await self._spawn(asking)
-        newest = {event["task_id"]: event for event in events}
-        settled = await self._session.fetch(
-            "settle_steps", list(newest), [e["state"] for e in newest.values()], [e["id"] for e in newest.values()]
-        )
+        refused = await self._spawn(asking) if asking else set()
+        states = {e["task_id"]: State.CRITICAL_ERROR if e["task_id"] in refused else e["state"] for e in events}
+        ids = {event["task_id"]: event["id"] for event in events}
+        settled = await self._session.fetch("settle_steps", list(states), list(states.values()), list(ids.values()))
         await self._ended(settled)
 
     async def start(self, ready: Sequence[Any]) -> None:
@@ -286,18 +284,27 @@ class Mover:
         await self._add_children([(step, children, tasks)], as_step=True)
         return step, State.SUCCESS, None
 
-    async def _spawn(self, events: Sequence[Any]) -> None:
-        """Make the children that accepted results ask for."""
+    async def _spawn(self, events: Sequence[Any]) -> set[int]:
+        """Make the children that accepted results ask for; returns the tasks of which that cannot be done.
+
+        They were checked when the result was accepted, so that only happens where the limits of two processes differ.
+        """
         steps = {row["task_id"]: row for row in await self._session.fetch("find_steps", [e["task_id"] for e in events])}
         made = []
+        refused: set[int] = set()
         for event in events:
             step = steps.get(event["task_id"])
             if step is not None and step["kind"] == StepKind.COMPENSATION:
                 log.warning("children_ignored", task_id=event["task_id"], reason="a compensation has none")
             elif step is not None:
-                children = read_children(event["children"], lambda child: step_task(child, self._settings))
-                made.append((step, children, [step_task(child, self._settings) for child in children]))
+                try:
+                    children = read_children(event["children"], lambda child: step_task(child, self._settings))
+                    made.append((step, children, [step_task(child, self._settings) for child in children]))
+                except RpcError as exc:
+                    refused.add(event["task_id"])
+                    log.error("children_refused", workflow=step["workflow_id"], step=step["name"], reason=exc.message)
         await self._add_children(made, as_step=False)
+        return refused
 
     async def _add_children(
         self, made: Sequence[tuple[Any, Sequence[ChildParams], Sequence[NewTask]]], *, as_step: bool

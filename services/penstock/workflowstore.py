@@ -180,18 +180,15 @@ async def _hold(session: Session, which: WhichWorkflow, settings: Settings) -> M
     return mover
 
 
-async def advance_some(session: Session, settings: Settings, *, after: int, limit: int) -> tuple[Advanced, int | None]:
-    """Move on some of the workflows that have events, from behind the id ``after``, as far as nobody else holds them.
+async def find_told(session: Session, *, after: int, limit: int) -> list[int]:
+    """Workflows that have events, by id, from behind ``after``."""
+    return [row["workflow_id"] for row in await session.fetch("find_told_workflows", after, limit)]
 
-    Returns what was done, and the highest id that was looked at, None when there was none.
-    """
-    told = [row["workflow_id"] for row in await session.fetch("find_told_workflows", after, limit)]
-    if not told:
-        return Advanced(), None
-    held = await session.fetch("hold_workflows", told)
-    if not held:
-        return Advanced(), told[-1]
-    return await Mover(session, held, settings).advance(), told[-1]
+
+async def advance_workflows(session: Session, ids: Sequence[int], settings: Settings) -> Advanced:
+    """Move these workflows on, inside a transaction, as far as nobody else is at them."""
+    held = await session.fetch("hold_workflows", list(ids))
+    return await Mover(session, held, settings).advance() if held else Advanced()
 
 
 async def read_workflow(session: Session, which: WhichWorkflow) -> WorkflowRecord:

@@ -12,7 +12,7 @@ from penstock.advance import Advanced
 from penstock.commands import read_command
 from penstock.outcomes import apply_reports
 from penstock.settings import Settings
-from penstock.store import Store
+from penstock.store import Session, Store
 from penstock.tasks import Claimed
 from penstock.wire import NO_HINTS, Failed, Hints, Report, Succeeded
 from penstock.workflows import CancelWorkflow, CreateWorkflow, RetryWorkflow
@@ -20,9 +20,10 @@ from penstock.workflowstore import (
     Changed,
     StepRecord,
     WorkflowRecord,
-    advance_some,
+    advance_workflows,
     change_workflow,
     count_steps,
+    find_told,
     read_steps,
     read_workflow,
 )
@@ -69,8 +70,12 @@ class Lives:
 
     async def advance_once(self, limit: int = 100) -> Advanced | None:
         async with self.store.transaction() as session:
-            advanced, last = await advance_some(session, self.settings, after=0, limit=limit)
-        return None if last is None else advanced
+            return await self.advance_in(session, limit)
+
+    async def advance_in(self, session: Session, limit: int) -> Advanced | None:
+        """Inside a transaction of the caller's; None when no workflow has events."""
+        told = await find_told(session, after=0, limit=limit)
+        return await advance_workflows(session, told, self.settings) if told else None
 
     async def claim(self, limit: int = 1000) -> list[Claimed]:
         async with self.store.session() as session:

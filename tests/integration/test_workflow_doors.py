@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from penstock import Client, Workflow
@@ -24,7 +25,7 @@ from penstock.transports import Queue
 from penstock.worker import Worker
 from tests.integration.apis import JSON, running
 from tests.integration.doors import no_routes, request
-from tests.integration.lives import Lives
+from tests.integration.lives import Lives, Spawned
 from tests.integration.test_protocol_page import same
 from tests.integration.test_task_commands import run
 
@@ -167,3 +168,35 @@ async def test_a_workflow_is_removed_when_its_tasks_may_be(store: Store, setting
     assert len(left) == 2
     assert await sql.fetchval("select count(*) from penstock.workflow_edge where workflow_id = $1", old) == 0
     assert not (await lives.ask("workflow.create", key="old", chain=[{"action": "other"}])).duplicate
+
+
+async def test_a_workflow_that_cannot_be_moved_on_holds_up_no_other(store: Store, settings: Settings, sql: Any) -> None:
+    lives = Lives(store, settings)
+    flows = [await lives.create(chain=[{"action": "a"}, {"action": "b"}]) for _ in range(3)]
+    # What no statement of ours would write.
+    await sql.execute("update penstock.workflow_step set options = '[]' where workflow_id = $1", flows[1])
+    await lives.work(await lives.claim(), lambda *_: None)
+    advancing = Advancing(store=store, notifier=Notifier(store), settings=settings)
+    failed = 0
+    for _ in range(6):
+        try:
+            await advancing.run_once()
+        except msgspec.ValidationError:
+            failed += 1
+    assert failed >= 2
+    states = [(await lives.steps(flow))["b"].state for flow in flows]
+    assert states == ["SCHEDULED", "WAITING", "SCHEDULED"]
+
+
+async def test_children_that_are_over_this_process_s_limit_fail_the_step(store: Store, settings: Settings) -> None:
+    lives = Lives(store, settings)
+    flow = await lives.create(chain=[{"action": "scan"}, {"action": "end"}])
+
+    def handler(action: str, payload: Any) -> Any:
+        raise Spawned(None, [{"action": "child", "payload": {"text": "x" * 200}}])
+
+    await lives.work(await lives.claim(), handler)
+    lives.settings = settings.model_copy(update={"payload_limit_bytes": 100})
+    await lives.advance()
+    record = await lives.look(flow)
+    assert (record.state, record.reason) == ("FAILED", "step scan is CRITICAL_ERROR")

@@ -23,7 +23,6 @@ from penstock.settings import load_settings
 from penstock.store import Store
 from penstock.tasks import Claimed
 from penstock.wire import NO_HINTS, Failed, Hints, Report, Succeeded
-from penstock.workflowstore import advance_some
 from tests.integration.lives import Lives
 
 T = TypeVar("T")
@@ -177,7 +176,7 @@ class Workflows(RuleBasedStateMachine):
 
         async def both() -> None:
             async with self.store.transaction() as session:
-                await advance_some(session, self.lives.settings, after=0, limit=2)
+                await self.lives.advance_in(session, 2)
                 await self.lives.advance_once()
                 if report is not None:
                     # Its task may be one that the other has just cancelled, and not committed.

@@ -17,7 +17,7 @@ from penstock.logs import get_logger
 from penstock.notify import WORKFLOWS, Listener, Notifier
 from penstock.settings import Settings
 from penstock.store import Store
-from penstock.workflowstore import advance_some
+from penstock.workflowstore import advance_workflows, find_told
 
 LOOK_SECONDS = 1.0
 _WORKFLOWS_AT_ONCE = 100
@@ -38,6 +38,7 @@ class Advancing:
         self._notifier = notifier
         self._settings = settings
         self._after = 0
+        self._at_once = _WORKFLOWS_AT_ONCE
         self.listener = Listener(store, WORKFLOWS)
 
     async def run(self) -> None:
@@ -66,14 +67,25 @@ class Advancing:
     async def run_once(self) -> Advanced | None:
         """One round; None when no workflow has events. Raises Unavailable: nothing of the round has happened."""
         started = monotonic()
-        async with self._store.transaction() as session:
-            advanced, last = await advance_some(session, self._settings, after=self._after, limit=_WORKFLOWS_AT_ONCE)
-        if last is None and self._after:
-            self._after = 0  # from the front again
-            return await self.run_once()
-        self._after = last or 0
-        if last is None:
+        async with self._store.session() as session:
+            told = await find_told(session, after=self._after, limit=self._at_once)
+            if not told and self._after:
+                self._after = 0  # from the front again
+                told = await find_told(session, after=0, limit=self._at_once)
+        if not told:
             return None
+        try:
+            async with self._store.transaction() as session:
+                advanced = await advance_workflows(session, told, self._settings)
+        except Unavailable:
+            raise
+        except Exception:
+            # One that cannot be moved on must not hold up the others: each by itself, and then past the guilty one.
+            self._after = told[0] if len(told) == 1 else self._after
+            self._at_once = 1
+            raise
+        self._after = told[-1] if len(told) == self._at_once else 0
+        self._at_once = min(_WORKFLOWS_AT_ONCE, self._at_once * 2)
         if advanced.started:
             self._notifier.poke()
         for state, count in advanced.ended.items():
