@@ -9,7 +9,7 @@ down_revision = "0007"
 branch_labels = None
 depends_on = None
 
-# A WAITING task that was never claimed stands behind its ordering key; one that was waits for an event, and keeps the
+# A WAITING task that was never claimed stands behind its ordering key or its predecessors; one that was waits for an event, and keeps the
 # instant of its claim. So nothing is added to the row that every other task has too.
 _OLD_CHECKS = {
     "task_claimed_at_iff_acquired": "(state = 'ACQUIRED') = (claimed_at is not null)",
@@ -18,7 +18,7 @@ _OLD_CHECKS = {
                    when 'ERROR' then attempts > 0 and attempts < max_attempts
                    else attempts = 0 end""",
     "task_claimed_has_token": "state <> 'ACQUIRED' or claim > 0",
-    "task_waiting_has_key": "state <> 'WAITING' or ordering_key is not null",
+    "task_waiting_has_key": "state <> 'WAITING' or ordering_key is not null or workflow is not null",
 }
 _CHECKS = {
     "task_claimed_at_iff_acquired": """
@@ -29,7 +29,7 @@ _CHECKS = {
                    when 'WAITING' then true
                    else attempts = 0 end""",
     "task_claimed_has_token": "claimed_at is null or claim > 0",
-    "task_waiting_has_key": "state <> 'WAITING' or ordering_key is not null or attempts > 0",
+    "task_waiting_has_key": "state <> 'WAITING' or ordering_key is not null or workflow is not null or attempts > 0",
 }
 
 UPGRADE = [

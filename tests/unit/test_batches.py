@@ -131,6 +131,7 @@ class World:
             threads=self.threads,
             timeout_seconds=60,
             result_limit_bytes=1000,
+            result_compress_bytes=None,
             timings=Timings(),
             answer=lambda job, text: self.answers.append((job, text)),
             progress=lambda *_: None,
