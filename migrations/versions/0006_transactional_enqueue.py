@@ -109,6 +109,7 @@ set payload = i.payload::json, priority = coalesce(i.priority, t.priority), upda
 from (select * from unnest($1::bigint[], $2::text[], $3::timestamptz[], $4::float8[], $5::int2[])
       r (id, payload, run_at, delay, priority)) i
 where t.id = i.id and t.id = any($1::bigint[]) and t.state::text in ('WAITING', 'SCHEDULED', 'ERROR')
+  and t.claimed_at is null
 returning t.id, t.state::text as state
 """
 

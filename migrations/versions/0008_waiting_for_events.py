@@ -9,8 +9,8 @@ down_revision = "0007"
 branch_labels = None
 depends_on = None
 
-# A WAITING task that was never claimed stands behind its ordering key or its predecessors; one that was waits for an event, and keeps the
-# instant of its claim. So nothing is added to the row that every other task has too.
+# A WAITING task that was never claimed stands behind its ordering key or its predecessors; one that was waits for an
+# event, and keeps the instant of its claim. So nothing is added to the row that every other task has too.
 _OLD_CHECKS = {
     "task_claimed_at_iff_acquired": "(state = 'ACQUIRED') = (claimed_at is not null)",
     "task_attempts_fit_state": """

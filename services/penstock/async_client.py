@@ -113,6 +113,17 @@ class AsyncClient:
         """As Client.cancel."""
         return await self._dict("cancel", {"id": task_id} | _given(reason=reason))
 
+    async def complete(self, token: str, result: Any = None) -> dict[str, Any]:
+        """As Client.complete."""
+        return await self._dict("task.complete", {"token": token, "result": result})
+
+    async def fail(
+        self, token: str, error: str | Mapping[str, Any], *, final: bool = False, retry_after: float | None = None
+    ) -> dict[str, Any]:
+        """As Client.fail."""
+        given = {"token": token, "error": error, "final": final}
+        return await self._dict("task.fail", given | ({} if retry_after is None else {"retry_after": retry_after}))
+
     async def reschedule(
         self,
         task_id: int,
