@@ -291,6 +291,14 @@ async def test_retry_runs_what_failed_and_what_came_after_and_nothing_that_succe
     assert (await lives.look(flow)).state == "SUCCESS"
 
 
+async def test_a_step_cancelled_with_its_workflow_begins_again_though_its_policy_is_continue(lives: Lives) -> None:
+    flow = await lives.create(chain=[{"action": "a", "on_failure": "continue"}, {"action": "b"}])
+    await lives.ask("workflow.cancel", id=flow)
+    assert (await lives.ask("workflow.retry", id=flow)).restarted == 2
+    await lives.live()
+    assert [action for action, _ in lives.ran] == ["a", "b"]
+
+
 async def test_retry_of_a_failed_child_runs_the_child_alone(lives: Lives) -> None:
     flow = await lives.create(chain=[{"action": "scan"}, {"action": "end", "results_as": "r"}])
     broken = True

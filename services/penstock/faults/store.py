@@ -51,10 +51,14 @@ class FaultyStore(Store):
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
         async with super().session() as session:
-            yield _FaultySession(session._connection, self._faults, commits_each=True)
+            faulty = _FaultySession(session._connection, self._faults, commits_each=True)
+            yield faulty
+            session.has_told |= faulty.has_told
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Session]:
         async with super().transaction() as session:
-            yield _FaultySession(session._connection, self._faults, commits_each=False)
+            faulty = _FaultySession(session._connection, self._faults, commits_each=False)
+            yield faulty
+            session.has_told |= faulty.has_told
         self._faults.fail("commit", "the reply of Postgres is lost, after the commit")
