@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.errors import STATE_CONFLICT
 from penstock.logs import get_logger
 from penstock.store import Pair, Session
-from penstock.tasks import State
-from penstock.waitstore import Noted, note_answers, note_waits, put_to_wait, read_tokens, resume_waits
-from penstock.wire import NO_HINTS, Failed, Hints, Succeeded, Waiting, decode_report
+from penstock.waitstore import Noted, end_waits, note_answers, note_waits, put_to_wait, read_tokens, resume_waits
+from penstock.wire import Failed, Hints, Succeeded, Waiting, decode_report
 
 _AT_ONCE = 500
 
@@ -41,45 +40,51 @@ async def begin_waits(session: Session, waits: Sequence[Waiting], default_second
         todo = [wait for wait in todo if part.get(wait.token) is not wait]
         noted = await note_waits(session, list(part.values()), default_seconds)
         waiting = [one for one in noted if one.noted]
-        await put_to_wait(session, waiting)
-        begun.waiting += len(waiting)
+        held = await put_to_wait(session, waiting)
+        begun.waiting += len(held)
+        if len(held) < len(waiting):  # cancelled or repaired since it was looked at
+            await end_waits(session, [one.token for one in waiting if one.pair not in held])
         others = [one for one in noted if not one.noted]
         if others:
-            begun.settled += await _settle_others(session, others)
+            policies = {(wait.task_id, wait.claim): wait.policy for wait in part.values()}
+            begun.settled += await _settle_others(session, others, policies)
     return begun
 
 
-async def _settle_others(session: Session, others: Sequence[Noted]) -> list[Succeeded | Failed]:
+async def _settle_others(
+    session: Session, others: Sequence[Noted], policies: Mapping[Pair, Hints]
+) -> list[Succeeded | Failed]:
     """Of waits whose token has an answer or a task already."""
-    known = await read_tokens(session, [one.token for one in others])
+    known = await read_tokens(session, [one.token for one in others])  # they are locked, so all are there
+    held = await put_to_wait(session, [one for one in others if known[one.token].answer is not None])
     settled: list[Succeeded | Failed] = []
     answered: list[tuple[str, Pair, bytes]] = []
     for one in others:
-        token = known[one.token]  # it is locked, so it is there
-        if token.answer is not None and token.digest is not None:
-            settled.append(read_answer(token.answer, one.pair, NO_HINTS))
-            answered.append((one.token, one.pair, token.digest))
-            log.info("wait_answered_before", task_id=one.pair[0], claim=one.pair[1])
+        token = known[one.token]
+        if token.answer is not None:
+            if one.pair in held:  # an answer is not spent on a claim that holds no more
+                assert token.digest is not None
+                settled.append(read_answer(token.answer, one.pair, policies[one.pair]))
+                answered.append((one.token, one.pair, token.digest))
+                log.info("wait_answered_before", task_id=one.pair[0], claim=one.pair[1])
         elif token.pair != one.pair:
             assert token.pair is not None
-            settled.append(_taken(one.pair, token.pair[0]))
+            settled.append(_taken(one.pair, token.pair[0], policies[one.pair]))
     if answered:
-        waiting = [one.pair for one in others if one.state is State.WAITING]
-        if waiting:
-            await resume_waits(session, waiting)
+        await resume_waits(session, held)
         await note_answers(session, answered)
         await session.fetch("end_waits_of", [pair[0] for _, pair, _ in answered])
     return settled
 
 
-def _taken(pair: Pair, holder: int) -> Failed:
+def _taken(pair: Pair, holder: int, policy: Hints) -> Failed:
     problem = f"task {holder} waits for the same token; a token is one task's at a time"
     error = {
         "code": STATE_CONFLICT,
         "message": problem,
         "data": {"type": "TokenTaken", "message": problem, "holder": holder},
     }
-    return Failed(*pair, None, json.dumps(error), NO_HINTS)
+    return Failed(*pair, None, json.dumps(error), Hints(None, False, policy.max_attempts, policy.backoff))
 
 
 def read_answer(answer: str, pair: Pair, policy: Hints) -> Succeeded | Failed:

@@ -61,15 +61,16 @@ async def note_waits(session: Session, waits: Sequence[Waiting], default_seconds
     ]
 
 
-async def put_to_wait(session: Session, waits: Sequence[Noted]) -> int:
-    """ACQUIRED to WAITING for each that is not there yet; returns how many."""
-    fresh = [wait for wait in waits if wait.state is State.ACQUIRED]
-    if not fresh:
-        return 0
-    await session.fetch("put_to_wait", [wait.pair[0] for wait in fresh], [wait.pair[1] for wait in fresh])
-    for wait in fresh:
-        metrics.TRANSITIONS.labels(wait.action, State.WAITING).inc()
-    return len(fresh)
+async def put_to_wait(session: Session, waits: Sequence[Noted]) -> set[Pair]:
+    """ACQUIRED to WAITING for each that is not there yet; returns those whose claim holds."""
+    if not waits:
+        return set()
+    rows = await session.fetch("put_to_wait", [wait.pair[0] for wait in waits], [wait.pair[1] for wait in waits])
+    held = {(row["id"], row["claim"]) for row in rows}
+    for wait in waits:
+        if wait.pair in held and wait.state is State.ACQUIRED:
+            metrics.TRANSITIONS.labels(wait.action, State.WAITING).inc()
+    return held
 
 
 async def resume_waits(session: Session, pairs: Iterable[Pair]) -> set[Pair]:

@@ -25,7 +25,7 @@ from penstock.settings import Settings
 from penstock.store import Store
 from penstock.submitter import Submitter
 from penstock.supervisor.waits import Waits
-from penstock.tasks import Claimed, NewTask, State
+from penstock.tasks import Claimed, Failure, NewTask, State
 from penstock.transports.sqs import SqsQueue
 from penstock.waitstore import delete_ended_waits
 from penstock.wire import decode_reports, encode_result, encode_wait, join_batch, make_token
@@ -277,6 +277,37 @@ async def test_an_event_that_comes_first_is_kept_and_settles_the_task_when_it_wa
     assert await rows(sql) == [(token, False, False)]
 
 
+async def test_a_failure_that_comes_first_is_retried_as_the_action_says(world: World) -> None:
+    (task,) = await claimed(world.store, NewTask("a"))
+    await world.answer("fail", error="no")
+    assert (await world.wait(task, "t", hints={"max_attempts": 1})).failed == 1
+    assert (await world.answer("fail", error="no"))[1] == "CRITICAL_ERROR"
+
+
+async def test_an_answer_is_not_spent_on_a_claim_that_is_lost_at_that_moment(
+    world: World, sql: Any, task_of: TaskOf
+) -> None:
+    """Between the look at the claim and the lock of its row the task is repaired: the next attempt has the answer."""
+    (task,) = await claimed(world.store, NewTask("a"))
+    await world.answer(result="kept")
+    async with world.store.transaction() as other:  # holds the task's row
+        await other.fail([Failure(task.id, task.claim, '{"code":1,"message":"silent"}', 0.0)])
+        waiting = asyncio.create_task(world.wait(task, "t"))
+        await wait_until_blocked(sql)
+    assert (await waiting).settled == 0
+    assert await rows(sql) == [("t", False, True)]
+    (again,) = await claim(world.store)
+    assert (await world.wait(again, "t")).succeeded == 1
+
+
+async def wait_until_blocked(sql: Any) -> None:
+    for _ in range(3000):
+        if await sql.fetchval("select count(*) from pg_locks where not granted"):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("nobody waits for a lock")
+
+
 async def test_an_event_that_comes_again_is_known_and_another_one_is_refused(world: World) -> None:
     task = await world.waiting(NewTask("a"))
     await world.answer(result={"a": 1, "b": 2})
@@ -303,7 +334,9 @@ async def test_an_event_that_meets_its_wait_is_never_lost(world: World, task_of:
     settled = 0
     for task in tasks:
         token = make_token(task.id, task.claim)
-        _, answered = await asyncio.gather(world.wait(task, token), world.answer(token=token, result=task.id))
+        _, _, answered = await asyncio.gather(  # the report comes twice, as SQS may have it
+            world.wait(task, token), world.wait(task, token), world.answer(token=token, result=task.id)
+        )
         settled += not answered[2]
         seen = await task_of(task.id)
         assert (seen["state"], json.loads(seen["result"])) == ("SUCCESS", task.id)

@@ -1,6 +1,7 @@
 -- What tasks wait for, by token. A WAITING task that has a claim waits for an event; one without stands behind its
 -- ordering key. Whoever puts a task to wait, or answers it, locks the row of its token, which makes the report of a
--- wait and an answer that comes at the same moment see each other, whichever is first. Three kinds of rows:
+-- wait and an answer that comes at the same moment see each other, whichever is first; and then that of the task, always
+-- in this order, so that they cannot deadlock. Three kinds of rows:
 -- somebody waits (deadline), an answer is kept (answer), it is over (neither; digest: of the answer, if there was one).
 
 -- name: note_waits
@@ -8,12 +9,11 @@
 -- their task; one that waits already has another token when its message was delivered twice, and any of them will do.
 -- A token whose wait is over is free, as is one of an older claim of the same task. No join with the arrays: see
 -- spread_tasks. Returns (id, claim, action, state,
--- token, noted); not noted: an answer is kept for it, or a task waits for it.
+-- token, noted); not noted: an answer is kept for it, or a task waits for it. The claims are made sure of by put_to_wait.
 with held as materialized (
     select id, claim, action, state::text as state from penstock.task
     where id = any($1::bigint[]) and state::text in ('ACQUIRED', 'WAITING') and claimed_at is not null
       and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
-    order by id for update
 ), asked as materialized (
     select h.id, h.claim, h.action, h.state, ($3::text[])[h.place] as token, ($4::float8[])[h.place] as seconds,
            ($5::text[])[h.place] as policy
@@ -32,12 +32,13 @@ select a.id, a.claim, a.action, a.state, a.token, n.token is not null as noted
 from asked a left join noted n on n.token = a.token;
 
 -- name: put_to_wait
--- $1 ids, $2 claims. ACQUIRED to WAITING; the claim stays, and with it the instant of the claim.
+-- $1 ids, $2 claims. ACQUIRED to WAITING; the claim stays, and with it the instant of the claim. Returns also those that
+-- wait already: their claim holds.
 update penstock.task
 set state = 'WAITING', heartbeat_at = null, route = null, gate = null, updated_at = now()
-where id = any($1::bigint[]) and state::text = 'ACQUIRED'
+where id = any($1::bigint[]) and state::text in ('ACQUIRED', 'WAITING') and claimed_at is not null
   and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
-returning id;
+returning id, claim;
 
 -- name: resume_waits
 -- $1 ids, $2 claims. WAITING to ACQUIRED, for no longer than this transaction, in which it is settled as any other.
