@@ -29,7 +29,7 @@ def test_every_task_settles_although_a_process_is_killed(stack: RunningStack, vi
     stack.wait_for(lambda: stack.pid_of(victim) not in (pid, 0), what=f"a new {victim}")
     stack.wait_for(lambda: _answers(stack), what="the api")
     ids += enqueue(stack, 100)
-    tasks = stack.settled(ids, seconds=90)
+    tasks = stack.settled(ids, seconds=180)
     assert Counter(task["state"] for task in tasks) == {"SUCCESS": 400}
 
 
@@ -67,7 +67,7 @@ def test_workers_told_to_stop_under_load_finish_what_they_hold_and_nothing_runs_
         pid = stack.pid_of(name)
         os.kill(pid, signal.SIGTERM)
         stack.wait_for(lambda name=name, pid=pid: stack.pid_of(name) not in (pid, 0), what=f"a new {name}")
-    tasks = stack.settled(ids, seconds=90)
+    tasks = stack.settled(ids, seconds=180)
     assert Counter(task["state"] for task in tasks) == {"SUCCESS": 400}
     assert {task["attempts"] for task in tasks} == {1}
     assert sorted(map(int, ledger.read_text().split())) == ids
@@ -112,6 +112,6 @@ def test_a_task_that_kills_its_worker_is_given_up_within_its_cap(stack: RunningS
     # The last test of its stack: until the queue gives its messages up, they go on killing workers.
     poison = stack.rpc("enqueue", {"action": "kill_worker", "max_attempts": 1})["id"]
     innocent = enqueue(stack, 20)
-    (task,) = stack.settled([poison], seconds=120)
+    (task,) = stack.settled([poison], seconds=240)
     assert (task["state"], task["attempts"]) == ("CRITICAL_ERROR", 1)
-    assert {task["state"] for task in stack.settled(innocent)} == {"SUCCESS"}
+    assert {task["state"] for task in stack.settled(innocent, seconds=240)} == {"SUCCESS"}
