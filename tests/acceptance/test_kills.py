@@ -77,8 +77,8 @@ def test_a_workflow_settles_in_order_although_each_process_is_killed_once(stack:
     ledger = tmp_path / "ledger"
     random = Random(11)
     after: dict[str, list[str]] = {}
-    for number in range(1000):
-        near = range(max(0, number - 12), number)  # so that it goes through many stages while they are killed
+    for number in range(10_000):
+        near = range(max(0, number - 300), number)  # so that it goes through many stages while they are killed
         after[f"s{number}"] = [f"s{n}" for n in random.sample(near, min(number, random.randint(1, 3)))]
     steps = [
         {"name": name, "action": "mark", "payload": {"name": name, "ledger": str(ledger)}, "after": before}
@@ -97,9 +97,9 @@ def test_a_workflow_settles_in_order_although_each_process_is_killed_once(stack:
     def ended() -> bool:
         return _answers(stack) and stack.rpc("workflow.status", {"id": flow, "limit": 1})["finished_at"] is not None
 
-    stack.wait_for(ended, seconds=120, what="the end of the workflow")
+    stack.wait_for(ended, seconds=240, what="the end of the workflow")
     found = stack.rpc("workflow.status", {"id": flow, "limit": 1000})
-    assert (found["state"], found["counts"]) == ("SUCCESS", {"SUCCESS": 1000})
+    assert (found["state"], found["counts"]) == ("SUCCESS", {"SUCCESS": 10_000})
     # A step whose worker was killed runs again; none runs before each of those that it comes after has run.
     first: dict[str, int] = {}
     for place, name in enumerate(ledger.read_text().split()):
