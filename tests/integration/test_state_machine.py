@@ -12,8 +12,6 @@ from functools import wraps
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import HealthCheck
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -21,7 +19,6 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from penstock.commands import AnswerWait, read_command
@@ -52,6 +49,7 @@ from penstock.wire import (
     encode_wait,
     join_batch,
 )
+from tests.rounds import run_rounds
 from tests.unit.test_wire_properties import payloads
 
 T = TypeVar("T")
@@ -788,7 +786,6 @@ class Lives(RuleBasedStateMachine):
         self.met["cancel"] += bool(live)
         self.met["cancel of a claimed task"] += bool(claimed)
 
-    @precondition(lambda self: any(task.expires for task in self.tasks.values()))
     @rule(limit=st.integers(1, 5))
     @step
     def expire(self, limit: int) -> None:
@@ -854,7 +851,6 @@ class Lives(RuleBasedStateMachine):
         elif end == "by cleaning":
             self.clean_all(State.CRITICAL_ERROR)
 
-    @precondition(lambda self: self.held)
     @rule(keys=st.lists(st.sampled_from(["o1", "o2"]), min_size=1, unique=True))
     @step
     def let_held_keys_go(self, keys: list[str]) -> None:
@@ -1100,15 +1096,13 @@ def test_any_interleaving_of_what_can_happen_to_tasks_agrees_with_the_model(data
         OfThisTest.settings = load_settings(
             retry_base_seconds=RETRY_SECONDS, retry_factor=1, retry_cap_seconds=RETRY_SECONDS, retry_jitter=0
         )
-        run = hypothesis_settings(
-            max_examples=45, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
-        )
+
+        def is_enough() -> bool:
+            is_long = OfThisTest.steps.total() >= FEWEST_STEPS and OfThisTest.steps.keys() == STEPS
+            return is_long and {name for name in MET if OfThisTest.met[name]} == MET
+
         try:
-            for _ in range(8):  # once, unless chance made the lives short or left a step out
-                run_state_machine_as_test(OfThisTest, settings=run)
-                is_long = OfThisTest.steps.total() >= FEWEST_STEPS and OfThisTest.steps.keys() == STEPS
-                if is_long and {name for name in MET if OfThisTest.met[name]} == MET:
-                    break
+            run_rounds(OfThisTest, is_enough, examples=45, steps=60)
         finally:
             runner.run(store.close())
     print(f"{OfThisTest.steps.total()} steps: {dict(OfThisTest.steps)}; met: {dict(OfThisTest.met)}")

@@ -12,10 +12,8 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import HealthCheck
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from penstock.errors import WorkflowConflict
 from penstock.outcomes import apply_reports
@@ -24,6 +22,7 @@ from penstock.store import Store
 from penstock.tasks import Claimed
 from penstock.wire import NO_HINTS, Failed, Hints, Report, Succeeded
 from tests.integration.lives import Lives
+from tests.rounds import run_rounds
 
 T = TypeVar("T")
 TABLES = "task, task_history, ordering_head, dispatch, tally, workflow, workflow_step, workflow_edge, workflow_event"
@@ -357,14 +356,12 @@ def test_random_workflows_are_always_what_their_steps_imply(database_url: str) -
 
         OfThisTest.store, OfThisTest.runner = store, runner
         OfThisTest.steps, OfThisTest.met = 0, Counter()
-        run = hypothesis_settings(
-            max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-        )
+
+        def is_enough() -> bool:
+            return OfThisTest.steps >= FEWEST_STEPS and {name for name in MET if OfThisTest.met[name]} == MET
+
         try:
-            for _ in range(6):  # once, unless chance left something out
-                run_state_machine_as_test(OfThisTest, settings=run)
-                if OfThisTest.steps >= FEWEST_STEPS and {name for name in MET if OfThisTest.met[name]} == MET:
-                    break
+            run_rounds(OfThisTest, is_enough, examples=40, steps=30)
         finally:
             runner.run(store.close())
     print(f"{OfThisTest.steps} steps; met: {dict(OfThisTest.met)}")
