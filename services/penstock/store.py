@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -438,18 +438,34 @@ class Session:
         """
         rows = await self.fetch(name, *args)
         self.has_told |= any(row["workflow"] is not None for row in rows)
-        keys = list({row["ordering_key"] for row in rows if row["ordering_key"] is not None})
+        # One task of a key runs at a time, so each key stands here once.
+        keys = {row["ordering_key"]: row["id"] for row in rows if row["ordering_key"] is not None}
         if keys and hold_keys:
-            await self.fetch("lock_ordering_heads", keys)
-            await self.fetch("hold_ordering_keys", keys, [row["id"] for row in rows])
+            await self.fetch("lock_ordering_heads", list(keys))
+            await self.fetch("hold_ordering_keys", list(keys), list(keys.values()))
         elif keys:
             await self._promote(keys)
         return _count(rows, _STATE_AFTER[name])
 
-    async def _promote(self, keys: list[str]) -> dict[str, int]:
-        """Let the next of each ordering key go, where nobody holds it; returns the tasks promoted, by key."""
-        await self.fetch("lock_ordering_heads", keys)
-        rows = await self.fetch("promote_successors", keys)
+    async def _promote(self, keys: Collection[str]) -> dict[str, int]:
+        """Let the next of each ordering key go, of which nothing runs any more; returns the tasks promoted, by key.
+
+        Where none waits the key is forgotten, and only for that its head is locked: the row that an enqueuer holds
+        until its task can be seen. What a look finds may be cancelled before it is promoted; then it looks again.
+        """
+        promoted = await self._promote_waiting(keys)
+        rest = [key for key in keys if key not in promoted]
+        if rest:
+            await self.fetch("lock_ordering_heads", rest)
+        while rest:
+            promoted |= await self._promote_waiting(rest)
+            rest = [key for key in rest if key not in promoted]
+            forgotten = {row["key"] for row in await self.fetch("forget_ordering_keys", rest)} if rest else set()
+            rest = [key for key in rest if key not in forgotten]
+        return promoted
+
+    async def _promote_waiting(self, keys: Iterable[str]) -> dict[str, int]:
+        rows = await self.fetch("promote_successors", list(keys))
         _count(rows, State.SCHEDULED)
         return {row["ordering_key"]: row["id"] for row in rows}
 

@@ -994,8 +994,8 @@ class Lives(RuleBasedStateMachine):
             self.check_row(row, self.tasks[task_id], is_live=task_id in live)
         self.seen = {task_id: State(row["state"]) for task_id, row in rows.items()}
         assert unique == self.unique
-        assert heads == self.heads
-        assert held == self.held
+        assert heads.keys() == self.heads.keys()
+        assert held == {key: self.heads[key] for key in self.held}
         assert dispatches == self.dispatches.keys()
         assert found_tokens == {
             name: (token.pair, token.is_active, token.is_kept, token.answer is not None)
@@ -1030,7 +1030,7 @@ class Lives(RuleBasedStateMachine):
             {row["id"]: row for row in settled},
             {(row["action"], row["key"]): row["task_id"] for row in unique},
             {row["key"]: row["task_id"] for row in heads},
-            {row["key"] for row in heads if row["held"]},
+            {row["key"]: row["task_id"] for row in heads if row["held"]},
             {row["id"] for row in dispatches},
             counts,
             {

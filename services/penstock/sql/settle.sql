@@ -104,7 +104,7 @@ returning t.id;
 
 -- name: cancel_tasks
 -- $1 ids, $2 the reason or null. Any live state to CANCELLED; a late result finds no row and is ignored. Returns also
--- whether each waited for an event.
+-- whether each waited for an event, and its ordering key unless it waited behind another of that key.
 with gone as (
     delete from penstock.task where id = any($1::bigint[]) returning *
 ), moved as (
@@ -122,12 +122,14 @@ with gone as (
     insert into penstock.tally (action, event, count)
     select action, 'CANCELLED', count(*) from gone group by action
 )
-select id, action, ordering_key, workflow, state::text = 'WAITING' and claimed_at is not null as waited from gone;
+select id, action, case when state::text <> 'WAITING' or claimed_at is not null then ordering_key end as ordering_key,
+       workflow, state::text = 'WAITING' and claimed_at is not null as waited from gone;
 
 -- name: restart_tasks
 -- $1 ids. CRITICAL_ERROR or CANCELLED to a new life: attempts from 0, the claim token kept, so that a late result
 -- of the old life can never match. Behind a live task of the same ordering key it waits; a key that it held is held no
--- more. An expiry that has passed is forgotten. One whose payload was emptied stays as it is, and so does a step of a
+-- more. A head names the task that holds its key, or some task that ran before; so it is asked only of a key that is
+-- held, lest a task that ran first take itself for the one that runs. An expiry that has passed is forgotten. One whose payload was emptied stays as it is, and so does a step of a
 -- workflow: see restart_steps.
 -- Its unique key must be its own or nobody's: the upsert locks the row and returns who has it. taken_at moves on, by
 -- which an enqueuer whose snapshot is older sees that the task that it takes for settled is so no longer.
@@ -153,7 +155,8 @@ with chosen as materialized (
     insert into penstock.ordering_head as h (key, task_id)
     select distinct on (ordering_key) ordering_key, id from gone where ordering_key is not null
     order by ordering_key, id
-    on conflict (key) do update set task_id = h.task_id, held = h.held and h.task_id not in (select id from gone)
+    on conflict (key) do update set task_id = case when h.held then h.task_id else 0 end,
+        held = h.held and h.task_id not in (select id from gone)
     returning h.key, h.task_id
 ), back as (
     insert into penstock.task (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
@@ -190,34 +193,36 @@ where id = any($1::bigint[]) and state::text in ('WAITING', 'SCHEDULED', 'ERROR'
 returning id, state::text as state;
 
 -- name: lock_ordering_heads
--- $1 ordering keys. Whoever adds to a key or takes from it holds its head row, so the two cannot miss each other.
+-- $1 ordering keys. Whoever adds to a key holds its head row, so nobody who holds it can miss a task.
 select key from penstock.ordering_head where key = any($1::text[]) order by key for update;
 
 -- name: promote_successors
--- $1 ordering keys, locked before in the same transaction. Where a key's head has settled, its oldest waiting
--- task becomes the head and may run; where none waits, the key is forgotten. A key that is held stays as it is.
-with settled as materialized (
-    select h.key from penstock.ordering_head h
-    where h.key = any($1::text[]) and not h.held and not exists (select 1 from penstock.task t where t.id = h.task_id)
-), next as materialized (
-    select s.key, (select t.id from penstock.task t where t.ordering_key = s.key and t.state = 'WAITING'
-                   order by t.id limit 1) as id
-    from settled s
-), promoted as (
-    update penstock.task t set state = 'SCHEDULED', updated_at = now()
-    from next n where t.id = n.id and t.state = 'WAITING' and t.claimed_at is null
-    returning t.id, t.action, t.ordering_key
-), moved as (
-    update penstock.ordering_head h set task_id = n.id from next n where h.key = n.key and n.id is not null
-), forgotten as (
-    delete from penstock.ordering_head h using next n where h.key = n.key and n.id is null
+-- $1 ordering keys, of which this transaction has settled the task that ran, or which it lets go. The oldest that waits
+-- in each may run. The row of the head stays as it is, and is not even locked: while tasks wait, it costs nothing. Of a
+-- key that is not in the answer nobody waits, as far as this snapshot knows: see forget_ordering_keys.
+with next as materialized (
+    select (select t.id from penstock.task t where t.ordering_key = k.key and t.state = 'WAITING'
+            order by t.id limit 1) as id
+    from unnest($1::text[]) k (key)
 )
-select id, action, ordering_key from promoted;
+update penstock.task t set state = 'SCHEDULED', updated_at = now()
+where t.id = any(array(select id from next)) and t.state = 'WAITING' and t.claimed_at is null
+returning t.id, t.action, t.ordering_key;
+
+-- name: forget_ordering_keys
+-- $1 ordering keys, locked before in the same transaction, with nothing that runs. Those of which nobody waits are
+-- forgotten, and returned.
+delete from penstock.ordering_head h
+where h.key = any($1::text[])
+  and (select t.id from penstock.task t where t.ordering_key = h.key and t.state = 'WAITING' limit 1) is null
+returning h.key;
 
 -- name: hold_ordering_keys
--- $1 ordering keys, locked before in the same transaction, $2 ids. Keys whose head is one of these tasks stand still:
--- nothing behind it becomes the head until it starts anew, or the key is let go.
-update penstock.ordering_head set held = true where key = any($1::text[]) and task_id = any($2::bigint[]);
+-- $1 ordering keys, locked before in the same transaction, $2 the task of each. The keys stand still: nothing behind
+-- that task runs until it starts anew, or the key is let go.
+update penstock.ordering_head h set held = true, task_id = i.task_id
+from unnest($1::text[], $2::bigint[]) i (key, task_id)
+where h.key = i.key and h.key = any($1::text[]);
 
 -- name: release_ordering_keys
 -- $1 ordering keys. Those that were held are held no more and locked; their successors are promoted by the caller.

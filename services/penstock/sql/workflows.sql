@@ -170,7 +170,7 @@ select {ready_step} from changed s where s.pending = 0;
 -- name: start_steps
 -- $1 tasks (distinct), $2 ordering keys or null, $3 delays in seconds or null, $4 expires in so many seconds or null,
 -- $5 payloads (JSON text), null where it stays. WAITING to SCHEDULED, or on as WAITING behind the head of the ordering
--- key that the task takes its place behind only now. The rows are locked first: a key must not get a head that somebody
+-- key that the task takes its place behind only now; a head is read as in restart_tasks. The rows are locked first: a key must not get a head that somebody
 -- is just cancelling.
 with held as materialized (
     select id from penstock.task
@@ -183,7 +183,8 @@ with held as materialized (
     insert into penstock.ordering_head as h (key, task_id)
     select distinct on (ordering_key) ordering_key, id from input where ordering_key is not null
     order by ordering_key, id
-    on conflict (key) do update set task_id = h.task_id
+    on conflict (key) do update set task_id = case when h.held then h.task_id else 0 end,
+        held = h.held and h.task_id not in (select id from input)
     returning h.key, h.task_id
 )
 update penstock.task t
