@@ -131,10 +131,18 @@ def test_a_sweep_is_due_at_once_when_a_bounded_claim_found_less_than_it_had_room
 def test_a_costly_sweep_is_followed_by_a_rest_of_nine_times_its_duration() -> None:
     bounds = Bounds()
     bounds.sweep_begins(10)
-    assert not bounds.may_sweep(11)  # it is under way
-    bounds.swept({0: at(5)}, True, 12.02)
-    assert not bounds.sweep_is_due(12.02 + 17.9)
-    assert bounds.sweep_is_due(12.02 + 18.1)
+    assert not bounds.may_sweep(10.5)  # it is under way
+    bounds.swept({0: at(5)}, True, 11.02)
+    assert not bounds.sweep_is_due(11.02 + 8.9)
+    assert bounds.sweep_is_due(11.02 + 9.1)
+
+
+def test_a_process_that_stood_still_in_a_sweep_rests_for_no_more_than_ten_seconds() -> None:
+    bounds = Bounds()
+    bounds.sweep_begins(10)
+    bounds.swept({0: at(5)}, True, 3610)
+    assert not bounds.sweep_is_due(3619)
+    assert bounds.sweep_is_due(3620.1)
 
 
 def test_looking_back_ends_the_rest() -> None:

@@ -4,7 +4,7 @@ A claim that began at the front of the index each time would pass, again and aga
 before; while anybody holds an old transaction open they cannot be removed, and within a minute there are millions. So
 a claim begins behind the last position claimed, in each priority. What comes to stand before a bound (a retry, a
 released claim, a late commit, a run_at in the past) is found by a sweep from the front: once a second, and whenever a
-bounded claim finds less than it has room for, yet never for more than a tenth of the time. A new priority stands
+bounded claim finds less than it has room for, yet hardly for more than a tenth of the time. A new priority stands
 between the bounds and is found at once.
 """
 
@@ -18,7 +18,8 @@ LEVELS = 16  # priorities with a bound of their own; where there are more, every
 _SWEEP_SECONDS = 1.0
 _LEVELS_SECONDS = 10.0
 _CHEAP_SECONDS = 0.02
-_REST = 9  # a sweep that takes longer is followed by so many times the excess without one
+_REST = 9  # a sweep that takes longer is followed by so many times the excess without one,
+_REST_SECONDS = 10.0  # yet no longer than this: a process that was stopped in the midst of one took it for slow
 
 
 class Bounds:
@@ -81,7 +82,7 @@ class Bounds:
         started = now if self._sweeping_since is None else self._sweeping_since
         self._sweeping_since = None
         self._swept_at = now
-        self._rest_until = now + _REST * max(0.0, now - started - _CHEAP_SECONDS)
+        self._rest_until = now + min(_REST_SECONDS, _REST * max(0.0, now - started - _CHEAP_SECONDS))
         self._wanted = is_short
         if is_short:
             reached = {level: max(at, self._positions.get(level, at)) for level, at in reached.items()}
