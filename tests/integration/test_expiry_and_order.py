@@ -261,6 +261,82 @@ async def test_a_task_retried_after_its_key_was_let_go_waits_behind_the_next(sto
         assert await session.restart([first]) == {first: State.WAITING}
 
 
+async def test_the_first_task_of_a_key_retried_while_another_runs_waits_behind_it(store: Store) -> None:
+    first, second = await add(store, *[NewTask("a", ordering_key="o")] * 2)
+    await fail(store, first, (await claim(store))[first], hold=False)
+    assert await states(store, [second]) == ["SCHEDULED"]
+    async with store.transaction() as session:
+        assert await session.restart([first]) == {first: State.WAITING}
+    claims = await claim(store)
+    assert list(claims) == [second]
+    async with store.transaction() as session:
+        await session.finish({(second, claims[second]): "1"})
+    assert await states(store, [first]) == ["SCHEDULED"]
+
+
+async def waiting_for_a_lock(sql: Any) -> None:
+    async with asyncio.timeout(60):
+        while not await sql.fetchval("select count(*) from pg_locks where not granted"):
+            await asyncio.sleep(0.01)
+
+
+async def test_a_successor_that_is_cancelled_while_it_is_let_go_gives_its_place_to_the_next(
+    store: Store, sql: Any
+) -> None:
+    first, second, third = await add(store, *[NewTask("a", ordering_key="o")] * 3)
+    claims = await claim(store)
+
+    async def finish() -> None:
+        async with store.transaction() as session:
+            assert await session.finish({(first, claims[first]): "1"}) == 1
+
+    async with store.transaction() as canceller:
+        assert await canceller.cancel([second]) == {second}
+        finishing = asyncio.create_task(finish())
+        await waiting_for_a_lock(sql)
+    await finishing
+    assert await states(store, [first, second, third]) == ["SUCCESS", "CANCELLED", "SCHEDULED"]
+
+
+async def test_a_task_that_is_let_go_while_somebody_cancels_it_lets_the_next_go(store: Store, sql: Any) -> None:
+    first, second, third = await add(store, *[NewTask("a", ordering_key="o")] * 3)
+    claims = await claim(store)
+
+    async def cancel() -> None:
+        async with store.transaction() as session:
+            assert await session.cancel([second]) == {second}
+
+    async with store.transaction() as session:
+        await session.finish({(first, claims[first]): "1"})
+        cancelling = asyncio.create_task(cancel())
+        await waiting_for_a_lock(sql)
+    await cancelling
+    assert await states(store, [second, third]) == ["CANCELLED", "SCHEDULED"]
+
+
+async def test_an_open_transaction_that_adds_to_a_key_holds_up_its_tasks_only_when_nobody_else_waits(
+    store: Store, sql: Any
+) -> None:
+    first, second = await add(store, *[NewTask("a", ordering_key="o")] * 2)
+
+    async def finish(task_id: int, claim_: int) -> None:
+        async with store.transaction() as session:
+            assert await session.finish({(task_id, claim_): "1"}) == 1
+
+    async with store.transaction() as session:
+        (third,) = [answer.id for answer in await session.enqueue([NewTask("a", ordering_key="o")])]
+        async with asyncio.timeout(60):  # for ever, if it waited
+            await finish(first, (await claim(store))[first])
+        assert await states(store, [second]) == ["SCHEDULED"]
+        finishing = asyncio.create_task(finish(second, (await claim(store))[second]))
+        await waiting_for_a_lock(sql)
+    await finishing
+    assert await states(store, [second, third]) == ["SUCCESS", "SCHEDULED"]
+    claims = await claim(store)
+    await finish(third, claims[third])
+    assert await sql.fetchval("select count(*) from penstock.ordering_head") == 0
+
+
 async def test_cleaning_the_failed_task_lets_its_key_go(store: Store, settings: Settings, sql: Any) -> None:
     first, second = await add(store, *[NewTask("a", ordering_key="o")] * 2)
     await fail(store, first, (await claim(store))[first])

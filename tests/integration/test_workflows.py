@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from penstock.errors import WorkflowConflict, WorkflowNotFound
-from penstock.settings import load_settings
+from penstock.settings import Settings, load_settings
 from penstock.store import Session, Store
+from penstock.tasks import NewTask
 from penstock.workflows import GetWorkflow, WhichWorkflow
 from penstock.workflowstore import StepRecord, read_steps
 from tests.integration.lives import Broken, Lives, Spawned
@@ -387,6 +388,28 @@ async def test_a_step_takes_its_place_behind_an_ordering_key_when_its_predecesso
     await lives.live()
     assert (await lives.look(flow)).state == "SUCCESS"
     assert await sql.fetchval("select count(*) from penstock.ordering_head") == 0
+
+
+async def test_a_step_that_held_its_ordering_key_lets_it_go_once_it_is_retried_and_succeeds(
+    store: Store, settings: Settings
+) -> None:
+    lives = Lives(store, settings.model_copy(update={"ordering_on_critical_error": "hold"}))
+    flow = await lives.create(steps=[{"action": "a", "ordering_key": "k"}])
+    async with store.transaction() as session:
+        await session.enqueue([NewTask("behind", ordering_key="k")])
+
+    def fail(*_: Any) -> None:
+        raise Broken
+
+    await lives.work(await lives.claim(), fail)
+    await lives.advance()
+    assert (await lives.look(flow)).state == "FAILED"
+    assert await lives.claim() == []
+    await lives.ask("workflow.retry", id=flow)
+    (again,) = await lives.claim()
+    assert again.action == "a"
+    await lives.work([again], lambda *_: None)
+    assert [task.action for task in await lives.claim()] == ["behind"]
 
 
 async def test_the_same_key_and_definition_is_one_workflow_and_another_definition_an_error(lives: Lives) -> None:
