@@ -30,7 +30,7 @@ with gone as (
     insert into penstock.tally (action, event, count)
     select action, 'SUCCESS', count(*) from gone group by action
 )
-select action, count(*), array_agg(distinct ordering_key) filter (where ordering_key is not null) as keys,
+select action, count(*), array_agg(ordering_key) filter (where ordering_key is not null) as keys,
        count(workflow) as told
 from gone group by action;
 
