@@ -171,6 +171,9 @@ class Settings(BaseSettings):
         description="Comma-separated `name:secret` that tasks of `http.request` name to have requests signed; a name "
         "that stands twice signs with both.",
     )
+    http_ca_file: str | None = Field(
+        None, description="File of authorities, beside the system's, that HTTPS servers' certificates are checked by."
+    )
     http_max_connections: int = Field(
         200, ge=1, description="HTTP connections that one worker has open at once, to all hosts together."
     )
@@ -299,7 +302,7 @@ class Settings(BaseSettings):
     @field_validator(
         "database_url", "database_ssl_mode", "database_ssl_root_cert", "sqs_endpoint_url", "aws_region", "api_url",
         "api_key", "api_rate_limit", "api_rate_burst", "metrics_port", "control_url", "control_api_key",
-        "payload_retention_seconds", "result_retention_seconds", "result_compress_bytes", mode="before",
+        "payload_retention_seconds", "result_retention_seconds", "result_compress_bytes", "http_ca_file", mode="before",
     )  # fmt: skip
     @classmethod
     def _empty_is_unset(cls, value: Any) -> Any:
@@ -312,7 +315,7 @@ class Settings(BaseSettings):
             check_database_url(value.get_secret_value())
         return value
 
-    @field_validator("database_ssl_root_cert")
+    @field_validator("database_ssl_root_cert", "http_ca_file")
     @classmethod
     def _readable_file(cls, value: str | None) -> str | None:
         if value is not None and not (os.path.isfile(value) and os.access(value, os.R_OK)):

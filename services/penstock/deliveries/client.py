@@ -76,11 +76,15 @@ class HttpClient:
     """Makes requests to addresses that its guard lets through.
 
     connections: open at once, to all hosts together; further requests wait for one within their own time.
+    ca_file: of authorities beside the system's that servers' certificates are checked by.
     """
 
-    def __init__(self, *, guard: Guard, connections: int = 200, resolve: Resolve | None = None) -> None:
+    def __init__(
+        self, *, guard: Guard, connections: int = 200, ca_file: str | None = None, resolve: Resolve | None = None
+    ) -> None:
         self._guard = guard
         self._connections = connections
+        self._ca_file = ca_file
         self._resolver = _Resolver(guard, resolve or _getaddrinfo)
         self._session: aiohttp.ClientSession | None = None
 
@@ -178,8 +182,12 @@ class HttpClient:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
+            context = ssl.create_default_context()
+            if self._ca_file is not None:
+                context.load_verify_locations(self._ca_file)
             connector = aiohttp.TCPConnector(
                 limit=self._connections,
+                ssl=context,
                 resolver=self._resolver,
                 ttl_dns_cache=_DNS_SECONDS,
                 keepalive_timeout=_IDLE_SECONDS,

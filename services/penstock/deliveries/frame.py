@@ -27,7 +27,7 @@ log = get_logger()
 
 
 class NotDelivered(Retry):
-    """This attempt failed for reasons that may pass; the next is after ``delay`` seconds, None for the usual backoff."""
+    """This attempt failed for reasons that may pass. delay: seconds until the next, None for the usual backoff."""
 
     def __init__(self, reason: str, delay: float | None = None) -> None:
         super().__init__(delay, reason)
@@ -90,7 +90,11 @@ class Deliveries:
         from penstock.addresses import Guard
         from penstock.deliveries.client import HttpClient
 
-        client = HttpClient(guard=Guard(self.settings.http_allow), connections=self.settings.http_max_connections)
+        client = HttpClient(
+            guard=Guard(self.settings.http_allow),
+            connections=self.settings.http_max_connections,
+            ca_file=self.settings.http_ca_file,
+        )
         self.at_close(client.close)
         return client
 

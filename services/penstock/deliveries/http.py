@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import random
 import re
@@ -170,7 +169,7 @@ def _content(body: str | None, body_base64: str | None, value: Any) -> tuple[byt
     if body_base64 is not None:
         try:
             return base64.b64decode(body_base64, validate=True), "application/octet-stream"
-        except binascii.Error as exc:
+        except ValueError as exc:
             raise Undeliverable(f"body_base64 is no base64: {exc}") from None
     if value is msgspec.UNSET:
         return None, None
