@@ -19,10 +19,12 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import SettingsError as _UnreadableValue
 
 from penstock.addresses import Guard
 from penstock.errors import SettingsError
 from penstock.keys import ApiKey, parse_entries
+from penstock.named_sql import NamedStatement
 from penstock.retry import Backoff
 from penstock.signatures import signing_key
 
@@ -178,6 +180,15 @@ class Settings(BaseSettings):
         200, ge=1, description="HTTP connections that one worker has open at once, to all hosts together."
     )
 
+    sqs_send_queues: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Comma-separated names or URLs of queues that `sqs.send` may send to."
+    )
+    sql_statements: dict[str, NamedStatement] = Field(
+        {},
+        description="Statements that `sql.execute` may run, by name, as JSON or a table of penstock.toml: dsn, "
+        "statement, and if need be timeout_seconds, max_rows, with_task_id.",
+    )
+
     # Supervisor
     supervisor_interval_seconds: float = Field(5, gt=0, description="Pause between two rounds of upkeep.")
     retention_success_seconds: float = Field(7 * DAY, ge=0, description="SUCCESS records are kept this long.")
@@ -292,7 +303,7 @@ class Settings(BaseSettings):
         """Arguments, then the environment, then penstock.toml; no .env file and no secrets folder."""
         return init_settings, env_settings, _TomlFile(settings_cls)
 
-    @field_validator("api_keys", "deliveries", "http_allow", "http_signing_secrets", mode="before")
+    @field_validator("api_keys", "deliveries", "http_allow", "http_signing_secrets", "sqs_send_queues", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         if isinstance(value, str):
@@ -522,6 +533,8 @@ def load_settings(**overrides: Any) -> Settings:
     """Read and check every setting; raises SettingsError listing all mistakes, with no secret's value in the text."""
     try:
         return Settings(**overrides)
+    except _UnreadableValue as exc:
+        raise SettingsError(f"settings are wrong: {exc}; its value must be JSON") from None
     except ValidationError as exc:
         lines = []
         for error in exc.errors(include_input=False, include_url=False, include_context=False):
@@ -530,5 +543,6 @@ def load_settings(**overrides: Any) -> Settings:
             if error["type"] == "extra_forbidden":
                 near = difflib.get_close_matches(name, Settings.model_fields, n=1)
                 message = "is no setting" + (f"; did you mean {near[0]}?" if near else "")
-            lines.append(f"{PREFIX}{name.upper()}: {message}" if name else message)
+            within = ".".join(str(part) for part in error["loc"][1:])
+            lines.append(f"{PREFIX}{name.upper()}: {within and within + ': '}{message}" if name else message)
         raise SettingsError("settings are wrong:\n  " + "\n  ".join(lines)) from None

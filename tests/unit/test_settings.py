@@ -171,7 +171,7 @@ def expected_rows() -> list[tuple[str, ...]]:
 
 
 def shown_default(default: Any) -> str:
-    return "unset" if default is None or default == () else f"`{default}`"
+    return "unset" if default in (None, (), {}) else f"`{default}`"
 
 
 def test_every_setting_has_a_description() -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # Action -> module of this package whose add_to() registers it.
 HOMES = {
     "http.request": "http",
+    "sqs.send": "sqs",
+    "sql.execute": "sql",
 }
 # Action -> extra of the package that brings what it needs beyond a plain worker's libraries.
 EXTRAS: dict[str, str] = {}
