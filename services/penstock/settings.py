@@ -301,7 +301,7 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Arguments, then the environment, then penstock.toml; no .env file and no secrets folder."""
-        return init_settings, env_settings, _TomlFile(settings_cls)
+        return init_settings, env_settings, TomlFile(settings_cls)
 
     @field_validator("api_keys", "deliveries", "http_allow", "http_signing_secrets", "sqs_send_queues", mode="before")
     @classmethod
@@ -458,17 +458,21 @@ class Settings(BaseSettings):
         return problems
 
 
-class _TomlFile(PydanticBaseSettingsSource):
+def toml_path() -> Path:
+    """The file that is read, be it there or not."""
+    return Path(os.environ.get(PREFIX + "CONFIG") or CONFIG_FILE)
+
+
+class TomlFile(PydanticBaseSettingsSource):
     """penstock.toml; keys are the settings' names without the prefix."""
 
     def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
         raise NotImplementedError  # abstract upstream; __call__ below reads the whole file at once
 
     def __call__(self) -> dict[str, Any]:
-        named = os.environ.get(PREFIX + "CONFIG")
-        path = Path(named or CONFIG_FILE)
+        path = toml_path()
         if not path.is_file():
-            if named:
+            if os.environ.get(PREFIX + "CONFIG"):
                 raise SettingsError(f"{PREFIX}CONFIG names {path}, which is no file: correct it, or unset it")
             return {}
         try:
