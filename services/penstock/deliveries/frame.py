@@ -52,8 +52,6 @@ class Deliveries:
         self._closes: list[Callable[[], Awaitable[None]]] = []
         for name in dict.fromkeys(settings.deliveries):
             self._add(name)
-        if settings.deliveries:
-            log.info("deliveries_enabled", actions=",".join(settings.deliveries))
 
     def _add(self, name: str) -> None:
         home = HOMES.get(name)
