@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 from datetime import timedelta
 
 import pytest
 
+from penstock import wiring
 from penstock.deliveries import EXTRAS, HOMES, Deliveries, frame
 from penstock.errors import SettingsError
 from penstock.handlers import Context, Registry, action
@@ -92,6 +94,26 @@ def test_a_worker_that_cannot_start_says_why_and_exits_with_2() -> None:
     )  # fmt: skip
     assert run.returncode == 2
     assert "PENSTOCK_SQL_STATEMENTS names no statement" in run.stderr
+
+
+async def test_a_worker_is_given_its_deliveries_and_closes_what_they_opened(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry()
+    closed: list[Deliveries] = []
+    monkeypatch.setattr("penstock.handlers.REGISTRY", registry)
+    monkeypatch.setattr(Deliveries, "close", lambda self: noted(closed, self))
+    make = wiring._maker("worker", settings.model_copy(update={"deliveries": ("http.request", "sqs.send")}), (), None)
+    assert {handler.name for handler in registry} == {"http.request", "sqs.send"}
+    async with AsyncExitStack() as stack:
+        service = make(stack)
+        assert (service.name, closed) == ("worker", [])
+    await service.close()
+    assert len(closed) == 1
+
+
+async def noted(closed: list[Deliveries], one: Deliveries) -> None:
+    closed.append(one)
 
 
 async def test_a_delivery_has_the_pipelines_retries_and_its_answer_is_the_tasks_result(

@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import itertools
 import json
+import math
 import os
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -16,10 +17,13 @@ from typing import Any
 
 import pytest
 import trustme
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.addresses import Guard
 from penstock.deliveries import Deliveries, NotDelivered, Undeliverable
 from penstock.deliveries.client import AddressRefused, HttpClient
+from penstock.deliveries.http import cut, retry_after_seconds
 from penstock.errors import InvalidParams
 from penstock.handlers import Context, Registry
 from penstock.settings import load_settings
@@ -254,6 +258,21 @@ async def test_a_retry_after_that_cannot_be_read_leaves_the_usual_delay(ask: Ask
         with pytest.raises(NotDelivered) as caught:
             await ask(url=server.url)
     assert caught.value.delay is None
+
+
+@given(st.text(), st.text())
+def test_whatever_a_server_writes_as_retry_after_is_seconds_or_nothing(after: str, date: str) -> None:
+    found = retry_after_seconds({"Retry-After": after, "Date": date}, now=1e9)
+    assert found is None or 0 <= found < math.inf
+
+
+@given(st.text(alphabet=st.one_of(st.characters(), st.sampled_from('\x00ü😀"\\')), max_size=300), st.integers(0, 400))
+def test_a_body_that_is_cut_fits_and_is_its_longest_beginning_that_does(text: str, room: int) -> None:
+    kept = cut(text, room)
+    assert text.startswith(kept)
+    assert len(json.dumps(kept)) <= max(room, 2)
+    if kept != text:
+        assert len(json.dumps(text[: len(kept) + 1])) > room
 
 
 # Redirects

@@ -73,7 +73,7 @@ def worker(
 ) -> None:
     """Run tasks from the outbound queue with the handlers of the --app modules; needs SQS, no database.
 
-    Modules of the current folder can be named.
+    Modules of the current folder can be named. PENSTOCK_DELIVERIES adds built-in actions such as http.request.
     """
     sys.path.insert(0, os.getcwd())
     overrides = {} if queue is None else {"outbound_queue": queue}

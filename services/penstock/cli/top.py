@@ -164,14 +164,18 @@ def _processes(given: Sequence[str], data_dir: Path | None, *, known: bool) -> l
     """Names and addresses of processes: those given, and those of the local stack where that is what is looked at."""
     from penstock.local.state import DataDir
 
-    found = [(url.rstrip("/"), url.rstrip("/")) for url in given]
+    found = [(_base(url), _base(url)) for url in given]
     for url, _ in found:
         if not url.startswith(("http://", "https://")):
             raise typer.BadParameter(f"{url!r} is no URL such as http://127.0.0.1:9464", param_hint="--metrics")
     state = DataDir.of(data_dir).read_state() if known else None
     if state is not None:
-        found += [(entry["name"], entry["metrics"]) for entry in state["processes"] if entry["metrics"]]
+        found += [(entry["name"], _base(entry["metrics"])) for entry in state["processes"] if entry["metrics"]]
     return found
+
+
+def _base(url: str) -> str:
+    return url.rstrip("/").removesuffix("/metrics").removesuffix("/readyz")
 
 
 def _health_of(process: tuple[str, str]) -> dict[str, Any]:
@@ -263,7 +267,7 @@ def _page(watch: Watch, rows: int | None) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[RenderableType] = [_head(watch)]
+    parts: list[RenderableType] = [_head(watch, has_keys=rows is not None)]
     if watch.problem is not None:
         parts.append(Text(f"the api does not answer: {watch.problem}", style="bold red"))
     used = 4
@@ -278,9 +282,11 @@ def _page(watch: Watch, rows: int | None) -> RenderableType:
     return Group(*parts)
 
 
-def _head(watch: Watch) -> RenderableType:
+def _head(watch: Watch, *, has_keys: bool) -> RenderableType:
     from rich.text import Text
 
+    if not has_keys:
+        return Text("")
     keys = f"q quit   s sort (by {_ORDERS[watch.order % len(_ORDERS)]})   space look"
     return Text.assemble(("penstock top", "bold"), "  ", time.strftime("%H:%M:%S"), "   ", (keys, "dim"), "\n")
 
@@ -360,7 +366,8 @@ def _spark(values: Sequence[float]) -> str:
     most = max(values, default=0.0)
     if most <= 0:
         return "none"
-    return "".join(_SPARKS[min(len(_SPARKS) - 1, int(value / most * (len(_SPARKS) - 1) + 0.5))] for value in values)
+    bars = (_SPARKS[min(len(_SPARKS) - 1, int(value / most * (len(_SPARKS) - 1) + 0.5))] for value in values)
+    return f"{''.join(bars)}  at most {most:,.1f}"
 
 
 def _span(seconds: float) -> str:
