@@ -171,6 +171,18 @@ async def test_a_result_never_passes_the_limit_of_results_however_its_answer_gro
     assert result["headers"] == {"x-long": "h" * 900}
 
 
+async def test_headers_that_are_no_text_or_come_twice_are_kept_as_what_json_can_hold(ask: Ask) -> None:
+    lines = [b"HTTP/1.1 %d OK", b"Content-Length: 0", b"X-A: \xff\xfe", b"X-B: gr\xc3\xbcn", b"Via: 1", b"Via: 2"]
+    raw = b"\r\n".join([*lines, b"Location: /\xff", b"", b""])
+    async with serving([raw % 200, raw % 302]) as server:
+        result = await ask(url=server.url, keep_headers=["X-A", "x-b", "Via"])
+        with pytest.raises(Undeliverable, match="redirect") as caught:
+            await ask(url=server.url)
+    assert result["headers"] == {"x-a": "\ufffd\ufffd", "x-b": "grün", "via": "1, 2"}
+    assert json.dumps(result).encode()
+    assert str(caught.value).encode()
+
+
 async def test_connections_are_kept_and_used_again(ask: Ask) -> None:
     async with serving([answer(200, b"x")]) as server:
         for _ in range(5):

@@ -180,6 +180,7 @@ def test_commands_groups_and_options_are_completed() -> None:
     assert set(words("penstock sched", 1)) == {"scheduler", "schedule"}
     assert "run-now" in words("penstock schedule r", 2)
     assert "--ordering-key" in words("penstock enqueue --ord", 2)
+    assert "CRITICAL_ERROR" in words("penstock list --state ", 3)
 
 
 # docs/cli.md

@@ -23,6 +23,7 @@ from penstock.cli.common import (
 )
 from penstock.cli.follow import follow
 from penstock.errors import NoResult, PenstockError, ResultTimeout
+from penstock.tasks import State
 
 if TYPE_CHECKING:
     from penstock.client import Client
@@ -151,7 +152,7 @@ def status(
     detail: Annotated[
         bool, typer.Option("--detail", help="With payload, keys, labels, expiry and every failed attempt.")
     ] = False,
-    wait: Annotated[
+    until_settled: Annotated[
         bool,
         typer.Option(
             "--follow", "-f", help="Print each change until all have settled; with --json, each as a line of JSON."
@@ -166,7 +167,7 @@ def status(
     With --follow the exit codes are 0 when all have succeeded, 3 when one has failed or was cancelled.
     """
     client = connect(api_url, data_dir)
-    if wait:
+    if until_settled:
         raise typer.Exit(follow(client, ids, as_json=as_json))
     if len(ids) > 1:
         tasks = client.call("status", {"ids": ids, "detail": detail})
@@ -275,7 +276,10 @@ def ordering_release(
 
 def list_tasks(
     state: Annotated[
-        str | None, typer.Option(show_default=False, help="SCHEDULED, ACQUIRED, ERROR, SUCCESS and so on.")
+        str | None,
+        typer.Option(
+            show_default=False, help="SCHEDULED, ACQUIRED, ERROR, SUCCESS and so on.", autocompletion=lambda: [*State]
+        ),
     ] = None,
     action: Annotated[str | None, typer.Option(show_default=False, help="Only tasks of this action.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Tasks at the most.")] = 50,

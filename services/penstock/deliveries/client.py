@@ -124,13 +124,14 @@ class HttpClient:
         followed = 0
         while True:
             async with await self._send(method, url, headers, body) as reply:
-                location = reply.headers.get("Location")
+                answered = _readable(reply.headers)
+                location = answered.get("Location")
                 if redirects == 0 or location is None or reply.status not in _REDIRECTS:
                     try:
                         kept, is_whole = await _read(reply, limit_bytes)
                     except (aiohttp.ClientError, OSError) as exc:
                         raise NotDelivered(f"{shown(url)} broke off its answer: {_text(exc)}") from None
-                    return Response(reply.status, reply.headers, kept, is_whole, shown(url), followed)
+                    return Response(reply.status, answered, kept, is_whole, shown(url), followed)
                 reply.close()
                 status = reply.status
             followed += 1
@@ -321,6 +322,17 @@ def _headers(given: Mapping[str, str]) -> CIMultiDict[str]:
     return headers
 
 
+def _readable(headers: CIMultiDictProxy[str]) -> CIMultiDictProxy[str]:
+    """Headers without half surrogate pairs, in which the library hides bytes that are no UTF-8; JSON has no place."""
+    if all(value.isascii() for value in headers.values()):
+        return headers
+    return CIMultiDictProxy(CIMultiDict((name, _without_surrogates(value)) for name, value in headers.items()))
+
+
+def _without_surrogates(text: str) -> str:
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 async def _read(reply: aiohttp.ClientResponse, limit_bytes: int) -> tuple[bytes, bool]:
     """The first bytes of a body, and whether they are all of it."""
     kept = bytearray()
@@ -344,7 +356,7 @@ def shown(url: URL) -> str:
 
 
 def _text(exc: BaseException) -> str:
-    return str(exc)[:300] or type(exc).__name__
+    return str(exc)[:300].encode("utf-8", "replace").decode() or type(exc).__name__
 
 
 __all__ = ["MAX_REDIRECTS", "AddressRefused", "HttpClient", "Resolve", "Response"]

@@ -141,7 +141,11 @@ class Requests:
 
     def _result(self, reply: Response, limit_bytes: int, keep_headers: Sequence[str] | None) -> dict[str, Any]:
         names = DEFAULT_KEPT_HEADERS if keep_headers is None else keep_headers[:_MAX_KEPT_HEADERS]
-        kept = {name.lower(): reply.headers[name][:_KEPT_HEADER_CHARS] for name in names if name in reply.headers}
+        kept = {
+            name.lower(): ", ".join(reply.headers.getall(name))[:_KEPT_HEADER_CHARS]
+            for name in names
+            if name in reply.headers
+        }
         room = self._result_limit_bytes - _ENVELOPE_BYTES - len(json.dumps(kept))
         result: dict[str, Any] = {"status": reply.status, "url": reply.url, "headers": kept}
         body, is_whole = reply.body[:limit_bytes], reply.is_whole and len(reply.body) <= limit_bytes
