@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
+import re
 import ssl
 import tomllib
 from pathlib import Path
@@ -18,14 +19,19 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import SettingsError as _UnreadableValue
 
+from penstock.addresses import Guard
 from penstock.errors import SettingsError
 from penstock.keys import ApiKey, parse_entries
+from penstock.named_sql import NamedStatement
 from penstock.retry import Backoff
+from penstock.signatures import signing_key
 
 DAY = 86400
 PREFIX = "PENSTOCK_"
 CONFIG_FILE = "penstock.toml"
+_SECRET_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _VERIFYING = ("verify-ca", "verify-full")
 
 
@@ -145,6 +151,44 @@ class Settings(BaseSettings):
         7 * DAY, gt=0, le=100 * 366 * DAY, description="A task waits so long for its event, unless its handler says."
     )
 
+    # Deliveries
+    deliveries: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Comma-separated built-in actions that workers run, such as `http.request`; each acts in the "
+        "network for whoever may enqueue, so none is on by itself.",
+    )
+    http_allow: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Comma-separated networks, addresses and hosts (`10.1.0.0/16,billing.internal,*.svc.local`) that "
+        "`http.request` may reach though they are not public.",
+    )
+    http_timeout_seconds: float = Field(
+        30, gt=0, le=3600, description="Time for one HTTP request, redirects and answer included, unless its task says."
+    )
+    http_response_limit_bytes: int = Field(
+        65536, ge=0, le=900_000, description="Of an answer's body so much is kept as the task's result at the most."
+    )
+    http_signing_secrets: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
+        (),
+        description="Comma-separated `name:secret` that tasks of `http.request` name to have requests signed; a name "
+        "that stands twice signs with both.",
+    )
+    http_ca_file: str | None = Field(
+        None, description="File of authorities, beside the system's, that HTTPS servers' certificates are checked by."
+    )
+    http_max_connections: int = Field(
+        200, ge=1, description="HTTP connections that one worker has open at once, to all hosts together."
+    )
+
+    sqs_send_queues: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Comma-separated names or URLs of queues that `sqs.send` may send to."
+    )
+    sql_statements: dict[str, NamedStatement] = Field(
+        {},
+        description="Statements that `sql.execute` may run, by name, as JSON or a table of penstock.toml: dsn, "
+        "statement, and if need be timeout_seconds, max_rows, with_task_id.",
+    )
+
     # Supervisor
     supervisor_interval_seconds: float = Field(5, gt=0, description="Pause between two rounds of upkeep.")
     retention_success_seconds: float = Field(7 * DAY, ge=0, description="SUCCESS records are kept this long.")
@@ -257,19 +301,19 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Arguments, then the environment, then penstock.toml; no .env file and no secrets folder."""
-        return init_settings, env_settings, _TomlFile(settings_cls)
+        return init_settings, env_settings, TomlFile(settings_cls)
 
-    @field_validator("api_keys", mode="before")
+    @field_validator("api_keys", "deliveries", "http_allow", "http_signing_secrets", "sqs_send_queues", mode="before")
     @classmethod
-    def _split_keys(cls, value: Any) -> Any:
+    def _split(cls, value: Any) -> Any:
         if isinstance(value, str):
-            return tuple(key.strip() for key in value.split(",") if key.strip())
+            return tuple(entry.strip() for entry in value.split(",") if entry.strip())
         return value
 
     @field_validator(
         "database_url", "database_ssl_mode", "database_ssl_root_cert", "sqs_endpoint_url", "aws_region", "api_url",
         "api_key", "api_rate_limit", "api_rate_burst", "metrics_port", "control_url", "control_api_key",
-        "payload_retention_seconds", "result_retention_seconds", "result_compress_bytes", mode="before",
+        "payload_retention_seconds", "result_retention_seconds", "result_compress_bytes", "http_ca_file", mode="before",
     )  # fmt: skip
     @classmethod
     def _empty_is_unset(cls, value: Any) -> Any:
@@ -282,7 +326,7 @@ class Settings(BaseSettings):
             check_database_url(value.get_secret_value())
         return value
 
-    @field_validator("database_ssl_root_cert")
+    @field_validator("database_ssl_root_cert", "http_ca_file")
     @classmethod
     def _readable_file(cls, value: str | None) -> str | None:
         if value is not None and not (os.path.isfile(value) and os.access(value, os.R_OK)):
@@ -293,6 +337,22 @@ class Settings(BaseSettings):
     @classmethod
     def _entries_can_be_read(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
         parse_entries(entry.get_secret_value() for entry in value)
+        return value
+
+    @field_validator("http_allow")
+    @classmethod
+    def _networks_and_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        Guard(value)
+        return value
+
+    @field_validator("http_signing_secrets")
+    @classmethod
+    def _named_secrets(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        for position, entry in enumerate(value, 1):
+            name, _, secret = entry.get_secret_value().partition(":")
+            if not _SECRET_NAME.fullmatch(name) or not secret:
+                raise ValueError(f"entry {position} is not name:secret, the name of letters, digits, - and _")
+            signing_key(secret)
         return value
 
     @field_validator("sqs_endpoint_url", "api_url", "control_url")
@@ -326,6 +386,15 @@ class Settings(BaseSettings):
     @property
     def backoff(self) -> Backoff:
         return Backoff(self.retry_base_seconds, self.retry_factor, self.retry_cap_seconds, self.retry_jitter)
+
+    @property
+    def signing_secrets(self) -> dict[str, tuple[str, ...]]:
+        """The secrets of ``http_signing_secrets`` in clear, by name."""
+        found: dict[str, tuple[str, ...]] = {}
+        for entry in self.http_signing_secrets:
+            name, _, secret = entry.get_secret_value().partition(":")
+            found[name] = (*found.get(name, ()), secret)
+        return found
 
     @property
     def require_database_url(self) -> str:
@@ -389,17 +458,21 @@ class Settings(BaseSettings):
         return problems
 
 
-class _TomlFile(PydanticBaseSettingsSource):
+def toml_path() -> Path:
+    """The file that is read, be it there or not."""
+    return Path(os.environ.get(PREFIX + "CONFIG") or CONFIG_FILE)
+
+
+class TomlFile(PydanticBaseSettingsSource):
     """penstock.toml; keys are the settings' names without the prefix."""
 
     def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
         raise NotImplementedError  # abstract upstream; __call__ below reads the whole file at once
 
     def __call__(self) -> dict[str, Any]:
-        named = os.environ.get(PREFIX + "CONFIG")
-        path = Path(named or CONFIG_FILE)
+        path = toml_path()
         if not path.is_file():
-            if named:
+            if os.environ.get(PREFIX + "CONFIG"):
                 raise SettingsError(f"{PREFIX}CONFIG names {path}, which is no file: correct it, or unset it")
             return {}
         try:
@@ -464,6 +537,8 @@ def load_settings(**overrides: Any) -> Settings:
     """Read and check every setting; raises SettingsError listing all mistakes, with no secret's value in the text."""
     try:
         return Settings(**overrides)
+    except _UnreadableValue as exc:
+        raise SettingsError(f"settings are wrong: {exc}; its value must be JSON") from None
     except ValidationError as exc:
         lines = []
         for error in exc.errors(include_input=False, include_url=False, include_context=False):
@@ -472,5 +547,6 @@ def load_settings(**overrides: Any) -> Settings:
             if error["type"] == "extra_forbidden":
                 near = difflib.get_close_matches(name, Settings.model_fields, n=1)
                 message = "is no setting" + (f"; did you mean {near[0]}?" if near else "")
-            lines.append(f"{PREFIX}{name.upper()}: {message}" if name else message)
+            within = ".".join(str(part) for part in error["loc"][1:])
+            lines.append(f"{PREFIX}{name.upper()}: {within and within + ': '}{message}" if name else message)
         raise SettingsError("settings are wrong:\n  " + "\n  ".join(lines)) from None

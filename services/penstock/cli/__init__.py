@@ -8,7 +8,22 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.cli import bench, bulk, dlq, doctor, keys, local, processes, rules, schedules, tasks, waits, workflows
+from penstock.cli import (
+    bench,
+    bulk,
+    config,
+    dlq,
+    doctor,
+    keys,
+    local,
+    processes,
+    rules,
+    schedules,
+    tasks,
+    top,
+    waits,
+    workflows,
+)
 from penstock.cli.common import EPILOG, error_text
 from penstock.errors import PenstockError, SettingsError
 
@@ -17,7 +32,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    add_completion=False,
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="A durable task pipeline: Postgres holds every task, SQS carries the work, JSON-RPC is the only protocol.",
@@ -39,7 +53,9 @@ def _root(
     pass
 
 
-for part in (local, tasks, waits, workflows, schedules, bulk, dlq, rules, processes, keys, doctor, bench):
+for part in (
+    local, tasks, top, waits, workflows, schedules, bulk, dlq, rules, processes, config, keys, doctor, bench,
+):  # fmt: skip
     part.add_to(app)
 
 

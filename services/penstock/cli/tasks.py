@@ -21,7 +21,9 @@ from penstock.cli.common import (
     print_table,
     progress,
 )
+from penstock.cli.follow import follow
 from penstock.errors import NoResult, PenstockError, ResultTimeout
+from penstock.tasks import State
 
 if TYPE_CHECKING:
     from penstock.client import Client
@@ -150,12 +152,23 @@ def status(
     detail: Annotated[
         bool, typer.Option("--detail", help="With payload, keys, labels, expiry and every failed attempt.")
     ] = False,
+    until_settled: Annotated[
+        bool,
+        typer.Option(
+            "--follow", "-f", help="Print each change until all have settled; with --json, each as a line of JSON."
+        ),
+    ] = False,
     as_json: JsonOption = False,
     api_url: ApiUrlOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Show a task: its state, attempts, times, result or error."""
+    """Show a task: its state, attempts, times, result or error.
+
+    With --follow the exit codes are 0 when all have succeeded, 3 when one has failed or was cancelled.
+    """
     client = connect(api_url, data_dir)
+    if until_settled:
+        raise typer.Exit(follow(client, ids, as_json=as_json))
     if len(ids) > 1:
         tasks = client.call("status", {"ids": ids, "detail": detail})
         if as_json:
@@ -263,7 +276,10 @@ def ordering_release(
 
 def list_tasks(
     state: Annotated[
-        str | None, typer.Option(show_default=False, help="SCHEDULED, ACQUIRED, ERROR, SUCCESS and so on.")
+        str | None,
+        typer.Option(
+            show_default=False, help="SCHEDULED, ACQUIRED, ERROR, SUCCESS and so on.", autocompletion=lambda: [*State]
+        ),
     ] = None,
     action: Annotated[str | None, typer.Option(show_default=False, help="Only tasks of this action.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Tasks at the most.")] = 50,
