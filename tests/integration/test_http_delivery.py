@@ -381,7 +381,8 @@ async def test_a_redirect_inwards_is_refused_at_each_hop(target: str) -> None:
 @pytest.mark.parametrize(
     "host",
     ["127.0.0.1", "[::1]", "localhost", "127.1", "2130706433", "0x7f000001", "017700000001", "0", "[::ffff:7f00:1]",
-     "①②⑦.0.0.1", "127.0.0.1.", "LOCALHOST"],
+     "①②⑦.0.0.1", "127.0.0.1.", "LOCALHOST", "127。0。0。1", "ⓛⓞⓒⓐⓛⓗⓞⓢⓣ", "[::ffff:127.0.0.1%251]", "[::1%25lo]",
+     "%31%32%37.0.0.1", "example.com@127.0.0.1", "127.0.0.1%2f.example.com", "[0:0:0:0:0:0:0:1]", "localhost.", "[::]"],
 )  # fmt: skip
 async def test_no_way_of_writing_loopback_reaches_it(make: Callable[..., Ask], host: str) -> None:
     ask = make(http_allow="")
