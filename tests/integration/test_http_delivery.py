@@ -483,6 +483,24 @@ async def test_tls_is_checked_by_the_name_though_the_address_was_connected_to(tm
         await stranger.close()
 
 
+async def test_a_redirect_out_of_tls_is_not_followed(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    client = HttpClient(guard=Guard(["127.0.0.1"]), ca_file=str(tmp_path / "ca.pem"))
+    try:
+        async with (
+            serving([answer(200)]) as plain,
+            serving([answer(307, Location=plain.url + "/x")], context=context) as secure,
+        ):
+            with pytest.raises(Undeliverable, match="out of TLS"):
+                await client.request("POST", f"https://127.0.0.1:{secure.port}/", body=b"secret", redirects=5)
+            assert plain.connections == 0
+    finally:
+        await client.close()
+
+
 async def test_no_proxy_of_the_environment_is_used(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving([answer(200, b"direct")]) as server, serving([answer(200, b"proxied")]) as proxy:
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
