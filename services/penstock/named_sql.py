@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 
 class NamedStatement(BaseModel):
@@ -17,10 +17,3 @@ class NamedStatement(BaseModel):
     with_task_id: bool = Field(
         False, description="$1 is the task's id, the same over its attempts; the payload's parameters follow."
     )
-
-    @field_validator("dsn")
-    @classmethod
-    def _postgres_scheme(cls, value: SecretStr) -> SecretStr:
-        if not value.get_secret_value().startswith(("postgresql://", "postgres://")):
-            raise ValueError("must begin with postgresql://")
-        return value

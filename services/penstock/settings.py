@@ -345,6 +345,16 @@ class Settings(BaseSettings):
         Guard(value)
         return value
 
+    @field_validator("sql_statements")
+    @classmethod
+    def _urls_of_statements(cls, value: dict[str, NamedStatement]) -> dict[str, NamedStatement]:
+        for name, statement in value.items():
+            try:
+                check_database_url(statement.dsn.get_secret_value())
+            except ValueError as exc:
+                raise ValueError(f"{name}.dsn {exc}") from None
+        return value
+
     @field_validator("http_signing_secrets")
     @classmethod
     def _named_secrets(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:

@@ -381,7 +381,8 @@ async def test_a_redirect_inwards_is_refused_at_each_hop(target: str) -> None:
 @pytest.mark.parametrize(
     "host",
     ["127.0.0.1", "[::1]", "localhost", "127.1", "2130706433", "0x7f000001", "017700000001", "0", "[::ffff:7f00:1]",
-     "①②⑦.0.0.1", "127.0.0.1.", "LOCALHOST"],
+     "①②⑦.0.0.1", "127.0.0.1.", "LOCALHOST", "127。0。0。1", "ⓛⓞⓒⓐⓛⓗⓞⓢⓣ", "[::ffff:127.0.0.1%251]", "[::1%25lo]",
+     "%31%32%37.0.0.1", "example.com@127.0.0.1", "127.0.0.1%2f.example.com", "[0:0:0:0:0:0:0:1]", "localhost.", "[::]"],
 )  # fmt: skip
 async def test_no_way_of_writing_loopback_reaches_it(make: Callable[..., Ask], host: str) -> None:
     ask = make(http_allow="")
@@ -480,6 +481,24 @@ async def test_tls_is_checked_by_the_name_though_the_address_was_connected_to(tm
     finally:
         await client.close()
         await stranger.close()
+
+
+async def test_a_redirect_out_of_tls_is_not_followed(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    client = HttpClient(guard=Guard(["127.0.0.1"]), ca_file=str(tmp_path / "ca.pem"))
+    try:
+        async with (
+            serving([answer(200)]) as plain,
+            serving([answer(307, Location=plain.url + "/x")], context=context) as secure,
+        ):
+            with pytest.raises(Undeliverable, match="out of TLS"):
+                await client.request("POST", f"https://127.0.0.1:{secure.port}/", body=b"secret", redirects=5)
+            assert plain.connections == 0
+    finally:
+        await client.close()
 
 
 async def test_no_proxy_of_the_environment_is_used(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:

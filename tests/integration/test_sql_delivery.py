@@ -218,11 +218,15 @@ async def test_more_tasks_than_connections_all_run(
     ("given", "message"),
     [
         ({"a": {"statement": "select 1"}}, "PENSTOCK_SQL_STATEMENTS: a.dsn: Field required"),
-        ({"a": {"dsn": "mysql://x:geheim@y/z", "statement": "select 1"}}, "a.dsn: must begin with postgresql://"),
+        ({"a": {"dsn": "mysql://x:geheim@y/z", "statement": "select 1"}}, "a.dsn must begin with postgresql://"),
+        (
+            {"a": {"dsn": "postgresql://x:gehe/im@y:geheim/z", "statement": "select 1"}},
+            "a.dsn must be postgresql://user",
+        ),
         ({"a": {"dsn": "postgresql://x", "statement": ""}}, "a.statement"),
         ({"a": {"dsn": "postgresql://x", "statement": "select 1", "max_row": 1}}, "a.max_row"),
     ],
-    ids=["no-dsn", "scheme", "empty", "misspelt"],
+    ids=["no-dsn", "scheme", "torn", "empty", "misspelt"],
 )
 def test_a_statement_that_cannot_be_is_refused_at_the_start(given: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError) as caught:

@@ -11,8 +11,11 @@ from typer.testing import CliRunner
 from penstock.cli import app
 from penstock.settings import Settings
 from penstock.store import Store
+from penstock.submitter import Submitter
 from penstock.tasks import Failure
+from penstock.transports.sqs import SqsQueue
 from tests.integration.apis import running
+from tests.integration.doors import put, rejected, request
 
 
 def run(url: str, *arguments: str, fails: bool = False) -> str:
@@ -67,6 +70,31 @@ async def test_held_ordering_keys_are_listed_and_let_go(store: Store, settings: 
             error = '{"code":1,"message":"boom"}'
             await session.fail([Failure(t.id, t.claim, error, None) for t in dispatch.tasks], hold_keys=True)
         await other.close()
+
+    async with running(store, settings) as api:
+        await asyncio.to_thread(use, api.url)
+
+
+async def test_rejected_messages_are_listed_shown_read_again_and_purged(
+    store: Store, settings: Settings, inbound: SqsQueue
+) -> None:
+    await put(inbound, "no json", request("submitt:export", {"objectID": 1}))
+    submitter = Submitter(store=store, inbound=inbound, settings=settings)
+    while len(await rejected(store)) < 2:
+        await submitter.run_once()
+
+    def use(url: str) -> None:
+        first, second = json.loads(run(url, "rejected", "list", "--json"))["rejected"]
+        listed = run(url, "rejected", "list", "--source", "inbound").splitlines()
+        assert [line.split()[0] for line in listed] == ["id", str(first["id"]), str(second["id"])]
+        junk, typo = sorted((first, second), key=lambda message: message["body"] != "no json")
+        assert run(url, "rejected", "show", str(junk["id"])).endswith("\n\nno json\n")
+        assert "still_rejected" in run(url, "rejected", "retry", str(typo["id"]), fails=True)
+        assert "name the ids, or --all" in run(url, "rejected", "purge", fails=True)
+        # What the api logs, here in the same process, comes before.
+        assert run(url, "rejected", "purge", str(junk["id"])).endswith("\npurged  1\n")
+        assert run(url, "rejected", "purge", "--all").endswith("\npurged  1\n")
+        assert run(url, "rejected", "list") == "there is none\n"
 
     async with running(store, settings) as api:
         await asyncio.to_thread(use, api.url)

@@ -17,6 +17,7 @@ from penstock.cli import (
     keys,
     local,
     processes,
+    rejected,
     rules,
     schedules,
     tasks,
@@ -54,7 +55,7 @@ def _root(
 
 
 for part in (
-    local, tasks, top, waits, workflows, schedules, bulk, dlq, rules, processes, config, keys, doctor, bench,
+    local, tasks, top, rejected, waits, workflows, schedules, bulk, dlq, rules, processes, config, keys, doctor, bench,
 ):  # fmt: skip
     part.add_to(app)
 

@@ -13,6 +13,8 @@ from penstock.cli.common import (
     DataDirOption,
     JsonOption,
     connect,
+    given,
+    print_cursor,
     print_fields,
     print_json,
     print_table,
@@ -154,7 +156,7 @@ def reschedule(
     """Give tasks that wait another time, or another priority."""
     instant = int(run_at) if run_at is not None and run_at.lstrip("-").isdecimal() else run_at
     params = _filter(action, state, label, older_than, newer_than, from_id, to_id, everything)
-    params |= _given({"run_at": instant, "delay": delay, "spread": spread, "priority": priority})
+    params |= given({"run_at": instant, "delay": delay, "spread": spread, "priority": priority})
     _do("reschedule", params, dry_run, yes, wait, as_json, connect(api_url, data_dir))
 
 
@@ -182,8 +184,7 @@ def list_jobs(
     print_table(
         ("id", "kind", "state", "total", "seen", "changed", "refused", "created", "finished"), rows, right=numbers
     )
-    if result["cursor"] is not None:
-        typer.echo(f"more: add --cursor {result['cursor']}", err=True)
+    print_cursor(result["cursor"])
 
 
 def show_job(
@@ -215,7 +216,7 @@ def _filter(
     for name, equals, _ in pairs:
         if not (name and equals):
             raise typer.BadParameter(f"--label is NAME=VALUE, not {name!r}")
-    return _given(
+    return given(
         {
             "action": action,
             "states": [state.upper() for state in states] if states else None,
@@ -300,7 +301,3 @@ def _total(job: dict[str, Any]) -> str | None:
     if job["total"] is None:
         return None
     return str(job["total"]) if job["total_is_exact"] else f"about {job['total']}"
-
-
-def _given(params: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in params.items() if value is not None}

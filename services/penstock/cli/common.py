@@ -21,6 +21,7 @@ EPILOG = (
     "130 interrupted. Settings come from PENSTOCK_* variables and penstock.toml."
 )
 DEFAULT_API_URL = "http://127.0.0.1:8080"
+_SHOWN_CHARS = 80
 
 DataDirOption = Annotated[
     Path | None, typer.Option("--data-dir", help="Folder of the local stack.", show_default=".penstock")
@@ -110,3 +111,20 @@ def print_fields(fields: Iterable[tuple[str, Any]]) -> None:
     for name, value in pairs:
         shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         typer.echo(f"{name:<{width}}  {shown}")
+
+
+def print_cursor(cursor: str | None) -> None:
+    """How to see more of a list, on standard error."""
+    if cursor is not None:
+        typer.echo(f"more: add --cursor {cursor}", err=True)
+
+
+def given(params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters without those that were not given."""
+    return {name: value for name, value in params.items() if value is not None}
+
+
+def short(text: str) -> str:
+    """A text in one line of a table."""
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN_CHARS else line[: _SHOWN_CHARS - 1] + "…"

@@ -16,6 +16,7 @@ from penstock.cli.common import (
     DataDirOption,
     JsonOption,
     connect,
+    print_cursor,
     print_fields,
     print_json,
     print_table,
@@ -376,8 +377,7 @@ def _print_page(columns: tuple[str, ...], rows: list[tuple[Any, ...]], cursor: s
         typer.echo("there is none")
         return
     print_table(columns, rows)
-    if cursor is not None:
-        typer.echo(f"more: add --cursor {cursor}", err=True)
+    print_cursor(cursor)
 
 
 def _span(run: dict[str, Any]) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -16,10 +15,12 @@ from penstock.cli.common import (
     DataDirOption,
     JsonOption,
     connect,
+    given,
+    print_cursor,
     print_fields,
     print_json,
     print_table,
-    progress,
+    short,
 )
 from penstock.cli.follow import follow
 from penstock.errors import NoResult, PenstockError, ResultTimeout
@@ -28,8 +29,6 @@ from penstock.tasks import State
 if TYPE_CHECKING:
     from penstock.client import Client
 
-PAGE = 100  # records a call: a retry takes each in a transaction of its own, and progress is to be seen
-BODY_SHOWN_CHARS = 80
 TaskId = Annotated[int, typer.Argument(metavar="ID", help="The task's id.")]
 
 
@@ -38,30 +37,16 @@ def add_to(app: typer.Typer) -> None:
     for command in (enqueue, status, result, cancel, retry, reschedule, stats):
         app.command(rich_help_panel=panel)(command)
     app.command("list", rich_help_panel=panel)(list_tasks)
-    rejected = typer.Typer(no_args_is_help=True, epilog=EPILOG, help="Messages that could not be understood, and why.")
-    rejected.command("list")(rejected_list)
-    rejected.command("show")(rejected_show)
-    rejected.command("retry")(rejected_retry)
-    rejected.command("purge")(rejected_purge)
-    app.add_typer(rejected, name="rejected", rich_help_panel=panel)
     ordering = typer.Typer(no_args_is_help=True, epilog=EPILOG, help="Ordering keys that a failed task holds.")
     ordering.command("list")(ordering_list)
     ordering.command("release")(ordering_release)
     app.add_typer(ordering, name="ordering", rich_help_panel=panel)
 
 
-class Source(StrEnum):
-    inbound = "inbound"
-    results = "results"
-
-
 class OnDuplicate(StrEnum):
     RETURN = "return"
     REPLACE = "replace"
     ERROR = "error"
-
-
-SourceOption = Annotated[Source | None, typer.Option(show_default=False, help="Only messages of this queue.")]
 
 
 def enqueue(
@@ -210,7 +195,7 @@ def cancel(
     data_dir: DataDirOption = None,
 ) -> None:
     """Cancel a task that is not settled; a result that comes later is ignored, and its handler is told to stop."""
-    _print_change(connect(api_url, data_dir).call("cancel", _given({"id": task_id, "reason": reason})), as_json)
+    _print_change(connect(api_url, data_dir).call("cancel", given({"id": task_id, "reason": reason})), as_json)
 
 
 def retry(
@@ -235,7 +220,7 @@ def reschedule(
 ) -> None:
     """Move a task that waits (WAITING, SCHEDULED, ERROR) to another time or priority."""
     params = {"id": task_id, "run_at": _instant(run_at), "delay": delay, "priority": priority}
-    _print_change(connect(api_url, data_dir).call("reschedule", _given(params)), as_json)
+    _print_change(connect(api_url, data_dir).call("reschedule", given(params)), as_json)
 
 
 def ordering_list(
@@ -246,7 +231,7 @@ def ordering_list(
     data_dir: DataDirOption = None,
 ) -> None:
     """List ordering keys that a task in CRITICAL_ERROR holds."""
-    result = connect(api_url, data_dir).call("ordering.list", _given({"limit": limit, "cursor": cursor}))
+    result = connect(api_url, data_dir).call("ordering.list", given({"limit": limit, "cursor": cursor}))
     if as_json:
         print_json(result)
         return
@@ -255,7 +240,7 @@ def ordering_list(
         return
     columns = ("key", "task_id", "action", "since", "waiting")
     print_table(columns, [[row[c] for c in columns] for row in result["keys"]], right=("task_id", "waiting"))
-    _print_cursor(result["cursor"])
+    print_cursor(result["cursor"])
 
 
 def ordering_release(
@@ -298,7 +283,7 @@ def list_tasks(
         typer.echo("there is none")
         return
     _print_tasks(result["tasks"])
-    _print_cursor(result["cursor"])
+    print_cursor(result["cursor"])
 
 
 def stats(as_json: JsonOption = False, api_url: ApiUrlOption = None, data_dir: DataDirOption = None) -> None:
@@ -318,112 +303,6 @@ def stats(as_json: JsonOption = False, api_url: ApiUrlOption = None, data_dir: D
             print_fields([(name, "none" if value is None or value in ([], {}) else value)])
 
 
-def rejected_list(
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Messages at the most.")] = 50,
-    cursor: Annotated[str | None, typer.Option(show_default=False, help="Go on where the last list ended.")] = None,
-    source: SourceOption = None,
-    as_json: JsonOption = False,
-    api_url: ApiUrlOption = None,
-    data_dir: DataDirOption = None,
-) -> None:
-    """List rejected messages with their reasons."""
-    params = {"limit": limit, "cursor": cursor, "source": source}
-    result = connect(api_url, data_dir).call("rejected.list", _given(params))
-    if as_json:
-        print_json(result)
-        return
-    if not result["rejected"]:
-        typer.echo("there is none")
-        return
-    rows = [(row["id"], row["source"], row["at"], row["reason"], _short(row["body"])) for row in result["rejected"]]
-    print_table(("id", "source", "at", "reason", "body"), rows, right=("id",))
-    _print_cursor(result["cursor"])
-
-
-def rejected_show(
-    rejected_id: Annotated[int, typer.Argument(metavar="ID", help="From `rejected list`.")],
-    as_json: JsonOption = False,
-    api_url: ApiUrlOption = None,
-    data_dir: DataDirOption = None,
-) -> None:
-    """Show one rejected message whole."""
-    message = connect(api_url, data_dir).call("rejected.show", {"id": rejected_id})
-    if as_json:
-        print_json(message)
-        return
-    body = message.pop("body")
-    print_fields(message.items())
-    typer.echo(f"\n{body}")
-
-
-def rejected_retry(
-    ids: Annotated[list[int] | None, typer.Argument(metavar="ID", help="Ids from `rejected list`.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
-    source: SourceOption = None,
-    as_json: JsonOption = False,
-    api_url: ApiUrlOption = None,
-    data_dir: DataDirOption = None,
-) -> None:
-    """Read rejected messages again, as when the reason has been mended."""
-    _rejected_each("rejected.retry", ids, everything, source, as_json, connect(api_url, data_dir))
-
-
-def rejected_purge(
-    ids: Annotated[list[int] | None, typer.Argument(metavar="ID", help="Ids from `rejected list`.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
-    source: SourceOption = None,
-    as_json: JsonOption = False,
-    api_url: ApiUrlOption = None,
-    data_dir: DataDirOption = None,
-) -> None:
-    """Delete rejected messages for good."""
-    _rejected_each("rejected.purge", ids, everything, source, as_json, connect(api_url, data_dir))
-
-
-def _rejected_each(
-    method: str, ids: list[int] | None, everything: bool, source: str | None, as_json: bool, client: Any
-) -> None:
-    if bool(ids) == everything:
-        raise typer.BadParameter("name the ids, or --all")
-    if ids and source:
-        raise typer.BadParameter("--source goes with --all")
-    totals: dict[str, Any] = {}
-    with progress(len(ids) if ids else None, method) as advance:
-        for answer in _rejected_answers(method, ids, source, client):
-            for name, count in answer.items():
-                if name != "cursor":
-                    totals[name] = totals[name] + count if name in totals else count  # numbers, or lists of ids
-            advance(
-                sum(
-                    count if isinstance(count, int) else len(count)
-                    for name, count in answer.items()
-                    if name != "cursor"
-                )
-            )
-    if as_json:
-        print_json(totals)
-    elif any(totals.values()):
-        print_fields(totals.items())
-    else:
-        typer.echo("there is none")
-    if totals.get("unknown") or totals.get("still_rejected"):
-        raise typer.Exit(1)
-
-
-def _rejected_answers(method: str, ids: list[int] | None, source: str | None, client: Any) -> Iterator[dict[str, Any]]:
-    if ids:
-        for start in range(0, len(ids), PAGE):
-            yield client.call(method, {"ids": ids[start : start + PAGE]})
-        return
-    cursor = None
-    while True:
-        answer = client.call(method, _given({"limit": PAGE, "cursor": cursor, "source": source}))
-        cursor = answer["cursor"]
-        yield answer
-        if cursor is None:
-            return
-
-
 def _print_result(client: Client, task_id: int, timeout: float | None) -> None:
     try:
         print_json(client.result(task_id, timeout=timeout))
@@ -433,10 +312,6 @@ def _print_result(client: Client, task_id: int, timeout: float | None) -> None:
         if isinstance(error, dict) and isinstance(error.get("data"), dict) and error["data"].get("traceback"):
             typer.echo(f"\n{error['data']['traceback'].rstrip()}", err=True)
         raise typer.Exit(4 if isinstance(exc, ResultTimeout) else 3) from None
-
-
-def _given(params: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in params.items() if value is not None}
 
 
 def _instant(text: str | None) -> str | int | None:
@@ -497,7 +372,7 @@ def _print_tasks(tasks: list[dict[str, Any]]) -> None:
         attempts = f"{task.get('attempts')}/{task.get('max_attempts')}" if "attempts" in task else None
         rows.append(
             (task.get("id"), task.get("action"), task.get("state"), attempts, task.get("run_at"),
-             task.get("updated_at"), None if message is None else _short(str(message)))
+             task.get("updated_at"), None if message is None else short(str(message)))
         )  # fmt: skip
     print_table(columns, rows, right=("id", "attempts"))
 
@@ -518,13 +393,3 @@ def _print_change(result: dict[str, Any], as_json: bool) -> None:
         print_json(result)
     else:
         typer.echo(f"task {result['id']} {result['state']}")
-
-
-def _print_cursor(cursor: str | None) -> None:
-    if cursor is not None:
-        typer.echo(f"more: add --cursor {cursor}", err=True)
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= BODY_SHOWN_CHARS else line[: BODY_SHOWN_CHARS - 1] + "…"

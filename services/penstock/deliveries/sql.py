@@ -52,7 +52,7 @@ class Statements:
     def __init__(self, settings: Settings) -> None:
         self._statements = settings.sql_statements
         self._result_limit_bytes = settings.result_limit_bytes
-        self._pools: dict[str, asyncpg.Pool[Any]] = {}
+        self._pools: dict[str, tuple[asyncpg.Pool[Any], asyncio.Semaphore]] = {}
         self._opening = asyncio.Lock()
 
     async def execute(self, ctx: Context, /, *, statement: str, parameters: list[Any] | None = None) -> dict[str, Any]:
@@ -69,10 +69,15 @@ class Statements:
             )
         values = [ctx.task_id, *(parameters or ())] if named.with_task_id else list(parameters or ())
         try:
-            async with asyncio.timeout(named.timeout_seconds + _CONNECT_SECONDS + _ANSWER_SECONDS):
-                pool = await self._pool(named)
-                async with pool.acquire(timeout=_CONNECT_SECONDS) as connection, connection.transaction():
-                    return await self._run(connection, named, statement, values)
+            pool, turns = await self._pool(named)
+            # Waiting for a turn may take as long as the attempt: it says nothing against the database.
+            async with (
+                turns,
+                asyncio.timeout(named.timeout_seconds + _CONNECT_SECONDS + _ANSWER_SECONDS),
+                pool.acquire(timeout=_CONNECT_SECONDS) as connection,
+                connection.transaction(),
+            ):
+                return await self._run(connection, named, statement, values)
         except asyncpg.PostgresError as exc:
             text = f"{statement}: {exc.as_dict().get('message') or type(exc).__name__} (SQLSTATE {exc.sqlstate})"
             if str(exc.sqlstate)[:2] in _FINAL:
@@ -111,20 +116,21 @@ class Statements:
                 return rows[:position]
         return rows
 
-    async def _pool(self, named: NamedStatement) -> asyncpg.Pool[Any]:
+    async def _pool(self, named: NamedStatement) -> tuple[asyncpg.Pool[Any], asyncio.Semaphore]:
         dsn = named.dsn.get_secret_value()
         async with self._opening:
             if dsn not in self._pools:
-                self._pools[dsn] = await asyncpg.create_pool(
+                pool = await asyncpg.create_pool(
                     dsn, min_size=0, max_size=_CONNECTIONS, init=_as_json, timeout=_CONNECT_SECONDS,
                     server_settings={"application_name": "penstock-sql.execute"},
                 )  # fmt: skip
+                self._pools[dsn] = pool, asyncio.Semaphore(_CONNECTIONS)
             return self._pools[dsn]
 
     async def close(self) -> None:
         """Close the connections; new ones are opened when a statement is run again."""
         pools, self._pools = self._pools, {}
-        for pool in pools.values():
+        for pool, _ in pools.values():
             try:
                 await asyncio.wait_for(pool.close(), _ANSWER_SECONDS)
             except TimeoutError:
