@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -104,8 +105,15 @@ def check_deliverable(given: Sequence[JobGiven]) -> None:
 
 def check_url(url: str) -> None:
     """Raises BadJob."""
-    if len(url) > URL_MAX_CHARS or not _URL.fullmatch(url):
+    try:
+        parts = urlsplit(url)
+        can_be_called = bool(_URL.fullmatch(url)) and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none, a bracket that is not closed
+        can_be_called = False
+    if not can_be_called or len(url) > URL_MAX_CHARS:
         raise BadJob(f"job callbackUrl is not valid {url[:200]!r}: it must be http(s)://host[:port]/path")
+    if "@" in parts.netloc:
+        raise BadJob("job callbackUrl holds a user or a password, which would be shown in answers and errors")
 
 
 def shifted_specs(given: Sequence[JobGiven]) -> list[str]:

@@ -419,7 +419,17 @@ async def test_the_first_check_that_fails_refuses_all(door: Door, sql: Any) -> N
     ]  # fmt: skip
     for jobs, text in wrong:
         assert await door.problem(400, "POST", "/jobs", jobs) == text
-    assert "callbackUrl" in await door.problem(400, "POST", "/jobs", [job(project, callbackUrl="ftp://x")])
+    for url in (
+        "ftp://x",
+        "",
+        "http://",
+        "http://x:port/",
+        "http://[::1/",
+        "http://a b/",
+        "http://u:p@x/",
+        "http://" + "x" * 9000,
+    ):
+        assert "callbackUrl" in await door.problem(400, "POST", "/jobs", [job(project, callbackUrl=url)])
     assert "NUL" in await door.problem(400, "POST", "/jobs", [job(project, data="a\0b")])
     assert "too large" in await door.problem(400, "POST", "/jobs", [job(project, data="x" * 300_000)])
     for content in (b"{", b'{"spec": 1}', b"[1]", b'[{"projectId": "1"}]', b'[{"startDate": "x"}]', b"\xff", b"null"):
