@@ -23,14 +23,17 @@ const counts = new Map() // job id -> callbacks
 const seen = new Set() // execution ids of the last two minutes or so
 let posts = 0
 let repeated = 0
-let last = Date.now()
+let last = 0 // when a callback came
+let began = 0 // when the first one of this minute did
 
 const app = express()
 app.use(express.json({ limit: '3mb' }))
 app.post('/callback', (request, response) => {
   response.sendStatus(204)
   posts += 1
-  last = Date.now()
+  const now = Date.now()
+  if (now - last > quietSeconds * 1000) began = now
+  last = now
   for (const job of request.body) {
     if (seen.has(job.executionId)) {
       repeated += 1
@@ -50,7 +53,8 @@ function histogram () {
 
 function tell (what) {
   console.log(new Date().toISOString(), what, `jobs called: ${counts.size} of ${jobs}, posts: ${posts},`,
-    `repeated: ${repeated}, callbacks -> jobs:`, JSON.stringify(histogram()))
+    `repeated: ${repeated}, the newest within ${((last - began) / 1000).toFixed(1)} s,`,
+    'callbacks -> jobs:', JSON.stringify(histogram()))
 }
 
 const pause = (seconds) => new Promise((resolve) => setTimeout(resolve, seconds * 1000))
