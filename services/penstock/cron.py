@@ -5,22 +5,26 @@ expression is *running* when its minute or its hour field begins with ``*`` or c
 ``0 * * * *``, ``* 0-23 * * *``): it fires whenever the wall clock matches, so it goes on in real time through a
 repeated hour, and falls silent only while there is no such time. Every other is *fixed* (``30 2 * * *``): each time of
 day fires once; one that the clock jumps over fires at the first instant after the gap, one that comes twice fires the
-first time.
+first time. What begins with ``@robfig`` is read as robfig/cron reads it (:mod:`penstock.robfig`) and always running.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from cronsim import CronSim, CronSimError
 
+from penstock import robfig
+
 EXPRESSION_MAX_CHARS = 200
+ROBFIG = "@robfig "
+"""Begins an expression of that dialect."""
 LONGEST_EVERY_SECONDS = 10 * 366 * 86_400
 COUNTED = 10_000
 """Instants that have passed are counted up to here; more are as many."""
@@ -48,6 +52,7 @@ _UNIT_SECONDS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 _SECOND = timedelta(seconds=1)
 _LONGEST_SEARCH_YEARS = 60
 _REMEMBERED = 256
+Read = TypeVar("Read")
 
 
 class CronError(ValueError):
@@ -88,7 +93,7 @@ class Cron:
         self._matches = _read(expression)
         minute, hour = self._matches.parts[1:3]
         self._running = (
-            minute.startswith("*") or hour.startswith("*")
+            expression.startswith(ROBFIG) or minute.startswith("*") or hour.startswith("*")
             or len(self._matches.minutes) == 60 or len(self._matches.hours) == 24
         )  # fmt: skip
         self._zone = zone
@@ -157,6 +162,8 @@ def timing(expression: str, timezone: str, anchor: datetime) -> Timing:
 
 def every_seconds(expression: str) -> int | None:
     """The interval of ``@every 1h30m``; None for any other expression. Raises CronError."""
+    if expression.startswith(ROBFIG):
+        return _of_robfig(robfig.every_seconds, expression)
     text = expression.strip().lower()
     if not text.startswith("@every"):
         return None
@@ -216,7 +223,9 @@ def _read(expression: str) -> CronSim:
     """Raises CronError, which names the part that is wrong."""
     if len(expression) > EXPRESSION_MAX_CHARS:
         raise CronError("expression", f"is {len(expression)} characters long; the limit is {EXPRESSION_MAX_CHARS}")
-    if expression.startswith("@"):
+    if expression.startswith(ROBFIG):
+        expression = _of_robfig(robfig.translate, expression)
+    elif expression.startswith("@"):
         if expression.lower() not in MACROS:
             known = ", ".join((*MACROS, "@every 90s"))
             raise CronError("expression", f"{_shown(expression)} is unknown; there are {known}")
@@ -235,6 +244,13 @@ def _read(expression: str) -> CronSim:
     except (CronSimError, AssertionError) as exc:
         raise CronError("expression", _problem(fields, str(exc))) from None
     return matches
+
+
+def _of_robfig(read: Callable[[str], Read], expression: str) -> Read:
+    try:
+        return read(expression.removeprefix(ROBFIG))
+    except ValueError as exc:
+        raise CronError("expression", str(exc)) from None
 
 
 def _problem(fields: list[str], text: str) -> str:

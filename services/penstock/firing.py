@@ -142,7 +142,8 @@ def render(payload: str, name: str, schedule_id: int, instant: datetime) -> str:
     }
 
     def fill(match: re.Match[str]) -> str:
-        return match[0] if match[1] else _PLACE.sub(lambda place: values[place[1]], match[0])
+        text = match[0]
+        return text if "{{" not in text or match[1] else _PLACE.sub(lambda place: values[place[1]], text)
 
     return _STRING.sub(fill, payload)
 

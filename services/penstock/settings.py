@@ -189,6 +189,42 @@ class Settings(BaseSettings):
         "statement, and if need be timeout_seconds, max_rows, with_task_id.",
     )
 
+    # scheduler0's API
+    scheduler0: bool = Field(
+        False,
+        description="The api serves scheduler0's API too, under /v1 and /api/v1, to those who have its credentials "
+        "(`penstock credential create`).",
+    )
+    scheduler0_auth_username: str | None = Field(
+        None, description="User of its peer mode (`x-peer: cmd` with Basic); unset: there is no such mode."
+    )
+    scheduler0_auth_password: SecretStr | None = Field(None, description="Password of that user.")
+    scheduler0_readable_secrets: bool = Field(
+        False,
+        description="Keep secrets of credentials made from now on in clear, to be read again, as scheduler0 does.",
+    )
+    scheduler0_retry_max: int = Field(
+        5, ge=0, le=999, description="A callback that fails is tried again so often; for jobs made from now on."
+    )
+    scheduler0_retry_delay_seconds: float | None = Field(
+        None,
+        ge=0,
+        le=86_400,
+        description="Each time after this; unset: as PENSTOCK_RETRY_BASE_SECONDS and the like say.",
+    )
+    scheduler0_timeout_seconds: float = Field(
+        30, gt=0, le=3600, description="Time for one callback, redirects and answer included."
+    )
+    scheduler0_payload_limit_bytes: int = Field(
+        2_000_000,
+        ge=1024,
+        le=100_000_000,
+        description="Body of one callback; jobs that come to more are sent in several.",
+    )
+    scheduler0_any_status: bool = Field(
+        False, description="Take any HTTP status of a callback as success, as scheduler0 does; else 2xx alone."
+    )
+
     # Supervisor
     supervisor_interval_seconds: float = Field(5, gt=0, description="Pause between two rounds of upkeep.")
     retention_success_seconds: float = Field(7 * DAY, ge=0, description="SUCCESS records are kept this long.")
@@ -313,7 +349,8 @@ class Settings(BaseSettings):
     @field_validator(
         "database_url", "database_ssl_mode", "database_ssl_root_cert", "sqs_endpoint_url", "aws_region", "api_url",
         "api_key", "api_rate_limit", "api_rate_burst", "metrics_port", "control_url", "control_api_key",
-        "payload_retention_seconds", "result_retention_seconds", "result_compress_bytes", "http_ca_file", mode="before",
+        "payload_retention_seconds", "result_retention_seconds", "result_compress_bytes", "http_ca_file",
+        "scheduler0_auth_username", "scheduler0_auth_password", "scheduler0_retry_delay_seconds", mode="before",
     )  # fmt: skip
     @classmethod
     def _empty_is_unset(cls, value: Any) -> Any:
@@ -388,6 +425,8 @@ class Settings(BaseSettings):
             )
         if self.api_rate_burst is not None and self.api_rate_limit is None:
             problems.append("api_rate_burst needs api_rate_limit")
+        if (self.scheduler0_auth_username is None) != (self.scheduler0_auth_password is None):
+            problems.append("scheduler0_auth_username and scheduler0_auth_password go together: set both, or neither")
         problems += self._ssl_problems()
         if problems:
             raise ValueError("; ".join(problems))

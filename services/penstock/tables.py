@@ -364,3 +364,51 @@ workflow_event = Table(
     Column("state", task_state, nullable=False),
     Column("children", Text),
 )
+
+scheduler0_credential = Table(
+    "scheduler0_credential",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("api_key", Text, nullable=False, unique=True),
+    Column("secret_hash", LargeBinary, nullable=False),
+    Column("secret", Text),
+    Column("archived", Boolean, nullable=False, server_default=text("false")),
+    _instant("created_at", default=True),
+)
+
+scheduler0_project = Table(
+    "scheduler0_project",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("name", Text, nullable=False, unique=True),
+    Column("description", Text, nullable=False),
+    _instant("created_at", default=True),
+)
+
+scheduler0_request = Table(
+    "scheduler0_request",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("request_id", Text, nullable=False, unique=True),
+    Column("import_id", BigInteger, nullable=False),
+    Column("input", Text, nullable=False),
+    Column("output", Text, nullable=False),
+    _instant("created_at", default=True),
+)
+
+scheduler0_job = Table(
+    "scheduler0_job",
+    metadata,
+    Column("id", BigInteger, Identity(always=False), primary_key=True),
+    Column("project_id", BigInteger, ForeignKey(scheduler0_project.c.id), nullable=False),
+    Column("import_id", BigInteger, nullable=False),
+    Column("spec", Text, nullable=False),
+    Column("timezone", Text, nullable=False),
+    Column("timezone_offset", BigInteger, nullable=False, server_default="0"),
+    Column("callback_url", Text, nullable=False),
+    Column("data", Text, nullable=False),
+    Column("execution_type", Text, nullable=False),
+    _instant("start_date", nullable=True),
+    _instant("end_date", nullable=True),
+    _instant("created_at"),
+)

@@ -346,6 +346,11 @@ _WRONG = [
     ("workflow_step_counts_make_sense", "workflow_step", _STEP | {"open_children": "1"}),
     ("workflow_step_done_is_final", "workflow_step", _STEP | {"done": "true"}),
     ("workflow_step_passed_is_done", "workflow_step", _STEP | {"passed": "true"}),
+    (
+        "scheduler0_credential_secret_hash_is_sha256",
+        "scheduler0_credential",
+        {"api_key": "'k'", "secret_hash": "'short'::bytea"},
+    ),
 ]
 
 

@@ -17,6 +17,8 @@ SECRETS = {
     "PENSTOCK_API_KEYS": "hunter2,ci:read:" + "0" * 64,
     "PENSTOCK_CONTROL_API_KEY": "hunter2",
     "PENSTOCK_HTTP_SIGNING_SECRETS": "billing:hunter2",
+    "PENSTOCK_SCHEDULER0_AUTH_USERNAME": "me",
+    "PENSTOCK_SCHEDULER0_AUTH_PASSWORD": "hunter2",
     "PENSTOCK_SQL_STATEMENTS": '{"a": {"dsn": "postgresql://me:hunter2@db/x", "statement": "select 1"}}',
 }
 

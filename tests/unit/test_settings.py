@@ -183,7 +183,7 @@ def test_a_secret_may_stand_twice_under_one_name_and_hold_colons() -> None:
 
 # docs/configuration.md
 
-_ROW = re.compile(r"^\| `(PENSTOCK_[A-Z_]+)` \| (.+?) \| (.+) \|$", re.MULTILINE)
+_ROW = re.compile(r"^\| `(PENSTOCK_[A-Z0-9_]+)` \| (.+?) \| (.+) \|$", re.MULTILINE)
 
 
 def documented_rows() -> list[tuple[str, ...]]:

@@ -11,6 +11,7 @@ from penstock.api.keyring import Keyring
 from penstock.api.methods import Methods
 from penstock.api.rates import Rates
 from penstock.api.rpc import Dispatcher
+from penstock.api.scheduler0 import Scheduler0
 from penstock.api.server import HttpServer
 from penstock.logs import get_logger
 from penstock.loop import Service, SideTask
@@ -57,11 +58,14 @@ class Api(Service):
             self._methods.handlers, prefixes=self._methods.prefixes, batch_limit=settings.batch_limit
         )
         rate = settings.api_rate_limit
+        rates = None if rate is None else Rates(rate, settings.api_rate_burst or rate)
+        self._scheduler0 = Scheduler0(store, settings, rates) if settings.scheduler0 else None
         app = make_app(
             dispatcher,
-            Guard(self._keyring, None if rate is None else Rates(rate, settings.api_rate_burst or rate)),
+            Guard(self._keyring, rates),
             request_limit_bytes=settings.request_limit_bytes,
             request_timeout_seconds=settings.request_timeout_seconds,
+            more=self._scheduler0.routes if self._scheduler0 is not None else (),
         )
         self._server = HttpServer(
             app,
@@ -105,6 +109,8 @@ class Api(Service):
     def stop_taking(self) -> None:
         self._server.stop()
         self._methods.results.stop()
+        if self._scheduler0 is not None:
+            self._scheduler0.stop()
 
     async def drain(self, seconds: float) -> None:
         if not await self._server.wait_ended(seconds):

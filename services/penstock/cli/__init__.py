@@ -12,6 +12,7 @@ from penstock.cli import (
     bench,
     bulk,
     config,
+    credentials,
     dlq,
     doctor,
     keys,
@@ -55,7 +56,8 @@ def _root(
 
 
 for part in (
-    local, tasks, top, rejected, waits, workflows, schedules, bulk, dlq, rules, processes, config, keys, doctor, bench,
+    local, tasks, top, rejected, waits, workflows, schedules, bulk, dlq, rules, processes, config, keys, credentials,
+    doctor, bench,
 ):  # fmt: skip
     part.add_to(app)
 

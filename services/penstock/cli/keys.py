@@ -60,8 +60,8 @@ def create(
     except ValueError as exc:
         raise typer.BadParameter(f"the name {exc}") from None
     seconds = None if expires_in_days is None else expires_in_days * 86_400
-    settings = _settings(database_url, data_dir)
-    made = _run(settings, lambda session: keystore.create_key(session, name, permission, seconds))
+    settings = settings_of(database_url, data_dir)
+    made = in_database(settings, lambda session: keystore.create_key(session, name, permission, seconds))
     if made is None:
         raise PenstockError(f"there is a key {name!r} already: revoke it first, or take another name")
     record, secret = made
@@ -99,7 +99,7 @@ def list_keys(
             if len(page) < PAGE:
                 return records
 
-    records = _run(_settings(database_url, data_dir), read)
+    records = in_database(settings_of(database_url, data_dir), read)
     if as_json:
         print_json([_members(record) for record in records])
         return
@@ -129,7 +129,7 @@ def revoke(
             key_id = int(key)
         return None if key_id is None else await keystore.revoke_key(session, key_id)
 
-    record = _run(_settings(database_url, data_dir), change)
+    record = in_database(settings_of(database_url, data_dir), change)
     if record is None:
         raise PenstockError(f"there is no key {key!r}: `penstock keys list` shows those there are")
     if as_json:
@@ -138,7 +138,7 @@ def revoke(
         print_fields((("revoked", f"key {record.id} {record.name}"), ("at", _shown(record.revoked_at))))
 
 
-def _settings(database_url: str | None, data_dir: Path | None) -> Settings:
+def settings_of(database_url: str | None, data_dir: Path | None) -> Settings:
     """Settings with the database that is meant: the option's, else the stack's in --data-dir, else the settings' own,
     else that of the stack that runs here."""
     from penstock.local.state import DataDir
@@ -159,11 +159,11 @@ def _settings(database_url: str | None, data_dir: Path | None) -> Settings:
     )
 
 
-def _run(settings: Settings, work: Callable[[Session], Awaitable[Result]]) -> Result:
+def in_database(settings: Settings, work: Callable[[Session], Awaitable[Result]]) -> Result:
     from penstock.store import Store
 
     async def run() -> Result:
-        store = Store(settings.require_database_url, pool_size=1, application_name="penstock-keys")
+        store = Store(settings.require_database_url, pool_size=1, application_name="penstock-cli")
         try:
             async with store.session() as session:
                 return await work(session)

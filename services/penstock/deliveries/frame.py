@@ -21,6 +21,7 @@ HOMES = {
     "http.request": "http",
     "sqs.send": "sqs",
     "sql.execute": "sql",
+    "scheduler0.callback": "scheduler0",
 }
 # Action -> extra of the package that brings what it needs beyond a plain worker's libraries.
 EXTRAS: dict[str, str] = {}

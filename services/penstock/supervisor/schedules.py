@@ -31,6 +31,12 @@ _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 10.0
 _RETENTION_BATCH = 5000
 _BATCHES_PER_ROUND = 20
+_KEPT_FOR_A_TIME = {
+    "schedule_run": "delete_old_runs",
+    "scheduler0_request": "delete_old_requests",
+    "schedule_import": "delete_old_imports",
+}
+"""Kind of record -> statement that removes old ones. A request goes before its import, by which it knows its state."""
 
 log = get_logger()
 _decode_entries = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -175,7 +181,7 @@ class RunRetention:
     async def run_once(self) -> int:
         """Returns how many records were removed."""
         removed = 0
-        for kind, statement in (("schedule_run", "delete_old_runs"), ("schedule_import", "delete_old_imports")):
+        for kind, statement in _KEPT_FOR_A_TIME.items():
             total = 0
             for _ in range(_BATCHES_PER_ROUND):
                 async with self._store.session() as session:

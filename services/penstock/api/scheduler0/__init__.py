@@ -1,0 +1,114 @@
+"""scheduler0's API, served beside JSON-RPC under ``/v1`` and ``/api/v1`` to those who have its credentials."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route
+
+from penstock.api.http import read_body, refusal
+from penstock.api.rates import Rates
+from penstock.api.scheduler0.access import UNAUTHORIZED, Doorkeeper
+from penstock.api.scheduler0.answers import Problem, answer
+from penstock.api.scheduler0.credentials import Credentials
+from penstock.api.scheduler0.executions import Executions
+from penstock.api.scheduler0.jobs import Jobs
+from penstock.api.scheduler0.node import Node
+from penstock.api.scheduler0.projects import Projects
+from penstock.api.scheduler0.tasks import AsyncTasks
+from penstock.errors import AccessDenied, Refused, RpcError, TooSlow, Unavailable
+from penstock.logs import get_logger
+from penstock.settings import Settings
+from penstock.store import Store
+
+__all__ = ["Scheduler0"]
+
+NOT_READY = "peer cannot accept requests"
+Handle = Callable[[Request, bytes], Awaitable[Response]]
+
+log = get_logger()
+
+
+class Scheduler0:
+    """The routes and what stands behind them. rates: None for any rate."""
+
+    def __init__(self, store: Store, settings: Settings, rates: Rates | None) -> None:
+        self._settings = settings
+        self._doorkeeper = Doorkeeper(store, settings, rates)
+        self._tasks = AsyncTasks(store)
+        credentials, projects, jobs = Credentials(store, settings), Projects(store), Jobs(store, settings)
+        executions, node = Executions(store), Node(store)
+        routes = [
+            self._route("/credentials", GET=credentials.list, POST=credentials.create),
+            self._route(
+                "/credentials/{id}", GET=credentials.get, PUT=credentials.update, DELETE=credentials.delete
+            ),
+            self._route("/credentials/{id}/archive", POST=credentials.archive),
+            self._route("/projects", GET=projects.list, POST=projects.create),
+            self._route("/projects/{id}", GET=projects.get, PUT=projects.update, DELETE=projects.delete),
+            self._route("/jobs", GET=jobs.list, POST=jobs.create),
+            self._route("/jobs/{id}", GET=jobs.get, PUT=jobs.update, DELETE=jobs.delete),
+            self._route("/async-tasks/{id}", GET=self._tasks.get),
+            self._route("/executions", GET=executions.list),
+            self._route("/healthcheck", is_open=True, GET=node.health),
+            self._route("/start-jobs", POST=node.accepted),
+            self._route("/stop-jobs", POST=node.accepted),
+            self._route("/peer-handshake", GET=node.health),
+            self._route("/execution-logs", GET=node.accepted),
+        ]  # fmt: skip
+        self._app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+
+    @property
+    def routes(self) -> list[BaseRoute]:
+        """Where it is served: as the original's server, its README and its clients have it."""
+        return [Mount("/v1", app=self._app), Mount("/api/v1", app=self._app)]
+
+    def stop(self) -> None:
+        """Answer those who wait for an async task."""
+        self._tasks.stop()
+
+    def _route(self, path: str, *, is_open: bool = False, **by_method: Handle) -> Route:
+        async def endpoint(request: Request) -> Response:
+            try:
+                if not is_open:
+                    await self._doorkeeper.admit(request.headers)
+                body = await read_body(
+                    request, self._settings.request_limit_bytes, self._settings.request_timeout_seconds
+                )
+                return await by_method["GET" if request.method == "HEAD" else request.method](request, body)
+            except Problem as exc:
+                return answer(exc.data, exc.status, success=False)
+            except ClientDisconnect:
+                return Response(status_code=400)  # nobody is there to read it
+            except Exception as exc:
+                return _failed(exc)
+
+        return Route(path, endpoint, methods=list(by_method))
+
+
+def _failed(exc: Exception) -> Response:
+    """The answer when a request could not be carried out, with no more than its sender should know."""
+    match exc:
+        case AccessDenied():
+            refusal(exc)
+            return answer(UNAUTHORIZED, 401, success=False)
+        case RpcError():
+            status, headers = refusal(exc)
+            return answer(exc.message, status, success=False, headers=headers)
+        case Refused():
+            return answer(f"the values cannot be kept: {exc}", 400, success=False)
+        case TooSlow():
+            return answer("the request takes too long: ask for less at once", 503, success=False)
+        case Unavailable():
+            return answer(NOT_READY, 503, success=False)
+    log.exception("request_failed", api="scheduler0", error=type(exc).__name__)
+    return answer("internal error", 500, success=False)
+
+
+async def _http_error(_request: Request, exc: Exception) -> Response:
+    assert isinstance(exc, HTTPException)
+    return answer(exc.detail, exc.status_code, success=False, headers=exc.headers)

@@ -1,0 +1,67 @@
+"""Who may use scheduler0's API: those who have one of its credentials, and its command line in peer mode."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+
+from starlette.datastructures import Headers
+
+from penstock.api.rates import Rates
+from penstock.errors import AccessDenied
+from penstock.scheduler0store import find_credential
+from penstock.settings import Settings
+from penstock.store import Store
+
+UNAUTHORIZED = "unauthorized requests"
+_PEERS = frozenset({"cmd", "peer"})
+_LONGEST = 512  # characters of a key or a secret, or nobody is asked about it
+
+
+class Doorkeeper:
+    """Checks the headers of a request, each time anew: a credential that was archived is refused from then on.
+
+    rates: None for any rate.
+    """
+
+    def __init__(self, store: Store, settings: Settings, rates: Rates | None) -> None:
+        self._store = store
+        self._rates = rates
+        self._peer: bytes | None = None
+        password = settings.scheduler0_auth_password
+        if settings.scheduler0_auth_username is not None and password is not None:
+            self._peer = f"{settings.scheduler0_auth_username}:{password.get_secret_value()}".encode()
+
+    async def admit(self, headers: Headers) -> None:
+        """Raises AccessDenied with the status 401, RateLimited, Unavailable."""
+        name = await self._name_of(headers)
+        if name is None:
+            raise AccessDenied(401, UNAUTHORIZED)
+        if self._rates is not None:
+            self._rates.charge(name, 1)
+
+    async def _name_of(self, headers: Headers) -> str | None:
+        """Of whoever sent the request, as the rate is counted."""
+        api_key = headers.get("x-api-key", "")
+        secret = headers.get("x-secret-key") or headers.get("x-api-secret", "")
+        if api_key and secret:
+            if max(len(api_key), len(secret)) > _LONGEST or "\0" in api_key:
+                return None
+            async with self._store.session() as session:
+                found = await find_credential(session, api_key, secret)
+            return None if found is None else f"scheduler0:{found}"
+        if self._peer is not None and headers.get("x-peer") in _PEERS:
+            return "scheduler0:peer" if hmac.compare_digest(_basic(headers), self._peer) else None
+        return None
+
+
+def _basic(headers: Headers) -> bytes:
+    """User, colon and password of Basic; nothing where there is none that can be read."""
+    scheme, _, encoded = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "basic":
+        return b""
+    try:
+        return base64.b64decode(encoded.strip(), validate=True)
+    except (binascii.Error, ValueError):
+        return b""
