@@ -72,6 +72,34 @@ class Settings(BaseSettings):
         60, ge=3, le=43200, description="A received message reappears after this long unless deleted or extended."
     )
 
+    # Kafka
+    kafka_brokers: str | None = Field(
+        None, description="Kafka's brokers to begin with, `host:port,host:port`; unset: no Kafka."
+    )
+    kafka_security_protocol: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = Field(
+        "plaintext", description="How brokers are talked to; `sasl_ssl` and `ssl` are safe on any network."
+    )
+    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
+        "SCRAM-SHA-512", description="How the user and the password are shown to the brokers."
+    )
+    kafka_sasl_username: str | None = Field(None, description="The user, for `sasl_plaintext` and `sasl_ssl`.")
+    kafka_sasl_password: SecretStr | None = Field(None, description="The password, likewise.")
+    kafka_ssl_ca_file: str | None = Field(
+        None, description="File of the authorities that the brokers' certificates are checked by; unset: the system's."
+    )
+    kafka_ssl_certificate_file: str | None = Field(None, description="Our own certificate, where brokers ask for one.")
+    kafka_ssl_key_file: str | None = Field(None, description="Its key.")
+    kafka_ssl_key_password: SecretStr | None = Field(None, description="The password of that file.")
+    kafka_compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = Field(
+        "none", description="How records that are published are compressed; whoever reads them must know it."
+    )
+    kafka_delivery_timeout_seconds: float = Field(
+        30, ge=1, le=3600, description="A record that the brokers have not taken by then counts as not published."
+    )
+    kafka_session_timeout_seconds: float = Field(
+        45, ge=1, le=1800, description="Partitions of a process that died are given to others after this."
+    )
+
     # Attempts
     max_attempts: int = Field(
         10, ge=1, le=1000, description="Attempts before CRITICAL_ERROR, for tasks that name no number of their own."
@@ -269,7 +297,9 @@ class Settings(BaseSettings):
     @field_validator(
         "database_url", "database_ssl_mode", "database_ssl_root_cert", "sqs_endpoint_url", "aws_region", "api_url",
         "api_key", "api_rate_limit", "api_rate_burst", "metrics_port", "control_url", "control_api_key",
-        "payload_retention_seconds", "result_retention_seconds", "result_compress_bytes", mode="before",
+        "payload_retention_seconds", "result_retention_seconds", "result_compress_bytes",
+        "kafka_brokers", "kafka_sasl_username", "kafka_sasl_password", "kafka_ssl_ca_file",
+        "kafka_ssl_certificate_file", "kafka_ssl_key_file", "kafka_ssl_key_password", mode="before",
     )  # fmt: skip
     @classmethod
     def _empty_is_unset(cls, value: Any) -> Any:
@@ -282,7 +312,7 @@ class Settings(BaseSettings):
             check_database_url(value.get_secret_value())
         return value
 
-    @field_validator("database_ssl_root_cert")
+    @field_validator("database_ssl_root_cert", "kafka_ssl_ca_file", "kafka_ssl_certificate_file", "kafka_ssl_key_file")
     @classmethod
     def _readable_file(cls, value: str | None) -> str | None:
         if value is not None and not (os.path.isfile(value) and os.access(value, os.R_OK)):
@@ -318,7 +348,7 @@ class Settings(BaseSettings):
             )
         if self.api_rate_burst is not None and self.api_rate_limit is None:
             problems.append("api_rate_burst needs api_rate_limit")
-        problems += self._ssl_problems()
+        problems += self._ssl_problems() + self._kafka_problems()
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -342,6 +372,13 @@ class Settings(BaseSettings):
             return url
         bare, _, fragment = url.partition("#")
         return f"{bare}{'&' if '?' in bare else '?'}{urlencode(more)}" + (f"#{fragment}" if fragment else "")
+
+    @property
+    def require_kafka_brokers(self) -> str:
+        """The brokers. Raises SettingsError when there are none."""
+        if self.kafka_brokers is None:
+            raise SettingsError(f"{PREFIX}KAFKA_BROKERS is not set: set it to host:port of one broker, or of several")
+        return self.kafka_brokers
 
     @property
     def holds_ordering_keys(self) -> bool:
@@ -386,6 +423,20 @@ class Settings(BaseSettings):
             problems.append(
                 f"database_ssl_root_cert is not looked at with the mode {mode}: set database_ssl_mode to verify-full"
             )
+        return problems
+
+    def _kafka_problems(self) -> list[str]:
+        problems = []
+        protocol = self.kafka_security_protocol
+        if protocol.startswith("sasl") and (self.kafka_sasl_username is None or self.kafka_sasl_password is None):
+            problems.append(f"kafka_security_protocol {protocol} needs kafka_sasl_username and kafka_sasl_password")
+        if not protocol.startswith("sasl") and self.kafka_sasl_password is not None:
+            problems.append(f"kafka_sasl_password is not sent with {protocol}: set kafka_security_protocol to sasl_ssl")
+        files = (self.kafka_ssl_ca_file, self.kafka_ssl_certificate_file, self.kafka_ssl_key_file)
+        if not protocol.endswith("ssl") and any(files):
+            problems.append(f"kafka_ssl_* is not looked at with {protocol}: set kafka_security_protocol to ssl")
+        if (self.kafka_ssl_certificate_file is None) != (self.kafka_ssl_key_file is None):
+            problems.append("kafka_ssl_certificate_file and kafka_ssl_key_file go together")
         return problems
 
 
