@@ -21,7 +21,7 @@ LIMIT_SECONDS = 60
 
 @pytest.fixture
 def kafka_settings(kafka: MockKafka) -> Settings:
-    return load_settings(kafka_brokers=kafka.brokers, kafka_session_timeout_seconds=6)
+    return load_settings(kafka_brokers=kafka.brokers, kafka_session_timeout_seconds=2)
 
 
 @pytest.fixture
