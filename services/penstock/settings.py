@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
+import re
 import ssl
 import tomllib
 from pathlib import Path
@@ -19,13 +20,16 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from penstock.addresses import Guard
 from penstock.errors import SettingsError
 from penstock.keys import ApiKey, parse_entries
 from penstock.retry import Backoff
+from penstock.signatures import signing_key
 
 DAY = 86400
 PREFIX = "PENSTOCK_"
 CONFIG_FILE = "penstock.toml"
+_SECRET_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _VERIFYING = ("verify-ca", "verify-full")
 
 
@@ -173,6 +177,35 @@ class Settings(BaseSettings):
         7 * DAY, gt=0, le=100 * 366 * DAY, description="A task waits so long for its event, unless its handler says."
     )
 
+    # Deliveries
+    deliveries: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Comma-separated built-in actions that workers run, such as `http.request`; each acts in the "
+        "network for whoever may enqueue, so none is on by itself.",
+    )
+    http_allow: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Comma-separated networks, addresses and hosts (`10.1.0.0/16,billing.internal,*.svc.local`) that "
+        "`http.request` may reach though they are not public.",
+    )
+    http_timeout_seconds: float = Field(
+        30, gt=0, le=3600, description="Time for one HTTP request, redirects and answer included, unless its task says."
+    )
+    http_response_limit_bytes: int = Field(
+        65536, ge=0, le=900_000, description="Of an answer's body so much is kept as the task's result at the most."
+    )
+    http_signing_secrets: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
+        (),
+        description="Comma-separated `name:secret` that tasks of `http.request` name to have requests signed; a name "
+        "that stands twice signs with both.",
+    )
+    http_ca_file: str | None = Field(
+        None, description="File of authorities, beside the system's, that HTTPS servers' certificates are checked by."
+    )
+    http_max_connections: int = Field(
+        200, ge=1, description="HTTP connections that one worker has open at once, to all hosts together."
+    )
+
     # Supervisor
     supervisor_interval_seconds: float = Field(5, gt=0, description="Pause between two rounds of upkeep.")
     retention_success_seconds: float = Field(7 * DAY, ge=0, description="SUCCESS records are kept this long.")
@@ -287,17 +320,17 @@ class Settings(BaseSettings):
         """Arguments, then the environment, then penstock.toml; no .env file and no secrets folder."""
         return init_settings, env_settings, _TomlFile(settings_cls)
 
-    @field_validator("api_keys", mode="before")
+    @field_validator("api_keys", "deliveries", "http_allow", "http_signing_secrets", mode="before")
     @classmethod
-    def _split_keys(cls, value: Any) -> Any:
+    def _split(cls, value: Any) -> Any:
         if isinstance(value, str):
-            return tuple(key.strip() for key in value.split(",") if key.strip())
+            return tuple(entry.strip() for entry in value.split(",") if entry.strip())
         return value
 
     @field_validator(
         "database_url", "database_ssl_mode", "database_ssl_root_cert", "sqs_endpoint_url", "aws_region", "api_url",
         "api_key", "api_rate_limit", "api_rate_burst", "metrics_port", "control_url", "control_api_key",
-        "payload_retention_seconds", "result_retention_seconds", "result_compress_bytes",
+        "payload_retention_seconds", "result_retention_seconds", "result_compress_bytes", "http_ca_file",
         "kafka_brokers", "kafka_sasl_username", "kafka_sasl_password", "kafka_ssl_ca_file",
         "kafka_ssl_certificate_file", "kafka_ssl_key_file", "kafka_ssl_key_password", mode="before",
     )  # fmt: skip
@@ -312,7 +345,9 @@ class Settings(BaseSettings):
             check_database_url(value.get_secret_value())
         return value
 
-    @field_validator("database_ssl_root_cert", "kafka_ssl_ca_file", "kafka_ssl_certificate_file", "kafka_ssl_key_file")
+    @field_validator(
+        "database_ssl_root_cert", "http_ca_file", "kafka_ssl_ca_file", "kafka_ssl_certificate_file", "kafka_ssl_key_file"
+    )
     @classmethod
     def _readable_file(cls, value: str | None) -> str | None:
         if value is not None and not (os.path.isfile(value) and os.access(value, os.R_OK)):
@@ -323,6 +358,22 @@ class Settings(BaseSettings):
     @classmethod
     def _entries_can_be_read(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
         parse_entries(entry.get_secret_value() for entry in value)
+        return value
+
+    @field_validator("http_allow")
+    @classmethod
+    def _networks_and_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        Guard(value)
+        return value
+
+    @field_validator("http_signing_secrets")
+    @classmethod
+    def _named_secrets(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        for position, entry in enumerate(value, 1):
+            name, _, secret = entry.get_secret_value().partition(":")
+            if not _SECRET_NAME.fullmatch(name) or not secret:
+                raise ValueError(f"entry {position} is not name:secret, the name of letters, digits, - and _")
+            signing_key(secret)
         return value
 
     @field_validator("sqs_endpoint_url", "api_url", "control_url")
@@ -356,6 +407,15 @@ class Settings(BaseSettings):
     @property
     def backoff(self) -> Backoff:
         return Backoff(self.retry_base_seconds, self.retry_factor, self.retry_cap_seconds, self.retry_jitter)
+
+    @property
+    def signing_secrets(self) -> dict[str, tuple[str, ...]]:
+        """The secrets of ``http_signing_secrets`` in clear, by name."""
+        found: dict[str, tuple[str, ...]] = {}
+        for entry in self.http_signing_secrets:
+            name, _, secret = entry.get_secret_value().partition(":")
+            found[name] = (*found.get(name, ()), secret)
+        return found
 
     @property
     def require_database_url(self) -> str:

@@ -68,6 +68,7 @@ def _store(faults: Faults | None, database_url: str, **options: Any) -> Store:
 
 
 def _worker(settings: Settings, apps: Sequence[str], faults: Faults | None) -> Callable[[AsyncExitStack], Service]:
+    from penstock.deliveries import Deliveries
     from penstock.handlers import REGISTRY, load_app
     from penstock.worker import Worker
 
@@ -75,12 +76,14 @@ def _worker(settings: Settings, apps: Sequence[str], faults: Faults | None) -> C
         load_app(app)
 
     registry = REGISTRY
+    deliveries = Deliveries(settings, registry)
     if faults is not None:
         from penstock.faults.handlers import with_faults
 
         registry = with_faults(REGISTRY, faults)
 
     def make(stack: AsyncExitStack) -> Service:
+        stack.push_async_callback(deliveries.close)
         queues = _queues(settings, stack, faults)
         return Worker(outbound=queues["outbound"], results=queues["results"], settings=settings, registry=registry)
 

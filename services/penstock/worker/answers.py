@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.deliveries import HOMES
 from penstock.errors import HANDLER_ERROR, METHOD_NOT_FOUND, TASK_TIMEOUT, TOO_LARGE
 from penstock.handlers import Fail, Handler, Registry, Retry
 from penstock.handlers.waiting import Wait
@@ -232,7 +233,9 @@ def unknown_action_answer(claim_id: str, action: str, registry: Registry) -> str
     shown = head(action[:_ACTION_SHOWN_CHARS])
     near = registry.nearest(action[:_ACTION_SHOWN_CHARS])
     message = f"this worker has no handler for action {shown!r}"
-    if near:
+    if action in HOMES:
+        message += "; it is built in, and run by workers whose PENSTOCK_DELIVERIES names it"
+    elif near:
         message += f"; the nearest it has is {near!r}"
     return encode_error(
         claim_id, METHOD_NOT_FOUND, message, {"type": "UnknownAction", "message": message, "nearest": near}

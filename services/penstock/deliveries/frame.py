@@ -1,0 +1,108 @@
+"""The frame of deliveries; the package's docstring tells how to write one."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Awaitable, Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import SettingsError
+from penstock.handlers import Fail, Registry, Retry, action
+from penstock.logs import get_logger
+from penstock.settings import PREFIX, Settings
+
+if TYPE_CHECKING:
+    from penstock.deliveries.client import HttpClient
+
+# Action -> module of this package whose add_to() registers it.
+HOMES = {
+    "http.request": "http",
+}
+# Action -> extra of the package that brings what it needs beyond a plain worker's libraries.
+EXTRAS: dict[str, str] = {}
+
+log = get_logger()
+
+
+class NotDelivered(Retry):
+    """This attempt failed for reasons that may pass. delay: seconds until the next, None for the usual backoff."""
+
+    def __init__(self, reason: str, delay: float | None = None) -> None:
+        super().__init__(delay, reason)
+
+
+class Undeliverable(Fail):
+    """No attempt will succeed as the task stands, so it becomes CRITICAL_ERROR; the reason says what to change."""
+
+
+class Deliveries:
+    """The deliveries of one worker: those that PENSTOCK_DELIVERIES names, registered when this is made.
+
+    settings: the worker's. registry: where their handlers go.
+    Raises SettingsError for a name that is none, for a library that is missing, and for an action that is taken.
+    """
+
+    def __init__(self, settings: Settings, registry: Registry) -> None:
+        self.settings = settings
+        self.registry = registry
+        self._closes: list[Callable[[], Awaitable[None]]] = []
+        for name in dict.fromkeys(settings.deliveries):
+            self._add(name)
+        if settings.deliveries:
+            log.info("deliveries_enabled", actions=",".join(settings.deliveries))
+
+    def _add(self, name: str) -> None:
+        home = HOMES.get(name)
+        if home is None:
+            near = difflib.get_close_matches(name, HOMES, n=1)
+            raise SettingsError(
+                f"{PREFIX}DELIVERIES: there is no delivery {name!r}; "
+                + (f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(HOMES))}")
+            )
+        if self.registry.get(name) is not None:
+            raise SettingsError(
+                f"{PREFIX}DELIVERIES names {name}, but a module of --app registers an action of that name: "
+                "rename that one, or take the name out of the setting"
+            )
+        try:
+            module = importlib.import_module(f"penstock.deliveries.{home}")
+        except ModuleNotFoundError as exc:
+            if exc.name is None or exc.name.startswith("penstock") or name not in EXTRAS:
+                raise
+            raise SettingsError(
+                f'{PREFIX}DELIVERIES names {name}, which needs {exc.name}: pip install "penstock[{EXTRAS[name]}]"'
+            ) from exc
+        module.add_to(self)
+
+    def action(self, name: str, function: Callable[..., Any], **options: Any) -> None:
+        """Register a handler; options: those of ``penstock.action``, timeout, max_attempts, backoff, batch, linger."""
+        action(name, registry=self.registry, **options)(function)
+
+    def at_close(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Have something closed when the worker has drained, the newest first."""
+        self._closes.append(close)
+
+    @cached_property
+    def http(self) -> HttpClient:
+        """The worker's one guarded HTTP client; its sockets are opened with the first request."""
+        from penstock.addresses import Guard
+        from penstock.deliveries.client import HttpClient
+
+        client = HttpClient(
+            guard=Guard(self.settings.http_allow),
+            connections=self.settings.http_max_connections,
+            ca_file=self.settings.http_ca_file,
+        )
+        self.at_close(client.close)
+        return client
+
+    async def close(self) -> None:
+        """Close what was opened; one that cannot be closed does not keep the others open."""
+        while self._closes:
+            close = self._closes.pop()
+            try:
+                await close()
+            except Exception as exc:
+                log.warning("delivery_not_closed", error=type(exc).__name__, reason=str(exc)[:200])
