@@ -104,6 +104,33 @@ class Settings(BaseSettings):
         45, ge=1, le=1800, description="Partitions of a process that died are given to others after this."
     )
 
+    # Schedules of older schedulers, see moving-from-clockwork.md and moving-from-kafka-message-scheduler.md
+    clockwork_api: bool = Field(False, description="Serve clockwork's `POST` and `DELETE /schedule` on the api's port.")
+    clockwork_port: int | None = Field(
+        None, ge=0, le=65535, description="Serve them on this port as well; clockwork's was 5000. Unset: no such port."
+    )
+    clockwork_same_key: Literal["keep", "reject"] = Field(
+        "keep",
+        description="What comes of a schedule whose clientId and scheduleKey are armed with other contents: it is kept "
+        "beside them, as clockwork does, or rejected.",
+    )
+    clockwork_create_topic: str = Field(
+        "schedule-create", min_length=1, description="Topic that `penstock clockwork-source` reads schedules from."
+    )
+    clockwork_group: str = Field("clockwork-consumers", min_length=1, description="Its consumer group.")
+    kafka_source_json_topics: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Comma-separated topics of JSON schedules that `penstock kafka-source` reads."
+    )
+    kafka_source_avro_topics: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Likewise, of schedules in Avro."
+    )
+    kafka_source_group: str = Field(
+        "com.sky.kafka.scheduler", min_length=1, description="Consumer group of `penstock kafka-source`."
+    )
+    kafka_source_on_undecodable: Literal["cancel", "keep"] = Field(
+        "cancel", description="What a record that cannot be read does to the schedule that is armed under its key."
+    )
+
     # Attempts
     max_attempts: int = Field(
         10, ge=1, le=1000, description="Attempts before CRITICAL_ERROR, for tasks that name no number of their own."
@@ -320,7 +347,10 @@ class Settings(BaseSettings):
         """Arguments, then the environment, then penstock.toml; no .env file and no secrets folder."""
         return init_settings, env_settings, _TomlFile(settings_cls)
 
-    @field_validator("api_keys", "deliveries", "http_allow", "http_signing_secrets", mode="before")
+    @field_validator(
+        "api_keys", "deliveries", "http_allow", "http_signing_secrets", "kafka_source_json_topics",
+        "kafka_source_avro_topics", mode="before",
+    )  # fmt: skip
     @classmethod
     def _split(cls, value: Any) -> Any:
         if isinstance(value, str):
@@ -332,7 +362,8 @@ class Settings(BaseSettings):
         "api_key", "api_rate_limit", "api_rate_burst", "metrics_port", "control_url", "control_api_key",
         "payload_retention_seconds", "result_retention_seconds", "result_compress_bytes", "http_ca_file",
         "kafka_brokers", "kafka_sasl_username", "kafka_sasl_password", "kafka_ssl_ca_file",
-        "kafka_ssl_certificate_file", "kafka_ssl_key_file", "kafka_ssl_key_password", mode="before",
+        "kafka_ssl_certificate_file", "kafka_ssl_key_file", "kafka_ssl_key_password",
+        "clockwork_port", mode="before",
     )  # fmt: skip
     @classmethod
     def _empty_is_unset(cls, value: Any) -> Any:
@@ -346,8 +377,9 @@ class Settings(BaseSettings):
         return value
 
     @field_validator(
-        "database_ssl_root_cert", "http_ca_file", "kafka_ssl_ca_file", "kafka_ssl_certificate_file", "kafka_ssl_key_file"
-    )
+        "database_ssl_root_cert", "http_ca_file", "kafka_ssl_ca_file", "kafka_ssl_certificate_file",
+        "kafka_ssl_key_file",
+    )  # fmt: skip
     @classmethod
     def _readable_file(cls, value: str | None) -> str | None:
         if value is not None and not (os.path.isfile(value) and os.access(value, os.R_OK)):

@@ -364,3 +364,29 @@ workflow_event = Table(
     Column("state", task_state, nullable=False),
     Column("children", Text),
 )
+
+armed = Table(
+    "armed",
+    metadata,
+    Column("id", BigInteger, Identity(), primary_key=True),
+    Column("source", Text, nullable=False),
+    Column("key", LargeBinary, nullable=False),
+    Column("variant", LargeBinary, nullable=False, server_default=text("''")),
+    _instant("due_at"),
+    Column("partition", Integer),
+    Column("held", Boolean, nullable=False, server_default=text("false")),
+    Column("ordering_key", Text, nullable=False),
+    Column("record", Text, nullable=False),
+    Column("last", Text),
+)
+
+kafka_position = Table(
+    "kafka_position",
+    metadata,
+    Column("group_id", Text, primary_key=True),
+    Column("topic", Text, primary_key=True),
+    Column("partition", Integer, primary_key=True, autoincrement=False),
+    Column("next_offset", BigInteger, nullable=False),
+    Column("complete", Boolean, nullable=False, server_default=text("false")),
+    _instant("updated_at", default=True),
+)

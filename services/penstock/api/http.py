@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 
 import msgspec
@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from penstock import __version__, metrics
 from penstock.api import peer
@@ -40,9 +40,14 @@ class _Refusal(InvalidRequest):
 
 
 def make_app(
-    dispatcher: Dispatcher, guard: Guard, *, request_limit_bytes: int, request_timeout_seconds: float = 30
+    dispatcher: Dispatcher,
+    guard: Guard,
+    *,
+    request_limit_bytes: int,
+    request_timeout_seconds: float = 30,
+    more: Sequence[BaseRoute] = (),
 ) -> Starlette:
-    """The ASGI application: ``POST /rpc``, and ``GET /`` for those who look what is here."""
+    """The ASGI application: ``POST /rpc``, ``GET /`` for those who look what is here, and ``more`` routes."""
     card = msgspec.json.encode(
         {"name": "penstock", "version": __version__, "rpc": RPC_PATH, "discover": "rpc.discover"}
     )
@@ -61,7 +66,7 @@ def make_app(
             caller = guard.admit(request.headers, request.client.host if request.client else "")
             caller.check_rate()
             _check_media_type(request)
-            body = await _read(request, request_limit_bytes, request_timeout_seconds)
+            body = await read_body(request, request_limit_bytes, request_timeout_seconds)
             asking = peer.asking(request)
             status, answer = await dispatcher.answer(body, caller)
         except RpcError as exc:
@@ -77,7 +82,7 @@ def make_app(
         return Response(status_code=status) if answer is None else _json(answer, status)
 
     return Starlette(
-        routes=[Route("/", index, methods=["GET"]), Route(RPC_PATH, rpc, methods=["POST"])],
+        routes=[Route("/", index, methods=["GET"]), Route(RPC_PATH, rpc, methods=["POST"]), *more],
         exception_handlers={HTTPException: _http_error},
     )
 
@@ -97,7 +102,7 @@ def _check_media_type(request: Request) -> None:
         raise _Refusal(415, "media_type", "the body must not be compressed")
 
 
-async def _read(request: Request, limit: int, seconds: float) -> bytes:
+async def read_body(request: Request, limit: int, seconds: float) -> bytes:
     """The body, of which no more than the limit is ever held. Raises TooLarge, _Refusal."""
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > limit:
@@ -118,6 +123,12 @@ async def _read(request: Request, limit: int, seconds: float) -> bytes:
 
 def _refused(exc: RpcError) -> Response:
     """The answer to a request that reached no method."""
+    status, headers = refusal(exc)
+    return _json(error_body(exc), status, headers)
+
+
+def refusal(exc: RpcError) -> tuple[int, dict[str, str] | None]:
+    """Status and headers of the answer to a request that is refused before its turn; counts it. Raises what is none."""
     headers: dict[str, str] | None = None
     match exc:
         case AccessDenied(status=status):
@@ -134,7 +145,7 @@ def _refused(exc: RpcError) -> Response:
         case _:
             raise exc
     metrics.REFUSED.labels(reason).inc()
-    return _json(error_body(exc), status, headers)
+    return status, headers
 
 
 async def _http_error(_request: Request, exc: Exception) -> Response:
