@@ -91,7 +91,7 @@ def armed_of(request: ScheduleRequest, *, payload_limit_bytes: int) -> Armed:
     size = utf8_size(record)
     if size + 100 > payload_limit_bytes:  # of a task that holds it alone
         raise IllegalArgument(
-            f"the record is {size} bytes as JSON, over the limit of {payload_limit_bytes} (PENSTOCK_PAYLOAD_LIMIT_BYTES)"
+            f"the record is {size} bytes as JSON; the limit is {payload_limit_bytes} (PENSTOCK_PAYLOAD_LIMIT_BYTES)"
         )
     contents = [request.schedule_time, request.ordering_key, request.task_data, topic]
     return Armed(

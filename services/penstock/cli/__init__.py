@@ -8,7 +8,21 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.cli import bench, bulk, dlq, doctor, keys, local, processes, rules, schedules, tasks, waits, workflows
+from penstock.cli import (
+    bench,
+    bulk,
+    dlq,
+    doctor,
+    keys,
+    local,
+    processes,
+    rules,
+    schedules,
+    sources,
+    tasks,
+    waits,
+    workflows,
+)
 from penstock.cli.common import EPILOG, error_text
 from penstock.errors import PenstockError, SettingsError
 
@@ -39,7 +53,7 @@ def _root(
     pass
 
 
-for part in (local, tasks, waits, workflows, schedules, bulk, dlq, rules, processes, keys, doctor, bench):
+for part in (local, tasks, waits, workflows, schedules, bulk, dlq, rules, processes, sources, keys, doctor, bench):
     part.add_to(app)
 
 

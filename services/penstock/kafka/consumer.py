@@ -20,7 +20,7 @@ _CALLBACK_SECONDS = 30.0
 
 log = get_logger()
 
-Rebalance = Callable[[Sequence[Partition]], Awaitable[None]]
+Rebalance = Callable[[Sequence[Partition]], Awaitable[Sequence[Position] | None]]
 
 
 async def _nothing(partitions: Sequence[Partition]) -> None:
@@ -30,10 +30,10 @@ async def _nothing(partitions: Sequence[Partition]) -> None:
 class KafkaConsumer:
     """Reads topics as a member of a group. Records of one partition come in their order.
 
-    config: as :func:`penstock.kafka.library.consumer_config` makes it.
+    config: as :func:`penstock.kafka.library.consumer_config` makes it, its strategy of assignment kept.
     on_assigned, on_revoked, on_lost: told of partitions that come, that are about to go (positions may still be
     committed), and that are somebody else's already. They are awaited for half a minute at the most, and the group
-    waits with them.
+    waits with them. What on_assigned returns, if anything, are the positions to read from, in the place of the group's.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class KafkaConsumer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._failure: str | None = None
+        self._ended: set[Partition] = set()
         self._fatal = False
 
     async def open(self) -> None:
@@ -74,7 +75,13 @@ class KafkaConsumer:
             self._fatal = False
         messages = await self._in_thread(self._take, max_records, wait_seconds)
         records = [_received(message) for message in messages if message.error() is None]
-        failures = [message.error() for message in messages if message.error() is not None]
+        failures = []
+        for message in messages:
+            error = message.error()
+            if error is not None and error.name() == "_PARTITION_EOF":
+                self._ended.add(Partition(message.topic(), message.partition()))
+            elif error is not None:
+                failures.append(error)
         for error in failures:
             self._fatal = self._fatal or error.fatal()
         if failures:
@@ -83,6 +90,14 @@ class KafkaConsumer:
             failure, self._failure = self._failure, None
             raise Unavailable(f"Kafka gives no records: {failure}")
         return records
+
+    def take_ended(self) -> set[Partition]:
+        """Partitions whose end was reached since this was asked last, all up to there having been received.
+
+        With the option ``enable.partition.eof`` alone.
+        """
+        ended, self._ended = self._ended, set()
+        return ended
 
     async def commit(self, positions: Sequence[Position]) -> list[Partition]:
         """Keep positions for the group; returns the partitions for which that failed, ours no more as a rule.
@@ -176,8 +191,13 @@ class KafkaConsumer:
             await asyncio.wait([running])
             raise
 
-    def _assigned(self, _consumer: Any, partitions: Sequence[Any]) -> None:
-        self._tell("assigned", self._on_assigned, partitions)
+    def _assigned(self, consumer: Any, partitions: Sequence[Any]) -> None:
+        begins = self._tell("assigned", self._on_assigned, partitions)
+        if begins:
+            offsets = {Partition(one.topic, one.partition): one.offset for one in begins}
+            for one in partitions:
+                one.offset = offsets.get(Partition(one.topic, one.partition), one.offset)
+            consumer.incremental_assign(partitions)
 
     def _revoked(self, _consumer: Any, partitions: Sequence[Any]) -> None:
         self._tell("revoked", self._on_revoked, partitions)
@@ -185,21 +205,22 @@ class KafkaConsumer:
     def _lost_partitions(self, _consumer: Any, partitions: Sequence[Any]) -> None:
         self._tell("lost", self._on_lost, partitions)
 
-    def _tell(self, change: str, callback: Rebalance, partitions: Sequence[Any]) -> None:
+    def _tell(self, change: str, callback: Rebalance, partitions: Sequence[Any]) -> Sequence[Position] | None:
         """Runs in the consumer's thread; the event loop is free meanwhile."""
         if not partitions:
-            return
+            return None
         told_of = _partitions(partitions)
         log.info("kafka_partitions", change=change, partitions=",".join(f"{one[0]}/{one[1]}" for one in told_of))
         assert self._loop is not None
         if callback is _nothing or self._loop.is_closed():
-            return
+            return None
         running = asyncio.run_coroutine_threadsafe(_as_coroutine(callback, told_of), self._loop)
         try:
-            running.result(_CALLBACK_SECONDS)
+            return running.result(_CALLBACK_SECONDS)
         except Exception as exc:  # an exception here would end the receive, and with it what it has fetched
             running.cancel()
             log.error("kafka_partitions_failed", change=change, error=repr(exc))
+            return None
 
     def _erred(self, error: Any) -> None:
         self._fatal = self._fatal or error.fatal()
@@ -207,8 +228,8 @@ class KafkaConsumer:
         log.warning("kafka_away", client="consumer", reason=self._failure)
 
 
-async def _as_coroutine(callback: Rebalance, partitions: Sequence[Partition]) -> None:
-    await callback(partitions)
+async def _as_coroutine(callback: Rebalance, partitions: Sequence[Partition]) -> Sequence[Position] | None:
+    return await callback(partitions)
 
 
 def _partitions(given: Sequence[Any]) -> list[Partition]:
