@@ -20,7 +20,7 @@ _CALLBACK_SECONDS = 30.0
 
 log = get_logger()
 
-Rebalance = Callable[[Sequence[Partition]], Awaitable[Sequence[Position] | None]]
+Rebalance = Callable[[Sequence[Partition]], Awaitable[None]]
 
 
 async def _nothing(partitions: Sequence[Partition]) -> None:
@@ -30,10 +30,10 @@ async def _nothing(partitions: Sequence[Partition]) -> None:
 class KafkaConsumer:
     """Reads topics as a member of a group. Records of one partition come in their order.
 
-    config: as :func:`penstock.kafka.library.consumer_config` makes it, its strategy of assignment kept.
+    config: as :func:`penstock.kafka.library.consumer_config` makes it.
     on_assigned, on_revoked, on_lost: told of partitions that come, that are about to go (positions may still be
     committed), and that are somebody else's already. They are awaited for half a minute at the most, and the group
-    waits with them. What on_assigned returns, if anything, are the positions to read from, in the place of the group's.
+    waits with them; of the consumer they may ask for a commit and nothing else, or they wait for themselves.
     """
 
     def __init__(
@@ -191,13 +191,8 @@ class KafkaConsumer:
             await asyncio.wait([running])
             raise
 
-    def _assigned(self, consumer: Any, partitions: Sequence[Any]) -> None:
-        begins = self._tell("assigned", self._on_assigned, partitions)
-        if begins:
-            offsets = {Partition(one.topic, one.partition): one.offset for one in begins}
-            for one in partitions:
-                one.offset = offsets.get(Partition(one.topic, one.partition), one.offset)
-            consumer.incremental_assign(partitions)
+    def _assigned(self, _consumer: Any, partitions: Sequence[Any]) -> None:
+        self._tell("assigned", self._on_assigned, partitions)
 
     def _revoked(self, _consumer: Any, partitions: Sequence[Any]) -> None:
         self._tell("revoked", self._on_revoked, partitions)
@@ -205,22 +200,21 @@ class KafkaConsumer:
     def _lost_partitions(self, _consumer: Any, partitions: Sequence[Any]) -> None:
         self._tell("lost", self._on_lost, partitions)
 
-    def _tell(self, change: str, callback: Rebalance, partitions: Sequence[Any]) -> Sequence[Position] | None:
+    def _tell(self, change: str, callback: Rebalance, partitions: Sequence[Any]) -> None:
         """Runs in the consumer's thread; the event loop is free meanwhile."""
         if not partitions:
-            return None
+            return
         told_of = _partitions(partitions)
         log.info("kafka_partitions", change=change, partitions=",".join(f"{one[0]}/{one[1]}" for one in told_of))
         assert self._loop is not None
         if callback is _nothing or self._loop.is_closed():
-            return None
+            return
         running = asyncio.run_coroutine_threadsafe(_as_coroutine(callback, told_of), self._loop)
         try:
-            return running.result(_CALLBACK_SECONDS)
+            running.result(_CALLBACK_SECONDS)
         except Exception as exc:  # an exception here would end the receive, and with it what it has fetched
             running.cancel()
             log.error("kafka_partitions_failed", change=change, error=repr(exc))
-            return None
 
     def _erred(self, error: Any) -> None:
         self._fatal = self._fatal or error.fatal()
@@ -228,8 +222,8 @@ class KafkaConsumer:
         log.warning("kafka_away", client="consumer", reason=self._failure)
 
 
-async def _as_coroutine(callback: Rebalance, partitions: Sequence[Partition]) -> Sequence[Position] | None:
-    return await callback(partitions)
+async def _as_coroutine(callback: Rebalance, partitions: Sequence[Partition]) -> None:
+    await callback(partitions)
 
 
 def _partitions(given: Sequence[Any]) -> list[Partition]:

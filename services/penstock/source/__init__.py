@@ -65,7 +65,6 @@ class Source(Service):
         self._consumer = KafkaConsumer(
             consumer_config(settings, feed.group) | {"enable.partition.eof": True},
             feed.topics,
-            on_assigned=self._assigned,
             on_revoked=self._revoked,
             on_lost=self._lost,
         )
@@ -178,13 +177,6 @@ class Source(Service):
 
     # Where partitions are read from
 
-    async def _assigned(self, partitions: Sequence[Partition]) -> list[Position]:
-        begins = await self._look_up(partitions)
-        self._states |= {Partition(*begin[:2]): state for begin, state in begins}
-        self._astray -= set(partitions)
-        self._ended -= set(partitions)
-        return [begin for begin, _ in begins]
-
     async def _look_up(self, partitions: Sequence[Partition]) -> list[tuple[Position, _State]]:
         """Where each partition goes on by what Postgres says, or begins. Raises Unavailable."""
         bounds = await asyncio.gather(*(self._consumer.bounds(partition) for partition in partitions))
@@ -209,7 +201,7 @@ class Source(Service):
         return found
 
     async def _realign(self) -> None:
-        """Have Kafka go where we are: after a failure, and where a partition came while Postgres was away."""
+        """Have Kafka go where we are: in partitions that have just become ours, and after a failure."""
         mine = set(self._consumer.assignment())
         self._states = {partition: state for partition, state in self._states.items() if partition in mine}
         unknown = sorted(mine - self._states.keys())
