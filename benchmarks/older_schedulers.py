@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import httpx
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -100,10 +101,11 @@ async def clockwork(
     over_seconds: float,
     lead_seconds: float,
     by_http: int = 2000,
+    cancelled_count: int = 200,
     stack: Any = None,
 ) -> Report:
-    """Create schedules, some over HTTP and the others through the create topic, cancel one in ten more over HTTP, and
-    see what comes of them. stack: of which some processes are killed.
+    """Create schedules, some over HTTP and the others through the create topic, create and cancel more over
+    HTTP, and see what comes of them. stack: of which some processes are killed.
 
     lead_seconds: from now to the first that is due; creating them all has to be done by then.
     """
@@ -111,7 +113,7 @@ async def clockwork(
     randoms = random.Random(_ORDER_SEED)
     started = time.time()
     base_ms = round((started + lead_seconds) * 1000)
-    extra = schedules // 10
+    extra = cancelled_count
     due = {number: base_ms + round(randoms.random() * over_seconds * 1000) for number in range(schedules + extra)}
     key_of = {number: f"key-{randoms.randrange(keys)}" for number in due}
     cancelled = set(range(schedules, schedules + extra))
@@ -244,6 +246,29 @@ async def _follow_marks(kafka: MockKafka, source: str, wanted: int, written: int
     return marks
 
 
+_STAGES = """
+    select (r ->> 'due_at')::float8 / 1000 as due, extract(epoch from t.created_at)::float8 as made,
+           extract(epoch from t.claimed_at)::float8 as claimed, extract(epoch from t.finished_at)::float8 as settled,
+           json_array_length(t.payload -> 'records') as records
+    from penstock.task_history t cross join json_array_elements(t.payload -> 'records') r
+    where t.action = 'kafka.publish'
+"""
+
+
+async def stages(database_url: str) -> dict[str, int]:
+    """Where the time went, by the database's clock: milliseconds at the 50th and the 99th percentile."""
+    connection = await asyncpg.connect(database_url)
+    rows = await connection.fetch(_STAGES)
+    await connection.close()
+    told: dict[str, int] = {}
+    for name, begin, end in (("due_to_task", "due", "made"), ("task_to_claim", "made", "claimed"),
+                             ("claim_to_settled", "claimed", "settled")):  # fmt: skip
+        spans = sorted(row[end] - row[begin] for row in rows)
+        for share in (0.5, 0.99):
+            told[f"{name}_p{share * 100:g}_ms"] = round(spans[int(share * len(spans))] * 1000) if spans else 0
+    return told | {"records_a_task": round(sum(row["records"] for row in rows) / max(1, len(rows)))}
+
+
 def kill(stack: Any, name: str) -> None:
     """kill -9 at a process of the stack; it is started again by whoever keeps the stack."""
     pid = next(one["pid"] for one in stack.state()["processes"] if one["name"] == name)
@@ -267,12 +292,13 @@ async def _main(args: argparse.Namespace) -> int:
             if args.scenario == "clockwork":
                 report = await clockwork(
                     stack.state()["api"], kafka, os.environ["PENSTOCK_CLOCKWORK_CREATE_TOPIC"], keys=args.keys,
-                    by_http=args.by_http, stack=killed, **timing,
+                    by_http=args.by_http, cancelled_count=args.cancelled, stack=killed, **timing,
                 )  # fmt: skip
             else:
                 report = await message_scheduler(kafka, source, stack=killed, **timing)
-    print(json.dumps(report.figures() | {"scenario": args.scenario, "killed": args.kill, "machine": describe_machine()},
-                     indent=2, default=str))  # fmt: skip
+            where = await stages(stack.state()["database_url"])
+    told = report.figures() | where | {"scenario": args.scenario, "killed": args.kill, "load": os.getloadavg()}
+    print(json.dumps(told | {"machine": describe_machine()}, indent=2, default=str))
     return 1 if report.lost or report.early or report.out_of_order or report.unwanted else 0
 
 
@@ -282,6 +308,7 @@ def _arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--schedules", type=int, default=10_000)
     parser.add_argument("--keys", type=int, default=100, help="ordering keys (clockwork)")
     parser.add_argument("--by-http", type=int, default=2000, help="so many are created over HTTP (clockwork)")
+    parser.add_argument("--cancelled", type=int, default=200, help="so many more are cancelled (clockwork)")
     parser.add_argument("--over", type=float, default=20.0, help="seconds over which they are due")
     parser.add_argument("--lead", type=float, default=30.0, help="seconds until the first is due")
     parser.add_argument("--workers", type=int, default=1)

@@ -20,6 +20,8 @@ import pytest
 
 PARTITIONS = 4  # of a topic that nobody made with another number
 _PRODUCER = 0
+PROMPT = {"fetch.wait.max.ms": 10}
+"""For consumers: the mock answers a fetch that finds nothing after so long, whatever comes meanwhile; 500 unless told."""
 _JOIN_DELAY_MS = 200  # the first join of a group waits so long for other members; 3000 unless told
 
 
@@ -87,7 +89,7 @@ class Reader:
     """Reads every partition of its topics without a group; ``records`` are all that it has seen."""
 
     def __init__(self, brokers: str, topics: Sequence[str]) -> None:
-        config = {"bootstrap.servers": brokers, "group.id": "reader", "enable.auto.commit": False}
+        config = {"bootstrap.servers": brokers, "group.id": "reader", "enable.auto.commit": False} | PROMPT
         self._consumer = confluent_kafka.Consumer(config)
         found = [self._consumer.list_topics(topic, timeout=30).topics[topic] for topic in topics]
         self._consumer.assign(

@@ -14,7 +14,7 @@ from penstock.errors import SettingsError, Unavailable
 from penstock.kafka import KafkaConsumer, KafkaProducer, Partition, Position, Received, Record
 from penstock.kafka.library import consumer_config, producer_config
 from penstock.settings import Settings, load_settings
-from tests.kafka import PARTITIONS, MockKafka
+from tests.kafka import PARTITIONS, PROMPT, MockKafka
 
 LIMIT_SECONDS = 60
 
@@ -39,7 +39,7 @@ class Members:
         self._opened: list[KafkaConsumer] = []
 
     async def join(self, **callbacks: Any) -> KafkaConsumer:
-        member = KafkaConsumer(consumer_config(self._settings, self._group), self._topics, **callbacks)
+        member = KafkaConsumer(consumer_config(self._settings, self._group) | PROMPT, self._topics, **callbacks)
         await member.open()
         self._opened.append(member)
         return member

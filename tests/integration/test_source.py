@@ -25,7 +25,7 @@ from penstock.loop import Loop
 from penstock.settings import Settings, load_settings
 from penstock.source import ClockworkFeed, Feed, ScheduleFeed, Source
 from penstock.store import Store
-from tests.kafka import MockKafka
+from tests.kafka import PROMPT, MockKafka
 
 LIMIT_SECONDS = 60
 FUTURE_MS = 4_000_000_000_000
@@ -90,6 +90,7 @@ class Driver:
 
     async def open(self, settings: Settings, feed: Feed | None = None) -> Source:
         source = Source(name="kafka-source", store=self._store, feed=feed or ScheduleFeed(settings), settings=settings)
+        source._consumer._config = dict(source._consumer._config) | PROMPT
         await source.open()
         self.opened.append(source)
         return source
@@ -325,7 +326,7 @@ async def test_two_that_believe_a_partition_to_be_theirs_store_each_record_once(
         name="kafka-source", store=first._store, feed=ScheduleFeed(source_settings),
         settings=load_settings(**source_settings.model_dump(exclude_unset=True)),
     )  # fmt: skip
-    second._consumer._config = dict(second._consumer._config) | {"group.id": f"g-{secrets.token_hex(4)}"}
+    second._consumer._config = dict(second._consumer._config) | PROMPT | {"group.id": f"g-{secrets.token_hex(4)}"}
     await second.open()
     driver.opened.append(second)
     kafka.write(topics["json"], *((b"%d" % n, in_json(1000)) for n in range(300)))

@@ -15,7 +15,7 @@ from penstock.supervisor.repeating import repeat
 
 LOOK_SECONDS = 1.0
 _HELD_SECONDS = 0.05  # another supervisor is at them
-_BLOCKED_SECONDS = 0.02  # what is due has to wait for its ordering key
+_GATHER_SECONDS = 0.02  # what comes due within this is fired together; also, until a busy key is looked at again
 _COUNT_SECONDS = 60.0
 
 log = get_logger()
@@ -56,7 +56,7 @@ class FiringArmed:
         fired = await self.run_once()
         if fired is None:
             return _HELD_SECONDS
-        return 0 if fired >= FIRED_AT_ONCE else _BLOCKED_SECONDS if not fired else 0
+        return 0 if fired >= FIRED_AT_ONCE else _GATHER_SECONDS
 
 
 class CountArmed:
