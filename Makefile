@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down bench peers migrate test chaos check format terraform clean
+.PHONY: help setup demo up down bench peers migrate test chaos check format cli-reference terraform clean
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) ## Create .venv with everything in it (PYTHON=python3.12 chooses the interpreter)
 
@@ -58,6 +58,9 @@ check: setup ## Formatting, lint, types, import layers, dependencies (known vuln
 format: setup ## Format the code and mend what the linter can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+cli-reference: setup ## Write the reference in docs/cli.md from the commands themselves
+	@$(BIN)/python docs/generate_cli.py
 
 terraform: setup ## Check terraform/: by terraform itself where it is installed, else by the test that parses it
 	@if command -v terraform >/dev/null; then \

@@ -19,10 +19,12 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import SettingsError as _UnreadableValue
 
 from penstock.addresses import Guard
 from penstock.errors import SettingsError
 from penstock.keys import ApiKey, parse_entries
+from penstock.named_sql import NamedStatement
 from penstock.retry import Backoff
 from penstock.signatures import signing_key
 
@@ -233,6 +235,15 @@ class Settings(BaseSettings):
         200, ge=1, description="HTTP connections that one worker has open at once, to all hosts together."
     )
 
+    sqs_send_queues: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Comma-separated names or URLs of queues that `sqs.send` may send to."
+    )
+    sql_statements: dict[str, NamedStatement] = Field(
+        {},
+        description="Statements that `sql.execute` may run, by name, as JSON or a table of penstock.toml: dsn, "
+        "statement, and if need be timeout_seconds, max_rows, with_task_id.",
+    )
+
     # Supervisor
     supervisor_interval_seconds: float = Field(5, gt=0, description="Pause between two rounds of upkeep.")
     retention_success_seconds: float = Field(7 * DAY, ge=0, description="SUCCESS records are kept this long.")
@@ -345,10 +356,10 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Arguments, then the environment, then penstock.toml; no .env file and no secrets folder."""
-        return init_settings, env_settings, _TomlFile(settings_cls)
+        return init_settings, env_settings, TomlFile(settings_cls)
 
     @field_validator(
-        "api_keys", "deliveries", "http_allow", "http_signing_secrets", "kafka_source_json_topics",
+        "api_keys", "deliveries", "http_allow", "http_signing_secrets", "sqs_send_queues", "kafka_source_json_topics",
         "kafka_source_avro_topics", mode="before",
     )  # fmt: skip
     @classmethod
@@ -532,17 +543,21 @@ class Settings(BaseSettings):
         return problems
 
 
-class _TomlFile(PydanticBaseSettingsSource):
+def toml_path() -> Path:
+    """The file that is read, be it there or not."""
+    return Path(os.environ.get(PREFIX + "CONFIG") or CONFIG_FILE)
+
+
+class TomlFile(PydanticBaseSettingsSource):
     """penstock.toml; keys are the settings' names without the prefix."""
 
     def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
         raise NotImplementedError  # abstract upstream; __call__ below reads the whole file at once
 
     def __call__(self) -> dict[str, Any]:
-        named = os.environ.get(PREFIX + "CONFIG")
-        path = Path(named or CONFIG_FILE)
+        path = toml_path()
         if not path.is_file():
-            if named:
+            if os.environ.get(PREFIX + "CONFIG"):
                 raise SettingsError(f"{PREFIX}CONFIG names {path}, which is no file: correct it, or unset it")
             return {}
         try:
@@ -607,6 +622,8 @@ def load_settings(**overrides: Any) -> Settings:
     """Read and check every setting; raises SettingsError listing all mistakes, with no secret's value in the text."""
     try:
         return Settings(**overrides)
+    except _UnreadableValue as exc:
+        raise SettingsError(f"settings are wrong: {exc}; its value must be JSON") from None
     except ValidationError as exc:
         lines = []
         for error in exc.errors(include_input=False, include_url=False, include_context=False):
@@ -615,5 +632,6 @@ def load_settings(**overrides: Any) -> Settings:
             if error["type"] == "extra_forbidden":
                 near = difflib.get_close_matches(name, Settings.model_fields, n=1)
                 message = "is no setting" + (f"; did you mean {near[0]}?" if near else "")
-            lines.append(f"{PREFIX}{name.upper()}: {message}" if name else message)
+            within = ".".join(str(part) for part in error["loc"][1:])
+            lines.append(f"{PREFIX}{name.upper()}: {within and within + ': '}{message}" if name else message)
         raise SettingsError("settings are wrong:\n  " + "\n  ".join(lines)) from None

@@ -90,6 +90,8 @@ def _worker(settings: Settings, apps: Sequence[str], faults: Faults | None) -> C
 
     registry = REGISTRY
     deliveries = Deliveries(settings, registry)
+    if settings.deliveries:
+        log.info("deliveries_enabled", actions=",".join(settings.deliveries))
     if faults is not None:
         from penstock.faults.handlers import with_faults
 

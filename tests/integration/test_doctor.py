@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 from penstock.cli import app
 from penstock.doctor import Finding, examine
 from penstock.doctor.database import PROCESSES
+from penstock.doctor.deliveries import examine_deliveries
 from penstock.local.postgres import EmbeddedPostgres
-from penstock.settings import Settings
+from penstock.settings import Settings, load_settings
 from penstock.store import Store
 from penstock.transports.sqs import SqsTransport
 from tests.integration.apis import running
@@ -89,6 +90,30 @@ async def test_a_database_that_is_away_is_one_finding_and_hides_no_other(setting
 async def test_no_database_is_right_for_a_worker_alone(settings: Settings) -> None:
     found = await complaint(settings.model_copy(update={"database_url": None}), "database")
     assert (found.level, "worker" in found.fix) == ("note", True)
+
+
+@pytest.mark.parametrize(
+    ("given", "level", "seen"),
+    [
+        ({"deliveries": "http.requests"}, "error", "did you mean http.request?"),
+        ({"deliveries": "sql.execute"}, "error", "PENSTOCK_SQL_STATEMENTS names no statement"),
+        ({"deliveries": "http.request", "http_allow": "10.0.0.0/8,0.0.0.0/0"}, "warning", "has 0.0.0.0/0"),
+        ({"deliveries": "sqs.send", "sqs_send_queues": "penstock-results"}, "warning", "penstock-results"),
+        ({"deliveries": "sqs.send", "sqs_send_queues": "x/penstock-inbound-dlq"}, "warning", "penstock-inbound-dlq"),
+    ],
+    ids=["misspelt", "no-statement", "everything", "own-queue", "own-dead-letters"],
+)
+def test_deliveries_that_no_worker_can_run_or_that_let_through_too_much(
+    given: dict[str, Any], level: str, seen: str
+) -> None:
+    (found,) = examine_deliveries(load_settings(**given))
+    assert (found.level, seen in found.seen, bool(found.fix)) == (level, True, True)
+
+
+def test_deliveries_that_are_as_they_should_be() -> None:
+    assert [*examine_deliveries(load_settings())] == []
+    (found,) = examine_deliveries(load_settings(deliveries="http.request,sqs.send", http_allow="10.0.0.0/8"))
+    assert (found.level, found.seen) == ("ok", "http.request, sqs.send")
 
 
 async def test_a_schema_that_is_missing_old_or_unknown(

@@ -522,7 +522,8 @@ async def test_a_packed_answer_is_not_unpacked(ask: Ask) -> None:
 @pytest.mark.parametrize(
     "raw",
     [b"SSH-2.0-OpenSSH_9.6\r\n", b"", b"HTTP/1.1 abc OK\r\n\r\n",
-     b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000],
+     b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort",
+     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000],
     ids=["ssh", "nothing", "status", "short", "chunk", "long-header"],
 )  # fmt: skip
 async def test_what_is_no_http_is_a_failed_attempt_that_is_told(ask: Ask, raw: bytes) -> None:

@@ -57,10 +57,16 @@ def test_every_module_has_its_place_among_the_layers() -> None:
         "import penstock.worker",
         "import penstock.handlers, penstock.loop, penstock.wiring",
         "import penstock.transports.sqs",
+        "import penstock.deliveries.http, penstock.deliveries.sqs",
     ],
 )
 def test_a_worker_loads_no_database_driver(statement: str) -> None:
     assert loaded_by(statement) & (DATABASE | {"penstock.store", "penstock.tables"}) == set()
+
+
+def test_a_worker_loads_no_delivery_before_one_is_asked_for() -> None:
+    loaded = loaded_by("import penstock.worker, penstock.wiring")
+    assert {name for name in loaded if name.startswith("penstock.deliveries.")} == {"penstock.deliveries.frame"}
 
 
 def test_importing_the_package_loads_none_of_its_modules() -> None:

@@ -51,6 +51,32 @@ def test_help_documents_the_exit_codes(tmp_path: Path) -> None:
     assert "Exit codes: 0 done; 1 the operation failed" in penstock("--help", cwd=tmp_path).stdout
 
 
+@pytest.mark.parametrize(("deliveries", "workers"), [("", 0), ("http.request", 1)])
+def test_up_without_handlers_starts_a_worker_where_deliveries_are_on(
+    deliveries: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from penstock.cli import app
+
+    made: list[int] = []
+
+    class Made(Exception):
+        pass
+
+    def stack(*_: object, workers: int, **__: object) -> None:
+        made.append(workers)
+        raise Made
+
+    monkeypatch.setattr("penstock.local.stack.Stack", stack)
+    monkeypatch.setattr("penstock.logs.setup_logging", lambda *_, **__: None)  # of this process
+    monkeypatch.setenv("PENSTOCK_DELIVERIES", deliveries)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["up"])
+    assert isinstance(done.exception, Made), done.output
+    assert made == [workers]
+
+
 def test_ps_and_down_and_logs_where_nothing_runs(tmp_path: Path) -> None:
     shown = penstock("ps", "--json", cwd=tmp_path)
     assert (shown.returncode, shown.stdout) == (1, "")

@@ -152,6 +152,35 @@ def test_loopback_is_told_from_the_rest_of_the_world(host: str, expected: bool) 
     assert is_loopback(host) is expected
 
 
+# Deliveries
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("http_allow", "10.0.0.0/33", "'10.0.0.0/33' is neither a network such as 10.1.0.0/16"),
+        ("http_allow", "billing.internal,http://x", "'http://x' is neither"),
+        ("http_signing_secrets", "good:one,geheim", "entry 2 is not name:secret"),
+        ("http_signing_secrets", "a b:geheim", "entry 1 is not name:secret"),
+        ("http_signing_secrets", "a:whsec_geheim!", "a secret that begins with whsec_ must go on with base64"),
+        ("http_ca_file", "/no/such/file", "/no/such/file is no file that can be read"),
+    ],
+)
+def test_settings_of_deliveries_that_cannot_work_are_refused_without_their_secrets(
+    name: str, value: str, reason: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(**{name: value})
+    assert f"PENSTOCK_{name.upper()}: {reason}" in str(caught.value)
+    assert "geheim" not in str(caught.value)
+
+
+def test_a_secret_may_stand_twice_under_one_name_and_hold_colons() -> None:
+    settings = load_settings(http_signing_secrets="a:geheim, b:x:y ,a:two")
+    assert settings.signing_secrets == {"a": ("geheim", "two"), "b": ("x:y",)}
+    assert "geheim" not in repr(settings)
+
+
 # docs/configuration.md
 
 _ROW = re.compile(r"^\| `(PENSTOCK_[A-Z_]+)` \| (.+?) \| (.+) \|$", re.MULTILINE)
@@ -171,7 +200,7 @@ def expected_rows() -> list[tuple[str, ...]]:
 
 
 def shown_default(default: Any) -> str:
-    return "unset" if default is None or default == () else f"`{default}`"
+    return "unset" if default in (None, (), {}) else f"`{default}`"
 
 
 def test_every_setting_has_a_description() -> None:

@@ -11,6 +11,7 @@ from penstock import __version__
 from penstock.cli import (
     bench,
     bulk,
+    config,
     dlq,
     doctor,
     keys,
@@ -20,6 +21,7 @@ from penstock.cli import (
     schedules,
     sources,
     tasks,
+    top,
     waits,
     workflows,
 )
@@ -31,7 +33,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    add_completion=False,
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="A durable task pipeline: Postgres holds every task, SQS carries the work, JSON-RPC is the only protocol.",
@@ -53,7 +54,9 @@ def _root(
     pass
 
 
-for part in (local, tasks, waits, workflows, schedules, bulk, dlq, rules, processes, sources, keys, doctor, bench):
+for part in (
+    local, tasks, top, waits, workflows, schedules, bulk, dlq, rules, processes, sources, config, keys, doctor, bench,
+):  # fmt: skip
     part.add_to(app)
 
 

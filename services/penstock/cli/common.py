@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 EPILOG = (
     "Exit codes: 0 done; 1 the operation failed, the reason is on standard error; "
-    "2 wrong usage or settings. Settings come from PENSTOCK_* variables and penstock.toml."
+    "2 wrong usage or settings; 3 a task that was waited for did not succeed; 4 it has not settled in time; "
+    "130 interrupted. Settings come from PENSTOCK_* variables and penstock.toml."
 )
 DEFAULT_API_URL = "http://127.0.0.1:8080"
 

@@ -81,14 +81,16 @@ def up(
     to the processes.
     """
     from penstock.local.state import DataDir
+    from penstock.settings import load_settings
 
     sys.path.insert(0, os.getcwd())
+    settings = load_settings()
     apps = app if app else _example()
     fleets = _fleets(fleet or ())
     notes = []
-    if not apps and (workers or fleets):
+    if not apps and not settings.deliveries and (workers or fleets):
         workers, fleets = 0, {}
-        notes.append("no --app was given, so no worker runs: tasks wait for one")
+        notes.append("no --app was given and no PENSTOCK_DELIVERIES, so no worker runs: tasks wait for one")
     folder = DataDir.of(data_dir)
     if detach:
         from penstock.local.detach import start_detached
@@ -108,9 +110,7 @@ def up(
 
     from penstock.local.stack import Stack
     from penstock.logs import setup_logging
-    from penstock.settings import load_settings
 
-    settings = load_settings()
     setup_logging("up", level=settings.log_level, form=settings.log_format)
     stack = Stack(
         data_dir, port=port, workers=workers, fleets=fleets, apps=apps, database_url=database_url,

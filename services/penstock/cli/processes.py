@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.common import print_json
+
 ConcurrencyOption = Annotated[
     int | None,
     typer.Option(
@@ -124,6 +126,7 @@ def create_queues(
         list[str] | None,
         typer.Option("--queue", metavar="NAME", help="Also a queue of a route, by name; may be repeated."),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the URLs as JSON.")] = False,
 ) -> None:
     """Create the three queues and their dead-letter queues at PENSTOCK_SQS_ENDPOINT_URL.
 
@@ -132,5 +135,9 @@ def create_queues(
     from penstock.settings import load_settings
     from penstock.transports import sqs
 
-    for label, url in asyncio.run(sqs.create_queues(load_settings(), more=queue or ())).items():
+    urls = asyncio.run(sqs.create_queues(load_settings(), more=queue or ()))
+    if as_json:
+        print_json(urls)
+        return
+    for label, url in urls.items():
         typer.echo(f"{label:<9} {url}")

@@ -150,6 +150,7 @@ def set_route(
         typer.Option("--label", metavar="NAME=VALUE", help="A label that tasks have to have; may be repeated."),
     ] = None,
     position: Annotated[int, typer.Option(help="Of several routes that fit, the lowest counts.")] = 0,
+    as_json: JsonOption = False,
     api_url: ApiUrlOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
@@ -162,8 +163,12 @@ def set_route(
         labels[key] = value
     if not action and not labels:
         raise typer.BadParameter("name what goes by it: --action PATTERN or --label NAME=VALUE")
-    connect(api_url, data_dir).set_route(name, queue, action or ["*"], labels, position)
-    typer.echo(f"{name} set")
+    params = {"name": name, "queue": queue, "actions": action or ["*"], "labels": labels, "position": position}
+    answer = connect(api_url, data_dir).call("route.set", params)
+    if as_json:
+        print_json(answer)
+    else:
+        typer.echo(f"{name} set")
 
 
 def list_routes(as_json: JsonOption = False, api_url: ApiUrlOption = None, data_dir: DataDirOption = None) -> None:
@@ -184,12 +189,16 @@ def list_routes(as_json: JsonOption = False, api_url: ApiUrlOption = None, data_
 
 def delete_route(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The route's name.")],
+    as_json: JsonOption = False,
     api_url: ApiUrlOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
     """Delete a route; what waits for it goes by the other routes, or to the outbound queue."""
-    connect(api_url, data_dir).delete_route(name)
-    typer.echo(f"{name} deleted")
+    answer = connect(api_url, data_dir).call("route.delete", {"name": name})
+    if as_json:
+        print_json(answer)
+    else:
+        typer.echo(f"{name} deleted")
 
 
 def _print_action(answer: dict[str, Any], as_json: bool) -> None:

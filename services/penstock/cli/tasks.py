@@ -21,6 +21,7 @@ from penstock.cli.common import (
     print_table,
     progress,
 )
+from penstock.cli.follow import follow
 from penstock.errors import NoResult, PenstockError, ResultTimeout
 
 if TYPE_CHECKING:
@@ -150,12 +151,23 @@ def status(
     detail: Annotated[
         bool, typer.Option("--detail", help="With payload, keys, labels, expiry and every failed attempt.")
     ] = False,
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--follow", "-f", help="Print each change until all have settled; with --json, each as a line of JSON."
+        ),
+    ] = False,
     as_json: JsonOption = False,
     api_url: ApiUrlOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Show a task: its state, attempts, times, result or error."""
+    """Show a task: its state, attempts, times, result or error.
+
+    With --follow the exit codes are 0 when all have succeeded, 3 when one has failed or was cancelled.
+    """
     client = connect(api_url, data_dir)
+    if wait:
+        raise typer.Exit(follow(client, ids, as_json=as_json))
     if len(ids) > 1:
         tasks = client.call("status", {"ids": ids, "detail": detail})
         if as_json:

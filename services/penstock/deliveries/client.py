@@ -46,6 +46,7 @@ _KEPT_FOR_OTHERS = frozenset(("accept", "accept-language", "content-type", "user
 _CONTENT = frozenset(("content-type", "content-encoding", "content-language"))
 _DNS_SECONDS = 10
 _IDLE_SECONDS = 30.0
+_TRUSTED_KEPT = 10_000
 
 log = get_logger()
 
@@ -240,6 +241,8 @@ class _Resolver(AbstractResolver):
         found = list(dict.fromkeys(await self._resolve(host, port)))
         refusals = {address: self._guard.refusal(address) for address in found}
         if self._guard.trusts(host):
+            if len(self.trusted) > _TRUSTED_KEPT:
+                self.trusted.clear()  # names of a domain may come and go; those in use are looked up again
             self.trusted.update(address for address, kind in refusals.items() if kind is not None)
             usable = found
         else:

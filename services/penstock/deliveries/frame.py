@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 HOMES = {
     "http.request": "http",
     "kafka.publish": "kafka",
+    "sqs.send": "sqs",
+    "sql.execute": "sql",
 }
 # Action -> extra of the package that brings what it needs beyond a plain worker's libraries.
 EXTRAS: dict[str, str] = {"kafka.publish": "kafka"}
@@ -51,8 +53,6 @@ class Deliveries:
         self._closes: list[Callable[[], Awaitable[None]]] = []
         for name in dict.fromkeys(settings.deliveries):
             self._add(name)
-        if settings.deliveries:
-            log.info("deliveries_enabled", actions=",".join(settings.deliveries))
 
     def _add(self, name: str) -> None:
         home = HOMES.get(name)

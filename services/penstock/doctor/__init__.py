@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from penstock.doctor.database import examine_database
+from penstock.doctor.deliveries import examine_deliveries
 from penstock.doctor.findings import Finding, Level
 from penstock.doctor.queues import examine_queues
 from penstock.doctor.surroundings import examine_api, examine_settings
@@ -19,6 +20,8 @@ __all__ = ["Finding", "Level", "examine"]
 async def examine(settings: Settings) -> AsyncIterator[Finding]:
     """Every finding, good ones too, as they are made."""
     for finding in examine_settings(settings):
+        yield finding
+    for finding in examine_deliveries(settings):
         yield finding
     async for finding in examine_database(settings):
         yield finding

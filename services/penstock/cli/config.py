@@ -1,0 +1,110 @@
+"""`penstock config show`: each setting, its value, and where that comes from."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.common import EPILOG, print_json, print_table
+
+if TYPE_CHECKING:
+    from penstock.settings import Settings
+
+_MASK = "***"
+
+
+def add_to(app: typer.Typer) -> None:
+    config = typer.Typer(
+        no_args_is_help=True, epilog=EPILOG, help="Settings as a process started here would have them."
+    )
+    config.command("show")(show)
+    app.add_typer(config, name="config", rich_help_panel="Set-up")
+
+
+def show(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="Settings, as max_attempts or PENSTOCK_MAX_ATTEMPTS; default all."),
+    ] = None,
+    changed: Annotated[bool, typer.Option("--changed", help="Only those that are not by default.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show each setting with its value and where it comes from: environment, penstock.toml or default.
+
+    Secrets are masked. The current folder and environment count, as they would for a process started here.
+    """
+    from penstock.settings import PREFIX, Settings, load_settings, misspelt_variables
+
+    settings = load_settings()
+    sources = sources_of(settings)
+    wanted = [name.lower().removeprefix(PREFIX.lower()) for name in names or Settings.model_fields]
+    unknown = [name for name in wanted if name not in Settings.model_fields]
+    if unknown:
+        raise typer.BadParameter(f"there is no setting {unknown[0]!r}{_nearest(unknown[0], Settings)}")
+    rows = [
+        {"name": PREFIX + name.upper(), "value": shown_value(getattr(settings, name)), "source": sources[name]}
+        for name in wanted
+        if not changed or sources[name] != "default"
+    ]
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(("setting", "value", "from"), [(row["name"], _text(row["value"]), row["source"]) for row in rows])
+    for seen, meant in misspelt_variables():
+        typer.echo(f"{seen} is no setting; did you mean {meant}?", err=True)
+
+
+def sources_of(settings: Settings) -> dict[str, str]:
+    """Where each value comes from: "environment", the path of the file, or "default"."""
+    from penstock.settings import PREFIX, TomlFile, toml_path
+
+    in_file = TomlFile(type(settings))()
+    in_environment = {name.upper() for name in os.environ}
+    sources = {}
+    for name in type(settings).model_fields:
+        if PREFIX + name.upper() in in_environment:
+            sources[name] = "environment"
+        else:
+            sources[name] = str(toml_path()) if name in in_file else "default"
+    return sources
+
+
+def shown_value(value: Any) -> Any:
+    """A setting's value as JSON, without a secret; of a URL only its password is one."""
+    from pydantic import BaseModel, SecretStr
+
+    if isinstance(value, SecretStr):
+        return _masked(value.get_secret_value())
+    if isinstance(value, BaseModel):
+        return {name: shown_value(getattr(value, name)) for name in type(value).model_fields}
+    if isinstance(value, dict):
+        return {name: shown_value(inner) for name, inner in value.items()}
+    if isinstance(value, tuple | list):
+        return [shown_value(item) for item in value]
+    return value
+
+
+def _masked(secret: str) -> str:
+    from penstock.local.stack import masked
+
+    if secret.startswith(("postgresql://", "postgres://")):
+        shown = masked(secret)
+        return shown if "?" not in shown else shown.partition("?")[0] + "?" + _MASK  # a parameter may be a password
+    return _MASK
+
+
+def _text(value: Any) -> str:
+    import json
+
+    if value is None or value in ([], {}):
+        return "unset"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _nearest(name: str, settings: type[Settings]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, settings.model_fields, n=1)
+    return f"; did you mean {near[0]}?" if near else ""

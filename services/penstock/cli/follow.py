@@ -1,0 +1,96 @@
+"""`penstock status --follow`: what becomes of tasks, line by line, until they have settled."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from penstock.errors import PenstockError, Unavailable
+from penstock.tasks import State
+
+if TYPE_CHECKING:
+    from penstock.client import Client
+
+LOOK_SECONDS = 0.5
+_SETTLED = frozenset((State.SUCCESS, State.CRITICAL_ERROR, State.CANCELLED))
+NOT_DONE = 3  # exit code, as of `penstock result`
+
+
+def follow(client: Client, ids: Sequence[int], *, as_json: bool) -> int:
+    """Print each change until all tasks have settled; returns the exit code.
+
+    as_json: each change as the task then was, one a line. Raises PenstockError for a task that is not there.
+    """
+    known: dict[int, dict[str, Any]] = {}
+    is_away = False
+    left = list(dict.fromkeys(ids))
+    while True:
+        try:
+            tasks = client.call("status", {"ids": left, "detail": True})
+        except Unavailable as exc:
+            if not is_away:
+                typer.echo(f"penstock: {exc}; still trying", err=True)
+            is_away = True
+            time.sleep(LOOK_SECONDS)
+            continue
+        is_away = False
+        for task_id, task in zip(left, tasks, strict=True):
+            if task is None:
+                gone = "is no longer kept" if task_id in known else "is not there"
+                raise PenstockError(f"task {task_id} {gone}")
+            if as_json:
+                if task != known.get(task_id):
+                    typer.echo(json.dumps(task, ensure_ascii=False))
+            else:
+                for line in changes(known.get(task_id), task):
+                    typer.echo(line)
+            known[task_id] = task
+        left = [task_id for task_id in left if known[task_id]["state"] not in _SETTLED]
+        if not left:
+            return 0 if all(task["state"] == State.SUCCESS for task in known.values()) else NOT_DONE
+        time.sleep(LOOK_SECONDS)
+
+
+def changes(before: dict[str, Any] | None, task: dict[str, Any]) -> Iterator[str]:
+    """Lines about what has become of a task since a look before; all there is to tell at the first."""
+    told = {failure["claim"] for failure in before["failures"]} if before else set()
+    for failure in task["failures"]:
+        if failure["claim"] not in told:
+            yield _line(task, failure["at"], f"attempt {failure['attempt']} failed: {_message(failure['error'])}")
+    state = task["state"]
+    if before is None or (before["state"], before["attempts"]) != (state, task["attempts"]):
+        yield _line(task, task["updated_at"], _standing(task))
+    elif before["run_at"] != task["run_at"] and state in (State.SCHEDULED, State.ERROR, State.WAITING):
+        yield _line(task, task["updated_at"], f"moved to {task['run_at']}")
+    progress = task["progress"]
+    if progress is not None and (before is None or before["progress"] != progress) and state not in _SETTLED:
+        percent = "" if progress.get("percent") is None else f"{progress['percent']:g} % "
+        yield _line(task, task["updated_at"], f"{percent}{progress.get('note') or ''}".strip() or "alive")
+
+
+def _standing(task: dict[str, Any]) -> str:
+    state = str(task["state"])
+    if state == State.ACQUIRED:
+        return f"{state}, attempt {task['attempts']} of {task['max_attempts']}"
+    if state in (State.SCHEDULED, State.ERROR):
+        return f"{state}, runs at {task['run_at']}"
+    if state == State.WAITING and task.get("waits_for"):
+        return f"{state} for an event until {task['waits_for']['until']}"
+    if state == State.SUCCESS:
+        return f"{state}: {json.dumps(task['result'], ensure_ascii=False)}"
+    if state == State.CANCELLED:
+        return state + (f": {task['reason']}" if task.get("reason") else "")
+    return state
+
+
+def _message(error: Any) -> str:
+    message = error.get("message") if isinstance(error, dict) else error
+    return " ".join(str(message).split())
+
+
+def _line(task: dict[str, Any], at: str, text: str) -> str:
+    return f"{at}  task {task['id']}  {text}"

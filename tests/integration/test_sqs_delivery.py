@@ -1,0 +1,216 @@
+"""sqs.send against a real SQS endpoint."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.deliveries.frame import NotDelivered, Undeliverable
+from penstock.deliveries.sqs import Sender, Sending
+from penstock.handlers import Context
+from penstock.handlers.batches import Call
+from penstock.settings import Settings, load_settings
+from penstock.store import Store
+from penstock.transports.sqs import SqsTransport
+from tests.integration.doors import SqsProxy, sqs_proxy
+from tests.integration.lines import running
+
+
+class Ground:
+    """Queues of this test, and what is in them."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.transport = SqsTransport(endpoint_url=url, region="us-east-1")
+        self.others: list[SqsTransport] = []
+        self.prefix = f"d-{secrets.token_hex(4)}"
+
+    async def queue(self, name: str, **attributes: str) -> str:
+        client = await self.transport.client()
+        full = f"{self.prefix}-{name}"
+        await client.create_queue(QueueName=full, Attributes=attributes)
+        return full
+
+    async def received(self, queue: str) -> list[dict[str, Any]]:
+        client = await self.transport.client()
+        url = (await client.get_queue_url(QueueName=queue))["QueueUrl"]
+        found: list[dict[str, Any]] = []
+        while True:
+            reply = await client.receive_message(
+                QueueUrl=url, MaxNumberOfMessages=10, MessageAttributeNames=["All"], AttributeNames=["All"]
+            )
+            messages = reply.get("Messages", [])
+            if not messages:
+                return found
+            found += messages
+            for message in messages:
+                await client.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+
+    def sender(self, *queues: str, url: str | None = None) -> Sender:
+        transport = self.transport
+        if url is not None:
+            transport = SqsTransport(endpoint_url=url, region="us-east-1")
+            self.others.append(transport)
+        return Sender(transport.client, load_settings(sqs_send_queues=queues))
+
+
+@pytest.fixture
+async def ground(sqs_url: str) -> AsyncIterator[Ground]:
+    ground = Ground(sqs_url)
+    yield ground
+    for transport in (ground.transport, *ground.others):
+        await transport.close()
+
+
+def calls(*payloads: dict[str, Any], first_id: int = 1) -> list[Call[Sending]]:
+    """As a worker has them: through JSON, each with its task."""
+    return [
+        Call(Context(task_id, 1, "sqs.send"), msgspec.convert(payload, Sending))
+        for task_id, payload in enumerate(payloads, first_id)
+    ]
+
+
+async def test_a_message_arrives_as_it_was_given(ground: Ground) -> None:
+    queue = await ground.queue("plain")
+    (outcome, other) = await ground.sender(queue).send(
+        calls(
+            {"queue": queue, "body": "grüße", "attributes": {"kind": "a", "n": 5, "raw": {"base64": "AAH/"}}},
+            {"queue": queue, "json": {"a": ["\uffff", 1]}},
+        )
+    )
+    assert isinstance(outcome, dict)
+    assert isinstance(other, dict)
+    messages = {message["MessageId"]: message for message in await ground.received(queue)}
+    assert messages[outcome["message_id"]]["Body"] == "grüße"
+    attributes = messages[outcome["message_id"]]["MessageAttributes"]
+    assert attributes["kind"]["StringValue"] == "a"
+    assert (attributes["n"]["StringValue"], attributes["n"]["DataType"]) == ("5", "Number")
+    assert attributes["raw"]["BinaryValue"] == b"\x00\x01\xff"
+    assert json.loads(messages[other["message_id"]]["Body"]) == {"a": ["\uffff", 1]}
+
+
+async def test_a_burst_shares_calls_and_each_task_has_its_own_answer(ground: Ground) -> None:
+    one, two = await ground.queue("one"), await ground.queue("two")
+    with sqs_proxy(ground.url) as proxy:
+        sender = ground.sender(one, two, url=proxy.url)
+        payloads = [{"queue": one if n % 2 else two, "body": str(n)} for n in range(100)]
+        outcomes = await sender.send(calls(*payloads))
+        sends = [name for name, _ in proxy.calls if name == "SendMessageBatch"]
+    assert len(sends) == 10
+    ids = [outcome["message_id"] for outcome in outcomes if isinstance(outcome, dict)]
+    assert len(set(ids)) == 100
+    bodies = {message["MessageId"]: message["Body"] for queue in (one, two) for message in await ground.received(queue)}
+    assert [bodies[message_id] for message_id in ids] == [str(n) for n in range(100)]
+
+
+async def test_of_a_fifo_queue_the_order_stays_and_a_second_attempt_adds_nothing(ground: Ground) -> None:
+    queue = await ground.queue("orders.fifo", FifoQueue="true")
+    sender = ground.sender(queue)
+    payloads = [{"queue": queue, "body": str(n), "group_id": "g"} for n in range(25)]
+    first = await sender.send(calls(*payloads))
+    again = await sender.send(calls(*payloads))
+    assert all(isinstance(outcome, dict) for outcome in (*first, *again))
+    messages = await ground.received(queue)
+    assert [message["Body"] for message in messages] == [str(n) for n in range(25)]
+    assert messages[0]["Attributes"]["MessageDeduplicationId"] == "penstock-1"
+
+
+async def test_a_queue_may_be_named_by_its_url_or_by_its_name(ground: Ground) -> None:
+    queue = await ground.queue("urls")
+    client = await ground.transport.client()
+    url = (await client.get_queue_url(QueueName=queue))["QueueUrl"]
+    outcomes = await ground.sender(url).send(calls({"queue": url, "body": "1"}, {"queue": queue, "body": "2"}))
+    assert all(isinstance(outcome, dict) for outcome in outcomes)
+    assert {message["Body"] for message in await ground.received(queue)} == {"1", "2"}
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        ({"queue": "penstock-outbound", "body": "a"}, r"'penstock-outbound' is not among those of PENSTOCK_SQS_SEND"),
+        ({"body": "a", "json": 1}, "one of body"),
+        ({}, "one of body"),
+        ({"body": ""}, "empty"),
+        ({"body": "a\x00b"}, r"holds '\\x00'"),
+        ({"body": "x" * 1_048_577}, "1048577 bytes"),
+        ({"body": "a", "attributes": {"AWS.x": "1"}}, "'AWS.x' is no name"),
+        ({"body": "a", "attributes": {"": "1"}}, "'' is no name"),
+        ({"body": "a", "attributes": {"x": True}}, "attribute x is true"),
+        ({"body": "a", "attributes": {"x": {"base64": "*"}}}, "attribute x is"),
+        ({"body": "a", "attributes": {str(n): "1" for n in range(11)}}, "11 attributes"),
+        ({"body": "a", "delay": 901}, "delay must be 0 to 900"),
+        ({"body": "a", "deduplication_id": "x"}, "is for FIFO queues"),
+        ({"body": "a", "group_id": "g g"}, "group_id must be"),
+    ],
+    ids=range(14),
+)
+async def test_a_message_that_cannot_be_sent_fails_for_good_and_harms_no_neighbour(
+    ground: Ground, payload: dict[str, Any], message: str
+) -> None:
+    queue = await ground.queue("bad")
+    good = {"queue": queue, "body": "good"}
+    outcomes = await ground.sender(queue).send(calls(good, {"queue": queue, **payload}, good))
+    with pytest.raises(Undeliverable, match=message):
+        raise outcomes[1]  # type: ignore[misc]
+    assert len(await ground.received(queue)) == 2
+
+
+async def test_a_fifo_queue_asks_for_a_group_and_takes_no_delay(ground: Ground) -> None:
+    queue = await ground.queue("strict.fifo", FifoQueue="true")
+    outcomes = await ground.sender(queue).send(
+        calls({"queue": queue, "body": "a"}, {"queue": queue, "body": "a", "group_id": "g", "delay": 1})
+    )
+    assert [str(outcome).partition(":")[0] for outcome in outcomes] == [
+        f"{queue} is a FIFO queue", "a FIFO queue takes no delay of single messages",
+    ]  # fmt: skip
+
+
+async def test_a_queue_that_is_not_there_yet_and_an_endpoint_that_is_away_are_tried_again(ground: Ground) -> None:
+    name = f"{ground.prefix}-later"
+    sender = ground.sender(name)
+    (outcome,) = await sender.send(calls({"queue": name, "body": "a"}))
+    assert isinstance(outcome, NotDelivered)
+    await ground.queue("later")
+    (outcome,) = await sender.send(calls({"queue": name, "body": "a"}))
+    assert isinstance(outcome, dict)
+    (outcome,) = await ground.sender(name, url="http://127.0.0.1:1").send(calls({"queue": name, "body": "a"}))
+    assert isinstance(outcome, NotDelivered)
+
+
+async def test_of_a_call_that_failed_in_part_only_those_that_failed_are_tried_again(ground: Ground) -> None:
+    queue = await ground.queue("partial")
+    with sqs_proxy(ground.url) as proxy:
+        fail_first_entry(proxy)
+        outcomes = await ground.sender(queue, url=proxy.url).send(
+            calls(*({"queue": queue, "body": str(n)} for n in range(3)))
+        )
+    assert isinstance(outcomes[0], NotDelivered)
+    assert "ServiceUnavailable" in str(outcomes[0])
+    assert all(isinstance(outcome, dict) for outcome in outcomes[1:])
+    assert {message["Body"] for message in await ground.received(queue)} == {"1", "2"}
+
+
+def fail_first_entry(proxy: SqsProxy) -> None:
+    def hook(operation: str, request: dict[str, Any], forward: Any) -> tuple[int, dict[str, Any]]:
+        if operation != "SendMessageBatch":
+            return forward(request)  # type: ignore[no-any-return]
+        first, *rest = request["Entries"]
+        status, reply = forward({**request, "Entries": rest})
+        failed = {"Id": first["Id"], "SenderFault": False, "Code": "ServiceUnavailable", "Message": "later"}
+        return status, {**reply, "Failed": [failed]}
+
+    proxy.hook = hook
+
+
+async def test_it_runs_as_a_task(store: Store, settings: Settings, ground: Ground) -> None:
+    queue = await ground.queue("tasks")
+    async with running(store, settings, deliveries=("sqs.send",), sqs_send_queues=(queue,)) as line:
+        ids = await line.enqueue("sqs.send", *({"queue": queue, "body": str(n)} for n in range(30)))
+        rows = [await line.until(task_id, "SUCCESS") for task_id in ids]
+    assert len({row["result"]["message_id"] for row in rows}) == 30
+    assert {message["Body"] for message in await ground.received(queue)} == {str(n) for n in range(30)}

@@ -1,0 +1,211 @@
+"""`penstock top` and `penstock status --follow` against a running api, as a person and as a script have them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import termios
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli import app, top
+from penstock.errors import Unavailable
+from penstock.handlers import Context, Fail, action
+from penstock.health import Health, serve_health
+from penstock.settings import Settings
+from penstock.store import Store
+from penstock.tasks import NewTask
+from tests.integration import lines
+from tests.integration.apis import running
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_SECONDS = 60
+
+
+@pytest.fixture
+async def tasks(store: Store) -> None:
+    async with store.session() as session:
+        await session.enqueue([NewTask("export") for _ in range(5)])
+        await session.enqueue([NewTask("mail", delay_seconds=3600)])
+        dispatch = await session.claim(2)
+        assert dispatch is not None
+        await session.confirm(dispatch.id)
+
+
+@pytest.mark.usefixtures("tasks")
+async def test_one_look_is_printed_for_a_person_and_as_json_for_a_script(store: Store, settings: Settings) -> None:
+    def use(url: str) -> None:
+        done = CliRunner().invoke(app, ["top", "--once", "--json", "--api-url", url])
+        assert done.exit_code == 0, done.output
+        seen = json.loads(done.stdout)
+        assert seen["states"]["ACQUIRED"] == 2
+        assert seen["lag"]["due"] == 3
+        assert seen["actions"][0] == {
+            "action": "export", "waiting": 3, "retrying": 0, "in_flight": 2, "max_in_flight": None, "paused": False,
+            "succeeded": 0, "failed": 0,
+        }  # fmt: skip
+        assert seen["processes"] == []
+        done = CliRunner().invoke(app, ["top", "--once", "--api-url", url])
+        assert done.exit_code == 0
+        rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.strip()}
+        assert rows["ACQUIRED"] == ["2"]
+        assert rows["export"] == ["3", "0", "2", "0", "0"]
+        assert "3 due" in done.stdout
+
+    async with running(store, settings) as api:
+        await asyncio.to_thread(use, api.url)
+
+
+@pytest.mark.usefixtures("tasks")
+async def test_limits_pauses_and_the_health_of_processes_are_shown(store: Store, settings: Settings) -> None:
+    well, ill = Health("well"), Health("ill")
+    well.succeeded()
+    ill.failed("Postgres is away")
+
+    def use(url: str) -> None:
+        for words in (["action", "set", "export", "--max-in-flight", "9"], ["action", "pause", "export"]):
+            assert CliRunner().invoke(app, [*words, "--api-url", url]).exit_code == 0
+        with closing(serve_health(well, "127.0.0.1", 0)) as one, closing(serve_health(ill, "127.0.0.1", 0)) as two:
+            urls = [one.url, two.url, "http://127.0.0.1:1"]
+            named = [word for process in urls for word in ("--metrics", process)]
+            page = CliRunner().invoke(app, ["top", "--once", "--api-url", url, *named]).stdout
+            seen = json.loads(CliRunner().invoke(app, ["top", "--once", "--json", "--api-url", url, *named]).stdout)
+        assert "1 of 3 ready" in page
+        assert f"{two.url}: Postgres is away" in page
+        assert "2 of 9" in page
+        assert "export (paused)" in page
+        assert [process["ready"] for process in seen["processes"]] == [True, False, False]
+        assert seen["processes"][2]["reason"].startswith("away: ")
+
+    async with running(store, settings) as api:
+        await asyncio.to_thread(use, api.url)
+
+
+@pytest.mark.usefixtures("tasks")
+async def test_on_a_terminal_it_is_redrawn_until_q_and_leaves_the_terminal_as_it_was(
+    store: Store, settings: Settings
+) -> None:
+    def use(url: str) -> None:
+        leader, follower = pty.openpty()
+        before = termios.tcgetattr(follower)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock", "top", "--interval", "0.2", "--api-url", url],
+            stdin=follower, stdout=follower, stderr=subprocess.PIPE,
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "services"), "TERM": "xterm", "COLUMNS": "120",
+                 "LINES": "40"},
+        )  # fmt: skip
+        try:
+            drawn = read_until(leader, b"export", times=3)
+            assert b"\x1b[?1049h" in drawn, "it has a screen of its own"
+            os.write(leader, b"s")
+            read_until(leader, b"by waiting")
+            os.write(leader, b"q")
+            read_until(leader, b"\x1b[?1049l")
+            assert process.wait(PATIENCE_SECONDS) == 0
+            assert termios.tcgetattr(follower) == before
+        finally:
+            process.kill()
+            process.communicate()
+            os.close(leader)
+            os.close(follower)
+
+    async with running(store, settings) as api:
+        await asyncio.to_thread(use, api.url)
+
+
+def read_until(descriptor: int, text: bytes, *, times: int = 1) -> bytes:
+    """What a terminal was sent up to so many occurrences of a text."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    seen = b""
+    while seen.count(text) < times:
+        assert time.monotonic() < deadline, seen[-2000:]
+        if select.select([descriptor], [], [], 1)[0]:
+            seen += os.read(descriptor, 65_536)
+    return seen
+
+
+def test_rates_are_counted_from_one_look_to_the_next_and_an_api_that_goes_away_is_told() -> None:
+    class Client:
+        seen = 0
+        is_away = False
+
+        def call(self, method: str, params: Any) -> Any:
+            if self.is_away:
+                raise Unavailable("no answer")
+            if method == "action.list":
+                return {"actions": []}
+            self.seen += 100
+            return {
+                "states": {"SUCCESS": self.seen, "ACQUIRED": 0}, "actions": {"a": {"SUCCESS": self.seen}},
+                "rates": {"enqueued_per_second": 1.0, "succeeded_per_second": 1.0, "failed_per_second": 0.0},
+                "lag": {"due": 0, "oldest_due_seconds": 0.0},
+            }  # fmt: skip
+
+    client = Client()
+    watch = top.Watch(client, [])  # type: ignore[arg-type]
+    watch.look()
+    assert watch.per_second == {}
+    watch.look()
+    assert watch.per_second["SUCCESS"] > 0
+    assert watch.per_second["ACQUIRED"] == 0
+    client.is_away = True
+    watch.look()
+    assert watch.problem == "no answer"
+    assert watch.as_json() == {"problem": "no answer", "processes": []}
+    with pytest.raises(Unavailable):
+        watch.look(must=True)
+    client.is_away = False
+    watch.look()
+    assert watch.problem is None
+
+
+async def test_a_task_is_followed_to_its_end_with_every_failed_attempt(store: Store, settings: Settings) -> None:
+    """`--follow` runs beside a line that fails twice and then succeeds."""
+
+    async def follow(url: str, task_id: int) -> tuple[int | None, str]:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "penstock", "status", str(task_id), "--follow", "--api-url", url,
+            stdout=subprocess.PIPE, env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "services")},
+        )  # fmt: skip
+        out, _ = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
+        return process.returncode, out.decode()
+
+    async with running(store, settings) as api, lines.running(store, settings) as line:
+        runs: list[int] = []
+
+        @action("flaky", registry=line.registry)
+        async def flaky(ctx: Context) -> dict[str, int]:
+            runs.append(ctx.claim)
+            if len(runs) < 3:
+                raise ValueError(f"failure {len(runs)}")
+            return {"runs": len(runs)}
+
+        @action("hopeless", registry=line.registry)
+        async def hopeless(ctx: Context) -> None:
+            raise Fail("no way")
+
+        (good,) = await line.enqueue("flaky", {})
+        (bad,) = await line.enqueue("hopeless", {})
+        following = [asyncio.create_task(follow(api.url, task_id)) for task_id in (good, bad)]
+        await line.until(good, "SUCCESS")
+        await line.until(bad, "CRITICAL_ERROR")
+        (code, out), (bad_code, bad_out) = await asyncio.gather(*following)
+    texts = [text.split(f"  task {good}  ")[1] for text in out.splitlines()]
+    assert code == 0
+    assert [text for text in texts if "failed" in text] == [
+        "attempt 1 failed: ValueError: failure 1", "attempt 2 failed: ValueError: failure 2",
+    ]  # fmt: skip
+    assert texts[-1] == 'SUCCESS: {"runs": 3}'
+    assert bad_code == 3
+    assert "attempt 1 failed: Fail: no way" in bad_out
+    assert bad_out.splitlines()[-1].endswith("CRITICAL_ERROR")

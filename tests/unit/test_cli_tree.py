@@ -1,0 +1,217 @@
+"""Every command there is: what it prints as help, which exit codes it has, and that docs/cli.md tells of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from docs import generate_cli
+from docs.generate_cli import Command, commands
+from penstock import __version__
+from penstock.cli import app, main
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = list(commands())
+NAMES = [" ".join(command.path) for command in COMMANDS]
+NOWHERE = "http://127.0.0.1:1"
+OF_THE_API = [command for command in COMMANDS if command.has("--api-url")]
+PROCESSES = ("submitter", "scheduler", "worker", "resulter", "supervisor", "api")
+# They print no data of their own: they start, stop or change something and say so, or pass on lines as they are.
+# `result` prints JSON anyhow.
+WITHOUT_JSON = {*PROCESSES, "up", "down", "logs", "migrate", "result"}
+# What a command needs beyond a value for each argument.
+MORE = {
+    "action set": ["--rate", "1"], "rejected retry": ["7"], "rejected purge": ["7"], "dlq replay": ["x"],
+    "dlq purge": ["x", "--yes"], "reschedule": ["--delay", "1"], "schedule update": ["--action", "b"],
+    "route set": ["--queue", "q", "--action", "a"], "top": ["--once"],
+    **{f"bulk {verb}": ["--all", "--yes"] for verb in ("cancel", "retry", "delete")},
+    "bulk reschedule": ["--all", "--yes", "--delay", "1"],
+}  # fmt: skip
+VALUES = {"definition": '{"steps": [{"name": "a", "action": "a"}]}', "expression": "@daily", "queue": "inbound",
+          "which": "1", "payload": "{}", "result": "{}"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def built() -> Callable[..., Any]:
+    """The command, built once: each call of the app would build the whole tree anew."""
+    return typer.main.get_command(app)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, built: Callable[..., Any]) -> None:
+    monkeypatch.setattr("penstock.cli.app", built)
+
+
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output and error of a command, run as `penstock` is."""
+    monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+        sys.exit(0)
+    code = caught.value.code
+    out, err = capsys.readouterr()
+    return (code if isinstance(code, int) else int(code is not None)), out, err
+
+
+def arguments_of(command: Command, folder: Path) -> list[str]:
+    """Words that call a command so that it gets as far as the api."""
+    name = " ".join(command.path)
+    words = [*command.path]
+    for argument in command.parameters:
+        if argument.is_argument and argument.is_required:
+            if argument.name == "path":
+                file = folder / "given.json"
+                file.write_text('[{"name": "a", "expression": "@daily", "action": "a"}]')
+                words.append(str(file))
+            else:
+                words.append(VALUES.get(argument.name, "1"))
+    return [*words, *MORE.get(name, ()), "--api-url", NOWHERE]
+
+
+def test_the_walk_finds_the_commands_that_help_shows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(COMMANDS) > 60
+    assert len(set(NAMES)) == len(NAMES)
+    code, out, _ = call(capsys, monkeypatch, "--help")
+    assert code == 0
+    assert {path[0] for path in (command.path for command in COMMANDS)} <= set(re.findall(r"[\w-]+", out))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=NAMES)
+def test_a_command_explains_itself_and_refuses_what_it_does_not_know_with_2(
+    command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, _ = call(capsys, monkeypatch, *command.path, "--help")
+    assert (code, command.path[-1] in out) == (0, True)
+    assert command.help
+    code, out, err = call(capsys, monkeypatch, *command.path, "--no-such-option")
+    assert (code, out) == (2, "")
+    assert "--no-such-option" in err
+
+
+@pytest.mark.parametrize("command", OF_THE_API, ids=[" ".join(command.path) for command in OF_THE_API])
+def test_a_command_whose_api_is_away_exits_with_1_and_says_so(
+    command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(capsys, monkeypatch, *arguments_of(command, tmp_path))
+    assert (code, out) == (1, ""), err
+    assert NOWHERE in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "command", [*OF_THE_API, *(one for one in COMMANDS if one.path[0] in (*PROCESSES, "config"))],
+    ids=lambda command: " ".join(command.path),
+)  # fmt: skip
+def test_wrong_settings_end_a_command_with_2_before_it_does_anything(
+    command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_MAX_ATTEMPTS", "many")
+    words = arguments_of(command, tmp_path) if command.has("--api-url") else [*command.path]
+    code, out, err = call(capsys, monkeypatch, *words)
+    assert (code, out) == (2, "")
+    assert "PENSTOCK_MAX_ATTEMPTS" in err
+
+
+def test_every_command_that_prints_data_does_so_as_json_too() -> None:
+    without = {" ".join(command.path) for command in COMMANDS if not command.has("--json")}
+    assert without == WITHOUT_JSON
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call(capsys, monkeypatch, "--version") == (0, f"penstock {__version__}\n", "")
+
+
+def test_ctrl_c_ends_a_command_with_130() -> None:
+    run = subprocess.Popen(
+        [sys.executable, "-m", "penstock", "top", "--json", "--api-url", NOWHERE],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+    )  # fmt: skip
+    try:
+        assert run.stdout is not None
+        first = json.loads(run.stdout.readline())
+        assert NOWHERE in first["problem"]
+        run.send_signal(signal.SIGINT)
+        run.communicate(timeout=60)
+        assert run.returncode == 130
+    finally:
+        run.kill()
+
+
+# Completion
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "services"), "HOME": "/nonexistent", **more}
+
+
+def complete(**variables: str) -> str:
+    # As installed: the name of the program decides the name of the variable.
+    script = "import sys; sys.argv[0] = 'penstock'; from penstock.cli import main; main()"
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, env=environment(**variables)
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_for_a_shell_is_printed(shell: str) -> None:
+    assert "_PENSTOCK_COMPLETE" in complete(_PENSTOCK_COMPLETE=f"source_{shell}")
+
+
+def test_commands_groups_and_options_are_completed() -> None:
+    def words(line: str, number: int) -> list[str]:
+        return complete(_PENSTOCK_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(number)).split()
+
+    assert set(words("penstock sched", 1)) == {"scheduler", "schedule"}
+    assert "run-now" in words("penstock schedule r", 2)
+    assert "--ordering-key" in words("penstock enqueue --ord", 2)
+
+
+# docs/cli.md
+
+
+def test_the_page_has_the_reference_of_these_commands() -> None:
+    text = generate_cli.PAGE.read_text("utf-8")
+    assert generate_cli.page(text) == text, "run `make cli-reference`"
+
+
+def test_the_page_tells_every_command_with_every_option() -> None:
+    text = generate_cli.PAGE.read_text("utf-8")
+    assert sorted(re.findall(r"^### penstock (.+)$", text, re.MULTILINE)) == sorted(NAMES)
+    for command in COMMANDS:
+        section = text.split(f"### penstock {' '.join(command.path)}\n", 1)[1].split("\n### ", 1)[0]
+        assert [
+            name for parameter in command.parameters for name in parameter.names if f"`{name}`" not in section
+        ] == []
+
+
+def test_a_command_that_a_page_shows_is_one() -> None:
+    """In the examples of all pages: the words behind `penstock` are a command, and its options are its own."""
+    known = {command.path: command for command in COMMANDS}
+    wrong = []
+    for path in [*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "SECURITY.md"]:
+        for line in re.findall(r"^(?:\$ )?penstock ([^\n`]+)$", path.read_text("utf-8"), re.MULTILINE):
+            words = line.split("#")[0].split()
+            found = next((known[tuple(words[:n])] for n in (2, 1) if tuple(words[:n]) in known), None)
+            options = {word.split("=")[0] for word in words if re.fullmatch(r"--[a-z-]+(=.*)?", word)}
+            if found is None:
+                if not options & {"--version", "--install-completion", "--show-completion"}:
+                    wrong.append((path.name, line))
+            elif not options <= {name for parameter in found.parameters for name in parameter.names}:
+                wrong.append((path.name, line))
+    assert wrong == []

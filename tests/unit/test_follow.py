@@ -1,0 +1,104 @@
+"""What `penstock status --follow` says of a change, and when it ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.cli import follow
+from penstock.errors import PenstockError, Unavailable
+
+TASK: dict[str, Any] = {
+    "id": 7, "action": "a", "state": "SCHEDULED", "attempts": 0, "max_attempts": 3, "run_at": "R", "updated_at": "T0",
+    "progress": None, "result": None, "error": None, "failures": [],
+}  # fmt: skip
+FAILURE = {"attempt": 1, "claim": 5, "at": "T2", "error": {"code": -1, "message": "no\nluck"}}
+
+
+def said(before: dict[str, Any] | None, **now: Any) -> list[str]:
+    return [line.split("  task 7  ")[1] for line in follow.changes(before, TASK | now)]
+
+
+def test_each_change_is_a_line_and_no_change_is_none() -> None:
+    assert said(None) == ["SCHEDULED, runs at R"]
+    assert said(TASK) == []
+    assert said(TASK, run_at="S") == ["moved to S"]
+    assert said(TASK, state="ACQUIRED", attempts=1) == ["ACQUIRED, attempt 1 of 3"]
+
+
+def test_progress_is_told_while_it_runs() -> None:
+    acquired = TASK | {"state": "ACQUIRED", "attempts": 1}
+    told = [*follow.changes(acquired, acquired | {"progress": {"percent": 40, "note": "half"}})]
+    assert told == ["T0  task 7  40 % half"]
+    told = [*follow.changes(acquired, acquired | {"progress": {"percent": None, "note": None}})]
+    assert told == ["T0  task 7  alive"]
+
+
+def test_a_failed_attempt_that_fell_between_two_looks_is_told_all_the_same() -> None:
+    acquired = TASK | {"state": "ACQUIRED", "attempts": 1}
+    again = acquired | {"attempts": 2, "failures": [FAILURE], "updated_at": "T3"}
+    assert [*follow.changes(acquired, again)] == [
+        "T2  task 7  attempt 1 failed: no luck", "T3  task 7  ACQUIRED, attempt 2 of 3",
+    ]  # fmt: skip
+    assert [*follow.changes(again, again)] == []
+
+
+@pytest.mark.parametrize(
+    ("end", "text"),
+    [
+        ({"state": "SUCCESS", "result": {"n": 1}}, 'SUCCESS: {"n": 1}'),
+        ({"state": "CANCELLED", "reason": "not wanted"}, "CANCELLED: not wanted"),
+        ({"state": "CRITICAL_ERROR"}, "CRITICAL_ERROR"),
+        ({"state": "WAITING", "waits_for": {"token": "t", "until": "U"}}, "WAITING for an event until U"),
+    ],
+    ids=["success", "cancelled", "critical", "waiting"],
+)
+def test_the_end_is_told_with_what_came_of_it(end: dict[str, Any], text: str) -> None:
+    assert said(TASK, **end) == [text]
+
+
+class Scripted:
+    """An api whose answers are given."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = [*answers]
+        self.asked: list[list[int]] = []
+
+    def call(self, method: str, params: dict[str, Any]) -> Any:
+        self.asked.append(params["ids"])
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "LOOK_SECONDS", 0)
+
+
+def test_it_goes_on_until_all_have_settled_also_while_the_api_is_away(capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = TASK | {"id": 1}, TASK | {"id": 2}
+    api = Scripted(
+        [one, two], Unavailable("away"), Unavailable("away"), [one | {"state": "SUCCESS"}, two],
+        [two | {"state": "CANCELLED"}],
+    )  # fmt: skip
+    assert follow.follow(api, [1, 2, 1], as_json=False) == 3  # type: ignore[arg-type]
+    assert api.asked == [[1, 2]] * 4 + [[2]]
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 4
+    assert err.count("still trying") == 1
+
+
+def test_success_of_all_is_0_and_json_is_a_line_a_change(capsys: pytest.CaptureFixture[str]) -> None:
+    api = Scripted([TASK], [TASK], [TASK | {"state": "SUCCESS"}])
+    assert follow.follow(api, [7], as_json=True) == 0  # type: ignore[arg-type]
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_a_task_that_is_not_there_or_goes_meanwhile_is_an_error() -> None:
+    with pytest.raises(PenstockError, match="task 7 is not there"):
+        follow.follow(Scripted([None]), [7], as_json=False)  # type: ignore[arg-type]
+    with pytest.raises(PenstockError, match="task 7 is no longer kept"):
+        follow.follow(Scripted([TASK], [None]), [7], as_json=False)  # type: ignore[arg-type]
