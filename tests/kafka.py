@@ -21,7 +21,7 @@ import pytest
 PARTITIONS = 4  # of a topic that nobody made with another number
 _PRODUCER = 0
 PROMPT = {"fetch.wait.max.ms": 10}
-"""For consumers: the mock answers a fetch that finds nothing after so long, whatever comes meanwhile; else after 500."""
+"""For consumers: the mock answers a fetch that finds nothing after so long, whatever comes; else after 500."""
 _JOIN_DELAY_MS = 200  # the first join of a group waits so long for other members; 3000 unless told
 
 
