@@ -117,6 +117,7 @@ async def clockwork(
     due = {number: base_ms + round(randoms.random() * over_seconds * 1000) for number in range(schedules + extra)}
     key_of = {number: f"key-{randoms.randrange(keys)}" for number in due}
     cancelled = set(range(schedules, schedules + extra))
+    due |= dict.fromkeys(cancelled, base_ms + round(over_seconds * 1000))
 
     def body_of(number: int) -> dict[str, Any]:
         return {

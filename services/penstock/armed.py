@@ -79,7 +79,7 @@ async def arm(session: Session, wanted: Sequence[Armed], *, replaces: bool) -> l
         return []
     await session.plan_for(len(wanted))
     rows = await session.fetch(
-        "arm", [a.source for a in wanted], [a.key for a in wanted], [a.variant for a in wanted],
+        "arm_schedules", [a.source for a in wanted], [a.key for a in wanted], [a.variant for a in wanted],
         [instant_of(a.due_ms) for a in wanted], [a.partition for a in wanted], [a.held for a in wanted],
         [a.ordering_key for a in wanted], [a.record for a in wanted], [a.last for a in wanted], replaces,
     )  # fmt: skip
@@ -99,7 +99,7 @@ async def disarm(session: Session, source: str, keys: Sequence[bytes]) -> set[by
     if not keys:
         return set()
     await session.plan_for(len(keys))
-    gone = [row["key"] for row in await session.fetch("disarm", source, list(keys))]
+    gone = [row["key"] for row in await session.fetch("disarm_schedules", source, list(keys))]
     if gone:
         _count({(source, "cancelled"): len(gone)})
     return set(gone)

@@ -1,7 +1,7 @@
 -- Armed schedules: kept apart from the tasks until they are due, when each becomes one, or a record of one. So replacing
 -- and calling off is a matter of one narrow row, and the order within a key is decided when they are due.
 
--- name: arm
+-- name: arm_schedules
 -- Arrays, one element a schedule, no (source, key, variant) twice: $1 sources, $2 keys, $3 variants, $4 due_at,
 -- $5 partitions or null, $6 held, $7 ordering keys, $8 records, $9 last records or null; $10 whether one that is armed
 -- already is replaced: it arrives anew then. In the order of the arrays. Returns (place from 1, fresh) of those written.
@@ -30,7 +30,7 @@ from (select distinct source, key from unnest($1::text[], $2::bytea[]) u (source
 -- $1 source, $2 keys. (key, variant) of what is armed of them.
 select key, variant from penstock.armed where source = $1 and key = any($2::bytea[]);
 
--- name: disarm
+-- name: disarm_schedules
 -- $1 source, $2 keys. Every variant of them; returns the key of each that was armed.
 delete from penstock.armed where source = $1 and key = any($2::bytea[]) returning key;
 
