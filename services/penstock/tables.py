@@ -18,6 +18,7 @@ from sqlalchemy import (
     SmallInteger,
     Table,
     Text,
+    UniqueConstraint,
     text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, ENUM, JSONB
@@ -378,6 +379,7 @@ armed = Table(
     Column("ordering_key", Text, nullable=False),
     Column("record", Text, nullable=False),
     Column("last", Text),
+    UniqueConstraint("source", "key", "variant", name="armed_key"),
 )
 
 kafka_position = Table(

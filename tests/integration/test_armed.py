@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from typing import Any
 
 import pytest
 
-from penstock.armed import Armed, arm, disarm, fire_armed, instant_of, key_of, ordering_key_of
+from penstock.armed import PATIENCE_SECONDS, Armed, arm, disarm, fire_armed, instant_of, key_of, ordering_key_of
 from penstock.notify import ARMED, Listener, Notifier
+from penstock.sql import SQL
 from penstock.store import Store
 from penstock.supervisor.armed import FiringArmed
 
@@ -140,6 +142,25 @@ async def test_one_that_postgres_refuses_is_stopped_and_harms_no_other(store: St
     assert await fire(store) == 3
     assert sorted(values for _, _, values in await tasks(sql)) == [["a"], ["c"]]
     assert await sql.fetchval("select held from penstock.armed") is True
+
+
+@pytest.mark.parametrize("is_analyzed", [False, True], ids=["fresh", "analyzed"])
+async def test_a_claim_reads_what_it_takes_and_neither_the_rest_of_what_is_due_nor_the_future(
+    sql: Any, is_analyzed: bool
+) -> None:
+    await sql.execute("set jit = off")
+    await sql.execute("set enable_seqscan = off")  # as every connection of ours
+    await sql.execute(
+        "insert into penstock.armed (source, key, due_at, ordering_key, record) select 's', n::text::bytea,"
+        " now() + (n - 20000) * interval '1 s', 'k' || n % 100, '{}' from generate_series(1, 40000) n"
+    )
+    if is_analyzed:
+        await sql.execute("analyze penstock.armed")
+    lines = await sql.fetch("explain (analyze, timing off) " + SQL["claim_armed"], 500, PATIENCE_SECONDS)
+    plan = "\n".join(line[0] for line in lines)
+    assert "Index Scan using armed_due" in plan
+    assert "Sort" not in plan, plan
+    assert [int(found) for found in re.findall(r"armed_due.*rows=(\d+)(?:\.\d+)? loops=1\)", plan)] == [500], plan
 
 
 async def test_the_supervisor_fires_at_the_time_though_nobody_asks(store: Store, sql: Any) -> None:

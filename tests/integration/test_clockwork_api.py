@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from penstock.api import Api
 from penstock.armed import fire_armed
+from penstock.errors import SettingsError
 from penstock.settings import Settings
 from penstock.store import Store
 from tests.integration.apis import JSON, running
@@ -217,3 +219,14 @@ async def test_what_went_wrong_on_our_side_is_400_too(
 
     monkeypatch.setattr(store, "transaction", away)
     assert await create(http) == (400, "Unknown exception")
+
+
+async def test_a_port_that_is_taken_is_told_by_its_setting(store: Store, clockwork_settings: Settings) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        api = Api(store=store, settings=clockwork_settings.model_copy(update={"clockwork_port": port}))
+        with pytest.raises(SettingsError, match=f"{port} .*set PENSTOCK_CLOCKWORK_PORT to a free port"):
+            await api.open()
+        await api.close()

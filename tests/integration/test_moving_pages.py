@@ -58,8 +58,9 @@ def test_every_older_variable_that_is_understood_stands_beside_ours(page: str, n
 def test_older_variables_become_our_settings_unless_ours_say_otherwise() -> None:
     environ = {
         "KAFKA_BROKERS": "b:9092", "SCHEDULE_TOPICS": "avro", "JSON_SCHEDULE_TOPICS": "one,two",
-        "CONSUMER_GROUP_ID": "g", "SECURITY_PROTOCOL": "PLAINTEXT", "OTEL_EXPORTER_PROMETHEUS_PORT": "9401", "KMS_LOGGING_LEVEL": "WARN",
-        "PENSTOCK_KAFKA_SOURCE_GROUP": "ours", "KEYSTORE_LOCATION": "", "TRUSTSTORE_LOCATION": "/unused",
+        "CONSUMER_GROUP_ID": "g", "SECURITY_PROTOCOL": "PLAINTEXT", "OTEL_EXPORTER_PROMETHEUS_PORT": "9401",
+        "KMS_LOGGING_LEVEL": "WARN", "PENSTOCK_KAFKA_SOURCE_GROUP": "ours", "KEYSTORE_LOCATION": "",
+        "TRUSTSTORE_LOCATION": "/unused",
     }  # fmt: skip
     given = older_settings(KAFKA_MESSAGE_SCHEDULER, environ)
     settings = load_settings(**given)

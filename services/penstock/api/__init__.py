@@ -71,7 +71,9 @@ class Api(Service):
         )
         self._server = _server(app, settings, settings.http_port)
         port = settings.clockwork_port
-        self._clockwork = None if port is None else _server(clockwork.app(), settings, port)
+        self._clockwork = (
+            None if port is None else _server(clockwork.app(), settings, port, port_setting="CLOCKWORK_PORT")
+        )
         self.listening = asyncio.Event()
 
     @property
@@ -136,7 +138,7 @@ class Api(Service):
         await self._store.close()
 
 
-def _server(app: Any, settings: Settings, port: int) -> HttpServer:
+def _server(app: Any, settings: Settings, port: int, **more: str) -> HttpServer:
     return HttpServer(
         app,
         host=settings.http_host,
@@ -144,4 +146,5 @@ def _server(app: Any, settings: Settings, port: int) -> HttpServer:
         grace_seconds=settings.grace_seconds,
         connections=settings.http_connections,
         request_limit_bytes=settings.request_limit_bytes,
+        **more,
     )

@@ -41,13 +41,16 @@ select pg_try_advisory_xact_lock(4726092);
 -- name: claim_armed
 -- $1 how many, $2 seconds. What is due, in the order of time and arrival. Where the ordering key has a live task, what has
 -- been due for less than that is left: it goes with others of its key in one task, once that task has settled. What
--- somebody is about to replace or to call off is left to them. By the index armed_due.
+-- somebody is about to replace or to call off is left to them. By the index armed_due, whose order is the claim's; the limit
+-- stands in a select of its own, which hides its value from the planner: with the statistics of a table that was empty a
+-- moment ago, all that is due would be sorted for each claim. The head is looked up by a scalar subquery, for an EXISTS may
+-- be hashed, and that reads all heads.
 select a.id, a.source, a.ordering_key, a.record, a.last, extract(epoch from now() - a.due_at)::float8 as late_seconds
 from penstock.armed a
 where not a.held and a.due_at <= now()
   and (a.due_at <= now() - make_interval(secs => $2)
-       or not exists (select from penstock.ordering_head h where h.key = a.ordering_key))
-order by a.due_at, a.id limit $1 for update of a skip locked;
+       or (select h.task_id from penstock.ordering_head h where h.key = a.ordering_key) is null)
+order by a.due_at, a.id limit (select $1::bigint) for update of a skip locked;
 
 -- name: delete_armed
 -- $1 ids.
