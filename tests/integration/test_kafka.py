@@ -17,6 +17,7 @@ from penstock.settings import Settings, load_settings
 from tests.kafka import PARTITIONS, PROMPT, MockKafka
 
 LIMIT_SECONDS = 60
+_PRODUCE, _OUT_OF_ORDER_SEQUENCE_NUMBER = 0, 45  # a request and an error of the protocol
 
 
 @pytest.fixture
@@ -117,6 +118,21 @@ async def test_brokers_that_are_away_are_told_after_the_delivery_time_and_the_re
     assert answer.error is not None
     assert not answer.refused
     await producer.close(0)
+
+
+async def test_a_producer_that_the_library_gives_up_is_replaced_and_nobody_waits_for_it_for_ever(
+    kafka: MockKafka, producer: KafkaProducer
+) -> None:
+    topic = kafka.topic()
+    (first,) = await producer.send([Record(topic, b"1", partition=0)])
+    kafka.fail_next(_PRODUCE, _OUT_OF_ORDER_SEQUENCE_NUMBER)
+    async with asyncio.timeout(LIMIT_SECONDS):
+        (second,) = await producer.send([Record(topic, b"2", partition=0)])
+        (third,) = await producer.send([Record(topic, b"3", partition=0)])
+    assert (first.error, third.error) == (None, None)
+    assert second.error is not None
+    assert not second.refused
+    assert [record.value() for record in kafka.read(topic, count=2)] == [b"1", b"3"]
 
 
 async def test_closing_reports_what_has_not_arrived() -> None:

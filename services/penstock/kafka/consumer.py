@@ -73,7 +73,11 @@ class KafkaConsumer:
             await self.close()
             await self.open()
             self._fatal = False
-        messages = await self._in_thread(self._take, max_records, wait_seconds)
+        try:
+            messages = await self._in_thread(self._take, max_records, wait_seconds)
+        except confluent().KafkaException as exc:  # after an error that the library calls fatal
+            self._fatal = True
+            raise Unavailable(f"Kafka gives no records: {told(exc)}") from exc
         records = [_received(message) for message in messages if message.error() is None]
         failures = []
         for message in messages:

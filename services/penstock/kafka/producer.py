@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from penstock.logs import get_logger
 
 _POLL_SECONDS = 0.1
 _FULL_PAUSE_SECONDS = 0.02
+_UNHEARD_OF = Delivery(error="the producer ended before it was heard whether the record arrived")
 
 log = get_logger()
 
@@ -66,6 +67,7 @@ class _Engine:
         self._loop = asyncio.get_running_loop()
         self._producer = open_client("Producer", dict(config) | {"error_cb": self._erred})
         self._reported: list[tuple[_Pending, int, Delivery]] = []
+        self._pending: set[_Pending] = set()
         self._stopping = threading.Event()
         self._last_seconds = 0.0
         self._thread = threading.Thread(target=self._poll, name="kafka-producer", daemon=True)
@@ -73,12 +75,16 @@ class _Engine:
 
     async def send(self, records: Sequence[Record]) -> list[Delivery]:
         pending = _Pending(len(records), self._loop.create_future())
-        for index, record in enumerate(records):
-            while not self._produce(record, partial(self._report, pending, index)):
-                await asyncio.sleep(_FULL_PAUSE_SECONDS)  # the queue of librdkafka is full: some must arrive first
-                if self._stopping.is_set():
-                    raise Unavailable("the Kafka producer was closed")
-        return await pending.done
+        self._pending.add(pending)
+        try:
+            for index, record in enumerate(records):
+                while not self._produce(record, partial(self._report, pending, index)):
+                    await asyncio.sleep(_FULL_PAUSE_SECONDS)  # the queue of librdkafka is full: some must arrive first
+                    if self._stopping.is_set():
+                        raise Unavailable("the Kafka producer was closed")
+            return await pending.done
+        finally:
+            self._pending.discard(pending)
 
     def stop(self, seconds: float) -> None:
         """Blocks until all is delivered, or for so long, then ends the thread; the rest is reported as not there."""
@@ -109,13 +115,31 @@ class _Engine:
         self._reported.append((pending, index, delivery))
 
     def _poll(self) -> None:
-        while not self._stopping.is_set():
-            self._producer.poll(_POLL_SECONDS)
+        while self._does(self._producer.poll, _POLL_SECONDS) and not self._stopping.is_set():
             self._hand_over()
-        self._producer.flush(self._last_seconds)
+        self._stopping.set()
+        self._does(self._producer.flush, self._last_seconds)
         self._producer.purge()
-        self._producer.flush(1)
+        self._does(self._producer.flush, 1)
         self._hand_over()
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._abandon)
+
+    def _does(self, call: Callable[[float], Any], seconds: float) -> bool:
+        """False where the library raises, which it does after an error that it calls fatal."""
+        try:
+            call(seconds)
+        except Exception as exc:
+            self.broken = self.broken or told(exc)
+            log.warning("kafka_producer_broken", reason=self.broken)
+            return False
+        return True
+
+    def _abandon(self) -> None:
+        """Nobody will report what was not reported by now."""
+        for pending in self._pending:
+            if not pending.done.done():
+                pending.done.set_result(pending.deliveries)
 
     def _hand_over(self) -> None:
         reported, self._reported = self._reported, []
@@ -135,7 +159,7 @@ class _Pending:
 
     def __init__(self, count: int, done: asyncio.Future[list[Delivery]]) -> None:
         self.left = count
-        self.deliveries = [Delivery()] * count
+        self.deliveries = [_UNHEARD_OF] * count
         self.done = done
 
 
