@@ -25,7 +25,7 @@ ACTION = "kafka.publish"
 FIRED_AT_ONCE = 2000
 # One that is due waits so long for its key to be free, to go with others of the key; each task costs the key a way
 # through both queues, however many records it holds.
-PATIENCE_SECONDS = 0.25
+PATIENCE_SECONDS = 1.0
 _RECORDS_TOGETHER = 200
 _BYTES_TOGETHER = 65_536
 _KEY_MAX_BYTES = 1000  # an entry of an index holds 2700
