@@ -24,8 +24,8 @@ from penstock.wire import utf8_size
 ACTION = "kafka.publish"
 FIRED_AT_ONCE = 2000
 # One that is due waits so long for its key to be free, to go with others of the key; each task costs the key a way
-# through both queues, however many records it holds.
-PATIENCE_SECONDS = 1.0
+# through both queues, however many records it holds. Not for ever, for whatever waits so is looked at in each round.
+PATIENCE_SECONDS = 10.0
 _RECORDS_TOGETHER = 200
 _BYTES_TOGETHER = 65_536
 _KEY_MAX_BYTES = 1000  # an entry of an index holds 2700
