@@ -90,9 +90,9 @@ async def test_what_comes_due_behind_a_live_task_of_its_key_waits_for_it_and_the
 ) -> None:
     await put(store, schedule("first"))
     assert await fire(store) == 1
-    await put(store, schedule("second", soon_ms(0)), schedule("free", soon_ms(0), ordering_key="p"))
+    await put(store, schedule("second", soon_ms(-0.05)), schedule("free", soon_ms(-0.05), ordering_key="p"))
     assert await fire(store) == 1  # the one whose key is free
-    await put(store, schedule("third", soon_ms(0)))
+    await put(store, schedule("third", soon_ms(-0.05)))
     assert await fire(store) == 0
     await sql.execute("delete from penstock.ordering_head where key = 'o'")  # as if the first had settled
     assert await fire(store) == 2
@@ -103,7 +103,7 @@ async def test_what_has_waited_too_long_for_its_key_gets_in_line_behind_it(store
     await put(store, schedule("first"))
     assert await fire(store) == 1
     late_ms = soon_ms(-PATIENCE_SECONDS - 1)
-    await put(store, schedule("third", late_ms + 1), schedule("second", late_ms), schedule("fourth", soon_ms(0)))
+    await put(store, schedule("third", late_ms + 1), schedule("second", late_ms), schedule("fourth", soon_ms(-0.05)))
     assert await fire(store) == 2
     assert await tasks(sql) == [("SCHEDULED", "o", ["first"]), ("WAITING", "o", ["second", "third"])]
 
