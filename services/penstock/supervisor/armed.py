@@ -16,7 +16,7 @@ from penstock.supervisor.repeating import repeat
 LOOK_SECONDS = 1.0
 _HELD_SECONDS = 0.05  # another supervisor is at them
 _GATHER_SECONDS = 0.02  # what comes due within this is fired together; also, until a busy key is looked at again
-_REST = 4  # a round that fired nothing, over many that wait for their keys, is followed by so many times its time
+_REST = 2  # a round that fired nothing, over many that wait for their keys, is followed by so many times its time
 _COUNT_SECONDS = 60.0
 
 log = get_logger()
