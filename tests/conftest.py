@@ -32,6 +32,7 @@ hypothesis.settings.load_profile("penstock")
 from penstock.local.postgres import EmbeddedPostgres  # noqa: E402
 from penstock.local.sqs import EmbeddedSqs  # noqa: E402
 from penstock.settings import Settings, load_settings  # noqa: E402
+from tests.kafka import kafka as kafka  # noqa: E402
 
 TEMPLATE = "penstock_template"
 _ROOM_BYTES = 4 * 1024**3

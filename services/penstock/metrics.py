@@ -68,7 +68,8 @@ TRANSITIONS = Counter(
     ["action", "state"], registry=REGISTRY,
 )  # fmt: skip
 ENQUEUED = Counter(
-    "penstock_enqueued_total", "Tasks accepted, by action and door (http, inbound, replay, schedule, workflow, spawn)",
+    "penstock_enqueued_total",
+    "Tasks accepted, by action and door (http, inbound, replay, schedule, workflow, spawn, armed)",
     ["action", "door"], registry=REGISTRY,
 )  # fmt: skip
 DUPLICATES = Counter(
@@ -115,6 +116,15 @@ LOOP_BLOCKED_SECONDS = Counter(
     registry=REGISTRY,
 )  # fmt: skip
 HELD_MESSAGES = Gauge("penstock_held_messages", "Outbound messages received and not yet deleted", registry=REGISTRY)
+KAFKA_PUBLISHED = Counter(
+    "penstock_kafka_published_total", "Records of kafka.publish, by outcome (published, failed, refused)",
+    ["outcome"], registry=REGISTRY,
+)  # fmt: skip
+PUBLISH_LATENESS_SECONDS = Histogram(
+    "penstock_publish_lateness_seconds",
+    "From when a record of kafka.publish was due (due_at) to the brokers' word, by the worker's clock",
+    buckets=_WAIT_SECONDS, registry=REGISTRY,
+)  # fmt: skip
 
 # Supervisor
 BACKLOG = Gauge("penstock_backlog", "Live tasks, by state", ["state"], registry=REGISTRY)
@@ -129,6 +139,11 @@ SCHEDULE_RUNS = Counter(
     "penstock_schedule_runs_total", "Instants of schedules, by outcome (FIRED, SKIPPED, MISSED)",
     ["outcome"], registry=REGISTRY,
 )  # fmt: skip
+ARMED = Gauge("penstock_armed", "Armed schedules, by source", ["source"], registry=REGISTRY)
+ARMED_LATENESS_SECONDS = Histogram(
+    "penstock_armed_lateness_seconds", "How long after it was due an armed schedule was made a task",
+    buckets=_WAIT_SECONDS, registry=REGISTRY,
+)  # fmt: skip
 SCHEDULE_LATENESS_SECONDS = Histogram(
     "penstock_schedule_lateness_seconds", "How long after it was due a schedule was fired",
     buckets=_WAIT_SECONDS, registry=REGISTRY,
@@ -139,6 +154,23 @@ WORKFLOW_EVENTS = Counter(
 WORKFLOWS_ENDED = Counter(
     "penstock_workflows_ended_total", "Workflows that came to their end, by state (SUCCESS, FAILED)",
     ["state"], registry=REGISTRY,
+)  # fmt: skip
+
+# Armed schedules: clockwork's API, penstock clockwork-source and penstock kafka-source
+ARMED_CHANGES = Counter(
+    "penstock_armed_changes_total",
+    "Changes of armed schedules, by source and outcome (armed, replaced, known, cancelled, refused, fired)",
+    ["source", "outcome"], registry=REGISTRY,
+)  # fmt: skip
+SOURCE_RECORDS = Counter(
+    "penstock_source_records_total",
+    "Records read from Kafka, by source and kind (update, canceled, expired, invalid-avro, not-json, invalid-json, "
+    "decode, transformation)",
+    ["source", "kind"], registry=REGISTRY,
+)  # fmt: skip
+CREATION_LATENCY_SECONDS = Histogram(
+    "penstock_creation_latency_seconds", "From a schedule's request, or its record in Kafka, to being armed",
+    ["source"], buckets=_WAIT_SECONDS, registry=REGISTRY,
 )  # fmt: skip
 
 # Api

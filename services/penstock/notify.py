@@ -15,6 +15,7 @@ from penstock.store import Store
 
 CHANNEL = "penstock_work"  # tasks have come, or room has been made in the window
 WORKFLOWS = "penstock_workflows"  # tasks of workflows have settled
+ARMED = "penstock_armed"  # something was armed that is due soon
 _DEBOUNCE_SECONDS = 0.01
 _WATCHDOG_SECONDS = 15.0
 _RECONNECT_SECONDS = 2.0
@@ -28,8 +29,9 @@ class Notifier:
     What moves workflows on is nudged too, where a task of one was settled through the store.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, channel: str = CHANNEL) -> None:
         self._store = store
+        self._channel = channel
         self._poked = asyncio.Event()
 
     def poke(self) -> None:
@@ -41,10 +43,10 @@ class Notifier:
             self._poked.clear()
             try:
                 async with self._store.session() as session:
-                    if self._store.has_told:
+                    if self._store.has_told and self._channel == CHANNEL:
                         self._store.has_told = False
                         await session.fetch("notify_work", WORKFLOWS)
-                    await session.fetch("notify_work", CHANNEL)
+                    await session.fetch("notify_work", self._channel)
             except Unavailable as exc:
                 log.debug("notify_failed", reason=str(exc))  # the schedulers poll
             await asyncio.sleep(_DEBOUNCE_SECONDS)
@@ -55,8 +57,12 @@ class Listener:
 
     def __init__(self, store: Store, channel: str = CHANNEL) -> None:
         self._store = store
-        self._channel = channel
         self.event = asyncio.Event()
+        self._events = {channel: self.event}
+
+    def also(self, channel: str) -> asyncio.Event:
+        """Set by each nudge of another channel, over the same connection; asked for before ``run``."""
+        return self._events.setdefault(channel, asyncio.Event())
 
     async def run(self) -> None:
         while True:
@@ -65,8 +71,9 @@ class Listener:
             try:
                 connection = await self._store.connect()
                 connection.add_termination_listener(lambda _, lost=lost: lost.set())
-                await connection.add_listener(self._channel, self._heard)
-                self.event.set()  # whatever came while nobody listened
+                for channel, event in self._events.items():
+                    await connection.add_listener(channel, self._heard)
+                    event.set()  # whatever came while nobody listened
                 while not await _is_set(lost, within_seconds=_WATCHDOG_SECONDS):
                     # A half-open socket says nothing for ever; a question must be answered.
                     await connection.execute("select 1", timeout=5)
@@ -80,8 +87,8 @@ class Listener:
                     connection.terminate()
             await asyncio.sleep(_RECONNECT_SECONDS)
 
-    def _heard(self, *_: object) -> None:
-        self.event.set()
+    def _heard(self, _connection: object, _pid: int, channel: str, _payload: object) -> None:
+        self._events[channel].set()
 
 
 async def _is_set(event: asyncio.Event, *, within_seconds: float) -> bool:

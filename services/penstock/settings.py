@@ -78,6 +78,61 @@ class Settings(BaseSettings):
         60, ge=3, le=43200, description="A received message reappears after this long unless deleted or extended."
     )
 
+    # Kafka
+    kafka_brokers: str | None = Field(
+        None, description="Kafka's brokers to begin with, `host:port,host:port`; unset: no Kafka."
+    )
+    kafka_security_protocol: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = Field(
+        "plaintext", description="How brokers are talked to; `sasl_ssl` and `ssl` are safe on any network."
+    )
+    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
+        "SCRAM-SHA-512", description="How the user and the password are shown to the brokers."
+    )
+    kafka_sasl_username: str | None = Field(None, description="The user, for `sasl_plaintext` and `sasl_ssl`.")
+    kafka_sasl_password: SecretStr | None = Field(None, description="The password, likewise.")
+    kafka_ssl_ca_file: str | None = Field(
+        None, description="File of the authorities that the brokers' certificates are checked by; unset: the system's."
+    )
+    kafka_ssl_certificate_file: str | None = Field(None, description="Our own certificate, where brokers ask for one.")
+    kafka_ssl_key_file: str | None = Field(None, description="Its key.")
+    kafka_ssl_key_password: SecretStr | None = Field(None, description="The password of that file.")
+    kafka_compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = Field(
+        "none", description="How records that are published are compressed; whoever reads them must know it."
+    )
+    kafka_delivery_timeout_seconds: float = Field(
+        30, ge=1, le=3600, description="A record that the brokers have not taken by then counts as not published."
+    )
+    kafka_session_timeout_seconds: float = Field(
+        45, ge=1, le=1800, description="Partitions of a process that died are given to others after this."
+    )
+
+    # Schedules of older schedulers, see moving-from-clockwork.md and moving-from-kafka-message-scheduler.md
+    clockwork_api: bool = Field(False, description="Serve clockwork's `POST` and `DELETE /schedule` on the api's port.")
+    clockwork_port: int | None = Field(
+        None, ge=0, le=65535, description="Serve them on this port as well; clockwork's was 5000. Unset: no such port."
+    )
+    clockwork_same_key: Literal["keep", "reject"] = Field(
+        "keep",
+        description="What comes of a schedule whose clientId and scheduleKey are armed with other contents: it is kept "
+        "beside them, as clockwork does, or rejected.",
+    )
+    clockwork_create_topic: str = Field(
+        "schedule-create", min_length=1, description="Topic that `penstock clockwork-source` reads schedules from."
+    )
+    clockwork_group: str = Field("clockwork-consumers", min_length=1, description="Its consumer group.")
+    kafka_source_json_topics: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Comma-separated topics of JSON schedules that `penstock kafka-source` reads."
+    )
+    kafka_source_avro_topics: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Likewise, of schedules in Avro."
+    )
+    kafka_source_group: str = Field(
+        "com.sky.kafka.scheduler", min_length=1, description="Consumer group of `penstock kafka-source`."
+    )
+    kafka_source_on_undecodable: Literal["cancel", "keep"] = Field(
+        "cancel", description="What a record that cannot be read does to the schedule that is armed under its key."
+    )
+
     # Attempts
     max_attempts: int = Field(
         10, ge=1, le=1000, description="Attempts before CRITICAL_ERROR, for tasks that name no number of their own."
@@ -339,7 +394,10 @@ class Settings(BaseSettings):
         """Arguments, then the environment, then penstock.toml; no .env file and no secrets folder."""
         return init_settings, env_settings, TomlFile(settings_cls)
 
-    @field_validator("api_keys", "deliveries", "http_allow", "http_signing_secrets", "sqs_send_queues", mode="before")
+    @field_validator(
+        "api_keys", "deliveries", "http_allow", "http_signing_secrets", "sqs_send_queues", "kafka_source_json_topics",
+        "kafka_source_avro_topics", mode="before",
+    )  # fmt: skip
     @classmethod
     def _split(cls, value: Any) -> Any:
         if isinstance(value, str):
@@ -350,7 +408,10 @@ class Settings(BaseSettings):
         "database_url", "database_ssl_mode", "database_ssl_root_cert", "sqs_endpoint_url", "aws_region", "api_url",
         "api_key", "api_rate_limit", "api_rate_burst", "metrics_port", "control_url", "control_api_key",
         "payload_retention_seconds", "result_retention_seconds", "result_compress_bytes", "http_ca_file",
-        "scheduler0_auth_username", "scheduler0_auth_password", "scheduler0_retry_delay_seconds", mode="before",
+        "scheduler0_auth_username", "scheduler0_auth_password", "scheduler0_retry_delay_seconds",
+        "kafka_brokers", "kafka_sasl_username", "kafka_sasl_password", "kafka_ssl_ca_file",
+        "kafka_ssl_certificate_file", "kafka_ssl_key_file", "kafka_ssl_key_password",
+        "clockwork_port", mode="before",
     )  # fmt: skip
     @classmethod
     def _empty_is_unset(cls, value: Any) -> Any:
@@ -363,7 +424,10 @@ class Settings(BaseSettings):
             check_database_url(value.get_secret_value())
         return value
 
-    @field_validator("database_ssl_root_cert", "http_ca_file")
+    @field_validator(
+        "database_ssl_root_cert", "http_ca_file", "kafka_ssl_ca_file", "kafka_ssl_certificate_file",
+        "kafka_ssl_key_file",
+    )  # fmt: skip
     @classmethod
     def _readable_file(cls, value: str | None) -> str | None:
         if value is not None and not (os.path.isfile(value) and os.access(value, os.R_OK)):
@@ -427,7 +491,7 @@ class Settings(BaseSettings):
             problems.append("api_rate_burst needs api_rate_limit")
         if (self.scheduler0_auth_username is None) != (self.scheduler0_auth_password is None):
             problems.append("scheduler0_auth_username and scheduler0_auth_password go together: set both, or neither")
-        problems += self._ssl_problems()
+        problems += self._ssl_problems() + self._kafka_problems()
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -460,6 +524,13 @@ class Settings(BaseSettings):
             return url
         bare, _, fragment = url.partition("#")
         return f"{bare}{'&' if '?' in bare else '?'}{urlencode(more)}" + (f"#{fragment}" if fragment else "")
+
+    @property
+    def require_kafka_brokers(self) -> str:
+        """The brokers. Raises SettingsError when there are none."""
+        if self.kafka_brokers is None:
+            raise SettingsError(f"{PREFIX}KAFKA_BROKERS is not set: set it to host:port of one broker, or of several")
+        return self.kafka_brokers
 
     @property
     def holds_ordering_keys(self) -> bool:
@@ -504,6 +575,20 @@ class Settings(BaseSettings):
             problems.append(
                 f"database_ssl_root_cert is not looked at with the mode {mode}: set database_ssl_mode to verify-full"
             )
+        return problems
+
+    def _kafka_problems(self) -> list[str]:
+        problems = []
+        protocol = self.kafka_security_protocol
+        if protocol.startswith("sasl") and (self.kafka_sasl_username is None or self.kafka_sasl_password is None):
+            problems.append(f"kafka_security_protocol {protocol} needs kafka_sasl_username and kafka_sasl_password")
+        if not protocol.startswith("sasl") and self.kafka_sasl_password is not None:
+            problems.append(f"kafka_sasl_password is not sent with {protocol}: set kafka_security_protocol to sasl_ssl")
+        files = (self.kafka_ssl_ca_file, self.kafka_ssl_certificate_file, self.kafka_ssl_key_file)
+        if not protocol.endswith("ssl") and any(files):
+            problems.append(f"kafka_ssl_* is not looked at with {protocol}: set kafka_security_protocol to ssl")
+        if (self.kafka_ssl_certificate_file is None) != (self.kafka_ssl_key_file is None):
+            problems.append("kafka_ssl_certificate_file and kafka_ssl_key_file go together")
         return problems
 
 

@@ -18,6 +18,7 @@ from sqlalchemy import (
     SmallInteger,
     Table,
     Text,
+    UniqueConstraint,
     text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, ENUM, JSONB
@@ -411,4 +412,31 @@ scheduler0_job = Table(
     _instant("start_date", nullable=True),
     _instant("end_date", nullable=True),
     _instant("created_at"),
+)
+
+armed = Table(
+    "armed",
+    metadata,
+    Column("id", BigInteger, Identity(), primary_key=True),
+    Column("source", Text, nullable=False),
+    Column("key", LargeBinary, nullable=False),
+    Column("variant", LargeBinary, nullable=False, server_default=text("''")),
+    _instant("due_at"),
+    Column("partition", Integer),
+    Column("held", Boolean, nullable=False, server_default=text("false")),
+    Column("ordering_key", Text, nullable=False),
+    Column("record", Text, nullable=False),
+    Column("last", Text),
+    UniqueConstraint("source", "key", "variant", name="armed_key"),
+)
+
+kafka_position = Table(
+    "kafka_position",
+    metadata,
+    Column("group_id", Text, primary_key=True),
+    Column("topic", Text, primary_key=True),
+    Column("partition", Integer, primary_key=True, autoincrement=False),
+    Column("next_offset", BigInteger, nullable=False),
+    Column("complete", Boolean, nullable=False, server_default=text("false")),
+    _instant("updated_at", default=True),
 )

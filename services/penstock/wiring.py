@@ -16,8 +16,11 @@ from penstock.transports import DEAD_LETTER_SUFFIX, Queue
 if TYPE_CHECKING:
     from penstock.store import Store
 
-PROCESSES = ("submitter", "scheduler", "worker", "resulter", "supervisor", "api")
-_ONE_PASS = frozenset({"supervisor", "api"})  # their work is not of a kind that more passes would speed up
+PROCESSES = (
+    "submitter", "scheduler", "worker", "resulter", "supervisor", "api", "kafka-source", "clockwork-source",
+)  # fmt: skip
+_SOURCES = frozenset({"kafka-source", "clockwork-source"})
+_ONE_PASS = frozenset({"supervisor", "api"}) | _SOURCES  # their work is not of a kind that more passes would speed up
 
 log = get_logger()
 
@@ -52,9 +55,19 @@ def _maker(
             application_name=f"penstock-{name}",
         )
         stack.push_async_callback(store.close)
+        if name in _SOURCES:
+            return _source(name, settings, store)
         return _over_postgres(name, settings, store, stack, faults)
 
     return make
+
+
+def _source(name: str, settings: Settings, store: Store) -> Service:
+    """Kafka in, Postgres out: no queues."""
+    from penstock.source import ClockworkFeed, Feed, ScheduleFeed, Source
+
+    feed: Feed = ClockworkFeed(settings) if name == "clockwork-source" else ScheduleFeed(settings)
+    return Source(name=name, store=store, feed=feed, settings=settings)
 
 
 def _store(faults: Faults | None, database_url: str, **options: Any) -> Store:

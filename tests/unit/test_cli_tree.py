@@ -25,7 +25,9 @@ COMMANDS = list(commands())
 NAMES = [" ".join(command.path) for command in COMMANDS]
 NOWHERE = "http://127.0.0.1:1"
 OF_THE_API = [command for command in COMMANDS if command.has("--api-url")]
-PROCESSES = ("submitter", "scheduler", "worker", "resulter", "supervisor", "api")
+PROCESSES = (
+    "submitter", "scheduler", "worker", "resulter", "supervisor", "api", "kafka-source", "clockwork-source",
+)  # fmt: skip
 # They print no data of their own: they start, stop or change something and say so, or pass on lines as they are.
 # `result` prints JSON anyhow.
 WITHOUT_JSON = {*PROCESSES, "up", "down", "logs", "migrate", "result"}

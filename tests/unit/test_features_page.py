@@ -47,7 +47,7 @@ def test_every_method_and_command_of_a_feature_exists(row: list[str]) -> None:
     for name in re.findall(r"`((?:bulk|job|keys|dlq|rejected)\.\w+|submit:)", row[1]):
         assert name in PARAMS or name == SUBMIT_PREFIX, name
     group = typer.main.get_command(app)
-    for words in re.findall(r"`penstock ([a-z ]+)", row[1]):
+    for words in re.findall(r"`penstock ((?:[a-z][a-z-]* ?)+)", row[1]):
         command = group
         for word in words.split():
             commands = getattr(command, "commands", None)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import Any
 
 from penstock.api.access import Guard
+from penstock.api.clockwork import Clockwork
 from penstock.api.http import make_app
 from penstock.api.keyring import Keyring
 from penstock.api.methods import Methods
@@ -15,7 +17,7 @@ from penstock.api.scheduler0 import Scheduler0
 from penstock.api.server import HttpServer
 from penstock.logs import get_logger
 from penstock.loop import Service, SideTask
-from penstock.notify import Notifier
+from penstock.notify import ARMED, Notifier
 from penstock.settings import Settings
 from penstock.store import Store
 from penstock.transports import Queue
@@ -59,21 +61,24 @@ class Api(Service):
         )
         rate = settings.api_rate_limit
         rates = None if rate is None else Rates(rate, settings.api_rate_burst or rate)
+        guard = Guard(self._keyring, rates)
         self._scheduler0 = Scheduler0(store, settings, rates) if settings.scheduler0 else None
+        self._armed = Notifier(store, ARMED)
+        clockwork = Clockwork(store=store, notifier=self._armed, guard=guard, settings=settings)
         app = make_app(
             dispatcher,
-            Guard(self._keyring, rates),
+            guard,
             request_limit_bytes=settings.request_limit_bytes,
             request_timeout_seconds=settings.request_timeout_seconds,
-            more=self._scheduler0.routes if self._scheduler0 is not None else (),
+            more=(
+                *(self._scheduler0.routes if self._scheduler0 is not None else ()),
+                *(clockwork.routes if settings.clockwork_api else ()),
+            ),
         )
-        self._server = HttpServer(
-            app,
-            host=settings.http_host,
-            port=settings.http_port,
-            grace_seconds=settings.grace_seconds,
-            connections=settings.http_connections,
-            request_limit_bytes=settings.request_limit_bytes,
+        self._server = _server(app, settings, settings.http_port)
+        port = settings.clockwork_port
+        self._clockwork = (
+            None if port is None else _server(clockwork.app(), settings, port, port_setting="CLOCKWORK_PORT")
         )
         self.listening = asyncio.Event()
 
@@ -82,22 +87,38 @@ class Api(Service):
         """Base URL, with the port that was taken; known from the first ``open`` on."""
         return self._server.url
 
+    @property
+    def clockwork_url(self) -> str | None:
+        """Base URL of clockwork's API where it has a port of its own."""
+        return None if self._clockwork is None else self._clockwork.url
+
     async def open(self) -> None:
         """Take the port and reach Postgres. Raises SettingsError for a port that cannot be had, Unavailable."""
-        self._server.bind()
+        for server in self._servers:
+            server.bind()
         await self._store.open()
         if self._keyring is not None:
             await self._keyring.refresh()
-        self._server.listen()
+        for server in self._servers:
+            server.listen()
         log.info("api_listening", url=self.url, keys="needed" if self._keyring is not None else "none")
+        if self.clockwork_url is not None:
+            log.info("clockwork_listening", url=self.clockwork_url)
         self.listening.set()
+
+    @property
+    def _servers(self) -> list[HttpServer]:
+        return [server for server in (self._server, self._clockwork) if server is not None]
 
     def side_tasks(self) -> Mapping[str, SideTask]:
         tasks: dict[str, SideTask] = {
             "notify": self._notifier.run,
+            "notify-armed": self._armed.run,
             "http": self._server.run,
             "results": self._methods.results.run,
         }
+        if self._clockwork is not None:
+            tasks["clockwork"] = self._clockwork.run
         return tasks if self._keyring is None else tasks | {"keys": self._keyring.run}
 
     async def run_once(self) -> int:
@@ -107,16 +128,31 @@ class Api(Service):
         return 0
 
     def stop_taking(self) -> None:
-        self._server.stop()
+        for server in self._servers:
+            server.stop()
         self._methods.results.stop()
         if self._scheduler0 is not None:
             self._scheduler0.stop()
 
     async def drain(self, seconds: float) -> None:
-        if not await self._server.wait_ended(seconds):
+        ended = await asyncio.gather(*(server.wait_ended(seconds) for server in self._servers))
+        if not all(ended):
             log.warning("requests_cut", grace_seconds=seconds)
         await self._methods.drain()
 
     async def close(self) -> None:
-        self._server.close()
+        for server in self._servers:
+            server.close()
         await self._store.close()
+
+
+def _server(app: Any, settings: Settings, port: int, **more: str) -> HttpServer:
+    return HttpServer(
+        app,
+        host=settings.http_host,
+        port=port,
+        grace_seconds=settings.grace_seconds,
+        connections=settings.http_connections,
+        request_limit_bytes=settings.request_limit_bytes,
+        **more,
+    )

@@ -13,6 +13,7 @@ import uvicorn
 
 from penstock.api.patience import HEAD_BYTES, PatientProtocol
 from penstock.errors import SettingsError
+from penstock.settings import PREFIX
 
 _BACKLOG = 2048
 # On every answer, those included that uvicorn gives itself.
@@ -28,7 +29,8 @@ class HttpServer:
     """Serves an ASGI application; ``bind`` and ``listen`` first, then ``run`` until ``stop``.
 
     grace_seconds: requests in hand are given so long after ``stop``. connections: more than these are answered 503.
-    request_limit_bytes: of a body; four times as much may be sent for it, chunk sizes and all.
+    request_limit_bytes: of a body; four times as much may be sent for it, chunk sizes and all. port_setting: the one to
+    change when the port cannot be had.
     """
 
     def __init__(
@@ -40,7 +42,9 @@ class HttpServer:
         grace_seconds: float,
         connections: int = 500,
         request_limit_bytes: int = 8 * 1024 * 1024,
+        port_setting: str = "HTTP_PORT",
     ) -> None:
+        self._port_setting = PREFIX + port_setting
         self._host = host
         self._port = port
         self._socket: socket.socket | None = None
@@ -125,7 +129,7 @@ class HttpServer:
     def _unusable(self, exc: OSError) -> SettingsError:
         return SettingsError(
             f"the api cannot listen on {self._host}:{self._port} ({exc.strerror}): "
-            "set PENSTOCK_HTTP_PORT to a free port, or PENSTOCK_HTTP_HOST to an address of this machine"
+            f"set {self._port_setting} to a free port, or PENSTOCK_HTTP_HOST to an address of this machine"
         )
 
 

@@ -21,6 +21,7 @@ from penstock.cli import (
     rejected,
     rules,
     schedules,
+    sources,
     tasks,
     top,
     waits,
@@ -56,8 +57,8 @@ def _root(
 
 
 for part in (
-    local, tasks, top, rejected, waits, workflows, schedules, bulk, dlq, rules, processes, config, keys, credentials,
-    doctor, bench,
+    local, tasks, top, rejected, waits, workflows, schedules, bulk, dlq, rules, processes, sources, config, keys,
+    credentials, doctor, bench,
 ):  # fmt: skip
     part.add_to(app)
 

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 # Action -> module of this package whose add_to() registers it.
 HOMES = {
     "http.request": "http",
+    "kafka.publish": "kafka",
     "sqs.send": "sqs",
     "sql.execute": "sql",
     "scheduler0.callback": "scheduler0",
 }
 # Action -> extra of the package that brings what it needs beyond a plain worker's libraries.
-EXTRAS: dict[str, str] = {}
+EXTRAS: dict[str, str] = {"kafka.publish": "kafka"}
 
 log = get_logger()
 

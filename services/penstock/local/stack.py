@@ -123,7 +123,7 @@ class Stack:
             again = self._create_queues if isinstance(service, EmbeddedSqs) else None
             children.keep_service(service, again)
         metrics_host = _reachable(settings.metrics_host)
-        for name in SINGLE_PROCESSES:
+        for name in (*SINGLE_PROCESSES, *_sources(settings)):
             env = base | {"PENSTOCK_DATABASE_URL": database_url}
             command = [sys.executable, "-m", "penstock", name]
             more = self._http_environment if name == "api" else dict
@@ -407,3 +407,11 @@ async def _answers(host: str, port: int, path: str) -> bool:
                 writer.close()
     except (OSError, TimeoutError):
         return False
+
+
+def _sources(settings: Settings) -> Iterator[str]:
+    """The processes that read schedules from Kafka, where there is anything to read."""
+    if settings.kafka_source_json_topics or settings.kafka_source_avro_topics:
+        yield "kafka-source"
+    if settings.kafka_brokers is not None and (settings.clockwork_api or settings.clockwork_port is not None):
+        yield "clockwork-source"

@@ -12,6 +12,7 @@ from penstock.loop import Service, SideTask
 from penstock.notify import Notifier
 from penstock.settings import Settings
 from penstock.store import Store
+from penstock.supervisor.armed import CountArmed, FiringArmed
 from penstock.supervisor.emptying import Emptying
 from penstock.supervisor.expiry import Expiry
 from penstock.supervisor.gauges import Gauges
@@ -59,6 +60,7 @@ class Supervisor(Service):
         self._firing = Firing(store=store, notifier=self._notifier, settings=settings)
         self._imports = Imports(store=store, settings=settings)
         self._advancing = Advancing(store=store, notifier=self._notifier, settings=settings)
+        self._firing_armed = FiringArmed(store=store, notifier=self._notifier, listener=self._advancing.listener)
         self._duties: list[Duty] = [
             self._rules,
             self._repair,
@@ -68,6 +70,7 @@ class Supervisor(Service):
             RunRetention(store=store, settings=settings),
             Emptying(store=store, settings=settings),
             WorkflowRetention(store=store, settings=settings),
+            CountArmed(store=store),
             Gauges(
                 store=store,
                 queues=queues,
@@ -83,6 +86,7 @@ class Supervisor(Service):
         return {
             "notify": self._notifier.run,
             "schedules": self._firing.run,
+            "armed": self._firing_armed.run,
             "imports": self._imports.run,
             "jobs": self._jobs.run,
             "workflows": self._advancing.run,

@@ -7,8 +7,6 @@ clock, and a second at the most, so that a new or changed one is seen within tha
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any
 
@@ -16,19 +14,18 @@ import msgspec
 
 from penstock import metrics
 from penstock.commands import read_command
-from penstock.errors import InvalidParams, Refused, RpcError, Unavailable
+from penstock.errors import InvalidParams, Refused, RpcError
 from penstock.fires import Fired, fire_due
 from penstock.logs import get_logger
 from penstock.notify import Notifier
 from penstock.schedules import CreateSchedule, NewSchedule
 from penstock.settings import Settings
 from penstock.store import Session, Store
+from penstock.supervisor.repeating import repeat
 from penstock.timetable import Written, create_batch, note_import
 
 LOOK_SECONDS = 1.0
 _ROUNDS_AT_ONCE = 2  # of a backlog: while Postgres stores one, the other is decided on
-_FIRST_PAUSE_SECONDS = 0.2
-_LONGEST_PAUSE_SECONDS = 10.0
 _RETENTION_BATCH = 5000
 _BATCHES_PER_ROUND = 20
 _KEPT_FOR_A_TIME = {
@@ -51,7 +48,7 @@ class Firing:
         self._settings = settings
 
     async def run(self) -> None:
-        await _repeat("schedules", self._fire_or_wait)
+        await repeat("schedules", self._fire_or_wait)
 
     async def run_once(self) -> Fired:
         """Raises Unavailable."""
@@ -99,7 +96,7 @@ class Imports:
         self._settings = settings
 
     async def run(self) -> None:
-        await _repeat("imports", self._work_or_wait)
+        await repeat("imports", self._work_or_wait)
 
     async def run_once(self) -> int:
         """Returns how many entries were read. Raises Unavailable."""
@@ -194,24 +191,3 @@ class RunRetention:
                 log.info("records_removed", kind=kind, count=total)
             removed += total
         return removed
-
-
-async def _repeat(what: str, work: Callable[[], Awaitable[float]]) -> None:
-    """Do it again and again, after as many seconds as it says; longer and longer while it fails."""
-    failures = 0
-    while True:
-        try:
-            pause = await work()
-        except Exception as exc:
-            # A mistake of ours must not become a crash loop of all upkeep; it stays loud.
-            if failures % 10 == 0:
-                if isinstance(exc, Unavailable):
-                    log.warning("backing_off", duty=what, reason=str(exc), failures=failures + 1)
-                else:
-                    log.exception("duty_failed", duty=what, error=type(exc).__name__, failures=failures + 1)
-            longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(failures, 16))
-            failures += 1
-            pause = random.uniform(longest / 2, longest)
-        else:
-            failures = 0
-        await asyncio.sleep(pause)

@@ -1,0 +1,107 @@
+"""clockwork's API: POST /schedule and DELETE /schedule, answered as clockwork does, in plain text and with 400.
+
+Who may ask is decided as for every other request: without API keys only this machine, with them whoever may enqueue.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from penstock import metrics
+from penstock.api.access import Guard
+from penstock.api.http import read_body, refusal
+from penstock.armed import Armed, instant_of
+from penstock.clockwork import SOURCE, BadRequest, IllegalArgument, armed_of, read_cancel, read_schedule
+from penstock.clockworkstore import cancel_schedule, create_schedules
+from penstock.errors import Refused, RpcError
+from penstock.keys import Permission
+from penstock.logs import get_logger
+from penstock.notify import Notifier
+from penstock.settings import Settings
+from penstock.store import Store
+
+PATH = "/schedule"
+_ILLEGAL = "Illegal argument provided"
+_UNKNOWN = "Unknown exception"
+
+log = get_logger()
+
+
+class Clockwork:
+    """The two requests. notifier: of the channel by which supervisors hear of what was armed."""
+
+    def __init__(self, *, store: Store, notifier: Notifier, guard: Guard, settings: Settings) -> None:
+        self._store = store
+        self._notifier = notifier
+        self._guard = guard
+        self._settings = settings
+
+    @property
+    def routes(self) -> list[Route]:
+        return [Route(PATH, self.answer, methods=["POST", "DELETE"])]
+
+    def app(self) -> Starlette:
+        """An application of these routes alone, for a port of their own."""
+        return Starlette(routes=self.routes)
+
+    async def answer(self, request: Request) -> Response:
+        """Every failure is 400, as clockwork's clients know it; who may not ask is told so as anywhere in Penstock."""
+        started = perf_counter()
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            return PlainTextResponse("send Content-Type: application/json", 415)
+        try:
+            body = await self._admit(request)
+            text = await (self._cancel(body) if request.method == "DELETE" else self._create(body, started))
+        except RpcError as exc:
+            status, headers = refusal(exc)
+            return PlainTextResponse(exc.message, status, headers)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except BadRequest as exc:
+            log.info("clockwork_refused", method=request.method, reason=str(exc))
+            return self._told(request, 400, "", started)
+        except (IllegalArgument, Refused) as exc:
+            log.info("clockwork_refused", method=request.method, reason=str(exc))
+            return self._told(request, 400, _ILLEGAL, started)
+        except Exception as exc:
+            log.exception("clockwork_failed", method=request.method, error=type(exc).__name__)
+            return self._told(request, 400, _UNKNOWN, started)
+        return self._told(request, 200, text, started)
+
+    async def _admit(self, request: Request) -> bytes:
+        self._guard.check_host(request.headers)
+        caller = self._guard.admit(request.headers, request.client.host if request.client else "")
+        caller.check(Permission.ENQUEUE)
+        caller.charge(1)
+        settings = self._settings
+        return await read_body(request, settings.request_limit_bytes, settings.request_timeout_seconds)
+
+    async def _create(self, body: bytes, started: float) -> str:
+        request = read_schedule(body)
+        armed: Armed = armed_of(request, payload_limit_bytes=self._settings.payload_limit_bytes)
+        async with self._store.transaction() as session:
+            (is_armed,) = await create_schedules(session, [armed], same_key=self._settings.clockwork_same_key)
+        if not is_armed:
+            raise IllegalArgument("the pair of clientId and scheduleKey is armed with other contents")
+        self._notifier.poke()
+        metrics.CREATION_LATENCY_SECONDS.labels(SOURCE).observe(perf_counter() - started)
+        log.debug("clockwork_armed", due_at=instant_of(request.schedule_time).isoformat())
+        return request.ordering_key
+
+    async def _cancel(self, body: bytes) -> str:
+        request = read_cancel(body)
+        async with self._store.transaction() as session:
+            found = await cancel_schedule(session, request)
+        if not found:
+            raise IllegalArgument("nothing is armed for the pair of clientId and scheduleKey")
+        return request.schedule_key
+
+    def _told(self, request: Request, status: int, text: str, started: float) -> Response:
+        metrics.REQUESTS.labels(f"clockwork.{request.method.lower()}", "ok" if status == 200 else str(status)).inc()
+        metrics.REQUEST_SECONDS.observe(perf_counter() - started)
+        return PlainTextResponse(text, status, {"Cache-Control": "no-store"})

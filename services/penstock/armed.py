@@ -1,0 +1,168 @@
+"""Armed schedules: armed, replaced, called off, and made tasks of kafka.publish when they are due.
+
+A schedule is known by its source and its key. When it is due it becomes a record of a task, with others of its ordering
+key that are due by then, in the order of their times and of their arrival. One supervisor fires at a time, and a key
+goes one task at a time, so records of a key are published in that order whatever is killed meanwhile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from penstock import metrics
+from penstock.errors import Refused
+from penstock.logs import get_logger
+from penstock.store import Session
+from penstock.tasks import KEY_MAX_CHARS, MAX_ATTEMPTS_LIMIT, NewTask
+from penstock.wire import utf8_size
+
+ACTION = "kafka.publish"
+FIRED_AT_ONCE = 2000
+# One that is due waits so long for its key to be free, to go with others of the key; each task costs the key a way
+# through both queues, however many records it holds. Not for ever, for whatever waits so is looked at in each round.
+PATIENCE_SECONDS = 10.0
+_RECORDS_TOGETHER = 200
+_BYTES_TOGETHER = 65_536
+_KEY_MAX_BYTES = 1000  # an entry of an index holds 2700
+_LAST_MS = 253_402_300_799_000  # 9999-12-31T23:59:59Z
+
+log = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Armed:
+    """A schedule to arm.
+
+    key: within its source, as :func:`key_of` makes it. variant: tells apart those that one key may have several of.
+    due_ms: epoch milliseconds. record, last: JSON texts of records of kafka.publish, the second published when the
+    first has arrived. partition: of the topic that it was read from. held: that one has not been read to its end.
+    """
+
+    source: str
+    key: bytes
+    due_ms: int
+    ordering_key: str
+    record: str
+    last: str | None = None
+    variant: bytes = b""
+    partition: int | None = None
+    held: bool = False
+
+
+def key_of(given: bytes) -> bytes:
+    """A key that an index can hold: as it is, or a digest of one that is long."""
+    return given if len(given) <= _KEY_MAX_BYTES else b"sha256:" + hashlib.sha256(given).digest()
+
+
+def ordering_key_of(prefix: str, given: str) -> str:
+    """An ordering key of tasks; a digest stands for one that is long, or that Postgres cannot hold."""
+    key = f"{prefix}:{given}"
+    if len(key) <= KEY_MAX_CHARS and "\0" not in key:
+        return key
+    return f"{prefix}#{hashlib.sha256(given.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+def instant_of(epoch_ms: int) -> datetime:
+    """As an instant; what lies before 1970 or behind the year 9999 as the nearest that does not."""
+    milliseconds = min(max(epoch_ms, 0), _LAST_MS)
+    return datetime.fromtimestamp(milliseconds // 1000, UTC).replace(microsecond=milliseconds % 1000 * 1000)
+
+
+async def arm(session: Session, wanted: Sequence[Armed], *, replaces: bool) -> list[bool | None]:
+    """Arm these, no key and variant twice; for each whether it is new, or has replaced one, or None: it was known."""
+    if not wanted:
+        return []
+    await session.plan_for(len(wanted))
+    rows = await session.fetch(
+        "arm_schedules", [a.source for a in wanted], [a.key for a in wanted], [a.variant for a in wanted],
+        [instant_of(a.due_ms) for a in wanted], [a.partition for a in wanted], [a.held for a in wanted],
+        [a.ordering_key for a in wanted], [a.record for a in wanted], [a.last for a in wanted], replaces,
+    )  # fmt: skip
+    fresh: list[bool | None] = [None] * len(wanted)
+    for row in rows:
+        fresh[row["place"] - 1] = row["fresh"]
+    counts = Counter(
+        (one.source, "known" if new is None else "armed" if new else "replaced")
+        for one, new in zip(wanted, fresh, strict=True)
+    )
+    _count(counts)
+    return fresh
+
+
+async def disarm(session: Session, source: str, keys: Sequence[bytes]) -> set[bytes]:
+    """Call off whatever these keys have armed; returns the keys that had something. What is a task by now stays one."""
+    if not keys:
+        return set()
+    await session.plan_for(len(keys))
+    gone = [row["key"] for row in await session.fetch("disarm_schedules", source, list(keys))]
+    if gone:
+        _count({(source, "cancelled"): len(gone)})
+    return set(gone)
+
+
+async def fire_armed(session: Session, *, limit: int = FIRED_AT_ONCE) -> int | None:
+    """Make tasks of up to so many that are due, inside a transaction; None while somebody else does."""
+    if not await session.value("lock_firing"):
+        return None
+    rows = await session.fetch("claim_armed", limit, PATIENCE_SECONDS)
+    await _fire(session, rows)
+    return len(rows)
+
+
+async def _fire(session: Session, rows: Sequence[Any]) -> None:
+    """One whose values Postgres refuses is stopped, and harms no other."""
+    if not rows:
+        return
+    tasks = list(_tasks_of(rows))
+    try:
+        async with session.savepoint():
+            await session.enqueue(tasks)
+            await session.fetch("delete_armed", [row["id"] for row in rows])
+    except Refused as exc:
+        if len(rows) == 1:
+            await session.fetch("stop_armed", rows[0]["id"])
+            log.error("armed_stopped", id=rows[0]["id"], source=rows[0]["source"], reason=str(exc))
+            return
+        middle = len(rows) // 2
+        await _fire(session, rows[:middle])
+        await _fire(session, rows[middle:])
+        return
+    metrics.ENQUEUED.labels(ACTION, "armed").inc(len(tasks))
+    metrics.ARMED_LATENESS_SECONDS.observe_many([row["late_seconds"] for row in rows])
+    _count(Counter((row["source"], "fired") for row in rows))
+
+
+def _tasks_of(rows: Iterable[Any]) -> Iterable[NewTask]:
+    """Those of one ordering key together, as far as they fit, but never behind a last record: in the rows' order."""
+    open_tasks: dict[str, tuple[list[str], int]] = {}
+    for row in rows:
+        key, record, last = row["ordering_key"], row["record"], row["last"]
+        size = utf8_size(record)
+        records, together = open_tasks.get(key, ([], 0))
+        if records and (last is not None or len(records) >= _RECORDS_TOGETHER or together + size > _BYTES_TOGETHER):
+            yield _task(key, records)
+            records, together = [], 0
+        if last is not None:
+            open_tasks.pop(key, None)
+            yield _task(key, [record], last)
+        else:
+            open_tasks[key] = ([*records, record] if records else [record], together + size)
+    for key, (records, _) in open_tasks.items():
+        yield _task(key, records)
+
+
+def _task(ordering_key: str, records: Sequence[str], last: str | None = None) -> NewTask:
+    """No run_at: in the order of what is due, an instant that has passed stands behind where claims have got to."""
+    then = "" if last is None else f',"then":[{last}]'
+    payload = f'{{"records":[{",".join(records)}]{then}}}'
+    return NewTask(ACTION, payload, ordering_key=ordering_key, max_attempts=MAX_ATTEMPTS_LIMIT)
+
+
+def _count(counts: Any) -> None:
+    for (source, outcome), count in counts.items():
+        metrics.ARMED_CHANGES.labels(source, outcome).inc(count)

@@ -1,0 +1,86 @@
+"""`penstock kafka-source` and `penstock clockwork-source`, which go by the variables of those they stand in for too."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import typer
+
+from penstock.cli.processes import LogLevelOption
+from penstock.errors import SettingsError
+from penstock.settings import PREFIX
+
+_LEVELS = {"warn": "warning", "trace": "debug", "off": "error", "fatal": "error"}
+_STORES = ("KEYSTORE_LOCATION", "TRUSTSTORE_LOCATION")
+
+
+def _level(text: str) -> str:
+    return _LEVELS.get(text.lower(), text.lower())
+
+
+# The variable of kafka-message-scheduler or clockwork -> our setting, and its value as ours has it.
+Older = Mapping[str, tuple[str, Callable[[str], Any]]]
+KAFKA_MESSAGE_SCHEDULER: Older = {
+    "KAFKA_BROKERS": ("kafka_brokers", str),
+    "SCHEDULE_TOPICS": ("kafka_source_avro_topics", str),
+    "JSON_SCHEDULE_TOPICS": ("kafka_source_json_topics", str),
+    "CONSUMER_GROUP_ID": ("kafka_source_group", str),
+    "SECURITY_PROTOCOL": ("kafka_security_protocol", str.lower),
+    "OTEL_EXPORTER_PROMETHEUS_PORT": ("metrics_port", str),
+    "KMS_LOGGING_LEVEL": ("log_level", _level),
+}
+CLOCKWORK: Older = {
+    "KAFKA_BROKERS": ("kafka_brokers", str),
+    "KAFKA_CONSUMER_GROUP": ("clockwork_group", "{}-consumers".format),
+    "SCHEDULE_CREATE_KAFKA_TOPIC": ("clockwork_create_topic", str),
+}
+
+
+def older_settings(names: Older, environ: Mapping[str, str]) -> dict[str, Any]:
+    """What the older variables say, as far as our own do not say it. Raises SettingsError for stores of Java's."""
+    if environ.get("SECURITY_PROTOCOL", "").lower().endswith("ssl") and PREFIX + "KAFKA_SSL_CA_FILE" not in environ:
+        for name in _STORES:
+            if environ.get(name):
+                raise SettingsError(
+                    f"{name} names a store of Java's, which librdkafka does not read: export it as PEM (`keytool "
+                    f"-exportcert -rfc`, `openssl pkcs12`) and set {PREFIX}KAFKA_SSL_CA_FILE, and for a certificate of "
+                    f"our own {PREFIX}KAFKA_SSL_CERTIFICATE_FILE and {PREFIX}KAFKA_SSL_KEY_FILE"
+                )
+    return {
+        setting: convert(environ[name])
+        for name, (setting, convert) in names.items()
+        if environ.get(name) and PREFIX + setting.upper() not in environ
+    }
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("kafka-source", rich_help_panel="Processes")(kafka_source)
+    app.command("clockwork-source", rich_help_panel="Processes")(clockwork_source)
+
+
+def kafka_source(log_level: LogLevelOption = None) -> None:
+    """Read the schedule topics of kafka-message-scheduler, and keep what they say until it is due.
+
+    Its environment variables are understood: docs/moving-from-kafka-message-scheduler.md.
+    """
+    _run("kafka-source", KAFKA_MESSAGE_SCHEDULER, log_level)
+
+
+def clockwork_source(log_level: LogLevelOption = None) -> None:
+    """Read schedules from clockwork's create topic, and keep them until they are due.
+
+    Its environment variables are understood: docs/moving-from-clockwork.md.
+    """
+    _run("clockwork-source", CLOCKWORK, log_level)
+
+
+def _run(name: str, names: Older, log_level: str | None) -> None:
+    from penstock.settings import load_settings
+    from penstock.wiring import run_process
+
+    overrides = older_settings(names, os.environ)
+    if log_level is not None:
+        overrides["log_level"] = log_level.lower()
+    raise typer.Exit(run_process(name, load_settings(**overrides)))

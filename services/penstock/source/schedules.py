@@ -1,0 +1,139 @@
+"""Schedules as kafka-message-scheduler reads them from topics, in Avro and in JSON. No I/O.
+
+Avro: the fields one after the other without any header, five of them or, where that cannot be, the first four.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+
+from penstock.armed import Armed, key_of, ordering_key_of
+from penstock.errors import PenstockError, SettingsError
+from penstock.kafka import Received
+
+MARKER = "schedule:expired"
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_FIELDS: list[dict[str, Any]] = [
+    {"name": "time", "type": "long"},
+    {"name": "topic", "type": "string"},
+    {"name": "key", "type": "bytes"},
+    {"name": "value", "type": ["null", "bytes"]},
+    {"name": "headers", "type": {"type": "map", "values": "bytes"}},
+]
+
+
+class Undecodable(PenstockError):
+    """A value that is no schedule; ``kind`` is its label in the metrics, as kafka-message-scheduler has it."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(f"{kind}: {reason}")
+        self.kind = kind
+
+
+class Schedule(msgspec.Struct):
+    """What a value says. time: epoch milliseconds. value None: a tombstone is published."""
+
+    time: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+    topic: str
+    key: bytes
+    value: bytes | None = None
+    headers: dict[str, bytes] | None = None
+
+
+_read_json = msgspec.json.Decoder(Schedule).decode
+_read_any = msgspec.json.Decoder().decode
+
+Read = Callable[[bytes], Schedule]
+
+
+def read_json(value: bytes) -> Schedule:
+    """Raises Undecodable."""
+    try:
+        return _read_json(value)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
+        try:
+            _read_any(value)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            raise Undecodable("not-json", str(exc)[:200]) from None
+        raise Undecodable("invalid-json", str(exc)[:200]) from None
+
+
+def avro_reader() -> Read:
+    """What reads a value in Avro. Raises SettingsError where fastavro is not installed."""
+    try:
+        import fastavro
+    except ImportError as exc:
+        raise SettingsError(
+            'fastavro, which reads schedules in Avro, is not installed: pip install "penstock[kafka]"'
+        ) from exc
+    schemas: list[Any] = [
+        fastavro.parse_schema({"type": "record", "name": name, "fields": fields})
+        for name, fields in (("AvroSchedule", _FIELDS), ("AvroScheduleWithoutHeaders", _FIELDS[:4]))
+    ]
+
+    def read(value: bytes) -> Schedule:
+        reason = ""
+        for schema in schemas:
+            try:
+                return msgspec.convert(fastavro.schemaless_reader(io.BytesIO(value), schema, None), Schedule)
+            except Exception as exc:  # of junk, the library raises whatever its bytes lead to
+                reason = str(exc) or type(exc).__name__
+        raise Undecodable("invalid-avro", reason[:200])
+
+    return read
+
+
+def armed_of(schedule: Schedule, record: Received, *, payload_limit_bytes: int, held: bool) -> Armed:
+    """What is armed for a schedule that stands in this record. Raises Undecodable for what cannot be published."""
+    topic = schedule.topic
+    if not _TOPIC.fullmatch(topic) or topic in (".", "..") or topic.startswith("__"):
+        raise Undecodable("transformation", f"topic {topic[:300]!r} is no name of a topic that may be published to")
+    key = record.key or b""
+    members: dict[str, Any] = {"topic": topic, "key_base64": schedule.key, "due_at": max(0, schedule.time)}
+    members |= {"value": None} if schedule.value is None else {"value_base64": schedule.value}
+    if schedule.headers:
+        members["headers_base64"] = schedule.headers
+    # To the partition of the schedule itself: compaction, and whoever reads it again, look no further.
+    tombstone = {
+        "topic": record.topic, "partition": record.partition, "key_base64": key, "value": None,
+        "headers": {MARKER: "true"},
+    }  # fmt: skip
+    published, last = msgspec.json.encode(members).decode(), msgspec.json.encode(tombstone).decode()
+    size = len(published.encode()) + len(last.encode())
+    if size + 100 > payload_limit_bytes:
+        raise Undecodable(
+            "transformation", f"it is {size} bytes as a task; the limit is {payload_limit_bytes} "
+            "(PENSTOCK_PAYLOAD_LIMIT_BYTES)",
+        )  # fmt: skip
+    return Armed(
+        source=source_of(record.topic),
+        key=key_of(key),
+        due_ms=schedule.time,
+        ordering_key=ordering_key_of(source_of(record.topic), _shown(key)),
+        record=published,
+        last=last,
+        partition=record.partition,
+        held=held,
+    )
+
+
+def source_of(topic: str) -> str:
+    return f"kafka:{topic}"
+
+
+def is_expired_mark(record: Received) -> bool:
+    """Whether a record without a value says that its schedule was fired, by us or by kafka-message-scheduler."""
+    return any(name.lower() == MARKER and (value or b"").lower() == b"true" for name, value in record.headers)
+
+
+def _shown(key: bytes) -> str:
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        return "base64:" + base64.b64encode(key).decode()

@@ -1,0 +1,252 @@
+"""The Kafka clients against librdkafka's mock cluster, which speaks the protocol of the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from penstock.errors import SettingsError, Unavailable
+from penstock.kafka import KafkaConsumer, KafkaProducer, Partition, Position, Received, Record
+from penstock.kafka.library import consumer_config, producer_config
+from penstock.settings import Settings, load_settings
+from tests.kafka import PARTITIONS, PROMPT, MockKafka
+
+LIMIT_SECONDS = 60
+_PRODUCE, _OUT_OF_ORDER_SEQUENCE_NUMBER = 0, 45  # a request and an error of the protocol
+
+
+@pytest.fixture
+def kafka_settings(kafka: MockKafka) -> Settings:
+    return load_settings(kafka_brokers=kafka.brokers, kafka_session_timeout_seconds=2)
+
+
+@pytest.fixture
+async def producer(kafka_settings: Settings) -> AsyncIterator[KafkaProducer]:
+    producer = KafkaProducer(producer_config(kafka_settings))
+    yield producer
+    await producer.close()
+
+
+class Members:
+    """Consumers of one group, closed at the end."""
+
+    def __init__(self, settings: Settings, topics: list[str]) -> None:
+        self._settings, self._topics, self._group = settings, topics, f"g-{secrets.token_hex(4)}"
+        self._opened: list[KafkaConsumer] = []
+
+    async def join(self, **callbacks: Any) -> KafkaConsumer:
+        member = KafkaConsumer(consumer_config(self._settings, self._group) | PROMPT, self._topics, **callbacks)
+        await member.open()
+        self._opened.append(member)
+        return member
+
+    async def close(self) -> None:
+        for member in self._opened:
+            await member.close()
+
+
+async def take(consumer: KafkaConsumer, count: int) -> list[Received]:
+    """So many records, however many receives that takes."""
+    records: list[Received] = []
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while len(records) < count:
+            records += await consumer.receive(max_records=1000, wait_seconds=0.1)
+    return records
+
+
+async def test_what_is_published_is_read_with_key_headers_and_tombstones(
+    kafka: MockKafka, kafka_settings: Settings, producer: KafkaProducer
+) -> None:
+    topic = kafka.topic()
+    sent = [
+        Record(topic, b"text", b"k"),
+        Record(topic, b"\x00\xff", b"k", headers=[("a", b"\x00"), ("b", None), ("a", b"again")]),
+        Record(topic, None, b"k"),
+        Record(topic, b"", None, partition=3),
+    ]
+    deliveries = await producer.send(sent)
+    assert [delivery.error for delivery in deliveries] == [None] * 4
+    assert deliveries[3].partition == 3
+    members = Members(kafka_settings, [topic])
+    seen = await take(await members.join(), 4)
+    await members.close()
+    by_key = [record for record in seen if record.key == b"k"]
+    assert [(record.value, list(record.headers)) for record in by_key] == [
+        (b"text", []), (b"\x00\xff", [("a", b"\x00"), ("b", None), ("a", b"again")]), (None, []),
+    ]  # fmt: skip
+    assert {record.partition for record in by_key} == {deliveries[0].partition}
+    assert [(record.key, record.value, record.partition) for record in seen if record.key is None] == [(None, b"", 3)]
+
+
+async def test_many_callers_share_one_producer_and_each_gets_its_own_answers(
+    kafka: MockKafka, producer: KafkaProducer
+) -> None:
+    topic = kafka.topic()
+
+    async def send(caller: int) -> list[tuple[int, int]]:
+        answers = await producer.send([Record(topic, b"%d" % n, b"%d" % caller) for n in range(20)])
+        assert all(answer.error is None for answer in answers)
+        return [(answer.partition, answer.offset) for answer in answers]
+
+    places = await asyncio.gather(*(send(caller) for caller in range(100)))
+    assert all(offsets == sorted(offsets) for offsets in places)  # what one caller sends keeps its order
+    assert len({place for offsets in places for place in offsets}) == 2000
+    assert len(kafka.read(topic, count=2000)) == 2000
+
+
+async def test_a_record_that_is_too_large_is_refused_and_harms_no_other(
+    kafka: MockKafka, producer: KafkaProducer
+) -> None:
+    topic = kafka.topic()
+    large = Record(topic, b"x" * 2_000_000, b"k")
+    answers = await producer.send([Record(topic, b"1", b"k"), large, Record(topic, b"2", b"k")])
+    assert [(answer.error is None, answer.refused) for answer in answers] == [
+        (True, False), (False, True), (True, False),
+    ]  # fmt: skip
+    assert "MSG_SIZE_TOO_LARGE" in str(answers[1].error)
+
+
+async def test_brokers_that_are_away_are_told_after_the_delivery_time_and_the_record_may_be_sent_again() -> None:
+    settings = load_settings(kafka_brokers="127.0.0.1:1", kafka_delivery_timeout_seconds=1)
+    producer = KafkaProducer(producer_config(settings))
+    (answer,) = await producer.send([Record("t", b"1")])
+    assert answer.error is not None
+    assert not answer.refused
+    await producer.close(0)
+
+
+async def test_a_producer_that_the_library_gives_up_is_replaced_and_nobody_waits_for_it_for_ever(
+    kafka: MockKafka, producer: KafkaProducer
+) -> None:
+    topic = kafka.topic()
+    (first,) = await producer.send([Record(topic, b"1", partition=0)])
+    kafka.fail_next(_PRODUCE, _OUT_OF_ORDER_SEQUENCE_NUMBER)
+    async with asyncio.timeout(LIMIT_SECONDS):
+        (second,) = await producer.send([Record(topic, b"2", partition=0)])
+        (third,) = await producer.send([Record(topic, b"3", partition=0)])
+    assert (first.error, third.error) == (None, None)
+    assert second.error is not None
+    assert not second.refused
+    assert [record.value() for record in kafka.read(topic, count=2)] == [b"1", b"3"]
+
+
+async def test_closing_reports_what_has_not_arrived() -> None:
+    producer = KafkaProducer(producer_config(load_settings(kafka_brokers="127.0.0.1:1")))
+    sending = asyncio.create_task(producer.send([Record("t", b"1")]))
+    await asyncio.sleep(0)
+    await producer.close(0)
+    (answer,) = await sending
+    assert answer.error is not None
+
+
+async def test_a_group_goes_on_behind_what_was_committed(
+    kafka: MockKafka, kafka_settings: Settings, producer: KafkaProducer
+) -> None:
+    topic = kafka.topic()
+    await producer.send([Record(topic, b"%d" % n, partition=0) for n in range(10)])
+    members = Members(kafka_settings, [topic])
+    first = await members.join()
+    seen = await take(first, 10)
+    assert await first.commit([seen[6].next_position]) == []
+    assert await first.committed([Partition(topic, 0)]) == [Position(topic, 0, 7)]
+    assert await first.bounds(Partition(topic, 0)) == (0, 10)
+    await first.close()
+    second = await members.join()
+    assert [record.offset for record in await take(second, 3)] == [7, 8, 9]
+    await second.seek(Position(topic, 0, 9))
+    assert [record.offset for record in await take(second, 1)] == [9]
+    await members.close()
+
+
+async def test_members_share_partitions_and_what_is_revoked_can_still_be_committed(
+    kafka: MockKafka, kafka_settings: Settings, producer: KafkaProducer
+) -> None:
+    topic = kafka.topic()
+    await producer.send([Record(topic, b"%d" % n, partition=n % PARTITIONS) for n in range(PARTITIONS)])
+    members = Members(kafka_settings, [topic])
+    done: dict[Partition, Position] = {}
+    revoked: list[Partition] = []
+
+    async def commit(partitions: Any) -> None:
+        revoked.extend(partitions)
+        assert await first.commit([done[partition] for partition in partitions]) == []
+
+    first = await members.join(on_revoked=commit)
+    for record in await take(first, PARTITIONS):
+        done[Partition(record.topic, record.partition)] = record.next_position
+    second = await members.join()
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while len(second.assignment()) < 2 or len(first.assignment()) > 2:
+            assert await first.receive(max_records=10, wait_seconds=0.1) == []
+            assert await second.receive(max_records=10, wait_seconds=0.1) == []  # nothing is read twice
+    assert sorted([*first.assignment(), *second.assignment()]) == [Partition(topic, n) for n in range(PARTITIONS)]
+    assert sorted(revoked) == sorted(second.assignment())
+    await members.close()
+
+
+async def test_what_is_paused_stays_until_it_is_resumed(
+    kafka: MockKafka, kafka_settings: Settings, producer: KafkaProducer
+) -> None:
+    topic = kafka.topic(partitions=1)
+    await producer.send([Record(topic, b"1")])
+    members = Members(kafka_settings, [topic])
+    consumer = await members.join()
+    await take(consumer, 1)
+    consumer.pause([Partition(topic, 0)])
+    await producer.send([Record(topic, b"2")])
+    assert await consumer.receive(max_records=10, wait_seconds=1) == []
+    consumer.resume([Partition(topic, 0), Partition("not-ours", 7)])
+    assert [record.value for record in await take(consumer, 1)] == [b"2"]
+    await members.close()
+
+
+async def test_a_consumer_whose_brokers_are_away_says_so() -> None:
+    consumer = KafkaConsumer(consumer_config(load_settings(kafka_brokers="127.0.0.1:1"), "g"), ["t"])
+    await consumer.open()
+    with pytest.raises(Unavailable, match="Kafka gives no records"):
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while True:
+                assert await consumer.receive(max_records=1, wait_seconds=0.1) == []
+    await consumer.close()
+
+
+async def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    producer = KafkaProducer(producer_config(load_settings(kafka_brokers="127.0.0.1:1")))
+    with pytest.raises(SettingsError, match=r'pip install "penstock\[kafka\]"'):
+        await producer.send([Record("t", b"1")])
+
+
+def test_passwords_are_handed_to_the_library_and_shown_nowhere() -> None:
+    settings = load_settings(
+        kafka_brokers="b:9093", kafka_security_protocol="sasl_ssl", kafka_sasl_username="me",
+        kafka_sasl_password="hunter2",
+    )  # fmt: skip
+    assert producer_config(settings)["sasl.password"] == "hunter2"
+    assert "hunter2" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"kafka_security_protocol": "sasl_ssl"}, "needs kafka_sasl_username and kafka_sasl_password"),
+        ({"kafka_sasl_password": "secret"}, "kafka_sasl_password is not sent with plaintext"),
+        ({"kafka_ssl_ca_file": __file__}, r"kafka_ssl_\* is not looked at with plaintext"),
+        ({"kafka_security_protocol": "ssl", "kafka_ssl_key_file": __file__}, "go together"),
+        ({"kafka_ssl_ca_file": "/nowhere"}, "no file that can be read"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_told(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(SettingsError, match=told) as raised:
+        load_settings(**given)
+    assert "secret" not in str(raised.value)
+
+
+def test_no_brokers_is_told() -> None:
+    with pytest.raises(SettingsError, match="PENSTOCK_KAFKA_BROKERS is not set"):
+        producer_config(load_settings())

@@ -1,0 +1,139 @@
+"""kafka.publish as a worker runs it, against librdkafka's mock cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from penstock.deliveries import Deliveries, NotDelivered, Undeliverable
+from penstock.errors import InvalidParams, SettingsError
+from penstock.handlers import Context, Registry
+from penstock.settings import load_settings
+from tests.kafka import MockKafka
+
+
+@pytest.fixture
+async def publish(kafka: MockKafka) -> AsyncIterator[Any]:
+    """Runs the handler with parameters as a task's payload has them."""
+    registry = Registry()
+    deliveries = Deliveries(load_settings(kafka_brokers=kafka.brokers, deliveries="kafka.publish"), registry)
+    action = registry.get("kafka.publish")
+    assert action is not None
+
+    async def run(**params: Any) -> Any:
+        args, kwargs = action.arguments(json.dumps(params).encode())
+        return await action.function(Context(1, 1, "kafka.publish"), *args, **kwargs)
+
+    yield run
+    await deliveries.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "value", "headers"),
+    [
+        ({"value": "text é"}, None, "text é".encode(), None),
+        ({"key": "k", "value": ""}, b"k", b"", None),
+        ({"key_base64": "/wA=", "value_base64": "AP8="}, b"\xff\x00", b"\x00\xff", None),
+        ({"key": "k", "value": None}, b"k", None, None),
+        ({"json": {"a": [1, None]}}, None, b'{"a":[1,null]}', None),
+        ({"json": None}, None, b"null", None),
+        (
+            {"value": "v", "headers": {"a": "é"}, "headers_base64": {"b": "/w=="}},
+            None, b"v", [("a", "é".encode()), ("b", b"\xff")],
+        ),
+    ],
+    ids=["text", "empty", "bytes", "tombstone", "json", "json-null", "headers"],
+)  # fmt: skip
+async def test_a_record_is_published_as_it_was_given_and_its_place_is_the_result(
+    kafka: MockKafka, publish: Any, given: dict[str, Any], key: Any, value: Any, headers: Any
+) -> None:
+    topic = kafka.topic()
+    answer = await publish(topic=topic, partition=2, **given)
+    assert answer == {"topic": topic, "partition": 2, "offset": 0}
+    (record,) = kafka.read(topic, count=1)
+    assert (record.key(), record.value(), record.headers()) == (key, value, headers)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, "either a topic, or records"),
+        ({"topic": "t", "records": []}, "either a topic, or records"),
+        ({"topic": "t"}, "this one has none.*a tombstone is"),
+        ({"topic": "t", "value": "a", "json": 1}, "this one has value and json"),
+        ({"topic": "t", "value": "a", "key": "a", "key_base64": "aw=="}, "key and key_base64"),
+        ({"topic": "t", "value": "a", "headers": {"h": ""}, "headers_base64": {"h": ""}}, "header 'h'"),
+        ({"topic": "t t", "value": "a"}, "'t t' is no name of a topic"),
+        ({"topic": "..", "value": "a"}, "is no name of a topic"),
+        ({"topic": "__consumer_offsets", "value": "a"}, "one of Kafka's own"),
+        ({"records": [], "then": [{"topic": "", "value": "a"}]}, "'' is no name of a topic"),
+    ],
+    ids=["nothing", "both", "no-value", "two-values", "two-keys", "two-headers", "blank", "dots", "own", "then"],
+)
+async def test_what_cannot_be_published_is_given_up_at_once_and_told(
+    publish: Any, given: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(Undeliverable, match=told):
+        await publish(**given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"topic": 1}, {"topic": "t", "value": 1}, {"topic": "t", "value_base64": "?"}, {"topic": "t", "partition": -1},
+     {"records": [{"topic": "t", "vlaue": "a"}]}, {"topic": "t", "valeu": "a"}, {"topic": "t", "headers": {"a": None}}],
+    ids=["topic", "value", "base64", "partition", "member", "parameter", "header"],
+)  # fmt: skip
+async def test_parameters_of_a_wrong_kind_are_refused(publish: Any, given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParams):
+        await publish(**given)
+
+
+async def test_records_of_a_task_keep_their_order_and_the_last_ones_wait_for_the_others(
+    kafka: MockKafka, publish: Any
+) -> None:
+    topic, last = kafka.topic(), kafka.topic("last")
+    records = [{"topic": topic, "key": "k", "value": str(n)} for n in range(100)]
+    answer = await publish(records=records, then=[{"topic": last, "value": None}])
+    assert [one["topic"] for one in answer["records"]] == [topic] * 100 + [last]
+    assert [record.value() for record in kafka.read(topic, count=100)] == [b"%d" % n for n in range(100)]
+    with pytest.raises(Undeliverable):
+        await publish(records=[{"topic": topic, "value": "x" * 2_000_000}], then=[{"topic": last, "value": "never"}])
+    assert [record.value() for record in kafka.read(last, count=1)] == [None]
+
+
+async def test_one_that_is_too_large_is_named_and_the_others_are_published(kafka: MockKafka, publish: Any) -> None:
+    topic = kafka.topic()
+    large = {"topic": topic, "value": "x" * 2_000_000}
+    with pytest.raises(Undeliverable, match=rf"1 of 2 records .*{topic}, 2000000 bytes: .*MSG_SIZE_TOO_LARGE"):
+        await publish(records=[{"topic": topic, "value": "a"}, large])
+    assert len(kafka.read(topic, count=1)) == 1
+
+
+async def test_a_burst_of_tasks_shares_the_producer(kafka: MockKafka, publish: Any) -> None:
+    topic = kafka.topic()
+    answers = await asyncio.gather(*(publish(topic=topic, value=str(n)) for n in range(2000)))
+    assert len({(one["partition"], one["offset"]) for one in answers}) == 2000
+
+
+async def test_brokers_that_are_away_fail_the_attempt_and_not_the_task() -> None:
+    registry = Registry()
+    settings = load_settings(kafka_brokers="127.0.0.1:1", deliveries="kafka.publish", kafka_delivery_timeout_seconds=1)
+    deliveries = Deliveries(settings, registry)
+    action = registry.get("kafka.publish")
+    assert action is not None
+    with pytest.raises(NotDelivered, match="1 of 1 records were not published"):
+        await action.function(Context(1, 1, "kafka.publish"), topic="t", value="a")
+    await deliveries.close()
+
+
+def test_a_worker_without_brokers_or_library_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SettingsError, match="PENSTOCK_KAFKA_BROKERS is not set"):
+        Deliveries(load_settings(deliveries="kafka.publish"), Registry())
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    with pytest.raises(SettingsError, match=r'pip install "penstock\[kafka\]"'):
+        Deliveries(load_settings(deliveries="kafka.publish", kafka_brokers="x:1"), Registry())
