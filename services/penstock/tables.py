@@ -364,3 +364,26 @@ workflow_event = Table(
     Column("state", task_state, nullable=False),
     Column("children", Text),
 )
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    _instant("at", default=True),
+    Column("who", Text, nullable=False),
+    Column("address", Text, nullable=False),
+    Column("door", Text, nullable=False),
+    Column("method", Text, nullable=False),
+    Column("params", Text, nullable=False),
+    Column("outcome", Text),
+    _instant("ended_at", nullable=True),
+)
+
+dashboard_session = Table(
+    "dashboard_session",
+    metadata,
+    Column("token_hash", LargeBinary, primary_key=True),
+    Column("key_hash", LargeBinary, nullable=False),
+    _instant("created_at", default=True),
+    _instant("expires_at"),
+)

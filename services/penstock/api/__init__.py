@@ -1,4 +1,4 @@
-"""The api process: JSON-RPC 2.0 over HTTP, ``POST /rpc``. An enqueue is answered after its commit."""
+"""The api process: JSON-RPC 2.0 over HTTP, ``POST /rpc``; the dashboard. An enqueue is answered after its commit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 from penstock.api.access import Guard
+from penstock.api.dashboard import Dashboard
 from penstock.api.http import make_app
 from penstock.api.keyring import Keyring
 from penstock.api.methods import Methods
@@ -57,11 +58,15 @@ class Api(Service):
             self._methods.handlers, prefixes=self._methods.prefixes, batch_limit=settings.batch_limit
         )
         rate = settings.api_rate_limit
+        guard = Guard(self._keyring, None if rate is None else Rates(rate, settings.api_rate_burst or rate))
+        self._dashboard = Dashboard(self._methods, guard, settings) if settings.dashboard else None
         app = make_app(
             dispatcher,
-            Guard(self._keyring, None if rate is None else Rates(rate, settings.api_rate_burst or rate)),
+            guard,
             request_limit_bytes=settings.request_limit_bytes,
             request_timeout_seconds=settings.request_timeout_seconds,
+            home=None if self._dashboard is None else self._dashboard.home,
+            pages=() if self._dashboard is None else self._dashboard.routes,
         )
         self._server = HttpServer(
             app,
@@ -104,6 +109,8 @@ class Api(Service):
 
     def stop_taking(self) -> None:
         self._server.stop()
+        if self._dashboard is not None:
+            self._dashboard.stop()
         self._methods.results.stop()
 
     async def drain(self, seconds: float) -> None:

@@ -1,10 +1,10 @@
-"""The HTTP side of the api: two routes, who may ask, what a request must look like; every answer is JSON."""
+"""The HTTP side of the api: the route of JSON-RPC, who may ask, what a request must look like; every answer is JSON."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import perf_counter
 
 import msgspec
@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock import __version__, metrics
-from penstock.api import peer
+from penstock.api import audit, peer
 from penstock.api.access import Guard
 from penstock.api.rpc import Dispatcher, error_body, masked
 from penstock.errors import AccessDenied, InvalidRequest, RateLimited, RpcError, TooLarge, Unavailable
@@ -40,14 +40,26 @@ class _Refusal(InvalidRequest):
 
 
 def make_app(
-    dispatcher: Dispatcher, guard: Guard, *, request_limit_bytes: int, request_timeout_seconds: float = 30
+    dispatcher: Dispatcher,
+    guard: Guard,
+    *,
+    request_limit_bytes: int,
+    request_timeout_seconds: float = 30,
+    home: Callable[[Request], Awaitable[Response]] | None = None,
+    pages: Sequence[Route] = (),
 ) -> Starlette:
-    """The ASGI application: ``POST /rpc``, and ``GET /`` for those who look what is here."""
+    """The ASGI application: ``POST /rpc``, and ``GET /`` for those who look what is here.
+
+    home: what browsers are shown at ``/``; pages: further routes.
+    """
     card = msgspec.json.encode(
         {"name": "penstock", "version": __version__, "rpc": RPC_PATH, "discover": "rpc.discover"}
     )
 
     async def index(request: Request) -> Response:
+        accepted = request.headers.get("accept", "")
+        if home is not None and ("text/html" in accepted or "text/event-stream" in accepted):
+            return await home(request)
         try:
             guard.check_host(request.headers)
         except AccessDenied as exc:
@@ -60,8 +72,9 @@ def make_app(
             guard.check_host(request.headers)
             caller = guard.admit(request.headers, request.client.host if request.client else "")
             caller.check_rate()
+            audit.doing(caller.key, request.client.host if request.client else "", "http")
             _check_media_type(request)
-            body = await _read(request, request_limit_bytes, request_timeout_seconds)
+            body = await read_body(request, request_limit_bytes, request_timeout_seconds)
             asking = peer.asking(request)
             status, answer = await dispatcher.answer(body, caller)
         except RpcError as exc:
@@ -77,7 +90,7 @@ def make_app(
         return Response(status_code=status) if answer is None else _json(answer, status)
 
     return Starlette(
-        routes=[Route("/", index, methods=["GET"]), Route(RPC_PATH, rpc, methods=["POST"])],
+        routes=[Route("/", index, methods=["GET"]), Route(RPC_PATH, rpc, methods=["POST"]), *pages],
         exception_handlers={HTTPException: _http_error},
     )
 
@@ -97,7 +110,7 @@ def _check_media_type(request: Request) -> None:
         raise _Refusal(415, "media_type", "the body must not be compressed")
 
 
-async def _read(request: Request, limit: int, seconds: float) -> bytes:
+async def read_body(request: Request, limit: int, seconds: float) -> bytes:
     """The body, of which no more than the limit is ever held. Raises TooLarge, _Refusal."""
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > limit:
