@@ -40,8 +40,8 @@ shop.errors.{kind}: {message}
 _HISTORY = """
 insert into penstock.task_history (id, state, action, payload, priority, run_at, attempts, max_attempts, claim, claimed_at,
     created_at, updated_at, finished_at, result, failures, labels, unique_key)
-values (nextval('penstock.task_id_seq'), $1, $2, $3::json, $4, $5, $6, 10, nextval('penstock.claim_seq'), $7, $8, $9, $9,
-    $10::json, $11::jsonb, $12::jsonb, $13) returning id
+values (nextval('penstock.task_id_seq'), $1, $2, $3::json, $4, $5, $6, 10, $13, $7, $8, $9, $9, $10::json, $11::jsonb,
+    $12::jsonb, null) returning id
 """
 _LIVE = """
 insert into penstock.task (state, action, payload, priority, run_at, attempts, max_attempts, claim, claimed_at, heartbeat_at,
@@ -57,9 +57,7 @@ def caller_of(methods: Any) -> Call:
     """A way to call the methods of an api that runs in this process."""
 
     async def call(method: str, **params: Any) -> Any:
-        (outcome,) = await methods.handlers[method](
-            [Request("2.0", method, msgspec.Raw(msgspec.json.encode(params)))]
-        )
+        (outcome,) = await methods.handlers[method]([Request("2.0", method, msgspec.Raw(msgspec.json.encode(params)))])
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
@@ -80,14 +78,14 @@ async def fill(sql: Any, call: Call) -> dict[str, int]:
         ids["success"] = await sql.fetchval(
             _HISTORY, "SUCCESS", action, _payload(chance, action), 0, at, 1, at + timedelta(seconds=waited), at,
             at + timedelta(seconds=waited + took), json.dumps({"ok": True, "bytes": chance.randint(900, 90_000)}), None,
-            _labels(chance), None,
+            _labels(chance), number + 1,
         )  # fmt: skip
     for number in range(FAILURES):
         action = chance.choices(list(_ERRORS), [6, 9, 3, 1])[0]
         at = now - timedelta(seconds=3300 * (1 - number / FAILURES))
         ids["failure"] = await sql.fetchval(
-            _HISTORY, "CRITICAL_ERROR", action, _payload(chance, action), 0, at, 4, at + timedelta(seconds=40), at,
-            at + timedelta(seconds=42), None, _failures(action, at, 4), _labels(chance), None,
+            _HISTORY, "CRITICAL_ERROR", action, _payload(chance, action), 0, at, 4, at + timedelta(seconds=38), at,
+            at + timedelta(seconds=42), None, _failures(action, at, 4), _labels(chance), 4,
         )  # fmt: skip
     for number in range(WAITING):
         action = chance.choices(list(_ACTIONS), [rate for rate, _, _ in _ACTIONS.values()])[0]
@@ -119,7 +117,7 @@ async def fill(sql: Any, call: Call) -> dict[str, int]:
 async def _tally(sql: Any, chance: random.Random, now: datetime) -> None:
     rows = []
     start = now.replace(second=0, microsecond=0)
-    for minute in range(60):
+    for minute in range(57):
         wave = 1 + 0.35 * ((minute % 24) / 24) + (0.9 if 38 < minute < 44 else 0)
         for action, (rate, seconds, share) in _ACTIONS.items():
             count = round(rate * wave * chance.uniform(0.85, 1.15))
@@ -138,7 +136,9 @@ async def _tally(sql: Any, chance: random.Random, now: datetime) -> None:
     rows += [(now - timedelta(hours=2), action, "SUCCESS", 180_000, 0.0) for action in _ACTIONS]
     rows += [(now - timedelta(minutes=3), "sync-inventory", "CRITICAL_ERROR", 27, 0.0)]
     rows += [(now - timedelta(minutes=9), "charge-card", "CRITICAL_ERROR", 18, 0.0)]
-    await sql.executemany("insert into penstock.tally (at, action, event, count, seconds) values ($1,$2,$3,$4,$5)", rows)
+    await sql.executemany(
+        "insert into penstock.tally (at, action, event, count, seconds) values ($1,$2,$3,$4,$5)", rows
+    )
 
 
 async def _plans(call: Call) -> None:

@@ -71,7 +71,6 @@ class Audit:
             outcome = f"failed: {type(exc).__name__}"
             raise
         finally:
-            log.info("changed_by_hand", who=doer.name, door=doer.door, method=method, outcome=outcome)
             future = self._end.submit_soon((noted, outcome[:OUTCOME_MAX_CHARS].replace("\0", "\ufffd")))
             future.add_done_callback(_unnoted)
 

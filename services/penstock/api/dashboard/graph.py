@@ -10,8 +10,9 @@ from markupsafe import Markup
 from penstock.api.dashboard.formats import word
 from penstock.api.workflow_views import Step
 
-NODE_WIDTH, NODE_HEIGHT = 168, 46
-_GAP_X, _GAP_Y, _EDGE = 64, 16, 12
+NODE_WIDTH, NODE_HEIGHT = 156, 46
+_GAP_X, _GAP_Y, _EDGE = 52, 16, 12
+_FITS = 1500  # drawings up to this width are made to fit
 _SWEEPS = 4
 _NAME_CHARS = 20
 
@@ -31,10 +32,17 @@ def draw(steps: Sequence[Step]) -> Markup:
     lines = [_line(places[start], places[end], made) for start, end, made in edges]
     nodes = [_node(step, *places[place]) for place, step in enumerate(steps)]
     return Markup(
-        '<svg class="graph" width="{w}" height="{h}" viewBox="0 0 {w} {h}" role="img" aria-label="{label}">'
+        '<svg class="{kind}" width="{w}" height="{h}" viewBox="0 0 {w} {h}" role="img" aria-label="{label}">'
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0,0 L8,4 L0,8 z"/></marker></defs>{lines}{nodes}</svg>'
-    ).format(w=width, h=height, label=f"{len(steps)} steps", lines=Markup("").join(lines), nodes=Markup("").join(nodes))
+    ).format(
+        kind="graph fits" if width <= _FITS else "graph",
+        w=width,
+        h=height,
+        label=f"{len(steps)} steps",
+        lines=Markup("").join(lines),
+        nodes=Markup("").join(nodes),
+    )
 
 
 def _edges(steps: Sequence[Step]) -> list[tuple[int, int, bool]]:

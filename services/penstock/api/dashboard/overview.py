@@ -24,7 +24,7 @@ KEPT_SECONDS = 1.0
 SAMPLE = 2000  # of the newest successes, for percentiles
 FAILURES = 500  # of the newest, to be grouped
 COUNTED_IN_FLIGHT = 100_000
-HOUR_SECONDS, MINUTE_SECONDS = 3600.0, 60.0
+HOUR_SECONDS, MINUTE_SECONDS = 3660.0, 60.0
 LATELY_SECONDS, LATELY_STEP_SECONDS = 170.0, 5.0  # within what is kept to the moment
 ASKED_EVERY_SECONDS = 5.0
 LIVE = ("SCHEDULED", "WAITING", "ERROR", "ACQUIRED")
@@ -105,9 +105,9 @@ async def _ready(client: httpx.AsyncClient, url: str) -> tuple[str, bool, str]:
 
 
 def _by_minute(rows: Iterable[Any], now: float) -> dict[str, Any]:
-    """The chart of the last hour, and whether there is anything in it."""
+    """The chart of the last hour up to the minute that is not over, and its sums."""
     last = int(now // MINUTE_SECONDS)
-    steps = range(last - 59, last + 1)
+    steps = range(last - 60, last)
     counts: dict[tuple[int, str], int] = defaultdict(int)
     for row in rows:
         counts[row["step"], row["event"]] += row["count"]
