@@ -1,7 +1,7 @@
-"""A shop's day, as the dashboard might find it: what a test looks for, and what screenshots show.
+"""A shop's hour, as the dashboard might find it: what tests look for, and what screenshots show.
 
-Written straight into the tables, because nobody can wait an hour for an hour of history; schedules, workflows, limits and
-keys are made by the methods that everybody uses.
+Written straight into the tables, because nobody can wait an hour for an hour of history; schedules, workflows, limits
+and keys are made by the methods that everybody uses.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.api.audit import doing
 from penstock.wire import Request
 
 SUCCESSES, FAILURES, WAITING, IN_FLIGHT = 3000, 60, 400, 34
@@ -38,16 +39,17 @@ _TRACE = """Traceback (most recent call last):
 shop.errors.{kind}: {message}
 """
 _HISTORY = """
-insert into penstock.task_history (id, state, action, payload, priority, run_at, attempts, max_attempts, claim, claimed_at,
-    created_at, updated_at, finished_at, result, failures, labels, unique_key)
-values (nextval('penstock.task_id_seq'), $1, $2, $3::json, $4, $5, $6, 10, $13, $7, $8, $9, $9, $10::json, $11::jsonb,
-    $12::jsonb, null) returning id
+insert into penstock.task_history (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
+    claimed_at, created_at, updated_at, finished_at, result, failures, labels, unique_key)
+values (nextval('penstock.task_id_seq'), $1, $2, $3::json, $4, $5, $6, 10, $13, $7, $8, $9, $9, $10::json,
+    $11::jsonb, $12::jsonb, null) returning id
 """
 _LIVE = """
-insert into penstock.task (state, action, payload, priority, run_at, attempts, max_attempts, claim, claimed_at, heartbeat_at,
-    created_at, updated_at, progress, failures, labels)
-values ($1, $2, $3::json, $4, $5, $6, 10, case when $7::timestamptz is null then 0 else nextval('penstock.claim_seq') end,
-    $7, $8, $9, now(), $10::json, $11::jsonb, $12::jsonb) returning id
+insert into penstock.task (state, action, payload, priority, run_at, attempts, max_attempts, claim, claimed_at,
+    heartbeat_at, created_at, updated_at, progress, failures, labels)
+values ($1, $2, $3::json, $4, $5, $6, 10,
+    case when $7::timestamptz is null then 0 else nextval('penstock.claim_seq') end, $7, $8, $9, now(),
+    $10::json, $11::jsonb, $12::jsonb) returning id
 """
 
 Call = Callable[..., Awaitable[Any]]
@@ -99,7 +101,8 @@ async def fill(sql: Any, call: Call) -> dict[str, int]:
     for number in range(IN_FLIGHT):
         at = now - timedelta(seconds=chance.uniform(0, 9))
         ids["acquired"] = await sql.fetchval(
-            _LIVE, "ACQUIRED", "sync-inventory" if number % 3 else "render-invoice", _payload(chance, "x"), 0, at, 1, at,
+            _LIVE, "ACQUIRED", "sync-inventory" if number % 3 else "render-invoice", _payload(chance, "x"), 0, at, 1,
+            at,
             at + timedelta(seconds=1) if number % 2 else None, at,
             json.dumps({"percent": 40, "note": "page 2 of 5"}) if number % 2 else None, None, _labels(chance),
         )  # fmt: skip
@@ -108,7 +111,7 @@ async def fill(sql: Any, call: Call) -> dict[str, int]:
     ids["workflow"] = await _workflow(sql, call)
     await sql.execute(
         "insert into penstock.rejected (source, body, reason) values ('inbound', $1, $2), ('results', $3, $4)",
-        b'{"jsonrpc": "2.0", "method": "submit:exprot", "params": [', "ParseError: the body is not JSON: it ends too soon",
+        b'{"jsonrpc": "2.0", "method": "submit:exprot", "params": [', "ParseError: the body is not JSON",
         b'{"jsonrpc": "2.0", "result": 1}', "it names no task: id is missing",
     )  # fmt: skip
     return ids
@@ -126,7 +129,7 @@ async def _tally(sql: Any, chance: random.Random, now: datetime) -> None:
             rows += [(at, action, "ENQUEUED", count, 0.0), (at, action, "SUCCESS", count - failed, 0.0)]
             rows += [(at, action, "ERROR", failed, 0.0)] if failed else []
             rows += [(at, action, "RAN", count, count * seconds)]
-    for step in range(34):
+    for step in range(int((now - start).total_seconds() + 180) // 5):
         for action, (rate, seconds, share) in _ACTIONS.items():
             count = round(rate / 12 * chance.uniform(0.6, 1.4))
             at = now - timedelta(seconds=step * 5 + 2)
@@ -142,7 +145,8 @@ async def _tally(sql: Any, chance: random.Random, now: datetime) -> None:
 
 
 async def _plans(call: Call) -> None:
-    """Schedules, limits, a route, keys."""
+    """Schedules, limits, a route, keys, by two people."""
+    doing("ada", "10.2.0.7", "http")
     for name, expression, action, zone in (
         ("nightly-report", "30 2 * * *", "render-invoice", "Europe/Berlin"),
         ("inventory", "@every 5m", "sync-inventory", "UTC"),
@@ -153,6 +157,7 @@ async def _plans(call: Call) -> None:
             "schedule.create", name=name, expression=expression, action=action, timezone=zone,
             payload={"warehouse": 3, "run": "{{run}}"}, labels={"team": "shop"},
         )  # fmt: skip
+    doing("grace", "10.2.0.9", "dashboard")
     await call("schedule.pause", name="invoices")
     for _ in range(3):
         await call("schedule.run_now", name="inventory")
@@ -177,8 +182,8 @@ async def _workflow(sql: Any, call: Call) -> int:
         {"name": "email-shipped", "action": "send-email", "after": ["ship", "invoice"]},
         {"name": "close", "action": "sync-inventory", "after": ["email-shipped", "email-invoice"]},
     ])  # fmt: skip
-    states = {"reserve": "SUCCESS", "charge": "SUCCESS", "label-1": "SUCCESS", "label-2": "SUCCESS", "label-3": "ACQUIRED",
-              "invoice": "ERROR"}  # fmt: skip
+    states = {"reserve": "SUCCESS", "charge": "SUCCESS", "label-1": "SUCCESS", "label-2": "SUCCESS",
+              "label-3": "ACQUIRED", "invoice": "ERROR"}  # fmt: skip
     for name, state in states.items():
         live = state in ("ACQUIRED", "ERROR")
         task_id = await sql.fetchval(
@@ -199,8 +204,8 @@ async def _workflow(sql: Any, call: Call) -> int:
 
 def _payload(chance: random.Random, action: str) -> str:
     order = chance.randint(10_000, 99_999)
-    return json.dumps({"order": order, "customer": f"c-{chance.randint(100, 999)}", "amount": chance.randint(5, 400) / 2,
-                       "currency": "EUR", "source": action})  # fmt: skip
+    return json.dumps({"order": order, "customer": f"c-{chance.randint(100, 999)}",
+                       "amount": chance.randint(5, 400) / 2, "currency": "EUR", "source": action})  # fmt: skip
 
 
 def _labels(chance: random.Random) -> str:

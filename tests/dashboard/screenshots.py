@@ -52,8 +52,9 @@ def main(folder: Path) -> None:
     with stand() as made, open_browser() as browser:
         pages = {
             "overview": "/", "tasks": "/tasks", "task-failed": f"/tasks/{made.ids['failure']}",
-            "schedules": "/schedules", "schedule": "/schedules/inventory", "workflow": f"/workflows/{made.ids['workflow']}",
-            "queues": "/queues", "actions": "/actions", "bulk": "/bulk?operation=bulk.retry&action=charge-card&count=yes",
+            "schedules": "/schedules", "schedule": "/schedules/inventory",
+            "workflow": f"/workflows/{made.ids['workflow']}", "queues": "/queues", "actions": "/actions",
+            "bulk": "/bulk?operation=bulk.retry&action=charge-card&count=yes",
             "keys": "/keys", "audit": "/audit",
         }  # fmt: skip
         shots = [(name, path, "light", WIDTH) for name, path in pages.items()]

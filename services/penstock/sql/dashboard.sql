@@ -54,7 +54,9 @@ from penstock.task_history where state = 'SUCCESS' order by id desc limit $1;
 
 -- name: read_recent_failures
 -- $1 how many. The newest by id that failed for good, with what they failed by.
-select id, action, finished_at, attempts, left(failures -> -1 -> 'error' ->> 'message', 300) as message,
+select id, action, finished_at, attempts,
+       left(coalesce(failures -> -1 -> 'error' -> 'data' ->> 'message', failures -> -1 -> 'error' ->> 'message'), 300)
+           as message,
        left(failures -> -1 -> 'error' -> 'data' ->> 'type', 100) as kind
 from penstock.task_history where state = 'CRITICAL_ERROR' order by id desc limit $1;
 

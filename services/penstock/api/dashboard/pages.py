@@ -98,8 +98,11 @@ async def load_schedule(ask: Ask) -> dict[str, Any]:
 async def load_workflows(ask: Ask) -> dict[str, Any]:
     found = await ask.call("workflow.list", state=ask.get("state"), cursor=ask.get("cursor"), limit=PAGE_ROWS)
     return {
-        "workflows": found.workflows, "cursor": found.cursor, "filters": Values(ask.query), "states": list(WorkflowState)
-    }  # fmt: skip
+        "workflows": found.workflows,
+        "cursor": found.cursor,
+        "filters": Values(ask.query),
+        "states": list(WorkflowState),
+    }
 
 
 async def load_workflow(ask: Ask) -> dict[str, Any]:

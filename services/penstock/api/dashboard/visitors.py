@@ -1,8 +1,9 @@
 """Who looks at the dashboard: signed in by an API key where keys are asked for, else whoever is on this machine.
 
 A browser holds one cookie, a random token. With keys, Postgres knows the digest of the token and of the key that was
-shown for it, so every api process knows the browser, a key that is revoked ends its sessions, and neither the cookie nor
-the database leads back to the key. The token of every form is derived from the cookie, which no other origin can read.
+shown for it, so every api process knows the browser, a key that is revoked ends its sessions, and neither the cookie
+nor the database leads back to the key. The token of every form is derived from the cookie, which no other origin can
+read.
 """
 
 from __future__ import annotations
