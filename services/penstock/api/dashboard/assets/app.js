@@ -36,8 +36,15 @@
   };
 
   // The new content into the old, so that focus, open panels, ticks and what was typed stay.
-  const keyOf = (node) => (node.nodeType === 1 ? node.id || node.dataset.key || "" : "");
+  // By attributes: of a form that has a field named id, the property id is that field.
+  const keyOf = (node) => (node.nodeType === 1 ? node.getAttribute("id") ?? node.getAttribute("data-key") ?? "" : "");
   const alike = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName && keyOf(a) === keyOf(b);
+  const near = (at, wanted) => {
+    for (let node = at, steps = 0; node && steps < 4; node = node.nextSibling, steps += 1) {
+      if (!keyOf(node) && alike(node, wanted)) return node;
+    }
+    return null;
+  };
   const morph = (old, fresh) => {
     if (old.nodeType !== 1) {
       if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
@@ -56,15 +63,20 @@
     let at = old.firstChild;
     for (const wanted of [...fresh.childNodes]) {
       const key = keyOf(wanted);
-      let match = key ? keyed.get(key) : at;
-      if (match && !key && keyOf(match)) match = null;
-      if (match && alike(match, wanted)) {
-        if (match !== at) old.insertBefore(match, at);
-        else at = at.nextSibling;
-        morph(match, wanted);
-      } else {
+      const match = key ? keyed.get(key) : near(at, wanted);
+      if (!match || !alike(match, wanted)) {
         old.insertBefore(document.importNode(wanted, true), at);
+        continue;
       }
+      // What stands before it goes, rather than that it moves: a node that is moved loses the focus.
+      while (at && at !== match && !keyOf(at)) {
+        const next = at.nextSibling;
+        at.remove();
+        at = next;
+      }
+      if (at === match) at = at.nextSibling;
+      else old.insertBefore(match, at);
+      morph(match, wanted);
     }
     while (at) {
       const next = at.nextSibling;
@@ -87,11 +99,16 @@
     source = new EventSource(location.pathname + location.search);
     source.onopen = () => tell("on", "Live");
     source.onmessage = (event) => {
-      const fresh = new DOMParser().parseFromString(JSON.parse(event.data).html, "text/html").body;
+      const sheet = document.createElement("template");
+      sheet.innerHTML = JSON.parse(event.data).html;
+      const fresh = sheet.content;
       const trouble = fresh.querySelector("[data-trouble]");
       const shown = document.querySelector("#trouble");
       if (shown) shown.replaceChildren(...(trouble ? [document.importNode(trouble, true)] : []));
-      if (trouble) return tell("off", "Waiting");
+      if (trouble) {
+        tell("off", "Waiting");
+        return;
+      }
       tell("on", "Live");
       const holder = live.cloneNode(false);
       holder.replaceChildren(...fresh.childNodes);
