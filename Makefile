@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down bench peers migrate test chaos check format terraform clean
+.PHONY: help setup demo up down bench peers migrate test screenshots chaos check format terraform clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ check: setup ## Formatting, lint, types, import layers, dependencies (known vuln
 format: setup ## Format the code and mend what the linter can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+screenshots: setup ## Take screenshots of the dashboard into docs/images (needs chromium and chromium-driver)
+	@$(BIN)/python -m tests.dashboard.screenshots
 
 terraform: setup ## Check terraform/: by terraform itself where it is installed, else by the test that parses it
 	@if command -v terraform >/dev/null; then \

@@ -21,15 +21,16 @@ from penstock.settings import Settings
 from penstock.tasks import State
 
 KEPT_SECONDS = 1.0
-SAMPLE = 2000  # of the newest successes, for percentiles
-FAILURES = 500  # of the newest, to be grouped
+PAST_KEPT_SECONDS = 5.0
+SAMPLE = 1000  # of the newest successes, for percentiles
+FAILURES = 300  # of the newest, to be grouped
 COUNTED_IN_FLIGHT = 100_000
 HOUR_SECONDS, MINUTE_SECONDS = 3660.0, 60.0
 LATELY_SECONDS, LATELY_STEP_SECONDS = 170.0, 5.0  # within what is kept to the moment
 ASKED_EVERY_SECONDS = 5.0
 LIVE = ("SCHEDULED", "WAITING", "ERROR", "ACQUIRED")
 _FAILED = ("ERROR", "CRITICAL_ERROR")
-_SHOWN_FAILURES, _SHOWN_ACTIONS = 8, 12
+_SHOWN_ACTIONS = 12
 _NAME = re.compile(r"penstock-(?P<process>\w+)(?:@(?P<host>.*?):(?P<pid>\d+))?(?P<listen>-listen)?")
 
 
@@ -41,6 +42,8 @@ class Overview:
         self._values: dict[str, Any] | None = None
         self._made_at = 0.0
         self._making = asyncio.Lock()
+        self._past: dict[str, Any] | None = None
+        self._past_at = 0.0
         self._health: list[tuple[str, bool, str]] = []
         self._asked_at = float("-inf")
 
@@ -52,39 +55,53 @@ class Overview:
             return self._values
 
     async def _make(self, ask: Ask) -> dict[str, Any]:
-        stats = msgspec.json.decode(await ask.call("stats"))
-        async with ask.session() as session:
-            hour = await session.fetch("read_history", HOUR_SECONDS, MINUTE_SECONDS)
-            lately = await session.fetch("read_history", LATELY_SECONDS, LATELY_STEP_SECONDS)
-            successes = await session.fetch("read_recent_successes", SAMPLE)
-            failures = await session.fetch("read_recent_failures", FAILURES)
-            flight = (await session.fetch("read_in_flight", COUNTED_IN_FLIGHT))[0]
-            connections = await session.fetch("read_connections")
-        now = time()
-        rates, lag, states = stats["rates"], stats["lag"], stats["states"]
+        raw, now, past = await asyncio.gather(ask.call("stats"), self._read_now(ask), self._read_past(ask))
+        stats = msgspec.json.decode(raw)
+        states = stats["states"]
         live = {f"s-{state.lower()}": states[state] for state in LIVE if states[state]}
-        return {
-            "rates": rates,
-            "lag": lag,
+        return past | now | {
+            "rates": stats["rates"],
+            "lag": stats["lag"],
             "states": states,
             "backlog": sum(states[state] for state in LIVE),
             "live_bar": charts.share_bar(live) if live else None,
             "live_states": [(state, states[state]) for state in LIVE],
-            "flight": flight,
             "floor": self._settings.in_flight_floor,
             "ceiling": self._settings.in_flight_limit,
-            "throughput": _by_minute(hour, now),
-            "sparks": _sparks(lately, now),
+        }  # fmt: skip
+
+    async def _read_now(self, ask: Ask) -> dict[str, Any]:
+        """What changes from one second to the next."""
+        async with ask.session() as session:
+            lately = await session.fetch("read_history", LATELY_SECONDS, LATELY_STEP_SECONDS)
+            flight = (await session.fetch("read_in_flight", COUNTED_IN_FLIGHT))[0]
+            connections = await session.fetch("read_connections")
+        return {
+            "sparks": _sparks(lately, time()),
+            "flight": flight,
+            "last_result": _last_result(lately),
+            "processes": _processes(connections),
+            "health": await self._ask_processes(),
+        }
+
+    async def _read_past(self, ask: Ask) -> dict[str, Any]:
+        """What is dearer to read and changes slowly; read anew when it is some seconds old."""
+        if self._past is not None and monotonic() - self._past_at < PAST_KEPT_SECONDS:
+            return self._past
+        async with ask.session() as session:
+            hour = await session.fetch("read_history", HOUR_SECONDS, MINUTE_SECONDS)
+            successes = await session.fetch("read_recent_successes", SAMPLE)
+            failures = await session.fetch("read_recent_failures", FAILURES)
+        self._past_at = monotonic()
+        self._past = {
+            "throughput": _by_minute(hour, time()),
             "latency": _latency(successes),
             "sample": len(successes),
             "handlers": _handler_times(hour),
             "failed_actions": _failed_actions(hour),
             "groups": _grouped(failures),
-            "failures": failures[:_SHOWN_FAILURES],
-            "processes": _processes(connections),
-            "health": await self._ask_processes(),
-            "last_result": _last_result(lately),
         }
+        return self._past
 
     async def _ask_processes(self) -> list[tuple[str, bool, str]]:
         """What the processes of the settings say of themselves: (URL, whether ready, what they say)."""
