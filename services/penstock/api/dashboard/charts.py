@@ -22,11 +22,11 @@ class Series(NamedTuple):
 
 
 def nice_top(value: float) -> float:
-    """The next 1, 2, 4 or 5 times a power of ten, so that its half is a short number too."""
+    """The next whole multiple of a power of ten whose half is a short number too."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
-    return next(step * power for step in (1, 2, 4, 5, 10) if step * power >= value * 0.9999)
+    return next(step * power for step in (1, 2, 3, 4, 5, 6, 8, 10) if step * power >= value * 0.9999)
 
 
 def columns(stacked: Sequence[Series], line: Series | None, labels: Sequence[str], unit: str) -> Markup:

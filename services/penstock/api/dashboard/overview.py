@@ -59,7 +59,7 @@ class Overview:
         stats = msgspec.json.decode(raw)
         states = stats["states"]
         live = {f"s-{state.lower()}": states[state] for state in LIVE if states[state]}
-        return past | now | {
+        values: dict[str, Any] = past | now | {
             "rates": stats["rates"],
             "lag": stats["lag"],
             "states": states,
@@ -69,6 +69,7 @@ class Overview:
             "floor": self._settings.in_flight_floor,
             "ceiling": self._settings.in_flight_limit,
         }  # fmt: skip
+        return values
 
     async def _read_now(self, ask: Ask) -> dict[str, Any]:
         """What changes from one second to the next."""
