@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from html import unescape
 from typing import Any
 
@@ -18,11 +19,16 @@ from penstock.api.dashboard.deeds import DEEDS
 from penstock.api.dashboard.pages import PAGES
 from penstock.keys import Permission
 from penstock.keystore import create_key
+from penstock.local.postgres import EmbeddedPostgres
 from penstock.settings import Settings
-from penstock.store import Store
+from penstock.sql import SQL
+from penstock.store import PLANNING, Store
+from penstock.supervisor.retention import Retention
 from penstock.tasks import Failure, NewTask
+from penstock.transports import DEAD_LETTER_SUFFIX, Outgoing
 from penstock.transports.sqs import SqsQueue, SqsTransport
 from tests.integration.apis import running
+from tests.integration.doors import postgres_away
 
 HTML = {"Accept": "text/html"}
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)> \"'&{{7*7}}"
@@ -423,9 +429,7 @@ async def test_rejected_messages_are_read_again_and_deleted(store: Store, browse
 async def test_dead_letters_are_looked_at_sent_again_and_deleted(
     browser: Browser, transport: SqsTransport, settings: Settings
 ) -> None:
-    dead: SqsQueue = transport.queue(f"{settings.inbound_queue}-dlq", label="inbound-dlq")
-    from penstock.transports import Outgoing
-
+    dead: SqsQueue = transport.queue(settings.inbound_queue + DEAD_LETTER_SUFFIX, label="inbound" + DEAD_LETTER_SUFFIX)
     await dead.send([Outgoing('{"jsonrpc":"2.0","method":"submit:a","params":{}}'), Outgoing("junk")])
     page = await browser.get("/queues/inbound/dead")
     ids = re.findall(r'href="/queues/inbound/dead/([^"]+)"', page)
@@ -634,3 +638,91 @@ async def test_streams_end_with_the_api_and_keep_it_from_nothing(store: Store, s
 async def test_streams_are_bounded(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.api.dashboard.live.STREAMS", 0)
     assert (await browser.http.get("/", headers={"Accept": "text/event-stream"})).status_code == 503
+
+
+# What it stands on
+
+
+async def test_a_postgres_that_is_away_is_told_and_the_page_comes_back_with_it(
+    store: Store, browser: Browser, postgres: EmbeddedPostgres, database_url: str
+) -> None:
+    await browser.get("/")
+    async with postgres_away(postgres, database_url):
+        for path in ("/tasks", "/keys"):
+            answer = await browser.http.get(path)
+            assert answer.status_code == 503
+            assert 'http-equiv="refresh"' in answer.text
+            assert "password" not in answer.text
+    async with asyncio.timeout(60):
+        while (await browser.http.get("/tasks")).status_code != 200:
+            await asyncio.sleep(0.2)
+
+
+async def test_the_audit_is_kept_for_its_time(store: Store, sql: Any, settings: Settings) -> None:
+    await sql.execute(
+        "insert into penstock.audit (at, who, address, door, method, params) "
+        "select now() - make_interval(days => d), 'ada', '', 'http', 'cancel', '{}' from unnest(array[0, 89, 91]) d"
+    )
+    await Retention(store=store, settings=settings).run_once()
+    assert await sql.fetchval("select count(*) from penstock.audit") == 2
+
+
+async def test_the_tally_is_kept_by_the_minute_for_an_hour_and_its_sums_stay(store: Store, sql: Any) -> None:
+    await sql.execute(
+        "insert into penstock.tally (at, action, event, count, seconds) "
+        "select now() - make_interval(secs => s), 'a', 'SUCCESS', 1, 0.5 from generate_series(0, 9000, 10) s"
+    )
+    await sql.execute("insert into penstock.tally (at, action, event, count) "
+                      "values (now() - interval '10 minutes', 'a', 'SUCCESS', -400)")  # fmt: skip
+    before = await sql.fetchrow("select sum(count), sum(seconds) from penstock.tally")
+    async with store.session() as session:
+        for _ in range(3):  # what was folded is left alone
+            await session.fetch("compact_tally", 180.0, 3700.0)
+        steps = {row["step"]: row["count"] for row in await session.fetch("read_history", 3540.0, 60.0)}
+    assert await sql.fetchrow("select sum(count), sum(seconds) from penstock.tally") == before
+    assert len(steps) in (59, 60)
+    newest = steps.pop(max(steps))
+    assert set(steps.values()) == {6}  # one in ten seconds, whatever was taken back
+    assert 0 < newest <= 6
+    old, folded = await sql.fetchrow(
+        "select count(*) filter (where at < now() - interval '3700 s'), "
+        "count(*) filter (where at >= now() - interval '3700 s' and at < now() - interval '240 s') from penstock.tally"
+    )
+    assert old == 1
+    assert folded <= 60
+
+
+async def test_the_first_id_of_an_instant_is_found_in_both_tables_and_beyond_them(sql: Any) -> None:
+    assert await sql.fetchval(SQL["find_first_id"], datetime(2030, 1, 1, tzinfo=UTC)) >= 1
+    base = datetime(2030, 1, 1, tzinfo=UTC)
+    ids = []
+    for hour in range(20):
+        at = base + timedelta(hours=hour)
+        into = "task (state, " if hour % 3 else "task_history (finished_at, state, "
+        given = "'SCHEDULED'" if hour % 3 else "$1, 'CANCELLED'"
+        statement = (
+            f"insert into penstock.{into} id, action, payload, priority, run_at, max_attempts, created_at, updated_at) "
+            f"values ({given}, nextval('penstock.task_id_seq'), 'a', '{{}}', 0, $1, 10, $1, $1) returning id"
+        )
+        ids.append(await sql.fetchval(statement, at))
+        await sql.execute("select nextval('penstock.task_id_seq') from generate_series(1, 3)")  # ids without a task
+    for hour, task_id in enumerate(ids):
+        found = await sql.fetchval(SQL["find_first_id"], base + timedelta(hours=hour))
+        assert (ids[hour - 1] if hour else 0) < found <= task_id
+    assert await sql.fetchval(SQL["find_first_id"], base + timedelta(days=9)) > ids[-1]
+
+
+@pytest.mark.parametrize("name", [
+    "list_audit", "read_session", "read_history", "read_recent_successes", "read_recent_failures", "read_in_flight",
+    "read_life", "find_first_id", "search_tasks", "search_settled_tasks", "search_live_tasks",
+])  # fmt: skip
+async def test_a_statement_of_the_dashboard_goes_by_an_index(sql: Any, name: str) -> None:
+    """Whatever its arguments, and over tables that are empty, for which a scan would look cheaper."""
+    for setting, value in PLANNING.items():
+        await sql.execute(f"set {setting} = '{value}'")
+    await sql.execute("set plan_cache_mode = force_generic_plan")
+    await sql.execute(f"prepare generic as {SQL[name]}")
+    count = await sql.fetchval("select cardinality(parameter_types) from pg_prepared_statements where name = 'generic'")
+    text = await sql.fetchval(f"explain (format json) execute generic ({', '.join(['null'] * count)})")
+    scanned = re.findall(r'"Node Type": "Seq Scan",.*?"Relation Name": "(\w+)"', text, re.DOTALL)
+    assert set(scanned) <= {"dispatch", "task_id_seq"}, text

@@ -14,7 +14,7 @@ from penstock.settings import Settings
 from penstock.store import Session
 
 PAGE_ROWS = 50
-_VALUE_CHARS = 2000
+_VALUE_CHARS = 16_000
 
 
 class Values(dict[str, Any]):

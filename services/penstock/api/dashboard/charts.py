@@ -23,7 +23,7 @@ class Series(NamedTuple):
 
 def nice_top(value: float) -> float:
     """The next whole multiple of a power of ten whose half is a short number too."""
-    if value <= 0:
+    if value < 1e-9:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
     return next(step * power for step in (1, 2, 3, 4, 5, 6, 8, 10) if step * power >= value * 0.9999)

@@ -117,7 +117,13 @@
       root.dataset.updates = String(Number(root.dataset.updates ?? 0) + 1);
     };
     source.addEventListener("over", () => { rest(); location.reload(); });
-    source.onerror = () => tell("off", "Reconnecting");
+    source.onerror = () => {
+      tell("off", "Reconnecting");
+      if (source?.readyState !== EventSource.CLOSED) return;
+      // Refused, as while the api is stopping or has as many streams as it may: the browser itself would give up.
+      source = null;
+      setTimeout(follow, 10_000);
+    };
   };
   const rest = () => {
     source?.close();
