@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down bench peers migrate test chaos check format cli-reference terraform clean
+.PHONY: help setup demo up down bench peers migrate test chaos check format cli-reference screenshots terraform clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ format: setup ## Format the code and mend what the linter can
 
 cli-reference: setup ## Write the reference in docs/cli.md from the commands themselves
 	@$(BIN)/python docs/generate_cli.py
+
+screenshots: setup ## Take screenshots of the dashboard into docs/images (needs chromium and chromium-driver)
+	@$(BIN)/python -m tests.dashboard.screenshots
 
 terraform: setup ## Check terraform/: by terraform itself where it is installed, else by the test that parses it
 	@if command -v terraform >/dev/null; then \

@@ -162,6 +162,10 @@ class ListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     action: str | None = None
     limit: int = 50
     cursor: str | None = None
+    labels: dict[str, str] | None = None
+    key: str | None = None
+    since: str | int | None = None
+    until: str | int | None = None
 
 
 class StatsParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -279,6 +283,11 @@ class OrderingListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     cursor: str | None = None
 
 
+class AuditListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    limit: int = 50
+    cursor: str | None = None
+
+
 class JobCancelParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: TaskId
 
@@ -336,6 +345,7 @@ PARAMS: dict[str, type[msgspec.Struct]] = {
     "job.get": JobGetParams,
     "job.list": JobListParams,
     "job.cancel": JobCancelParams,
+    "audit.list": AuditListParams,
     "ordering.list": OrderingListParams,
     "ordering.release": OrderingReleaseParams,
     "claims.check": ClaimsCheckParams,
@@ -398,12 +408,24 @@ class Reschedule:
 
 @dataclass(frozen=True, slots=True)
 class ListTasks:
-    """Newest first; ``before`` is the id that the page begins behind."""
+    """Newest first; ``before`` is the id that the page begins behind.
+
+    labels: among the task's. key: its unique key or its ordering key. since, until: when it was created, without until.
+    """
 
     state: State | None
     action: str | None
     limit: int
     before: int | None
+    labels: dict[str, str] | None = None
+    key: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+    @property
+    def is_search(self) -> bool:
+        """Whether it asks for more than a state and an action."""
+        return any(value is not None for value in (self.labels, self.key, self.since, self.until))
 
 
 @dataclass(frozen=True, slots=True)
@@ -524,6 +546,14 @@ class ListJobs:
 
 
 @dataclass(frozen=True, slots=True)
+class ListAudit:
+    """What was changed by hand, newest first; ``before`` is the id that the page begins behind."""
+
+    limit: int
+    before: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class CancelJob:
     id: int
 
@@ -575,7 +605,8 @@ KeyCommand = CreateKey | ListKeys | RevokeKey
 OrderingCommand = ListHeldKeys | ReleaseKey
 Command = (
     Enqueue | Status | AwaitResults | Change | ListTasks | Stats | RejectedCommand | DeadCommand | KeyCommand
-    | OrderingCommand | CheckClaims | JobCommand | RuleCommand | ScheduleCommand | WorkflowCommand | Discover
+    | OrderingCommand | ListAudit | CheckClaims | JobCommand | RuleCommand | ScheduleCommand | WorkflowCommand
+    | Discover
 )  # fmt: skip
 
 
@@ -604,7 +635,9 @@ def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -
         case RescheduleParams():
             return _reschedule(values)
         case ListParams():
-            return ListTasks(values.state, values.action, _limit(values.limit), _cursor(values.cursor))
+            return _list_tasks(values)
+        case AuditListParams():
+            return ListAudit(_limit(values.limit), _cursor(values.cursor))
         case RejectedListParams():
             return ListRejected(_limit(values.limit), _cursor(values.cursor), values.source)
         case RejectedShowParams():
@@ -687,6 +720,19 @@ def _mistake(text: str, names: Iterable[str]) -> InvalidParams:
         return InvalidParams(quoted[0], "is missing")
     at = _FIELD.search(text)
     return InvalidParams((at[1] if at else "") or "params", f"is wrong: {_FIELD.sub('', text)}")
+
+
+def _list_tasks(given: ListParams) -> ListTasks:
+    for name, value in (given.labels or {}).items():
+        if _CONTROL.search(name) or _CONTROL.search(value):
+            raise InvalidParams("labels", f"hold a control character at {name[:60]!r}")
+    since, until = _instant(given.since, "since"), _instant(given.until, "until")
+    if since is not None and until is not None and until <= since:
+        raise InvalidParams("until", f"must be later than since, {since.isoformat()}, not {until.isoformat()}")
+    return ListTasks(
+        given.state, given.action, _limit(given.limit), _cursor(given.cursor), given.labels or None,
+        _key(given.key, "key"), since, until,
+    )  # fmt: skip
 
 
 def _new_task(given: EnqueueParams, settings: Settings) -> NewTask:

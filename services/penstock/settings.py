@@ -303,6 +303,9 @@ class Settings(BaseSettings):
         DAY, ge=0, description="Answers that came before their task waits, and tokens that were answered, likewise."
     )
     retention_jobs_seconds: float = Field(7 * DAY, ge=0, description="Bulk jobs that have ended, likewise.")
+    retention_audit_seconds: float = Field(
+        90 * DAY, ge=0, description="The record of who changed what by hand, likewise."
+    )
     retention_receipts_seconds: float = Field(
         5 * DAY,
         ge=0,
@@ -339,6 +342,15 @@ class Settings(BaseSettings):
     )
     request_timeout_seconds: float = Field(
         30, gt=0, le=3600, description="A request must have arrived within this; its first line and headers in 10 s."
+    )
+    dashboard: bool = Field(True, description="The api serves the dashboard at `/`, beside `/rpc`.")
+    dashboard_session_seconds: float = Field(
+        12 * 3600, ge=60, le=30 * DAY, description="Who signs in to the dashboard by an API key stays so this long."
+    )
+    dashboard_processes: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Comma-separated base URLs of /readyz of processes, such as workers, that the dashboard asks "
+        "whether they are alive; `http://host:9464`.",
     )
     api_url: str | None = Field(None, description="Where commands such as `penstock status` find the api.")
     api_key: SecretStr | None = Field(None, description="The key such commands send.")
@@ -402,6 +414,21 @@ class Settings(BaseSettings):
     def _split(cls, value: Any) -> Any:
         if isinstance(value, str):
             return tuple(entry.strip() for entry in value.split(",") if entry.strip())
+        return value
+
+    @field_validator("dashboard_processes", mode="before")
+    @classmethod
+    def _split_processes(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return tuple(url.strip().rstrip("/") for url in value.split(",") if url.strip())
+        return value
+
+    @field_validator("dashboard_processes")
+    @classmethod
+    def _are_http(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for url in value:
+            if not url.startswith(("http://", "https://")) or not urlsplit(url).hostname:
+                raise ValueError(f"must be URLs such as http://host:9464, not {url[:100]!r}")
         return value
 
     @field_validator(

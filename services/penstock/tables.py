@@ -440,3 +440,26 @@ kafka_position = Table(
     Column("complete", Boolean, nullable=False, server_default=text("false")),
     _instant("updated_at", default=True),
 )
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    _instant("at", default=True),
+    Column("who", Text, nullable=False),
+    Column("address", Text, nullable=False),
+    Column("door", Text, nullable=False),
+    Column("method", Text, nullable=False),
+    Column("params", Text, nullable=False),
+    Column("outcome", Text),
+    _instant("ended_at", nullable=True),
+)
+
+dashboard_session = Table(
+    "dashboard_session",
+    metadata,
+    Column("token_hash", LargeBinary, primary_key=True),
+    Column("key_hash", LargeBinary, nullable=False),
+    _instant("created_at", default=True),
+    _instant("expires_at"),
+)

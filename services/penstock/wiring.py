@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
@@ -52,7 +54,7 @@ def _maker(
             database_url,
             pool_size=settings.database_pool_size,
             statement_timeout_seconds=settings.statement_timeout_seconds,
-            application_name=f"penstock-{name}",
+            application_name=_application_name(name),
         )
         stack.push_async_callback(store.close)
         if name in _SOURCES:
@@ -68,6 +70,12 @@ def _source(name: str, settings: Settings, store: Store) -> Service:
 
     feed: Feed = ClockworkFeed(settings) if name == "clockwork-source" else ScheduleFeed(settings)
     return Source(name=name, store=store, feed=feed, settings=settings)
+
+
+def _application_name(process: str) -> str:
+    """What Postgres shows of each connection: which process it is of, on which machine. It keeps 63 bytes."""
+    host = "".join(char for char in socket.gethostname() if char.isascii() and char.isprintable())
+    return f"penstock-{process}@{host[:26]}:{os.getpid()}"
 
 
 def _store(faults: Faults | None, database_url: str, **options: Any) -> Store:

@@ -14,21 +14,27 @@ from penstock.api import Api
 from penstock.loop import Loop
 from penstock.settings import Settings
 from penstock.store import Store
-from penstock.transports import DEAD_LETTER_SUFFIX
+from penstock.transports import DEAD_LETTER_SUFFIX, Queue
 from penstock.transports.sqs import SqsTransport
 
 JSON = {"Content-Type": "application/json"}
 
 
-@asynccontextmanager
-async def running(store: Store, settings: Settings) -> AsyncIterator[Api]:
-    """The api, listening; stopped in order at the end."""
+def queues_of(settings: Settings) -> tuple[SqsTransport, dict[str, Queue], dict[str, Queue]]:
+    """A transport, the three queues by label, and their dead-letter queues."""
     transport = SqsTransport(endpoint_url=settings.sqs_endpoint_url, region=settings.aws_region)
     names = {"inbound": settings.inbound_queue, "outbound": settings.outbound_queue, "results": settings.results_queue}
     queues, dead_letters = (
         {label + suffix: transport.queue(name + suffix, label=label + suffix) for label, name in names.items()}
         for suffix in ("", DEAD_LETTER_SUFFIX)
     )
+    return transport, queues, dead_letters  # type: ignore[return-value]
+
+
+@asynccontextmanager
+async def running(store: Store, settings: Settings) -> AsyncIterator[Api]:
+    """The api, listening; stopped in order at the end."""
+    transport, queues, dead_letters = queues_of(settings)
     api = Api(store=store, settings=settings, queues=queues, dead_letters=dead_letters)
     loop = Loop(api, passes=1, grace_seconds=settings.grace_seconds)
     running = asyncio.create_task(loop.run(), name="api")

@@ -980,7 +980,7 @@ class Lives(RuleBasedStateMachine):
     @rule()
     @step
     def fold_the_tally(self) -> None:
-        self.fetch("compact_tally", 0.0)
+        self.fetch("compact_tally", 0.0, 0.0)
 
     # What holds after every step
 

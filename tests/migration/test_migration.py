@@ -310,6 +310,11 @@ _WRONG = [
     ("wait_is_active_or_answered", "wait", _WAIT | {"answer": "'1'", "digest": "''"}),
     ("wait_is_active_or_answered", "wait", {"token": "'t'", "deadline": "now()"}),
     ("wait_keeps_what_it_knows", "wait", {"token": "'t'", "answer": "'1'"}),
+    (
+        "audit_ends_with_outcome",
+        "audit",
+        {"who": "''", "address": "''", "door": "''", "method": "''", "params": "''", "outcome": "'ok'"},
+    ),
     ("history_state_is_final", "task_history", _SUCCESS | {"state": "'ERROR'"}),
     ("history_result_iff_success", "task_history", _SUCCESS | {"result": "null"}),
     ("history_result_iff_success", "task_history", _CRITICAL | {"result": "'1'"}),

@@ -22,10 +22,10 @@ MAY = {
     },
     Permission.ADMIN: {
         "cancel", "retry", "reschedule", "rejected.retry", "rejected.purge", "dlq.replay", "dlq.purge", "keys.create",
-        "keys.list", "keys.revoke", "ordering.release", "bulk.cancel", "bulk.retry", "bulk.delete", "bulk.reschedule",
-        "job.cancel", "action.set", "action.pause", "action.resume", "route.set", "route.delete", "schedule.create",
-        "schedule.update", "schedule.delete", "schedule.pause", "schedule.resume", "schedule.run_now",
-        "schedule.create_many", "workflow.cancel", "workflow.retry",
+        "keys.list", "keys.revoke", "audit.list", "ordering.release", "bulk.cancel", "bulk.retry", "bulk.delete",
+        "bulk.reschedule", "job.cancel", "action.set", "action.pause", "action.resume", "route.set", "route.delete",
+        "schedule.create", "schedule.update", "schedule.delete", "schedule.pause", "schedule.resume",
+        "schedule.run_now", "schedule.create_many", "workflow.cancel", "workflow.retry",
     },
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The api process: JSON-RPC 2.0 over HTTP, ``POST /rpc``. An enqueue is answered after its commit."""
+"""The api process: JSON-RPC 2.0 over HTTP, ``POST /rpc``; the dashboard. An enqueue is answered after its commit."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.api.access import Guard
 from penstock.api.clockwork import Clockwork
+from penstock.api.dashboard import Dashboard
 from penstock.api.http import make_app
 from penstock.api.keyring import Keyring
 from penstock.api.methods import Methods
@@ -65,12 +66,15 @@ class Api(Service):
         self._scheduler0 = Scheduler0(store, settings, rates) if settings.scheduler0 else None
         self._armed = Notifier(store, ARMED)
         clockwork = Clockwork(store=store, notifier=self._armed, guard=guard, settings=settings)
+        self._dashboard = Dashboard(self._methods, guard, settings) if settings.dashboard else None
         app = make_app(
             dispatcher,
             guard,
             request_limit_bytes=settings.request_limit_bytes,
             request_timeout_seconds=settings.request_timeout_seconds,
+            home=None if self._dashboard is None else self._dashboard.home,
             more=(
+                *(self._dashboard.routes if self._dashboard is not None else ()),
                 *(self._scheduler0.routes if self._scheduler0 is not None else ()),
                 *(clockwork.routes if settings.clockwork_api else ()),
             ),
@@ -130,6 +134,8 @@ class Api(Service):
     def stop_taking(self) -> None:
         for server in self._servers:
             server.stop()
+        if self._dashboard is not None:
+            self._dashboard.stop()
         self._methods.results.stop()
         if self._scheduler0 is not None:
             self._scheduler0.stop()

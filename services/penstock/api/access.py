@@ -11,7 +11,7 @@ from penstock.api.keyring import Keyring
 from penstock.api.rates import Rates
 from penstock.commands import PARAMS, SUBMIT_PREFIX
 from penstock.errors import AccessDenied
-from penstock.keys import ALL_PERMISSIONS, Permission
+from penstock.keys import ALL_PERMISSIONS, ApiKey, Permission
 from penstock.rules import READING as READING_RULES
 from penstock.schedules import READING as READING_SCHEDULES
 from penstock.settings import is_loopback
@@ -27,6 +27,12 @@ PERMISSION_OF: dict[str, Permission] = {
     name: Permission.READ if name in _READING else Permission.ADMIN for name in PARAMS
 } | dict.fromkeys(("enqueue", "workflow.create", "task.complete", "task.fail"), Permission.ENQUEUE)
 """What a key needs for a method. A method that is new needs admin until somebody says otherwise here."""
+
+
+AUDITED = frozenset(name for name, needed in PERMISSION_OF.items() if needed is Permission.ADMIN) - {
+    "keys.list", "audit.list",
+}  # fmt: skip
+"""Methods that change something by hand: who called one is kept."""
 
 
 def permission_of(method: str) -> Permission | None:
@@ -45,12 +51,13 @@ class Asking(Protocol):
 
 
 class Caller:
-    """Whoever sent a request. ``name``: of the key, or the address, as the rate is counted."""
+    """Whoever sent a request. ``name``: as the rate is counted, of the key or the address; ``key``: the key's alone."""
 
-    __slots__ = ("_permissions", "_rates", "name")
+    __slots__ = ("_permissions", "_rates", "key", "name")
 
-    def __init__(self, name: str, permissions: frozenset[Permission], rates: Rates | None) -> None:
+    def __init__(self, name: str, permissions: frozenset[Permission], rates: Rates | None, key: str = "") -> None:
         self.name = name
+        self.key = key
         self._permissions = permissions
         self._rates = rates
 
@@ -64,6 +71,10 @@ class Caller:
         """Raises AccessDenied, with the permission that is missing."""
         if needed not in self._permissions:
             raise AccessDenied(403, f"Not permitted: this API key may not {needed}", {"needs": needed})
+
+    def may(self, method: str) -> bool:
+        """Whether this caller may call a method that there is."""
+        return permission_of(method) in self._permissions
 
     def check_rate(self) -> None:
         """Raises RateLimited when not even one request may come now."""
@@ -106,7 +117,26 @@ class Guard:
         key = self._keyring.find(given) if given else None
         if key is None:
             raise AccessDenied(401, "A valid API key is needed: send Authorization: Bearer KEY, or X-API-Key: KEY")
-        return Caller(f"{key.id or ''}:{key.name}", key.permissions, self._rates)
+        return self._caller_of(key)
+
+    @property
+    def asks_for_keys(self) -> bool:
+        return self._keyring is not None
+
+    def admit_secret(self, secret: str) -> tuple[Caller, bytes] | None:
+        """Who has this key, and its digest; None for no key that is accepted. Raises Unavailable."""
+        if self._keyring is None or (key := self._keyring.find(secret.encode("utf-8"))) is None:
+            return None
+        return self._caller_of(key), key.digest
+
+    def admit_digest(self, digest: bytes) -> Caller | None:
+        """Who has the key of this digest, kept with a session; None if it is accepted no more. Raises Unavailable."""
+        if self._keyring is None or (key := self._keyring.find_digest(digest)) is None:
+            return None
+        return self._caller_of(key)
+
+    def _caller_of(self, key: ApiKey) -> Caller:
+        return Caller(f"{key.id or ''}:{key.name}", key.permissions, self._rates, key.name)
 
 
 _HOW = "set PENSTOCK_API_KEYS, or PENSTOCK_API_REQUIRE_KEYS=true"

@@ -106,6 +106,7 @@ SUMMARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("TaskNotFound", "StateConflict"),
     ),
     "list": ("List tasks, newest first.", "TaskPage", ()),
+    "audit.list": ("List what was changed by hand and by whom, newest first.", "AuditPage", ()),
     "stats": (
         "Count tasks by state and action, with rates over the last minute and lag; at most a second old.",
         "Statistics",
@@ -242,7 +243,12 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "action": "Only tasks of this action.",
         "limit": f"Tasks at the most; 1 to {MAX_LIST}.",
         "cursor": "The cursor of the page before.",
+        "labels": "Only tasks that have all of these labels.",
+        "key": "Only tasks that have this unique key or ordering key.",
+        "since": "Only tasks created at this instant or later; RFC 3339, or epoch milliseconds.",
+        "until": "Only tasks created before this instant.",
     },
+    "audit.list": {"limit": f"Entries at the most; 1 to {MAX_LIST}.", "cursor": "The cursor of the page before."},
     "stats": {},
     "rejected.list": {
         "limit": f"Messages at the most; 1 to {MAX_LIST}.",
@@ -336,7 +342,7 @@ _RESULTS = (
     views.Action, views.Actions, views.Routes, views.RouteChanged,
     views.BulkStarted, views.BulkPreview, views.Job, views.JobPage,
     views.DeadReplayed, views.DeadPurged, views.Key, views.NewKey, views.KeyPage, views.HeldKeys, views.ReleasedKey,
-    views.CheckedClaims, views.Answered,
+    views.CheckedClaims, views.Answered, views.Audited, views.AuditPage,
     *RESULTS,
     *WORKFLOW_RESULTS,
 )  # fmt: skip

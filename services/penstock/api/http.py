@@ -1,10 +1,10 @@
-"""The HTTP side of the api: two routes, who may ask, what a request must look like; every answer is JSON."""
+"""The HTTP side of the api: the route of JSON-RPC, who may ask, what a request must look like; every answer is JSON."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import perf_counter
 
 import msgspec
@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from penstock import __version__, metrics
-from penstock.api import peer
+from penstock.api import audit, peer
 from penstock.api.access import Guard
 from penstock.api.rpc import Dispatcher, error_body, masked
 from penstock.errors import AccessDenied, InvalidRequest, RateLimited, RpcError, TooLarge, Unavailable
@@ -45,14 +45,21 @@ def make_app(
     *,
     request_limit_bytes: int,
     request_timeout_seconds: float = 30,
+    home: Callable[[Request], Awaitable[Response]] | None = None,
     more: Sequence[BaseRoute] = (),
 ) -> Starlette:
-    """The ASGI application: ``POST /rpc``, ``GET /`` for those who look what is here, and ``more`` routes."""
+    """The ASGI application: ``POST /rpc``, and ``GET /`` for those who look what is here.
+
+    home: what browsers are shown at ``/``; more: further routes.
+    """
     card = msgspec.json.encode(
         {"name": "penstock", "version": __version__, "rpc": RPC_PATH, "discover": "rpc.discover"}
     )
 
     async def index(request: Request) -> Response:
+        accepted = request.headers.get("accept", "")
+        if home is not None and ("text/html" in accepted or "text/event-stream" in accepted):
+            return await home(request)
         try:
             guard.check_host(request.headers)
         except AccessDenied as exc:
@@ -65,6 +72,7 @@ def make_app(
             guard.check_host(request.headers)
             caller = guard.admit(request.headers, request.client.host if request.client else "")
             caller.check_rate()
+            audit.doing(caller.key, request.client.host if request.client else "", "http")
             _check_media_type(request)
             body = await read_body(request, request_limit_bytes, request_timeout_seconds)
             asking = peer.asking(request)

@@ -37,7 +37,10 @@ class Keyring:
     def find(self, secret: bytes) -> ApiKey | None:
         """The key of a secret. Raises Unavailable while nobody can tell, Postgres having been silent too long."""
         # A lookup by digest: its time tells about digests alone, which lead back to no secret.
-        digest = digest_of(secret)
+        return self.find_digest(digest_of(secret))
+
+    def find_digest(self, digest: bytes) -> ApiKey | None:
+        """The same by the secret's digest, for those who have shown the secret before. Raises Unavailable."""
         key = self._fixed.get(digest)
         if key is None and self._store is not None:
             if monotonic() - self._read_at > BELIEVED_SECONDS:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from time import monotonic
 from typing import Any
 
 import msgspec
 
 from penstock.api import views
+from penstock.api.access import AUDITED
+from penstock.api.audit import Audit
 from penstock.api.dead_letters import DeadLetters
 from penstock.api.discover import describe
 from penstock.api.jobs import Jobs
@@ -36,6 +38,7 @@ from penstock.commands import (
     Discover,
     Enqueue,
     GetJob,
+    ListAudit,
     ListDead,
     ListHeldKeys,
     ListJobs,
@@ -58,14 +61,14 @@ from penstock.commands import (
     Status,
     read_command,
 )
-from penstock.errors import InvalidParams, MessageNotFound, Refused, RpcError, TaskNotFound
+from penstock.errors import InvalidParams, MessageNotFound, Refused, RpcError, TaskNotFound, Unavailable
 from penstock.intake import apply_change, count_enqueued, refusal_of
 from penstock.logs import get_logger
 from penstock.notify import Notifier
 from penstock.settings import Settings
 from penstock.store import Session, Store
 from penstock.tasks import FINAL_STATES, Enqueued, NewTask, State
-from penstock.transports import Queue
+from penstock.transports import Depth, Queue
 from penstock.wire import Request
 
 MAX_INSERT_TASKS = 1000
@@ -101,6 +104,7 @@ class Methods:
         self._store = store
         self._notifier = notifier
         self._settings = settings
+        self._queues = queues
         self._inserts: Batcher[NewTask, Enqueued] = Batcher(
             self._insert, max_items=MAX_INSERT_TASKS, max_parallel=PARALLEL_INSERTS
         )
@@ -118,6 +122,7 @@ class Methods:
             settings=settings,
         )
         keys = Keys(self._session, keys_changed)
+        self.audit = Audit(self._session)
         rules = Rules(self._session, self._transaction, notifier.poke)
         jobs = Jobs(self._transaction)
         self.results = Results(
@@ -154,6 +159,7 @@ class Methods:
             GetJob: jobs.get,
             ListJobs: jobs.list,
             CancelJob: jobs.cancel,
+            ListAudit: self.audit.browse,
             ListHeldKeys: self._list_held_keys,
             ReleaseKey: self._release_key,
             CheckClaims: self._check_claims,
@@ -172,7 +178,18 @@ class Methods:
 
     async def _answer(self, request: Request) -> Any:
         command = read_command(request.method, request.params, self._settings)
-        return await self._carry_out[type(command)](command)
+        if request.method not in AUDITED or isinstance(command, PreviewBulk):
+            return await self._carry_out[type(command)](command)
+        async with self.audit.noting(request.method, bytes(request.params)):
+            return await self._carry_out[type(command)](command)
+
+    async def call(self, method: str, params: Mapping[str, Any]) -> Any:
+        """Carry out one request that came in no body. Raises what the method raises."""
+        request = Request("2.0", method, msgspec.Raw(msgspec.json.encode(params)))
+        (outcome,) = await self.handlers[method]([request])
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
 
     async def _enqueue(self, requests: Sequence[Request]) -> Sequence[Outcome]:
         """Have tasks stored together with those of other callers; the outcomes come after the commit."""
@@ -207,8 +224,9 @@ class Methods:
         return await self.results.answer(commands)
 
     async def drain(self) -> None:
-        """Wait until every task taken has been stored or refused."""
+        """Wait until every task taken has been stored or refused, and what was done is noted."""
         await self._inserts.drain()
+        await self.audit.drain()
 
     async def _insert(self, tasks: Sequence[NewTask]) -> list[Enqueued | Exception]:
         """Store tasks of any number of callers with one statement, which is its own transaction."""
@@ -226,6 +244,10 @@ class Methods:
         self._notifier.poke()
         return [refusal_of(task, answer) or answer for task, answer in zip(tasks, accepted, strict=True)]
 
+    def session(self) -> AbstractAsyncContextManager[Session]:
+        """A session for reading, out of those that leave enqueues enough."""
+        return self._session()
+
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[Session]:
         async with self._others, self._store.session() as session:
@@ -235,6 +257,17 @@ class Methods:
     async def _transaction(self) -> AsyncIterator[Session]:
         async with self._others, self._store.transaction() as session:
             yield session
+
+    async def depths(self) -> dict[str, Depth | None]:
+        """Approximate counts of the three queues by label; None for one that cannot be asked."""
+
+        async def of(queue: Queue) -> Depth | None:
+            try:
+                return await queue.depth()
+            except Unavailable:
+                return None
+
+        return dict(zip(self._queues, await asyncio.gather(*map(of, self._queues.values())), strict=True))
 
     async def _status(self, command: Status) -> Any:
         async with self._session() as session:
@@ -276,6 +309,8 @@ class Methods:
 
     async def _list(self, command: ListTasks) -> views.TaskPage:
         """A page, newest first. With a filter that no index serves, a bounded stretch of ids is looked at."""
+        if command.is_search:
+            return await self._search(command)
         before = _NO_CURSOR if command.before is None else command.before
         served = command.action is None and (command.state is None or command.state in FINAL_STATES)
         scan = command.limit if served else max(command.limit, SCAN_TASKS)
@@ -291,6 +326,32 @@ class Methods:
             rows = await session.fetch("read_tasks", ids) if ids else []
         tasks = sorted((views.task(row) for row in rows), key=lambda task: task.id, reverse=True)
         return views.TaskPage(tasks, _cursor(ids, command.limit, seen[0]["last"], seen[0]["count"], scan))
+
+    async def _search(self, command: ListTasks) -> views.TaskPage:
+        """The same by labels, key and time of creation; a key is looked up in the indexes first, however old it is."""
+        labels = None if command.labels is None else msgspec.json.encode(command.labels).decode("utf-8")
+        before = _NO_CURSOR if command.before is None else command.before
+        first, extra = 0, list[int]()
+        async with self._session() as session:
+            if command.until is not None:
+                before = min(before, await session.value("find_first_id", command.until))
+            if command.since is not None:
+                first = await session.value("find_first_id", command.since)
+            arguments = [before, command.limit, SCAN_TASKS, command.action, first, labels, command.key]
+            if command.state is None:
+                seen = await session.fetch("search_tasks", *arguments)
+            elif command.state in FINAL_STATES:
+                seen = await session.fetch("search_settled_tasks", *arguments, command.state)
+            else:
+                seen = await session.fetch("search_live_tasks", *arguments, command.state)
+            ids: list[int] = seen[0]["ids"]
+            if command.key is not None and command.before is None:
+                found = {row["id"] for row in await session.fetch("find_by_key", command.key, command.limit)}
+                extra = sorted(found - set(ids), reverse=True)
+            rows = await session.fetch("read_tasks", ids + extra) if ids or extra else []
+        tasks = [views.task(row) for row in rows if row["id"] not in extra or _fits(row, command)]
+        tasks.sort(key=lambda task: task.id, reverse=True)
+        return views.TaskPage(tasks, _cursor(ids, command.limit, seen[0]["last"], seen[0]["count"], SCAN_TASKS))
 
     async def _stats(self, _command: Stats) -> msgspec.Raw:
         """Counts, rates and lag; read at most once a second, however many ask."""
@@ -392,6 +453,18 @@ async def _choose_rejected(session: Session, which: Sequence[int] | ListRejected
     rows = await session.fetch("list_rejected_ids", which.before, which.limit, which.source)
     ids = [row["id"] for row in rows]
     return ids, str(ids[-1]) if len(ids) == which.limit else None
+
+
+def _fits(row: Any, command: ListTasks) -> bool:
+    """Whether a task that was found by its key fits the rest of a search."""
+    labels = msgspec.json.decode(row["labels"] or "{}")
+    return (
+        (command.state is None or row["state"] == command.state)
+        and (command.action is None or row["action"] == command.action)
+        and all(labels.get(name) == value for name, value in (command.labels or {}).items())
+        and (command.since is None or row["created_at"] >= command.since)
+        and (command.until is None or row["created_at"] < command.until)
+    )
 
 
 def _cursor(ids: Sequence[int], limit: int, last: int | None, seen: int, scan: int) -> str | None:

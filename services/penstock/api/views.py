@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock import tasks
+from penstock.auditstore import AuditRecord
 from penstock.jobs import Job as JobRecord
 from penstock.jobs import JobState
 from penstock.keys import Permission
@@ -364,6 +365,27 @@ class ReleasedKey(msgspec.Struct, frozen=True):
     next: Annotated[int | None, _about("The task that waited longest and may run now; null when none did.")]
 
 
+class Audited(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that was changed by hand."""
+
+    id: int
+    at: Instant
+    who: Annotated[str, _about("Name of the API key; empty where none is asked for.")]
+    address: Annotated[str, _about("Where the request came from, as the api saw it.")]
+    door: Annotated[str, _about("dashboard, or http.")]
+    method: str
+    params: Annotated[str, _about("As JSON text, payloads left out, cut where it is long.")]
+    outcome: Annotated[
+        str | None, _about("ok, or the error; null: it is under way, or the api died before it could tell.")
+    ]
+    ended_at: Instant | None
+
+
+class AuditPage(msgspec.Struct, frozen=True):
+    audit: list[Audited]
+    cursor: Annotated[str | None, _about("Pass it on for the next page; null at the end.")]
+
+
 class CheckedClaims(msgspec.Struct, frozen=True):
     lost: Annotated[list[str], _about("Those that hold their task no more: cancelled, settled, or claimed anew since.")]
 
@@ -450,6 +472,15 @@ def key_members(record: KeyRecord) -> dict[str, Any]:
         "revoked_at": record.revoked_at and timestamp(record.revoked_at),
         "last_used_at": record.last_used_at and timestamp(record.last_used_at),
     }
+
+
+def audited(record: AuditRecord) -> Audited:
+    """A record of the audit as it is shown."""
+    return Audited(
+        id=record.id, at=timestamp(record.at), who=record.who, address=record.address, door=record.door,
+        method=record.method, params=record.params, outcome=record.outcome,
+        ended_at=None if record.ended_at is None else timestamp(record.ended_at),
+    )  # fmt: skip
 
 
 def job(record: JobRecord) -> Job:

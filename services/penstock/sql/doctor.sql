@@ -28,8 +28,8 @@ where c.relnamespace = (select oid from pg_namespace where nspname = 'penstock')
 order by 1, 2;
 
 -- name: list_penstock_connections
--- By the name that each process gives its connections.
-select application_name as name, count(*)::int as connections from pg_stat_activity
+-- By the name that each process gives its connections, which the machine and the process's number follow.
+select split_part(application_name, '@', 1) as name, count(*)::int as connections from pg_stat_activity
 where datname = current_database() and application_name like 'penstock-%' group by 1;
 
 -- name: read_oldest_transaction

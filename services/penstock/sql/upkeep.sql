@@ -143,11 +143,30 @@ with gone as (
 ) select count(*) from gone;
 
 -- name: compact_tally
--- $1 seconds: rows older than this are folded into one per action and event; it must exceed the window of read_rates.
+-- $1 seconds: rows older than this are folded; it must exceed the window of read_rates. $2 seconds: as long as this
+-- there is one row a minute, action, event and sign, by which charts are drawn; of all before, one per action and event.
+-- A row that stands on a whole minute was folded before, so a minute is folded once, when it is over.
 with old as (
-    delete from penstock.tally where at < now() - make_interval(secs => $1) returning at, action, event, count, seconds
+    delete from penstock.tally
+    where at < case when $2 > 0 then date_trunc('minute', now() - make_interval(secs => $1))
+                    else now() - make_interval(secs => $1) end
+      and (at <> date_trunc('minute', at) or at < now() - make_interval(secs => $2))
+    returning at, action, event, count, seconds
+), placed as (
+    select *, case when at >= now() - make_interval(secs => $2) then date_trunc('minute', at) end as minute from old
 ), folded as (
     insert into penstock.tally (at, action, event, count, seconds)
-    select max(at), action, event, sum(count), sum(seconds) from old group by action, event having sum(count) <> 0
+    select coalesce(minute, max(at)), action, event, sum(count), sum(seconds) from placed
+    group by action, event, minute, case when minute is not null then count > 0 end
+    having sum(count) <> 0
 )
 select count(*) from old;
+
+-- name: delete_old_audit
+-- $1 seconds, $2 how many.
+with gone as (
+    delete from penstock.audit where id in (
+        select id from penstock.audit
+        where at < now() - make_interval(secs => $1) order by at limit $2 for update skip locked)
+    returning 1
+) select count(*) from gone;

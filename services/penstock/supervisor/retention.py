@@ -20,6 +20,7 @@ _BATCH = 2000
 _BATCHES_PER_ROUND = 10
 _DAYS_AHEAD = 3
 _TALLY_KEPT_SECONDS = 180.0
+_TALLY_BY_MINUTE_SECONDS = 3700.0  # the dashboard draws an hour
 
 log = get_logger()
 
@@ -44,7 +45,7 @@ class Retention:
                 return 0  # another supervisor is at it
             await session.fetch("limit_lock_wait")
             await session.fetch("ensure_partitions", _DAYS_AHEAD)
-            await session.fetch("compact_tally", _TALLY_KEPT_SECONDS)
+            await session.fetch("compact_tally", _TALLY_KEPT_SECONDS, _TALLY_BY_MINUTE_SECONDS)
             await self._detach_expired(session)
         # In a transaction of its own: counting a day's records must not keep others from the history's lock, and
         # a record that a retry has just taken back must be gone from the partition before its key is freed.
@@ -59,6 +60,7 @@ class Retention:
         )
         removed += await self._delete("rejected", "delete_old_rejected", self._settings.retention_rejected_seconds)
         removed += await self._delete("job", "delete_old_jobs", self._settings.retention_jobs_seconds)
+        removed += await self._delete("audit", "delete_old_audit", self._settings.retention_audit_seconds)
         return removed
 
     async def _detach_expired(self, session: Session) -> None:

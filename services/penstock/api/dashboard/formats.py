@@ -1,0 +1,127 @@
+"""How values look on a page: filters of the templates. Pure."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import msgspec
+from markupsafe import Markup, escape
+
+_SHOWN_BYTES = 64 * 1024
+_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
+
+
+def number(value: float | None) -> str:
+    """``12,345``, or with what decimals it needs below 100."""
+    if value is None:
+        return "–"
+    if isinstance(value, int) or abs(value) >= 100 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.2f}".rstrip("0").rstrip(".") if abs(value) < 10 else f"{value:.1f}"
+
+
+def compact(value: float) -> str:
+    """``950``, ``12.3k``, ``5.1M``: at most four digits, for axes and badges."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.1f}".rstrip("0").rstrip(".") + unit
+    return number(value)
+
+
+def span(seconds: float | None) -> str:
+    """A length of time by its largest unit: ``3 ms``, ``1.2 s``, ``4 min``, ``2.5 h``."""
+    if seconds is None:
+        return "–"
+    if seconds < 0.001:
+        return "0 ms" if seconds <= 0 else "<1 ms"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f}".rstrip("0").rstrip(".") + " s"
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return f"{seconds / size:.1f}".rstrip("0").rstrip(".") + f" {unit}"
+    return f"{seconds:.0f} s"
+
+
+def instant_of(value: str | datetime | None) -> datetime | None:
+    """An instant as the views write it, or as it comes from Postgres."""
+    return datetime.fromisoformat(value) if isinstance(value, str) else value
+
+
+def when(value: str | datetime | None, *, relative: bool = True) -> Markup:
+    """An instant; the script turns it into ``3 min ago`` and keeps that up."""
+    instant = instant_of(value)
+    if instant is None:
+        return Markup('<span class="faint">–</span>')
+    utc = instant.astimezone(UTC)
+    text = utc.strftime("%Y-%m-%d %H:%M:%S")
+    mark = Markup(" data-ago") if relative else Markup("")
+    return Markup('<time datetime="{}" title="{} UTC"{}>{}</time>').format(
+        utc.isoformat(timespec="milliseconds").replace("+00:00", "Z"), text, mark, text
+    )
+
+
+def pretty(value: Any) -> str:
+    """JSON with line ends and indentation, every number as it was written; cut where it is huge."""
+    raw = bytes(value) if isinstance(value, msgspec.Raw) else msgspec.json.encode(value)
+    text = msgspec.json.format(raw, indent=2).decode("utf-8")
+    if len(text) > _SHOWN_BYTES:
+        return text[:_SHOWN_BYTES] + f"\n… {len(text) - _SHOWN_BYTES:,} more characters; `status` with `detail` has all"
+    return text
+
+
+def plain(value: Any) -> Any:
+    """JSON that a method left as text, as Python values."""
+    return msgspec.json.decode(bytes(value)) if isinstance(value, msgspec.Raw) else value
+
+
+def error_parts(value: Any) -> dict[str, Any]:
+    """Kind, message, traceback and the rest of an error object, whatever a worker made of it."""
+    error = plain(value)
+    if not isinstance(error, dict):
+        return {"kind": "", "message": "" if error is None else _text(error), "traceback": "", "rest": {}, "code": ""}
+    data = error.get("data")
+    data = dict(data) if isinstance(data, dict) else ({} if data is None else {"data": data})
+    kind = _text(data.pop("type", ""))
+    message = _text(data.pop("message", "") or error.get("message", ""))
+    trace = data.pop("traceback", "")
+    trace = "".join(map(_text, trace)) if isinstance(trace, list) else _text(trace or "")
+    return {"kind": kind, "message": message, "traceback": trace, "rest": data, "code": _text(error.get("code", ""))}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def query(values: dict[str, Any] | None = None, **more: Any) -> str:
+    """A query string of what is given, ``?`` before it; empty for nothing."""
+    given = {name: value for name, value in ({**(values or {}), **more}).items() if value not in (None, "", [])}
+    return "?" + urlencode(given, doseq=True) if given else ""
+
+
+def segment(value: str) -> str:
+    """A value as a part of a path."""
+    return quote(str(value), safe="")
+
+
+def word(value: str) -> str:
+    """A state as people say it."""
+    return str(value).replace("_", " ").lower()
+
+
+def badge(state: str | None) -> Markup:
+    """A state with its colour; never by colour alone."""
+    if state is None:
+        return Markup("")
+    name = str(state)
+    return Markup('<span class="badge {}">{}</span>').format("s-" + escape(name.lower()), word(name))
+
+
+FILTERS = {
+    "number": number, "compact": compact, "span": span, "when": when, "pretty": pretty, "plain": plain,
+    "error_parts": error_parts, "segment": segment, "word": word, "badge": badge,
+}  # fmt: skip

@@ -1,0 +1,253 @@
+"""The overview: what Postgres knows of now and of the last hour, and who of us is there."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from time import monotonic, time
+from typing import Any
+
+import httpx
+import msgspec
+from markupsafe import Markup
+
+from penstock.api.dashboard import charts
+from penstock.api.dashboard.asking import Ask
+from penstock.api.dashboard.charts import Series
+from penstock.settings import Settings
+from penstock.tasks import State
+
+KEPT_SECONDS = 1.0
+PAST_KEPT_SECONDS = 5.0
+SAMPLE = 1000  # of the newest successes, for percentiles
+FAILURES = 300  # of the newest, to be grouped
+COUNTED_IN_FLIGHT = 100_000
+HOUR_SECONDS, MINUTE_SECONDS = 3660.0, 60.0
+LATELY_SECONDS, LATELY_STEP_SECONDS = 170.0, 5.0  # within what is kept to the moment
+ASKED_EVERY_SECONDS = 5.0
+LIVE = ("SCHEDULED", "WAITING", "ERROR", "ACQUIRED")
+_FAILED = ("ERROR", "CRITICAL_ERROR")
+_SHOWN_ACTIONS = 12
+_NAME = re.compile(r"penstock-(?P<process>\w+)(?:@(?P<host>.*?):(?P<pid>\d+))?(?P<listen>-listen)?")
+
+
+class Overview:
+    """Makes the page's values, once a second at the most, however many look."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._values: dict[str, Any] | None = None
+        self._made_at = 0.0
+        self._making = asyncio.Lock()
+        self._past: dict[str, Any] | None = None
+        self._past_at = 0.0
+        self._health: list[tuple[str, bool, str]] = []
+        self._asked_at = float("-inf")
+
+    async def load(self, ask: Ask) -> dict[str, Any]:
+        async with self._making:
+            if self._values is None or monotonic() - self._made_at >= KEPT_SECONDS:
+                self._values = await self._make(ask)
+                self._made_at = monotonic()
+            return self._values
+
+    async def _make(self, ask: Ask) -> dict[str, Any]:
+        raw, now, past = await asyncio.gather(ask.call("stats"), self._read_now(ask), self._read_past(ask))
+        stats = msgspec.json.decode(raw)
+        states = stats["states"]
+        live = {f"s-{state.lower()}": states[state] for state in LIVE if states[state]}
+        values: dict[str, Any] = past | now | {
+            "rates": stats["rates"],
+            "lag": stats["lag"],
+            "states": states,
+            "backlog": sum(states[state] for state in LIVE),
+            "live_bar": charts.share_bar(live) if live else None,
+            "live_states": [(state, states[state]) for state in LIVE],
+            "floor": self._settings.in_flight_floor,
+            "ceiling": self._settings.in_flight_limit,
+        }  # fmt: skip
+        return values
+
+    async def _read_now(self, ask: Ask) -> dict[str, Any]:
+        """What changes from one second to the next."""
+        async with ask.session() as session:
+            lately = await session.fetch("read_history", LATELY_SECONDS, LATELY_STEP_SECONDS)
+            flight = (await session.fetch("read_in_flight", COUNTED_IN_FLIGHT))[0]
+            connections = await session.fetch("read_connections")
+        return {
+            "sparks": _sparks(lately, time()),
+            "flight": flight,
+            "last_result": _last_result(lately),
+            "processes": _processes(connections),
+            "health": await self._ask_processes(),
+        }
+
+    async def _read_past(self, ask: Ask) -> dict[str, Any]:
+        """What is dearer to read and changes slowly; read anew when it is some seconds old."""
+        if self._past is not None and monotonic() - self._past_at < PAST_KEPT_SECONDS:
+            return self._past
+        async with ask.session() as session:
+            hour = await session.fetch("read_history", HOUR_SECONDS, MINUTE_SECONDS)
+            successes = await session.fetch("read_recent_successes", SAMPLE)
+            failures = await session.fetch("read_recent_failures", FAILURES)
+        self._past_at = monotonic()
+        self._past = {
+            "throughput": _by_minute(hour, time()),
+            "latency": _latency(successes),
+            "sample": len(successes),
+            "handlers": _handler_times(hour),
+            "failed_actions": _failed_actions(hour),
+            "groups": _grouped(failures),
+        }
+        return self._past
+
+    async def _ask_processes(self) -> list[tuple[str, bool, str]]:
+        """What the processes of the settings say of themselves: (URL, whether ready, what they say)."""
+        urls = self._settings.dashboard_processes
+        if urls and monotonic() - self._asked_at > ASKED_EVERY_SECONDS:
+            self._asked_at = monotonic()
+            async with httpx.AsyncClient(timeout=1.5, trust_env=False) as client:
+                self._health = list(await asyncio.gather(*(_ready(client, url) for url in urls)))
+        return self._health
+
+
+async def _ready(client: httpx.AsyncClient, url: str) -> tuple[str, bool, str]:
+    try:
+        answer = await client.get(f"{url}/readyz")
+    except httpx.HTTPError as exc:
+        return url, False, type(exc).__name__
+    return url, answer.status_code == 200, answer.text.strip()[:200]
+
+
+def _by_minute(rows: Iterable[Any], now: float) -> dict[str, Any]:
+    """The chart of the last hour up to the minute that is not over, and its sums."""
+    last = int(now // MINUTE_SECONDS)
+    steps = range(last - 60, last)
+    counts: dict[tuple[int, str], int] = defaultdict(int)
+    for row in rows:
+        counts[row["step"], row["event"]] += row["count"]
+
+    def of(*events: str) -> list[float]:
+        return [sum(counts[step, event] for event in events) for step in steps]
+
+    labels = [datetime.fromtimestamp(step * MINUTE_SECONDS, UTC).strftime("%H:%M") for step in steps]
+    succeeded, failed, enqueued = of(State.SUCCESS), of(*_FAILED), of("ENQUEUED")
+    drawn = charts.columns(
+        [Series("succeeded", "ok", succeeded), Series("failed", "bad", failed)], Series("enqueued", "in", enqueued),
+        labels, "tasks a minute",
+    )  # fmt: skip
+    return {"chart": drawn, "enqueued": sum(enqueued), "succeeded": sum(succeeded), "failed": sum(failed)}
+
+
+def _sparks(rows: Iterable[Any], now: float) -> dict[str, Markup]:
+    """Three small charts of the last minutes; the step that is not over yet is left out."""
+    last = int(now // LATELY_STEP_SECONDS)
+    steps = range(last - int(LATELY_SECONDS // LATELY_STEP_SECONDS), last)
+    counts: dict[tuple[int, str], int] = defaultdict(int)
+    for row in rows:
+        counts[row["step"], row["event"]] += row["count"]
+    kinds = {"in": ("ENQUEUED",), "ok": (str(State.SUCCESS),), "bad": _FAILED}
+    return {
+        kind: charts.sparkline([sum(counts[step, event] for event in events) for step in steps], kind)
+        for kind, events in kinds.items()
+    }
+
+
+def _latency(rows: Sequence[Any]) -> list[dict[str, Any]]:
+    """Percentiles of the newest successes, of all and by action, those with most first."""
+    by_action: dict[str, list[Any]] = defaultdict(list)
+    for row in rows:
+        by_action[row["action"]].append(row)
+    groups = [("all", list(rows))] if rows else []
+    if len(by_action) > 1:
+        groups += sorted(by_action.items(), key=lambda item: -len(item[1]))[: _SHOWN_ACTIONS - 1]
+    elif by_action:
+        groups = list(by_action.items())
+    found = []
+    for name, of_group in groups:
+        entry: dict[str, Any] = {"action": name, "count": len(of_group)}
+        for measure in ("waited", "took"):
+            ordered = sorted(row[measure] for row in of_group)
+            entry[measure] = tuple(charts.percentile(ordered, share) for share in (0.5, 0.95, 0.99))
+        found.append(entry)
+    for measure in ("waited", "took"):
+        values = [max(value, 0.001) for entry in found for value in entry[measure]]
+        low, top = min(values, default=0.001), max(values, default=1.0)
+        for entry in found:
+            entry[measure + "_bar"] = charts.quantiles(entry[measure], low, top)
+    return found
+
+
+def _handler_times(rows: Iterable[Any]) -> dict[str, float]:
+    """The mean run time of handlers by action over the hour, in seconds, as workers report it."""
+    counted: dict[str, int] = defaultdict(int)
+    seconds: dict[str, float] = defaultdict(float)
+    for row in rows:
+        if row["event"] == "RAN":
+            counted[row["action"]] += row["count"]
+            seconds[row["action"]] += row["seconds"]
+    means = {action: seconds[action] / count for action, count in counted.items() if count}
+    if counted:
+        means["all"] = sum(seconds.values()) / max(1, sum(counted.values()))
+    return means
+
+
+def _failed_actions(rows: Iterable[Any]) -> list[dict[str, Any]]:
+    """Failed attempts of the hour by action, most first, with those that failed for good."""
+    attempts: dict[str, int] = defaultdict(int)
+    final: dict[str, int] = defaultdict(int)
+    for row in rows:
+        if row["event"] in _FAILED:
+            attempts[row["action"]] += row["count"]
+        if row["event"] == State.CRITICAL_ERROR:
+            final[row["action"]] += row["count"]
+    top = max(attempts.values(), default=0)
+    ordered = sorted(attempts, key=lambda action: (-attempts[action], action))[:_SHOWN_ACTIONS]
+    return [
+        {
+            "action": name,
+            "attempts": attempts[name],
+            "final": final[name],
+            "bar": charts.bar(attempts[name], top, "bad"),
+        }
+        for name in ordered
+    ]
+
+
+def _grouped(failures: Sequence[Any]) -> list[dict[str, Any]]:
+    """The newest failures by action and error, most first: numbers in messages do not tell errors apart."""
+    groups: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for row in failures:
+        message = row["message"] or "no message"
+        key = row["action"], row["kind"] or "", re.sub(r"\d+", "0", message)
+        group = groups.setdefault(
+            key, {"action": row["action"], "kind": row["kind"], "message": message, "count": 0, "newest": row["id"]}
+        )
+        group["count"] += 1
+    return sorted(groups.values(), key=lambda group: -group["count"])[:6]
+
+
+def _processes(rows: Iterable[Any]) -> list[dict[str, Any]]:
+    """Processes by their connections to Postgres; of an older version, all of a kind are one."""
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for row in rows:
+        match = _NAME.match(row["name"])
+        if match is None:
+            continue
+        key = match["process"], match["host"] or row["address"] or "", match["pid"] or ""
+        entry = found.setdefault(
+            key, {"process": key[0], "host": key[1], "pid": key[2], "connections": 0, "since": row["since"]}
+        )
+        entry["connections"] += row["count"]
+        if row["since"] is not None:
+            entry["since"] = min(entry["since"] or row["since"], row["since"])
+    return [found[key] for key in sorted(found)]
+
+
+def _last_result(rows: Iterable[Any]) -> datetime | None:
+    """About when an attempt last ended, to the step."""
+    steps = [row["step"] for row in rows if row["event"] in (State.SUCCESS, *_FAILED)]
+    return datetime.fromtimestamp((max(steps) + 1) * LATELY_STEP_SECONDS, UTC) if steps else None

@@ -1,0 +1,152 @@
+-- What the dashboard reads beyond the methods, its sessions, and the record of who did what.
+
+-- name: begin_audit
+-- $1 who, $2 addresses, $3 doors, $4 methods, $5 parameters, in parallel. Ids in their order.
+insert into penstock.audit (who, address, door, method, params)
+select who, address, door, method, params
+from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[])
+     with ordinality i (who, address, door, method, params, place)
+order by place returning id;
+
+-- name: end_audit
+-- $1 ids, $2 outcomes, in parallel.
+update penstock.audit a set outcome = i.outcome, ended_at = now()
+from unnest($1::bigint[], $2::text[]) i (id, outcome) where a.id = i.id and a.ended_at is null;
+
+-- name: list_audit
+-- $1 before this id or null, $2 how many. Newest first, along the primary key.
+select id, at, who, address, door, method, params, outcome, ended_at from penstock.audit
+where $1::bigint is null or id < $1 order by id desc limit $2;
+
+-- name: begin_session
+-- $1 SHA-256 of the cookie, $2 of the API key, $3 seconds. Sessions that are over go on the way, a few at a time.
+with gone as (
+    delete from penstock.dashboard_session where token_hash in (
+        select token_hash from penstock.dashboard_session where expires_at < now()
+        order by expires_at limit 100 for update skip locked)
+)
+insert into penstock.dashboard_session (token_hash, key_hash, expires_at)
+values ($1, $2, now() + make_interval(secs => $3));
+
+-- name: read_session
+-- $1 SHA-256 of the cookie.
+select key_hash from penstock.dashboard_session where token_hash = $1 and expires_at > now();
+
+-- name: end_session
+-- $1 SHA-256 of the cookie.
+delete from penstock.dashboard_session where token_hash = $1;
+
+-- name: read_history
+-- $1 seconds to look back, $2 seconds of one step. Events by step, action and event, along tally_at. What is older than
+-- three minutes is kept by the minute, so steps must not be shorter there.
+select floor(extract(epoch from at) / $2::float8)::bigint as step, action, event, sum(count)::bigint as count,
+       sum(seconds) as seconds
+from penstock.tally
+where at > now() - make_interval(secs => $1) and count > 0
+group by 1, 2, 3;
+
+-- name: read_recent_successes
+-- $1 how many. The newest by id, along the index of each partition: how long they waited from due to claimed and how
+-- long it took from there to the result, in seconds.
+select action, greatest(0, extract(epoch from claimed_at - greatest(run_at, created_at)))::float8 as waited,
+       greatest(0, extract(epoch from finished_at - claimed_at))::float8 as took
+from penstock.task_history where state = 'SUCCESS' order by id desc limit $1;
+
+-- name: read_recent_failures
+-- $1 how many. The newest by id that failed for good, with what they failed by.
+select id, action, finished_at, attempts,
+       left(coalesce(failures -> -1 -> 'error' -> 'data' ->> 'message', failures -> -1 -> 'error' ->> 'message'), 300)
+           as message,
+       left(failures -> -1 -> 'error' -> 'data' ->> 'type', 100) as kind
+from penstock.task_history where state = 'CRITICAL_ERROR' order by id desc limit $1;
+
+-- name: read_in_flight
+-- $1 how many to count. Tasks ACQUIRED, those of them that a worker has reported, and how long ago the oldest was
+-- claimed, in seconds; claims not yet confirmed as sent. Along task_acquired.
+select count(*) as claimed, count(heartbeat_at) as reported,
+       coalesce(extract(epoch from now() - min(claimed_at)), 0)::float8 as oldest_seconds,
+       (select count(*) from penstock.dispatch) as unsent
+from (select claimed_at, heartbeat_at from penstock.task
+      where state = 'ACQUIRED' order by claimed_at limit $1::bigint) held;
+
+-- name: read_connections
+-- Connections of our processes to this database.
+select application_name as name, host(client_addr) as address, min(backend_start) as since, count(*)::int as count
+from pg_stat_activity where datname = current_database() and application_name like 'penstock-%'
+group by 1, 2 order by 1, 2;
+
+-- name: read_life
+-- $1 id. Instants of a task that no method tells, in whichever table it is, and where it belongs.
+select claimed_at, heartbeat_at, null::timestamptz as finished_at, workflow, route, gate, suspect,
+       state = 'ACQUIRED' and exists (select from penstock.dispatch d where d.id = t.claim) as unsent,
+       (select task_id from penstock.ordering_head h where h.key = t.ordering_key) as behind
+from penstock.task t where id = $1
+union all
+select claimed_at, null, finished_at, workflow, null, null, false, false, null
+from penstock.task_history where id = $1;
+
+-- name: find_first_id
+-- $1 an instant. The lowest id that a task created then or later may have: ids are given in the order of creation, but
+-- for transactions of some length. By halving, each look along the index on id of each partition.
+with recursive halved (low, high) as (
+    select 0::bigint, (select last_value + 1 from penstock.task_id_seq)
+    union all
+    select case when p.before then m.middle else h.low end, case when p.before then h.high else m.middle end
+    from halved h
+    cross join lateral (select (h.low + h.high) / 2 as middle) m
+    cross join lateral (
+        select coalesce((
+            select created_at < $1::timestamptz from (
+                (select id, created_at from penstock.task where id <= m.middle order by id desc limit 1)
+                union all
+                (select id, created_at from penstock.task_history where id <= m.middle order by id desc limit 1)
+            ) nearest order by id desc limit 1), true) as before) p
+    where h.high - h.low > 1
+)
+select min(high) from halved;
+
+-- part: fits
+($4::text is null or action = $4) and ($6::text is null or labels @> $6::jsonb)
+and ($7::text is null or unique_key = $7 or ordering_key = $7)
+
+-- name: search_tasks
+-- $1 before this id, $2 how many, $3 how many to look at, $4 action or null, $5 from this id on, $6 labels as JSON text
+-- or null, $7 unique or ordering key or null. As list_tasks, with the filters that no index serves.
+with seen as materialized (
+    select id, action, labels, unique_key, ordering_key from (
+        (select id, action, labels, unique_key, ordering_key from penstock.task
+         where id < $1 and id >= $5 order by id desc limit $3)
+        union all
+        (select id, action, labels, unique_key, ordering_key from penstock.task_history
+         where id < $1 and id >= $5 order by id desc limit $3)
+    ) both_tables order by id desc limit $3
+)
+select array(select id from seen where {fits} order by id desc limit $2) as ids,
+       (select min(id) from seen) as last, (select count(*) from seen) as count;
+
+-- name: search_live_tasks
+-- $1 to $7 as search_tasks, $8 a state that is not final.
+with seen as materialized (
+    select id, action, labels, unique_key, ordering_key, state from penstock.task
+    where id < $1 and id >= $5 order by id desc limit $3
+)
+select array(select id from seen where state = $8 and {fits} order by id desc limit $2) as ids,
+       (select min(id) from seen) as last, (select count(*) from seen) as count;
+
+-- name: search_settled_tasks
+-- $1 to $7 as search_tasks, $8 a final state: only its own partitions are read.
+with seen as materialized (
+    select id, action, labels, unique_key, ordering_key from penstock.task_history
+    where state = $8 and id < $1 and id >= $5 order by id desc limit $3
+)
+select array(select id from seen where {fits} order by id desc limit $2) as ids,
+       (select min(id) from seen) as last, (select count(*) from seen) as count;
+
+-- name: find_by_key
+-- $1 a key, $2 how many. Tasks that have it as their unique key, of whichever action that was ever seen, and live ones
+-- that have it as their ordering key; each by an index, however old.
+(select k.task_id as id from (select distinct action from penstock.tally) known
+ cross join lateral (
+     select u.task_id from penstock.unique_key u where u.action = known.action and u.key = $1) k)
+union
+(select id from penstock.task where ordering_key = $1 order by id desc limit $2);

@@ -1,0 +1,728 @@
+"""The dashboard without a browser: every page, every form, who may do what, over real HTTP and a real Postgres."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from html import unescape
+from typing import Any
+
+import httpx
+import pytest
+
+from penstock.api import Api, keyring
+from penstock.api.access import AUDITED
+from penstock.api.dashboard.deeds import DEEDS
+from penstock.api.dashboard.pages import PAGES
+from penstock.keys import Permission
+from penstock.keystore import create_key
+from penstock.local.postgres import EmbeddedPostgres
+from penstock.settings import Settings
+from penstock.sql import SQL
+from penstock.store import PLANNING, Store
+from penstock.supervisor.retention import Retention
+from penstock.tasks import Failure, NewTask
+from penstock.transports import DEAD_LETTER_SUFFIX, Outgoing
+from penstock.transports.sqs import SqsQueue, SqsTransport
+from tests.integration.apis import running
+from tests.integration.doors import postgres_away
+
+HTML = {"Accept": "text/html"}
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)> \"'&{{7*7}}"
+
+
+class Browser:
+    """Cookies, and forms as a page has them."""
+
+    def __init__(self, api: Api) -> None:
+        self.http = httpx.AsyncClient(base_url=api.url, timeout=60, headers=HTML)
+        self.methods = api._methods
+
+    async def get(self, path: str, status: int = 200) -> str:
+        answer = await self.http.get(path)
+        assert answer.status_code == status, (path, answer.status_code, answer.text[-2000:])
+        return answer.text
+
+    async def csrf(self, page: str = "/keys") -> str:
+        answer = await self.http.get(page)
+        found = re.search(r'name="csrf" value="([0-9a-f]{64})"', answer.text)
+        assert found is not None, answer.text
+        return found[1]
+
+    async def do(self, method: str, **fields: Any) -> str:
+        """Send a form and follow it to its page; what the page says of it."""
+        data = {"csrf": await self.csrf(), "method": method, "back": "/audit", **fields}
+        answer = await self.http.post("/do", data=data, headers={"Origin": str(self.http.base_url).rstrip("/")})
+        assert answer.status_code == 303, (answer.status_code, answer.text[-3000:])
+        shown = await self.get(answer.headers["location"])
+        flash = re.search(r'class="flash (done|failed)" role="alert">([^<]*)<', shown)
+        assert flash is not None
+        return f"{flash[1]}: {unescape(flash[2])}"
+
+    async def call(self, method: str, **params: Any) -> Any:
+        return await self.methods.call(method, params)
+
+
+@pytest.fixture
+async def browser(store: Store, settings: Settings) -> AsyncIterator[Browser]:
+    async with running(store, settings) as api:
+        made = Browser(api)
+        yield made
+        await made.http.aclose()
+
+
+async def enqueue(store: Store, *tasks: NewTask) -> list[int]:
+    async with store.session() as session:
+        return [accepted.id for accepted in await session.enqueue(tasks)]
+
+
+async def fail_for_good(store: Store, task_id: int, error: dict[str, Any]) -> None:
+    """Have the newest claim of a task fail, as a worker would tell it."""
+    async with store.transaction() as session:
+        dispatch = await session.claim(100)
+        assert dispatch is not None
+        (task,) = (task for task in dispatch.tasks if task.id == task_id)
+        await session.confirm(dispatch.id)
+        failure = Failure(task.id, task.claim, json.dumps(error), None)
+        await session.fail([failure])
+
+
+async def history(browser: Browser) -> list[tuple[str, str, str | None]]:
+    await browser.methods.audit.drain()
+    page = await browser.call("audit.list")
+    return [(one.door, one.method, one.outcome) for one in page.audit]
+
+
+# Pages
+
+
+async def test_every_page_opens_on_an_empty_database_and_says_what_would_be_there(browser: Browser) -> None:
+    for path in ("/", *(page.path for page in PAGES if "{" not in page.path)):
+        text = await browser.get(path)
+        assert "<h1>" in text
+    for path in ("/tasks/1", "/schedules/none", "/workflows/1", "/rejected/1", "/jobs/1"):
+        assert "There is no such thing" in await browser.get(path, 404)
+    assert "None to be seen" in await browser.get("/queues/inbound/dead")
+
+
+async def test_a_task_is_shown_whole_with_payload_result_error_and_life(store: Store, browser: Browser) -> None:
+    (one,) = await enqueue(store, NewTask("resize", payload='{"objectID":23,"big":12345678901234567890}',
+                                          unique_key="k-1", labels='{"tenant":"acme"}'))  # fmt: skip
+    error = {"code": -32000, "message": "boom", "data": {"type": "ValueError", "message": "boom at 7",
+                                                         "traceback": "Traceback\n  line 7", "hint": 5}}  # fmt: skip
+    await fail_for_good(store, one, error)
+    text = await browser.get(f"/tasks/{one}")
+    for part in ("ValueError: boom at 7", "line 7", "12345678901234567890", "tenant=acme", "k-1", "Attempt 1 failed",
+                 "Failed for good", "Enqueued", '"hint": 5'):  # fmt: skip
+        assert part in unescape(text), part
+    assert "boom at 7" in await browser.get("/")
+    assert f'href="/tasks/{one}"' in await browser.get("/tasks?state=CRITICAL_ERROR&action=resize")
+
+
+async def test_tasks_are_found_by_state_action_label_key_and_time(store: Store, sql: Any, browser: Browser) -> None:
+    one, two, three = await enqueue(
+        store, NewTask("a", labels='{"tenant":"acme"}', unique_key="u"), NewTask("b", ordering_key="o"), NewTask("b")
+    )
+    await sql.execute("update penstock.task set created_at = now() - interval '3 days' where id = $1", one)
+
+    async def found(query: str) -> set[int]:
+        return {int(number) for number in re.findall(r'data-key="t(\d+)"', await browser.get(f"/tasks?{query}"))}
+
+    assert await found("") == {one, two, three}
+    assert await found("action=b&state=SCHEDULED") == {two, three}
+    assert await found("labels=tenant%3Dacme") == {one}
+    assert await found("labels=tenant%3Dother") == set()
+    assert await found("key=u") == {one}
+    assert await found("key=o") == {two}
+    assert await found("key=o&action=a") == set()
+    everything = await browser.call("list")
+    newest = max(task.created_at for task in everything.tasks)
+    assert await found(f"until={newest[:10]}T00:00") == {one}
+    assert await found(f"since={newest[:10]}T00:00") == {two, three}
+    assert (await browser.http.get(f"/tasks?id={two}")).headers["location"] == f"/tasks/{two}"
+
+
+async def test_pages_of_tasks_go_on_where_the_one_before_ended(store: Store, browser: Browser) -> None:
+    ids = await enqueue(store, *(NewTask("a") for _ in range(60)))
+    first = await browser.get("/tasks")
+    cursor = re.search(r'href="/tasks\?cursor=(\d+)"', first)
+    assert cursor is not None
+    second = await browser.get(f"/tasks?cursor={cursor[1]}")
+    seen = [int(number) for text in (first, second) for number in re.findall(r'data-key="t(\d+)"', text)]
+    assert seen == sorted(ids, reverse=True)
+
+
+@pytest.mark.parametrize("query", [
+    "state=NONE", "cursor=x", "cursor=-1", "key=%00", "action=%00", "labels=%00%3D%00", "since=yesterday", "id=%FF",
+    "since=9999-99-99T00:00", "until=0001-01-01T00:00", "state=SUCCESS&state=ERROR", "%00=%00", "key=" + "x" * 5000,
+    "id=99999999999999999999999", "cursor=9223372036854775808", "operation=%3Cscript%3E&count=yes",
+])  # fmt: skip
+async def test_junk_in_a_query_is_answered_by_a_page(browser: Browser, query: str) -> None:
+    for path in ("/", "/tasks", "/schedules", "/workflows", "/rejected", "/bulk", "/keys", "/audit", "/queues"):
+        answer = await browser.http.get(f"{path}?{query}")
+        assert answer.status_code in (200, 303, 400), (path, answer.status_code, answer.text[-500:])
+        assert "<script>" not in answer.text
+    assert (await browser.http.get("/tasks/99999999999999999999999999")).status_code == 400
+    assert (await browser.http.get("/tasks/%00")).status_code == 400
+
+
+async def test_hostile_values_are_shown_and_never_run(store: Store, browser: Browser) -> None:
+    payload = json.dumps({"x": HOSTILE})
+    (one,) = await enqueue(
+        store,
+        NewTask(
+            HOSTILE,
+            payload=payload,
+            unique_key=HOSTILE,
+            ordering_key=HOSTILE,
+            labels=json.dumps({HOSTILE: HOSTILE}),
+        ),
+    )
+    error = {"code": 1, "message": HOSTILE, "data": {"type": HOSTILE, "traceback": HOSTILE, HOSTILE: [HOSTILE]}}
+    await fail_for_good(store, one, error)
+    await store_rejected(store, HOSTILE)
+    await browser.call("schedule.create", name=HOSTILE, expression="@daily", action=HOSTILE, payload={"x": HOSTILE})
+    made = await browser.call(
+        "workflow.create", name=HOSTILE, steps=[{"name": HOSTILE.replace("/", ""), "action": HOSTILE}]
+    )
+    await browser.call("action.pause", action=HOSTILE)
+    await browser.call("keys.create", name=HOSTILE, permissions=["read"])
+    schedule = re.search(r'href="(/schedules/[^"]+)"', await browser.get("/schedules"))
+    assert schedule is not None
+    for path in ("/", "/tasks", f"/tasks/{one}", f"/tasks/{one}/edit", "/schedules", schedule[1], "/workflows",
+                 f"/workflows/{made.id}", "/actions", "/keys", "/audit", "/queues", "/rejected", "/rejected/1",
+                 "/bulk?operation=bulk.retry&count=yes&action=" + httpx.QueryParams({"a": HOSTILE})["a"]):  # fmt: skip
+        text = await browser.get(path)
+        assert "<script>" not in text, path
+        assert "<img src=x" not in text, path
+        assert "&amp;49" not in text, path
+    assert HOSTILE in unescape(await browser.get(f"/tasks/{one}"))
+
+
+async def store_rejected(store: Store, body: str) -> None:
+    async with store.session() as session:
+        await session.insert_rejected("inbound", [(body, f"no JSON: {body}")])
+
+
+# What keeps a page a page
+
+
+async def test_every_answer_forbids_what_is_not_ours_and_holds_no_inline_script_or_style(
+    store: Store, browser: Browser
+) -> None:
+    (one,) = await enqueue(store, NewTask("a"))
+    for path in ("/", "/tasks", f"/tasks/{one}", f"/tasks/{one}/edit", "/keys", "/nothing-there", "/tasks/0",
+                 "/assets/app.js", "/assets/none"):  # fmt: skip
+        answer = await browser.http.get(path)
+        if path != "/nothing-there":
+            policy = answer.headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "script-src 'self'" in policy
+            assert "frame-ancestors 'none'" in policy
+            assert "unsafe" not in policy
+        assert answer.headers["x-frame-options"] == "DENY"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        if "html" in answer.headers.get("content-type", ""):
+            assert answer.headers["cache-control"] == "no-store"
+            assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:|<script(?! src=\"/assets/)", answer.text)
+
+
+async def test_assets_are_kept_by_the_browser_as_long_as_they_are_the_same(browser: Browser) -> None:
+    text = await browser.get("/")
+    for path in re.findall(r'(?:href|src)="(/assets/[^"]+)"', text):
+        answer = await browser.http.get(path)
+        assert answer.status_code == 200
+        assert "immutable" in answer.headers["cache-control"]
+    assert (await browser.http.get("/assets/app.js?v=old")).headers["cache-control"] == "no-cache"
+    assert not re.search(r"(?:src|href)=\"https?:", text)
+
+
+async def test_programs_are_still_answered_by_the_card_at_the_root(browser: Browser) -> None:
+    card = await browser.http.get("/", headers={"Accept": "*/*"})
+    assert card.json()["rpc"] == "/rpc"
+
+
+async def test_without_the_dashboard_there_is_none(store: Store, settings: Settings) -> None:
+    async with (
+        running(store, settings.model_copy(update={"dashboard": False})) as api,
+        httpx.AsyncClient(base_url=api.url, headers=HTML) as http,
+    ):
+        assert (await http.get("/")).json()["name"] == "penstock"
+        assert (await http.get("/tasks")).status_code == 404
+
+
+# What a form must be
+
+
+async def test_a_form_of_another_origin_or_without_the_token_changes_nothing(store: Store, browser: Browser) -> None:
+    (one,) = await enqueue(store, NewTask("a"))
+    csrf = await browser.csrf()
+    good = {"csrf": csrf, "method": "cancel", "id": str(one), "back": "/"}
+    own = str(browser.http.base_url).rstrip("/")
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    for data, headers, status in (
+        ({**good, "csrf": ""}, {"Origin": own}, 403),
+        ({**good, "csrf": "0" * 64}, {"Origin": own}, 403),
+        ({**good, "csrf": "é"}, {"Origin": own}, 403),
+        (good, {"Origin": "http://evil.example"}, 403),
+        (good, {"Origin": "null"}, 403),
+        (good, {"Sec-Fetch-Site": "cross-site"}, 403),
+        (good, {"Sec-Fetch-Site": "same-site"}, 403),
+        (good, {"Host": "evil.example"}, 403),
+    ):
+        answer = await browser.http.post("/do", data=data, headers={**form, **headers})
+        assert answer.status_code == status, (headers, answer.status_code)
+    stranger = httpx.AsyncClient(base_url=browser.http.base_url)
+    assert (await stranger.post("/do", data=good, headers={"Origin": own})).status_code == 403
+    await stranger.aclose()
+    assert (await browser.http.post("/do", json=good)).status_code == 400
+    assert (await browser.http.get("/do")).status_code == 405
+    assert (await browser.call("status", id=one)).state == "SCHEDULED"
+    assert await browser.do("cancel", id=one) == f"done: Task {one} is cancelled"
+
+
+async def test_a_page_is_left_for_none_but_our_own(browser: Browser) -> None:
+    csrf = await browser.csrf()
+    for back in (
+        "//evil.example/",
+        "https://evil.example/",
+        "/\\evil.example",
+        "\\\\evil",
+        "/a\r\nSet-Cookie: x=1",
+        "",
+    ):
+        answer = await browser.http.post("/do", data={"csrf": csrf, "method": "cancel", "id": "1", "back": back})
+        assert answer.headers["location"] == "/", back
+
+
+async def test_the_dashboard_of_an_open_api_is_for_this_machine_alone(browser: Browser) -> None:
+    answer = await browser.http.get("/", headers={"Host": "rebound.example"})
+    assert answer.status_code == 403
+    assert "Only loopback hosts" in answer.text
+
+
+# What is done
+
+
+async def test_everything_that_a_form_can_ask_for_is_a_method_that_is_audited() -> None:
+    assert set(DEEDS) <= AUDITED
+
+
+async def test_a_task_is_cancelled_retried_rescheduled_and_told_where_that_cannot_be(
+    store: Store, browser: Browser
+) -> None:
+    (one,) = await enqueue(store, NewTask("a"))
+    assert (await browser.do("retry", id=one)).startswith(f"failed: Task {one} is SCHEDULED")
+    assert await browser.do("reschedule", id=one, delay=60, priority=7) == f"done: Task {one} is rescheduled"
+    task = await browser.call("status", id=one)
+    assert task.priority == 7
+    assert (await browser.do("reschedule", id=one, delay="soon")).startswith(
+        "failed: Invalid params: delay must be a n"
+    )
+    assert (await browser.do("reschedule", id=one, delay="nan")).startswith("failed: Invalid params: delay")
+    assert await browser.do("cancel", id=one, reason="not needed") == f"done: Task {one} is cancelled"
+    assert "not needed" in await browser.get(f"/tasks/{one}")
+    assert await browser.do("retry", id=one) == f"done: Task {one} starts anew"
+    assert (await browser.do("cancel", id="7" * 18)).startswith("failed: No such task: 7777")
+    assert (await browser.do("no.such.thing")).startswith("failed: There is nothing to be done")
+    assert (await browser.do("rpc.discover")).startswith("failed: There is nothing to be done")
+    assert (await history(browser))[:2] == [
+        ("dashboard", "cancel", "No such task: 777777777777777777"), ("dashboard", "retry", "ok"),
+    ]  # fmt: skip
+
+
+async def test_ticked_tasks_are_changed_one_by_one(store: Store, browser: Browser) -> None:
+    ids = await enqueue(store, *(NewTask("a") for _ in range(3)))
+    assert await browser.do("cancel.selected", ids=[str(task_id) for task_id in ids]) == "done: 3 of 3 tasks cancelled"
+    said = await browser.do("retry.selected", ids=[str(ids[0]), "0"])
+    assert said.startswith("failed: 1 of 2 tasks retried; No such task: 0")
+    assert (await browser.do("cancel.selected")).startswith("failed: Invalid params: ids are none")
+
+
+async def test_an_edited_task_is_a_new_one_and_takes_over_the_key(store: Store, browser: Browser) -> None:
+    (one,) = await enqueue(store, NewTask("a", payload='{"n":1}', unique_key="k", labels='{"x":"y"}', priority=3))
+    page = await browser.get(f"/tasks/{one}/edit")
+    assert "&#34;n&#34;: 1" in page
+    fields = {"id": one, "action": "a", "payload": '{"n": 18446744073709551617}', "priority": "3", "unique_key": "k",
+              "labels": '{"x":"y"}', "max_attempts": "10"}  # fmt: skip
+    assert (await browser.do("enqueue", **fields)).startswith(f"failed: Task {one} has this unique key already")
+    said = await browser.do("enqueue", **fields, cancel="yes")
+    made = int(said.rsplit(" ", 1)[1])
+    task = await browser.call("status", id=made, detail=True)
+    assert (bytes(task.payload), task.unique_key, task.priority) == (b'{"n":18446744073709551617}', "k", 3)
+    assert (await browser.call("status", id=one)).state == "CANCELLED"
+
+
+@pytest.mark.parametrize(("field", "value", "said"), [
+    ("payload", "{", "payload is no JSON"), ("payload", "[1,2", "payload is no JSON"), ("labels", "no", "labels"),
+    ("action", "", "action"), ("priority", "x", "priority must be a whole number"),
+    ("max_attempts", "0", "max_attempts"),
+])  # fmt: skip
+async def test_an_edit_that_is_wrong_is_shown_again_with_what_was_typed(
+    store: Store, browser: Browser, field: str, value: str, said: str
+) -> None:
+    (one,) = await enqueue(store, NewTask("a"))
+    data = {"csrf": await browser.csrf(), "method": "enqueue", "back": "/", "id": str(one), "action": "a",
+            "payload": '{"kept": "yes"}', "labels": "{}", "cancel": "yes", field: value}  # fmt: skip
+    answer = await browser.http.post("/do", data=data)
+    assert answer.status_code == 422
+    assert said in answer.text
+    if field != "payload":
+        assert "kept" in answer.text
+    assert (await browser.call("status", id=one)).state == "SCHEDULED"
+
+
+async def test_schedules_are_paused_resumed_run_and_deleted(browser: Browser) -> None:
+    await browser.call("schedule.create", name="a/b c", expression="@daily", action="a")
+    assert await browser.do("schedule.pause", name="a/b c") == "done: Schedule a/b c is paused"
+    assert "paused" in await browser.get("/schedules/a%2Fb%20c")
+    assert await browser.do("schedule.resume", name="a/b c") == "done: Schedule a/b c goes on"
+    assert (await browser.do("schedule.run_now", name="a/b c")).startswith("done: Schedule a/b c made task ")
+    assert "by hand" in await browser.get("/schedules/a%2Fb%20c")
+    assert await browser.do("schedule.delete", name="a/b c") == "done: Schedule a/b c is deleted"
+
+
+async def test_workflows_are_drawn_cancelled_and_retried(browser: Browser) -> None:
+    made = await browser.call("workflow.create", chain=[{"action": "a", "name": "one"}, {"action": "b", "name": "two"}])
+    page = await browser.get(f"/workflows/{made.id}")
+    assert page.count('<g class="node s-') == 2
+    assert page.count('class="edge"') == 1
+    assert await browser.do("workflow.cancel", id=made.id) == f"done: Workflow {made.id} is cancelled"
+    assert (await browser.do("workflow.retry", id=made.id)).startswith(f"done: Workflow {made.id}:")
+
+
+async def test_actions_are_limited_and_paused(browser: Browser) -> None:
+    assert await browser.do("action.pause", action="a") == "done: Action a is paused"
+    assert "paused" in await browser.get("/actions")
+    assert await browser.do("action.resume", action="a") == "done: Action a goes on"
+    assert await browser.do("action.set", action="a", max_in_flight="3", rate="0.5") == "done: Limits of a are set"
+    limits = await browser.call("action.get", action="a")
+    assert (limits.max_in_flight, limits.rate) == (3, 0.5)
+    assert await browser.do("action.set", action="a", max_in_flight="", rate="0.5") == "done: Limits of a are set"
+    assert (await browser.call("action.get", action="a")).max_in_flight is None
+
+
+async def test_a_bulk_operation_is_counted_before_it_is_made_a_job(store: Store, browser: Browser) -> None:
+    await enqueue(store, *(NewTask("a") for _ in range(7)), NewTask("b"))
+    page = await browser.get("/bulk?operation=bulk.cancel&action=a&count=yes")
+    assert "7 tasks would be cancelled" in page
+    assert (await browser.call("job.list")).jobs == []
+    assert (await browser.do("bulk.cancel", action="a")).startswith("done: Job ")
+    (job,) = (await browser.call("job.list")).jobs
+    assert job.params["select"]["action"] == "a"
+    assert "running" in await browser.get(f"/jobs/{job.id}")
+    assert await browser.do("job.cancel", id=job.id) == f"done: Job {job.id} is cancelled"
+    assert "all must be true where" in unescape(await browser.get("/bulk?operation=bulk.cancel&count=yes"))
+
+
+async def test_rejected_messages_are_read_again_and_deleted(store: Store, browser: Browser) -> None:
+    await store_rejected(store, '{"jsonrpc":"2.0","method":"submit:a","params":{}}')
+    await store_rejected(store, "junk")
+    assert (await browser.do("rejected.retry", id=1)) == "done: 1 messages accepted"
+    assert (await browser.do("rejected.retry", limit=10)).startswith("done: 0 messages accepted; 1 still rejected")
+    assert (await browser.do("rejected.purge", limit=10)) == "done: 1 messages deleted"
+
+
+async def test_dead_letters_are_looked_at_sent_again_and_deleted(
+    browser: Browser, transport: SqsTransport, settings: Settings
+) -> None:
+    dead: SqsQueue = transport.queue(settings.inbound_queue + DEAD_LETTER_SUFFIX, label="inbound" + DEAD_LETTER_SUFFIX)
+    await dead.send([Outgoing('{"jsonrpc":"2.0","method":"submit:a","params":{}}'), Outgoing("junk")])
+    page = await browser.get("/queues/inbound/dead")
+    ids = re.findall(r'href="/queues/inbound/dead/([^"]+)"', page)
+    assert len(ids) == 2
+    assert "Body" in await browser.get(f"/queues/inbound/dead/{ids[0]}")
+    assert (await browser.do("dlq.replay", queue="inbound", limit=10, force="yes")).startswith("done: ")
+    assert "deleted" in await browser.do("dlq.purge", queue="inbound", limit=10)
+    assert (await browser.http.get("/queues/none/dead")).status_code == 400
+
+
+async def test_a_key_is_shown_once_and_revoked(browser: Browser) -> None:
+    data = {"csrf": await browser.csrf(), "method": "keys.create", "name": "one", "permission": ["read", "enqueue"]}
+    answer = await browser.http.post("/do", data=data)
+    assert answer.status_code == 200
+    assert answer.headers["cache-control"] == "no-store"
+    secret = re.search(r"pstk_[\w-]+", answer.text)
+    assert secret is not None
+    (key,) = (await browser.call("keys.list")).keys
+    assert set(key.permissions) == {"read", "enqueue"}
+    assert secret[0] not in await browser.get("/keys")
+    assert secret[0] not in await browser.get("/audit")
+    assert await browser.do("keys.revoke", id=key.id) == "done: Key one is revoked"
+    assert "revoked" in await browser.get("/keys?revoked=yes")
+
+
+# Who did what
+
+
+async def test_what_is_done_over_rpc_is_noted_with_the_key_and_without_payloads(
+    store: Store, settings: Settings
+) -> None:
+    keyed = settings.model_copy(update={"api_require_keys": True})
+    async with store.session() as session:
+        made = await create_key(session, "ada", [Permission.ADMIN], None)
+    assert made is not None
+    (one,) = await enqueue(store, NewTask("a"))
+    async with running(store, keyed) as api:
+        calls = [
+            {"jsonrpc": "2.0", "method": "cancel", "params": {"id": one}, "id": 1},
+            {"jsonrpc": "2.0", "method": "cancel", "params": {"id": one}, "id": 2},
+            {"jsonrpc": "2.0", "method": "enqueue", "params": {"action": "a"}, "id": 3},
+            {"jsonrpc": "2.0", "method": "bulk.cancel", "params": {"all": True, "dry_run": True}, "id": 4},
+            {"jsonrpc": "2.0", "method": "schedule.create", "id": 5,
+             "params": {"name": "s", "expression": "@daily", "action": "a", "payload": {"secret": "hush"}}},
+        ]  # fmt: skip
+        async with httpx.AsyncClient(base_url=api.url, headers={"X-API-Key": made[1]}) as http:
+            answers = (await http.post("/rpc", json=calls)).json()
+            assert [("error" in answer) for answer in answers].count(True) == 1
+            await api._methods.audit.drain()
+            listed = (await http.post("/rpc", json={"jsonrpc": "2.0", "method": "audit.list", "id": 1})).json()
+    entries = listed["result"]["audit"]
+    assert sorted((one["method"], one["who"], one["door"]) for one in entries) == [
+        ("cancel", "ada", "http"), ("cancel", "ada", "http"), ("schedule.create", "ada", "http"),
+    ]  # fmt: skip
+    assert sorted(one["outcome"] == "ok" for one in entries) == [False, True, True]
+    assert "hush" not in json.dumps(entries)
+
+
+async def test_nothing_is_done_that_cannot_be_noted(store: Store, sql: Any, browser: Browser) -> None:
+    (one,) = await enqueue(store, NewTask("a"))
+    csrf = await browser.csrf()
+    await sql.execute("alter table penstock.audit rename to audit_gone")
+    answer = await browser.http.post("/do", data={"csrf": csrf, "method": "cancel", "id": str(one), "back": "/"})
+    assert answer.status_code == 503
+    await sql.execute("alter table penstock.audit_gone rename to audit")
+    assert (await browser.call("status", id=one)).state == "SCHEDULED"
+
+
+# Signing in
+
+
+@pytest.fixture
+async def keyed(store: Store, settings: Settings) -> AsyncIterator[tuple[Browser, dict[str, str]]]:
+    """The dashboard of an api that asks for keys, and a key of each permission."""
+    secrets = {}
+    for permission in Permission:
+        async with store.session() as session:
+            made = await create_key(session, permission.value, [permission], None)
+        assert made is not None
+        secrets[permission.value] = made[1]
+    async with running(store, settings.model_copy(update={"api_require_keys": True})) as api:
+        made_browser = Browser(api)
+        yield made_browser, secrets
+        await made_browser.http.aclose()
+
+
+async def sign_in(browser: Browser, key: str, there: str = "/") -> httpx.Response:
+    csrf = await browser.csrf("/login")
+    return await browser.http.post("/login", data={"csrf": csrf, "key": key, "next": there})
+
+
+async def test_where_keys_are_asked_for_every_page_leads_to_the_sign_in(
+    keyed: tuple[Browser, dict[str, str]],
+) -> None:
+    browser, secrets = keyed
+    for path in ("/", *(page.path for page in PAGES)):
+        answer = await browser.http.get(path)
+        assert answer.status_code == 303
+        assert answer.headers["location"].startswith("/login?next=")
+    refused = await sign_in(browser, "pstk_wrong")
+    assert refused.status_code == 401
+    assert "no key that is accepted" in refused.text
+    assert (await sign_in(browser, secrets["enqueue"])).status_code == 401
+    assert (await browser.http.get("/", headers={"Accept": "text/event-stream"})).status_code == 401
+    entered = await sign_in(browser, secrets["admin"], "/tasks?state=ERROR")
+    assert (entered.status_code, entered.headers["location"]) == (303, "/tasks?state=ERROR")
+    cookie = entered.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=lax" in cookie
+    assert secrets["admin"] not in entered.headers["set-cookie"]
+    await browser.get("/tasks")
+
+
+async def test_a_session_is_new_at_each_sign_in_and_over_after_the_sign_out(
+    keyed: tuple[Browser, dict[str, str]], sql: Any
+) -> None:
+    browser, secrets = keyed
+    await browser.http.get("/login")
+    before = browser.http.cookies["penstock_session"]
+    await sign_in(browser, secrets["admin"])
+    token = browser.http.cookies["penstock_session"]
+    assert token != before
+    assert token.encode() not in (await sql.fetchval("select token_hash from penstock.dashboard_session"))
+    csrf = await browser.csrf()
+    assert (await browser.http.post("/logout", data={"csrf": csrf})).headers["location"] == "/login"
+    browser.http.cookies.set("penstock_session", token)
+    assert (await browser.http.get("/")).status_code == 303
+    assert await sql.fetchval("select count(*) from penstock.dashboard_session") == 0
+
+
+async def test_a_session_ends_with_its_time_and_with_its_key(
+    keyed: tuple[Browser, dict[str, str]], sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    browser, secrets = keyed
+    await sign_in(browser, secrets["admin"])
+    await browser.get("/")
+    await sql.execute("update penstock.dashboard_session set expires_at = now() - interval '1 second'")
+    assert (await browser.http.get("/")).status_code == 303
+    await sign_in(browser, secrets["read"])
+    await browser.get("/")
+    await sql.execute("update penstock.api_key set revoked_at = now() where name = 'read'")
+    async with asyncio.timeout(60):
+        while (await browser.http.get("/")).status_code == 200:
+            await asyncio.sleep(keyring.REFRESH_SECONDS / 4)
+
+
+async def test_who_may_read_sees_no_buttons_and_is_refused_what_changes_things(
+    keyed: tuple[Browser, dict[str, str]], store: Store
+) -> None:
+    browser, secrets = keyed
+    (one,) = await enqueue(store, NewTask("a"))
+    await sign_in(browser, secrets["read"])
+    for path in ("/", "/tasks", f"/tasks/{one}", "/actions", "/schedules", "/queues", "/bulk", "/rejected"):
+        assert 'action="/do"' not in await browser.get(path), path
+    for path in ("/keys", "/audit", f"/tasks/{one}/edit"):
+        await browser.get(path, 403)
+    csrf = await browser.csrf("/")
+    for method in (*DEEDS, "enqueue", "keys.create", "cancel.selected"):
+        fields = {"id": str(one), "name": "s", "action": "a", "queue": "inbound", "key": "k", "payload": "{}",
+                  "permission": "read", "ids": str(one), "all": "yes", "delay": "1"}  # fmt: skip
+        answer = await browser.http.post("/do", data={"csrf": csrf, "method": method, "back": "/", **fields})
+        assert answer.status_code in (303, 422), method
+        if answer.status_code == 303:
+            assert "may not" in unescape(await browser.get(answer.headers["location"])), method
+    assert (await browser.call("status", id=one)).state == "SCHEDULED"
+    assert (await browser.call("job.list")).jobs == []
+
+
+# Live
+
+
+async def events(response: httpx.Response) -> AsyncIterator[str]:
+    async for line in response.aiter_lines():
+        if line.startswith("data: {"):
+            yield json.loads(line.removeprefix("data: ")).get("html", "")
+
+
+async def test_a_page_that_is_open_is_sent_what_has_changed(store: Store, browser: Browser) -> None:
+    await enqueue(store, NewTask("a"))
+    async with asyncio.timeout(60):
+        async with browser.http.stream("GET", "/tasks", headers={"Accept": "text/event-stream"}) as response:
+            assert response.headers["content-type"].startswith("text/event-stream")
+            found = events(response)
+            first = await anext(found)
+            assert first.count('data-key="t') == 1
+            assert "<html" not in first
+            await enqueue(store, NewTask("a"))
+            assert (await anext(found)).count('data-key="t') == 2
+
+
+async def test_streams_end_with_the_api_and_keep_it_from_nothing(store: Store, settings: Settings) -> None:
+    async with running(store, settings.model_copy(update={"grace_seconds": 55.0})) as api:
+        http = httpx.AsyncClient(base_url=api.url, timeout=60)
+        stream = http.stream("GET", "/", headers={"Accept": "text/event-stream"})
+        response = await stream.__aenter__()
+        found = events(response)
+        await anext(found)
+        api.stop_taking()
+        async with asyncio.timeout(50):
+            async for _ in found:
+                pass
+        await stream.__aexit__(None, None, None)
+        await http.aclose()
+
+
+async def test_streams_are_bounded(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.api.dashboard.live.STREAMS", 0)
+    assert (await browser.http.get("/", headers={"Accept": "text/event-stream"})).status_code == 503
+
+
+# What it stands on
+
+
+async def test_a_postgres_that_is_away_is_told_and_the_page_comes_back_with_it(
+    store: Store, browser: Browser, postgres: EmbeddedPostgres, database_url: str
+) -> None:
+    await browser.get("/")
+    async with postgres_away(postgres, database_url):
+        for path in ("/tasks", "/keys"):
+            answer = await browser.http.get(path)
+            assert answer.status_code == 503
+            assert 'http-equiv="refresh"' in answer.text
+            assert "password" not in answer.text
+    async with asyncio.timeout(60):
+        while (await browser.http.get("/tasks")).status_code != 200:
+            await asyncio.sleep(0.2)
+
+
+async def test_the_audit_is_kept_for_its_time(store: Store, sql: Any, settings: Settings) -> None:
+    await sql.execute(
+        "insert into penstock.audit (at, who, address, door, method, params) "
+        "select now() - make_interval(days => d), 'ada', '', 'http', 'cancel', '{}' from unnest(array[0, 89, 91]) d"
+    )
+    await Retention(store=store, settings=settings).run_once()
+    assert await sql.fetchval("select count(*) from penstock.audit") == 2
+
+
+async def test_the_tally_is_kept_by_the_minute_for_an_hour_and_its_sums_stay(store: Store, sql: Any) -> None:
+    await sql.execute(
+        "insert into penstock.tally (at, action, event, count, seconds) "
+        "select now() - make_interval(secs => s), 'a', 'SUCCESS', 1, 0.5 from generate_series(0, 9000, 10) s"
+    )
+    await sql.execute("insert into penstock.tally (at, action, event, count) "
+                      "values (now() - interval '10 minutes', 'a', 'SUCCESS', -400)")  # fmt: skip
+    before = await sql.fetchrow("select sum(count), sum(seconds) from penstock.tally")
+    async with store.session() as session:
+        for _ in range(3):  # what was folded is left alone
+            await session.fetch("compact_tally", 180.0, 3700.0)
+        steps = {row["step"]: row["count"] for row in await session.fetch("read_history", 3540.0, 60.0)}
+    assert await sql.fetchrow("select sum(count), sum(seconds) from penstock.tally") == before
+    assert len(steps) in (59, 60)
+    newest = steps.pop(max(steps))
+    assert set(steps.values()) == {6}  # one in ten seconds, whatever was taken back
+    assert 0 < newest <= 6
+    old, folded = await sql.fetchrow(
+        "select count(*) filter (where at < now() - interval '3700 s'), "
+        "count(*) filter (where at >= now() - interval '3700 s' and at < now() - interval '240 s') from penstock.tally"
+    )
+    assert old == 1
+    assert folded <= 60
+
+
+async def test_the_first_id_of_an_instant_is_found_in_both_tables_and_beyond_them(sql: Any) -> None:
+    assert await sql.fetchval(SQL["find_first_id"], datetime(2030, 1, 1, tzinfo=UTC)) >= 1
+    base = datetime(2030, 1, 1, tzinfo=UTC)
+    ids = []
+    for hour in range(20):
+        at = base + timedelta(hours=hour)
+        into = "task (state, " if hour % 3 else "task_history (finished_at, state, "
+        given = "'SCHEDULED'" if hour % 3 else "$1, 'CANCELLED'"
+        statement = (
+            f"insert into penstock.{into} id, action, payload, priority, run_at, max_attempts, created_at, updated_at) "
+            f"values ({given}, nextval('penstock.task_id_seq'), 'a', '{{}}', 0, $1, 10, $1, $1) returning id"
+        )
+        ids.append(await sql.fetchval(statement, at))
+        await sql.execute("select nextval('penstock.task_id_seq') from generate_series(1, 3)")  # ids without a task
+    for hour, task_id in enumerate(ids):
+        found = await sql.fetchval(SQL["find_first_id"], base + timedelta(hours=hour))
+        assert (ids[hour - 1] if hour else 0) < found <= task_id
+    assert await sql.fetchval(SQL["find_first_id"], base + timedelta(days=9)) > ids[-1]
+
+
+@pytest.mark.parametrize("name", [
+    "list_audit", "read_session", "read_history", "read_recent_successes", "read_recent_failures", "read_in_flight",
+    "read_life", "find_first_id", "search_tasks", "search_settled_tasks", "search_live_tasks",
+])  # fmt: skip
+async def test_a_statement_of_the_dashboard_goes_by_an_index(sql: Any, name: str) -> None:
+    """Whatever its arguments, and over tables that are empty, for which a scan would look cheaper."""
+    for setting, value in PLANNING.items():
+        await sql.execute(f"set {setting} = '{value}'")
+    await sql.execute("set plan_cache_mode = force_generic_plan")
+    await sql.execute(f"prepare generic as {SQL[name]}")
+    count = await sql.fetchval("select cardinality(parameter_types) from pg_prepared_statements where name = 'generic'")
+    text = await sql.fetchval(f"explain (format json) execute generic ({', '.join(['null'] * count)})")
+    scanned = re.findall(r'"Node Type": "Seq Scan",.*?"Relation Name": "(\w+)"', text, re.DOTALL)
+    assert set(scanned) <= {"dispatch", "task_id_seq"}, text

@@ -1,0 +1,187 @@
+"""What the dashboard draws and writes, without a database: charts, graphs, timelines, formats."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.api import views
+from penstock.api.dashboard import charts, deeds, formats, graph, overview
+from penstock.api.dashboard.asking import cleaned, labels_of, utc
+from penstock.api.dashboard.charts import Series
+from penstock.api.dashboard.timeline import timeline
+from penstock.api.dashboard.visitors import local_path
+from penstock.api.workflow_views import Step
+from penstock.errors import InvalidParams
+from penstock.tasks import State
+from penstock.workflows import StepKind
+
+NOW = datetime(2030, 1, 31, 8, tzinfo=UTC)
+texts = st.text(max_size=30)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [
+    (None, "–"), (0, "0 ms"), (0.0001, "<1 ms"), (0.25, "250 ms"), (1.5, "1.5 s"), (90, "1.5 min"),
+    (7200, "2 h"),
+    (86_400 * 3, "3 d"),
+])  # fmt: skip
+def test_a_span_is_told_by_its_largest_unit(seconds: float | None, text: str) -> None:
+    assert formats.span(seconds) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [
+    (0, "0"), (12345, "12,345"), (0.125, "0.12"), (12.34, "12.3"), (3.0, "3"), (None, "–"), (1_234_567.8, "1,234,568"),
+])  # fmt: skip
+def test_a_number_has_the_digits_that_it_needs(value: float | None, text: str) -> None:
+    assert formats.number(value) == text
+
+
+def test_numbers_in_json_are_shown_as_they_were_written() -> None:
+    assert formats.pretty(msgspec.Raw(b'{"a":1.10,"b":123456789012345678901234567890}')) == (
+        '{\n  "a": 1.10,\n  "b": 123456789012345678901234567890\n}'
+    )
+    assert "more characters" in formats.pretty(msgspec.Raw(msgspec.json.encode(["x" * 100] * 1000)))
+
+
+scalars = st.none() | st.booleans() | st.integers(-9, 9) | texts
+members = st.sampled_from(["code", "message", "data", "type", "traceback", "x"])
+
+
+@given(error=st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(members, inner)))
+def test_any_error_a_worker_makes_up_can_be_shown(error: Any) -> None:
+    parts = formats.error_parts(msgspec.Raw(msgspec.json.encode(error)))
+    assert all(isinstance(parts[name], str) for name in ("kind", "message", "traceback", "code"))
+
+
+@given(values=st.lists(st.tuples(st.floats(0, 1e9), st.floats(0, 1e9), st.floats(0, 1e9)), min_size=1, max_size=60),
+       label=texts)  # fmt: skip
+def test_columns_are_well_formed_and_stay_inside(values: list[tuple[float, float, float]], label: str) -> None:
+    label = "".join(char for char in label if char.isprintable())
+    one, two, three = zip(*values, strict=True)
+    drawn = charts.columns(
+        [Series("ok", "ok", one), Series(label, "bad", two)],
+        Series("in", "in", three),
+        [label] * len(values),
+        "a minute",
+    )
+    svg = ElementTree.fromstring(re.search(r"<svg.*</svg>", drawn, re.DOTALL)[0])  # type: ignore[index]
+    for shape in svg.iter("rect"):
+        if shape.get("class") != "hover":
+            assert float(shape.get("y", 0)) >= -0.01
+            assert float(shape.get("y", 0)) + float(shape.get("height", 0)) <= 100.02
+
+
+@given(value=st.floats(1e-6, 1e12))
+def test_the_top_of_an_axis_is_above_the_highest_value_and_not_far(value: float) -> None:
+    top = charts.nice_top(value)
+    assert value * 0.999 <= top <= value * 2.01
+
+
+def test_percentiles_are_of_the_values_and_of_none_nothing() -> None:
+    ordered = list(map(float, range(100)))
+    assert [charts.percentile(ordered, share) for share in (0.5, 0.95, 0.99)] == [50, 95, 99]
+    assert charts.percentile([], 0.5) == 0
+    assert charts.percentile([3.0], 0.99) == 3
+
+
+def step(number: int, name: str, *after: str, state: State = State.WAITING, parent: str | None = None) -> Step:
+    return Step(
+        number=number, name=name, kind=StepKind.TASK, state=state, after=list(after), parent=parent, task_id=number
+    )
+
+
+def test_a_step_stands_behind_all_that_it_waits_for() -> None:
+    drawn = graph.draw([step(0, "a"), step(1, "b", "a"), step(2, "c", "a"), step(3, "d", "b", "c", "a")])
+    places = dict(zip("abcd", (float(x) for x in re.findall(r'</title><rect x="(\d+)"', drawn)), strict=True))
+    assert places["a"] < places["b"] == places["c"] < places["d"]
+    assert drawn.count('class="edge"') == 5
+    ElementTree.fromstring(drawn)
+
+
+@given(st.lists(st.lists(st.integers(0, 11), max_size=4), min_size=1, max_size=12))
+def test_any_graph_is_drawn_even_one_that_cannot_be(links: list[list[int]]) -> None:
+    steps = [step(place, f"s{place}", *(f"s{one}" for one in before)) for place, before in enumerate(links)]
+    drawn = graph.draw(steps)
+    assert drawn.count('<g class="node') == len(steps)
+    ElementTree.fromstring(drawn)
+
+
+def detail(**given: Any) -> views.TaskDetail:
+    values: dict[str, Any] = {
+        "id": 1, "action": "a", "state": State.SCHEDULED, "attempts": 0, "max_attempts": 3, "priority": 0,
+        "run_at": views.timestamp(NOW), "created_at": views.timestamp(NOW), "updated_at": views.timestamp(NOW),
+        "progress": None, "result": None, "error": None, "payload": None, "unique_key": None, "ordering_key": None,
+        "limit_key": None, "labels": None, "expires_at": None, "timeout": None, "claim": 0, "failures": [],
+    }  # fmt: skip
+    return views.TaskDetail(**values | given)
+
+
+def life(**given: Any) -> dict[str, Any]:
+    values = dict.fromkeys(("claimed_at", "heartbeat_at", "finished_at", "workflow", "route", "gate", "behind"))
+    return values | {"suspect": False, "unsent": False} | given
+
+
+def test_a_life_is_told_in_order_from_the_first_attempt_to_the_end() -> None:
+    failed = views.Failure(1, 5, views.timestamp(NOW + timedelta(seconds=4)), msgspec.Raw(b'{"message":"boom"}'))
+    task = detail(state=State.SUCCESS, attempts=2, claim=9, failures=[failed],
+                  updated_at=views.timestamp(NOW + timedelta(seconds=30)))  # fmt: skip
+    events = timeline(task, life(claimed_at=NOW + timedelta(seconds=20)), NOW + timedelta(seconds=60))
+    assert [event["title"] for event in events] == [
+        "Enqueued", "Attempt 1 failed", "Attempt 2 of 3 claimed", "Succeeded",
+    ]  # fmt: skip
+    assert [event["later"] for event in events] == [None, "4 s", "16 s", "10 s"]
+    assert events[1]["error"]["message"] == "boom"
+
+
+@pytest.mark.parametrize(("given", "of_life", "last"), [
+    ({"state": State.WAITING, "ordering_key": "k"}, {"behind": 7}, "Waits behind task 7, by ordering key k"),
+    ({"state": State.WAITING}, {"workflow": 4}, "Waits for steps before it in workflow 4"),
+    ({"state": State.WAITING, "waits_for": views.WaitsFor("tok", "2030-01-31T08:00:00Z")}, {},
+     "Waits for an event, token tok"),
+    ({"state": State.ACQUIRED, "attempts": 1, "claim": 3}, {"claimed_at": NOW}, "In a worker's hands"),
+    ({"state": State.ERROR, "attempts": 1}, {}, "Attempt 2 is due"),
+    ({"state": State.CANCELLED, "reason": "expired"}, {}, "Cancelled"),
+])  # fmt: skip
+def test_a_life_ends_with_what_it_is_at_now(given: dict[str, Any], of_life: dict[str, Any], last: str) -> None:
+    assert timeline(detail(**given), life(**of_life), NOW)[-1]["title"] == last
+
+
+def test_failures_that_differ_in_numbers_alone_are_one_group() -> None:
+    rows = [
+        {"id": n, "action": "a", "kind": "E", "message": f"card {n} declined"} for n in (9, 8, 7)
+    ] + [{"id": 1, "action": "b", "kind": None, "message": None}]  # fmt: skip
+    groups = overview._grouped(rows)
+    assert [(group["action"], group["count"], group["newest"]) for group in groups] == [("a", 3, 9), ("b", 1, 1)]
+
+
+def test_processes_are_told_apart_by_machine_and_number() -> None:
+    names = ("api@web-1:7", "api@web-1:7-listen", "api@web-1:8", "scheduler", "?")
+    rows = [{"name": f"penstock-{name}", "address": "10.0.0.1", "since": NOW, "count": 2} for name in names]
+    assert [(one["process"], one["host"], one["pid"], one["connections"]) for one in overview._processes(rows)] == [
+        ("api", "web-1", "7", 4), ("api", "web-1", "8", 2), ("scheduler", "10.0.0.1", "", 2),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("there", ["//x", "http://x", "/\\x", "/a\nb", "x", "", "/ä", "/" + "x" * 5000])
+def test_a_way_back_that_is_not_ours_is_the_overview(there: str) -> None:
+    assert local_path(there) == "/"
+    assert local_path("/tasks?state=ERROR&x=%C3%A4") == "/tasks?state=ERROR&x=%C3%A4"
+
+
+def test_fields_of_forms_become_what_methods_take() -> None:
+    assert labels_of("a=1, b=2 c") == {"a": "1", "b": "2", "c": ""}
+    assert utc("2030-01-31T08:00") == "2030-01-31T08:00:00Z"
+    assert utc("2030-01-31T08:00:00+01:00") == "2030-01-31T08:00:00+01:00"
+    assert cleaned({"a": " \0x ", "b": " ", "c": "\ud800"}) == {"a": "\ufffdx", "c": "?"}
+    assert deeds.bulk_params("bulk.reschedule", {"delay": "1.5", "action": "a", "spread": "2", "priority": "3"}) == {
+        "action": "a", "delay": 90.0, "spread": 120.0, "priority": 3,
+    }  # fmt: skip
+    with pytest.raises(InvalidParams, match="older_than must be a number"):
+        deeds.bulk_params("bulk.retry", {"older_than": "inf"})
