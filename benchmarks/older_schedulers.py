@@ -71,21 +71,25 @@ class Report:
         return told | {"creation_seconds": round(self.creation_seconds, 1), "seconds": round(self.seconds, 1)}
 
 
-def stack_environment(kafka: MockKafka, topic: str) -> dict[str, str]:
+RECOVERY = {
+    # So that what a killed process held is somebody else's within seconds and not within minutes.
+    "PENSTOCK_UNSENT_AFTER_SECONDS": "3",
+    "PENSTOCK_STALE_AFTER_SECONDS": "10",
+    "PENSTOCK_HEARTBEAT_SECONDS": "2",
+    "PENSTOCK_VISIBILITY_TIMEOUT_SECONDS": "5",
+    "PENSTOCK_SUPERVISOR_INTERVAL_SECONDS": "1",
+}
+
+
+def stack_environment(kafka: MockKafka, topic: str, *, with_kills: bool) -> dict[str, str]:
     """The settings of a stack that has clockwork's API, and reads schedules in JSON from this topic."""
-    return {
+    return (RECOVERY if with_kills else {}) | {
         "PENSTOCK_KAFKA_BROKERS": kafka.brokers,
         "PENSTOCK_DELIVERIES": "kafka.publish",
         "PENSTOCK_CLOCKWORK_API": "true",
         "PENSTOCK_CLOCKWORK_CREATE_TOPIC": kafka.topic("schedule-create"),
         "PENSTOCK_KAFKA_SOURCE_JSON_TOPICS": topic,
         "PENSTOCK_KAFKA_SESSION_TIMEOUT_SECONDS": "3",
-        # So that what a killed process held is somebody else's within seconds and not within minutes.
-        "PENSTOCK_UNSENT_AFTER_SECONDS": "3",
-        "PENSTOCK_STALE_AFTER_SECONDS": "10",
-        "PENSTOCK_HEARTBEAT_SECONDS": "2",
-        "PENSTOCK_VISIBILITY_TIMEOUT_SECONDS": "5",
-        "PENSTOCK_SUPERVISOR_INTERVAL_SECONDS": "1",
         "PENSTOCK_HTTP_PORT": "0",
         "PENSTOCK_METRICS_PORT": "0",
     }
@@ -285,7 +289,7 @@ async def _main(args: argparse.Namespace) -> int:
     setup_logging("bench", level="warning")
     kafka = MockKafka()
     source = kafka.topic("schedules")
-    os.environ.update(stack_environment(kafka, source))
+    os.environ.update(stack_environment(kafka, source, with_kills=args.kill))
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         async with Stack(Path(folder) / "data", workers=args.workers) as stack:
             killed = stack if args.kill else None

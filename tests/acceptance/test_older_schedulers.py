@@ -20,7 +20,7 @@ from tests.kafka import MockKafka
 def pipeline(kafka: MockKafka) -> Iterator[SimpleNamespace]:
     """A stack with clockwork's API and both sources; ``topic`` is that of the schedules in JSON."""
     topic = kafka.topic("schedules")
-    env = older_schedulers.stack_environment(kafka, topic)
+    env = older_schedulers.stack_environment(kafka, topic, with_kills=True)
     with reachable_folder() as path, running(path / "data", "--workers", "1", env=env) as stack:
         yield SimpleNamespace(stack=stack, topic=topic, create_topic=env["PENSTOCK_CLOCKWORK_CREATE_TOPIC"])
 
