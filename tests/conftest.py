@@ -33,6 +33,7 @@ from penstock.local.postgres import EmbeddedPostgres  # noqa: E402
 from penstock.local.sqs import EmbeddedSqs  # noqa: E402
 from penstock.settings import Settings, load_settings  # noqa: E402
 from tests.kafka import kafka as kafka  # noqa: E402
+from tests.rabbitmq import rabbitmq as rabbitmq  # noqa: E402
 
 TEMPLATE = "penstock_template"
 _ROOM_BYTES = 4 * 1024**3
@@ -125,7 +126,7 @@ def sqs_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 async def settings(database_url: str, sqs_url: str) -> Settings:
     """Settings with a database and queues of this test alone, the queues created, and short times."""
-    from penstock.transports.sqs import create_queues
+    from penstock.transports import create_queues
 
     prefix = f"t-{secrets.token_hex(4)}"
     result = load_settings(

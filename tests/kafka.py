@@ -44,6 +44,10 @@ class MockKafka:
         assert self._library.rd_kafka_mock_topic_create(self._cluster, name.encode(), partitions, 1) == 0
         return name
 
+    def make(self, name: str, *, partitions: int = PARTITIONS) -> None:
+        """A topic of this name, if there is none; the admin's request for it is not among those that a mock knows."""
+        self._library.rd_kafka_mock_topic_create(self._cluster, name.encode(), partitions, 1)
+
     def set_down(self, broker: int = 1) -> None:
         """Close this broker's connections and take no others."""
         self._library.rd_kafka_mock_broker_set_down(self._cluster, broker)

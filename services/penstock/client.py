@@ -31,7 +31,7 @@ from penstock.wire import join_batch, pack
 from penstock.workflow_client import InboundWorkflows, Workflows
 
 if TYPE_CHECKING:
-    from penstock.transports.sqs import SqsTransport
+    from penstock.transports import Queue, Transport
 
 MESSAGE_TASKS = 100
 _SEND_TRIES = 4
@@ -328,18 +328,30 @@ class Client:
 
 
 class InboundClient:
-    """Adds tasks through the inbound queue: needs SQS alone, and no answer comes back; use it with ``async with``.
+    """Adds tasks through the inbound queue: needs that alone, and no answer comes back; use it with ``async with``.
 
-    queue: name or URL of the inbound queue. endpoint_url: None for AWS. region: None for the SDK's own chain.
+    queue: name of the inbound queue, of SQS its URL too. endpoint_url: None for AWS. region: None for the SDK's own
+    chain.
+    transport_url: as PENSTOCK_TRANSPORT_URL, for another broker than SQS; whatever else there is to say of it, such as
+    PENSTOCK_KAFKA_*, is taken from the settings.
     A send that timed out may have arrived, and is tried again: give tasks a ``unique_key`` if none may run twice.
     schedules: changes of cron schedules; workflows: of workflows.
     """
 
-    def __init__(self, queue: str, endpoint_url: str | None = None, region: str | None = None) -> None:
+    def __init__(
+        self,
+        queue: str,
+        endpoint_url: str | None = None,
+        region: str | None = None,
+        *,
+        transport_url: str | None = None,
+    ) -> None:
         self._name = queue
         self._endpoint_url = endpoint_url
         self._region = region
-        self._transport: SqsTransport | None = None
+        self._transport_url = transport_url
+        self._transport: Transport | None = None
+        self._queue: Queue | None = None
         self.schedules = InboundSchedules(self.send)
         self.workflows = InboundWorkflows(self.send)
 
@@ -354,7 +366,7 @@ class InboundClient:
     async def close(self) -> None:
         """Close the connections."""
         if self._transport is not None:
-            transport, self._transport = self._transport, None
+            transport, self._transport, self._queue = self._transport, None, None
             await transport.close()
 
     async def enqueue(self, action: str, payload: Any = None, **options: Any) -> None:
@@ -383,20 +395,31 @@ class InboundClient:
         """Send a request of a method whose answer is not needed, such as ``cancel``. Raises TooLarge, Unfinished."""
         await self._send_all([request_text(method, params, None)], [params])
 
+    def _open_transport(self) -> Transport:
+        if self._transport_url is None:
+            from penstock.transports.sqs import SqsTransport
+
+            return SqsTransport(endpoint_url=self._endpoint_url, region=self._region)
+        from penstock.settings import load_settings
+        from penstock.transports import open_transport
+
+        return open_transport(load_settings(transport_url=self._transport_url))
+
     async def _send_all(self, texts: Sequence[str], given: Sequence[Mapping[str, Any]]) -> None:
         """Send requests, of which those of ``given`` are told as unsent where they were not."""
         from penstock.transports.base import Outgoing
-        from penstock.transports.sqs import LIMITS, SqsTransport
 
+        if self._queue is None:
+            self._transport = self._open_transport()
+            self._queue = self._transport.queue(self._name, label="inbound")
+        queue = self._queue
+        most = queue.limits.max_message_bytes
         for text in texts:
-            if len(text) > LIMITS.max_message_bytes:
-                raise TooLarge("a task", len(text), LIMITS.max_message_bytes)
+            if len(text) > most:
+                raise TooLarge("a task", len(text), most)
         # Text is ASCII here, so characters are bytes.
-        cuts = pack([len(text) for text in texts], max_bytes=LIMITS.max_message_bytes, max_items=MESSAGE_TASKS)
+        cuts = pack([len(text) for text in texts], max_bytes=most, max_items=MESSAGE_TASKS)
         left = [(start, end, Outgoing(join_batch(texts[start:end]))) for start, end in cuts]
-        if self._transport is None:
-            self._transport = SqsTransport(endpoint_url=self._endpoint_url, region=self._region)
-        queue = self._transport.queue(self._name, label="inbound")
         reason: str | None = None
         for attempt in range(_SEND_TRIES):
             if not left:

@@ -46,6 +46,11 @@ SQS_CALLS = Counter(
 SQS_BILLED_UNITS = Counter(
     "penstock_sqs_billed_units_total", "Billed 64 KiB units of SQS calls", ["operation", "queue"], registry=REGISTRY
 )
+TRANSPORT_CALLS = Counter(
+    "penstock_transport_calls_total",
+    "Calls to RabbitMQ or Kafka, of sends each message, by transport, operation, queue and outcome (ok, failed)",
+    ["transport", "operation", "queue", "outcome"], registry=REGISTRY,
+)  # fmt: skip
 MESSAGES = Counter(
     "penstock_messages_total", "Messages by queue and direction (received, sent, deleted, released)",
     ["queue", "direction"], registry=REGISTRY,

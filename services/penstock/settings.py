@@ -22,6 +22,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 from pydantic_settings import SettingsError as _UnreadableValue
 
 from penstock.addresses import Guard
+from penstock.brokers import BrokerUrl, parse_broker_url
 from penstock.errors import SettingsError
 from penstock.keys import ApiKey, parse_entries
 from penstock.named_sql import NamedStatement
@@ -65,7 +66,12 @@ class Settings(BaseSettings):
         None, description="File of the authorities that the server's certificate is checked by; unset: the system's."
     )
 
-    # SQS
+    # Queues
+    transport_url: SecretStr | None = Field(
+        None,
+        description="What carries the work: `sqs://`, which unset means too, `amqp://user:password@host:port/vhost` "
+        "(or `amqps://`) for RabbitMQ, or `kafka://host:port,host:port`.",
+    )
     sqs_endpoint_url: str | None = Field(None, description="SQS endpoint; unset means AWS.")
     aws_region: str | None = Field(None, description="AWS region; unset means the SDK's own chain.")
     inbound_queue: str = Field("penstock-inbound", min_length=1, description="Name or URL: producers to submitter.")
@@ -76,6 +82,18 @@ class Settings(BaseSettings):
     )
     visibility_timeout_seconds: int = Field(
         60, ge=3, le=43200, description="A received message reappears after this long unless deleted or extended."
+    )
+    amqp_consumer_timeout_seconds: float = Field(
+        1800,
+        ge=10,
+        description="As RabbitMQ's consumer_timeout is set: a message held for nearly as long is deleted, and the "
+        "signs of life of its tasks stand in for it.",
+    )
+    kafka_partitions: int = Field(
+        12, ge=1, le=10_000, description="Of topics that are made for queues: no more workers take tasks from one."
+    )
+    kafka_replication: int = Field(
+        -1, ge=-1, le=100, description="Copies of topics that are made for queues; -1 leaves it to the brokers."
     )
 
     # Kafka
@@ -237,6 +255,9 @@ class Settings(BaseSettings):
 
     sqs_send_queues: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="Comma-separated names or URLs of queues that `sqs.send` may send to."
+    )
+    amqp_publish_url: SecretStr | None = Field(
+        None, description="RabbitMQ that `amqp.publish` publishes to, `amqp://user:password@host:port/vhost`."
     )
     sql_statements: dict[str, NamedStatement] = Field(
         {},
@@ -435,6 +456,7 @@ class Settings(BaseSettings):
         "database_url", "database_ssl_mode", "database_ssl_root_cert", "sqs_endpoint_url", "aws_region", "api_url",
         "api_key", "api_rate_limit", "api_rate_burst", "metrics_port", "control_url", "control_api_key",
         "payload_retention_seconds", "result_retention_seconds", "result_compress_bytes", "http_ca_file",
+        "amqp_publish_url", "transport_url",
         "scheduler0_auth_username", "scheduler0_auth_password", "scheduler0_retry_delay_seconds",
         "kafka_brokers", "kafka_sasl_username", "kafka_sasl_password", "kafka_ssl_ca_file",
         "kafka_ssl_certificate_file", "kafka_ssl_key_file", "kafka_ssl_key_password",
@@ -443,6 +465,20 @@ class Settings(BaseSettings):
     @classmethod
     def _empty_is_unset(cls, value: Any) -> Any:
         return None if value == "" else value
+
+    @field_validator("transport_url")
+    @classmethod
+    def _known_broker(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            parse_broker_url(value.get_secret_value())
+        return value
+
+    @field_validator("amqp_publish_url")
+    @classmethod
+    def _rabbitmq(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and parse_broker_url(value.get_secret_value()).kind != "amqp":
+            raise ValueError("must begin with amqp:// or amqps://")
+        return value
 
     @field_validator("database_url")
     @classmethod
@@ -518,7 +554,7 @@ class Settings(BaseSettings):
             problems.append("api_rate_burst needs api_rate_limit")
         if (self.scheduler0_auth_username is None) != (self.scheduler0_auth_password is None):
             problems.append("scheduler0_auth_username and scheduler0_auth_password go together: set both, or neither")
-        problems += self._ssl_problems() + self._kafka_problems()
+        problems += self._queue_problems() + self._ssl_problems() + self._kafka_problems()
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -551,6 +587,11 @@ class Settings(BaseSettings):
             return url
         bare, _, fragment = url.partition("#")
         return f"{bare}{'&' if '?' in bare else '?'}{urlencode(more)}" + (f"#{fragment}" if fragment else "")
+
+    @property
+    def transport(self) -> BrokerUrl:
+        """What carries the work, taken apart."""
+        return parse_broker_url(self.transport_url.get_secret_value() if self.transport_url else "sqs://")
 
     @property
     def require_kafka_brokers(self) -> str:
@@ -603,6 +644,15 @@ class Settings(BaseSettings):
                 f"database_ssl_root_cert is not looked at with the mode {mode}: set database_ssl_mode to verify-full"
             )
         return problems
+
+    def _queue_problems(self) -> list[str]:
+        kind = self.transport.kind
+        names = {name: getattr(self, name) for name in ("inbound_queue", "outbound_queue", "results_queue")}
+        return [
+            f"{name} {value} is a URL of SQS, and transport_url begins with {self.transport.scheme}://: name the queue"
+            for name, value in names.items()
+            if kind != "sqs" and "://" in value
+        ]
 
     def _kafka_problems(self) -> list[str]:
         problems = []

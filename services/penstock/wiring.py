@@ -13,7 +13,7 @@ from penstock.faults import Faults, faults_of
 from penstock.logs import get_logger, setup_logging
 from penstock.loop import Service, run_service
 from penstock.settings import Settings, misspelt_variables
-from penstock.transports import DEAD_LETTER_SUFFIX, Queue
+from penstock.transports import DEAD_LETTER_SUFFIX, Queue, open_transport, queue_names
 
 if TYPE_CHECKING:
     from penstock.store import Store
@@ -23,6 +23,8 @@ PROCESSES = (
 )  # fmt: skip
 _SOURCES = frozenset({"kafka-source", "clockwork-source"})
 _ONE_PASS = frozenset({"supervisor", "api"}) | _SOURCES  # their work is not of a kind that more passes would speed up
+
+OpenQueue = Callable[[str, str], Queue]
 
 log = get_logger()
 
@@ -107,7 +109,8 @@ def _worker(settings: Settings, apps: Sequence[str], faults: Faults | None) -> C
 
     def make(stack: AsyncExitStack) -> Service:
         stack.push_async_callback(deliveries.close)
-        queues = _queues(settings, stack, faults)
+        open_queue, _ = _openers(settings, stack, faults)
+        queues = _queues(settings, open_queue)
         return Worker(outbound=queues["outbound"], results=queues["results"], settings=settings, registry=registry)
 
     return make
@@ -116,11 +119,12 @@ def _worker(settings: Settings, apps: Sequence[str], faults: Faults | None) -> C
 def _over_postgres(
     name: str, settings: Settings, store: Store, stack: AsyncExitStack, faults: Faults | None
 ) -> Service:
-    queues = _queues(settings, stack, faults)
+    open_queue, open_plain = _openers(settings, stack, faults)
+    queues = _queues(settings, open_queue)
     if name == "api":
         from penstock.api import Api
 
-        dead_letters = _queues(settings, stack, suffix=DEAD_LETTER_SUFFIX)
+        dead_letters = _queues(settings, open_plain, suffix=DEAD_LETTER_SUFFIX)
         return Api(store=store, settings=settings, queues=queues, dead_letters=dead_letters)
     if name == "submitter":
         from penstock.submitter import Submitter
@@ -129,9 +133,7 @@ def _over_postgres(
     if name == "scheduler":
         from penstock.scheduler import Scheduler
 
-        return Scheduler(
-            store=store, outbound=queues["outbound"], settings=settings, open_queue=_opener(settings, stack, faults)
-        )
+        return Scheduler(store=store, outbound=queues["outbound"], settings=settings, open_queue=open_queue)
     if name == "resulter":
         from penstock.resulter import Resulter
 
@@ -139,36 +141,31 @@ def _over_postgres(
     if name == "supervisor":
         from penstock.supervisor import Supervisor
 
-        dead_letters = _queues(settings, stack, suffix=DEAD_LETTER_SUFFIX)
+        dead_letters = _queues(settings, open_plain, suffix=DEAD_LETTER_SUFFIX)
         return Supervisor(
             store=store, queues=queues, dead_letters=dead_letters, settings=settings,
-            open_queue=_opener(settings, stack, faults),
+            open_queue=open_queue,
         )  # fmt: skip
     raise SettingsError(f"there is no process {name!r}: choose one of {', '.join(PROCESSES)}")
 
 
-def _queues(
-    settings: Settings, stack: AsyncExitStack, faults: Faults | None = None, *, suffix: str = ""
-) -> dict[str, Queue]:
+def _queues(settings: Settings, open_queue: OpenQueue, *, suffix: str = "") -> dict[str, Queue]:
     """The three queues by label, or with a suffix their dead-letter queues."""
-    open_queue = _opener(settings, stack, faults)
-    names = {"inbound": settings.inbound_queue, "outbound": settings.outbound_queue, "results": settings.results_queue}
-    return {label + suffix: open_queue(name + suffix, label + suffix) for label, name in names.items()}
+    return {label + suffix: open_queue(name + suffix, label + suffix) for label, name in queue_names(settings).items()}
 
 
-def _opener(settings: Settings, stack: AsyncExitStack, faults: Faults | None) -> Callable[[str, str], Queue]:
-    """Makes queues of a name, or URL, and a label, over one client."""
-    from penstock.transports.sqs import SqsTransport
-
-    transport = SqsTransport(endpoint_url=settings.sqs_endpoint_url, region=settings.aws_region)
+def _openers(settings: Settings, stack: AsyncExitStack, faults: Faults | None) -> tuple[OpenQueue, OpenQueue]:
+    """Two that make queues of a name, or URL, and a label, over one connection: with faults and without."""
+    transport = open_transport(settings)
     stack.push_async_callback(transport.close)
 
-    def open_queue(name: str, label: str) -> Queue:
-        queue = transport.queue(name, label=label)
-        if faults is None:
-            return queue
+    def open_plain(name: str, label: str) -> Queue:
+        return transport.queue(name, label=label)
+
+    def open_faulty(name: str, label: str) -> Queue:
+        assert faults is not None
         from penstock.faults.queue import FaultyQueue
 
-        return FaultyQueue(queue, faults)
+        return FaultyQueue(open_plain(name, label), faults)
 
-    return open_queue
+    return (open_plain if faults is None else open_faulty), open_plain

@@ -141,7 +141,7 @@ def shared(module_data_path: Path) -> Iterator[Place]:
 def test_ps_tells_everything_that_a_foreign_worker_needs(shared: Place) -> None:
     state = json.loads(shared.run("ps", "--json").stdout)
     assert state == shared.state()
-    assert set(state) == {"api", "database_url", "sqs_endpoint_url", "queues", "processes"}
+    assert set(state) == {"api", "database_url", "transport_url", "sqs_endpoint_url", "queues", "processes"}
     assert set(state["queues"]) == {"inbound", "outbound", "results"}
     names = {entry["name"] for entry in state["processes"]}
     assert names == SINGLE | {"worker-1", "worker-2", "postgres", "sqs"}

@@ -7,23 +7,27 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import aiohttp
 import asyncpg
 import httpx
 from aiobotocore.session import get_session
+from botocore.exceptions import BotoCoreError, ClientError
 
 from penstock.local.children import Output
 from penstock.local.service import HOST, Launch, Service, python_path
 from penstock.local.sqs import EmbeddedSqs
 from penstock.local.stack import Stack
+from penstock.transports import Outgoing, open_transport
 from tests.chaos import proxy
 from tests.chaos.app import LEDGER_VARIABLE
 from tests.chaos.ledger import Fault, Ledger, Row, rate_of, read_finished, recovery_seconds, wait_settled
 from tests.chaos.load import Load
+from tests.rabbitmq import RabbitMq
 
 PROCESSES = ("scheduler", "worker-1", "resulter", "submitter", "supervisor", "api", "worker-2")
 # Short times, so that what is waited for after a fault fits into a test.
@@ -76,16 +80,19 @@ class _ProxyService(Service):
 class Arena:
     """Use it as a context: the stack is up and under load inside. folder: of all data, empty, on a disk.
 
-    env: settings over :data:`FAST`.
+    env: settings over :data:`FAST`. transport: sqs, behind the proxy, or amqp, a RabbitMQ without one.
     """
 
-    def __init__(self, folder: Path, row: Row, *, env: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, row: Row, *, env: Mapping[str, str], transport: str = "sqs") -> None:
         self.folder = folder
         self.row = row
         self.log_path = folder / "stack.log"
         self.ledger = Ledger(folder / "ledger")
         self.done_by_proxy: dict[str, int] = {}
         self._env = FAST | dict(env)
+        self._transport = transport
+        self._proxy: _ProxyService | None = None
+        self.rabbitmq: RabbitMq | None = None
         self._exit = contextlib.AsyncExitStack()
         self._rate_before = 0.0
 
@@ -104,15 +111,12 @@ class Arena:
 
     async def _start(self) -> None:
         self.ledger.folder.mkdir(parents=True)
-        sqs = EmbeddedSqs(self.folder / "sqs")
-        await self._own(sqs)
-        self._proxy = _ProxyService(self.folder / "proxy", sqs.url)
-        await self._own(self._proxy)
+        broker = await (self._start_rabbitmq() if self._transport == "amqp" else self._start_sqs())
         self._exit.enter_context(_environment(self._env))
         output = Output(self._exit.enter_context(self.log_path.open("wb")), colour=False)
         self.stack = Stack(
-            self.folder / "stack", port=0, workers=2, apps=["tests.chaos.app"], sqs_endpoint_url=self._proxy.url,
-            worker_env={LEDGER_VARIABLE: str(self.ledger.folder)}, output=output,
+            self.folder / "stack", port=0, workers=2, apps=["tests.chaos.app"],
+            worker_env={LEDGER_VARIABLE: str(self.ledger.folder)}, output=output, **broker,
         )  # fmt: skip
         await self.stack.start()
         self._exit.push_async_callback(self.stack.stop)
@@ -120,12 +124,51 @@ class Arena:
         self.database_url: str = state["database_url"]
         self._connection: Any = None
         self._exit.push_async_callback(self._disconnect)
-        self._load = Load(
-            self.ledger, api_url=lambda: str(self.stack.state()["api"]), sqs_url=self._proxy.url,
-            inbound_url=state["queues"]["inbound"],
-        )  # fmt: skip
+        send = await (self._sender_by_amqp() if self._proxy is None else self._sender_by_sqs(self._proxy.url))
+        self._load = Load(self.ledger, api_url=lambda: str(self.stack.state()["api"]), send=send)
         await self._exit.enter_async_context(self._load)
         await self._warm_up()
+
+    async def _start_sqs(self) -> dict[str, str]:
+        sqs = EmbeddedSqs(self.folder / "sqs")
+        await self._own(sqs)
+        self._proxy = _ProxyService(self.folder / "proxy", sqs.url)
+        await self._own(self._proxy)
+        return {"sqs_endpoint_url": self._proxy.url}
+
+    async def _start_rabbitmq(self) -> dict[str, str]:
+        self.rabbitmq = RabbitMq(self.folder / "rabbitmq")
+        self._exit.push_async_callback(asyncio.to_thread, self.rabbitmq.close)
+        await asyncio.to_thread(self.rabbitmq.start)
+        return {"transport_url": self.rabbitmq.url}
+
+    async def _sender_by_sqs(self, url: str) -> Callable[[str], Awaitable[bool]]:
+        """A client of SQS that is not ours."""
+        client = await self._exit.enter_async_context(
+            get_session().create_client(
+                "sqs", endpoint_url=url, region_name="us-east-1",
+                aws_access_key_id="any", aws_secret_access_key="any",
+            )
+        )  # fmt: skip
+
+        async def send(body: str) -> bool:
+            try:
+                await client.send_message(QueueUrl=self.stack.state()["queues"]["inbound"], MessageBody=body)
+            except (BotoCoreError, ClientError, aiohttp.ClientError, OSError, TimeoutError):
+                return False
+            return True
+
+        return send
+
+    async def _sender_by_amqp(self) -> Callable[[str], Awaitable[bool]]:
+        transport = open_transport(self.stack.settings)
+        self._exit.push_async_callback(transport.close)
+        queue = transport.queue(self.stack.settings.inbound_queue, label="inbound")
+
+        async def send(body: str) -> bool:
+            return not (await queue.send([Outgoing(body)])).failed
+
+        return send
 
     async def _own(self, service: Service) -> None:
         self._exit.push_async_callback(asyncio.to_thread, service.stop)
@@ -186,7 +229,9 @@ class Arena:
         raise AssertionError(f"{name} was not ready again within {seconds:g} s; see {self.log_path}")
 
     async def weather(self, **members: Any) -> None:
-        """What the proxy does from now on; nothing for fair weather."""
+        """What the proxy does from now on; nothing for fair weather. Without a proxy the weather is always fair."""
+        if self._proxy is None:
+            return
         async with httpx.AsyncClient(timeout=10, trust_env=False) as client:
             reply = await client.put(self._proxy.url + proxy.CONTROL, json=members)
             reply.raise_for_status()
@@ -194,6 +239,7 @@ class Arena:
 
     async def delete_queues(self, *labels: str) -> None:
         """Delete queues with all that is in them, behind everybody's back."""
+        assert self._proxy is not None
         async with get_session().create_client(
             "sqs", endpoint_url=self._proxy.url, region_name="us-east-1",
             aws_access_key_id="any", aws_secret_access_key="any",

@@ -11,20 +11,18 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import aiohttp
 import httpx
-from aiobotocore.session import get_session
-from botocore.exceptions import BotoCoreError, ClientError
 
 from tests.chaos.ledger import Accepted, Ledger
 
-_AWAY = (httpx.HTTPError, BotoCoreError, ClientError, aiohttp.ClientError, OSError, TimeoutError, ValueError)
+_AWAY = (httpx.HTTPError, OSError, TimeoutError, ValueError)
 _DELAYED_SHARE = 0.1
 _DELAY_SECONDS = 1.0
 
 
 class Load:
-    """Sends until stopped. api_url is asked for each time, since nothing says that it stays.
+    """Sends until stopped. api_url is asked for each time, since nothing says that it stays. send: puts a body into the
+    inbound queue; False when it cannot be told whether it is there.
 
     Of the tasks through HTTP half have a unique key, and are sent again until answered; the others are sent once, and
     count as accepted only if that was answered. Those through the queue all have a key, for there is no answer.
@@ -36,15 +34,13 @@ class Load:
         ledger: Ledger,
         *,
         api_url: Callable[[], str],
-        sqs_url: str,
-        inbound_url: str,
+        send: Callable[[str], Awaitable[bool]],
         http_per_second: int = 120,
         queue_per_second: int = 40,
     ) -> None:
         self._ledger = ledger
         self._api_url = api_url
-        self._sqs_url = sqs_url
-        self._inbound_url = inbound_url
+        self._send = send
         self._rates = (http_per_second, queue_per_second)
         self._numbers = itertools.count(1)
         self._stop = asyncio.Event()
@@ -55,12 +51,6 @@ class Load:
     async def __aenter__(self) -> Load:
         self._stack = contextlib.AsyncExitStack()
         self._http = await self._stack.enter_async_context(httpx.AsyncClient(timeout=10, trust_env=False))
-        self._sqs = await self._stack.enter_async_context(
-            get_session().create_client(
-                "sqs", endpoint_url=self._sqs_url, region_name="us-east-1",
-                aws_access_key_id="any", aws_secret_access_key="any",
-            )
-        )  # fmt: skip
         self._task = asyncio.create_task(self._send_steadily(), name="load")
         return self
 
@@ -153,12 +143,8 @@ class Load:
     async def _send_to_queue(self, count: int) -> None:
         requests, told = self._tasks(count, keyed=True)
         began = time.time()
-        while True:
-            try:
-                await self._sqs.send_message(QueueUrl=self._inbound_url, MessageBody=json.dumps(requests))
-                break
-            except _AWAY:
-                await asyncio.sleep(random.uniform(0.2, 0.6))
+        while not await self._send(json.dumps(requests)):
+            await asyncio.sleep(random.uniform(0.2, 0.6))
         self._ledger.accepted += [Accepted(None, key, began, delay) for key, delay in told]
 
 

@@ -22,6 +22,7 @@ from penstock.logs import setup_logging
 from tests.chaos.arena import Arena
 from tests.chaos.ledger import Fault, Row
 from tests.chaos.scenarios import SCENARIOS, Scenario, chosen
+from tests.rabbitmq import WHY_NOT
 
 _COLUMNS = ("accepted", "settled", "lost", "twice", "wrong", "early", "given up", "ran again")
 
@@ -30,6 +31,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__.splitlines()[0])
     parser.add_argument("--scenario", action="append", nargs="+", choices=[*SCENARIOS], metavar="NAME", default=[],
                         help=f"one or more of: {', '.join(SCENARIOS)}")  # fmt: skip
+    parser.add_argument(
+        "--transport", choices=["sqs", "amqp"], default="sqs",
+        help="amqp: a RabbitMQ of its own in place of SQS, and the scenarios that are for it",
+    )  # fmt: skip
     parser.add_argument("--seconds", type=float, default=30, help="how long a lasting fault stays (30)")
     parser.add_argument("--json", type=Path, help="write the rows there too")
     parser.add_argument("--keep", type=Path, help="keep the logs of failed scenarios in this folder")
@@ -38,8 +43,10 @@ def main(arguments: list[str] | None = None) -> int:
     setup_logging("chaos", level="error")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is stopped
     rows = []
-    for scenario in chosen(names):
-        row = run_one(scenario, options.seconds, options.keep)
+    if options.transport == "amqp" and WHY_NOT is not None:
+        parser.error(WHY_NOT)
+    for scenario in chosen(names, options.transport):
+        row = run_one(scenario, options.seconds, options.keep, options.transport)
         rows.append(row)
         _say(scenario, row)
     if options.json:
@@ -48,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0 if all(row.is_good for row in rows) else 1
 
 
-def run_one(scenario: Scenario, seconds: float, keep: Path | None = None) -> Row:
+def run_one(scenario: Scenario, seconds: float, keep: Path | None = None, transport: str = "sqs") -> Row:
     """One scenario on a stack of its own, in a folder that is removed afterwards."""
     row = Row(scenario.name, why_repeated=scenario.why_repeated)
     with tempfile.TemporaryDirectory(prefix="penstock-chaos-", ignore_cleanup_errors=True) as name:
@@ -59,7 +66,7 @@ def run_one(scenario: Scenario, seconds: float, keep: Path | None = None) -> Row
                 row.skipped = impossible
                 return row
             try:
-                asyncio.run(_run(scenario, seconds, folder, row))
+                asyncio.run(_run(scenario, seconds, folder, row, transport))
             except Exception:
                 row.problems.append(traceback.format_exc())
             if keep is not None and not row.is_good:
@@ -69,8 +76,8 @@ def run_one(scenario: Scenario, seconds: float, keep: Path | None = None) -> Row
     return row
 
 
-async def _run(scenario: Scenario, seconds: float, folder: Path, row: Row) -> None:
-    async with Arena(folder, row, env=scenario.env) as arena:
+async def _run(scenario: Scenario, seconds: float, folder: Path, row: Row, transport: str) -> None:
+    async with Arena(folder, row, env=scenario.env, transport=transport) as arena:
         await scenario.inflict(arena, seconds)
         await arena.conclude(may_repeat=bool(scenario.why_repeated))
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import asyncpg
 
-from penstock.transports.sqs import create_queues
+from penstock.transports import create_queues
 from tests.chaos.arena import FAST, PROCESSES, Arena
 
 Inflict = Callable[[Arena, float], Awaitable[None]]
@@ -31,6 +31,7 @@ class Scenario:
     """inflict: gets the arena and for how many seconds to keep a lasting fault up.
 
     why_repeated: why tasks may run more than once, "" where none may. prepare: a context around the arena's folder.
+    transports: those on which it can be inflicted.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Scenario:
     why_repeated: str
     env: Mapping[str, str] = field(default_factory=dict)
     prepare: Callable[[Path], contextlib.AbstractContextManager[str | None]] | None = None
+    transports: tuple[str, ...] = ("sqs", "amqp")
 
 
 SCENARIOS: dict[str, Scenario] = {}
@@ -229,7 +231,7 @@ async def disk_full(arena: Arena, seconds: float) -> None:
 # SQS
 
 
-@scenario("sqs-down", "runs whose result or deletion could not be sent in time")
+@scenario("sqs-down", "runs whose result or deletion could not be sent in time", transports=("sqs",))
 async def sqs_down(arena: Arena, seconds: float) -> None:
     """SQS refuses every connection"""
     async with arena.fault("SQS down"):
@@ -238,7 +240,7 @@ async def sqs_down(arena: Arena, seconds: float) -> None:
         await arena.weather()
 
 
-@scenario("sqs-loss", "SQS sends and delivers twice")
+@scenario("sqs-loss", "SQS sends and delivers twice", transports=("sqs",))
 async def sqs_loss(arena: Arena, seconds: float) -> None:
     """SQS duplicates 10 % and loses 10 % of replies"""
     async with arena.fault("SQS duplicates and loses"):
@@ -247,7 +249,7 @@ async def sqs_loss(arena: Arena, seconds: float) -> None:
         await arena.weather()
 
 
-@scenario("sqs-errors", "runs whose deletion failed")
+@scenario("sqs-errors", "runs whose deletion failed", transports=("sqs",))
 async def sqs_errors(arena: Arena, seconds: float) -> None:
     """SQS answers 20 % of calls with 500, 503 or throttling, and is slow"""
     async with arena.fault("SQS errs"):
@@ -256,7 +258,7 @@ async def sqs_errors(arena: Arena, seconds: float) -> None:
         await arena.weather()
 
 
-@scenario("sqs-partial", "runs whose deletion failed")
+@scenario("sqs-partial", "runs whose deletion failed", transports=("sqs",))
 async def sqs_partial(arena: Arena, seconds: float) -> None:
     """20 % of the entries of each batch call fail"""
     async with arena.fault("SQS fails in part"):
@@ -265,13 +267,45 @@ async def sqs_partial(arena: Arena, seconds: float) -> None:
         await arena.weather()
 
 
-@scenario("queues-anew", "tasks whose message or result went with its queue")
+@scenario("queues-anew", "tasks whose message or result went with its queue", transports=("sqs",))
 async def queues_anew(arena: Arena, seconds: float) -> None:
     """the outbound and the results queue are deleted with all that is in them, and made anew 3 s later"""
     async with arena.fault("queues deleted"):
         await arena.delete_queues("outbound", "results")
         await asyncio.sleep(3)
         await create_queues(arena.stack.settings)
+
+
+# RabbitMQ
+
+
+@scenario("rabbitmq-restart", "what workers held was delivered anew", transports=("amqp",))
+async def rabbitmq_restart(arena: Arena, seconds: float) -> None:
+    """an orderly stop of RabbitMQ, started anew"""
+    assert arena.rabbitmq is not None
+    async with arena.fault("restart RabbitMQ"):
+        await asyncio.to_thread(arena.rabbitmq.stop)
+        await asyncio.to_thread(arena.rabbitmq.start)
+
+
+@scenario("rabbitmq-kill", "what workers held was delivered anew", transports=("amqp",))
+async def rabbitmq_kill(arena: Arena, seconds: float) -> None:
+    """kill -9 of RabbitMQ, which recovers from its log, and it stays away for a while"""
+    assert arena.rabbitmq is not None
+    async with arena.fault("kill RabbitMQ"):
+        await asyncio.to_thread(arena.rabbitmq.kill)
+        await asyncio.sleep(_OUTAGE_SECONDS)
+        await asyncio.to_thread(arena.rabbitmq.start)
+
+
+@scenario("connections-cut", "what workers held was delivered anew", transports=("amqp",))
+async def connections_cut(arena: Arena, seconds: float) -> None:
+    """every connection to RabbitMQ is closed by an operator, again and again"""
+    assert arena.rabbitmq is not None
+    async with arena.fault("connections cut"):
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            await asyncio.to_thread(arena.rabbitmq.ctl, "close_all_connections", "chaos")
 
 
 # Everything
@@ -291,6 +325,7 @@ async def chaos_settings(arena: Arena, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
 
-def chosen(names: list[str]) -> list[Scenario]:
-    """The scenarios of these names, all for none. Raises KeyError."""
-    return [SCENARIOS[name] for name in names or SCENARIOS]
+def chosen(names: list[str], transport: str) -> list[Scenario]:
+    """The scenarios of these names, all that the transport knows for none. Raises KeyError."""
+    known = [name for name, scenario in SCENARIOS.items() if transport in scenario.transports]
+    return [SCENARIOS[name] for name in names or known]

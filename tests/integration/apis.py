@@ -14,18 +14,19 @@ from penstock.api import Api
 from penstock.loop import Loop
 from penstock.settings import Settings
 from penstock.store import Store
-from penstock.transports import DEAD_LETTER_SUFFIX, Queue
-from penstock.transports.sqs import SqsTransport
+from penstock.transports import DEAD_LETTER_SUFFIX, Queue, Transport, open_transport, queue_names
 
 JSON = {"Content-Type": "application/json"}
 
 
-def queues_of(settings: Settings) -> tuple[SqsTransport, dict[str, Queue], dict[str, Queue]]:
+def queues_of(settings: Settings) -> tuple[Transport, dict[str, Queue], dict[str, Queue]]:
     """A transport, the three queues by label, and their dead-letter queues."""
-    transport = SqsTransport(endpoint_url=settings.sqs_endpoint_url, region=settings.aws_region)
-    names = {"inbound": settings.inbound_queue, "outbound": settings.outbound_queue, "results": settings.results_queue}
+    transport = open_transport(settings)
     queues, dead_letters = (
-        {label + suffix: transport.queue(name + suffix, label=label + suffix) for label, name in names.items()}
+        {
+            label + suffix: transport.queue(name + suffix, label=label + suffix)
+            for label, name in queue_names(settings).items()
+        }
         for suffix in ("", DEAD_LETTER_SUFFIX)
     )
     return transport, queues, dead_letters  # type: ignore[return-value]

@@ -24,7 +24,8 @@ from penstock.errors import (
 from penstock.intake import read_inbound
 from penstock.settings import Settings
 from penstock.store import Store
-from penstock.transports.sqs import SqsQueue, create_queues
+from penstock.transports import create_queues
+from penstock.transports.sqs import SqsQueue
 from tests.integration.apis import running
 
 

@@ -15,6 +15,7 @@ import httpx
 import msgspec
 
 from penstock.deliveries import HOMES, http, kafka
+from penstock.deliveries.amqp import Publishing
 from penstock.deliveries.sqs import Sending
 from penstock.named_sql import NamedStatement
 from penstock.settings import Settings
@@ -98,6 +99,7 @@ def test_each_delivery_has_its_section_with_every_parameter() -> None:
     assert rows_of(section("sqs.send")) == [field.name for field in msgspec.structs.fields(Sending)]
     published = inspect.signature(kafka.Publisher.publish).parameters
     assert rows_of(section("kafka.publish")) == [name for name in published if name not in ("self", "ctx")]
+    assert rows_of(section("amqp.publish")) == [field.name for field in msgspec.structs.fields(Publishing)]
     assert rows_of(section("sql.execute")) == list(NamedStatement.model_fields)
     assert set(re.findall(r"^## ([a-z0-9]+\.[a-z]+)$", PAGE, re.MULTILINE)) <= set(HOMES)
 

@@ -252,7 +252,7 @@ async def test_dead_letters_are_pointed_out(settings: Settings, sqs: Any) -> Non
 
 async def test_a_clock_that_is_wrong(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     real = time.time
-    for module in ("database", "queues"):
+    for module in ("database", "sqs"):
         monkeypatch.setattr(f"penstock.doctor.{module}.time.time", lambda: real() - 60)
     found = await complaint(settings, "database clock")
     assert found.seen == "60.0 s ahead of this machine's"

@@ -20,8 +20,8 @@ from penstock.store import Store
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.rules import Rules
 from penstock.tasks import NewTask
-from penstock.transports import Message, Queue
-from penstock.transports.sqs import SqsQueue, SqsTransport, create_queues
+from penstock.transports import Message, Queue, create_queues
+from penstock.transports.sqs import SqsQueue, SqsTransport
 from penstock.wire import parse_claim_id
 from tests.integration.doors import take
 

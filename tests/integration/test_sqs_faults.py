@@ -20,8 +20,8 @@ from penstock.store import Store
 from penstock.submitter import Submitter
 from penstock.supervisor.repair import Repair
 from penstock.tasks import Claimed, NewTask
-from penstock.transports import Depth, Message, Outgoing
-from penstock.transports.sqs import SqsQueue, SqsTransport, create_queues
+from penstock.transports import Depth, Message, Outgoing, create_queues
+from penstock.transports.sqs import SqsQueue, SqsTransport
 from penstock.wire import encode_call, encode_error, encode_progress, encode_result, parse_claim_id
 from penstock.worker import Worker
 from tests.integration.doors import (

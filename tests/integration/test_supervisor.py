@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -204,6 +205,18 @@ async def test_a_message_gone_without_an_answer_is_a_failed_attempt_after_two_lo
     row = await task_of(dispatch.tasks[0].id)
     assert (row["state"], row["attempts"]) == ("ERROR", 1)
     assert "its message is gone" in json.loads(row["error"])["message"]
+
+
+async def test_where_held_messages_are_not_counted_one_is_gone_when_nobody_can_hold_it_any_longer(
+    repair: Repair, store: Store, outbound: SqsQueue, settings: Settings, sql: Any
+) -> None:
+    outbound.limits = replace(outbound.limits, counts_held=False, max_extend_seconds=1000)
+    await claimed(store, NewTask("a"))
+    await age(sql, settings.stale_after_seconds + 1)
+    for _ in range(4):
+        assert await repair.run_once() == 0
+    await age(sql, 1000)
+    assert await repair.run_once() == 1
 
 
 async def test_a_message_seen_between_two_looks_begins_the_count_anew(

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.errors import Unavailable
 from penstock.settings import Settings
-from penstock.transports import Depth, Outgoing
-from penstock.transports.sqs import DEAD_LETTER_SUFFIX, LIMITS, MAX_RECEIVES, SqsQueue, SqsTransport, create_queues
+from penstock.transports import Depth, Outgoing, create_queues
+from penstock.transports.sqs import DEAD_LETTER_SUFFIX, LIMITS, MAX_RECEIVES, SqsQueue, SqsTransport
 from tests.integration.doors import Forward, SqsProxy, put, sample, sqs_proxy, take
 
 MIB = 1_048_576

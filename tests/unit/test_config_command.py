@@ -17,6 +17,8 @@ SECRETS = {
     "PENSTOCK_API_KEYS": "hunter2,ci:read:" + "0" * 64,
     "PENSTOCK_CONTROL_API_KEY": "hunter2",
     "PENSTOCK_HTTP_SIGNING_SECRETS": "billing:hunter2",
+    "PENSTOCK_TRANSPORT_URL": "amqp://me:hunter2@mq/vhost",
+    "PENSTOCK_AMQP_PUBLISH_URL": "amqps://me:hunter2@mq/vhost",
     "PENSTOCK_KAFKA_SECURITY_PROTOCOL": "sasl_ssl",
     "PENSTOCK_KAFKA_SASL_USERNAME": "me",
     "PENSTOCK_KAFKA_SASL_PASSWORD": "hunter2",

@@ -21,8 +21,8 @@ log = get_logger()
 class Hold:
     """Messages that only this caller sees until the block of :func:`hold` ends.
 
-    ``total`` and ``elsewhere``: messages in the queue, and those of them held by others, as counted at the beginning;
-    the queue's counts are approximate. ``seen``: messages taken so far.
+    ``total`` and ``elsewhere``: messages in the queue, and those of them held by others, as counted at the beginning
+    where the queue counts them; its counts are approximate. ``seen``: messages taken so far.
     """
 
     def __init__(self, queue: Queue, total: int, elsewhere: int) -> None:
@@ -80,7 +80,7 @@ async def hold(queue: Queue) -> AsyncIterator[Hold]:
     """
     with _Told(queue):
         depth = await queue.depth()
-    held = Hold(queue, depth.total, depth.in_flight)
+    held = Hold(queue, depth.total, depth.in_flight or 0)
     try:
         yield held
     finally:

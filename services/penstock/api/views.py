@@ -177,7 +177,9 @@ class DeadLetterQueue(msgspec.Struct, frozen=True):
 
     queue: Literal["inbound", "outbound", "results"]
     messages: Annotated[int | None, _about("All that there are.")]
-    held: Annotated[int | None, _about("Those of them that somebody is looking at.")]
+    held: Annotated[
+        int | None, _about("Those of them that somebody is looking at; null where the queue does not tell.")
+    ]
 
 
 class DeadLetterQueues(msgspec.Struct, frozen=True):

@@ -25,7 +25,8 @@ from penstock.local.children import Output
 from penstock.local.stack import Stack
 from penstock.settings import Settings
 from penstock.store import Store
-from penstock.transports.sqs import DEAD_LETTER_SUFFIX, SqsTransport
+from penstock.transports import DEAD_LETTER_SUFFIX
+from penstock.transports.sqs import SqsTransport
 
 STUCK_SECONDS = 60.0
 _LOOK_SECONDS = 0.05

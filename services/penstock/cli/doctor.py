@@ -75,5 +75,6 @@ def _settings(data_dir: Path | None) -> Settings:
         os.environ.setdefault(name, "penstock")  # any do, at the embedded endpoint
     return load_settings(
         database_url=state["database_url"], sqs_endpoint_url=state["sqs_endpoint_url"], api_url=state["api"],
+        transport_url=state["transport_url"],
         aws_region=REGION, **{f"{label}_queue": state["queues"][label] for label in ("inbound", "outbound", "results")},
     )  # fmt: skip

@@ -73,6 +73,14 @@ def up(
             help="Use this SQS in place of the embedded one; PENSTOCK_SQS_ENDPOINT_URL alone does not.",
         ),
     ] = None,
+    transport_url: Annotated[
+        str | None,
+        typer.Option(
+            show_default=False,
+            help="Use this RabbitMQ (amqp://) or Kafka (kafka://) in place of SQS; PENSTOCK_TRANSPORT_URL alone "
+            "does not.",
+        ),
+    ] = None,
 ) -> None:
     """Start everything on this machine: Postgres, SQS, schema, queues and all processes.
 
@@ -96,7 +104,8 @@ def up(
         from penstock.local.detach import start_detached
 
         arguments = ["--data-dir", str(folder.path), "--workers", str(workers)]
-        for name, value in (("port", port), ("database-url", database_url), ("sqs-endpoint-url", sqs_endpoint_url)):
+        places = {"database-url": database_url, "sqs-endpoint-url": sqs_endpoint_url, "transport-url": transport_url}
+        for name, value in ({"port": port} | places).items():
             if value is not None:
                 arguments += [f"--{name}", str(value)]
         for queue, count in fleets.items():
@@ -114,7 +123,7 @@ def up(
     setup_logging("up", level=settings.log_level, form=settings.log_format)
     stack = Stack(
         data_dir, port=port, workers=workers, fleets=fleets, apps=apps, database_url=database_url,
-        sqs_endpoint_url=sqs_endpoint_url,
+        sqs_endpoint_url=sqs_endpoint_url, transport_url=transport_url,
     )  # fmt: skip
     asyncio.run(stack.run(lambda state: _print_summary(folder, state, notes, detached=False)))
 
@@ -220,11 +229,13 @@ def _spinner(text: str) -> Iterator[None]:
 
 
 def _print_urls(state: dict[str, Any]) -> None:
+    from penstock.brokers import parse_broker_url
     from penstock.local.stack import masked
 
     typer.echo(f"api        {state['api']}/rpc")
     typer.echo(f"database   {masked(state['database_url'])}   (with its password: penstock ps --json)")
-    typer.echo(f"sqs        {state['sqs_endpoint_url']}")
+    broker = parse_broker_url(state["transport_url"])
+    typer.echo(f"{broker.kind:<10} {state['sqs_endpoint_url'] if broker.kind == 'sqs' else broker.shown}")
     _print_columns(state["queues"])
 
 

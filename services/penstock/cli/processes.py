@@ -128,14 +128,15 @@ def create_queues(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the URLs as JSON.")] = False,
 ) -> None:
-    """Create the three queues and their dead-letter queues at PENSTOCK_SQS_ENDPOINT_URL.
+    """Create the three queues and their dead-letter queues at the broker of PENSTOCK_TRANSPORT_URL.
 
-    For local endpoints such as ElasticMQ, ministack or moto. On AWS use terraform/, which sets policies and alarms too.
+    SQS: at PENSTOCK_SQS_ENDPOINT_URL, for local endpoints such as ElasticMQ, ministack or moto; on AWS use terraform/,
+    which sets policies and alarms too. RabbitMQ and Kafka: where the processes, which make what is missing, may not.
     """
     from penstock.settings import load_settings
-    from penstock.transports import sqs
+    from penstock.transports import create_queues as create
 
-    urls = asyncio.run(sqs.create_queues(load_settings(), more=queue or ()))
+    urls = asyncio.run(create(load_settings(), more=queue or ()))
     if as_json:
         print_json(urls)
         return

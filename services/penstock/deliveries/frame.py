@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # Action -> module of this package whose add_to() registers it.
 HOMES = {
+    "amqp.publish": "amqp",
     "http.request": "http",
     "kafka.publish": "kafka",
     "sqs.send": "sqs",
@@ -25,7 +26,7 @@ HOMES = {
     "scheduler0.callback": "scheduler0",
 }
 # Action -> extra of the package that brings what it needs beyond a plain worker's libraries.
-EXTRAS: dict[str, str] = {"kafka.publish": "kafka"}
+EXTRAS: dict[str, str] = {"amqp.publish": "rabbitmq", "kafka.publish": "kafka"}
 
 log = get_logger()
 

@@ -1,44 +1,85 @@
-"""The look at the queues: are they there, may they be used, and what becomes of a message that nobody can take."""
+"""The look at the queues, whatever carries them."""
 
 from __future__ import annotations
 
-import json
-import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
 
-from penstock.doctor.findings import Finding, clock_finding
-from penstock.errors import Unavailable
+from penstock.doctor.findings import Finding
+from penstock.errors import SettingsError, Unavailable
 from penstock.settings import Settings
-from penstock.transports.sqs import LIMITS, MAX_RECEIVES, SqsTransport
-
-_MAKE = "make it with terraform/, or `penstock create-queues` at a local endpoint"
+from penstock.transports import DEAD_LETTER_SUFFIX, Queue, QueueMissing, Transport, open_transport, queue_names
 
 
 async def examine_queues(settings: Settings) -> AsyncIterator[Finding]:
     """Findings about the three queues and their dead-letter queues."""
-    names = {"inbound": settings.inbound_queue, "outbound": settings.outbound_queue, "results": settings.results_queue}
-    for finding in _named_twice(names):
+    for finding in _named_twice(queue_names(settings)):
         yield finding
-    transport = SqsTransport(endpoint_url=settings.sqs_endpoint_url, region=settings.aws_region)
-    clock = None
+    if settings.transport.kind == "sqs":
+        from penstock.doctor.sqs import examine_sqs
+
+        found = examine_sqs(settings)
+    else:
+        found = _examine_broker(settings)
+    async for finding in found:
+        yield finding
+
+
+async def _examine_broker(settings: Settings) -> AsyncIterator[Finding]:
+    """What the contract of transports lets one see: limits and redrives are declared by whoever makes the queues."""
+    for name in ("sqs_endpoint_url", "aws_region"):
+        if getattr(settings, name):
+            yield Finding(
+                "note", "settings",
+                f"PENSTOCK_{name.upper()} is set, and PENSTOCK_TRANSPORT_URL is {settings.transport.shown}",
+                "unset one of them: there is no SQS here",
+            )  # fmt: skip
     try:
-        for label, name in names.items():
-            try:
-                attributes, skew = await _look(transport, name)
-            except Unavailable as exc:
-                yield Finding("error", f"{label} queue", str(exc), _fix_of(str(exc), label))
-                continue
-            clock = skew if clock is None else clock
-            for finding in _of_queue(label, attributes):
-                yield finding
-            async for finding in _of_dead_letters(transport, label, attributes):
-                yield finding
+        transport = open_transport(settings, makes_queues=False)
+    except SettingsError as exc:
+        yield Finding("error", "broker", str(exc), "install it wherever a process of Penstock runs")
+        return
+    try:
+        try:
+            yield Finding("ok", "broker", await transport.greet())
+        except Unavailable as exc:
+            yield Finding("error", "broker", str(exc), "check PENSTOCK_TRANSPORT_URL, and whether the broker runs")
+            return
+        for label, name in queue_names(settings).items():
+            yield await _of_queue(transport.queue(name, label=label), f"{label} queue")
+            yield await _of_dead_letters(transport, label, name)
     finally:
         await transport.close()
-    if clock is not None:
-        yield clock_finding("queue clock", clock, "AWS refuses calls that are signed minutes off")
+
+
+async def _of_queue(queue: Queue, what: str) -> Finding:
+    found, count = await _count(queue, what)
+    counted = "" if queue.limits.counts_held else "; those that are held are not counted"
+    return found or Finding("ok", what, f"there, {count} messages{counted}")
+
+
+async def _count(queue: Queue, what: str) -> tuple[Finding | None, int]:
+    """How many messages there are, or what is wrong."""
+    fix = "let the user of PENSTOCK_TRANSPORT_URL read, write and configure it"
+    try:
+        return None, (await queue.depth()).total
+    except QueueMissing as exc:
+        fix = "start a process, which makes it, or run `penstock create-queues`"
+        return Finding("note", what, str(exc), fix), 0
+    except Unavailable as exc:
+        return Finding("error", what, str(exc), fix), 0
+
+
+async def _of_dead_letters(transport: Transport, label: str, name: str) -> Finding:
+    what = f"{label} dead letters"
+    dead = transport.queue(name + DEAD_LETTER_SUFFIX, label=label + DEAD_LETTER_SUFFIX)
+    found, count = await _count(dead, what)
+    if found is not None:
+        return found
+    seen = name + DEAD_LETTER_SUFFIX
+    if count:
+        return Finding("note", what, f"{count} in {seen}", f"look at them: `penstock dlq list {label}`")
+    return Finding("ok", what, f"{seen}, after {transport.limits.max_receives} deliveries, none there")
 
 
 def _named_twice(names: Mapping[str, str]) -> list[Finding]:
@@ -53,83 +94,3 @@ def _named_twice(names: Mapping[str, str]) -> list[Finding]:
         for name, shared in labels.items()
         if len(shared) > 1
     ]  # fmt: skip
-
-
-async def _look(transport: SqsTransport, name: str) -> tuple[dict[str, str], float | None]:
-    """A queue's attributes, and by how many seconds the clock of SQS is ahead. Raises Unavailable."""
-    attributes, answered = await transport.queue(name, label=name).describe()
-    # What it says is cut to whole seconds.
-    return attributes, None if answered is None else answered.timestamp() + 0.5 - time.time()
-
-
-def _fix_of(error: str, label: str) -> str:
-    if "does not exist" in error:
-        return f"{_MAKE}, or correct PENSTOCK_{label.upper()}_QUEUE"
-    if "AccessDenied" in error:
-        return "let this role call sqs:GetQueueAttributes and what the policies in terraform/ list for its process"
-    return "check PENSTOCK_SQS_ENDPOINT_URL, PENSTOCK_AWS_REGION and the AWS credentials"
-
-
-def _of_queue(label: str, attributes: Mapping[str, str]) -> list[Finding]:
-    what = f"{label} queue"
-    findings = []
-    if attributes.get("FifoQueue") == "true":
-        findings.append(
-            Finding("error", what, "it is a FIFO queue, whose messages need a group", "make a standard queue")
-        )
-    limit = int(attributes.get("MaximumMessageSize", LIMITS.max_message_bytes))
-    if limit < LIMITS.max_message_bytes:
-        findings.append(
-            Finding(
-                "warning", what, f"it takes messages up to {limit:,} bytes; Penstock packs up to "
-                f"{LIMITS.max_message_bytes:,}", "raise its MaximumMessageSize",
-            )
-        )  # fmt: skip
-    if int(attributes.get("DelaySeconds", 0)):
-        findings.append(
-            Finding(
-                "warning", what, f"it holds every message back for {attributes['DelaySeconds']} s",
-                "set its DelaySeconds to 0: Penstock keeps what is not due in Postgres",
-            )
-        )  # fmt: skip
-    if not findings:
-        waiting = attributes.get("ApproximateNumberOfMessages", "0")
-        findings.append(Finding("ok", what, f"there, {waiting} messages visible"))
-    return findings
-
-
-async def _of_dead_letters(
-    transport: SqsTransport, label: str, attributes: Mapping[str, str]
-) -> AsyncIterator[Finding]:
-    what = f"{label} dead letters"
-    policy: Any = json.loads(attributes.get("RedrivePolicy") or "{}")
-    if not policy:
-        yield Finding(
-            "error", what, "the queue has no dead-letter queue: a message that nobody can take comes for ever",
-            f"set its RedrivePolicy with maxReceiveCount {MAX_RECEIVES}; terraform/ does",
-        )  # fmt: skip
-        return
-    receives = int(policy.get("maxReceiveCount", 0))
-    if receives < 3:
-        yield Finding(
-            "warning", what, f"a message goes there after {receives} deliveries: two restarts of workers suffice",
-            f"set maxReceiveCount to {MAX_RECEIVES}",
-        )  # fmt: skip
-    name = str(policy.get("deadLetterTargetArn", "")).rsplit(":", 1)[-1]
-    try:
-        dead, _ = await _look(transport, name)
-    except Unavailable as exc:
-        yield Finding("error", what, str(exc), f"{_MAKE}, or correct the queue's RedrivePolicy")
-        return
-    kept, kept_there = (int(a.get("MessageRetentionPeriod", 345_600)) for a in (attributes, dead))
-    if kept_there < kept:
-        yield Finding(
-            "warning", what, f"{name} keeps messages for {kept_there / 86_400:g} days, its queue {kept / 86_400:g}: "
-            "a dead letter keeps its first send time, and may be gone at once",
-            "let the dead-letter queue keep them longer, best 14 days",
-        )  # fmt: skip
-    count = int(dead.get("ApproximateNumberOfMessages", 0))
-    if count:
-        yield Finding("note", what, f"{count} in {name}", f"look at them: `penstock dlq list {label}`")
-    elif receives >= 3 and kept_there >= kept:
-        yield Finding("ok", what, f"{name}, after {receives} deliveries, none there")

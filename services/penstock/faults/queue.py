@@ -41,13 +41,13 @@ class FaultyQueue:
         await self._faults.delay()
         reply_is_lost = self._faults.is_even()
         if not reply_is_lost:
-            self._faults.fail("receive", "SQS is away")
+            self._faults.fail("receive", "the queue is away")
         again, self._again = self._again, []
         messages = await self._queue.receive(
             wait_seconds=0 if again else wait_seconds, visibility_seconds=visibility_seconds
         )
         if reply_is_lost:
-            self._faults.fail("receive", "the reply of SQS is lost, its messages come again later")
+            self._faults.fail("receive", "the reply of the queue is lost, its messages come again later")
         if messages and self._faults.strikes("duplicate"):
             self._again = list(messages)
         return again + messages
@@ -75,7 +75,7 @@ class FaultyQueue:
 
     async def depth(self) -> Depth:
         await self._faults.delay()
-        self._faults.fail("receive", "SQS is away")
+        self._faults.fail("receive", "the queue is away")
         return await self._queue.depth()
 
     def _draw(self, edge: Edge, count: int) -> tuple[set[int], set[int]]:

@@ -78,7 +78,7 @@ class KafkaConsumer:
         except confluent().KafkaException as exc:  # after an error that the library calls fatal
             self._fatal = True
             raise Unavailable(f"Kafka gives no records: {told(exc)}") from exc
-        records = [_received(message) for message in messages if message.error() is None]
+        records = [received_from(message) for message in messages if message.error() is None]
         failures = []
         for message in messages:
             error = message.error()
@@ -168,7 +168,9 @@ class KafkaConsumer:
             told_of = await asyncio.to_thread(self._consumer.committed, asked, timeout=seconds)
         except module.KafkaException as exc:
             raise Unavailable(f"Kafka does not tell the positions of the group: {told(exc)}") from exc
-        return [Position(one.topic, one.partition, one.offset) for one in told_of if one.offset >= 0]
+        return [
+            Position(one.topic, one.partition, one.offset, one.metadata or "") for one in told_of if one.offset >= 0
+        ]
 
     async def close(self) -> None:
         """Leave the group, so that others take over at once; partitions are told of as revoked."""
@@ -234,7 +236,8 @@ def _partitions(given: Sequence[Any]) -> list[Partition]:
     return [Partition(one.topic, one.partition) for one in given]
 
 
-def _received(message: Any) -> Received:
+def received_from(message: Any) -> Received:
+    """A record of the library as one of ours."""
     kind, milliseconds = message.timestamp()
     return Received(
         topic=message.topic(),

@@ -15,11 +15,12 @@ class Partition(NamedTuple):
 
 
 class Position(NamedTuple):
-    """``offset`` is that of the next record to read, as Kafka keeps it for a group."""
+    """``offset`` is that of the next record to read, as Kafka keeps it for a group, with a note of the group's own."""
 
     topic: str
     partition: int
     offset: int
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
+from penstock.brokers import parse_broker_url
 from penstock.errors import StackError
 from penstock.local.children import Child, Children, Output
 from penstock.local.postgres import EmbeddedPostgres
@@ -31,7 +32,7 @@ GIVE_UP_AFTER_EXITS = 3  # of one process before the stack was ever ready
 WRONG_SETTINGS = [2, 2]  # exit codes; once may be a port that was lost to another program, the next try takes a new one
 LOCAL_DEFAULTS = {"receive_wait_seconds": "1", "visibility_timeout_seconds": "30"}
 # Of the caller's environment, what would send a process to another database, SQS or port than the stack's.
-_REPLACED = ("DATABASE_URL", "SQS_ENDPOINT_URL", "HTTP_PORT", "METRICS_PORT", "API_URL", "CONTROL_URL")
+_REPLACED = ("DATABASE_URL", "SQS_ENDPOINT_URL", "TRANSPORT_URL", "HTTP_PORT", "METRICS_PORT", "API_URL", "CONTROL_URL")
 
 
 class Stack:
@@ -43,6 +44,7 @@ class Stack:
     fleets: workers of other queues, by queue name; the queues are made, routes to them are not.
     schedulers: number of scheduler processes; one is enough for all but the largest machines.
     database_url, sqs_endpoint_url: use these in place of the embedded Postgres or SQS.
+    transport_url: use this broker in place of any SQS.
     worker_env: variables for the workers alone.
     Raises StackError or SettingsError from ``start``, with the next step; what was started is stopped again.
     """
@@ -58,6 +60,7 @@ class Stack:
         apps: Sequence[str] = (),
         database_url: str | None = None,
         sqs_endpoint_url: str | None = None,
+        transport_url: str | None = None,
         worker_env: Mapping[str, str] | None = None,
         output: Output | None = None,
     ) -> None:
@@ -69,6 +72,7 @@ class Stack:
         self._port = port
         self._outside_database = database_url
         self._outside_sqs = sqs_endpoint_url
+        self._transport_url = transport_url or "sqs://"
         self._worker_env = dict(worker_env or {})
         self._output = output or Output.to_stderr()
         self._services: list[Service] = []
@@ -100,6 +104,7 @@ class Stack:
             raise
 
     async def _start(self) -> None:
+        self._check()
         self.data_dir.prepare()
         lock = self._held.enter_context(Lock(self.data_dir))
         if lock.left_behind is not None:
@@ -139,6 +144,14 @@ class Stack:
         await self._wait_ready(children)
         self._ready = True
         self.data_dir.write_state(self.state())
+
+    def _check(self) -> None:
+        try:
+            kind = parse_broker_url(self._transport_url).kind
+        except ValueError as exc:
+            raise StackError(f"the URL of the transport {exc}") from exc
+        if kind != "sqs" and self._outside_sqs:
+            raise StackError("name either another broker (--transport-url) or another SQS (--sqs-endpoint-url)")
 
     def _worker_commands(self) -> Iterator[tuple[str, list[str]]]:
         """Each worker's name and command."""
@@ -188,7 +201,8 @@ class Stack:
     async def _start_services(self) -> tuple[str, str]:
         """Start Postgres and SQS, both at once; returns their URLs."""
         postgres = None if self._outside_database else EmbeddedPostgres(self.data_dir.path / "postgres")
-        sqs = None if self._outside_sqs else EmbeddedSqs(self.data_dir.path / "sqs")
+        needs_sqs = parse_broker_url(self._transport_url).kind == "sqs" and not self._outside_sqs
+        sqs = EmbeddedSqs(self.data_dir.path / "sqs") if needs_sqs else None
         self._services = [service for service in (postgres, sqs) if service is not None]
         starts = (service.start_async() for service in self._services)
         for result in await asyncio.gather(*starts, return_exceptions=True):
@@ -214,7 +228,7 @@ class Stack:
 
     async def _create_queues(self) -> None:
         """Create what is missing of the queues; also after a crash of the embedded SQS, which may have lost them."""
-        from penstock.transports.sqs import create_queues
+        from penstock.transports import create_queues
 
         assert self._settings is not None
         self._queues = dict(await create_queues(self._settings, more=list(self._fleets)))
@@ -231,6 +245,7 @@ class Stack:
                 env[f"PENSTOCK_{name.upper()}"] = getattr(user, name).rsplit("/", 1)[-1]
         if self._outside_database is None:  # the embedded one has no TLS, and is not reached over a network
             env |= dict.fromkeys(("PENSTOCK_DATABASE_SSL_MODE", "PENSTOCK_DATABASE_SSL_ROOT_CERT"), "")
+        env["PENSTOCK_TRANSPORT_URL"] = self._transport_url
         env["PENSTOCK_SQS_ENDPOINT_URL"] = sqs_url
         if self._outside_sqs is None or user.aws_region is None:
             env["PENSTOCK_AWS_REGION"] = REGION
@@ -290,6 +305,7 @@ class Stack:
         return {
             "api": f"http://{_reachable(self._http_host)}:{self._http_port}",
             "database_url": self._settings.require_database_url,
+            "transport_url": self._settings.transport.text,
             "sqs_endpoint_url": self._settings.sqs_endpoint_url,
             "queues": self._queues,
             "processes": processes,

@@ -93,7 +93,7 @@ class DataDir:
     def describe_holder(self) -> str:
         """One sentence on the stack that runs here, and what to do."""
         state = self.read_any_state()
-        where = f": api {state['api']}, SQS {state['sqs_endpoint_url']}" if state else " and is starting"
+        where = f": api {state['api']}" if state else " and is starting"
         return (
             f"a stack runs already in {self.path} (process {self.holder()}){where}. "
             "`penstock ps` shows it, `penstock down` stops it, --data-dir starts another one"

@@ -72,7 +72,8 @@ class Gauges:
                     log.debug("queue_unread", queue=label, reason=str(exc))
                 continue
             metrics.QUEUE_DEPTH.labels(label, "visible").set(depth.visible)
-            metrics.QUEUE_DEPTH.labels(label, "in_flight").set(depth.in_flight)
+            if depth.in_flight is not None:
+                metrics.QUEUE_DEPTH.labels(label, "in_flight").set(depth.in_flight)
             metrics.QUEUE_DEPTH.labels(label, "delayed").set(depth.delayed)
             if label in self._rises and self._rises[label].has_risen(depth.total):
                 log.warning(

@@ -7,6 +7,7 @@ Three cases, told apart:
 - sent, never reported: while the outbound queue, or that of its route, holds anything, the message may be in it, and
   waiting costs no attempt; after ``untaken_after_seconds`` it is given back and sent anew. When the queue was seen
   empty twice, the message is gone without an answer (a worker that reports nothing died with it): a failed attempt.
+  Of a queue that does not count what receivers hold (RabbitMQ) that is believed once nobody can hold it any longer.
 
 One task may kill its worker, and all that travelled with it fall silent too. So a task that was silent once is a
 suspect: from then on it is sent alone. Only a suspect whose worker fell silent again, at the cap of its attempts, is
@@ -72,7 +73,7 @@ class Repair:
             silent: list[Stale] = []
             waiting: list[Stale] = []
             for task in stale:
-                is_silent = results_are_read and (task.taken or is_empty[task.route])
+                is_silent = results_are_read and (task.taken or (is_empty[task.route] and self._is_gone(task)))
                 (silent if is_silent else waiting).append(task)
             async with self._store.transaction() as session:
                 changed += await self._settle(session, silent, waiting)
@@ -102,6 +103,13 @@ class Repair:
         depth = await queue.depth()
         self._empty_looks[route] = 0 if depth.total else self._empty_looks[route] + 1
         return self._empty_looks[route] >= 2
+
+    def _is_gone(self, task: Stale) -> bool:
+        """Of a task whose queue looks empty: whether nobody can hold its message either."""
+        queue = self._queue_of(task.route)
+        if queue is None or queue.limits.counts_held:
+            return True
+        return task.held_seconds > queue.limits.max_extend_seconds
 
     async def _settle(self, session: Session, silent: Sequence[Stale], waiting: Sequence[Stale]) -> int:
         in_company = [task for task in silent if task.attempts >= task.max_attempts and not task.suspect]

@@ -7,18 +7,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from penstock.errors import Unavailable
+
 DEAD_LETTER_SUFFIX = "-dlq"  # a queue's dead-letter queue is named as the queue is, and labelled so
 ORIGINAL_ID_ATTRIBUTE = "penstock_original_id"  # of a message sent again: the id that it had the first time
 
-_ORIGINAL_ID = re.compile(r"[0-9A-Za-z_-]{1,100}")
+MESSAGE_ID = re.compile(r"[0-9A-Za-z_-]{1,100}")  # what an id of a message, given by whoever sent it, may look like
+MAX_RECEIVES = 5  # deliveries before a message goes to the dead-letter queue
+
+
+class QueueMissing(Unavailable):
+    """There is no such queue, and it was not made."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one call and one message may hold.
+    """What one call and one message may hold, and what the queue can do.
 
     max_message_bytes: body and attributes, UTF-8. max_call_bytes: all messages of one call together.
+    max_call_messages: that one receive brings at the most.
     max_extend_seconds: how far a message may be held from others, counted from its receive.
+    max_receives: deliveries of a message; after the last it goes to the dead-letter queue.
+    counts_held: a depth counts messages that receivers hold. Where it does not, a queue that looks empty may be one
+    whose messages are all held; nobody holds one for longer than ``max_extend_seconds``.
+    deletes_overdue: whoever has held a message for so long deletes it, and the signs of life of its tasks stand in for
+    it: kept, it would cost all else that is held with it. Where this is false, the message is simply others' again.
+    outlives_connection: a message stays held when the connection to the broker is lost.
+    makes_queues: processes make what is missing, unless they may not.
     """
 
     max_message_bytes: int
@@ -26,6 +41,11 @@ class Limits:
     max_call_messages: int
     max_wait_seconds: int
     max_extend_seconds: int
+    max_receives: int = MAX_RECEIVES
+    counts_held: bool = True
+    deletes_overdue: bool = False
+    outlives_connection: bool = True
+    makes_queues: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +74,7 @@ class Message:
     def original_id(self) -> str:
         """The id that stays when the message is sent again; one that no id of ours can look like is not believed."""
         given = self.attributes.get(ORIGINAL_ID_ATTRIBUTE, "")
-        return given if _ORIGINAL_ID.fullmatch(given) else self.id
+        return given if MESSAGE_ID.fullmatch(given) else self.id
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +91,18 @@ class SendReport:
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """Approximate counts: ready to be received, held by a receiver, delayed."""
+    """Approximate counts: ready to be received, held by a receiver, delayed.
+
+    in_flight: None where the queue does not tell them; see :class:`Limits` for whether ``total`` has them.
+    """
 
     visible: int
-    in_flight: int
+    in_flight: int | None
     delayed: int
 
     @property
     def total(self) -> int:
-        return self.visible + self.in_flight + self.delayed
+        return self.visible + (self.in_flight or 0) + self.delayed
 
 
 class Queue(Protocol):
@@ -115,6 +138,19 @@ class Queue(Protocol):
 class Transport(Protocol):
     """A connection to a broker, from which queues are taken by name."""
 
+    limits: Limits
+
     def queue(self, name: str, *, label: str) -> Queue: ...
+
+    async def make_queues(self, names: Mapping[str, str]) -> dict[str, str]:
+        """Make queues, given by label, each with its dead-letter queue; what is there already stays with its messages.
+
+        Returns where each can be reached, by label. Raises Unavailable.
+        """
+        ...
+
+    async def greet(self) -> str:
+        """What the broker is, for an operator. Raises Unavailable."""
+        ...
 
     async def close(self) -> None: ...

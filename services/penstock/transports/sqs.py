@@ -24,9 +24,16 @@ from botocore.exceptions import BotoCoreError, ClientError
 from penstock import __version__, metrics
 from penstock.errors import Unavailable
 from penstock.logs import get_logger
-from penstock.settings import Settings
-from penstock.transports.base import DEAD_LETTER_SUFFIX as DEAD_LETTER_SUFFIX
-from penstock.transports.base import Depth, Limits, Message, Outgoing, SendReport
+from penstock.transports.base import (
+    DEAD_LETTER_SUFFIX,
+    MAX_RECEIVES,
+    Depth,
+    Limits,
+    Message,
+    Outgoing,
+    QueueMissing,
+    SendReport,
+)
 from penstock.wire import escape_for_sqs, utf8_size
 
 LIMITS = Limits(
@@ -35,8 +42,12 @@ LIMITS = Limits(
     max_call_messages=10,
     max_wait_seconds=20,
     max_extend_seconds=43_200,
+    max_receives=MAX_RECEIVES,
+    counts_held=True,
+    deletes_overdue=False,
+    outlives_connection=True,
+    makes_queues=False,
 )
-MAX_RECEIVES = 5  # deliveries before a message goes to the dead-letter queue
 _RETENTION_SECONDS = 4 * 86_400
 _DEAD_LETTER_RETENTION_SECONDS = 14 * 86_400  # a dead letter keeps its first send time, so its queue must keep longer
 _BILLED_UNIT_BYTES = 65_536
@@ -64,7 +75,10 @@ class SqsTransport:
     """One SQS client, made when first used.
 
     answer_seconds: how long an answer may take, beyond the longest wait of a long poll; then the call has failed.
+    visibility_timeout_seconds, receive_wait_seconds: attributes of queues that are made.
     """
+
+    limits = LIMITS
 
     def __init__(
         self,
@@ -73,11 +87,15 @@ class SqsTransport:
         region: str | None = None,
         longest_poll_seconds: float = LIMITS.max_wait_seconds,
         answer_seconds: float = 10,
+        visibility_timeout_seconds: int = 60,
+        receive_wait_seconds: int = 20,
     ) -> None:
         self._endpoint_url = endpoint_url
         self._region = region
         self._longest_poll_seconds = longest_poll_seconds
         self._answer_seconds = answer_seconds
+        self._visibility_timeout_seconds = visibility_timeout_seconds
+        self._receive_wait_seconds = receive_wait_seconds
         self._session = get_session()
         self._stack = AsyncExitStack()
         self._retired = AsyncExitStack()
@@ -88,6 +106,42 @@ class SqsTransport:
     def queue(self, name: str, *, label: str) -> SqsQueue:
         """The queue of that name or URL; it is looked up at the first call."""
         return SqsQueue(self, name, label)
+
+    async def make_queues(self, names: Mapping[str, str]) -> dict[str, str]:
+        """See :class:`penstock.transports.base.Transport`; doing so again sets the attributes anew."""
+        urls = {}
+        try:
+            client = await self.client()
+            for label, given in names.items():
+                urls[label] = await self._make(client, given.rsplit("/", 1)[-1])
+        except _AWAY as exc:
+            raise Unavailable(f"the queues could not be made: {exc}") from exc
+        return urls
+
+    async def _make(self, client: Any, name: str) -> str:
+        """Make a queue and its dead-letter queue; returns its URL."""
+        dead = await client.create_queue(QueueName=name + DEAD_LETTER_SUFFIX)
+        await client.set_queue_attributes(
+            QueueUrl=dead["QueueUrl"],
+            Attributes={"MessageRetentionPeriod": str(_DEAD_LETTER_RETENTION_SECONDS)},
+        )
+        described = await client.get_queue_attributes(QueueUrl=dead["QueueUrl"], AttributeNames=["QueueArn"])
+        redrive = {"deadLetterTargetArn": described["Attributes"]["QueueArn"], "maxReceiveCount": MAX_RECEIVES}
+        url: str = (await client.create_queue(QueueName=name))["QueueUrl"]
+        await client.set_queue_attributes(
+            QueueUrl=url,
+            Attributes={
+                "RedrivePolicy": json.dumps(redrive),
+                "VisibilityTimeout": str(self._visibility_timeout_seconds),
+                "ReceiveMessageWaitTimeSeconds": str(self._receive_wait_seconds),
+                "MessageRetentionPeriod": str(_RETENTION_SECONDS),
+            },
+        )
+        return url
+
+    async def greet(self) -> str:
+        """Where SQS is; it has no word for itself."""
+        return f"SQS at {self._endpoint_url or 'AWS'}"
 
     async def client(self) -> Any:
         async with self._opening:
@@ -301,7 +355,7 @@ class SqsQueue:
             if code in _MISSING_QUEUE:
                 if "://" not in self._name:
                     self._url = None  # it may be made anew, under another URL
-                raise Unavailable(
+                raise QueueMissing(
                     f"queue {self._name!r} does not exist: make it with terraform/, or for a local endpoint "
                     "with `penstock create-queues`"
                 ) from exc
@@ -379,46 +433,3 @@ def _message(raw: Mapping[str, Any]) -> Message:
             if "StringValue" in value
         },
     )
-
-
-async def create_queues(settings: Settings, *, more: Sequence[str] = ()) -> dict[str, str]:
-    """Make the three queues, each with its dead-letter queue, and return their URLs by label.
-
-    more: names of queues of routes, which are their own labels.
-
-    For a local endpoint and for tests; on AWS terraform/ makes them. Doing so again sets the attributes anew.
-    Raises Unavailable.
-    """
-    transport = SqsTransport(endpoint_url=settings.sqs_endpoint_url, region=settings.aws_region)
-    names = {"inbound": settings.inbound_queue, "outbound": settings.outbound_queue, "results": settings.results_queue}
-    names |= {name: name for name in more}
-    try:
-        client = await transport.client()
-        urls = {}
-        for label, given in names.items():
-            name = given.rsplit("/", 1)[-1]
-            dead = await client.create_queue(QueueName=name + DEAD_LETTER_SUFFIX)
-            await client.set_queue_attributes(
-                QueueUrl=dead["QueueUrl"],
-                Attributes={"MessageRetentionPeriod": str(_DEAD_LETTER_RETENTION_SECONDS)},
-            )
-            described = await client.get_queue_attributes(QueueUrl=dead["QueueUrl"], AttributeNames=["QueueArn"])
-            redrive = {
-                "deadLetterTargetArn": described["Attributes"]["QueueArn"],
-                "maxReceiveCount": MAX_RECEIVES,
-            }
-            urls[label] = (await client.create_queue(QueueName=name))["QueueUrl"]
-            await client.set_queue_attributes(
-                QueueUrl=urls[label],
-                Attributes={
-                    "RedrivePolicy": json.dumps(redrive),
-                    "VisibilityTimeout": str(settings.visibility_timeout_seconds),
-                    "ReceiveMessageWaitTimeSeconds": str(settings.receive_wait_seconds),
-                    "MessageRetentionPeriod": str(_RETENTION_SECONDS),
-                },
-            )
-        return urls
-    except _AWAY as exc:
-        raise Unavailable(f"the queues could not be made: {exc}") from exc
-    finally:
-        await transport.close()

@@ -156,6 +156,11 @@ class Holder:
     async def _extend(self, due: Sequence[Held]) -> None:
         now = monotonic()
         longest = self._queue.limits.max_extend_seconds
+        if self._queue.limits.deletes_overdue:
+            overdue = [held for held in due if now + self._visibility_seconds / 2 > held.received_at + longest]
+            if overdue:
+                await self._delete_overdue(overdue)
+            due = [held for held in due if not held.lost]
         by_seconds: dict[int, list[Held]] = defaultdict(list)
         for held in due:
             by_seconds[min(self._visibility_seconds, int(held.received_at + longest - now))].append(held)
@@ -171,6 +176,14 @@ class Holder:
                         "message_hold_lost", message_id=held.message.id, unanswered=held.unanswered,
                         held_seconds=round(monotonic() - held.received_at),
                     )  # fmt: skip
+
+    async def _delete_overdue(self, overdue: Sequence[Held]) -> None:
+        """Delete what the broker lets nobody hold for longer. Its tasks go on, and their signs of life, which have gone
+        to the results queue long since, tell the supervisor when they do not."""
+        await self._delete(overdue)
+        for held in overdue:
+            held.lost = True
+            log.info("message_let_go", message_id=held.message.id, unanswered=held.unanswered)
 
     async def _extend_by(self, seconds: int, group: Sequence[Held]) -> set[str]:
         """Returns the receipts that could not be extended; there may be time to try once more."""

@@ -1,0 +1,81 @@
+"""How far a partition is: which records are done with, what may be committed, how often each was handed out.
+
+Kafka keeps one offset for a group: everything before it is done. Records are done in any order, so what is committed is
+the end of the finished ones that follow each other without a gap. It does not count deliveries either; that is kept in
+the note beside the offset, written before a record is handed out: a process that dies of a record has left a trace.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+_MOST_STRETCHES = 16
+
+
+class Progress:
+    """One partition while it is ours.
+
+    position: the offset committed before, None where there is none. note: the note beside it.
+    """
+
+    def __init__(self, position: int | None = None, note: str = "") -> None:
+        self._taken: deque[int] = deque()  # handed out or finished, in the order of the partition
+        self._finished: set[int] = set()
+        self._position = position
+        self._next: int | None = None  # behind the last that was handed out
+        self._before = _read(note)
+
+    def hand_out(self, offset: int) -> int:
+        """Note that a record goes to a receiver; returns how often it went to one before, in earlier lives."""
+        self._taken.append(offset)
+        self._next = offset + 1
+        if self._position is None:
+            self._position = offset
+        return self.times_before(offset)
+
+    def times_before(self, offset: int) -> int:
+        """How often it was handed out in earlier lives."""
+        return next((times for end, times in self._before if offset < end), 0)
+
+    def finish(self, offset: int) -> None:
+        """A record that was handed out is done with."""
+        self._finished.add(offset)
+        while self._taken and self._taken[0] in self._finished:
+            done = self._taken.popleft()
+            self._finished.discard(done)
+            self._position = done + 1
+
+    @property
+    def position(self) -> int | None:
+        """What may be committed; None before the first record."""
+        return self._position
+
+    @property
+    def note(self) -> str:
+        """What to keep beside it: ends of stretches of records, and how often each stretch was handed out by now."""
+        stretches: list[tuple[int, int]] = []
+        reached = self._next if self._next is not None else 0
+        for end, times in self._before:
+            if reached >= end:
+                stretches.append((end, times + 1))
+                continue
+            if not stretches or stretches[-1][0] < reached:
+                stretches.append((reached, times + 1))
+            stretches.append((end, times))
+        if not self._before or reached > self._before[-1][0]:
+            stretches.append((reached, 1))
+        position = self._position or 0
+        left = [(end, times) for end, times in stretches if end > position]
+        return ",".join(f"{end}:{times}" for end, times in left[:_MOST_STRETCHES])
+
+
+def _read(note: str) -> list[tuple[int, int]]:
+    """Stretches by their end, ascending; what is no note of ours counts as none."""
+    stretches = []
+    try:
+        for part in filter(None, note.split(",")):
+            end, times = part.split(":")
+            stretches.append((int(end), int(times)))
+    except ValueError:
+        return []
+    return sorted(stretches)[:_MOST_STRETCHES]

@@ -1,0 +1,119 @@
+"""amqp.publish against a real RabbitMQ."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiormq
+import msgspec
+import pytest
+
+from penstock.deliveries import Deliveries, NotDelivered, Undeliverable
+from penstock.deliveries.amqp import Publisher, Publishing
+from penstock.errors import SettingsError
+from penstock.handlers import Context, Registry
+from penstock.handlers.batches import Call
+from penstock.settings import load_settings
+from penstock.transports.amqp_link import Links
+from tests.rabbitmq import RabbitMq
+
+QUEUE = "x" + secrets.token_hex(4)
+
+
+@pytest.fixture
+async def channel(rabbitmq: RabbitMq) -> AsyncIterator[Any]:
+    """A client that is not ours, with a queue bound to an exchange of its own."""
+    connection = await aiormq.connect(rabbitmq.url)
+    channel = await connection.channel()
+    await channel.exchange_declare(f"{QUEUE}-exchange", exchange_type="topic")
+    await channel.queue_declare(QUEUE)
+    await channel.queue_bind(QUEUE, f"{QUEUE}-exchange", "created.*")
+    yield channel
+    await channel.queue_delete(QUEUE)
+    await channel.exchange_delete(f"{QUEUE}-exchange")
+    await connection.close()
+
+
+@pytest.fixture
+async def publisher(rabbitmq: RabbitMq) -> AsyncIterator[Publisher]:
+    links = Links(rabbitmq.url, heartbeat_seconds=30, makes_queues=False)
+    yield Publisher(links, load_settings(amqp_publish_url=rabbitmq.url))
+    await links.close()
+
+
+def calls(*payloads: dict[str, Any]) -> list[Call[Publishing]]:
+    """As a worker has them: through JSON, each with its task."""
+    return [
+        Call(Context(task_id, 1, "amqp.publish"), msgspec.convert(payload, Publishing))
+        for task_id, payload in enumerate(payloads, 1)
+    ]
+
+
+async def test_a_message_arrives_as_it_was_told(channel: Any, publisher: Publisher) -> None:
+    exchange = f"{QUEUE}-exchange"
+    outcomes = await publisher.publish(
+        calls(
+            {"exchange": exchange, "routing_key": "created.eu", "json": {"é": [1]}, "headers": {"n": 1.5, "b": True}},
+            {"routing_key": QUEUE, "body": "tëxt", "message_id": "mine", "persistent": False},
+            {"routing_key": QUEUE, "base64": "AP8=", "headers": {"raw": {"base64": "AAE="}}, "content_type": "x/y"},
+        )
+    )
+    assert outcomes == [{"message_id": "penstock-1"}, {"message_id": "mine"}, {"message_id": "penstock-3"}]
+    came = [await channel.basic_get(QUEUE, no_ack=True) for _ in range(3)]
+    found = {message.header.properties.message_id: message for message in came}
+    first, second, third = (found[name] for name in ("penstock-1", "mine", "penstock-3"))
+    assert json.loads(first.body) == {"é": [1]}
+    assert first.header.properties.headers == {"n": 1.5, "b": True}
+    assert (first.header.properties.delivery_mode, first.header.properties.content_type) == (2, "application/json")
+    assert (second.body.decode(), second.header.properties.delivery_mode) == ("tëxt", 1)
+    assert (third.body, third.header.properties.content_type) == (b"\x00\xff", "x/y")
+    assert bytes(third.header.properties.headers["raw"]) == b"\x00\x01"
+
+
+async def test_what_no_queue_takes_is_tried_again_and_what_cannot_be_is_final(
+    channel: Any, publisher: Publisher
+) -> None:
+    good = {"routing_key": QUEUE, "body": "good"}
+    nowhere, unbound, unwanted, *wrong = await publisher.publish(
+        calls(
+            {"exchange": "there-is-none", "routing_key": "x", "body": "1"},
+            {"exchange": f"{QUEUE}-exchange", "routing_key": "deleted.eu", "body": "2"},
+            {"exchange": f"{QUEUE}-exchange", "routing_key": "deleted.eu", "body": "3", "mandatory": False},
+            {"routing_key": QUEUE},
+            {"routing_key": QUEUE, "body": "x", "json": 1},
+            {"routing_key": QUEUE, "base64": "no base64"},
+            {"routing_key": "k" * 256, "body": "x"},
+            {"routing_key": "nul\0", "body": "x"},
+            {"routing_key": QUEUE, "body": "x", "headers": {"list": [1]}},
+            {"routing_key": QUEUE, "body": "x", "headers": {"large": 2**63}},
+            {"routing_key": "penstock-results", "body": "x"},
+            {"routing_key": "penstock-outbound-dlq", "body": "x"},
+            good,
+        )
+    )
+    assert isinstance(nowhere, NotDelivered)
+    assert "there-is-none" in str(nowhere)
+    assert isinstance(unbound, NotDelivered)
+    assert "deleted.eu" in str(unbound)
+    assert unwanted == {"message_id": "penstock-3"}
+    assert wrong.pop() == {"message_id": "penstock-13"}
+    assert {type(outcome) for outcome in wrong} == {Undeliverable}
+    assert (await channel.basic_get(QUEUE, no_ack=True)).body == b"good"
+
+
+async def test_a_broker_that_is_away_is_tried_again_and_shows_no_password() -> None:
+    links = Links("amqp://u:s3cr3t@127.0.0.1:1/", heartbeat_seconds=30, makes_queues=False)
+    (outcome,) = await Publisher(links, load_settings()).publish(calls({"routing_key": "q", "body": "x"}))
+    assert isinstance(outcome, NotDelivered)
+    assert "127.0.0.1:1" in str(outcome)
+    assert "s3cr3t" not in str(outcome)
+
+
+def test_it_needs_a_url_that_an_operator_has_set() -> None:
+    with pytest.raises(SettingsError, match="PENSTOCK_AMQP_PUBLISH_URL is not set"):
+        Deliveries(load_settings(deliveries=("amqp.publish",)), Registry())
+    with pytest.raises(SettingsError, match=r"must begin with amqp://"):
+        load_settings(amqp_publish_url="kafka://x")

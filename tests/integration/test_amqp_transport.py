@@ -1,0 +1,182 @@
+"""What is RabbitMQ's alone: rights, queues that others made, connections that are lost, the doctor's look."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import aiormq
+import pytest
+
+from penstock.doctor import Finding
+from penstock.doctor.queues import examine_queues
+from penstock.errors import Unavailable
+from penstock.settings import Settings, load_settings
+from penstock.transports import Outgoing, Queue, QueueMissing, Transport, create_queues, open_transport
+from tests.rabbitmq import RabbitMq
+
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture
+def settings(rabbitmq: RabbitMq) -> Settings:
+    prefix = f"t-{secrets.token_hex(4)}"
+    names = {f"{label}_queue": f"{prefix}-{label}" for label in ("inbound", "outbound", "results")}
+    return load_settings(transport_url=rabbitmq.url, **names)
+
+
+@pytest.fixture
+async def opened() -> AsyncIterator[Callable[[Settings], Transport]]:
+    transports: list[Transport] = []
+
+    def open_one(settings: Settings) -> Transport:
+        transports.append(open_transport(settings))
+        return transports[-1]
+
+    yield open_one
+    for transport in transports:
+        await transport.close()
+
+
+@pytest.fixture
+async def admin(rabbitmq: RabbitMq) -> AsyncIterator[Any]:
+    connection = await aiormq.connect(rabbitmq.url)
+    yield connection
+    await connection.close()
+
+
+async def take_one(queue: Queue) -> str:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            messages = await queue.receive(wait_seconds=1, visibility_seconds=30)
+            if messages:
+                assert await queue.delete(messages) == []
+                return messages[0].body
+
+
+async def test_who_may_not_make_queues_uses_those_that_are_there(
+    rabbitmq: RabbitMq, settings: Settings, opened: Callable[[Settings], Transport]
+) -> None:
+    user = f"u{secrets.token_hex(4)}"
+    rabbitmq.ctl("add_user", user, "s3cr3t")
+    rabbitmq.ctl("set_permissions", user, "^$", ".*", ".*")
+    limited = settings.model_copy(
+        update={"transport_url": type(settings.transport_url)(rabbitmq.url.replace("guest:guest", f"{user}:s3cr3t"))}
+    )
+    queue = opened(limited).queue(settings.outbound_queue, label="outbound")
+    with pytest.raises(QueueMissing, match=r"does not exist.*create-queues") as told:
+        await queue.depth()
+    assert "s3cr3t" not in str(told.value)
+    assert (await queue.send([Outgoing("1")])).failed == [0]
+    await create_queues(settings)
+    assert (await queue.send([Outgoing("1")])).failed == []
+    assert await take_one(queue) == "1"
+
+
+async def test_a_wrong_password_is_said_plainly_and_not_shown(
+    rabbitmq: RabbitMq, opened: Callable[[Settings], Transport]
+) -> None:
+    wrong = load_settings(transport_url=rabbitmq.url.replace("guest:guest", "guest:s3cr3t"))
+    with pytest.raises(Unavailable, match="refuses the user, the password") as told:
+        await opened(wrong).queue("q", label="q").depth()
+    assert "s3cr3t" not in str(told.value)
+
+
+async def test_a_queue_that_others_made_otherwise_is_used_as_it_is(
+    settings: Settings, opened: Callable[[Settings], Transport], admin: Any
+) -> None:
+    channel = await admin.channel()
+    await channel.queue_declare(settings.outbound_queue, durable=True)  # a classic one
+    queue = opened(settings).queue(settings.outbound_queue, label="outbound")
+    assert (await queue.send([Outgoing("1")])).failed == []
+    assert await take_one(queue) == "1"
+    await channel.queue_delete(settings.outbound_queue)
+
+
+async def test_a_queue_that_is_deleted_is_made_anew(
+    settings: Settings, opened: Callable[[Settings], Transport], admin: Any
+) -> None:
+    queue = opened(settings).queue(settings.outbound_queue, label="outbound")
+    assert (await queue.send([Outgoing("1")])).failed == []
+    assert await take_one(queue) == "1"
+    await (await admin.channel()).queue_delete(settings.outbound_queue)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (await queue.send([Outgoing("2")])).failed:
+            await asyncio.sleep(0.05)
+        while True:
+            try:
+                assert await take_one(queue) == "2"
+                break
+            except Unavailable:
+                await asyncio.sleep(0.05)
+
+
+async def test_a_connection_that_is_lost_is_made_anew_and_what_it_held_comes_again(
+    rabbitmq: RabbitMq, settings: Settings, opened: Callable[[Settings], Transport]
+) -> None:
+    queue = opened(settings).queue(settings.outbound_queue, label="outbound")
+    assert (await queue.send([Outgoing("1")])).failed == []
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not (held := await queue.receive(wait_seconds=1, visibility_seconds=30)):
+            pass
+        await asyncio.to_thread(rabbitmq.ctl, "close_all_connections", "a test")
+        while not await queue.extend(held, 30):
+            await asyncio.sleep(0.05)  # the loss has not been heard of yet
+        assert await queue.delete(held) == held
+        again: list[Any] = []
+        while not again:
+            try:
+                again = await queue.receive(wait_seconds=1, visibility_seconds=30)
+            except Unavailable:
+                await asyncio.sleep(0.05)
+    assert [(message.id, message.receive_count) for message in again] == [(held[0].id, 2)]
+    assert await queue.delete(again) == []
+
+
+async def test_a_message_of_others_is_taken_as_it_is(
+    settings: Settings, opened: Callable[[Settings], Transport], admin: Any
+) -> None:
+    await create_queues(settings)
+    channel = await admin.channel()
+    send = channel.basic_publish
+    basic = aiormq.spec.Basic.Properties
+    await send(b'"plain"', routing_key=settings.inbound_queue, properties=basic(message_id="mine", headers={"n": 1}))
+    await send(b"\xff\xfe", routing_key=settings.inbound_queue, properties=basic(message_id="no/id"))
+    queue = opened(settings).queue(settings.inbound_queue, label="inbound")
+    messages: list[Any] = []
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len(messages) < 2:
+            messages += await queue.receive(wait_seconds=1, visibility_seconds=30)
+    plain, broken = messages
+    assert (plain.id, plain.body, plain.attributes, plain.sent_at) == ("mine", '"plain"', {}, None)
+    assert broken.id != "no/id"
+    with pytest.raises(UnicodeEncodeError):
+        broken.body.encode()  # so that nobody takes it for text
+    assert await queue.delete(messages) == []
+
+
+async def found_by_doctor(settings: Settings) -> dict[str, Finding]:
+    return {finding.what: finding async for finding in examine_queues(settings)}
+
+
+async def test_the_doctor_looks_without_making_anything(
+    settings: Settings, opened: Callable[[Settings], Transport]
+) -> None:
+    for _ in range(2):
+        found = await found_by_doctor(settings)
+        assert found["broker"].level == "ok"
+        assert "RabbitMQ 3" in found["broker"].seen
+        assert {found[f"{label} queue"].level for label in ("inbound", "outbound", "results")} == {"note"}
+        assert "create-queues" in found["inbound queue"].fix
+    await create_queues(settings)
+    dead = opened(settings).queue(settings.results_queue + "-dlq", label="dead")
+    assert (await dead.send([Outgoing("1")])).failed == []
+    found = await found_by_doctor(settings)
+    assert found["results dead letters"].level == "note"
+    assert "penstock dlq list results" in found["results dead letters"].fix
+    assert {finding.level for what, finding in found.items() if what != "results dead letters"} == {"ok"}
+    away = await found_by_doctor(load_settings(transport_url="amqp://u:s3cr3t@127.0.0.1:1/"))
+    assert away["broker"].level == "error"
+    assert "s3cr3t" not in str(away)

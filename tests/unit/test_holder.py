@@ -1,0 +1,71 @@
+"""Messages that are held for as long as a broker allows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from penstock.transports import Depth, Limits, Message, Outgoing, SendReport
+from penstock.transports.sqs import LIMITS
+from penstock.worker.holder import Holder
+
+PATIENCE_SECONDS = 60.0
+
+
+class Calls:
+    """A queue that notes what it is told."""
+
+    label = "outbound"
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.deleted: list[str] = []
+        self.released: list[str] = []
+
+    async def send(self, messages: Sequence[Outgoing]) -> SendReport:
+        raise AssertionError
+
+    async def receive(self, *, wait_seconds: int, visibility_seconds: int) -> list[Message]:
+        raise AssertionError
+
+    async def delete(self, messages: Sequence[Message]) -> list[Message]:
+        self.deleted += [message.id for message in messages]
+        return []
+
+    async def extend(self, messages: Sequence[Message], seconds: int) -> list[Message]:
+        return []
+
+    async def release(self, messages: Sequence[Message]) -> None:
+        self.released += [message.id for message in messages]
+
+    async def depth(self) -> Depth:
+        raise AssertionError
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("deletes", [True, False])
+async def test_a_message_held_for_as_long_as_can_be_is_let_go_and_its_tasks_go_on(deletes: bool) -> None:
+    queue = Calls(replace(LIMITS, max_extend_seconds=1, deletes_overdue=deletes))
+    holder = Holder(queue, visibility_seconds=1)
+    held = holder.hold(Message("m", "r", "[]", 1, None, {}), 2)
+    tasks = [asyncio.create_task(run()) for run in (holder.extend_held, holder.delete_finished)]
+    try:
+        await until(lambda: held.lost)
+        assert queue.deleted == (["m"] if deletes else [])
+        assert holder.unfinished() == [held]
+        holder.answered(held)
+        holder.answered(held)
+        await until(lambda: len(holder) == 0)
+    finally:
+        for task in tasks:
+            task.cancel()
+    assert queue.deleted == (["m"] if deletes else [])  # what is lost is others' and is not deleted under their hands
+    assert queue.released == []
