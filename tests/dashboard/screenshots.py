@@ -13,7 +13,7 @@ from penstock.local.postgres import EmbeddedPostgres
 from penstock.local.sqs import EmbeddedSqs
 from penstock.migrate import upgrade
 from penstock.settings import load_settings
-from penstock.transports.sqs import create_queues
+from penstock.transports import create_queues
 from tests.conftest import reachable_folder  # also sets the credentials that an embedded SQS takes
 from tests.dashboard.browser import open_browser, wait_live
 from tests.dashboard.stand import Stand

@@ -29,7 +29,7 @@ def stand(postgres: EmbeddedPostgres, template_database: str, sqs_url: str) -> I
     """The sample, and queues, of this file alone."""
     import asyncio
 
-    from penstock.transports.sqs import create_queues
+    from penstock.transports import create_queues
 
     name = f"browser_{secrets.token_hex(4)}"
     postgres.execute(f"create database {name} template {template_database} strategy file_copy")
