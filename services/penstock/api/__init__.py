@@ -11,6 +11,7 @@ from penstock.api.keyring import Keyring
 from penstock.api.methods import Methods
 from penstock.api.rates import Rates
 from penstock.api.rpc import Dispatcher
+from penstock.api.scaling import Scaling
 from penstock.api.server import HttpServer
 from penstock.logs import get_logger
 from penstock.loop import Service, SideTask
@@ -60,6 +61,7 @@ class Api(Service):
         app = make_app(
             dispatcher,
             Guard(self._keyring, None if rate is None else Rates(rate, settings.api_rate_burst or rate)),
+            scaling=Scaling(store),
             request_limit_bytes=settings.request_limit_bytes,
             request_timeout_seconds=settings.request_timeout_seconds,
         )

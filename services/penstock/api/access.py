@@ -57,7 +57,12 @@ class Caller:
     def check_method(self, method: str) -> None:
         """Raises AccessDenied, with the permission that is missing."""
         needed = permission_of(method)
-        if needed is not None and needed not in self._permissions:
+        if needed is not None:
+            self.check_permission(needed)
+
+    def check_permission(self, needed: Permission) -> None:
+        """Raises AccessDenied, with the permission that is missing."""
+        if needed not in self._permissions:
             raise AccessDenied(403, f"Not permitted: this API key may not {needed}", {"needs": needed})
 
     def check_rate(self) -> None:
