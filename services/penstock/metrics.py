@@ -125,11 +125,11 @@ QUEUE_DEPTH = Gauge(
     ["queue", "kind"], registry=REGISTRY,
 )  # fmt: skip
 SCALING_WAITING = Gauge(
-    "penstock_scaling_waiting", "Tasks that wait for the workers of a route, counted up to 100000",
+    "penstock_scaling_waiting", "Tasks that wait for the workers of a route, counted up to 50000",
     ["route"], registry=REGISTRY,
 )  # fmt: skip
 SCALING_IN_FLIGHT = Gauge(
-    "penstock_scaling_in_flight", "Tasks of a route claimed and not settled, counted up to 100000",
+    "penstock_scaling_in_flight", "Tasks of a route claimed and not settled, counted up to 50000",
     ["route"], registry=REGISTRY,
 )  # fmt: skip
 SCALING_OLDEST_SECONDS = Gauge(

@@ -14,7 +14,7 @@ from penstock.store import Session
 
 OUTBOUND = "_default"
 """Stands for the lane of the outbound queue; no route can have this name."""
-COUNTED = 100_000
+COUNTED = 50_000
 """Counting stops there."""
 DRAIN_SECONDS = 60.0
 """A backlog should be gone after this, unless somebody asks for another time."""
@@ -69,20 +69,21 @@ class Lane:
         """How many handlers have to run at once, to keep up and to work off what waits within ``drain_seconds``.
 
         Those that ran lately (rate times run time, by Little's law), and for the rest of the tasks their run time over
-        the time to drain; no more than there are tasks for them. What comes in faster than it is done is seen as it
-        heaps up. Actions of unknown run time count as the others of the lane do; where none is known, one handler has
-        to run to learn it.
+        the time to drain; no more than there are tasks for them, and one while there are any. What comes in faster
+        than it is done is seen as it heaps up. Actions of unknown run time count as the others of the lane do; where
+        none is known, one handler has to run to learn it.
         """
+        tasks = self.waiting + self.in_flight
         running = sum(work.running for work in self.work)
         known = [(work.run_seconds, work.tasks or 1) for work in self.work if work.run_seconds is not None]
         if not known:
-            return float(any(work.tasks for work in self.work))
+            return float(min(1, tasks))
         usual = sum(seconds * tasks for seconds, tasks in known) / sum(tasks for _, tasks in known)
         behind = sum(
             max(0.0, work.tasks - work.running) * (usual if work.run_seconds is None else work.run_seconds)
             for work in self.work
         )
-        return max(running, min(self.waiting + self.in_flight, running + behind / drain_seconds))
+        return max(running, min(tasks, max(1.0, running + behind / drain_seconds)))
 
 
 async def read_lanes(session: Session) -> list[Lane]:
