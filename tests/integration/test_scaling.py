@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,6 +27,8 @@ from penstock.tasks import NewTask
 from penstock.transports.sqs import SqsQueue
 from tests.integration.apis import running
 from tests.integration.doors import postgres_away, sample
+
+PAGE = (Path(__file__).parents[2] / "docs" / "autoscaling.md").read_text("utf-8")
 
 
 async def enqueue(store: Store, *tasks: NewTask) -> None:
@@ -214,21 +219,24 @@ def always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "_REST", 0)
 
 
-async def test_a_lane_is_plain_numbers_and_all_lanes_stand_by_name(store: Store, http: httpx.AsyncClient) -> None:
+async def test_a_lane_is_plain_numbers_as_the_page_shows_and_all_lanes_stand_by_name(
+    store: Store, http: httpx.AsyncClient
+) -> None:
+    (shown,) = re.findall(r"```json lane\n(.*?)```", PAGE, re.DOTALL)
     await route(store, "video", "video.*")
-    await enqueue(store, NewTask("video.cut"), *(NewTask("a") for _ in range(121)))
-    await tell(store, a=(30, 60.0))
+    await enqueue(store, NewTask("video.cut"), *(NewTask("a") for _ in range(1201)))
+    await tell(store, a=(30, 60.0))  # one of two seconds ran at once
     answer = await http.get("/scaling")
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["cache-control"] == "no-store"
     routes = answer.json()["routes"]
     assert list(routes) == [OUTBOUND, "video"]
-    oldest = routes[OUTBOUND].pop("oldest_seconds")
-    assert 0 <= oldest < 600
-    assert routes[OUTBOUND] == {"tasks": 121, "waiting": 121, "in_flight": 0, "slots": 1 + 120 * 2 / 60}
+    assert list(routes[OUTBOUND]) == list(json.loads(shown))
+    assert 0 <= routes[OUTBOUND]["oldest_seconds"] < 600
+    assert routes[OUTBOUND] | {"oldest_seconds": 0} == json.loads(shown) | {"oldest_seconds": 0}
     assert (await http.get("/scaling/video")).json() == routes["video"]
     hurried = (await http.get(f"/scaling/{OUTBOUND}", params={"drain_seconds": 10})).json()
-    assert hurried["slots"] == 1 + 120 * 2 / 10
+    assert hurried["slots"] == 1 + 1200 * 2 / 10
 
 
 async def test_one_count_answers_all_who_ask_at_about_the_same_time(

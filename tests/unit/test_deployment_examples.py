@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -20,7 +21,7 @@ from penstock.api.http import SCALING_PATH
 from penstock.api.scaling import _drain_seconds, _figures
 from penstock.cli import app
 from penstock.health import DEFAULT_PORT, Health, _application
-from penstock.scaling import OUTBOUND, Lane
+from penstock.scaling import COUNTED, OUTBOUND, Lane
 from penstock.settings import PREFIX, Settings, load_settings
 
 ROOT = Path(__file__).parents[2]
@@ -275,3 +276,18 @@ def test_ecs_tracks_a_metric_that_the_agent_hands_on() -> None:
 def test_the_gauges_for_scaling_tell_what_the_api_tells() -> None:
     assert scaling_gauges() == {f"penstock_scaling_{name}": {"route"} for name in SCALING_GAUGES}
     assert _figures(Lane(OUTBOUND, []), 60).keys() == SCALING_GAUGES | {"tasks"}
+
+
+def test_the_page_speaks_of_settings_metrics_files_and_figures_that_exist() -> None:
+    page = (ROOT / "docs" / "autoscaling.md").read_text("utf-8")
+    settings = set(re.findall(rf"\b{PREFIX}([A-Z_]+)", page))
+    assert {name.lower() for name in settings} <= set(Settings.model_fields)
+    exported = {family.name for family in metrics.REGISTRY.collect()}
+    assert set(re.findall(r"`(penstock_[a-z_]+)`", page)) <= exported
+    for link in re.findall(r"\]\(([^)#]+)", page):
+        assert (ROOT / "docs" / link).exists(), link
+    rows = re.findall(r"^\| `(\w+)` \| (?:`(\w+)`|the sum)", page, re.MULTILINE)
+    assert {name for name, _ in rows} == _figures(Lane(OUTBOUND, []), 60).keys()
+    assert {metric for _, metric in rows if metric} == scaling_gauges().keys()
+    assert f"stops at {COUNTED:,}" in page
+    assert f"counted up to {COUNTED}" in (ROOT / "docs" / "metrics.md").read_text("utf-8")
