@@ -139,6 +139,22 @@ QUEUE_DEPTH = Gauge(
     "penstock_queue_depth", "Messages in a queue, by queue and kind (visible, in_flight, delayed)",
     ["queue", "kind"], registry=REGISTRY,
 )  # fmt: skip
+SCALING_WAITING = Gauge(
+    "penstock_scaling_waiting", "Tasks that wait for the workers of a route, counted up to 50000",
+    ["route"], registry=REGISTRY,
+)  # fmt: skip
+SCALING_IN_FLIGHT = Gauge(
+    "penstock_scaling_in_flight", "Tasks of a route claimed and not settled, counted up to 50000",
+    ["route"], registry=REGISTRY,
+)  # fmt: skip
+SCALING_OLDEST_SECONDS = Gauge(
+    "penstock_scaling_oldest_seconds", "How long the oldest task has waited for the workers of a route",
+    ["route"], registry=REGISTRY,
+)  # fmt: skip
+SCALING_SLOTS = Gauge(
+    "penstock_scaling_slots", "Handlers of a route that have to run at once to keep up and drain it within a minute",
+    ["route"], registry=REGISTRY,
+)  # fmt: skip
 REJECTED_KEPT = Gauge("penstock_rejected_kept", "Rejected messages kept for an operator", registry=REGISTRY)
 SCHEDULE_RUNS = Counter(
     "penstock_schedule_runs_total", "Instants of schedules, by outcome (FIRED, SKIPPED, MISSED)",

@@ -66,6 +66,12 @@ def expect_scans(plan: Node, table: str, index: str) -> None:
     assert {name for _, name in scans} == {index}, scans
 
 
+def expect_scans_among(plan: Node, table: str, indexes: set[str]) -> None:
+    names = {name for _, name in scans_of(plan, table)}
+    assert names, "the plan reads the table by no scan that is known here"
+    assert names <= indexes, names
+
+
 async def explain(connection: Any, statement: str, *args: Any, analyze: bool = False) -> Node:
     """The plan of a statement for these arguments. ``analyze`` runs it, and takes back what it did."""
     options = "analyze, buffers, timing off, format json" if analyze else "format json"
@@ -246,6 +252,20 @@ async def test_the_window_is_counted_in_the_index_of_claimed_tasks(seeded: Any, 
     plan = await explain(seeded, SQL["count_in_flight"], 5000, since, analyze=True)
     expect_scans(plan, "task", "task_acquired")
     assert read_in(plan, "task_acquired") == (ACQUIRED if since < datetime.now().astimezone() else 0)
+
+
+def expect_lanes_plan(plan: Node) -> None:
+    used = {"task_ready", "task_ready_by_route", "task_acquired", "task_acquired_by_route"}
+    expect_scans_among(plan, "task", used)
+
+
+async def test_lanes_are_counted_in_the_indexes_of_what_is_due_and_claimed(seeded: Any) -> None:
+    plan = await explain(seeded, SQL["read_lanes"], 5000, 100, analyze=True)
+    expect_lanes_plan(plan)
+    expect_lanes_plan(await explain_generic(seeded, "read_lanes"))
+    read = [node for node in nodes(plan) if node.get("Index Name") == "task_ready" and node.get("Actual Rows")]
+    # Of 20,000 due no more than where counting stops, and of as many that are due tomorrow none.
+    assert sum(node["Actual Rows"] * node["Actual Loops"] for node in read) <= 5000 + 2 * 3 + 2
 
 
 async def test_unsent_claims_are_found_in_the_index_of_claimed_tasks(seeded: Any) -> None:

@@ -14,6 +14,7 @@ from penstock.api.keyring import Keyring
 from penstock.api.methods import Methods
 from penstock.api.rates import Rates
 from penstock.api.rpc import Dispatcher
+from penstock.api.scaling import Scaling
 from penstock.api.scheduler0 import Scheduler0
 from penstock.api.server import HttpServer
 from penstock.logs import get_logger
@@ -70,6 +71,7 @@ class Api(Service):
         app = make_app(
             dispatcher,
             guard,
+            scaling=Scaling(store),
             request_limit_bytes=settings.request_limit_bytes,
             request_timeout_seconds=settings.request_timeout_seconds,
             home=None if self._dashboard is None else self._dashboard.home,

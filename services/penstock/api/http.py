@@ -1,4 +1,4 @@
-"""The HTTP side of the api: the route of JSON-RPC, who may ask, what a request must look like; every answer is JSON."""
+"""The HTTP side of the api: its paths, who may ask, what a request must look like; every answer is JSON."""
 
 from __future__ import annotations
 
@@ -18,9 +18,21 @@ from penstock import __version__, metrics
 from penstock.api import audit, peer
 from penstock.api.access import Guard
 from penstock.api.rpc import Dispatcher, error_body, masked
-from penstock.errors import AccessDenied, InvalidRequest, RateLimited, RpcError, TooLarge, Unavailable
+from penstock.api.scaling import Scaling
+from penstock.errors import (
+    AccessDenied,
+    InvalidParams,
+    InvalidRequest,
+    RateLimited,
+    RouteNotFound,
+    RpcError,
+    TooLarge,
+    Unavailable,
+)
+from penstock.keys import Permission
 
 RPC_PATH = "/rpc"
+SCALING_PATH = "/scaling"
 _JSON = "application/json"
 _MEDIA_TYPES = {_JSON, "application/json-rpc", "application/jsonrequest"}
 # An answer is for the one who asked, and is no page: nothing in it may be run, framed or kept.
@@ -43,12 +55,13 @@ def make_app(
     dispatcher: Dispatcher,
     guard: Guard,
     *,
+    scaling: Scaling,
     request_limit_bytes: int,
     request_timeout_seconds: float = 30,
     home: Callable[[Request], Awaitable[Response]] | None = None,
     more: Sequence[BaseRoute] = (),
 ) -> Starlette:
-    """The ASGI application: ``POST /rpc``, and ``GET /`` for those who look what is here.
+    """The ASGI application: ``POST /rpc``, ``GET /scaling``, and ``GET /`` for those who look what is here.
 
     home: what browsers are shown at ``/``; more: further routes.
     """
@@ -89,8 +102,36 @@ def make_app(
             metrics.REQUEST_SECONDS.observe(perf_counter() - started)
         return Response(status_code=status) if answer is None else _json(answer, status)
 
+    async def figures(request: Request) -> Response:
+        started = perf_counter()
+        try:
+            guard.check_host(request.headers)
+            caller = guard.admit(request.headers, request.client.host if request.client else "")
+            caller.charge(1)
+        except RpcError as exc:
+            return _refused(exc)
+        try:
+            caller.check(Permission.READ)
+            answer = await scaling.answer(request.path_params.get("route"), request.query_params)
+        except AccessDenied as exc:
+            return _json(error_body(exc), exc.status)
+        except InvalidParams as exc:
+            return _json(error_body(exc), 400)
+        except RouteNotFound as exc:
+            return _json(error_body(exc), 404)
+        except Exception as exc:
+            return _json(error_body(masked(exc, "scaling")), 503 if isinstance(exc, Unavailable) else 500)
+        metrics.REQUEST_SECONDS.observe(perf_counter() - started)
+        return _json(answer)
+
     return Starlette(
-        routes=[Route("/", index, methods=["GET"]), Route(RPC_PATH, rpc, methods=["POST"]), *more],
+        routes=[
+            Route("/", index, methods=["GET"]),
+            Route(RPC_PATH, rpc, methods=["POST"]),
+            Route(SCALING_PATH, figures, methods=["GET"]),
+            Route(f"{SCALING_PATH}/{{route}}", figures, methods=["GET"]),
+            *more,
+        ],
         exception_handlers={HTTPException: _http_error},
     )
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 
 from penstock import metrics
 from penstock.errors import Unavailable
 from penstock.logs import get_logger
+from penstock.scaling import Lane, read_lanes
 from penstock.store import Store
 from penstock.tasks import State
 from penstock.transports import DEAD_LETTER_SUFFIX, Queue
 
 _CHEAP_SECONDS = 0.05
 _REST = 50  # counting that takes longer is followed by so many times the excess without
+_OF_LANES = (
+    metrics.SCALING_WAITING, metrics.SCALING_IN_FLIGHT, metrics.SCALING_OLDEST_SECONDS, metrics.SCALING_SLOTS,
+)  # fmt: skip
 
 log = get_logger()
 
@@ -55,6 +59,7 @@ class Gauges:
         self._by_route = by_route
         self._dead_letters = dead_letters
         self._rest_until = float("-inf")
+        self._shown: set[str] = set()
         self._rises = {label: _Rises() for label in dead_letters}
 
     async def run_once(self) -> int:
@@ -93,6 +98,7 @@ class Gauges:
                 live[row["state"]] += row["count"]
             lag = (await session.fetch("read_lag"))[0]
             rejected = await session.value("count_rejected")
+            lanes = await read_lanes(session)
         ended = monotonic()
         self._rest_until = ended + _REST * max(0.0, ended - started - _CHEAP_SECONDS)
         for state in State:
@@ -101,3 +107,17 @@ class Gauges:
         metrics.DUE.set(lag["due"])
         metrics.OLDEST_DUE_SECONDS.set(max(0.0, lag["oldest_seconds"]))
         metrics.REJECTED_KEPT.set(rejected)
+        self._show_lanes(lanes)
+
+    def _show_lanes(self, lanes: Sequence[Lane]) -> None:
+        """A route that is gone is gone from the metrics too: a figure that stands still would keep its workers up."""
+        for lane in lanes:
+            metrics.SCALING_WAITING.labels(lane.name).set(lane.waiting)
+            metrics.SCALING_IN_FLIGHT.labels(lane.name).set(lane.in_flight)
+            metrics.SCALING_OLDEST_SECONDS.labels(lane.name).set(lane.oldest_seconds)
+            metrics.SCALING_SLOTS.labels(lane.name).set(lane.slots())
+        shown = {lane.name for lane in lanes}
+        for name in self._shown - shown:
+            for gauge in _OF_LANES:
+                gauge.remove(name)
+        self._shown = shown

@@ -1,0 +1,80 @@
+"""GET /scaling: how much waits for the workers of each lane, as plain numbers for whatever starts and stops them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from penstock.errors import InvalidParams, RouteNotFound
+from penstock.scaling import DRAIN_SECONDS, Lane, read_lanes
+from penstock.store import Store
+
+_DRAIN = "drain_seconds"
+_DRAIN_MOST = 86_400.0
+_FRESH_SECONDS = 1.0
+_REST = 20  # a count is good for so many times what it took, for it must stay cheap however often it is asked for,
+_REST_SECONDS = 30.0  # yet no longer than this
+
+
+class Scaling:
+    """Answers from one count for all who ask at about the same time."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._counting = asyncio.Lock()
+        self._lanes: dict[str, Lane] = {}
+        self._good_until = float("-inf")
+
+    async def answer(self, name: str | None, query: Mapping[str, str]) -> bytes:
+        """The figures of one lane, or of all by name, as JSON. Raises InvalidParams, RouteNotFound, Unavailable."""
+        drain_seconds = _drain_seconds(query)
+        lanes = await self._look()
+        if name is None:
+            return _encode({"routes": {lane.name: _figures(lane, drain_seconds) for lane in lanes.values()}})
+        if name not in lanes:
+            raise RouteNotFound(name[:200])
+        return _encode(_figures(lanes[name], drain_seconds))
+
+    async def _look(self) -> Mapping[str, Lane]:
+        async with self._counting:
+            if monotonic() >= self._good_until:
+                started = monotonic()
+                async with self._store.session() as session:
+                    self._lanes = {lane.name: lane for lane in await read_lanes(session)}
+                took = monotonic() - started
+                self._good_until = started + took + min(_REST_SECONDS, max(_FRESH_SECONDS, _REST * took))
+            return self._lanes
+
+
+def _drain_seconds(query: Mapping[str, str]) -> float:
+    for name in query:
+        if name != _DRAIN:
+            raise InvalidParams(name[:200], f"is unknown here; {_DRAIN} is known")
+    given = query.get(_DRAIN)
+    if given is None:
+        return DRAIN_SECONDS
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 1 <= seconds <= _DRAIN_MOST:
+        raise InvalidParams(_DRAIN, f"must be seconds from 1 to {_DRAIN_MOST:g}, not {given[:100]!r}")
+    return seconds
+
+
+def _figures(lane: Lane, drain_seconds: float) -> dict[str, Any]:
+    return {
+        "tasks": lane.waiting + lane.in_flight,
+        "waiting": lane.waiting,
+        "in_flight": lane.in_flight,
+        "oldest_seconds": round(lane.oldest_seconds, 3),
+        "slots": round(lane.slots(drain_seconds), 3),
+    }
+
+
+_encode = msgspec.json.Encoder().encode

@@ -1,0 +1,81 @@
+-- Scaling: what waits for workers, lane by lane.
+
+-- name: read_lanes
+-- $1 stop counting there, in each lane and for each count; $2 how many priorities are looked at, the highest. By route
+-- (null: the outbound queue) and action: how many tasks wait for a worker, since when the oldest of them does, how many
+-- are in flight.
+-- Tasks of limited and paused actions wait for their limit and not for workers, so they count from their claim on.
+-- What no claim has put aside yet is told apart by the routes here, as claim_tasks_by_rules will, once for each kind of
+-- task; the highest priorities come first, so that a count that stops has left the others out.
+-- Relies on task_ready (a priority at a time: across them it would pass what is due tomorrow), task_ready_by_route,
+-- task_acquired and task_acquired_by_route.
+with recursive step as (
+    (select priority from penstock.task
+     where state in ('SCHEDULED', 'ERROR') and route is null and gate is null order by priority desc limit 1)
+    union all
+    select (select t.priority from penstock.task t
+            where t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
+              and t.priority < step.priority
+            order by t.priority desc limit 1)
+    from step where step.priority is not null
+), levels as materialized (
+    select priority from step where priority is not null limit $2::bigint
+), unsorted as materialized (
+    select ready.action,
+           case when exists (select from penstock.route where labels <> '{}') then ready.labels::text end as labels,
+           ready.run_at
+    from levels cross join lateral (
+        select t.action, t.labels, t.run_at from penstock.task t
+        where t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
+          and t.priority = levels.priority and t.run_at <= now()
+          and (t.expires_at is null or t.expires_at > now())
+        order by t.run_at, t.id limit (select $1::bigint)
+    ) ready limit (select $1::bigint)
+), kinds as materialized (
+    select action, labels, count(*) as count, min(run_at) as oldest from unsorted group by action, labels
+), counted as (
+    select (select r.name from penstock.route r
+            where k.action like any(r.actions) and (r.labels = '{}' or k.labels::jsonb @> r.labels)
+            order by r.position, r.name limit 1) as route,
+           k.action, k.count as waiting, k.oldest, 0 as in_flight
+    from kinds k where not exists (select from penstock.action a where a.name = k.action)
+    union all
+    select r.name, ready.action, count(*), min(ready.run_at), 0
+    from penstock.route r cross join lateral (
+        select t.action, t.run_at from penstock.task t
+        where t.state in ('SCHEDULED', 'ERROR') and t.route = r.name and t.gate is null and t.run_at <= now()
+          and (t.expires_at is null or t.expires_at > now())
+        order by t.priority desc, t.run_at, t.id limit (select $1::bigint)
+    ) ready group by r.name, ready.action
+    union all
+    select null, held.action, 0, null, count(*)
+    from (select t.action from penstock.task t
+          where t.state = 'ACQUIRED' and t.route is null order by t.claimed_at limit (select $1::bigint)) held
+    group by held.action
+    union all
+    select r.name, held.action, 0, null, count(*)
+    from penstock.route r cross join lateral (
+        select t.action from penstock.task t
+        where t.state = 'ACQUIRED' and t.route = r.name order by t.claimed_at limit (select $1::bigint)
+    ) held group by r.name, held.action
+)
+select route, action, sum(waiting)::bigint as waiting, sum(in_flight)::bigint as in_flight,
+       greatest(0, date_part('epoch', now() - min(oldest))) as oldest_seconds
+from counted group by route, action;
+
+-- name: read_run_times
+-- $1 seconds to look back. By action: the seconds that its attempts ran which ended since, the mean of their run times
+-- or, when none ended, of all that ever did; and the route that takes all its tasks, whatever their labels.
+select p.action, p.seconds, p.mean_seconds,
+       (select r.name from penstock.route r where p.action like any(r.actions) and r.labels = '{}'
+        order by r.position, r.name limit 1) as route
+from (
+    select action, coalesce(sum(seconds) filter (where at > now() - make_interval(secs => $1)), 0) as seconds,
+           coalesce(sum(seconds) filter (where at > now() - make_interval(secs => $1))
+                        / nullif(sum(count) filter (where at > now() - make_interval(secs => $1)), 0),
+                    sum(seconds) / sum(count))::float8 as mean_seconds
+    from penstock.tally where event = 'RAN' and count > 0 group by action
+) p;
+
+-- name: list_route_names
+select name from penstock.route order by name;
