@@ -1,9 +1,9 @@
 """What the site needs beyond mkdocs. The pages are written to be read in the repository; here they become a site's.
 
 - Pages that lie outside of docs/, such as the README, join the site.
-- Links lead where they lead in the repository. One to a file without a page, such as a module, is shown as its text; one
-  to a file that there is not is a warning, which fails the build.
-- Entries of the navigation with ``*`` stand for the pages that they match; entries without a page are left out.
+- Links lead where they lead in the repository. One to a file without a page, such as a module, is shown as its text;
+  one to a file that there is not is a warning, which fails the build.
+- Entries of the navigation with a star are the pages that match; entries without a page are left out.
 - A list may follow a line of text, and the first word after a fence is its language, as in CommonMark.
 - A diagram in Mermaid's language is shown as its source, since to draw it a browser would load a program of 3 MB.
 - Nothing on a page may be loaded from another host.
