@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -12,14 +14,19 @@ import tomllib
 import zipfile
 from collections.abc import Iterator
 from email.parser import Parser
+from functools import partial
 from pathlib import Path
 
 import asyncpg
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 import penstock
+from penstock.cli import app
 from penstock.local.service import HOST, is_free
 from penstock.migrate import head_revision
+from tests.acceptance import tutorial
 from tests.acceptance.test_up_down import Place, alive
 from tests.conftest import reachable_folder
 from tests.waiting import wait_until
@@ -169,9 +176,47 @@ def test_the_installed_command_knows_its_version_its_help_and_its_migrations(
     assert version == penstock.__version__
 
 
-def test_up_of_the_installed_wheel_takes_the_port_asked_for_prints_the_urls_runs_tasks_and_stops_on_sigterm(
-    place: Place,
+# Repeating them changes nothing, so what they print may come later.
+_LOOKS = re.compile(r"penstock (status|result|list|stats|top|doctor|schedule runs|workflow status) ?")
+
+
+def follow(place: Place, step: tutorial.Step) -> None:
+    """Do what a block of the tutorial says, and compare."""
+    if step.kind == "python":
+        source = step.text.replace("http://127.0.0.1:8080", place.state()["api"])
+        exec(compile(source, "docs/tutorial.md", "exec"), {})
+        return
+    expected = int(step.option.removeprefix("exit-code=") or 0)
+    for command, page in step.commands():
+        if not command.startswith("penstock "):
+            subprocess.run(command, shell=True, cwd=place.path, check=True, timeout=60)
+            continue
+
+        try:
+            wait_until(partial(run, command, page, expected), command, seconds=90 if _LOOKS.match(command) else 0)
+        except AssertionError as exc:
+            raise AssertionError(f"{command} prints, instead of\n{page}\nthis:\n{invoke(command).output}") from exc
+
+
+def invoke(command: str) -> Result:
+    # In this process: the start of another costs most of a second, and there are two dozen.
+    return CliRunner().invoke(app, shlex.split(command)[1:], env={"COLUMNS": "200", "NO_COLOR": "1"})
+
+
+def run(command: str, page: str, exit_code: int) -> bool:
+    done = invoke(command)
+    return done.exit_code == exit_code and tutorial.shows(page, done.output)
+
+
+def test_the_tutorial_holds_with_the_installed_wheel_up_to_the_end_of_penstock_up(
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """`up` in the foreground too: it takes the port asked for, prints the URLs and stops on SIGTERM."""
+    (written,) = (step for step in tutorial.STEPS if step.option == "shop.py")
+    (place.path / written.option).write_text(written.text)
+    (start,) = (step for step in tutorial.STEPS if step.option == "up")
+    ((command, page),) = start.commands()
+    log = place.path / "log"
     with socket.socket() as other:
         other.bind((HOST, 0))
         port = other.getsockname()[1]
@@ -179,23 +224,35 @@ def test_up_of_the_installed_wheel_takes_the_port_asked_for_prints_the_urls_runs
         assert f"port {port} is taken" in place.run("up", "--detach", "--port", str(port), check=False).stderr
     assert is_free(port)
     with subprocess.Popen(
-        [*place.command, "up", "--app", "greeting", "--port", str(port)],
+        [*place.command, *command.split()[1:], "--port", str(port)],
         cwd=place.path,
         env=os.environ | place.env,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=log.open("w"),  # a pipe that nobody reads would stop the whole stack once it is full
         text=True,
     ) as process:
         assert process.stdout is not None
-        lines = iter(process.stdout.readline, "")
-        shown = next(line for line in lines if line.startswith("api"))
+        printed = []
+        while not printed or not printed[-1].startswith("stop "):
+            printed.append(process.stdout.readline())
+            assert printed[-1], log.read_text()
+        assert tutorial.shows(page, "".join(printed))
         state = place.state()
         assert state["api"] == f"http://{HOST}:{port}"
-        assert state["api"] in shown
+        assert any(line.startswith("api") and state["api"] in line for line in printed)
+        monkeypatch.chdir(place.path)
         wait_until(lambda: place.rpc("stats", {}), "the api to answer")
-        place.wait_success(place.greet("wheel"), "wheel")
+        for step in tutorial.STEPS:
+            if step.kind in ("console", "python") and step.option not in ("shop.py", "up", "production"):
+                follow(place, step)
+        (step,) = (step for step in tutorial.STEPS if step.option == "production")
+        (export, _), *others = step.commands()
+        assert export.startswith("export PENSTOCK_DATABASE_URL=")
+        monkeypatch.setenv("PENSTOCK_DATABASE_URL", state["database_url"])
+        follow(place, tutorial.Step("console", "", "".join(f"$ {command}\n{page}" for command, page in others)))
+        assert (place.path / "outbox" / "6.txt").read_text().startswith("To: b@example.org\n")
         process.terminate()
-        _, errors = process.communicate(timeout=60)
+        process.communicate(timeout=60)
     assert process.returncode == 0
-    assert "stack_stopped" in errors
+    assert "stack_stopped" in log.read_text()
     assert not [entry for entry in state["processes"] if alive(entry["pid"])]
