@@ -13,6 +13,7 @@ import tarfile
 import tomllib
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from email.parser import Parser
 from functools import partial
 from pathlib import Path
@@ -208,6 +209,15 @@ def run(command: str, page: str, exit_code: int) -> bool:
     return done.exit_code == exit_code and tutorial.shows(page, done.output)
 
 
+@contextmanager
+def ended(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Whatever becomes of the block, the process is asked to end, which its own ``with`` waits for."""
+    try:
+        yield
+    finally:
+        process.terminate()
+
+
 def test_the_tutorial_holds_with_the_installed_wheel_up_to_the_end_of_penstock_up(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,14 +233,17 @@ def test_the_tutorial_holds_with_the_installed_wheel_up_to_the_end_of_penstock_u
         other.listen()
         assert f"port {port} is taken" in place.run("up", "--detach", "--port", str(port), check=False).stderr
     assert is_free(port)
-    with subprocess.Popen(
-        [*place.command, *command.split()[1:], "--port", str(port)],
-        cwd=place.path,
-        env=os.environ | place.env,
-        stdout=subprocess.PIPE,
-        stderr=log.open("w"),  # a pipe that nobody reads would stop the whole stack once it is full
-        text=True,
-    ) as process:
+    with (
+        subprocess.Popen(
+            [*place.command, *command.split()[1:], "--port", str(port)],
+            cwd=place.path,
+            env=os.environ | place.env,
+            stdout=subprocess.PIPE,
+            stderr=log.open("w"),  # a pipe that nobody reads would stop the whole stack once it is full
+            text=True,
+        ) as process,
+        ended(process),
+    ):
         assert process.stdout is not None
         printed = []
         while not printed or not printed[-1].startswith("stop "):
