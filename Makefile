@@ -4,9 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+DOCS_INSTALLED := $(VENV)/.docs-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down bench peers migrate test chaos check format cli-reference screenshots terraform clean
+.PHONY: help setup demo up down bench peers migrate test chaos check format cli-reference screenshots terraform docs docs-serve \
+	build sbom clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +60,26 @@ check: setup ## Formatting, lint, types, import layers, dependencies (known vuln
 format: setup ## Format the code and mend what the linter can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+docs: $(DOCS_INSTALLED) ## Build the documentation site into build/site; a warning, such as a dead link, fails it
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml
+	@echo "build/site/index.html is the first page; make docs-serve shows it as you write"
+
+docs-serve: $(DOCS_INSTALLED) ## Serve the documentation site on http://127.0.0.1:8000, built anew at each change
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --config-file docs/site/mkdocs.yml
+
+$(DOCS_INSTALLED): $(INSTALLED)
+	@echo "Installing the tools of the documentation site ..."
+	@$(BIN)/python -c 'import tomllib; \
+	  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' >$@.txt
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --requirement $@.txt
+	@touch $@
+
+build: setup ## Build the wheel and the source distribution into dist/
+	@$(BIN)/python -m hatchling build
+
+sbom: setup ## Write a software bill of materials (CycloneDX) into dist/
+	@$(BIN)/python .ci/sbom.py dist/penstock.cdx.json
 
 cli-reference: setup ## Write the reference in docs/cli.md from the commands themselves
 	@$(BIN)/python docs/generate_cli.py

@@ -11,9 +11,10 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -23,30 +24,46 @@ SECONDS = 8
 EXTRAS = ("local",)  # what users may have in use; tools of development are not audited
 
 
-def shipped(pyproject: dict[str, Any]) -> dict[str, str]:
-    """Versions of everything that an installation brings along, by name; what is not installed here is left out."""
-    project = pyproject["project"]
-    todo = [Requirement(text) for text in project["dependencies"]]
-    todo += [Requirement(text) for extra in EXTRAS for text in project["optional-dependencies"][extra]]
-    found: dict[str, str] = {}
+class Shipped(NamedTuple):
+    """An installed package: its version, and the names of those that it was found to need."""
+
+    version: str
+    needs: set[str]
+
+
+def resolve(wanted: Iterable[str]) -> dict[str, Shipped]:
+    """All that these requirements bring along, by name; what is not installed here is left out."""
+    todo = [("", Requirement(text)) for text in wanted]
+    found: dict[str, Shipped] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
     while todo:
-        wanted = todo.pop()
-        name, extras = canonicalize_name(wanted.name), frozenset(wanted.extras)
-        if (name, extras) in seen or (wanted.marker is not None and not wanted.marker.evaluate({"extra": ""})):
+        by, wanted_here = todo.pop()
+        name, extras = canonicalize_name(wanted_here.name), frozenset(wanted_here.extras)
+        if wanted_here.marker is not None and not wanted_here.marker.evaluate({"extra": ""}):
             continue
-        seen.add((name, extras))
         try:
             package = distribution(name)
         except PackageNotFoundError:
             continue
-        found[name] = package.version
+        found.setdefault(name, Shipped(package.version, set()))
+        if by:
+            found[by].needs.add(name)
+        if (name, extras) in seen:
+            continue
+        seen.add((name, extras))
         for text in package.requires or ():
             needed = Requirement(text)
             if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
                 needed.marker = None
-                todo.append(needed)
+                todo.append((name, needed))
     return found
+
+
+def shipped(pyproject: dict[str, Any]) -> dict[str, str]:
+    """Versions of everything that an installation brings along, by name."""
+    project = pyproject["project"]
+    extras = [text for extra in EXTRAS for text in project["optional-dependencies"][extra]]
+    return {name: package.version for name, package in resolve([*project["dependencies"], *extras]).items()}
 
 
 def verdict(report: dict[str, Any]) -> tuple[int, list[str]]:

@@ -25,6 +25,8 @@ def _run(connection: Connection) -> None:
     # first of all: two that create the schema at once collide, its "if not exists" notwithstanding.
     connection.execute(text("select pg_advisory_lock(hashtext('penstock migrate'))"))
     connection.execute(text(f"create schema if not exists {SCHEMA}"))
+    # After it, for others may hold it for as long as they migrate.
+    connection.execute(text(f"set lock_timeout = {int(context.config.attributes['lock_seconds'] * 1000)}"))
     connection.commit()
     context.configure(connection=connection, **_OPTIONS)
     with context.begin_transaction():

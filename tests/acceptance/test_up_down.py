@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import httpx
 import psutil
 import pytest
 
-from penstock.local.service import HOST, is_free, python_path
+from penstock.local.service import python_path
 from penstock.local.state import DataDir
 from tests.waiting import wait_until
 
@@ -36,6 +35,8 @@ UP_WITHIN_SECONDS = 180
 
 class Place:
     """A folder with an app in it, and the command run there."""
+
+    command = (sys.executable, "-m", "penstock")
 
     def __init__(self, path: Path) -> None:
         path.mkdir(parents=True)
@@ -56,7 +57,7 @@ class Place:
 
     def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         result = subprocess.run(
-            [sys.executable, "-m", "penstock", *arguments],
+            [*self.command, *arguments],
             cwd=self.path,
             env=os.environ | self.env,
             text=True,
@@ -294,31 +295,3 @@ def test_app_that_cannot_be_loaded_is_named_and_nothing_stays(place: Place) -> N
     assert result.returncode == 1
     assert "no.such" in result.stderr
     assert place.run("ps", check=False).returncode == 1
-
-
-def test_up_in_the_foreground_takes_the_port_asked_for_prints_the_urls_and_stops_on_sigterm(place: Place) -> None:
-    with socket.socket() as other:
-        other.bind((HOST, 0))
-        port = other.getsockname()[1]
-        other.listen()
-        assert f"port {port} is taken" in place.run("up", "--detach", "--port", str(port), check=False).stderr
-    assert is_free(port)
-    with subprocess.Popen(
-        [sys.executable, "-m", "penstock", "up", "--workers", "0", "--port", str(port)],
-        cwd=place.path,
-        env=os.environ | place.env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        lines = iter(process.stdout.readline, "")
-        shown = next(line for line in lines if line.startswith("api"))
-        state = place.state()
-        assert state["api"] == f"http://{HOST}:{port}"
-        assert state["api"] in shown
-        process.terminate()
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert "stack_stopped" in errors
-    assert not [entry for entry in state["processes"] if alive(entry["pid"])]

@@ -1,0 +1,127 @@
+"""What the site needs beyond mkdocs. The pages are written to be read in the repository; here they become a site's.
+
+- Pages that lie outside of docs/, such as the README, join the site.
+- Links lead where they lead in the repository. One to a file without a page, such as a module, is shown as its text;
+  one to a file that there is not is a warning, which fails the build.
+- Entries of the navigation with a star are the pages that match; entries without a page are left out.
+- A list may follow a line of text, and the first word after a fence is its language, as in CommonMark.
+- A diagram in Mermaid's language is shown as its source, since to draw it a browser would load a program of 3 MB.
+- Nothing on a page may be loaded from another host.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from pymdownx.slugs import slugify
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+OUTSIDE = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+    "benchmarks/README.md": "benchmarks.md",
+    "examples/export/README.md": "example-export.md",
+    "terraform/README.md": "terraform.md",
+}
+_ORIGIN = {page: origin for origin, page in OUTSIDE.items()}
+_LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s]+)\)")
+_ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:|#|//", re.IGNORECASE)
+_FENCE = re.compile(r"^(\s*)(`{3,})(.*)$")
+_ITEM = re.compile(r"([-*+]|1\.) ")
+_NO_TEXT = re.compile(r"\s*$|\s|#|\||>|([-*+]|\d+\.) ")
+_FOREIGN = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=["']?(?:https?:)?//[^>]*>""")
+
+log = logging.getLogger("mkdocs.hooks.penstock")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    config.mdx_configs.setdefault("toc", {})["slugify"] = slugify(case="lower")  # the anchors that GitHub makes
+    config.nav = navigation(config.nav)
+    return config
+
+
+def navigation(entries: list[Any]) -> list[Any]:
+    """The entries of a navigation whose pages are there, patterns replaced by what they match."""
+    kept: list[Any] = []
+    for entry in entries:
+        title, content = next(iter(entry.items())) if isinstance(entry, dict) else (None, entry)
+        if isinstance(content, list):
+            if below := navigation(content):
+                kept.append({title: below})
+        elif "*" in content:
+            kept += sorted(path.relative_to(DOCS).as_posix() for path in DOCS.glob(content))
+        elif content in _ORIGIN or (DOCS / content).is_file():
+            kept.append(entry)
+    return kept
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for origin, page in OUTSIDE.items():
+        files.append(File.generated(config, page, content=(ROOT / origin).read_text("utf-8")))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    uri = page.file.src_uri
+    origin = PurePosixPath(_ORIGIN.get(uri, f"docs/{uri}"))
+    parts: list[str] = []
+    prose: list[str] = []
+    fence = ""
+    for line in markdown.split("\n"):
+        found = _FENCE.match(line)
+        if fence:
+            parts.append(line)
+            if found and found[2].startswith(fence) and not found[3].strip():
+                fence = ""
+        elif found:
+            parts += [_links("\n".join(prose), origin, uri)] if prose else []
+            prose = []
+            fence = found[2]
+            parts.append(found[1] + fence + _language(found[3]))
+        else:
+            if _ITEM.match(line) and prose and not _NO_TEXT.match(prose[-1]):
+                prose.append("")
+            prose.append(line)
+    parts += [_links("\n".join(prose), origin, uri)] if prose else []
+    return "\n".join(parts)
+
+
+def _language(words: str) -> str:
+    first = words.strip().partition(" ")[0]
+    return "text" if first in ("", "mermaid") else first
+
+
+def _links(text: str, origin: PurePosixPath, uri: str) -> str:
+    def lead(link: re.Match[str]) -> str:
+        shown, target = link[1], link[2]
+        if _ELSEWHERE.match(target):
+            return link[0]
+        path, mark, anchor = target.partition("#")
+        place = os.path.normpath(origin.parent / path).replace(os.sep, "/")
+        if (ROOT / place).is_dir() and (ROOT / place / "README.md").is_file():
+            place += "/README.md"
+        if not (ROOT / place).exists():
+            log.warning("%s: the link to %s leads to no file of the repository", origin, target)
+            return shown
+        there = OUTSIDE.get(place) or (place.removeprefix("docs/") if place.startswith("docs/") else None)
+        if there is None or not (ROOT / place).is_file() or place.endswith(".py"):
+            return shown
+        return f"[{shown}]({os.path.relpath(there, PurePosixPath(uri).parent).replace(os.sep, '/')}{mark}{anchor})"
+
+    return _LINK.sub(lead, text)
+
+
+def on_post_page(output: str, page: Page, **_: Any) -> str:
+    if foreign := _FOREIGN.search(output):
+        raise PluginError(f"{page.file.src_uri} loads something from another host: {foreign[0][:200]}")
+    return output

@@ -1,0 +1,271 @@
+"""The wheel and the source distribution, built as `make build` does, and what is installed of them, far from here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.parser import Parser
+from functools import partial
+from pathlib import Path
+
+import asyncpg
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+import penstock
+from penstock.cli import app
+from penstock.local.service import HOST, is_free
+from penstock.migrate import head_revision
+from tests.acceptance import tutorial
+from tests.acceptance.test_up_down import Place, alive
+from tests.conftest import reachable_folder
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+# What a checkout has lying about and no distribution may carry along.
+_LEFT_OVER = ("__pycache__", ".mypy_cache", ".ruff_cache")
+
+
+def build(source: Path, into: Path, *targets: str) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-d", into, *(f"--target={name}" for name in targets)],
+        cwd=source, check=True, capture_output=True, timeout=120,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The wheel and the source distribution."""
+    folder = tmp_path_factory.mktemp("dist")
+    build(ROOT, folder, "sdist", "wheel")
+    return next(folder.glob("*.whl")), next(folder.glob("*.tar.gz"))
+
+
+def files_of(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return sorted(archive.namelist())
+
+
+def files_below(folder: Path) -> set[str]:
+    return {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file() and not set(path.parts) & set(_LEFT_OVER)
+    }
+
+
+@pytest.fixture(scope="module")
+def installed(distributions: tuple[Path, Path]) -> Iterator[Path]:
+    """A virtual environment with the wheel in it; its dependencies are those of the environment that runs this."""
+    with reachable_folder() as folder:
+        python = folder / "bin" / "python"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=120)
+        subprocess.run(
+            [sys.executable, "-m", "pip", "--python", python, "install", "-qq", "--no-deps", "--no-index",
+             "--disable-pip-version-check", distributions[0]],
+            check=True, timeout=120,
+        )  # fmt: skip
+        # A path in a .pth file is looked in last, and the .pth files that lie there, as that of an editable
+        # installation, are not read.
+        (packages,) = (folder / "lib").glob("python*/site-packages")
+        elsewhere = [path for path in sys.path if path.endswith("-packages")]
+        (packages / "dependencies.pth").write_text("\n".join(elsewhere) + "\n")
+        yield folder
+
+
+@pytest.fixture
+def place(data_path: Path, installed: Path) -> Iterator[Place]:
+    """A folder far from the clone, in which `penstock` is the command that was installed."""
+    place = Place(data_path / "place")
+    place.command = (str(installed / "bin" / "penstock"),)
+    place.env["PYTHONPATH"] = ""
+    yield place
+    if (place.path / ".penstock").exists():
+        place.run("down")
+
+
+def test_the_wheel_has_every_file_of_the_package_and_the_migrations_and_nothing_else(
+    distributions: tuple[Path, Path],
+) -> None:
+    info = f"penstock-{penstock.__version__}.dist-info/"
+    found = files_of(distributions[0])
+    expected = {f"penstock/{name}" for name in files_below(ROOT / "services" / "penstock")}
+    expected |= {f"penstock/migrations/{name}" for name in files_below(ROOT / "migrations")}
+    assert {name for name in found if not name.startswith(info)} == expected
+    assert {"penstock/py.typed", "penstock/sql/claim.sql", "penstock/migrations/env.py"} <= expected
+    assert len(found) == len(set(found))
+
+
+def test_the_wheel_says_what_it_is_and_what_it_needs(distributions: tuple[Path, Path]) -> None:
+    with zipfile.ZipFile(distributions[0]) as archive:
+        text = archive.read(f"penstock-{penstock.__version__}.dist-info/METADATA").decode()
+    about = Parser().parsestr(text)
+    assert about["Name"] == "penstock"
+    assert about["Version"] == penstock.__version__
+    assert about["License-Expression"] == "MIT"
+    assert about["Requires-Python"] == ">=3.11"
+    assert set(about.get_all("Provides-Extra", [])) == set(PYPROJECT["project"]["optional-dependencies"])
+    plain = [text for text in about.get_all("Requires-Dist", []) if "extra ==" not in text]
+    assert len(plain) == len(PYPROJECT["project"]["dependencies"])
+
+
+def test_the_source_distribution_is_built_into_the_same_wheel(distributions: tuple[Path, Path], tmp_path: Path) -> None:
+    wheel, source = distributions
+    with tarfile.open(source) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    build(unpacked, tmp_path / "dist", "wheel")
+    again = tmp_path / "dist" / wheel.name
+    assert files_of(again) == files_of(wheel)
+    with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(again) as other:
+        assert all(one.read(name) == other.read(name) for name in one.namelist())
+
+
+def test_the_source_distribution_has_all_that_the_tests_and_the_documentation_need(
+    distributions: tuple[Path, Path],
+) -> None:
+    top = f"penstock-{penstock.__version__}/"
+    with tarfile.open(distributions[1]) as archive:
+        found = {name.removeprefix(top) for name in archive.getnames()}
+    assert not [name for name in found if any(f"/{left}/" in f"/{name}/" for left in _LEFT_OVER)]
+    assert {"README.md", "CHANGELOG.md", "SECURITY.md", "pyproject.toml", "Makefile", "docker-compose.yml"} <= found
+    for folder in ("docs", "examples", "migrations", "services", "tests"):
+        assert {f"{folder}/{name}" for name in files_below(ROOT / folder)} <= found
+
+
+def test_the_installed_command_knows_its_version_its_help_and_its_migrations(
+    installed: Path, tmp_path: Path, empty_database_url: str
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["PENSTOCK_DATABASE_URL"] = empty_database_url
+
+    def run(*command: str) -> str:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    command = str(installed / "bin" / "penstock")
+    assert run(command, "--version") == f"penstock {penstock.__version__}\n"
+    assert "migrate" in run(command, "--help")
+    run(command, "migrate")
+
+    async def revision() -> str:
+        connection = await asyncpg.connect(empty_database_url)
+        try:
+            return str(await connection.fetchval("select version_num from penstock.alembic_version"))
+        finally:
+            await connection.close()
+
+    assert asyncio.run(revision()) == head_revision()
+    source = "import penstock, importlib.metadata as m; print(penstock.__file__, m.version('penstock'))"
+    where, version = run(str(installed / "bin" / "python"), "-c", source).split()
+    assert Path(where).is_relative_to(installed)
+    assert version == penstock.__version__
+
+
+# Repeating them changes nothing, so what they print may come later.
+_LOOKS = re.compile(r"penstock (status|result|list|stats|top|doctor|schedule runs|workflow status) ?")
+
+
+def follow(place: Place, step: tutorial.Step) -> None:
+    """Do what a block of the tutorial says, and compare."""
+    if step.kind == "python":
+        source = step.text.replace("http://127.0.0.1:8080", place.state()["api"])
+        exec(compile(source, "docs/tutorial.md", "exec"), {})
+        return
+    expected = int(step.option.removeprefix("exit-code=") or 0)
+    for command, page in step.commands():
+        if not command.startswith("penstock "):
+            subprocess.run(command, shell=True, cwd=place.path, check=True, timeout=60)
+            continue
+
+        try:
+            wait_until(partial(run, command, page, expected), command, seconds=90 if _LOOKS.match(command) else 0)
+        except AssertionError as exc:
+            raise AssertionError(f"{command} prints, instead of\n{page}\nthis:\n{invoke(command).output}") from exc
+
+
+def invoke(command: str) -> Result:
+    # In this process: the start of another costs most of a second, and there are two dozen.
+    return CliRunner().invoke(app, shlex.split(command)[1:], env={"COLUMNS": "200", "NO_COLOR": "1"})
+
+
+def run(command: str, page: str, exit_code: int) -> bool:
+    done = invoke(command)
+    return done.exit_code == exit_code and tutorial.shows(page, done.output)
+
+
+@contextmanager
+def ended(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Whatever becomes of the block, the process is asked to end, which its own ``with`` waits for."""
+    try:
+        yield
+    finally:
+        process.terminate()
+
+
+def test_the_tutorial_holds_with_the_installed_wheel_up_to_the_end_of_penstock_up(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`up` in the foreground too: it takes the port asked for, prints the URLs and stops on SIGTERM."""
+    (written,) = (step for step in tutorial.STEPS if step.option == "shop.py")
+    (place.path / written.option).write_text(written.text)
+    (start,) = (step for step in tutorial.STEPS if step.option == "up")
+    ((command, page),) = start.commands()
+    log = place.path / "log"
+    with socket.socket() as other:
+        other.bind((HOST, 0))
+        port = other.getsockname()[1]
+        other.listen()
+        assert f"port {port} is taken" in place.run("up", "--detach", "--port", str(port), check=False).stderr
+    assert is_free(port)
+    with (
+        subprocess.Popen(
+            [*place.command, *command.split()[1:], "--port", str(port)],
+            cwd=place.path,
+            env=os.environ | place.env,
+            stdout=subprocess.PIPE,
+            stderr=log.open("w"),  # a pipe that nobody reads would stop the whole stack once it is full
+            text=True,
+        ) as process,
+        ended(process),
+    ):
+        assert process.stdout is not None
+        printed = []
+        while not printed or not printed[-1].startswith("stop "):
+            printed.append(process.stdout.readline())
+            assert printed[-1], log.read_text()
+        assert tutorial.shows(page, "".join(printed))
+        state = place.state()
+        assert state["api"] == f"http://{HOST}:{port}"
+        assert any(line.startswith("api") and state["api"] in line for line in printed)
+        monkeypatch.chdir(place.path)
+        wait_until(lambda: place.rpc("stats", {}), "the api to answer")
+        for step in tutorial.STEPS:
+            if step.kind in ("console", "python") and step.option not in ("shop.py", "up", "production"):
+                follow(place, step)
+        (step,) = (step for step in tutorial.STEPS if step.option == "production")
+        (export, _), *others = step.commands()
+        assert export.startswith("export PENSTOCK_DATABASE_URL=")
+        monkeypatch.setenv("PENSTOCK_DATABASE_URL", state["database_url"])
+        follow(place, tutorial.Step("console", "", "".join(f"$ {command}\n{page}" for command, page in others)))
+        assert (place.path / "outbox" / "6.txt").read_text().startswith("To: b@example.org\n")
+        process.terminate()
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "stack_stopped" in log.read_text()
+    assert not [entry for entry in state["processes"] if alive(entry["pid"])]
