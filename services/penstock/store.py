@@ -288,6 +288,12 @@ class Session:
         diverted: int = rows[0][10]
         return (None if rows[0][0] is None else _dispatch(rows)), diverted
 
+    async def put_aside(self, limit: int, priority: int, after: Position) -> tuple[int, int, Position | None]:
+        """Put what is of a limited action or goes by a route aside, among ``limit`` due tasks of a priority behind a
+        position, and claim nothing; returns how many were looked at, how many put aside, and the last position."""
+        ((looked, diverted, run_at, task_id),) = await self.fetch("put_tasks_aside", limit, priority, *after)
+        return looked, diverted, None if task_id is None else Position(run_at, task_id)
+
     async def claim_by_route(self, limit: int, route: str) -> Dispatch | None:
         """Claim up to ``limit`` due tasks of a route, in the same order."""
         rows = await self.fetch("claim_tasks_by_route", limit, route)

@@ -383,6 +383,7 @@ async def test_the_claim_keeps_its_index_under_any_statistics(swinging: Any, str
 _BY_INDEX = {
     "claim_tasks": {"task_ready", "task_pkey"},
     "claim_tasks_by_rules": {"task_ready", "task_pkey"},
+    "put_tasks_aside": {"task_ready", "task_pkey"},
     "claim_tasks_by_route": {"task_ready_by_route", "task_pkey"},
     "claim_tasks_at_gates": {"task_ready_by_gate", "task_pkey"},
     "read_seconds_to_next": {"task_ready"},
@@ -394,6 +395,8 @@ _BY_INDEX = {
     "find_stale": {"task_acquired"},
     "release_unsent": {"task_acquired"},
     "read_states": {"task_pkey"},
+    "promote_successors": {"task_ordering", "task_pkey"},
+    "forget_ordering_keys": {"task_ordering"},
     **{name: {"task_pkey"} for name in _SETTLING},
 }
 

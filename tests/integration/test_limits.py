@@ -399,6 +399,37 @@ async def test_a_route_has_a_window_of_its_own(
         assert len(ids_of(await take(video))) == 3
 
 
+async def test_a_full_outbound_queue_holds_back_neither_routes_nor_limited_actions(
+    store: Store, outbound: SqsQueue, transport: SqsTransport, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.scheduler.ahead._PAUSE_SECONDS", 0)
+    monkeypatch.setattr("penstock.scheduler.ahead._REST_SECONDS", 0)
+    small = settings.model_copy(update={"in_flight_floor": 3, "in_flight_limit": 3, "claim_batch_size": 3})
+    scheduler = Scheduler(
+        store=store, outbound=outbound, settings=small,
+        open_queue=lambda name, label: transport.queue(name, label=label),
+    )  # fmt: skip
+    name = f"{settings.outbound_queue}-video"
+    async with queue_named(settings, transport, name) as video:
+        await route(store, "video", name, "video")
+        await limit(store, "narrow", max_in_flight=1)
+        await enqueue(store, *(NewTask("mail", priority=1) for _ in range(20)))
+        await scheduler.run_once()
+        assert await in_flight(store) == {"mail": 3}
+        await enqueue(store, *(NewTask("mail") for _ in range(20)), NewTask("video"), NewTask("narrow"))
+        async with asyncio.timeout(60):
+            while await in_flight(store) != {"mail": 3, "video": 1, "narrow": 1}:
+                await scheduler.run_once()
+        assert len(ids_of(await take(video))) == 1
+
+
+async def in_flight(store: Store) -> dict[str, int]:
+    """How many tasks of each action are in flight."""
+    async with store.session() as session:
+        rows = await session.fetch("count_live")
+    return {row["action"]: row["count"] for row in rows if row["state"] == "ACQUIRED"}
+
+
 async def test_a_route_whose_queue_is_missing_holds_back_no_other_task_and_loses_none(
     routed: Scheduler, store: Store, outbound: SqsQueue, task_of: TaskOf
 ) -> None:

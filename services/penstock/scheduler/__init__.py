@@ -16,6 +16,7 @@ from time import monotonic
 from penstock.errors import Unavailable
 from penstock.loop import Service, SideTask
 from penstock.notify import Listener
+from penstock.scheduler.ahead import Ahead
 from penstock.scheduler.bounds import LEVELS, Bounds
 from penstock.scheduler.gates import Gates
 from penstock.scheduler.lane import Lane, Paces
@@ -55,6 +56,7 @@ class Scheduler(Service):
         self._paces = paces = Paces(store)
         self._lane = Lane(store=store, settings=settings, paces=paces, route=None)
         self._routes = Routes(store=store, settings=settings, paces=paces, outbound=outbound, open_queue=open_queue)
+        self._ahead = Ahead(store=store, at_once=settings.claim_batch_size)
         self._sender = Sender(
             store=store, settings=settings, times=paces.times, queue_of=self._routes.queue_of,
             released=self._bounds.look_back,
@@ -135,7 +137,7 @@ class Scheduler(Service):
         bounds = self._bounds
         async with self._lane.reserved() as limit:
             if not limit:
-                return None, 0
+                return None, await self._look_ahead()
             dispatch, diverted = await self._claim_aged(limit)
             if dispatch is None and not diverted:
                 if bounds.sweep_is_due(monotonic()):
@@ -143,11 +145,20 @@ class Scheduler(Service):
                 else:
                     dispatch, diverted = await self._claim_behind_bounds(limit)
                 self._others_first -= limit if dispatch is None else len(dispatch.tasks)
-            if diverted:
-                self._rules.gates = self._rules.gates or self._rules.limited
+            self._note(diverted)
             if dispatch is not None:
                 self._lane.claimed(dispatch.tasks)
         return dispatch, diverted
+
+    async def _look_ahead(self) -> int:
+        """Without room for a claim: put aside what goes by other ways, and must not wait for that room."""
+        diverted = await self._ahead.run_once() if self._rules.apply else 0
+        self._note(diverted)
+        return diverted
+
+    def _note(self, diverted: int) -> None:
+        if diverted:
+            self._rules.gates = self._rules.gates or self._rules.limited
 
     async def _claim_aged(self, limit: int) -> tuple[Dispatch | None, int]:
         """A small part of the claims goes to tasks that higher priorities have kept waiting, the lowest first."""

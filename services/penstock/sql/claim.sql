@@ -46,6 +46,42 @@ noted as materialized (
     returning t.id, t.claim, t.action, t.payload, t.timeout_seconds, t.priority, t.run_at, t.suspect, t.route
 )
 
+-- part: sorted
+-- Of the tasks in `looked`: by which route each goes, and whether it is of a limited action. Rules are looked up once for
+-- each kind of task; labels make kinds only where a route asks for some.
+seen as materialized (
+    select id, action,
+           case when exists (select from penstock.route where labels <> '{}') then coalesce(looked.labels::text, '')
+                else '' end as labels
+    from looked
+), kinds as materialized (
+    select k.action, k.labels, a.name is not null as is_limited,
+           (select r.name from penstock.route r
+            where k.action like any(r.actions) and (r.labels = '{}' or nullif(k.labels, '')::jsonb @> r.labels)
+            order by r.position, r.name limit 1) as route
+    from (select distinct action, labels from seen) k left join penstock.action a on a.name = k.action
+), sorted as materialized (
+    select s.id, k.is_limited, k.route from seen s join kinds k on k.action = s.action and k.labels = s.labels
+)
+
+-- part: diverted
+-- Of the tasks in `sorted`: puts aside what goes by a route, or is of a limited action. From then on it stands in the
+-- index of its route or its gate, and in no other task's way; until it is claimed and given back, fails, or is moved in
+-- time, whereupon it begins here again. One that somebody else has claimed meanwhile is left alone.
+diverted as (
+    update penstock.task t
+    set route = case when not s.is_limited then s.route end,
+        gate = case when s.is_limited then t.action || coalesce(E'\x1f' || t.limit_key, '') end
+    from sorted s
+    where t.id = s.id and t.id = any(array(select id from looked)) and (s.is_limited or s.route is not null)
+      and t.state::text in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
+    returning t.action, t.gate
+), opened as (
+    insert into penstock.gate as g (name, action)
+    select distinct gate, action from diverted where gate is not null order by gate
+    on conflict (name) do update set next_at = least(g.next_at, now())
+)
+
 -- name: claim_tasks
 -- $1 how many, $2 now or null for the database's clock; $3 to $6 the stretches of the index to look through, in the
 -- claim's order: lowest and highest priority of each, and the (run_at, id) behind which it begins (see Bounds);
@@ -67,43 +103,16 @@ window claim_order as (order by c.priority desc, c.run_at, c.id)
 order by c.priority desc, c.run_at, c.id;
 
 -- name: claim_tasks_by_rules
--- $1 to $7 as claim_tasks. What goes by a route, or is of a limited action, is not claimed but put aside: from then on
--- it stands in the index of its route or its gate, and in no other task's way; until it is claimed and given back,
--- fails, or is moved in time, whereupon it begins here again. Rules are looked up once for each kind of
--- task in the claim: labels make kinds only where a route asks for some.
+-- $1 to $7 as claim_tasks. What goes by a route, or is of a limited action, is not claimed but put aside.
 -- diverted, on every row: how many were put aside; the columns of the task are null when none was claimed.
 with looked as materialized (
     select id, action, labels from (
 {candidates}
     ) candidate
     limit (select $1::bigint)
-), seen as materialized (
-    select id, action,
-           case when exists (select from penstock.route where labels <> '{}') then coalesce(looked.labels::text, '')
-                else '' end as labels
-    from looked
-), kinds as materialized (
-    select k.action, k.labels, a.name is not null as is_limited,
-           (select r.name from penstock.route r
-            where k.action like any(r.actions) and (r.labels = '{}' or nullif(k.labels, '')::jsonb @> r.labels)
-            order by r.position, r.name limit 1) as route
-    from (select distinct action, labels from seen) k left join penstock.action a on a.name = k.action
-), sorted as materialized (
-    select s.id, k.is_limited, k.route from seen s join kinds k on k.action = s.action and k.labels = s.labels
-), due as materialized (
+), {sorted}, due as materialized (
     select id from sorted where not is_limited and route is null
-), diverted as (
-    update penstock.task t
-    set route = case when not s.is_limited then s.route end,
-        gate = case when s.is_limited then t.action || coalesce(E'\x1f' || t.limit_key, '') end
-    from sorted s
-    where t.id = s.id and t.id = any(array(select id from looked)) and (s.is_limited or s.route is not null)
-    returning t.action, t.gate
-), opened as (
-    insert into penstock.gate as g (name, action)
-    select distinct gate, action from diverted where gate is not null order by gate
-    on conflict (name) do update set next_at = least(g.next_at, now())
-), {claimed}
+), {diverted}, {claimed}
 select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
        date_part('epoch', coalesce($2::timestamptz, now()) - c.run_at) as waited_seconds, c.suspect, c.route, c.priority,
        case when lead(c.priority) over claim_order is distinct from c.priority then c.run_at end as last_run_at,
@@ -111,6 +120,21 @@ select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
 from (select count(*) as count from diverted) d left join claimed c on true
 window claim_order as (order by c.priority desc, c.run_at, c.id)
 order by c.priority desc, c.run_at, c.id;
+
+-- name: put_tasks_aside
+-- $1 how many to look at, $2 priority, $3 and $4 the (run_at, id) behind which. What goes by a route, or is of a limited
+-- action, is put aside while there is no room to claim anything else: it must not wait behind that. What is not put aside
+-- is not locked, for others may have room for it. Returns how many were looked at, how many put aside, and the last.
+with looked as materialized (
+    select id, action, labels, run_at from (
+        select t.id, t.action, t.labels, t.run_at from penstock.task t
+        where t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
+          and t.priority = $2::int2 and (t.run_at, t.id) > ($3::timestamptz, $4::bigint) and t.run_at <= now()
+          and (t.expires_at is null or t.expires_at > now())
+        order by t.run_at, t.id limit (select $1::bigint)) one
+), {sorted}, {diverted}
+select (select count(*) from looked) as looked, (select count(*) from diverted) as diverted, l.run_at, l.id
+from (select 1) always left join lateral (select run_at, id from looked order by run_at desc, id desc limit 1) l on true;
 
 -- name: claim_tasks_by_route
 -- $1 how many, $2 route. Relies on the index task_ready_by_route.

@@ -1,0 +1,52 @@
+"""Ahead: what has to be put aside for a route or a gate though nothing else can be claimed.
+
+A claim puts such tasks aside as it meets them. While the window of the outbound queue is full there are no claims, and
+what goes by a route of its own would wait behind tasks that it has nothing to do with. So as long as that lasts, the
+tasks that are due are looked through from the front, a batch at a time, again and again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+
+from penstock.store import Store
+from penstock.tasks import BEGINNING, Position
+
+_LEVELS = 1000  # priorities looked through
+_PAUSE_SECONDS = 0.05  # between two looks
+_REST_SECONDS = 1.0  # between two rounds
+
+
+class Ahead:
+    """Looks through the tasks that are due. at_once: how many in one look."""
+
+    def __init__(self, *, store: Store, at_once: int) -> None:
+        self._store = store
+        self._at_once = at_once
+        self._looking = asyncio.Lock()
+        self._levels: list[int] = []
+        self._after: Position = BEGINNING
+        self._next_at = float("-inf")
+
+    async def run_once(self) -> int:
+        """Look on from where the last look ended, unless it is too soon; returns how many tasks were put aside."""
+        if self._looking.locked() or monotonic() < self._next_at:
+            return 0
+        async with self._looking, self._store.session() as session:
+            if not self._levels:
+                self._levels = await session.read_priorities(_LEVELS)
+                self._after = BEGINNING
+            pause = _REST_SECONDS
+            diverted = 0
+            if self._levels:
+                looked, diverted, last = await session.put_aside(self._at_once, self._levels[0], self._after)
+                if looked < self._at_once or last is None:
+                    del self._levels[0]
+                    self._after = BEGINNING
+                else:
+                    self._after = last
+                if self._levels:
+                    pause = _PAUSE_SECONDS
+            self._next_at = monotonic() + pause
+        return diverted
