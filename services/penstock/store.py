@@ -459,21 +459,26 @@ class Session:
         Where none waits the key is forgotten, and only for that its head is locked: the row that an enqueuer holds
         until its task can be seen. What a look finds may be cancelled before it is promoted; then it looks again.
         """
-        promoted = await self._promote_waiting(keys)
-        rest = [key for key in keys if key not in promoted]
-        if rest:
-            await self.fetch("lock_ordering_heads", rest)
+        promoted: dict[str, int] = {}
+        rest, locked = list(keys), set[str]()
         while rest:
-            promoted |= await self._promote_waiting(rest)
-            rest = [key for key in rest if key not in promoted]
-            forgotten = {row["key"] for row in await self.fetch("forget_ordering_keys", rest)} if rest else set()
-            rest = [key for key in rest if key not in forgotten]
+            taken, empty = [], []
+            for key, task_id, action in await self.fetch("promote_successors", rest):
+                if task_id is None:
+                    empty.append(key)
+                elif action is None:
+                    taken.append(key)
+                else:
+                    promoted[key] = task_id
+                    metrics.TRANSITIONS.labels(action, State.SCHEDULED).inc()
+            unlocked = [key for key in empty if key not in locked]
+            if len(unlocked) < len(empty):
+                await self.fetch("forget_ordering_keys", [key for key in empty if key in locked])
+            if unlocked:
+                await self.fetch("lock_ordering_heads", unlocked)
+                locked.update(unlocked)
+            rest = taken + unlocked
         return promoted
-
-    async def _promote_waiting(self, keys: Iterable[str]) -> dict[str, int]:
-        rows = await self.fetch("promote_successors", list(keys))
-        _count(rows, State.SCHEDULED)
-        return {row["ordering_key"]: row["id"] for row in rows}
 
     async def list_held_keys(self, limit: int, after: str | None = None) -> list[HeldKey]:
         """Ordering keys that a task in CRITICAL_ERROR holds, by key, from behind ``after``."""

@@ -198,24 +198,25 @@ select key from penstock.ordering_head where key = any($1::text[]) order by key 
 
 -- name: promote_successors
 -- $1 ordering keys, of which this transaction has settled the task that ran, or which it lets go. The oldest that waits
--- in each may run. The row of the head stays as it is, and is not even locked: while tasks wait, it costs nothing. Of a
--- key that is not in the answer nobody waits, as far as this snapshot knows: see forget_ordering_keys.
+-- in each may run. The row of the head stays as it is, and is not even locked: while tasks wait, it costs nothing.
+-- Returns for each key the task found, null where this snapshot knows of none that waits (see forget_ordering_keys), and
+-- its action, null where somebody has taken the task away meanwhile.
 with next as materialized (
-    select (select t.id from penstock.task t where t.ordering_key = k.key and t.state = 'WAITING'
-            order by t.id limit 1) as id
+    select k.key, (select t.id from penstock.task t where t.ordering_key = k.key and t.state = 'WAITING'
+                     and t.claimed_at is null order by t.id limit 1) as id
     from unnest($1::text[]) k (key)
+), promoted as (
+    update penstock.task t set state = 'SCHEDULED', updated_at = now()
+    where t.id = any(array(select id from next)) and t.state = 'WAITING' and t.claimed_at is null
+    returning t.id, t.action
 )
-update penstock.task t set state = 'SCHEDULED', updated_at = now()
-where t.id = any(array(select id from next)) and t.state = 'WAITING' and t.claimed_at is null
-returning t.id, t.action, t.ordering_key;
+select n.key, n.id, p.action from next n left join promoted p on p.id = n.id;
 
 -- name: forget_ordering_keys
--- $1 ordering keys, locked before in the same transaction, with nothing that runs. Those of which nobody waits are
--- forgotten, and returned.
+-- $1 ordering keys, locked before in the same transaction. Those of which nobody waits are forgotten.
 delete from penstock.ordering_head h
 where h.key = any($1::text[])
-  and (select t.id from penstock.task t where t.ordering_key = h.key and t.state = 'WAITING' limit 1) is null
-returning h.key;
+  and (select t.id from penstock.task t where t.ordering_key = h.key and t.state = 'WAITING' limit 1) is null;
 
 -- name: hold_ordering_keys
 -- $1 ordering keys, locked before in the same transaction, $2 the task of each. The keys stand still: nothing behind
