@@ -241,7 +241,8 @@ async def test_a_message_that_is_neither_deleted_nor_extended_comes_again(queue:
     messages = {message.body: message for message in await take(queue, 2, visibility_seconds=60)}
     assert await queue.extend([messages['"let go"']], 1) == []  # by no receive, which a busy machine may be slow to see
     (again,) = await take(queue, 1)
-    assert (again.body, again.receive_count) == ('"let go"', 2)
+    assert again.body == '"let go"'
+    assert again.receive_count >= 2  # one more where it came just as a receive ended, see Message
     await nothing_comes(queue)
     assert await queue.delete([messages['"held"'], again]) == []
 
@@ -272,7 +273,7 @@ async def test_what_a_receiver_held_that_is_gone_comes_again(
         return
     again = await take(queue, 3)
     assert {message.body for message in again} == {message.body for message in held[1:]}
-    assert {message.receive_count for message in again} == {2}
+    assert all(message.receive_count >= 2 for message in again)
     assert {message.id for message in again} == {message.id for message in held[1:]}
     assert await queue.delete(again) == []
 

@@ -60,7 +60,8 @@ class Outgoing:
 class Message:
     """A received message. ``id`` stays over redeliveries, ``receipt`` is of this one.
 
-    receive_count: 1 for the first delivery. sent_at: epoch seconds by the queue's clock, None if it does not tell.
+    receive_count: 1 for the first delivery; RabbitMQ counts one more for a message that comes just as a receive ends
+    and is handed to a later one. sent_at: epoch seconds by the queue's clock, None if it does not tell.
     """
 
     id: str
