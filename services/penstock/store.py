@@ -344,12 +344,16 @@ class Session:
         metrics.BATCH_SIZE.labels("finish").observe(len(ids))
         await self.plan_for(len(ids))
         finished = 0
-        for action, count, keys, told in await self.fetch("finish_tasks", ids, claims, list(results.values())):
-            self.has_told |= told > 0
-            metrics.TRANSITIONS.labels(action, State.SUCCESS).inc(count)
-            finished += count
-            if keys:
-                await self._promote(keys)
+        rows = await self.fetch("finish_tasks", ids, claims, list(results.values()))
+        for action, count, told, promoted, keys in rows:
+            if count:
+                self.has_told |= told > 0
+                metrics.TRANSITIONS.labels(action, State.SUCCESS).inc(count)
+                finished += count
+            elif promoted:
+                metrics.TRANSITIONS.labels(action, State.SCHEDULED).inc(promoted)
+            elif rest := await self._forget(keys):
+                await self._promote(rest)
         return finished
 
     async def note_run_times(self, times: Mapping[str, tuple[int, float]]) -> None:
@@ -460,6 +464,7 @@ class Session:
         until its task can be seen. What a look finds may be cancelled before it is promoted; then it looks again.
         """
         promoted: dict[str, int] = {}
+        actions: Counter[str] = Counter()
         rest, locked = list(keys), set[str]()
         while rest:
             taken, empty = [], []
@@ -470,15 +475,20 @@ class Session:
                     taken.append(key)
                 else:
                     promoted[key] = task_id
-                    metrics.TRANSITIONS.labels(action, State.SCHEDULED).inc()
-            unlocked = [key for key in empty if key not in locked]
-            if len(unlocked) < len(empty):
-                await self.fetch("forget_ordering_keys", [key for key in empty if key in locked])
-            if unlocked:
-                await self.fetch("lock_ordering_heads", unlocked)
-                locked.update(unlocked)
-            rest = taken + unlocked
+                    actions[action] += 1
+            rest = taken
+            if empty:
+                rest += [key for key in await self._forget(empty) if key not in locked]
+                locked.update(empty)
+        for action, count in actions.items():
+            metrics.TRANSITIONS.labels(action, State.SCHEDULED).inc(count)
         return promoted
+
+    async def _forget(self, keys: Sequence[str]) -> list[str]:
+        """Forget the keys of which nobody waits; returns the others, of which somebody does by now."""
+        await self.fetch("lock_ordering_heads", keys)
+        forgotten = {row["key"] for row in await self.fetch("forget_ordering_keys", keys)}
+        return [key for key in keys if key not in forgotten]
 
     async def list_held_keys(self, limit: int, after: str | None = None) -> list[HeldKey]:
         """Ordering keys that a task in CRITICAL_ERROR holds, by key, from behind ``after``."""

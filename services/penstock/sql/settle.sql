@@ -7,9 +7,25 @@
 -- whole array for every row. `state::text` keeps the planner from the partial indexes on state.
 -- Whatever makes a task of a workflow final adds to workflow_event in the same statement: see workflows.sql.
 
+-- part: successors
+-- Of the ordering keys in `ended`, of which this transaction has settled the task that ran, or which it lets go: the
+-- oldest that waits in each may run. The row of the head stays as it is, and is not even locked: while tasks wait, it
+-- costs nothing. In `next` the id is null where this snapshot knows of none that waits (see forget_ordering_keys); what
+-- is in `next` and not in `promoted` was taken away by somebody meanwhile.
+next as materialized (
+    select e.key, (select t.id from penstock.task t where t.ordering_key = e.key and t.state = 'WAITING'
+                     and t.claimed_at is null order by t.id limit 1) as id
+    from ended e
+), promoted as (
+    update penstock.task t set state = 'SCHEDULED', updated_at = now()
+    where t.id = any(array(select id from next)) and t.state = 'WAITING' and t.claimed_at is null
+    returning t.id, t.action
+)
+
 -- name: finish_tasks
 -- $1 ids (distinct), $2 claims, $3 results as JSON text. ACQUIRED to SUCCESS: the row moves to the history.
--- Returns (action, how many of it moved, their ordering keys or null, how many belong to workflows).
+-- Returns (action, how many of it moved, how many of those belong to workflows, how many of it were promoted), and a row
+-- with the ordering keys, and no action, for which the caller has to look again.
 with gone as (
     delete from penstock.task
     where id = any($1::bigint[]) and state::text = 'ACQUIRED'
@@ -29,10 +45,16 @@ with gone as (
 ), tallied as (
     insert into penstock.tally (action, event, count)
     select action, 'SUCCESS', count(*) from gone group by action
-)
-select action, count(*), array_agg(ordering_key) filter (where ordering_key is not null) as keys,
-       count(workflow) as told
-from gone group by action;
+), ended as (
+    select ordering_key as key from gone where ordering_key is not null
+), {successors}
+select action, count(*) as finished, count(workflow) as told, 0 as promoted, null::text[] as keys
+from gone group by action
+union all
+select action, 0, 0, count(*), null from promoted group by action
+union all
+select null, 0, 0, 0, array_agg(n.key) from next n left join promoted p on p.id = n.id
+where p.id is null having count(*) > 0;
 
 -- name: read_attempts
 -- $1 ids, $2 claims. The attempts of claims that still hold their task, to decide what their failure means.
@@ -197,26 +219,19 @@ returning id, state::text as state;
 select key from penstock.ordering_head where key = any($1::text[]) order by key for update;
 
 -- name: promote_successors
--- $1 ordering keys, of which this transaction has settled the task that ran, or which it lets go. The oldest that waits
--- in each may run. The row of the head stays as it is, and is not even locked: while tasks wait, it costs nothing.
--- Returns for each key the task found, null where this snapshot knows of none that waits (see forget_ordering_keys), and
--- its action, null where somebody has taken the task away meanwhile.
-with next as materialized (
-    select k.key, (select t.id from penstock.task t where t.ordering_key = k.key and t.state = 'WAITING'
-                     and t.claimed_at is null order by t.id limit 1) as id
-    from unnest($1::text[]) k (key)
-), promoted as (
-    update penstock.task t set state = 'SCHEDULED', updated_at = now()
-    where t.id = any(array(select id from next)) and t.state = 'WAITING' and t.claimed_at is null
-    returning t.id, t.action
-)
+-- $1 ordering keys. Returns for each key the task found or null, and its action, null where somebody has taken the task
+-- away meanwhile.
+with ended as (
+    select * from unnest($1::text[]) k (key)
+), {successors}
 select n.key, n.id, p.action from next n left join promoted p on p.id = n.id;
 
 -- name: forget_ordering_keys
--- $1 ordering keys, locked before in the same transaction. Those of which nobody waits are forgotten.
+-- $1 ordering keys, locked before in the same transaction. Those of which nobody waits are forgotten; returns them.
 delete from penstock.ordering_head h
 where h.key = any($1::text[])
-  and (select t.id from penstock.task t where t.ordering_key = h.key and t.state = 'WAITING' limit 1) is null;
+  and (select t.id from penstock.task t where t.ordering_key = h.key and t.state = 'WAITING' limit 1) is null
+returning h.key;
 
 -- name: hold_ordering_keys
 -- $1 ordering keys, locked before in the same transaction, $2 the task of each. The keys stand still: nothing behind
