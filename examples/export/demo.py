@@ -26,6 +26,7 @@ from examples.export.feed import feed, positive, share
 from examples.export.place import Place, PlaceError, own_place
 from examples.export.summary import Summary, lines_of, summarize
 from penstock.errors import PenstockError
+from penstock.settings import load_settings
 
 _LOOK_EVERY_SECONDS = 0.25
 _COUNTS = """
@@ -84,7 +85,7 @@ async def _work(
     """Feed, and watch until everything has settled; returns what came of it, and what went wrong on the way."""
     trouble = None
     database_url = state["database_url"]
-    with Display(options.tasks) as display:
+    with Display(options.tasks, load_settings().stale_after_seconds) as display:
         feeding = asyncio.create_task(feed(state, options.tasks, on_progress=display.fed), name="feed")
         try:
             async with asyncio.timeout(deadline - time.monotonic()):

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 FINAL = ("SUCCESS", "CRITICAL_ERROR", "CANCELLED")
 _LINE_EVERY_SECONDS = 1.0
+_STILL_SECONDS = 5.0  # without a task that settles, before the display says what it waits for
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,27 @@ class Snapshot:
         parts = [f"{state}={count}" for state, count in sorted(self.states.items())]
         return " ".join(parts + ([f"rejected={self.rejected}"] if self.rejected else []))
 
+    def waits_for(self, stale_seconds: float) -> str:
+        """Why nothing settles, for somebody who wonders."""
+        if sent := self.states.get("ACQUIRED", 0):
+            whose = "task is" if sent == 1 else "tasks are"
+            return f"{sent} {whose} with a worker; one that died is given up {stale_seconds:g} s after its last sign"
+        if self.states.get("ERROR", 0):
+            return "failed tasks wait for their next attempt"
+        return "tasks wait for the scheduler"
+
 
 class Display:
-    """Progress of ``total`` tasks on standard output; use it as a context."""
+    """Progress of ``total`` tasks on standard output; use it as a context.
 
-    def __init__(self, total: int) -> None:
+    stale_seconds: after so long without a sign of life, a task that was sent is tried again.
+    """
+
+    def __init__(self, total: int, stale_seconds: float) -> None:
         self._total = total
+        self._stale_seconds = stale_seconds
+        self._settled = 0
+        self._settled_at = time.monotonic()
         self._fed = 0
         self._began = time.monotonic()
         self._printed = float("-inf")
@@ -70,8 +86,10 @@ class Display:
 
     def show(self, snapshot: Snapshot) -> None:
         """The newest counts."""
+        if snapshot.settled != self._settled:
+            self._settled, self._settled_at = snapshot.settled, time.monotonic()
         if self._progress is not None:
-            self._progress.update(self._settled_bar, completed=snapshot.settled, detail=str(snapshot))
+            self._progress.update(self._settled_bar, completed=snapshot.settled, detail=self._detail(snapshot))
             return
         self._shown = snapshot
         if time.monotonic() - self._printed >= _LINE_EVERY_SECONDS:
@@ -81,4 +99,8 @@ class Display:
         self._printed, self._shown = time.monotonic(), None
         seconds = self._printed - self._began
         done = f"enqueued {self._fed}/{self._total}  settled {snapshot.settled}/{self._total}"
-        print(f"{seconds:5.0f} s  {done}  {snapshot}", flush=True)
+        print(f"{seconds:5.0f} s  {done}  {self._detail(snapshot)}", flush=True)
+
+    def _detail(self, snapshot: Snapshot) -> str:
+        is_still = snapshot.settled < self._total and time.monotonic() - self._settled_at >= _STILL_SECONDS
+        return f"{snapshot}  ({snapshot.waits_for(self._stale_seconds)})" if is_still else str(snapshot)
