@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down bench peers migrate test chaos check format cli-reference screenshots terraform docs docs-serve \
+.PHONY: help setup demo up down bench peers migrate test chaos check format reference screenshots terraform docs docs-serve \
 	build sbom clean
 
 help: ## Show the targets
@@ -81,8 +81,9 @@ build: setup ## Build the wheel and the source distribution into dist/
 sbom: setup ## Write a software bill of materials (CycloneDX) into dist/
 	@$(BIN)/python .ci/sbom.py dist/penstock.cdx.json
 
-cli-reference: setup ## Write the reference in docs/cli.md from the commands themselves
-	@$(BIN)/python docs/generate_cli.py
+reference: setup ## Write docs/cli.md and docs/methods.md from the commands and the api themselves
+	@$(BIN)/python -m docs.generate_cli
+	@$(BIN)/python -m docs.generate_methods
 
 screenshots: setup ## Take screenshots of the dashboard into docs/images (needs chromium and chromium-driver)
 	@$(BIN)/python -m tests.dashboard.screenshots

@@ -1,10 +1,9 @@
-"""Writes the reference of docs/cli.md from the commands themselves: `make cli-reference`."""
+"""Writes the reference of docs/cli.md from the commands themselves: `make reference`."""
 
 from __future__ import annotations
 
 import enum
 import inspect
-import sys
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -15,10 +14,10 @@ from typing import Any
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
+from docs.generated import row, write
 from penstock.cli import app
 
 PAGE = Path(__file__).with_name("cli.md")
-MARK = "<!-- What follows is written by `make cli-reference`. -->\n"
 
 
 @dataclass(frozen=True)
@@ -133,8 +132,7 @@ def _section(command: Command) -> Iterator[str]:
     if command.parameters:
         yield "| | | |\n| --- | --- | --- |"
         for parameter in command.parameters:
-            cells = (_named(parameter), _cell(parameter), parameter.help)
-            yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+            yield row(_named(parameter), _cell(parameter), parameter.help)
         yield ""
 
 
@@ -168,16 +166,5 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def page(text: str) -> str:
-    """The page with its reference written anew."""
-    head, mark, _ = text.partition(MARK)
-    if not mark:
-        raise SystemExit(f"{PAGE} has no line {MARK!r}")
-    return head + mark + reference()
-
-
 if __name__ == "__main__":
-    before = PAGE.read_text("utf-8")
-    after = page(before)
-    PAGE.write_text(after, "utf-8")
-    print(f"{PAGE} {'is as it was' if before == after else 'is written'}", file=sys.stderr)
+    write(PAGE, reference)
