@@ -52,7 +52,8 @@ def _block(block: Mapping[str, Any]) -> bytes:
             + _bytes(2, json.dumps(kind))
             + _number(4, need == "required")
             + _number(5, need in ("optional", "filled_in"))
-            + _number(6, need in ("computed", "filled_in")),
+            + _number(6, need in ("computed", "filled_in"))
+            + _number(11, name.endswith("_wo")),  # write-only, by the provider's own rule for names
         )
     for name, inner in block.get("blocks", {}).items():
         nesting = _NESTING[inner["nesting"]]
