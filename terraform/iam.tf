@@ -41,26 +41,31 @@ locals {
     for route in keys(var.routes) : route => { Consume = [route], Send = ["results"], Inspect = ["results"] }
   }
 
-  # Of the bucket of large payloads.
+  # Of the bucket of large payloads. Who reads may list too: else S3 says of an object that is gone that it is forbidden.
   payload_actions = {
-    Read   = ["s3:GetObject"]
+    Offer  = ["s3:PutObject"]
     Write  = ["s3:PutObject"]
+    Read   = ["s3:GetObject"]
+    List   = ["s3:ListBucket"]
     Remove = ["s3:DeleteObject"]
   }
+  payload_resources = { Offer = "/offered/*", Write = "/*", Read = "/*", List = "", Remove = "/*" }
   payload_key_actions = {
-    Read   = ["kms:Decrypt"]
+    Offer  = ["kms:Decrypt", "kms:GenerateDataKey"]
     Write  = ["kms:Decrypt", "kms:GenerateDataKey"]
+    Read   = ["kms:Decrypt"]
+    List   = []
     Remove = []
   }
   payload_access = {
-    producer     = []
+    producer     = ["Offer"]
     submitter    = ["Write"]
     scheduler    = []
-    worker       = ["Read", "Write"]
-    resulter     = ["Read", "Write"]
-    api          = ["Read", "Write"]
+    worker       = ["Write", "Read", "List"]
+    resulter     = ["Write", "Read", "List"]
+    api          = ["Write", "Read", "List"]
     dlq_operator = []
-    supervisor   = ["Remove"]
+    supervisor   = ["List", "Remove"]
   }
 
   # Everybody with a policy: the processes, and a worker for each route, whose key is apart from theirs.
@@ -106,7 +111,7 @@ locals {
             Sid      = "${verb}Payloads"
             Effect   = "Allow"
             Action   = local.payload_actions[verb]
-            Resource = [for bucket in aws_s3_bucket.payloads : "${bucket.arn}/*"]
+            Resource = [for bucket in aws_s3_bucket.payloads : "${bucket.arn}${local.payload_resources[verb]}"]
           }
         ],
         [

@@ -7,7 +7,7 @@ locals {
       PENSTOCK_RESULTS_QUEUE              = aws_sqs_queue.main["results"].url
       PENSTOCK_VISIBILITY_TIMEOUT_SECONDS = tostring(var.visibility_timeout_seconds)
     },
-    { for bucket in aws_s3_bucket.payloads : "PENSTOCK_PAYLOAD_BUCKET" => bucket.bucket },
+    { for bucket in aws_s3_bucket.payloads : "PENSTOCK_PAYLOAD_BUCKET" => "s3://${bucket.bucket}" },
   )
 }
 

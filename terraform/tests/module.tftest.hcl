@@ -146,7 +146,7 @@ run "own_key_and_bucket" {
     error_message = "The key is rotated."
   }
   assert {
-    condition     = output.settings["PENSTOCK_PAYLOAD_BUCKET"] == "penstock-payloads-123456789012-eu-central-1"
+    condition     = output.settings["PENSTOCK_PAYLOAD_BUCKET"] == "s3://penstock-payloads-123456789012-eu-central-1"
     error_message = "The processes are told the bucket."
   }
   assert {
@@ -165,8 +165,16 @@ run "own_key_and_bucket" {
     error_message = "Who receives may decrypt."
   }
   assert {
-    condition     = !strcontains(output.policies["scheduler"], "s3:") && !strcontains(output.policies["producer"], "s3:")
+    condition     = !strcontains(output.policies["scheduler"], "s3:") && !strcontains(output.policies["dlq_operator"], "s3:")
     error_message = "Who does not touch payloads has no right to them."
+  }
+  assert {
+    condition     = [for statement in jsondecode(output.policies["producer"]).Statement : statement.Resource if statement.Sid == "OfferPayloads"] == [["${aws_s3_bucket.payloads["payloads"].arn}/offered/*"]]
+    error_message = "A producer adds objects where they are taken in, and sees none."
+  }
+  assert {
+    condition     = [for statement in jsondecode(output.policies["supervisor"]).Statement : statement.Resource if statement.Sid == "ListPayloads"] == [[aws_s3_bucket.payloads["payloads"].arn]]
+    error_message = "Objects are listed by the bucket."
   }
 }
 

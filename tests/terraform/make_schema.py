@@ -2,8 +2,9 @@
 
     python -m tests.terraform.make_schema PACKAGE
 
-PACKAGE is an unpacked `@cdktf/provider-aws` of npm, whose bindings are generated from the provider's own schema and carry
-all of it but one thing: which optional attributes the provider fills in when they are left out. Those are named below.
+PACKAGE is an unpacked `@cdktf/provider-aws` of npm, whose bindings are generated from the provider's own schema and
+carry all of it but one thing: which optional attributes the provider fills in when they are left out. Those are named
+below.
 """
 
 from __future__ import annotations

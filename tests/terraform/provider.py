@@ -1,8 +1,8 @@
 """A provider for `terraform` that knows the schema of AWS and nothing else, for where the registry cannot be reached.
 
-With it `terraform validate` checks every name, type and required attribute, and `terraform test` runs files that mock the
-provider: values come from the mock, and all else (variables, conditions, expressions, outputs) from Terraform itself. What it
-cannot tell is what AWS' own provider checks beyond its schema, such as the range of a number.
+With it `terraform validate` checks every name, type and required attribute, and `terraform test` runs files that mock
+the provider: values come from the mock, and all else (variables, conditions, expressions, outputs) from Terraform
+itself. What it cannot tell is what AWS' own provider checks beyond its schema, such as the range of a number.
 
 The protocol is version 6 of terraform-plugin-go's tfplugin, of which but one answer is not empty; it is encoded here.
 """

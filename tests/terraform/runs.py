@@ -36,7 +36,9 @@ def copies() -> Iterator[Path]:
     """A folder with all configurations at their places; they name each other by relative paths."""
     with tempfile.TemporaryDirectory(prefix="penstock-tf-") as folder:
         for name in CONFIGURATIONS:
-            shutil.copytree(ROOT / name, Path(folder) / name, ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*"))
+            shutil.copytree(
+                ROOT / name, Path(folder) / name, ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*")
+            )
         yield Path(folder)
 
 
