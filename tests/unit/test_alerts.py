@@ -1,4 +1,4 @@
-"""The alert rules: run by promtool over series that should fire them and ones that should not; what they tell people."""
+"""The alert rules: run by promtool over series that should fire them and that should not; what they tell people."""
 
 from __future__ import annotations
 
