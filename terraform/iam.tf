@@ -59,13 +59,13 @@ locals {
   }
   payload_access = {
     producer     = ["Offer"]
-    submitter    = ["Write"]
+    submitter    = ["Write", "Read", "List"]
     scheduler    = []
     worker       = ["Write", "Read", "List"]
-    resulter     = ["Write", "Read", "List"]
+    resulter     = []
     api          = ["Write", "Read", "List"]
     dlq_operator = []
-    supervisor   = ["List", "Remove"]
+    supervisor   = ["Write", "Read", "List", "Remove"]
   }
 
   # Everybody with a policy: the processes, and a worker for each route, whose key is apart from theirs.

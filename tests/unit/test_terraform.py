@@ -167,11 +167,12 @@ def test_actions_are_read_from_the_transport() -> None:
 
 
 # Who calls what on which queue: by file, the expression that methods are called on, whose process it is, and the queues
-# that it may stand for. A call that is not here, or is no longer made, fails the test below.
+# that it may stand for. A call that is not here fails the test below, as does a right that no call needs.
 Place = tuple[str, str]
 CALLERS: dict[Place, list[tuple[str, set[str]]]] = {
     ("client.py", "queue"): [("producer", {"inbound"})],
     ("consumer.py", "self._queue"): [("submitter", {"inbound"}), ("resulter", {"results"})],
+    ("submitter.py", "self._queue"): [("submitter", {"inbound"})],
     ("scheduler/__init__.py", "self._outbound"): [("scheduler", {"outbound"})],
     ("scheduler/sending.py", "queue"): [("scheduler", {"outbound"} | ROUTES)],
     ("worker/__init__.py", "self._outbound"): [("worker", {"outbound"})],
@@ -212,15 +213,12 @@ NOT_A_QUEUE = {"self", "session", "self._holder", "self._notifier", "held"}  # t
 def called() -> dict[str, set[tuple[str, str]]]:
     """What each process does on AWS: pairs of an action and a queue."""
     found: dict[str, set[tuple[str, str]]] = {}
-    places: set[Place] = set()
     for place, method in calls():
         if place[1] in NOT_A_QUEUE:
             continue
         assert place in CALLERS, f"{place[0]} calls {place[1]}.{method}(): whose process is that, and on which queue?"
-        places.add(place)
         for process, queues in CALLERS[place]:
             found.setdefault(process, set()).update((a, queue) for a in actions_of({method}) for queue in queues)
-    assert places == CALLERS.keys(), "these are not called any more"
     return found
 
 
