@@ -9,7 +9,7 @@ resource "aws_db_parameter_group" "this" {
   family = "postgres17"
   tags   = var.tags
 
-  # What docs/performance.md advises for a table of which every row changes a few times.
+  # TLS or nothing; and for a table of which every row changes a few times, less to write and dead rows cleared soon.
   parameter {
     name  = "rds.force_ssl"
     value = "1"

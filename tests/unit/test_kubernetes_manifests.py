@@ -102,6 +102,11 @@ def test_production_has_everything_of_the_others_but_the_secrets(rendered: Rende
         for document in documents(path)
     }
     assert base - rendered.keys() == {("Secret", "penstock-database"), ("Secret", "penstock-reader")}
+    scaled = {
+        document["spec"]["scaleTargetRef"]["name"]
+        for (kind, _), document in rendered.items()
+        if kind in ("ScaledObject", "HorizontalPodAutoscaler")
+    }
     for (kind, name), document in rendered.items():
         if kind not in ("Deployment", "Job"):
             continue
@@ -110,6 +115,8 @@ def test_production_has_everything_of_the_others_but_the_secrets(rendered: Rende
         assert container["image"].startswith("123456789012.dkr.ecr."), f"{name}: not from your registry"
         if kind == "Deployment":
             assert pod["topologySpreadConstraints"]
+            # An apply must not undo what an autoscaler has set.
+            assert ("replicas" in document["spec"]) == (name not in scaled), name
             assert ("PriorityClass", pod["priorityClassName"]) in rendered
 
 

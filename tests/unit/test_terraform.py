@@ -353,6 +353,16 @@ def test_the_tables_of_the_readme_are_the_variables_and_outputs(module: Module) 
     assert all(block["description"] for block in module.outputs.values())
 
 
+@pytest.mark.parametrize("path", ["terraform/README.md", "docs/tutorial.md"])
+def test_examples_of_the_module_give_variables_that_it_has(module: Module, path: str) -> None:
+    blocks = re.findall(r"```hcl\n(.*?)```", (ROOT / path).read_text("utf-8"), re.S)
+    assert blocks
+    for block in blocks:
+        for item in plain(hcl2.loads(block)).get("module", ()):
+            for given in item.values():
+                assert given.keys() - {"source"} <= module.variables.keys()
+
+
 def test_every_variable_with_a_range_or_a_form_is_validated(module: Module) -> None:
     free = {"tags", "create_payload_bucket", "create_dashboard"}
     assert {name for name, block in module.variables.items() if "validation" not in block} == free
