@@ -39,7 +39,7 @@ def main() -> int:
 def has_provider(folder: Path) -> bool:
     """Whether AWS' own provider can be had, from wherever this machine is told to take it."""
     try:
-        return init(folder, None).returncode == 0
+        return init(folder, None, seconds=300).returncode == 0
     except subprocess.TimeoutExpired:
         return False
 

@@ -20,7 +20,7 @@ def program() -> str | None:
 
 
 def run(
-    folder: Path, *arguments: str, env: Mapping[str, str] | None = None, seconds: float = 120
+    folder: Path, *arguments: str, env: Mapping[str, str] | None = None, seconds: float = 600
 ) -> subprocess.CompletedProcess[str]:
     """One command of terraform there. env: None leaves everything to the environment, for mirrors and plugin caches."""
     environ = dict(os.environ) if env is None else {k: v for k, v in os.environ.items() if not k.startswith("TF_")}
@@ -42,5 +42,5 @@ def copies() -> Iterator[Path]:
         yield Path(folder)
 
 
-def init(folder: Path, env: Mapping[str, str] | None) -> subprocess.CompletedProcess[str]:
-    return run(folder, "init", "-backend=false", "-input=false", env=env)
+def init(folder: Path, env: Mapping[str, str] | None, *, seconds: float = 600) -> subprocess.CompletedProcess[str]:
+    return run(folder, "init", "-backend=false", "-input=false", env=env, seconds=seconds)

@@ -39,7 +39,7 @@ def cases() -> list[dict[str, Any]]:
 
 def promtool(*arguments: str) -> str:
     assert PROMTOOL is not None, "promtool is missing: .ci/run takes it from Debian's package prometheus"
-    done = subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

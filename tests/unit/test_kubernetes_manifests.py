@@ -75,7 +75,7 @@ def rendered() -> dict[tuple[str, str], dict[str, Any]]:
     if kubectl is None:
         pytest.skip("kubectl, which renders kustomizations, is not installed")
     done = subprocess.run(
-        [kubectl, "kustomize", str(PRODUCTION)], capture_output=True, text=True, timeout=120, check=False
+        [kubectl, "kustomize", str(PRODUCTION)], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     found = list(yaml.safe_load_all(done.stdout))
