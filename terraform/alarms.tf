@@ -44,7 +44,7 @@ resource "aws_cloudwatch_metric_alarm" "depth" {
   for_each = local.alarmed_queues
 
   alarm_name          = "${each.value.name}-deep"
-  alarm_description   = "More than ${each.value.alarm_depth} messages wait in ${each.value.name}. docs/operations.md, PenstockOldestDue."
+  alarm_description   = "More than ${each.value.alarm_depth} messages wait in ${each.value.name}. docs/operations.md, PenstockQueueNotDrained."
   namespace           = "AWS/SQS"
   metric_name         = "ApproximateNumberOfMessagesVisible"
   dimensions          = { QueueName = aws_sqs_queue.main[each.key].name }
