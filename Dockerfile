@@ -18,6 +18,8 @@ ENV PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1
 # Handlers are looked for here: mount or copy yours, then `worker --app yourmodule`.
 WORKDIR /app
+# Where it is mounted in a read-only container, ECS gives the mount the owner and mode of a volume that the image declares.
+VOLUME ["/tmp"]
 # By number, so that an orchestrator can tell that it is not root.
 USER 10001:10001
 EXPOSE 8080 9464

@@ -1,40 +1,72 @@
 data "aws_region" "current" {}
 
+data "aws_caller_identity" "current" {}
+
+data "aws_partition" "current" {}
+
 locals {
-  queues = toset(["inbound", "outbound", "results"])
+  roles = toset(["inbound", "outbound", "results"])
+
+  # What each queue is like: the three of every pipeline, and one for each route.
+  queues = merge(
+    {
+      for role in local.roles : role => {
+        name                          = "${var.name_prefix}-${role}"
+        visibility_timeout_seconds    = var.visibility_timeout_seconds
+        message_retention_seconds     = var.message_retention_seconds
+        dead_letter_retention_seconds = var.dead_letter_retention_seconds
+        max_receive_count             = var.max_receive_count
+        alarm_age_seconds             = var.alarm_age_seconds
+        alarm_depth                   = var.alarm_depth
+      }
+    },
+    {
+      for route, given in var.routes : route => {
+        name                          = "${var.name_prefix}-${route}"
+        visibility_timeout_seconds    = coalesce(given.visibility_timeout_seconds, var.visibility_timeout_seconds)
+        message_retention_seconds     = coalesce(given.message_retention_seconds, var.message_retention_seconds)
+        dead_letter_retention_seconds = coalesce(given.dead_letter_retention_seconds, var.dead_letter_retention_seconds)
+        max_receive_count             = coalesce(given.max_receive_count, var.max_receive_count)
+        alarm_age_seconds             = coalesce(given.alarm_age_seconds, var.alarm_age_seconds)
+        alarm_depth                   = coalesce(given.alarm_depth, var.alarm_depth)
+      }
+    },
+  )
 }
 
 resource "aws_sqs_queue" "main" {
   for_each = local.queues
 
-  name                       = "${var.name_prefix}-${each.key}"
-  visibility_timeout_seconds = var.visibility_timeout_seconds
-  message_retention_seconds  = var.message_retention_seconds
+  name                       = each.value.name
+  visibility_timeout_seconds = each.value.visibility_timeout_seconds
+  message_retention_seconds  = each.value.message_retention_seconds
   receive_wait_time_seconds  = 20
   # Penstock packs messages up to the full 1 MiB; the provider's own default is 256 KiB.
-  max_message_size        = 1048576
-  sqs_managed_sse_enabled = var.kms_key_arn == null ? true : null
-  kms_master_key_id       = var.kms_key_arn
-  tags                    = var.tags
+  max_message_size                  = 1048576
+  sqs_managed_sse_enabled           = local.own_key ? null : true
+  kms_master_key_id                 = local.key_arn
+  kms_data_key_reuse_period_seconds = local.own_key ? var.kms_data_key_reuse_seconds : null
+  tags                              = var.tags
 }
 
 resource "aws_sqs_queue" "dead_letter" {
   for_each = local.queues
 
-  name                       = "${var.name_prefix}-${each.key}-dlq"
-  visibility_timeout_seconds = var.visibility_timeout_seconds
-  message_retention_seconds  = var.dead_letter_retention_seconds
-  receive_wait_time_seconds  = 20
-  max_message_size           = 1048576
-  sqs_managed_sse_enabled    = var.kms_key_arn == null ? true : null
-  kms_master_key_id          = var.kms_key_arn
-  tags                       = var.tags
+  name                              = "${each.value.name}-dlq"
+  visibility_timeout_seconds        = each.value.visibility_timeout_seconds
+  message_retention_seconds         = each.value.dead_letter_retention_seconds
+  receive_wait_time_seconds         = 20
+  max_message_size                  = 1048576
+  sqs_managed_sse_enabled           = local.own_key ? null : true
+  kms_master_key_id                 = local.key_arn
+  kms_data_key_reuse_period_seconds = local.own_key ? var.kms_data_key_reuse_seconds : null
+  tags                              = var.tags
 
   lifecycle {
     precondition {
       # A message keeps the time of its first sending when it moves to the dead-letter queue.
-      condition     = var.dead_letter_retention_seconds > var.message_retention_seconds
-      error_message = "dead_letter_retention_seconds must exceed message_retention_seconds, or messages would expire as they arrive."
+      condition     = each.value.dead_letter_retention_seconds > each.value.message_retention_seconds
+      error_message = "${each.key}: dead_letter_retention_seconds must exceed message_retention_seconds, or messages would expire as they arrive."
     }
   }
 }
@@ -45,7 +77,7 @@ resource "aws_sqs_queue_redrive_policy" "main" {
   queue_url = aws_sqs_queue.main[each.key].url
   redrive_policy = jsonencode({
     deadLetterTargetArn = aws_sqs_queue.dead_letter[each.key].arn
-    maxReceiveCount     = var.max_receive_count
+    maxReceiveCount     = each.value.max_receive_count
   })
 }
 
@@ -66,7 +98,7 @@ locals {
   )
 
   # Written out, so that for_each is known before any queue exists.
-  all_queue_names = toset(concat([for name in local.queues : name], [for name in local.queues : "${name}-dlq"]))
+  all_queue_names = toset(concat(keys(local.queues), [for name in keys(local.queues) : "${name}-dlq"]))
 }
 
 resource "aws_sqs_queue_policy" "tls_only" {

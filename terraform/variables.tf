@@ -1,5 +1,5 @@
 variable "name_prefix" {
-  description = "Queues are named <name_prefix>-inbound, -outbound and -results; dead-letter queues end in -dlq."
+  description = "Queues are named <name_prefix>-inbound, -outbound, -results and -<route>; dead-letter queues end in -dlq."
   type        = string
   default     = "penstock"
 
@@ -7,6 +7,50 @@ variable "name_prefix" {
     # SQS allows 80 characters, "-outbound-dlq" takes 13 of them.
     condition     = can(regex("^[0-9A-Za-z_-]{1,67}$", var.name_prefix))
     error_message = "name_prefix must be 1 to 67 letters, digits, hyphens or underscores."
+  }
+}
+
+variable "routes" {
+  description = "Queues of routes by the name of the route, each with a dead-letter queue; what is left out is as the variable of the same name says."
+  type = map(object({
+    visibility_timeout_seconds    = optional(number)
+    message_retention_seconds     = optional(number)
+    dead_letter_retention_seconds = optional(number)
+    max_receive_count             = optional(number)
+    alarm_age_seconds             = optional(number)
+    alarm_depth                   = optional(number)
+  }))
+  default  = {}
+  nullable = false
+
+  validation {
+    condition = alltrue([
+      for route in keys(var.routes) :
+      can(regex("^[0-9A-Za-z_-]+$", route)) && length("${var.name_prefix}-${route}-dlq") <= 80
+    ])
+    error_message = "The name of a route is part of its queue's: letters, digits, hyphens and underscores, with name_prefix and -dlq at most 80."
+  }
+
+  validation {
+    condition = alltrue([
+      for route in keys(var.routes) :
+      !contains(["inbound", "outbound", "results"], route) && !endswith(route, "-dlq")
+    ])
+    error_message = "A route cannot be called inbound, outbound or results, nor end in -dlq: there are queues of that name already."
+  }
+
+  validation {
+    condition = alltrue(flatten([
+      for given in values(var.routes) : [
+        coalesce(given.visibility_timeout_seconds, 60) >= 3 && coalesce(given.visibility_timeout_seconds, 60) <= 43200,
+        coalesce(given.message_retention_seconds, 60) >= 60 && coalesce(given.message_retention_seconds, 60) <= 1209600,
+        coalesce(given.dead_letter_retention_seconds, 60) >= 60 && coalesce(given.dead_letter_retention_seconds, 60) <= 1209600,
+        coalesce(given.max_receive_count, 1) >= 1 && coalesce(given.max_receive_count, 1) <= 1000,
+        coalesce(given.alarm_age_seconds, 60) >= 60,
+        coalesce(given.alarm_depth, 1) >= 1,
+      ]
+    ]))
+    error_message = "What a route sets has the limits of the variable of the same name."
   }
 }
 
@@ -22,7 +66,7 @@ variable "visibility_timeout_seconds" {
 }
 
 variable "message_retention_seconds" {
-  description = "The three queues keep an undeleted message this long; stay below PENSTOCK_RETENTION_RECEIPTS_SECONDS (5 days by default)."
+  description = "The queues keep an undeleted message this long; stay below PENSTOCK_RETENTION_RECEIPTS_SECONDS (5 days by default)."
   type        = number
   default     = 345600
 
@@ -55,7 +99,7 @@ variable "max_receive_count" {
 }
 
 variable "kms_key_arn" {
-  description = "ARN of an own KMS key to encrypt with; null encrypts with the key that SQS manages (SSE-SQS), which costs nothing."
+  description = "ARN of a KMS key that is there to encrypt with; null encrypts with the key that SQS manages (SSE-SQS), which costs nothing."
   type        = string
   default     = null
 
@@ -66,10 +110,91 @@ variable "kms_key_arn" {
   }
 }
 
+variable "create_kms_key" {
+  description = "Make a KMS key, rotated each year, and encrypt with it; the account's IAM policies say who may use it."
+  type        = bool
+  default     = false
+  nullable    = false
+
+  validation {
+    condition     = !(var.create_kms_key && var.kms_key_arn != null)
+    error_message = "create_kms_key and kms_key_arn exclude each other: make a key, or give one."
+  }
+}
+
+variable "kms_data_key_reuse_seconds" {
+  description = "With an own key, SQS asks KMS for a new data key after this long; longer costs fewer calls."
+  type        = number
+  default     = 3600
+
+  validation {
+    condition     = var.kms_data_key_reuse_seconds >= 60 && var.kms_data_key_reuse_seconds <= 86400
+    error_message = "kms_data_key_reuse_seconds must be between 60 and 86400."
+  }
+}
+
+variable "kms_deletion_window_days" {
+  description = "A key made here can be called back for so many days after it was destroyed."
+  type        = number
+  default     = 30
+
+  validation {
+    condition     = var.kms_deletion_window_days >= 7 && var.kms_deletion_window_days <= 30
+    error_message = "kms_deletion_window_days must be between 7 and 30."
+  }
+}
+
+variable "create_payload_bucket" {
+  description = "Make a private, encrypted S3 bucket for large payloads; goes to PENSTOCK_PAYLOAD_BUCKET."
+  type        = bool
+  default     = false
+  nullable    = false
+}
+
+variable "payload_bucket_name" {
+  description = "Name of that bucket; null names it <name_prefix>-payloads-<account>-<region>."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.payload_bucket_name == null || can(regex("^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$", var.payload_bucket_name))
+    error_message = "payload_bucket_name must be 3 to 63 lower-case letters, digits, dots or hyphens, as S3 has it."
+  }
+}
+
+variable "payload_expiration_days" {
+  description = "Objects older than this are removed whatever became of their task; null keeps them until Penstock removes them. Longer than any task waits and is kept."
+  type        = number
+  default     = null
+
+  validation {
+    condition     = var.payload_expiration_days == null || try(var.payload_expiration_days >= 30, false)
+    error_message = "payload_expiration_days must be at least 30: a task that waits would find its payload gone."
+  }
+}
+
+variable "sqs_send_queue_arns" {
+  description = "ARNs of the queues that workers send to as PENSTOCK_SQS_SEND_QUEUES allows (the action sqs.send)."
+  type        = list(string)
+  default     = []
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for arn in var.sqs_send_queue_arns : can(regex("^arn:[^:]+:sqs:[^:]+:[0-9]{12}:[^:*]+$", arn))])
+    error_message = "sqs_send_queue_arns must be ARNs of queues (arn:aws:sqs:REGION:ACCOUNT:NAME), without wildcards."
+  }
+}
+
 variable "alarm_topic_arns" {
   description = "SNS topics that the CloudWatch alarms notify; with none, no alarm is created."
   type        = list(string)
   default     = []
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for arn in var.alarm_topic_arns : can(regex("^arn:[^:]+:sns:[^:]+:[0-9]{12}:.+$", arn))])
+    error_message = "alarm_topic_arns must be ARNs of SNS topics (arn:aws:sns:REGION:ACCOUNT:NAME)."
+  }
 }
 
 variable "alarm_age_seconds" {
@@ -83,8 +208,26 @@ variable "alarm_age_seconds" {
   }
 }
 
+variable "alarm_depth" {
+  description = "A queue in which more messages than this wait raises an alarm; one message may hold hundreds of tasks."
+  type        = number
+  default     = 10000
+
+  validation {
+    condition     = var.alarm_depth >= 1
+    error_message = "alarm_depth must be at least 1."
+  }
+}
+
+variable "create_dashboard" {
+  description = "Make a CloudWatch dashboard of the queues."
+  type        = bool
+  default     = false
+  nullable    = false
+}
+
 variable "tags" {
-  description = "Tags of every queue and alarm."
+  description = "Tags of every queue, alarm, key and bucket."
   type        = map(string)
   default     = {}
 }

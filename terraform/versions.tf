@@ -1,5 +1,6 @@
 terraform {
-  required_version = ">= 1.3"
+  # 1.9 lets a validation look at other variables.
+  required_version = ">= 1.9"
 
   required_providers {
     aws = {

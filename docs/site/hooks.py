@@ -31,6 +31,8 @@ OUTSIDE = {
     "SECURITY.md": "security.md",
     "benchmarks/README.md": "benchmarks.md",
     "examples/export/README.md": "example-export.md",
+    "examples/kubernetes/README.md": "example-kubernetes.md",
+    "examples/terraform-ecs/README.md": "example-terraform-ecs.md",
     "terraform/README.md": "terraform.md",
 }
 _ORIGIN = {page: origin for origin, page in OUTSIDE.items()}

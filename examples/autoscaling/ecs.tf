@@ -27,12 +27,24 @@ variable "slots_per_worker" {
   default     = 70
 }
 
+variable "min_workers" {
+  description = "Never fewer; 1 at least."
+  type        = number
+  default     = 1
+}
+
+variable "max_workers" {
+  description = "Never more."
+  type        = number
+  default     = 20
+}
+
 resource "aws_appautoscaling_target" "worker" {
   service_namespace  = "ecs"
   scalable_dimension = "ecs:service:DesiredCount"
   resource_id        = "service/${var.cluster}/${var.service}"
-  min_capacity       = 1
-  max_capacity       = 20
+  min_capacity       = var.min_workers
+  max_capacity       = var.max_workers
 }
 
 resource "aws_appautoscaling_policy" "worker" {

@@ -85,10 +85,10 @@ def scaling_gauges() -> dict[str, set[str]]:
 # Kubernetes
 
 
-def test_the_kustomization_names_every_file_but_what_needs_an_operator() -> None:
+def test_the_kustomization_names_every_file() -> None:
     (kustomization,) = documents(KUBERNETES / "kustomization.yaml")
     files = {path.name for path in KUBERNETES.glob("*.yaml")} - {"kustomization.yaml"}
-    assert set(kustomization["resources"]) == files - {"podmonitor.yaml"}
+    assert set(kustomization["resources"]) == files
     assert {f"{process}.yaml" for process in (*PROCESSES, "migrate")} <= files
 
 
@@ -188,7 +188,7 @@ def test_a_container_has_no_privileges(process: str) -> None:
 
 
 def test_the_monitor_makes_the_labels_that_the_alerts_ask_for() -> None:
-    spec = one(KUBERNETES / "podmonitor.yaml", "PodMonitor")["spec"]
+    spec = one(KUBERNETES / "monitoring" / "podmonitor.yaml", "PodMonitor")["spec"]
     (endpoint,) = spec["podMetricsEndpoints"]
     assert (endpoint["port"], endpoint["path"]) == ("metrics", "/metrics")
     made = {rule["targetLabel"]: rule for rule in endpoint["relabelings"]}

@@ -1,11 +1,11 @@
-"""terraform/ against the settings and the SQS transport: the queues it makes are the ones that the processes expect."""
+"""terraform/ against the settings, the SQS transport, what processes call; terraform's own checks if it is there."""
 
 from __future__ import annotations
 
-import os
+import ast
+import json
 import re
-import shutil
-import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +14,18 @@ import pytest
 
 from penstock.settings import PREFIX, Settings, load_settings
 from penstock.transports import sqs
+from penstock.wiring import PROCESSES
+from tests.terraform.make_schema import SCHEMA, used
+from tests.terraform.provider import schema_provider
+from tests.terraform.runs import CONFIGURATIONS, ROOT, copies, init, program, run
 
-TERRAFORM = Path(__file__).parents[2] / "terraform"
-FILES = sorted(TERRAFORM.rglob("*.tf"))
+TERRAFORM = ROOT / "terraform"
+CODE = ROOT / "services" / "penstock"
 DAY = 86_400
 ROLES = {"inbound", "outbound", "results"}
-CONSUME = {
-    "sqs:ReceiveMessage",
-    "sqs:DeleteMessage",
-    "sqs:ChangeMessageVisibility",
-    "sqs:GetQueueUrl",
-    "sqs:GetQueueAttributes",
-}
-PRODUCE = {"sqs:SendMessage", "sqs:GetQueueUrl", "sqs:GetQueueAttributes"}
-INSPECT = {"sqs:GetQueueUrl", "sqs:GetQueueAttributes"}
-DEAD_LETTERS = {f"{role}-dlq" for role in ROLES}
+DEAD_LETTERS = {f"{role}{sqs.DEAD_LETTER_SUFFIX}" for role in ROLES}
+ROUTES = {"<routes>"}  # the queues of routes, however many
+QUEUE_METHODS = {"send", "receive", "delete", "extend", "release", "depth", "describe"}
 
 
 def plain(value: Any) -> Any:
@@ -47,17 +44,15 @@ class Module:
 
     def __init__(self) -> None:
         self.resources: dict[str, dict[str, Any]] = {}
-        self.data: dict[str, dict[str, Any]] = {}
         self.variables: dict[str, Any] = {}
         self.outputs: dict[str, Any] = {}
         self.locals: dict[str, Any] = {}
         self.terraform: dict[str, Any] = {}
         for path in TERRAFORM.glob("*.tf"):
             tree = plain(hcl2.loads(path.read_text("utf-8")))
-            for block, where in (("resource", self.resources), ("data", self.data)):
-                for item in tree.get(block, ()):
-                    for kind, named in item.items():
-                        where.setdefault(kind, {}).update(named)
+            for item in tree.get("resource", ()):
+                for kind, named in item.items():
+                    self.resources.setdefault(kind, {}).update(named)
             for block, flat in (("variable", self.variables), ("output", self.outputs)):
                 for item in tree.get(block, ()):
                     flat.update(item)
@@ -69,19 +64,9 @@ class Module:
     def default(self, variable: str) -> Any:
         return self.variables[variable]["default"]
 
-    def resolve(self, value: Any, key: str) -> Any:
-        """``value`` with defaults for variables and ``key`` for each.key, as far as that is all it refers to."""
-        if not isinstance(value, str):
-            return value
-        if match := re.fullmatch(r"\$\{var\.(\w+)\}", value):
-            return self.default(match[1])
-        value = value.replace("${each.key}", key)
-        return re.sub(r"\$\{var\.(\w+)\}", lambda match: str(self.default(match[1])), value)
-
-    def roles(self, resource: dict[str, Any]) -> set[str]:
-        """The keys a resource is repeated for, where those are the roles of queues."""
-        assert resource["for_each"] == "${local.queues}", resource["for_each"]
-        return set(re.findall(r'"([^"]+)"', self.locals["queues"]))
+    def settings(self) -> dict[str, str]:
+        """The environment that the module writes: the expression of each variable by its name."""
+        return dict(re.findall(r'"?(PENSTOCK_\w+)"? (?:=>|=) ([^,{}]+(?:\{[^}]*\})?[^,{}]*)', self.locals["settings"]))
 
 
 @pytest.fixture(scope="module")
@@ -93,167 +78,246 @@ def default_of(setting: str) -> Any:
     return Settings.model_fields[setting].default
 
 
+# Queues
+
+
 def test_queue_names_with_the_default_prefix_are_the_defaults_of_the_settings(module: Module) -> None:
-    main = module.resources["aws_sqs_queue"]["main"]
-    assert module.roles(main) == ROLES
+    assert set(re.findall(r'"(\w+)"', module.locals["roles"])) == ROLES
+    assert 'for role in local.roles : role => {name = "${var.name_prefix}-${role}"' in module.locals["queues"]
+    assert module.resources["aws_sqs_queue"]["main"]["name"] == "${each.value.name}"
     for role in ROLES:
-        assert module.resolve(main["name"], role) == default_of(f"{role}_queue")
+        assert f"{module.default('name_prefix')}-{role}" == default_of(f"{role}_queue")
 
 
 def test_every_queue_has_a_dead_letter_queue_named_as_the_transport_names_it(module: Module) -> None:
-    dead = module.resources["aws_sqs_queue"]["dead_letter"]
-    assert module.roles(dead) == ROLES
-    for role in ROLES:
-        assert module.resolve(dead["name"], role) == default_of(f"{role}_queue") + sqs.DEAD_LETTER_SUFFIX
+    queues = module.resources["aws_sqs_queue"]
+    assert queues["main"]["for_each"] == queues["dead_letter"]["for_each"] == "${local.queues}"
+    assert queues["dead_letter"]["name"] == "${each.value.name}" + sqs.DEAD_LETTER_SUFFIX
 
 
 @pytest.mark.parametrize("name", ["main", "dead_letter"])
-def test_queues_take_messages_as_large_as_the_transport_packs(module: Module, name: str) -> None:
-    assert module.resources["aws_sqs_queue"][name]["max_message_size"] == sqs.LIMITS.max_message_bytes == 1_048_576
-
-
-@pytest.mark.parametrize("name", ["main", "dead_letter"])
-def test_queues_are_polled_long(module: Module, name: str) -> None:
-    wait = module.resources["aws_sqs_queue"][name]["receive_wait_time_seconds"]
-    assert wait == default_of("receive_wait_seconds") == 20
-
-
-def test_visibility_timeout_is_the_default_of_the_settings(module: Module) -> None:
-    main = module.resources["aws_sqs_queue"]["main"]
-    assert module.resolve(main["visibility_timeout_seconds"], "inbound") == default_of("visibility_timeout_seconds")
-
-
-def test_visibility_timeout_is_validated_to_the_range_of_the_settings(module: Module) -> None:
-    condition = module.variables["visibility_timeout_seconds"]["validation"][0]["condition"]
-    low, high = (int(number) for number in re.findall(r"[<>]= (\d+)", condition))
-    environ = {"minimum": low, "maximum": high}
-    schema = Settings.model_json_schema()["properties"]["visibility_timeout_seconds"]
-    assert {key: schema[key] for key in environ} == environ
-
-
-@pytest.mark.parametrize("name", ["main", "dead_letter"])
-def test_queues_are_encrypted_with_the_managed_key_or_an_own_one_never_both(module: Module, name: str) -> None:
+def test_queues_take_what_the_transport_packs_and_are_polled_long(module: Module, name: str) -> None:
     queue = module.resources["aws_sqs_queue"][name]
-    assert queue["sqs_managed_sse_enabled"] == "${var.kms_key_arn == null ? true : null}"
-    assert queue["kms_master_key_id"] == "${var.kms_key_arn}"
-    assert module.default("kms_key_arn") in (None, "null", "${null}")
+    assert queue["max_message_size"] == sqs.LIMITS.max_message_bytes == 1_048_576
+    assert queue["receive_wait_time_seconds"] == default_of("receive_wait_seconds") == 20
+
+
+def test_visibility_timeout_has_default_and_range_of_the_settings(module: Module) -> None:
+    variable = module.variables["visibility_timeout_seconds"]
+    assert variable["default"] == default_of("visibility_timeout_seconds")
+    low, high = (int(number) for number in re.findall(r"[<>]= (\d+)", variable["validation"][0]["condition"]))
+    schema = Settings.model_json_schema()["properties"]["visibility_timeout_seconds"]
+    assert (low, high) == (schema["minimum"], schema["maximum"])
+    assert f"visibility_timeout_seconds, 60) >= {low}" in str(module.variables["routes"]["validation"])
 
 
 def test_dead_letters_outlive_the_queues_and_receipts_outlive_the_messages(module: Module) -> None:
-    queues = module.resources["aws_sqs_queue"]
-    kept = module.resolve(queues["main"]["message_retention_seconds"], "inbound")
-    dead_kept = module.resolve(queues["dead_letter"]["message_retention_seconds"], "inbound")
+    kept, dead_kept = module.default("message_retention_seconds"), module.default("dead_letter_retention_seconds")
     assert (kept, dead_kept) == (4 * DAY, 14 * DAY)
     assert kept < default_of("retention_receipts_seconds")
-    guard = queues["dead_letter"]["lifecycle"][0]["precondition"][0]["condition"]
-    assert guard == "${var.dead_letter_retention_seconds > var.message_retention_seconds}"
+    guard = module.resources["aws_sqs_queue"]["dead_letter"]["lifecycle"][0]["precondition"][0]["condition"]
+    assert guard == "${each.value.dead_letter_retention_seconds > each.value.message_retention_seconds}"
 
 
-def test_every_queue_redrives_to_its_own_dead_letter_queue_after_a_number_of_receives(module: Module) -> None:
-    redrive = module.resources["aws_sqs_queue_redrive_policy"]["main"]
-    assert module.roles(redrive) == ROLES
-    assert redrive["queue_url"] == "${aws_sqs_queue.main[each.key].url}"
-    assert "deadLetterTargetArn = aws_sqs_queue.dead_letter[each.key].arn" in redrive["redrive_policy"]
+def test_every_queue_redrives_to_its_own_dead_letter_queue_which_takes_no_others(module: Module) -> None:
+    redrive = module.resources["aws_sqs_queue_redrive_policy"]["main"]["redrive_policy"]
+    assert "deadLetterTargetArn = aws_sqs_queue.dead_letter[each.key].arn" in redrive
     # A reference, not a template in quotes: AWS refuses "5".
-    assert re.search(r"maxReceiveCount = var\.max_receive_count\b", redrive["redrive_policy"])
-    assert module.variables["max_receive_count"]["type"] in ("number", "${number}")
-    count = module.default("max_receive_count")
-    assert type(count) is int
-    assert count == sqs.MAX_RECEIVES
+    assert re.search(r"maxReceiveCount = each\.value\.max_receive_count\b", redrive)
+    assert module.default("max_receive_count") == sqs.MAX_RECEIVES
+    allow = module.resources["aws_sqs_queue_redrive_allow_policy"]["dead_letter"]["redrive_allow_policy"]
+    assert 'redrivePermission = "byQueue"' in allow
+    assert "sourceQueueArns = [aws_sqs_queue.main[each.key].arn]" in allow
 
 
-def test_a_dead_letter_queue_takes_letters_of_its_own_queue_only(module: Module) -> None:
-    allow = module.resources["aws_sqs_queue_redrive_allow_policy"]["dead_letter"]
-    assert module.roles(allow) == ROLES
-    assert allow["queue_url"] == "${aws_sqs_queue.dead_letter[each.key].url}"
-    assert 'redrivePermission = "byQueue"' in allow["redrive_allow_policy"]
-    assert "sourceQueueArns = [aws_sqs_queue.main[each.key].arn]" in allow["redrive_allow_policy"]
+# Policies
 
 
-def test_all_six_queues_refuse_what_is_not_tls(module: Module) -> None:
-    policy = module.resources["aws_sqs_queue_policy"]["tls_only"]
-    assert policy["for_each"] == "${local.all_queue_names}"
-    names = module.locals["all_queue_names"]
-    assert "[for name in local.queues : name]" in names
-    assert '[for name in local.queues : "${name}-dlq"]' in names
-    for part in (
-        'Version = "2012-10-17"',
-        'Effect = "Deny"',
-        'Principal = "*"',
-        'Action = "sqs:*"',
-        "Resource = local.all_queues[each.key].arn",
-        '"aws:SecureTransport" = "false"',
-    ):
-        assert part in policy["policy"], part
+def actions_of(methods: set[str]) -> set[str]:
+    """The IAM actions of the calls that methods of SqsQueue come down to."""
+    tree = ast.parse((CODE / "transports" / "sqs.py").read_text("utf-8"))
+    (queue,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "SqsQueue"]
+    bodies = {node.name: node for node in queue.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    found: set[str] = set()
+    seen: set[str] = set()
+    left = set(methods)
+    while left:
+        name = left.pop()
+        seen.add(name)
+        for node in ast.walk(bodies[name]):
+            if isinstance(node, ast.Attribute) and node.attr in bodies.keys() - seen:
+                left.add(node.attr)
+            if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+                operation = str(node.args[0].value)
+                if re.fullmatch(r"(send|receive|delete|change|get)_\w+", operation):
+                    found.add(action_of("sqs", operation))
+    return found
 
 
-def test_policies_allow_each_process_what_it_needs_and_nothing_else(module: Module) -> None:
-    actions = {verb: set(listed) for verb, listed in module.locals["queue_actions"].items()}
+def action_of(service: str, operation: str) -> str:
+    """``send_message_batch`` as the action that IAM knows it by."""
+    words = operation.removesuffix("_batch").split("_")
+    return f"{service}:" + "".join(word.capitalize() for word in words)
+
+
+def test_actions_are_read_from_the_transport() -> None:
+    assert actions_of({"send"}) == {"sqs:SendMessage", "sqs:GetQueueUrl"}
+    assert actions_of({"depth"}) == {"sqs:GetQueueAttributes", "sqs:GetQueueUrl"}
+    assert actions_of({"release"}) == actions_of({"extend"}) == {"sqs:ChangeMessageVisibility", "sqs:GetQueueUrl"}
+
+
+# Who calls what on which queue: by file, the expression that methods are called on, whose process it is, and the queues
+# that it may stand for. A call that is not here fails the test below, as does a right that no call needs.
+Place = tuple[str, str]
+CALLERS: dict[Place, list[tuple[str, set[str]]]] = {
+    ("client.py", "queue"): [("producer", {"inbound"})],
+    ("consumer.py", "self._queue"): [("submitter", {"inbound"}), ("resulter", {"results"})],
+    ("submitter.py", "self._queue"): [("submitter", {"inbound"})],
+    ("scheduler/__init__.py", "self._outbound"): [("scheduler", {"outbound"})],
+    ("scheduler/sending.py", "queue"): [("scheduler", {"outbound"} | ROUTES)],
+    ("worker/__init__.py", "self._outbound"): [("worker", {"outbound"})],
+    ("worker/__init__.py", "self._results"): [("worker", {"results"})],
+    ("worker/holder.py", "self._queue"): [("worker", {"outbound"})],
+    ("worker/outbox.py", "self._queue"): [("worker", {"results"})],
+    ("supervisor/gauges.py", "queue"): [("supervisor", ROLES | DEAD_LETTERS | ROUTES)],
+    ("supervisor/repair.py", "self._results"): [("supervisor", {"results"})],
+    ("supervisor/repair.py", "queue"): [("supervisor", {"outbound"} | ROUTES)],
+    ("doctor/queues.py", "queue"): [("supervisor", ROLES | DEAD_LETTERS)],
+    ("api/methods.py", "queue"): [("api", ROLES)],
+    ("api/dead_letters.py", "self._dead_queue(label)"): [("dlq_operator", DEAD_LETTERS)],
+    ("api/dead_letters.py", "queue"): [("dlq_operator", ROLES)],
+    ("api/hold.py", "self._queue"): [("dlq_operator", DEAD_LETTERS)],
+    ("api/hold.py", "queue"): [("dlq_operator", DEAD_LETTERS)],
+}
+# Neither has rights of its own on AWS.
+ELSEWHERE = ("transports/", "faults/", "bench/", "local/")
+
+
+def calls() -> Iterator[tuple[Place, str]]:
+    """Every call of a queue's method in the code that a process runs: the place, and the method."""
+    for path in sorted(CODE.rglob("*.py")):
+        name = path.relative_to(CODE).as_posix()
+        text = path.read_text("utf-8")
+        if name.startswith(ELSEWHERE) or not re.search(r"import[^\n]*\bQueue\b", text):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Await) and isinstance(node.value, ast.Call):
+                function = node.value.func
+                if isinstance(function, ast.Attribute) and function.attr in QUEUE_METHODS:
+                    yield (name, ast.unparse(function.value)), function.attr
+
+
+NOT_A_QUEUE = {"self", "session", "self._holder", "self._notifier", "held"}  # they have methods of these names too
+
+
+def called() -> dict[str, set[tuple[str, str]]]:
+    """What each process does on AWS: pairs of an action and a queue."""
+    found: dict[str, set[tuple[str, str]]] = {}
+    for place, method in calls():
+        if place[1] in NOT_A_QUEUE:
+            continue
+        assert place in CALLERS, f"{place[0]} calls {place[1]}.{method}(): whose process is that, and on which queue?"
+        for process, queues in CALLERS[place]:
+            found.setdefault(process, set()).update((a, queue) for a in actions_of({method}) for queue in queues)
+    return found
+
+
+def queues_in(value: Any) -> set[str]:
+    """The queues of a list, which may be an expression with the routes in it."""
+    if isinstance(value, list):
+        return set(value)
+    return set(re.findall(r'"([\w-]+)"', value)) | (ROUTES if "keys(var.routes)" in value else set())
+
+
+def test_policies_allow_each_process_what_it_calls_and_nothing_else(module: Module) -> None:
+    actions = module.locals["queue_actions"]
     allowed = {
-        process: {(action, queue) for verb, queues in grants.items() for queue in queues for action in actions[verb]}
+        process: {
+            (action, queue)
+            for verb, queues in grants.items()
+            for queue in queues_in(queues)
+            for action in actions[verb]
+        }
         for process, grants in module.locals["access"].items()
     }
+    wanted = called()
+    for process in wanted.keys() | allowed.keys():
+        assert allowed[process] == wanted[process], process
+    assert {name for name in PROCESSES if "source" not in name} <= allowed.keys()
 
-    def on(queue: str, listed: set[str]) -> set[tuple[str, str]]:
-        return {(action, queue) for action in listed}
 
-    assert allowed == {
-        "producer": on("inbound", PRODUCE),
-        "submitter": on("inbound", CONSUME),
-        "scheduler": on("outbound", PRODUCE),
-        "worker": on("outbound", CONSUME) | on("results", PRODUCE),
-        "resulter": on("results", CONSUME),
-        "api": {pair for queue in DEAD_LETTERS for pair in on(queue, CONSUME)}
-        | {pair for queue in ROLES for pair in on(queue, PRODUCE)},
-        "supervisor": {pair for queue in ROLES | DEAD_LETTERS for pair in on(queue, INSPECT)},
+def test_workers_of_a_route_may_what_other_workers_may_on_its_queue(module: Module) -> None:
+    worker = module.locals["access"]["worker"]
+    route = dict(re.findall(r"(\w+) = \[([^\]]+)\]", module.locals["route_workers"]))
+    assert route.keys() == worker.keys()
+    assert {verb: queues_in(queue) or {"outbound"} for verb, queue in route.items()} == {
+        verb: set(queues) for verb, queues in worker.items()
     }
+
+
+def test_what_sqs_send_calls_is_allowed_to_workers(module: Module) -> None:
+    text = (CODE / "deliveries" / "sqs.py").read_text("utf-8")
+    operations = set(re.findall(r"client\.(\w+)\(", text))
+    assert {action_of("sqs", operation) for operation in operations} == set(module.locals["queue_actions"]["Send"])
+    assert 'process == "worker" ? var.sqs_send_queue_arns : []' in module.locals["grants"]
+    assert 'Action = local.queue_actions["Send"], Resource = arns' in module.locals["documents"]
 
 
 def test_an_own_key_may_be_used_as_far_as_receiving_and_sending_need_it(module: Module) -> None:
     keys = {verb: set(listed) for verb, listed in module.locals["key_actions"].items()}
-    assert keys == {"Consume": {"kms:Decrypt"}, "Produce": {"kms:Decrypt", "kms:GenerateDataKey"}, "Inspect": set()}
+    assert keys == {"Consume": {"kms:Decrypt"}, "Send": {"kms:Decrypt", "kms:GenerateDataKey"}, "Inspect": set()}
     assert keys.keys() == module.locals["queue_actions"].keys()
 
 
-def test_policy_documents_hold_the_tables_of_access_and_no_statement_of_their_own(module: Module) -> None:
-    document = module.data["aws_iam_policy_document"]["process"]
-    assert document["for_each"] == "${local.access}"
-    assert set(document) == {"for_each", "dynamic"}, "a statement outside the tables would escape these tests"
-    queue_statement, key_statement = (item["statement"] for item in document["dynamic"])
-    content = queue_statement["content"][0]
-    assert queue_statement["for_each"] == "${each.value}"
-    assert content["actions"] == "${local.queue_actions[statement.key]}"
-    assert content["resources"] == "${[for queue in statement.value : local.all_queues[queue].arn]}"
-    content = key_statement["content"][0]
-    assert "var.kms_key_arn != null" in key_statement["for_each"]
-    assert content["actions"] == "${local.key_access[each.key]}"
-    assert content["resources"] == ["${statement.value}"]
+def test_no_policy_of_a_process_allows_actions_by_a_wildcard(module: Module) -> None:
+    listed = [*module.locals["queue_actions"].values(), *module.locals["payload_actions"].values()]
+    listed += [*module.locals["key_actions"].values(), *module.locals["payload_key_actions"].values()]
+    assert all(re.fullmatch(r"(sqs|s3|kms):[A-Za-z]+", action) for actions in listed for action in actions)
+    assert set(re.findall(r'"[^"]*\*"', (TERRAFORM / "iam.tf").read_text("utf-8"))) == {'"/*"', '"/offered/*"'}
 
 
-def test_no_policy_of_a_process_holds_a_wildcard() -> None:
-    assert "*" not in (TERRAFORM / "iam.tf").read_text("utf-8")
+def test_the_bucket_is_used_by_the_calls_that_are_allowed(module: Module) -> None:
+    bucket = pytest.importorskip("penstock.payloads.bucket")
+    operations = set(re.findall(r'_call\(\s*"(\w+)"', Path(bucket.__file__).read_text("utf-8")))
+    names = {"s3:DeleteObjects": "s3:DeleteObject", "s3:ListObjectsV2": "s3:ListBucket"}  # actions are named otherwise
+    wanted = {names.get(action, action) for action in (action_of("s3", operation) for operation in operations)}
+    assert wanted == {action for actions in module.locals["payload_actions"].values() for action in actions}
+    access = module.locals["payload_access"]
+    assert access.keys() == module.locals["access"].keys()
+    for process, verbs in access.items():
+        assert ("Read" in verbs) <= ("List" in verbs), f"{process}: S3 would call a lost object forbidden"
+
+
+# Outputs, variables, files
 
 
 def test_output_settings_are_settings_and_name_all_three_queues(module: Module) -> None:
-    output = module.outputs["settings"]["value"]
-    for variable in output:
-        assert variable.startswith(PREFIX)
+    assert module.outputs["settings"]["value"] == "${local.settings}"
+    settings = module.settings()
+    for variable in settings.keys() - {"PENSTOCK_PAYLOAD_BUCKET"}:
         assert variable.removeprefix(PREFIX).lower() in Settings.model_fields, f"{variable} is no setting"
-    assert {"PENSTOCK_AWS_REGION", "PENSTOCK_VISIBILITY_TIMEOUT_SECONDS"} <= output.keys()
+    assert {"PENSTOCK_AWS_REGION", "PENSTOCK_VISIBILITY_TIMEOUT_SECONDS", "PENSTOCK_PAYLOAD_BUCKET"} <= settings.keys()
     for role in ROLES:
-        assert output[f"PENSTOCK_{role.upper()}_QUEUE"] == f'${{aws_sqs_queue.main["{role}"].url}}'
+        assert settings[f"PENSTOCK_{role.upper()}_QUEUE"] == f'aws_sqs_queue.main["{role}"].url'
 
 
 def test_settings_accept_the_output_as_their_environment(module: Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in module.outputs["settings"]["value"]:
+    values = {"AWS_REGION": "eu-central-1", "VISIBILITY_TIMEOUT_SECONDS": "60"}
+    for variable in module.settings().keys() - {"PENSTOCK_PAYLOAD_BUCKET"}:
         name = variable.removeprefix(PREFIX)
-        value = {"AWS_REGION": "eu-central-1", "VISIBILITY_TIMEOUT_SECONDS": "60"}.get(
-            name, f"https://sqs.eu-central-1.amazonaws.com/123456789012/{name.lower()}"
+        monkeypatch.setenv(
+            variable, values.get(name, f"https://sqs.eu-central-1.amazonaws.com/123456789012/{name.lower()}")
         )
-        monkeypatch.setenv(variable, value)
     settings = load_settings()
     assert settings.inbound_queue.endswith("/inbound_queue")
     assert settings.visibility_timeout_seconds == 60
+
+
+def test_the_bucket_is_told_in_the_form_that_its_setting_takes(module: Module) -> None:
+    payload_settings = pytest.importorskip("penstock.payload_settings")
+    assert "payload_bucket" in Settings.model_fields
+    told = module.settings()["PENSTOCK_PAYLOAD_BUCKET"].strip('"').replace("${bucket.bucket}", "penstock-payloads-1")
+    assert payload_settings.parse_bucket_url(told) == ("penstock-payloads-1", "")
 
 
 def test_provider_is_new_enough_for_messages_of_one_mebibyte(module: Module) -> None:
@@ -265,86 +329,82 @@ def test_provider_is_new_enough_for_messages_of_one_mebibyte(module: Module) -> 
     assert tuple(int(part) for part in lowest.groups()) >= (6, 8, 0)
 
 
-def test_every_variable_and_output_says_what_it_means_and_stands_in_the_readme(module: Module) -> None:
-    readme = (TERRAFORM / "README.md").read_text("utf-8")
-    for name, block in (module.variables | module.outputs).items():
-        assert block["description"], name
-        assert f"`{name}`" in readme, f"{name} is missing in terraform/README.md"
-    for name, block in module.variables.items():
-        assert "type" in block, name
+def rows_of(page: str, heading: str) -> dict[str, list[str]]:
+    """The cells of a table's rows by the name in the first."""
+    section = page.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    rows = [re.split(r"(?<!\\) \| ", line.strip("| ")) for line in section.splitlines() if line.startswith("| `")]
+    return {row[0].strip("` "): row[1:] for row in rows}
 
 
-ATTRIBUTE = re.compile(r'^(\s*)([\w-]+|"[^"]+")(\s+)= (\S.*)$')
+def test_the_tables_of_the_readme_are_the_variables_and_outputs(module: Module) -> None:
+    page = (TERRAFORM / "README.md").read_text("utf-8")
+    variables = rows_of(page, "Variables")
+    assert list(variables) == list(module.variables)
+    for name, (default, meaning) in variables.items():
+        block = module.variables[name]
+        value = block["default"]
+        empty = value in (None, "null", "${null}", [], {})
+        assert re.match(r"none" if empty else rf"`?{re.escape(str(value)).lower()}\b", default.lower()), name
+        assert meaning.strip()
+        assert block["description"]
+        assert "type" in block
+    outputs = rows_of(page, "Outputs")
+    assert list(outputs) == list(module.outputs)
+    assert all(block["description"] for block in module.outputs.values())
 
 
-def misaligned(text: str) -> list[int]:
-    """Numbers of the lines whose equals sign is not where ``terraform fmt`` puts it.
-
-    Consecutive attributes of one indent are aligned; a comment, an empty line, a block, or a value that goes on
-    over several lines ends the run.
-    """
-    wrong: list[int] = []
-    run: list[tuple[int, int, int]] = []  # line, width of the name, column of the equals sign
-
-    def close() -> None:
-        widest = max((width for _, width, _ in run), default=0)
-        wrong.extend(line for line, _, column in run if column != widest + 1)
-        run.clear()
-
-    indent = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        match = ATTRIBUTE.match(line)
-        opens = match is not None and match[4].endswith(("{", "[", "("))
-        if match is None or match[1] != indent or opens:
-            close()
-        if match is not None:
-            indent = match[1]
-            run.append((number, len(match[2]), len(match[2]) + len(match[3])))
-            if opens:
-                close()
-    close()
-    return wrong
+@pytest.mark.parametrize("path", ["terraform/README.md", "docs/tutorial.md"])
+def test_examples_of_the_module_give_variables_that_it_has(module: Module, path: str) -> None:
+    blocks = re.findall(r"```hcl\n(.*?)```", (ROOT / path).read_text("utf-8"), re.S)
+    assert blocks
+    for block in blocks:
+        for item in plain(hcl2.loads(block)).get("module", ()):
+            for given in item.values():
+                assert given.keys() - {"source"} <= module.variables.keys()
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(TERRAFORM)))
-def test_files_are_formatted_as_terraform_fmt_would(path: Path) -> None:
-    text = path.read_text("utf-8")
-    assert "\t" not in text
-    assert text.endswith("\n")
-    assert not text.endswith("\n\n")
-    assert "\n\n\n" not in text
-    depth = 0
-    for number, line in enumerate(text.splitlines(), 1):
-        assert line == line.rstrip(), f"{path.name}:{number} ends in a space"
-        code = re.sub(r'"(?:[^"\\]|\\.)*"', '""', line).split("#", 1)[0]
-        brackets = [1 if char in "{[(" else -1 for char in code if char in "{[()]}"]
-        leading = len(re.match(r"\s*[\]})]*", code)[0].lstrip()) if code.strip() else 0  # type: ignore[index]
-        if line.strip():
-            level = depth - (1 if leading else 0)
-            assert len(line) - len(line.lstrip()) == 2 * level, f"{path.name}:{number} is not indented by {2 * level}"
-        # Brackets opened together on a line indent once: `Statement = [{`.
-        total = sum(brackets)
-        depth += (total > 0) - (total < 0)
-    assert misaligned(text) == [], path.name
+def test_every_variable_with_a_range_or_a_form_is_validated(module: Module) -> None:
+    free = {"tags", "create_payload_bucket", "create_dashboard"}
+    assert {name for name, block in module.variables.items() if "validation" not in block} == free
 
 
-def test_misaligned_equals_signs_are_found() -> None:
-    assert misaligned("a = 1\nlong = 2\n") == [1]
-    assert misaligned("a    = 1\nlong = 2\n\nb = 3\n") == []
-    assert misaligned("a = 1\n# why\nlong = 2\n") == []
-    assert misaligned("a = {\n  long = 1\n  b = 2\n}\n") == [3]
+# Terraform itself, where it is installed: `make terraform` does the same and more
 
 
-def test_terraform_fmt_agrees_where_the_program_is_installed() -> None:
-    program = shutil.which("terraform")
-    assert FILES, "there is nothing to check"
-    if program is None:
-        return  # the tests above stand in for it
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("TF_")} | {
-        "CHECKPOINT_DISABLE": "1"
-    }
-    done = subprocess.run(
-        [program, "fmt", "-check", "-diff", "-no-color", "-recursive", str(TERRAFORM)],
-        capture_output=True, text=True, env=environ, timeout=60, check=False,
-    )  # fmt: skip
+needs_terraform = pytest.mark.skipif(program() is None, reason="terraform is not installed; make terraform says more")
+
+
+@needs_terraform
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_files_are_formatted(name: str) -> None:
+    done = run(ROOT / name, "fmt", "-check", "-diff", "-recursive", env={})
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_terraform
+def test_configurations_are_valid_and_pass_their_tests() -> None:
+    with copies() as folder, schema_provider() as env:
+        for name in CONFIGURATIONS:
+            steps = [init(folder / name, env), run(folder / name, "validate", env=env)]
+            if (folder / name / "tests").is_dir():
+                steps.append(run(folder / name, "test", env=env))
+                assert "0 failed" in steps[-1].stdout
+            for done in steps:
+                assert done.returncode == 0, f"{name}: {done.args}\n{done.stdout}{done.stderr}"
+
+
+@needs_terraform
+def test_an_argument_that_aws_does_not_know_is_found() -> None:
+    with copies() as folder, schema_provider() as env:
+        path = folder / "terraform" / "main.tf"
+        path.write_text(path.read_text("utf-8").replace("max_message_size ", "max_message_sizes "), "utf-8")
+        init(folder / "terraform", env)
+        done = run(folder / "terraform", "validate", env=env)
+        assert done.returncode != 0
+        assert "max_message_sizes" in done.stdout + done.stderr
+
+
+def test_the_schema_has_every_kind_that_a_configuration_uses() -> None:
+    known = json.loads(SCHEMA.read_text("utf-8"))
+    assert known["resources"].keys() == used()["resource"]
+    assert known["data"].keys() == used()["data"]

@@ -1,0 +1,11 @@
+terraform {
+  # Passwords are written to AWS and never to the state (write-only arguments).
+  required_version = ">= 1.11"
+
+  required_providers {
+    aws = {
+      source  = "hashicorp/aws"
+      version = ">= 6.8.0, < 7.0.0"
+    }
+  }
+}
