@@ -195,6 +195,12 @@ class Settings(BaseSettings):
     pack_seconds: float = Field(
         1, gt=0, description="Work in one outbound message at the most, by the run times that workers report."
     )
+    fair_queues: bool = Field(
+        True,
+        description="On SQS, messages hold tasks of one tenant alone and carry its name as their MessageGroupId, by "
+        "which SQS keeps a tenant with many messages from delaying others; false: tasks are packed whoever they are "
+        "for.",
+    )
     poll_seconds: float = Field(0.2, gt=0, le=60, description="Look for due tasks this often even when not woken.")
     priority_ageing_seconds: float = Field(
         0,
