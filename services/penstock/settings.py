@@ -352,7 +352,7 @@ class Settings(BaseSettings):
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
         (),
         description="Comma-separated keys that may do all, or entries `name:permissions:sha256` of keys that are not "
-        "shown here; none = loopback only.",
+        "shown here, `:tenant` behind it to bind one; none = loopback only.",
     )
     api_require_keys: bool = Field(
         False, description="Ask for a key even if none is set here: those made by `penstock keys create`."
