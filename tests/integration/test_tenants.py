@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from moto.server import ThreadedMotoServer
 
 from penstock.api.dead_letters import DeadLetters
 from penstock.commands import ReplayDead, read_command
@@ -28,7 +29,8 @@ from penstock.tenantstore import change_tenant, read_tenant_record
 from penstock.timetable import change_schedule
 from penstock.transactional import enqueue_many
 from penstock.transports import Outgoing, Queue
-from penstock.transports.sqs import SqsQueue
+from penstock.transports.groups import group_id
+from penstock.transports.sqs import SqsQueue, SqsTransport
 from penstock.wire import parse_claim_id
 from penstock.workflowstore import advance_workflows, change_workflow
 from tests.integration.doors import take
@@ -453,3 +455,25 @@ async def test_where_no_rule_is_a_plain_claim_is_all(store: Store, sent: Outboun
         dispatch = await session.claim(10)
     assert dispatch is not None
     assert len(dispatch.tasks) == 4
+
+
+async def test_another_endpoint_takes_groups_on_a_standard_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        transport = SqsTransport(endpoint_url=f"http://{host}:{port}", region="us-east-1")
+        await transport.make_queues({"outbound": "fair"})
+        queue = transport.queue("fair", label="outbound")
+        assert (await queue.send([Outgoing("1", {}, "acme"), Outgoing("2", {}, "é"), Outgoing("3")])).failed == []
+        groups: dict[str, str | None] = {}
+        async with asyncio.timeout(60):
+            while len(groups) < 3:
+                received = await queue.receive(wait_seconds=1, visibility_seconds=60)
+                groups |= {message.body: message.group for message in received}
+        assert groups == {"1": "acme", "2": group_id("é"), "3": None}
+        await transport.close()
+    finally:
+        server.stop()
