@@ -370,14 +370,16 @@ def _print_task(task: dict[str, Any]) -> None:
 
 
 def _print_tasks(tasks: list[dict[str, Any]]) -> None:
-    columns = ("id", "action", "state", "attempts", "run_at", "updated_at", "error")
+    whose = ["tenant"] if any(task.get("tenant") for task in tasks) else []
+    columns = ("id", "action", *whose, "state", "attempts", "run_at", "updated_at", "error")
     rows = []
     for task in tasks:
         error = task.get("error")
         message = error.get("message") if isinstance(error, dict) else error
         attempts = f"{task.get('attempts')}/{task.get('max_attempts')}" if "attempts" in task else None
         rows.append(
-            (task.get("id"), task.get("action"), task.get("state"), attempts, task.get("run_at"),
+            (task.get("id"), task.get("action"), *(task.get(name) for name in whose), task.get("state"), attempts,
+             task.get("run_at"),
              task.get("updated_at"), None if message is None else short(str(message)))
         )  # fmt: skip
     print_table(columns, rows, right=("id", "attempts"))

@@ -74,9 +74,11 @@ async def look_at_tenants(session: Session, rows: Sequence[Any], room: int) -> T
         return found
     names = sorted(set(found.of.values()))
     locked = {row["name"]: row for row in await session.fetch("lock_tenants", names)}
-    if len(locked) < len(names):
-        # New ones get their rows now; of those that another scheduler is at, it is the same a moment later.
-        await session.fetch("add_tenant_paces", [name for name in names if name not in locked])
+    missing = [name for name in names if name not in locked]
+    if missing:
+        # New ones get their rows now; those that another scheduler is at are left to it.
+        await session.fetch("add_tenant_paces", missing)
+        locked |= {row["name"]: row for row in await session.fetch("lock_tenants", missing)}
     bounds = {name: row["max_in_flight"] for name, row in locked.items() if row["max_in_flight"] is not None}
     in_flight: dict[str, int] = {}
     if bounds:
