@@ -149,14 +149,20 @@ class AsyncClient:
         return await self._dict("retry", {"id": task_id})
 
     async def list(
-        self, *, state: str | None = None, action: str | None = None, limit: int = 50, cursor: str | None = None
-    ) -> dict[str, Any]:
+        self, *, state: str | None = None, action: str | None = None, limit: int = 50, cursor: str | None = None,
+        tenant: str | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """As Client.list."""
-        return await self._dict("list", _given(state=state, action=action, limit=limit, cursor=cursor))
+        given = _given(state=state, action=action, limit=limit, cursor=cursor, tenant=tenant)
+        return await self._dict("list", given)
 
     async def set_limits(self, action: str, **limits: Any) -> dict[str, Any]:
         """As Client.set_limits."""
         return await self._dict("action.set", {"action": action, **limits})
+
+    async def set_tenant_limits(self, tenant: str, **limits: Any) -> dict[str, Any]:
+        """As Client.set_tenant_limits."""
+        return await self._dict("tenant.set", {"tenant": tenant, **limits})
 
     async def pause(self, action: str) -> dict[str, Any]:
         """As Client.pause."""

@@ -201,6 +201,6 @@ async def _find(session: Session, select: Selection, within: _Range, *, look: in
     statement = "find_settled_matches" if _is_settled(select) else "find_live_matches"
     rows = await session.fetch(
         statement, within.after, within.top, look, pick, PICKED_BYTES, select.action_like, list(select.states), labels,
-        no_later, later,
+        no_later, later, select.tenant,
     )  # fmt: skip
     return rows[0]

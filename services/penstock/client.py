@@ -82,7 +82,7 @@ class Client:
         payload: an object or array of JSON, ``{}`` when None.
         options: run_at (datetime with a zone, RFC 3339 text or epoch ms) or delay (s), priority, unique_key,
         ordering_key, max_attempts, timeout (s), labels (dict of text), expires_at (as run_at) or expires_in (s),
-        limit_key, unique ("retained", "live" or seconds), on_duplicate ("return", "replace" or "error").
+        limit_key, unique ("retained", "live" or seconds), on_duplicate ("return", "replace" or "error"), tenant.
         With "replace" the answer has ``replaced``; with "error" DuplicateTask is raised, its data naming the first.
         """
         answer: dict[str, Any] = self.call("enqueue", task_params(action, payload, options))
@@ -185,10 +185,11 @@ class Client:
         return answer
 
     def list(
-        self, *, state: str | None = None, action: str | None = None, limit: int = 50, cursor: str | None = None
-    ) -> dict[str, Any]:
+        self, *, state: str | None = None, action: str | None = None, limit: int = 50, cursor: str | None = None,
+        tenant: str | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """A page of tasks, newest first: ``{"tasks", "cursor"}``; go on with the cursor until it is None."""
-        given = {"state": state, "action": action, "limit": limit, "cursor": cursor}
+        given = {"state": state, "action": action, "limit": limit, "cursor": cursor, "tenant": tenant}
         answer: dict[str, Any] = self.call("list", {name: value for name, value in given.items() if value is not None})
         return answer
 
@@ -198,6 +199,11 @@ class Client:
         What is left out stays as it is; None takes a limit away. Returns the limits that it has now.
         """
         answer: dict[str, Any] = self.call("action.set", {"action": action, **limits})
+        return answer
+
+    def set_tenant_limits(self, tenant: str, **limits: Any) -> dict[str, Any]:
+        """Give a tenant, or ``*``, limits of its own: max_in_flight, rate and burst, and ``per``. As ``set_limits``."""
+        answer: dict[str, Any] = self.call("tenant.set", {"tenant": tenant, **limits})
         return answer
 
     def pause(self, action: str) -> dict[str, Any]:

@@ -65,6 +65,8 @@ from penstock.tasks import (
     OnDuplicate,
     State,
 )
+from penstock.tenant_rules import TENANT_PARAMS, TenantCommand, read_tenant_rule
+from penstock.tenants import kept_key, own_key, read_tenant, tenant_of_key
 from penstock.wire import (
     ClaimId,
     check_json,
@@ -126,6 +128,7 @@ class EnqueueParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit_key: str | None = None
     unique: Literal["retained", "live"] | float = "retained"
     on_duplicate: OnDuplicate = "return"
+    tenant: str | None = None
 
 
 class StatusParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -166,6 +169,7 @@ class ListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str | None = None
     since: str | int | None = None
     until: str | int | None = None
+    tenant: str | None = None
 
 
 class StatsParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -227,6 +231,7 @@ class KeysCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     permissions: list[Permission]
     expires_in: float | None = None
+    tenant: str | None = None
 
 
 class KeysListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -252,6 +257,7 @@ class BulkCancelParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ids_to: TaskId | None = None
     all: bool = False
     dry_run: bool = False
+    tenant: str | None = None
 
 
 class BulkRetryParams(BulkCancelParams, frozen=True, forbid_unknown_fields=True):
@@ -267,6 +273,7 @@ class BulkRescheduleParams(BulkCancelParams, frozen=True, forbid_unknown_fields=
     delay: float | None = None
     spread: float = 0.0
     priority: int | None = None
+    tenant: str | None = None  # once more, for the last position is that of what came last
 
 
 class JobGetParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -294,6 +301,7 @@ class JobCancelParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class OrderingReleaseParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
+    tenant: str | None = None
 
 
 class ClaimsCheckParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -338,6 +346,7 @@ PARAMS: dict[str, type[msgspec.Struct]] = {
     "keys.list": KeysListParams,
     "keys.revoke": KeysRevokeParams,
     **RULE_PARAMS,
+    **TENANT_PARAMS,
     "bulk.cancel": BulkCancelParams,
     "bulk.retry": BulkRetryParams,
     "bulk.delete": BulkDeleteParams,
@@ -421,11 +430,12 @@ class ListTasks:
     key: str | None = None
     since: datetime | None = None
     until: datetime | None = None
+    tenant: str | None = None
 
     @property
     def is_search(self) -> bool:
         """Whether it asks for more than a state and an action."""
-        return any(value is not None for value in (self.labels, self.key, self.since, self.until))
+        return any(value is not None for value in (self.labels, self.key, self.since, self.until, self.tenant))
 
 
 @dataclass(frozen=True, slots=True)
@@ -500,6 +510,7 @@ class CreateKey:
     name: str
     permissions: list[Permission]
     expires_in_seconds: float | None
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -605,8 +616,8 @@ KeyCommand = CreateKey | ListKeys | RevokeKey
 OrderingCommand = ListHeldKeys | ReleaseKey
 Command = (
     Enqueue | Status | AwaitResults | Change | ListTasks | Stats | RejectedCommand | DeadCommand | KeyCommand
-    | OrderingCommand | ListAudit | CheckClaims | JobCommand | RuleCommand | ScheduleCommand | WorkflowCommand
-    | Discover
+    | OrderingCommand | ListAudit | CheckClaims | JobCommand | RuleCommand | TenantCommand | ScheduleCommand
+    | WorkflowCommand | Discover
 )  # fmt: skip
 
 
@@ -621,6 +632,8 @@ def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -
     values: Any = _decode(kind, raw or b"{}")
     if method in RULE_PARAMS:
         return read_rule(values, _action)
+    if method in TENANT_PARAMS:
+        return read_tenant_rule(values)
     match values:
         case EnqueueParams():
             return Enqueue(_new_task(values, settings))
@@ -671,9 +684,9 @@ def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -
         case JobCancelParams():
             return CancelJob(_id(values.id, "id"))
         case OrderingListParams():
-            return ListHeldKeys(_limit(values.limit), _key(values.cursor, "cursor"))
+            return ListHeldKeys(_limit(values.limit), _kept_cursor(values.cursor))
         case OrderingReleaseParams():
-            return ReleaseKey(_key(values.key, "key") or "")
+            return ReleaseKey(kept_key(read_tenant(values.tenant), _key(values.key, "key") or ""))
         case TaskCompleteParams():
             return _completed(values, settings)
         case TaskFailParams():
@@ -731,7 +744,7 @@ def _list_tasks(given: ListParams) -> ListTasks:
         raise InvalidParams("until", f"must be later than since, {since.isoformat()}, not {until.isoformat()}")
     return ListTasks(
         given.state, given.action, _limit(given.limit), _cursor(given.cursor), given.labels or None,
-        _key(given.key, "key"), since, until,
+        _key(given.key, "key"), since, until, read_tenant(given.tenant),
     )  # fmt: skip
 
 
@@ -763,6 +776,7 @@ def _new_task(given: EnqueueParams, settings: Settings) -> NewTask:
         unique=_unique(given),
         on_duplicate=given.on_duplicate,
         replaces_priority=given.on_duplicate == "replace" and given.priority is not None,
+        tenant=read_tenant(given.tenant),
     )
 
 
@@ -922,6 +936,14 @@ def _key(key: str | None, name: str) -> str | None:
     return key
 
 
+def _kept_cursor(cursor: str | None) -> str | None:
+    """An ordering key as it is kept, behind the name of its tenant if it has one."""
+    if cursor is None:
+        return None
+    tenant, key = tenant_of_key(cursor), _key(own_key(cursor), "cursor")
+    return kept_key(read_tenant(tenant, "cursor"), key or "")
+
+
 def _instant(value: str | int | None, name: str = "run_at") -> datetime | None:
     if value is None:
         return None
@@ -988,7 +1010,10 @@ def _schedule_command(values: Any, settings: Settings) -> ScheduleCommand:
             return read_update(values, lambda members: _whole_schedule(members, settings))
         case ScheduleListParams():
             labels = None if values.labels is None else read_labels(values.labels)
-            return ListSchedules(labels, values.action, values.paused, _limit(values.limit), _cursor(values.cursor))
+            return ListSchedules(
+                labels, values.action, values.paused, _limit(values.limit), _cursor(values.cursor),
+                read_tenant(values.tenant),
+            )  # fmt: skip
         case ScheduleRunsParams():
             return ListRuns(read_name(values.name), _limit(values.limit), _cursor(values.cursor))
         case ScheduleCreateManyParams():
@@ -1012,8 +1037,8 @@ def _workflow_command(values: Any, settings: Settings) -> WorkflowCommand:
     if isinstance(values, WorkflowCreateParams):
         return read_create(values, lambda step: step_task(step, settings))
     if isinstance(values, WorkflowListParams):
-        return ListWorkflows(values.state, _limit(values.limit), _cursor(values.cursor))
-    which = read_which(None if values.id is None else _id(values.id, "id"), values.key)
+        return ListWorkflows(values.state, _limit(values.limit), _cursor(values.cursor), read_tenant(values.tenant))
+    which = read_which(None if values.id is None else _id(values.id, "id"), values.key, values.tenant)
     if isinstance(values, WorkflowStatusParams):
         after = _cursor(values.cursor)
         if after is not None and after > _INT4_MAX:
@@ -1048,6 +1073,7 @@ def _template(given: ScheduleCreateParams, settings: Settings) -> NewTask:
             ordering_key=given.ordering_key,
             max_attempts=given.max_attempts,
             timeout=given.timeout,
+            tenant=given.tenant,
         ),
         settings,
     )
@@ -1063,7 +1089,7 @@ def _create_key(given: KeysCreateParams) -> CreateKey:
     if not given.permissions:
         raise InvalidParams("permissions", f"must hold at least one of {', '.join(Permission)}")
     _check_seconds(given.expires_in, "expires_in")
-    return CreateKey(name, given.permissions, given.expires_in)
+    return CreateKey(name, given.permissions, given.expires_in, read_tenant(given.tenant))
 
 
 def _bulk(operation: Operation, given: BulkCancelParams) -> StartBulk | PreviewBulk:
@@ -1073,7 +1099,7 @@ def _bulk(operation: Operation, given: BulkCancelParams) -> StartBulk | PreviewB
 
 
 def _selection(operation: Operation, given: BulkCancelParams) -> Selection:
-    filters = ("action", "states", "labels", "older_than", "newer_than", "ids_from", "ids_to")
+    filters = ("action", "states", "labels", "older_than", "newer_than", "ids_from", "ids_to", "tenant")
     used = [name for name in filters if getattr(given, name) is not None]
     if given.all and used:
         raise InvalidParams("all", f"means every task, so it goes without {', '.join(used)}")
@@ -1104,6 +1130,7 @@ def _selection(operation: Operation, given: BulkCancelParams) -> Selection:
         newer_than=given.newer_than,
         ids_from=first,
         ids_to=last,
+        tenant=read_tenant(given.tenant),
     )
 
 

@@ -73,8 +73,8 @@ async def fire_due(session: Session, *, limit: int, grace_seconds: float, max_at
 def _decide(row: Any, grace_seconds: float, max_attempts: int) -> _Due:
     """A row of ``read_due_schedules`` to what is done about it: a hundred thousand may be due at once."""
     (schedule_id, name, expression, timezone, start_at, end_at, jitter_seconds, missed, max_missed, max_lateness,
-     overlap, action, payload, priority, attempts, timeout_seconds, ordering_key, created_at, next_at, _due_at, now,
-     busy) = row  # fmt: skip
+     overlap, action, payload, priority, attempts, timeout_seconds, ordering_key, tenant, created_at, next_at, _due_at,
+     now, busy) = row  # fmt: skip
     when = timing(expression, timezone, start_at or created_at.replace(microsecond=0))
     rule = Rule(name, when, start_at, end_at, jitter_seconds, _MISSED[missed], max_missed, max_lateness)
     decided = plan(rule, next_at, now, grace_seconds)
@@ -87,7 +87,7 @@ def _decide(row: Any, grace_seconds: float, max_attempts: int) -> _Due:
     tasks = [
         NewTask(
             action, render(payload, name, schedule_id, instant), None, None, priority, None, ordering_key,
-            attempts or max_attempts, timeout_seconds,
+            attempts or max_attempts, timeout_seconds, tenant=tenant,
         )
         for instant in instants
     ]  # fmt: skip

@@ -30,6 +30,8 @@ from penstock.schedules import ScheduleChange
 from penstock.settings import Settings
 from penstock.store import Session
 from penstock.tasks import Enqueued, NewTask, State
+from penstock.tenant_rules import TenantChange
+from penstock.tenantstore import change_tenant
 from penstock.timetable import change_schedule
 from penstock.wire import Invalid, Request, decode_body
 from penstock.workflows import WorkflowChange
@@ -90,7 +92,9 @@ class Inbound:
 
     tasks: list[NewTask] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    changes: list[tuple[Change | RuleChange | ScheduleChange | WorkflowChange, str]] = field(default_factory=list)
+    changes: list[tuple[Change | RuleChange | TenantChange | ScheduleChange | WorkflowChange, str]] = field(
+        default_factory=list
+    )
     refused: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -114,7 +118,7 @@ def read_inbound(body: str, settings: Settings) -> Inbound:
         if isinstance(command, Enqueue):
             inbound.tasks.append(command.task)
             inbound.texts.append(_text_of(entry) if command.task.on_duplicate == "error" else "")
-        elif isinstance(command, Change | RuleChange | ScheduleChange | WorkflowChange):
+        elif isinstance(command, Change | RuleChange | TenantChange | ScheduleChange | WorkflowChange):
             inbound.changes.append((command, _text_of(entry)))
         else:
             reason = f"{entry.method} only answers, and a queue has no way back: ask over HTTP"
@@ -137,6 +141,8 @@ async def accept_inbound(session: Session, inbound: Inbound, settings: Settings,
         try:
             if isinstance(change, RuleChange):
                 await change_rule(session, change)
+            elif isinstance(change, TenantChange):
+                await change_tenant(session, change)
             elif isinstance(change, ScheduleChange):
                 await change_schedule(session, change)
             elif isinstance(change, WorkflowChange):

@@ -98,9 +98,9 @@ async def read_job(session: Session, job_id: int) -> Job:
     return _job(rows[0])
 
 
-async def list_jobs(session: Session, *, before: int | None, limit: int) -> list[Job]:
-    """Newest first, from behind the id ``before``."""
-    return [_job(row) for row in await session.fetch("list_jobs", before, limit)]
+async def list_jobs(session: Session, *, before: int | None, limit: int, tenant: str | None = None) -> list[Job]:
+    """Newest first, from behind the id ``before``. tenant: only those that are about its tasks alone."""
+    return [_job(row) for row in await session.fetch("list_jobs", before, limit, tenant)]
 
 
 async def take_job(session: Session, *, without: Sequence[int]) -> Job | None:

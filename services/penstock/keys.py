@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from penstock.tenants import check_tenant
+
 SECRET_PREFIX = "pstk_"  # lets scanners for leaked secrets find one
 PREFIX_CHARS = 13  # of a secret are kept in clear, to tell keys apart: 48 of its 256 random bits
 NAME_MAX_CHARS = 100
@@ -29,12 +31,14 @@ ALL_PERMISSIONS = frozenset(Permission)
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key that is accepted. ``id``: of its record in Postgres, None for a key from the settings."""
+    """A key that is accepted. ``id``: of its record in Postgres, None for a key from the settings. tenant: whose
+    tasks alone it sees; None for all."""
 
     name: str
     digest: bytes = field(repr=False)
     permissions: frozenset[Permission]
     id: int | None = None
+    tenant: str | None = None
 
 
 def implied(permissions: Iterable[str]) -> frozenset[Permission]:
@@ -62,17 +66,18 @@ def check_name(name: str) -> str:
 
 
 def parse_entry(entry: str, position: int) -> ApiKey:
-    """A key from an entry of PENSTOCK_API_KEYS: the plain key, or ``name:permissions:sha256`` in hexadecimal.
+    """A key from an entry of PENSTOCK_API_KEYS: the plain key, or ``name:permissions:sha256`` in hexadecimal, behind
+    which ``:tenant`` binds it to one.
 
     A colon makes it the second form: the digest is no secret, so a misspelt one must not become a plain key that
     everybody can read. Raises ValueError, whose text names the position and never the entry.
     """
     if ":" not in entry:
         return ApiKey(f"entry {position}", digest_of(entry.encode("utf-8")), ALL_PERMISSIONS)
-    parts = entry.split(":")
-    if len(parts) != 3:
+    parts = entry.split(":", 3)
+    if len(parts) < 3:
         raise ValueError(f"entry {position} must be a key without colons, or name:permissions:sha256")
-    name, permissions, digest = parts
+    name, permissions, digest, *bound = parts
     try:
         name = check_name(name)
     except ValueError as exc:
@@ -82,8 +87,12 @@ def parse_entry(entry: str, position: int) -> ApiKey:
     except ValueError:
         raise ValueError(f"entry {position}: its permissions must be of {', '.join(Permission)}, joined by +") from None
     if not _DIGEST.fullmatch(digest.strip()):
-        raise ValueError(f"entry {position}: behind its last colon must stand the 64 digits of the key's SHA-256")
-    return ApiKey(name, bytes.fromhex(digest.strip()), allowed)
+        raise ValueError(f"entry {position}: behind its second colon must stand the 64 digits of the key's SHA-256")
+    try:
+        tenant = check_tenant(bound[0].strip()) if bound else None
+    except ValueError as exc:
+        raise ValueError(f"entry {position}: its tenant {exc}") from None
+    return ApiKey(name, bytes.fromhex(digest.strip()), allowed, tenant=tenant)
 
 
 def parse_entries(entries: Iterable[str]) -> tuple[ApiKey, ...]:

@@ -23,16 +23,21 @@ class KeyRecord:
     expires_at: datetime | None
     revoked_at: datetime | None
     last_used_at: datetime | None
+    tenant: str | None
 
 
 async def create_key(
-    session: Session, name: str, permissions: Sequence[Permission], expires_in_seconds: float | None
+    session: Session,
+    name: str,
+    permissions: Sequence[Permission],
+    expires_in_seconds: float | None,
+    tenant: str | None = None,
 ) -> tuple[KeyRecord, str] | None:
-    """Make a key; returns its record and its secret, or None when a key of that name is in use."""
+    """Make a key, bound to a tenant or to none; returns its record and its secret, or None when the name is in use."""
     secret = new_secret()
     digest = digest_of(secret.encode("ascii"))
     kept = [permission.value for permission in Permission if permission in permissions]
-    rows = await session.fetch("create_api_key", name, secret[:PREFIX_CHARS], digest, kept, expires_in_seconds)
+    rows = await session.fetch("create_api_key", name, secret[:PREFIX_CHARS], digest, kept, expires_in_seconds, tenant)
     return (_record(rows[0]), secret) if rows else None
 
 
@@ -56,7 +61,9 @@ async def revoke_key(session: Session, key_id: int) -> KeyRecord | None:
 async def active_keys(session: Session) -> list[ApiKey]:
     """The keys that are accepted now."""
     rows = await session.fetch("read_active_keys")
-    return [ApiKey(row["name"], bytes(row["hash"]), implied(row["permissions"]), row["id"]) for row in rows]
+    return [
+        ApiKey(row["name"], bytes(row["hash"]), implied(row["permissions"]), row["id"], row["tenant"]) for row in rows
+    ]
 
 
 def _record(row: Any) -> KeyRecord:

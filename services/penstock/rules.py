@@ -19,7 +19,7 @@ MAX_ROUTE_LABELS = 16
 MOST_IN_FLIGHT = 1_000_000
 MOST_A_SECOND = 1_000_000.0
 _POSITIONS = range(-(2**31), 2**31)
-_SECONDS = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
+SECONDS_OF = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -171,7 +171,7 @@ def _change(given: ActionSetParams) -> dict[str, Any]:
         if value is UNSET:
             continue
         if value is not None:
-            value /= _SECONDS[given.per]
+            value /= SECONDS_OF[given.per]
             if not 0 < value <= MOST_A_SECOND:
                 raise InvalidParams(
                     name, f"must be above 0 and at most {MOST_A_SECOND:.0f} a second, or null for no limit, "

@@ -42,7 +42,7 @@ async def change_rule(session: Session, command: RuleChange) -> None:
 
 async def set_limits(session: Session, action: str, change: Mapping[str, Any]) -> None:
     """Change some limits of an action, inside a transaction; what ``change`` does not name stays as it is."""
-    await _lock(session)
+    await lock_rules(session)
     before = await read_action(session, action)
     limits = Limits(**{name: change.get(name, getattr(before.limits, name)) for name in Limits.__dataclass_fields__})
     if limits.is_free:
@@ -66,14 +66,14 @@ async def list_actions(session: Session) -> list[ActionRecord]:
 
 async def set_route(session: Session, route: Route) -> None:
     """Make or replace a route, inside a transaction; tasks put aside for it before still go by it."""
-    await _lock(session)
+    await lock_rules(session)
     patterns = [_like(pattern) for pattern in route.actions]
     await session.fetch("set_route", route.name, route.queue, patterns, json.dumps(dict(route.labels)), route.position)
 
 
 async def delete_route(session: Session, name: str) -> bool:
     """Delete a route, inside a transaction; what waits for it goes by the other rules again. False for an unknown."""
-    await _lock(session)
+    await lock_rules(session)
     return await session.value("delete_route", name) is not None
 
 
@@ -89,7 +89,8 @@ async def list_routes(session: Session) -> list[tuple[Route, int]]:
     ]  # fmt: skip
 
 
-async def _lock(session: Session) -> None:
+async def lock_rules(session: Session) -> None:
+    """Be the only one who changes rules, and let no task through a gate meanwhile, inside a transaction."""
     await session.fetch("limit_lock_wait")
     await session.fetch("lock_rules")
 

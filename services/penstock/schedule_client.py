@@ -19,7 +19,7 @@ class Schedules:
 
         options: timezone, start_at and end_at (datetime with a zone, RFC 3339 text or epoch ms), jitter (s), missed
         (skip, one, all), max_missed, max_lateness (s), overlap (allow, skip, queue), priority, max_attempts, timeout
-        (s), ordering_key, labels, paused, replace.
+        (s), ordering_key, labels, paused, replace, tenant.
         """
         answer: dict[str, Any] = self._call("schedule.create", _created(name, expression, action, payload, options))
         return answer

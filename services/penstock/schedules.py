@@ -54,6 +54,7 @@ class ScheduleCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     labels: Labels = {}
     paused: bool | None = None
     replace: bool = False
+    tenant: str | None = None
 
 
 class ScheduleUpdateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,6 +75,7 @@ class ScheduleUpdateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     timeout: float | UnsetType | None = UNSET
     ordering_key: str | UnsetType | None = UNSET
     labels: Labels | UnsetType = UNSET
+    tenant: str | UnsetType | None = UNSET
 
 
 class ScheduleGetParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,6 +88,7 @@ class ScheduleListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     paused: bool | None = None
     limit: int = 50
     cursor: str | None = None
+    tenant: str | None = None
 
 
 class ScheduleDeleteParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -163,6 +166,7 @@ class NewSchedule:
     ordering_key: str | None
     labels: Labels
     paused: bool | None
+    tenant: str | None = None
 
     def rule(self, anchor: datetime) -> Rule:
         """When and how it fires; anchor: when it was made, from where ``@every`` counts when there is no start."""
@@ -238,6 +242,7 @@ class ListSchedules:
     paused: bool | None
     limit: int
     before: int | None
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +300,7 @@ def new_schedule(given: ScheduleCreateParams, task: NewTask) -> NewSchedule:
         ordering_key=task.ordering_key,
         labels=read_labels(given.labels),
         paused=given.paused,
+        tenant=task.tenant,
     )
     try:
         schedule.rule(_EARLIEST)
@@ -324,6 +330,7 @@ def members_of(schedule: NewSchedule) -> dict[str, Any]:
         "ordering_key": schedule.ordering_key,
         "labels": schedule.labels,
         "paused": schedule.paused,
+        "tenant": schedule.tenant,
     }
 
 

@@ -49,6 +49,7 @@ class Selection(msgspec.Struct, frozen=True, omit_defaults=True):
     newer_than: float | None = None
     ids_from: int | None = None
     ids_to: int | None = None
+    tenant: str | None = None
 
     @property
     def action_like(self) -> str | None:

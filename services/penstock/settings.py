@@ -195,6 +195,12 @@ class Settings(BaseSettings):
     pack_seconds: float = Field(
         1, gt=0, description="Work in one outbound message at the most, by the run times that workers report."
     )
+    fair_queues: bool = Field(
+        True,
+        description="On SQS, messages hold tasks of one tenant alone and carry its name as their MessageGroupId, by "
+        "which SQS keeps a tenant with many messages from delaying others; false: tasks are packed whoever they are "
+        "for.",
+    )
     poll_seconds: float = Field(0.2, gt=0, le=60, description="Look for due tasks this often even when not woken.")
     priority_ageing_seconds: float = Field(
         0,
@@ -346,7 +352,7 @@ class Settings(BaseSettings):
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
         (),
         description="Comma-separated keys that may do all, or entries `name:permissions:sha256` of keys that are not "
-        "shown here; none = loopback only.",
+        "shown here, `:tenant` behind it to bind one; none = loopback only.",
     )
     api_require_keys: bool = Field(
         False, description="Ask for a key even if none is set here: those made by `penstock keys create`."

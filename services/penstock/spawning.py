@@ -6,7 +6,8 @@ Those of a step become its children, made by whoever moves its workflow on; thos
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from penstock import metrics
 from penstock.commands import step_task
@@ -35,21 +36,33 @@ def read_spawner(text: str, settings: Settings) -> Spawner:
     return Spawner(text, [step_task(child, settings) for child in children])
 
 
-async def hold_spawners(session: Session, spawners: Mapping[Pair, Spawner]) -> dict[Pair, int | None]:
-    """Lock the tasks whose claim still holds; returns the workflow of each, None for a plain task."""
+class Parent(NamedTuple):
+    """A task whose result brings tasks along. workflow: None for one that is no step."""
+
+    workflow: int | None
+    tenant: str | None
+
+
+async def hold_spawners(session: Session, spawners: Mapping[Pair, Spawner]) -> dict[Pair, Parent]:
+    """Lock the tasks whose claim still holds."""
     rows = await session.fetch("hold_spawners", [pair[0] for pair in spawners], [pair[1] for pair in spawners])
-    return {(row["id"], row["claim"]): row["workflow"] for row in rows}
+    return {(row["id"], row["claim"]): Parent(row["workflow"], row["tenant"]) for row in rows}
 
 
-async def spawn_children(session: Session, spawners: Mapping[Pair, Spawner], held: Mapping[Pair, int | None]) -> None:
-    """Make the tasks of results that were accepted in this transaction."""
-    told = {pair: workflow for pair, workflow in held.items() if workflow is not None}
+async def spawn_children(session: Session, spawners: Mapping[Pair, Spawner], held: Mapping[Pair, Parent]) -> None:
+    """Make the tasks of results that were accepted in this transaction; they are for their parent's tenant."""
+    told = {pair: parent.workflow for pair, parent in held.items() if parent.workflow is not None}
     if told:
         await session.fetch(
             "attach_children", list(told.values()), [pair[0] for pair in told], [pair[1] for pair in told],
             [spawners[pair].text for pair in told],
         )  # fmt: skip
-    plain = [task for pair in held if pair not in told for task in spawners[pair].tasks]
+    plain = [
+        replace(task, tenant=parent.tenant)
+        for pair, parent in held.items()
+        if pair not in told
+        for task in spawners[pair].tasks
+    ]
     await session.enqueue(plain)
     for task in plain:
         metrics.ENQUEUED.labels(task.action, "spawn").inc()

@@ -216,6 +216,7 @@ class Session:
             [t.limit_key for t in tasks],
             [t.unique == "live" for t in tasks],
             [None if isinstance(t.unique, str) else t.unique for t in tasks],
+            [t.tenant for t in tasks],
         )
         states = {row["id"]: row["state"] for row in rows if row["state"] is not None}
         replacing = {
@@ -285,7 +286,7 @@ class Session:
     ) -> tuple[Dispatch | None, int]:
         """As ``claim``, where there are rules; also how many tasks were put aside, at a gate or for a route."""
         rows = await self.fetch("claim_tasks_by_rules", limit, None, *_columns_of(stretches), due_seconds)
-        diverted: int = rows[0][10]
+        diverted: int = rows[0][11]
         return (None if rows[0][0] is None else _dispatch(rows)), diverted
 
     async def put_aside(self, limit: int, priority: int, after: Position) -> tuple[int, int, Position | None]:
@@ -305,7 +306,7 @@ class Session:
         The gates are locked before, in the same transaction.
         """
         rows = await self.fetch("claim_tasks_at_gates", list(limits), list(limits.values()))
-        return (_dispatch(rows) if rows else None), Counter(row[8] for row in rows)
+        return (_dispatch(rows) if rows else None), Counter(row[9] for row in rows)
 
     async def read_priorities(self, limit: int) -> list[int]:
         """Up to ``limit`` priorities, highest first, that any task has which is due now or later."""
@@ -542,12 +543,12 @@ def _columns_of(stretches: Sequence[Stretch]) -> list[list[Any]]:
 
 
 def _dispatch(rows: Sequence[asyncpg.Record]) -> Dispatch:
-    """Of the rows of a claim: the eight members of Claimed, then perhaps its priority and its last run_at."""
+    """Of the rows of a claim: the nine members of Claimed, then perhaps its priority and its last run_at."""
     metrics.BATCH_SIZE.labels("claim").observe(len(rows))
     reached: dict[int, Position] = {}
-    if len(rows[0]) > 9:
-        reached = {row[8]: Position(row[9], row[0]) for row in rows if row[9] is not None}
-    return Dispatch(rows[0][1], [tuple.__new__(Claimed, row[:8]) for row in rows], reached)
+    if len(rows[0]) > 10:
+        reached = {row[9]: Position(row[10], row[0]) for row in rows if row[10] is not None}
+    return Dispatch(rows[0][1], [tuple.__new__(Claimed, row[:9]) for row in rows], reached)
 
 
 def _plain_columns(tasks: Sequence[NewTask]) -> list[list[Any]]:
@@ -569,12 +570,12 @@ def _cut_at_repeated_keys(tasks: Sequence[NewTask]) -> list[Sequence[NewTask]]:
     if usual:
         return [tasks]
     parts: list[Sequence[NewTask]] = []
-    seen: set[tuple[str, str]] = set()
+    seen: set[tuple[str, str | None, str]] = set()
     start = 0
     for place, task in enumerate(tasks):
         if task.unique_key is None:
             continue
-        key = task.action, task.unique_key
+        key = task.action, task.tenant, task.unique_key
         if key in seen:
             parts.append(tasks[start:place])
             seen, start = set(), place

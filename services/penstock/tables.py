@@ -59,6 +59,7 @@ def _task_columns() -> list[Column[object]]:
         Column("labels", JSONB),
         _instant("expires_at", nullable=True),
         Column("limit_key", Text),
+        Column("tenant", Text),
     ]
 
 
@@ -171,6 +172,7 @@ api_key = Table(
     _instant("expires_at", nullable=True),
     _instant("revoked_at", nullable=True),
     _instant("last_used_at", nullable=True),
+    Column("tenant", Text),
 )
 
 action = Table(
@@ -197,6 +199,27 @@ gate = Table(
     Column("tokens", Double),
     _instant("refilled_at", nullable=True),
     _instant("next_at", default=True),
+    Column("tenant", Text),
+)
+
+tenant = Table(
+    "tenant",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("paused", Boolean, nullable=False, server_default=text("false")),
+    Column("own", Boolean, nullable=False, server_default=text("false")),
+    Column("max_in_flight", Integer),
+    Column("rate", Double),
+    Column("burst", Integer),
+    _instant("updated_at", default=True),
+)
+
+tenant_pace = Table(
+    "tenant_pace",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("tokens", Double),
+    _instant("refilled_at", nullable=True),
 )
 
 route = Table(
@@ -252,6 +275,7 @@ schedule = Table(
     Column("paused", Boolean, nullable=False, server_default=text("false")),
     _instant("created_at", default=True),
     _instant("updated_at", default=True),
+    Column("tenant", Text),
 )
 
 schedule_clock = Table(
@@ -319,6 +343,7 @@ workflow = Table(
     _instant("created_at", default=True),
     _instant("updated_at", default=True),
     _instant("finished_at", nullable=True),
+    Column("tenant", Text),
 )
 
 workflow_step = Table(

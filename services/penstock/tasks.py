@@ -78,7 +78,8 @@ class NewTask:
     counted from the database's clock; never both. limit_key: which of its action's limits by key it counts against.
     unique: until when another task keeps the unique key from this one: "retained", until its record is cleaned; "live",
     until it settles; or so many seconds from when it took the key. on_duplicate: what comes of a task whose key is
-    another's; replaces_priority: with "replace", the priority too.
+    another's; replaces_priority: with "replace", the priority too. tenant: for whom it is; its unique and ordering keys
+    are that tenant's own.
     """
 
     action: str
@@ -97,10 +98,11 @@ class NewTask:
     unique: Literal["retained", "live"] | float = "retained"
     on_duplicate: OnDuplicate = "return"
     replaces_priority: bool = False
+    tenant: str | None = None
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has no keys, labels or expiry, as most have not."""
+        """Whether it has no keys, labels, expiry or tenant, as most have not."""
         return (
             self.unique_key is None
             and self.ordering_key is None
@@ -108,6 +110,7 @@ class NewTask:
             and self.expires_at is None
             and self.expires_in_seconds is None
             and self.limit_key is None
+            and self.tenant is None
         )
 
 
@@ -143,7 +146,7 @@ class Claimed(NamedTuple):
     """A task that a scheduler has claimed and must now send or release.
 
     waited_seconds: from due to claimed. suspect: a worker fell silent with it, so it must travel alone. route: the one
-    that it goes by, None for the outbound queue.
+    that it goes by, None for the outbound queue. tenant: for whom it is.
     """
 
     id: int
@@ -154,6 +157,7 @@ class Claimed(NamedTuple):
     waited_seconds: float
     suspect: bool
     route: str | None = None
+    tenant: str | None = None
 
 
 class Position(NamedTuple):

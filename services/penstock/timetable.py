@@ -148,7 +148,7 @@ async def create_batch(
         rows = await session.fetch(
             "write_schedules", *_columns([schedule for _, schedule, _ in given]),
             [following.at for _, _, following in given], [following.due for _, _, following in given],
-            replace_existing,
+            replace_existing, [schedule.tenant for _, schedule, _ in given],
         )  # fmt: skip
         for row in rows:
             outcomes[ready[row["name"]][0]] = Written(row["id"], row["fresh"])
@@ -227,6 +227,7 @@ async def _run_now(session: Session, command: RunSchedule) -> RunRecord:
             ordering_key=ordering_key,
             max_attempts=schedule.max_attempts or command.max_attempts,
             timeout_seconds=schedule.timeout_seconds,
+            tenant=schedule.tenant,
         )
         (added,) = await enqueue(session, [task])
         task_id, state = added
@@ -251,7 +252,9 @@ async def read_schedule(session: Session, name: str) -> ScheduleRecord:
 async def list_schedules(session: Session, command: ListSchedules) -> list[ScheduleRecord]:
     """A page, newest first; without payloads."""
     labels = None if command.labels is None else json.dumps(command.labels)
-    rows = await session.fetch("list_schedules", command.before, command.limit, labels, command.action, command.paused)
+    rows = await session.fetch(
+        "list_schedules", command.before, command.limit, labels, command.action, command.paused, command.tenant
+    )
     return [_record(row) for row in rows]
 
 
@@ -336,6 +339,7 @@ def _schedule(row: Any) -> NewSchedule:
         ordering_key=row["ordering_key"],
         labels=json.loads(row["labels"]),
         paused=row["paused"],
+        tenant=row["tenant"],
     )
 
 

@@ -200,6 +200,7 @@ class _Task(msgspec.Struct, omit_defaults=True):
     limit_key: str | None = None
     unique: str | float = "retained"
     on_duplicate: str = "return"
+    tenant: str | None = None
 
 
 def _body(tasks: Sequence[NewTask]) -> str:
@@ -221,6 +222,7 @@ def _body(tasks: Sequence[NewTask]) -> str:
             unique=task.unique,
             # "error" is raised here: by the database, it would end the caller's transaction.
             on_duplicate="replace" if task.on_duplicate == "replace" else "return",
+            tenant=task.tenant,
         )
         for task in tasks
     ]

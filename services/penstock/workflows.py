@@ -17,6 +17,7 @@ import msgspec
 
 from penstock.errors import InvalidParams, TooLarge
 from penstock.tasks import KEY_MAX_CHARS, NewTask
+from penstock.tenants import read_tenant
 
 NAME_MAX_CHARS = 200
 MAX_STEPS = 50_000  # of one call
@@ -93,6 +94,7 @@ class WorkflowCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     chain: list[StepParams | list[StepParams]] | None = None
     name: str = ""
     key: str | None = None
+    tenant: str | None = None
 
 
 class WorkflowStatusParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,23 +102,27 @@ class WorkflowStatusParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     key: str | None = None
     limit: int = 100
     cursor: str | None = None
+    tenant: str | None = None
 
 
 class WorkflowListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: WorkflowState | None = None
     limit: int = 50
     cursor: str | None = None
+    tenant: str | None = None
 
 
 class WorkflowCancelParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: int | str | None = None
     key: str | None = None
     reason: str | None = None
+    tenant: str | None = None
 
 
 class WorkflowRetryParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: int | str | None = None
     key: str | None = None
+    tenant: str | None = None
 
 
 WORKFLOW_PARAMS: dict[str, type[msgspec.Struct]] = {
@@ -184,14 +190,16 @@ class CreateWorkflow:
     name: str
     steps: Sequence[NewStep]
     definition: bytes
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WhichWorkflow:
-    """By id or by key, of which one is None."""
+    """By id or by key, of which one is None. tenant: whose key it is."""
 
     id: int | None
     key: str | None
+    tenant: str | None = None
 
     def __str__(self) -> str:
         return str(self.id) if self.key is None else repr(self.key)
@@ -213,6 +221,7 @@ class ListWorkflows:
     state: WorkflowState | None
     limit: int
     before: int | None
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +259,7 @@ def read_create(given: WorkflowCreateParams, make: MakeTask) -> CreateWorkflow:
             "an action, which waits for the one and is waited for by the other",
         )
     _check_order(steps, field)
-    return CreateWorkflow(_key(given.key), _label(given.name), steps, _definition(given))
+    return CreateWorkflow(_key(given.key), _label(given.name), steps, _definition(given), read_tenant(given.tenant))
 
 
 def read_children(text: str, make: MakeTask) -> list[ChildParams]:
@@ -510,11 +519,13 @@ def _label(name: str) -> str:
     return name
 
 
-def read_which(workflow_id: int | None, key: str | None) -> WhichWorkflow:
+def read_which(workflow_id: int | None, key: str | None, tenant: str | None) -> WhichWorkflow:
     """Raises InvalidParams unless one of the two is given."""
     if (workflow_id is None) == (key is None):
         raise InvalidParams("id", "or key must be given, not both")
-    return WhichWorkflow(workflow_id, _key(key))
+    if tenant is not None and key is None:
+        raise InvalidParams("tenant", "goes with key, which is a tenant's own; an id is nobody else's")
+    return WhichWorkflow(workflow_id, _key(key), read_tenant(tenant))
 
 
 def child_names(parent: str, children: Iterable[ChildParams], first: int = 0) -> list[str]:

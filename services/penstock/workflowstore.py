@@ -13,6 +13,7 @@ from penstock.logs import get_logger
 from penstock.settings import Settings
 from penstock.store import Session
 from penstock.tasks import State
+from penstock.tenants import own_key
 from penstock.workflows import (
     STEP_NAMES_SHOWN,
     CancelWorkflow,
@@ -43,6 +44,7 @@ class WorkflowRecord:
     created_at: datetime
     updated_at: datetime
     finished_at: datetime | None
+    tenant: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ async def create_workflow(session: Session, command: CreateWorkflow, settings: S
     workflow_id = await _insert(session, command)
     if workflow_id is None:
         assert command.key is not None
-        rows = await session.fetch("find_workflow", command.key)
+        rows = await session.fetch("find_workflow", command.key, command.tenant)
         if rows:
             found, definition, state = rows[0]["id"], rows[0]["definition"], WorkflowState(rows[0]["state"])
             if definition != command.definition:
@@ -112,7 +114,7 @@ async def create_workflow(session: Session, command: CreateWorkflow, settings: S
 
 async def _insert(session: Session, command: CreateWorkflow) -> int | None:
     made: int | None = await session.value(
-        "create_workflow", command.key, command.name, command.definition, len(command.steps)
+        "create_workflow", command.key, command.name, command.definition, len(command.steps), command.tenant
     )
     return made
 
@@ -170,7 +172,7 @@ async def _hold(session: Session, which: WhichWorkflow, settings: Settings) -> M
     """Lock a workflow and take note of all that has happened to it. Raises WorkflowNotFound."""
     workflow_id = which.id
     if workflow_id is None:
-        rows = await session.fetch("find_workflow", which.key)
+        rows = await session.fetch("find_workflow", which.key, which.tenant)
         workflow_id = rows[0]["id"] if rows else None
     held = await session.fetch("hold_workflow", workflow_id) if workflow_id is not None else []
     if not held:
@@ -193,7 +195,7 @@ async def advance_workflows(session: Session, ids: Sequence[int], settings: Sett
 
 async def read_workflow(session: Session, which: WhichWorkflow) -> WorkflowRecord:
     """Raises WorkflowNotFound."""
-    rows = await session.fetch("read_workflow", which.id, which.key)
+    rows = await session.fetch("read_workflow", which.id, which.key, which.tenant)
     if not rows:
         raise WorkflowNotFound(which.id if which.key is None else which.key)  # type: ignore[arg-type]
     return _record(rows[0])
@@ -215,9 +217,10 @@ async def count_steps(session: Session, workflow_id: int) -> dict[str, int]:
 
 async def list_workflows(session: Session, command: ListWorkflows) -> list[WorkflowRecord]:
     """Newest first."""
-    return [_record(row) for row in await session.fetch("list_workflows", command.before, command.limit, command.state)]
+    rows = await session.fetch("list_workflows", command.before, command.limit, command.state, command.tenant)
+    return [_record(row) for row in rows]
 
 
 def _record(row: Any) -> WorkflowRecord:
     values = {name: row[name] for name in WorkflowRecord.__slots__}
-    return WorkflowRecord(**values | {"state": WorkflowState(row["state"])})
+    return WorkflowRecord(**values | {"state": WorkflowState(row["state"]), "key": own_key(row["key"])})

@@ -391,6 +391,7 @@ _BY_INDEX = {
     "rest_gates": {"task_ready_by_gate"},
     "lock_gates": {"task_acquired_by_gate"},
     "count_gated": {"task_acquired_by_gate"},
+    "count_gated_of_tenants": {"task_acquired_by_tenant"},
     "count_in_flight_by_route": {"task_acquired_by_route"},
     "count_in_flight": {"task_acquired"},
     "find_stale": {"task_acquired"},
@@ -554,7 +555,7 @@ def keyed(count: int) -> tuple[Any, ...]:
     keys = [f"k{n}" for n in range(count)]
     return (
         ["a"] * count, ["{}"] * count, none, none, [0] * count, [10] * count, none, keys, none, none, none, none, none,
-        [True] * count, none,
+        [True] * count, none, none,
     )  # fmt: skip
 
 

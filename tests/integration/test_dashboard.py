@@ -726,3 +726,42 @@ async def test_a_statement_of_the_dashboard_goes_by_an_index(sql: Any, name: str
     text = await sql.fetchval(f"explain (format json) execute generic ({', '.join(['null'] * count)})")
     scanned = re.findall(r'"Node Type": "Seq Scan",.*?"Relation Name": "(\w+)"', text, re.DOTALL)
     assert set(scanned) <= {"dispatch", "task_id_seq"}, text
+
+
+# Tenants
+
+
+async def test_tasks_of_a_tenant_are_found_shown_and_run_again_as_its_own(browser: Browser, store: Store) -> None:
+    one, two = await enqueue(store, NewTask("a", tenant="acme", unique_key="k"), NewTask("a", unique_key="k"))
+    found = await browser.get("/tasks?tenant=acme")
+    assert f'href="/tasks/{one}"' in found
+    assert f'href="/tasks/{two}"' not in found
+    shown = await browser.get(f"/tasks/{one}")
+    assert "<dt>Tenant</dt>" in shown
+    assert "key=k&amp;tenant=acme" in shown or "tenant=acme&amp;key=k" in shown
+    assert "<dt>Tenant</dt>" not in await browser.get(f"/tasks/{two}")
+    await browser.do("enqueue", id=one, action="a", payload="{}", tenant="acme", unique_key="k2", labels="{}")
+    (made,) = [task for task in (await browser.call("list", tenant="acme")).tasks if task.id != one]
+    assert made.tenant == "acme"
+    counted = await browser.get("/bulk?operation=bulk.cancel&tenant=acme&count=yes")
+    assert "2 tasks would be cancelled" in counted
+
+
+async def test_a_key_of_a_tenant_does_not_open_the_dashboard(
+    keyed: tuple[Browser, dict[str, str]], store: Store, sql: Any
+) -> None:
+    browser, secrets = keyed
+    async with store.session() as session:
+        made = await create_key(session, "bound", [Permission.ADMIN], None, "acme")
+    assert made is not None
+    async with asyncio.timeout(60):
+        while "bound to a tenant" not in (refused := await sign_in(browser, made[1])).text:
+            await asyncio.sleep(keyring.REFRESH_SECONDS / 4)
+    assert refused.status_code == 401
+    assert (await browser.http.get("/")).status_code == 303
+    await sign_in(browser, secrets["read"])
+    await browser.get("/tasks")
+    await sql.execute("update penstock.api_key set tenant = 'acme' where name = 'read'")
+    async with asyncio.timeout(60):
+        while (await browser.http.get("/tasks")).status_code == 200:
+            await asyncio.sleep(keyring.REFRESH_SECONDS / 4)

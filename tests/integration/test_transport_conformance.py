@@ -368,3 +368,10 @@ async def test_a_broker_that_is_away_is_unavailable_and_loses_nothing(kind: str,
 async def test_the_broker_tells_what_it_is(kind: str, transport: Transport) -> None:
     word = {"sqs": "SQS", "amqp": "RabbitMQ 3", "kafka": "Kafka"}[kind]
     assert word in await transport.greet()
+
+
+async def test_a_group_is_told_where_the_queue_is_fair_and_left_out_elsewhere(queue: Queue) -> None:
+    report = await queue.send([Outgoing('"mine"', {}, "acme"), Outgoing('"nobodys"')])
+    assert report.failed == []
+    groups = {message.body: message.group for message in await take(queue, 2)}
+    assert groups == {'"mine"': "acme" if queue.limits.fair_groups else None, '"nobodys"': None}

@@ -17,6 +17,7 @@ MAY = {
     Permission.READ: {
         "status", "result", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show",
         "ordering.list", "claims.check", "action.get", "action.list", "route.list", "job.get", "job.list",
+        "tenant.get", "tenant.list",
         "schedule.get", "schedule.list", "schedule.runs", "schedule.import_status", "rpc.discover",
         "workflow.status", "workflow.list",
     },
@@ -24,6 +25,7 @@ MAY = {
         "cancel", "retry", "reschedule", "rejected.retry", "rejected.purge", "dlq.replay", "dlq.purge", "keys.create",
         "keys.list", "keys.revoke", "audit.list", "ordering.release", "bulk.cancel", "bulk.retry", "bulk.delete",
         "bulk.reschedule", "job.cancel", "action.set", "action.pause", "action.resume", "route.set", "route.delete",
+        "tenant.set", "tenant.delete", "tenant.pause", "tenant.resume",
         "schedule.create", "schedule.update", "schedule.delete", "schedule.pause", "schedule.resume",
         "schedule.run_now", "schedule.create_many", "workflow.cancel", "workflow.retry",
     },

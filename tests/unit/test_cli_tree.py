@@ -33,7 +33,8 @@ PROCESSES = (
 WITHOUT_JSON = {*PROCESSES, "up", "down", "logs", "migrate", "result"}
 # What a command needs beyond a value for each argument.
 MORE = {
-    "action set": ["--rate", "1"], "rejected retry": ["7"], "rejected purge": ["7"], "dlq replay": ["x"],
+    "action set": ["--rate", "1"], "tenant set": ["--rate", "1"],
+    "rejected retry": ["7"], "rejected purge": ["7"], "dlq replay": ["x"],
     "dlq purge": ["x", "--yes"], "reschedule": ["--delay", "1"], "schedule update": ["--action", "b"],
     "route set": ["--queue", "q", "--action", "a"], "top": ["--once"],
     **{f"bulk {verb}": ["--all", "--yes"] for verb in ("cancel", "retry", "delete")},

@@ -58,7 +58,8 @@ def test_entry_names_a_key_by_its_digest_with_its_permissions() -> None:
         (f":read:{DIGEST}", "its name must have"),
         (f"{'hush' * 40}:read:{DIGEST}", "its name must have"),
         ("hush:read", "without colons"),
-        (f"hush:read:{DIGEST}:more", "without colons"),
+        (f"hush:read:{DIGEST}:", "its tenant must have 1 to 128 characters"),
+        (f"hush:read:{DIGEST}:*", "its tenant must not be *"),
     ],
 )
 def test_wrong_entry_is_named_by_its_position_and_never_shown(entry: str, problem: str) -> None:

@@ -9,17 +9,19 @@ from starlette.datastructures import Headers
 
 from penstock.api.keyring import Keyring
 from penstock.api.rates import Rates
+from penstock.api.tenancy import Reach, check_reach, reach_of
 from penstock.commands import PARAMS, SUBMIT_PREFIX
 from penstock.errors import AccessDenied
 from penstock.keys import ALL_PERMISSIONS, ApiKey, Permission
 from penstock.rules import READING as READING_RULES
 from penstock.schedules import READING as READING_SCHEDULES
 from penstock.settings import is_loopback
+from penstock.tenant_rules import READING as READING_TENANTS
 from penstock.workflows import READING as READING_WORKFLOWS
 
 # Methods that change nothing but what can be asked for again
 _READING = {
-    *READING_RULES, *READING_SCHEDULES, *READING_WORKFLOWS, "job.get", "job.list",
+    *READING_RULES, *READING_TENANTS, *READING_SCHEDULES, *READING_WORKFLOWS, "job.get", "job.list",
     "status", "result", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show",
     "ordering.list", "claims.check", "rpc.discover",
 }  # fmt: skip
@@ -51,30 +53,50 @@ class Asking(Protocol):
 
 
 class Caller:
-    """Whoever sent a request. ``name``: as the rate is counted, of the key or the address; ``key``: the key's alone."""
+    """Whoever sent a request. ``name``: as the rate is counted, of the key or the address; ``key``: the key's alone.
+    tenant: to which the key is bound."""
 
-    __slots__ = ("_permissions", "_rates", "key", "name")
+    __slots__ = ("_permissions", "_rates", "key", "name", "tenant")
 
-    def __init__(self, name: str, permissions: frozenset[Permission], rates: Rates | None, key: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        permissions: frozenset[Permission],
+        rates: Rates | None,
+        key: str = "",
+        tenant: str | None = None,
+    ) -> None:
         self.name = name
         self.key = key
+        self.tenant = tenant
         self._permissions = permissions
         self._rates = rates
 
     def check_method(self, method: str) -> None:
-        """Raises AccessDenied, with the permission that is missing."""
+        """Raises AccessDenied, with the permission that is missing, or because the key is bound to a tenant."""
         needed = permission_of(method)
         if needed is not None:
-            self.check(needed)
+            self._check(needed)
+            check_reach(method, self.tenant)
 
     def check(self, needed: Permission) -> None:
-        """Raises AccessDenied, with the permission that is missing."""
+        """For doors that know no tenants. Raises AccessDenied, with the permission that is missing, or because the
+        key is bound to a tenant."""
+        self._check(needed)
+        if self.tenant is not None:
+            raise AccessDenied(
+                403, f"Not permitted: this API key is bound to the tenant {self.tenant!r}, and this is about all",
+                {"tenant": self.tenant},
+            )  # fmt: skip
+
+    def _check(self, needed: Permission) -> None:
         if needed not in self._permissions:
             raise AccessDenied(403, f"Not permitted: this API key may not {needed}", {"needs": needed})
 
     def may(self, method: str) -> bool:
         """Whether this caller may call a method that there is."""
-        return permission_of(method) in self._permissions
+        is_open = self.tenant is None or reach_of(method) is not Reach.CLOSED
+        return is_open and permission_of(method) in self._permissions
 
     def check_rate(self) -> None:
         """Raises RateLimited when not even one request may come now."""
@@ -136,7 +158,7 @@ class Guard:
         return self._caller_of(key)
 
     def _caller_of(self, key: ApiKey) -> Caller:
-        return Caller(f"{key.id or ''}:{key.name}", key.permissions, self._rates, key.name)
+        return Caller(f"{key.id or ''}:{key.name}", key.permissions, self._rates, key.name, key.tenant)
 
 
 _HOW = "set PENSTOCK_API_KEYS, or PENSTOCK_API_REQUIRE_KEYS=true"

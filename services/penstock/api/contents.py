@@ -9,10 +9,13 @@ import msgspec
 
 from penstock.commands import AnswerWait, Cancel, CancelJob, Enqueue, Reschedule, Restart, StartBulk, read_command
 from penstock.errors import RpcError
+from penstock.rules import RuleChange
 from penstock.schedules import ScheduleChange
 from penstock.settings import Settings
 from penstock.store import Pair, Session
 from penstock.tasks import State
+from penstock.tenant_rules import TenantChange
+from penstock.tenants import kept_key
 from penstock.transports import Message
 from penstock.wire import (
     Failed,
@@ -26,6 +29,7 @@ from penstock.wire import (
     parse_claim_id,
     split_body,
 )
+from penstock.workflows import WorkflowChange
 
 _SHOWN_CHARS = 100
 
@@ -89,12 +93,13 @@ def _read_inbound(method: str, params: bytes, settings: Settings) -> Entry:
         return Entry(method[:_SHOWN_CHARS], problem=exc.message)
     match command:
         case Enqueue(task):
-            return Entry(task.action, key=None if task.unique_key is None else (task.action, task.unique_key))
+            key = None if task.unique_key is None else (task.action, kept_key(task.tenant, task.unique_key))
+            return Entry(task.action, key=key)
         case Cancel(task_id) | Restart(task_id) | Reschedule(task_id):
             return Entry(method, task_id=task_id)
         case StartBulk() | CancelJob() | AnswerWait():
             return Entry(method)
-    if isinstance(command, ScheduleChange):
+    if isinstance(command, ScheduleChange | RuleChange | TenantChange | WorkflowChange):
         return Entry(method)
     return Entry(method, problem="it only answers, and a queue has no way back")
 

@@ -217,7 +217,7 @@ class DeadLetters:
                 parcels = [
                     _Parcel(
                         message,
-                        [Outgoing(message.body, message.attributes)],
+                        [Outgoing(message.body, message.attributes, message.group)],
                         entries=self._count(command.queue, message),
                     )
                     for message in messages
@@ -309,7 +309,7 @@ def _inbound_parcel(message: Message, entries: int, accepted: bool | None, force
             obstacle="it is older than receipts are kept, so its tasks may have been added before: force sends it",
         )
     attributes = {**message.attributes, ORIGINAL_ID_ATTRIBUTE: message.original_id}
-    return _Parcel(message, [Outgoing(message.body, attributes)], entries=entries)
+    return _Parcel(message, [Outgoing(message.body, attributes, message.group)], entries=entries)
 
 
 def _outbound_parcel(message: Message, content: Contents, entries: Sequence[Entry], current: set[Pair]) -> _Parcel:
@@ -318,7 +318,7 @@ def _outbound_parcel(message: Message, content: Contents, entries: Sequence[Entr
     if problem is not None:
         return _Parcel(message, obstacle=f"it holds what no worker understands ({problem}): purge it")
     outgoing = [
-        Outgoing(_text(text), message.attributes)
+        Outgoing(_text(text), message.attributes, message.group)
         for text, entry in zip(content.texts, entries, strict=True)
         if is_current(entry, current)
     ]

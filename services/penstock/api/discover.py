@@ -10,6 +10,8 @@ import msgspec
 from penstock import __version__, errors
 from penstock.api import views
 from penstock.api.schedule_discover import RESULTS, SCHEDULE_PARAMETERS, SCHEDULE_SUMMARIES
+from penstock.api.tenant_discover import TENANT_PARAMETERS, TENANT_SUMMARIES
+from penstock.api.tenants import TENANT_RESULTS
 from penstock.api.workflow_discover import WORKFLOW_PARAMETERS, WORKFLOW_RESULTS, WORKFLOW_SUMMARIES
 from penstock.commands import (
     LONGEST_WAIT_SECONDS,
@@ -32,6 +34,7 @@ from penstock.tasks import (
     REASON_MAX_CHARS,
     TOKEN_MAX_CHARS,
 )
+from penstock.tenants import TENANT_MAX_CHARS
 
 OPENRPC_VERSION = "1.3.2"
 _REFERENCE = "#/components/schemas/{name}"
@@ -174,6 +177,7 @@ SUMMARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "claims.check": ("Tell a worker which of its claims hold their task no more.", "CheckedClaims", ()),
     **SCHEDULE_SUMMARIES,
     **WORKFLOW_SUMMARIES,
+    **TENANT_SUMMARIES,
     "rpc.discover": ("This document.", "", ()),
 }
 
@@ -196,6 +200,7 @@ _FILTER = {
     "ids_to": "Tasks with this id or a lower one.",
     "all": "In place of a filter: every task there is now.",
     "dry_run": "Only tell how many tasks it would be, and some of their ids; nothing is changed.",
+    "tenant": "Tasks of this tenant.",
 }
 PARAMETERS: dict[str, dict[str, str]] = {
     "enqueue": {
@@ -218,6 +223,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "live, until it settles; a number, for so many seconds from when it took the key.",
         "on_duplicate": "When another has the key: return its id; replace its payload, and its run_at and priority if "
         "given, while it waits; or error.",
+        "tenant": f"For whom it is; 1 to {TENANT_MAX_CHARS} characters. Its keys are that tenant's own.",
     },
     "status": {
         "id": "One task; the answer is an object.",
@@ -247,6 +253,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "key": "Only tasks that have this unique key or ordering key.",
         "since": "Only tasks created at this instant or later; RFC 3339, or epoch milliseconds.",
         "until": "Only tasks created before this instant.",
+        "tenant": "Only tasks of this tenant; with key, a key of its own.",
     },
     "audit.list": {"limit": f"Entries at the most; 1 to {MAX_LIST}.", "cursor": "The cursor of the page before."},
     "stats": {},
@@ -276,6 +283,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "name": f"Whose it is; one key of a name at a time. 1 to {NAME_MAX_CHARS} characters.",
         "permissions": "What it may do: enqueue, read, admin; admin implies the others.",
         "expires_in": "Seconds until it expires; null for never.",
+        "tenant": "Bind it to a tenant, whose tasks alone it sees; null for none.",
     },
     "keys.list": {
         "limit": f"Keys at the most; 1 to {MAX_LIST}.",
@@ -320,7 +328,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
     "job.list": {"limit": f"Jobs at the most; 1 to {MAX_LIST}.", "cursor": "The cursor of the page before."},
     "job.cancel": {"id": "The job."},
     "ordering.list": {"limit": f"Keys at the most; 1 to {MAX_LIST}.", "cursor": "The cursor of the page before."},
-    "ordering.release": {"key": "The ordering key."},
+    "ordering.release": {"key": "The ordering key.", "tenant": "Whose key it is; null for nobody's."},
     "task.complete": {"token": _TOKEN, "result": "Any JSON, as a handler would return it."},
     "task.fail": {
         "token": _TOKEN,
@@ -331,6 +339,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
     "claims.check": {"claims": f"Ids of outbound requests, <task id>:<claim>; 1 to {MAX_IDS}."},
     **SCHEDULE_PARAMETERS,
     **WORKFLOW_PARAMETERS,
+    **TENANT_PARAMETERS,
     "rpc.discover": {},
 }
 
@@ -345,6 +354,7 @@ _RESULTS = (
     views.CheckedClaims, views.Answered, views.Audited, views.AuditPage,
     *RESULTS,
     *WORKFLOW_RESULTS,
+    *TENANT_RESULTS,
 )  # fmt: skip
 
 

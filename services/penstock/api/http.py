@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from penstock import __version__, metrics
-from penstock.api import audit, peer
+from penstock.api import audit, peer, tenancy
 from penstock.api.access import Guard
 from penstock.api.rpc import Dispatcher, error_body, masked
 from penstock.api.scaling import Scaling
@@ -86,6 +86,7 @@ def make_app(
             caller = guard.admit(request.headers, request.client.host if request.client else "")
             caller.check_rate()
             audit.doing(caller.key, request.client.host if request.client else "", "http")
+            tenancy.bind(caller.tenant)
             _check_media_type(request)
             body = await read_body(request, request_limit_bytes, request_timeout_seconds)
             asking = peer.asking(request)

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 from penstock.api import views
+from penstock.api.tenancy import bound_to, sees, tenant_of_job
 from penstock.bulk import preview
 from penstock.commands import CancelJob, GetJob, ListJobs, PreviewBulk, StartBulk
-from penstock.jobs import change_job, list_jobs, read_job
+from penstock.errors import JobNotFound
+from penstock.jobs import Job, change_job, list_jobs, read_job
 from penstock.logs import get_logger
 from penstock.store import Session
 
@@ -37,18 +39,27 @@ class Jobs:
     async def get(self, command: GetJob) -> views.Job:
         """Raises JobNotFound."""
         async with self._transaction() as session:
-            return views.job(await read_job(session, command.id))
+            return views.job(await _own(session, command.id))
 
     async def list(self, command: ListJobs) -> views.JobPage:
         """A page, newest first."""
         async with self._transaction() as session:
-            jobs = await list_jobs(session, before=command.before, limit=command.limit)
+            jobs = await list_jobs(session, before=command.before, limit=command.limit, tenant=bound_to())
         cursor = str(jobs[-1].id) if len(jobs) == command.limit else None
         return views.JobPage([views.job(job) for job in jobs], cursor)
 
     async def cancel(self, command: CancelJob) -> views.Job:
         """Raises JobNotFound. What was done stays done; a job that has ended stays as it is."""
         async with self._transaction() as session:
+            await _own(session, command.id)
             job = await change_job(session, command)
         log.info("job_cancelled", job=job.id, state=job.state)
         return views.job(job)
+
+
+async def _own(session: Session, job_id: int) -> Job:
+    """Raises JobNotFound, also for one that is about tasks that the caller may not see."""
+    job = await read_job(session, job_id)
+    if not sees(tenant_of_job(job.params)):
+        raise JobNotFound(job_id)
+    return job

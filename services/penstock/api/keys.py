@@ -32,7 +32,9 @@ class Keys:
     async def create(self, command: CreateKey) -> views.NewKey:
         """Raises InvalidParams when the name is taken."""
         async with self._session() as session:
-            made = await create_key(session, command.name, command.permissions, command.expires_in_seconds)
+            made = await create_key(
+                session, command.name, command.permissions, command.expires_in_seconds, command.tenant
+            )
         if made is None:
             raise InvalidParams("name", f"{command.name!r} is a key's name already: revoke that, or take another one")
         record, secret = made

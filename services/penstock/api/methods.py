@@ -11,11 +11,12 @@ from typing import Any
 
 import msgspec
 
-from penstock.api import views
+from penstock.api import tenancy, views
 from penstock.api.access import AUDITED
 from penstock.api.audit import Audit
 from penstock.api.dead_letters import DeadLetters
 from penstock.api.discover import describe
+from penstock.api.hidden import hide_others
 from penstock.api.jobs import Jobs
 from penstock.api.keys import Keys
 from penstock.api.replay import purge_rejected, retry_rejected
@@ -23,6 +24,7 @@ from penstock.api.results import Results
 from penstock.api.rpc import Handler, Outcome, each
 from penstock.api.rules import Rules
 from penstock.api.schedules import Schedules
+from penstock.api.tenants import Tenants
 from penstock.api.workflows import Workflows
 from penstock.batching import Batcher
 from penstock.commands import (
@@ -68,6 +70,7 @@ from penstock.notify import Notifier
 from penstock.settings import Settings
 from penstock.store import Session, Store
 from penstock.tasks import FINAL_STATES, Enqueued, NewTask, State
+from penstock.tenants import kept_key, own_key
 from penstock.transports import Depth, Queue
 from penstock.wire import Request
 
@@ -124,6 +127,7 @@ class Methods:
         keys = Keys(self._session, keys_changed)
         self.audit = Audit(self._session)
         rules = Rules(self._session, self._transaction, notifier.poke)
+        tenants = Tenants(self._session, self._transaction, notifier.poke)
         jobs = Jobs(self._transaction)
         self.results = Results(
             store,
@@ -154,6 +158,7 @@ class Methods:
             ListKeys: keys.list,
             RevokeKey: keys.revoke,
             **rules.commands,
+            **tenants.commands,
             StartBulk: jobs.start,
             PreviewBulk: jobs.preview,
             GetJob: jobs.get,
@@ -177,7 +182,7 @@ class Methods:
         return {SUBMIT_PREFIX: self._enqueue}
 
     async def _answer(self, request: Request) -> Any:
-        command = read_command(request.method, request.params, self._settings)
+        command = tenancy.narrowed(read_command(request.method, request.params, self._settings))
         if request.method not in AUDITED or isinstance(command, PreviewBulk):
             return await self._carry_out[type(command)](command)
         async with self.audit.noting(request.method, bytes(request.params)):
@@ -196,7 +201,7 @@ class Methods:
         outcomes: list[Outcome] = []
         for request in requests:
             try:
-                command = read_command(request.method, request.params, self._settings)
+                command = tenancy.narrowed(read_command(request.method, request.params, self._settings))
                 assert isinstance(command, Enqueue)
                 outcomes.append(self._inserts.submit_soon(command.task))
             except RpcError as exc:
@@ -221,7 +226,11 @@ class Methods:
                 commands.append(command)
             except RpcError as exc:
                 commands.append(exc)
-        return await self.results.answer(commands)
+        if tenancy.bound_to() is None:
+            return await self.results.answer(commands)
+        async with self._session() as session:
+            hidden = await hide_others(session, commands)
+        return hidden.shown(await self.results.answer(hidden.commands))
 
     async def drain(self) -> None:
         """Wait until every task taken has been stored or refused, and what was done is noted."""
@@ -271,7 +280,7 @@ class Methods:
 
     async def _status(self, command: Status) -> Any:
         async with self._session() as session:
-            rows = await session.fetch("read_tasks", command.ids)
+            rows = tenancy.seen(await session.fetch("read_tasks", command.ids))
             waits = await self._read_waits(session, rows) if command.detail else {}
         show = views.task_detail if command.detail else views.task
         found = {row["id"]: show(row) for row in rows}
@@ -292,6 +301,7 @@ class Methods:
 
     async def _change(self, command: Cancel | Restart | Reschedule) -> views.Changed:
         async with self._others, self._store.transaction() as session:
+            await tenancy.check_task(session, command.id)
             changed = await apply_change(session, command)
         self._notifier.poke()  # a task may run, or there is room for one
         return views.Changed(changed["id"], changed["state"])
@@ -337,7 +347,7 @@ class Methods:
                 before = min(before, await session.value("find_first_id", command.until))
             if command.since is not None:
                 first = await session.value("find_first_id", command.since)
-            arguments = [before, command.limit, SCAN_TASKS, command.action, first, labels, command.key]
+            arguments = [before, command.limit, SCAN_TASKS, command.action, first, labels, command.key, command.tenant]
             if command.state is None:
                 seen = await session.fetch("search_tasks", *arguments)
             elif command.state in FINAL_STATES:
@@ -346,7 +356,8 @@ class Methods:
                 seen = await session.fetch("search_live_tasks", *arguments, command.state)
             ids: list[int] = seen[0]["ids"]
             if command.key is not None and command.before is None:
-                found = {row["id"] for row in await session.fetch("find_by_key", command.key, command.limit)}
+                kept = kept_key(command.tenant, command.key)
+                found = {row["id"] for row in await session.fetch("find_by_key", kept, command.limit)}
                 extra = sorted(found - set(ids), reverse=True)
             rows = await session.fetch("read_tasks", ids + extra) if ids or extra else []
         tasks = [views.task(row) for row in rows if row["id"] not in extra or _fits(row, command)]
@@ -428,7 +439,7 @@ class Methods:
         async with self._others, self._store.transaction() as session:
             released = await session.release_keys([command.key])
         self._notifier.poke()
-        return views.ReleasedKey(command.key, command.key in released, released.get(command.key))
+        return views.ReleasedKey(own_key(command.key) or "", command.key in released, released.get(command.key))
 
     async def _check_claims(self, command: CheckClaims) -> views.CheckedClaims:
         async with self._session() as session:
@@ -461,6 +472,7 @@ def _fits(row: Any, command: ListTasks) -> bool:
     return (
         (command.state is None or row["state"] == command.state)
         and (command.action is None or row["action"] == command.action)
+        and (command.tenant is None or row["tenant"] == command.tenant)
         and all(labels.get(name) == value for name, value in (command.labels or {}).items())
         and (command.since is None or row["created_at"] >= command.since)
         and (command.until is None or row["created_at"] < command.until)

@@ -57,6 +57,7 @@ _SCHEDULE = {
     "timeout": "As of enqueue.",
     "ordering_key": "As of enqueue; with overlap queue in place of the schedule's own.",
     "labels": "An object of text by text, to list schedules by.",
+    "tenant": "For whom its tasks are; null for nobody.",
 }
 SCHEDULE_PARAMETERS: dict[str, dict[str, str]] = {
     "schedule.create": _SCHEDULE
@@ -71,6 +72,7 @@ SCHEDULE_PARAMETERS: dict[str, dict[str, str]] = {
         "action": "Only those of this action.",
         "paused": "Only those that are paused, or only those that are not.",
         "limit": "Schedules at the most; 1 to 1000.",
+        "tenant": "Only those of this tenant.",
         "cursor": "The cursor of the page before.",
     },
     "schedule.delete": _NAME,

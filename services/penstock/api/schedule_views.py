@@ -55,6 +55,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     ordering_key: str | None
     labels: dict[str, str]
     paused: bool
+    tenant: Annotated[str | None, _about("For whom its tasks are.")]
     created_at: Instant
     updated_at: Instant
 
@@ -195,6 +196,7 @@ def _members(record: ScheduleRecord) -> dict[str, Any]:
         "ordering_key": given.ordering_key,
         "labels": given.labels,
         "paused": bool(given.paused),
+        "tenant": given.tenant,
         "created_at": timestamp(record.created_at),
         "updated_at": timestamp(record.updated_at),
     }

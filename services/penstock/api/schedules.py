@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from penstock.api import schedule_views as views
+from penstock.api.tenancy import check_new_schedule, check_schedule, check_shown_schedule
 from penstock.schedules import (
     CreateSchedule,
     DeleteSchedule,
@@ -74,6 +75,10 @@ class Schedules:
     ) -> views.ScheduleDetail | views.ScheduleRun | views.ScheduleDeleted:
         """Raises InvalidParams, ScheduleNotFound."""
         async with self._transaction() as session:
+            if isinstance(command, CreateSchedule):
+                command = await check_new_schedule(session, command)
+            else:
+                await check_schedule(session, command.name)
             changed = await change_schedule(session, command)
         if isinstance(changed, RunRecord):
             self._poke()
@@ -85,6 +90,7 @@ class Schedules:
     async def _get(self, command: GetSchedule) -> views.ScheduleDetail:
         """Raises ScheduleNotFound."""
         async with self._session() as session:
+            await check_shown_schedule(session, command.name)
             return _detail(await read_schedule(session, command.name))
 
     async def _list(self, command: ListSchedules) -> views.SchedulePage:
@@ -96,6 +102,7 @@ class Schedules:
     async def _runs(self, command: ListRuns) -> views.SchedulePageOfRuns:
         """Raises ScheduleNotFound."""
         async with self._session() as session:
+            await check_shown_schedule(session, command.name)
             runs = await list_runs(session, command.name, before=command.before, limit=command.limit)
         cursor = run_cursor(runs[-1]) if len(runs) == command.limit else None
         return views.SchedulePageOfRuns([views.run(run) for run in runs], cursor)

@@ -19,6 +19,7 @@ from penstock.jobs import JobState
 from penstock.keys import Permission
 from penstock.keystore import KeyRecord
 from penstock.tasks import State
+from penstock.tenants import own_key, tenant_of_key
 
 Instant = Annotated[
     str, Meta(description="RFC 3339 in UTC, with microseconds.", examples=["2030-01-31T08:00:00.000000Z"])
@@ -69,6 +70,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: Annotated[Any, _about("The error object of the last failed attempt; null after a SUCCESS.")]
     reason: Annotated[str | None, _about("Why it was cancelled; only there where it is told.")] = None
     result_gone: Annotated[bool, _about("True: there was a result, and retention has emptied it.")] = False
+    tenant: Annotated[str | None, _about("For whom it is; only there where it is for somebody.")] = None
 
 
 class WaitsFor(msgspec.Struct, frozen=True):
@@ -260,6 +262,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: Instant | None
     revoked_at: Instant | None
     last_used_at: Annotated[str | None, _about("To the minute or so.")]
+    tenant: Annotated[str | None, _about("To which it is bound: it sees that one's tasks alone. Null: to none.")]
 
 
 class NewKey(Key, frozen=True, kw_only=True):
@@ -354,6 +357,7 @@ class HeldKey(msgspec.Struct, frozen=True):
     action: str | None
     since: Annotated[str | None, _about("When it failed.")]
     waiting: Annotated[int, _about("Tasks that wait behind it, counted up to 10000.")]
+    tenant: Annotated[str | None, _about("Whose key it is.")] = None
 
 
 class HeldKeys(msgspec.Struct, frozen=True):
@@ -413,8 +417,8 @@ def task_detail(row: Any) -> TaskDetail:
         **_members(row),
         payload=None if row["payload_gone"] else raw(row["payload"]),
         payload_gone=bool(row["payload_gone"]),
-        unique_key=row["unique_key"],
-        ordering_key=row["ordering_key"],
+        unique_key=own_key(row["unique_key"]),
+        ordering_key=own_key(row["ordering_key"]),
         limit_key=row["limit_key"],
         labels=raw(row["labels"] or "{}"),
         expires_at=row["expires_at"] and timestamp(row["expires_at"]),
@@ -453,7 +457,13 @@ def unsettled(task_id: int, state: str | None) -> Outcome:
 
 def held_keys(found: Sequence[tasks.HeldKey], limit: int) -> HeldKeys:
     """A page of held ordering keys."""
-    shown = [HeldKey(k.key, k.task_id, k.action, timestamp(k.since) if k.since else None, k.waiting) for k in found]
+    shown = [
+        HeldKey(
+            own_key(k.key) or "", k.task_id, k.action, timestamp(k.since) if k.since else None, k.waiting,
+            tenant_of_key(k.key),
+        )
+        for k in found
+    ]  # fmt: skip
     return HeldKeys(shown, found[-1].key if len(found) == limit else None)
 
 
@@ -473,6 +483,7 @@ def key_members(record: KeyRecord) -> dict[str, Any]:
         "expires_at": record.expires_at and timestamp(record.expires_at),
         "revoked_at": record.revoked_at and timestamp(record.revoked_at),
         "last_used_at": record.last_used_at and timestamp(record.last_used_at),
+        "tenant": record.tenant,
     }
 
 
@@ -537,4 +548,5 @@ def _members(row: Any) -> dict[str, Any]:
         "result_gone": bool(row["result_gone"]),
         "error": None if state is State.SUCCESS else raw(row["error"]),
         "reason": row["reason"],
+        "tenant": row["tenant"],
     }

@@ -26,7 +26,11 @@ WORKFLOW_SUMMARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
 }  # fmt: skip
 
-_WHICH = {"id": "The workflow.", "key": "In place of id: the key that it was created with."}
+_WHICH = {
+    "id": "The workflow.",
+    "key": "In place of id: the key that it was created with.",
+    "tenant": "With key: whose key it is; null for nobody's.",
+}
 WORKFLOW_PARAMETERS: dict[str, dict[str, str]] = {
     "workflow.create": {
         "steps": f"Objects, each a step with the names of those that it comes after; 1 to {MAX_STEPS}.",
@@ -34,11 +38,13 @@ WORKFLOW_PARAMETERS: dict[str, dict[str, str]] = {
         "name": f"Shown with it; up to {NAME_MAX_CHARS} characters.",
         "key": "The same key and definition again get the first workflow; another definition is an error. "
         f"1 to {KEY_MAX_CHARS} characters.",
+        "tenant": "For whom all its steps are, and whose the key is; null for nobody.",
     },
     "workflow.status": _WHICH | {"limit": "Steps at the most; 1 to 1000.", "cursor": "The cursor of the page before."},
     "workflow.list": {
         "state": "Only workflows in this state.",
         "limit": "Workflows at the most; 1 to 1000.",
+        "tenant": "Only workflows of this tenant.",
         "cursor": "The cursor of the page before.",
     },
     "workflow.cancel": _WHICH | {"reason": f"Shown with it and its steps; 1 to {REASON_MAX_CHARS} characters."},

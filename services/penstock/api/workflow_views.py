@@ -42,6 +42,7 @@ class Workflow(msgspec.Struct, frozen=True, kw_only=True):
     created_at: Instant
     updated_at: Instant
     finished_at: Instant | None
+    tenant: Annotated[str | None, _about("For whom its steps are.")]
 
 
 class WorkflowPage(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from penstock.api import workflow_views as views
+from penstock.api.tenancy import check_workflow
 from penstock.settings import Settings
 from penstock.store import Session
 from penstock.workflows import CancelWorkflow, CreateWorkflow, GetWorkflow, ListWorkflows, RetryWorkflow
@@ -49,6 +50,7 @@ class Workflows:
     async def _change(self, command: CancelWorkflow | RetryWorkflow) -> views.WorkflowChanged:
         """Raises WorkflowNotFound, WorkflowConflict."""
         async with self._transaction() as session:
+            await check_workflow(session, command.which)
             changed = await change_workflow(session, command, self._settings)
         self._poke()
         return views.changed(changed)
@@ -56,6 +58,7 @@ class Workflows:
     async def _get(self, command: GetWorkflow) -> views.WorkflowDetail:
         """Raises WorkflowNotFound."""
         async with self._transaction() as session:
+            await check_workflow(session, command.which)
             record = await read_workflow(session, command.which)
             counts = await count_steps(session, record.id)
             steps = await read_steps(session, record.id, command)

@@ -23,6 +23,7 @@ from penstock.cli import (
     schedules,
     sources,
     tasks,
+    tenants,
     top,
     waits,
     workflows,
@@ -57,8 +58,8 @@ def _root(
 
 
 for part in (
-    local, tasks, top, rejected, waits, workflows, schedules, bulk, dlq, rules, processes, sources, config, keys,
-    credentials, doctor, bench,
+    local, tasks, top, rejected, waits, workflows, schedules, bulk, dlq, rules, tenants, processes, sources, config,
+    keys, credentials, doctor, bench,
 ):  # fmt: skip
     part.add_to(app)
 

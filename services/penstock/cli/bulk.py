@@ -44,6 +44,7 @@ NewerOption = Annotated[
     float | None, typer.Option("--newer-than", show_default=False, help="Added less than so many seconds ago.")
 ]
 FromOption = Annotated[int | None, typer.Option("--from-id", show_default=False, help="With this id or a higher one.")]
+TenantOption = Annotated[str | None, typer.Option("--tenant", show_default=False, help="For this tenant.")]
 ToOption = Annotated[int | None, typer.Option("--to-id", show_default=False, help="With this id or a lower one.")]
 AllOption = Annotated[bool, typer.Option("--all", help="In place of a filter: every task there is now.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Tell how many tasks it would be, and change nothing.")]
@@ -72,6 +73,7 @@ def cancel(
     newer_than: NewerOption = None,
     from_id: FromOption = None,
     to_id: ToOption = None,
+    tenant: TenantOption = None,
     everything: AllOption = False,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
@@ -81,7 +83,7 @@ def cancel(
     data_dir: DataDirOption = None,
 ) -> None:
     """Cancel tasks that are not settled; results that come later are ignored."""
-    params = _filter(action, state, label, older_than, newer_than, from_id, to_id, everything)
+    params = _filter(action, state, label, older_than, newer_than, from_id, to_id, everything, tenant)
     _do("cancel", params, dry_run, yes, wait, as_json, connect(api_url, data_dir))
 
 
@@ -93,6 +95,7 @@ def retry(
     newer_than: NewerOption = None,
     from_id: FromOption = None,
     to_id: ToOption = None,
+    tenant: TenantOption = None,
     everything: AllOption = False,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
@@ -102,7 +105,7 @@ def retry(
     data_dir: DataDirOption = None,
 ) -> None:
     """Start CRITICAL_ERROR and CANCELLED tasks anew, their attempts at 0."""
-    params = _filter(action, state, label, older_than, newer_than, from_id, to_id, everything)
+    params = _filter(action, state, label, older_than, newer_than, from_id, to_id, everything, tenant)
     _do("retry", params, dry_run, yes, wait, as_json, connect(api_url, data_dir))
 
 
@@ -114,6 +117,7 @@ def delete(
     newer_than: NewerOption = None,
     from_id: FromOption = None,
     to_id: ToOption = None,
+    tenant: TenantOption = None,
     everything: AllOption = False,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
@@ -123,7 +127,7 @@ def delete(
     data_dir: DataDirOption = None,
 ) -> None:
     """Delete records of settled tasks for good; their unique keys are free again. Live tasks are not touched."""
-    params = _filter(action, state, label, older_than, newer_than, from_id, to_id, everything)
+    params = _filter(action, state, label, older_than, newer_than, from_id, to_id, everything, tenant)
     _do("delete", params, dry_run, yes, wait, as_json, connect(api_url, data_dir))
 
 
@@ -135,6 +139,7 @@ def reschedule(
     newer_than: NewerOption = None,
     from_id: FromOption = None,
     to_id: ToOption = None,
+    tenant: TenantOption = None,
     everything: AllOption = False,
     run_at: Annotated[
         str | None, typer.Option(show_default=False, help="Not before: RFC 3339 with a zone, or epoch milliseconds.")
@@ -155,7 +160,7 @@ def reschedule(
 ) -> None:
     """Give tasks that wait another time, or another priority."""
     instant = int(run_at) if run_at is not None and run_at.lstrip("-").isdecimal() else run_at
-    params = _filter(action, state, label, older_than, newer_than, from_id, to_id, everything)
+    params = _filter(action, state, label, older_than, newer_than, from_id, to_id, everything, tenant)
     params |= given({"run_at": instant, "delay": delay, "spread": spread, "priority": priority})
     _do("reschedule", params, dry_run, yes, wait, as_json, connect(api_url, data_dir))
 
@@ -210,6 +215,7 @@ def _filter(
     from_id: int | None,
     to_id: int | None,
     everything: bool,
+    tenant: str | None,
 ) -> dict[str, Any]:
     """The filter's parameters, as the api takes them."""
     pairs = [label.partition("=") for label in labels or ()]
@@ -226,6 +232,7 @@ def _filter(
             "ids_from": from_id,
             "ids_to": to_id,
             "all": everything or None,
+            "tenant": tenant,
         }
     )
 

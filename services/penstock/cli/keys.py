@@ -14,6 +14,7 @@ from penstock.cli.common import EPILOG, DataDirOption, print_fields, print_json,
 from penstock.cli.processes import DatabaseUrlOption
 from penstock.errors import PenstockError, SettingsError
 from penstock.keys import NAME_MAX_CHARS, Permission, check_name
+from penstock.tenants import check_tenant
 
 if TYPE_CHECKING:
     from penstock.keystore import KeyRecord
@@ -48,6 +49,9 @@ def create(
     expires_in_days: Annotated[
         float | None, typer.Option(min=0.0001, max=36_500, show_default=False, help="Default: it does not expire.")
     ] = None,
+    tenant: Annotated[
+        str | None, typer.Option(show_default=False, help="Bind it to a tenant, whose tasks alone it sees and touches.")
+    ] = None,
     as_json: JsonOption = False,
     database_url: DatabaseUrlOption = None,
     data_dir: DataDirOption = None,
@@ -59,9 +63,13 @@ def create(
         name = check_name(name)
     except ValueError as exc:
         raise typer.BadParameter(f"the name {exc}") from None
+    try:
+        bound = None if tenant is None else check_tenant(tenant)
+    except ValueError as exc:
+        raise typer.BadParameter(f"the tenant {exc}") from None
     seconds = None if expires_in_days is None else expires_in_days * 86_400
     settings = settings_of(database_url, data_dir)
-    made = in_database(settings, lambda session: keystore.create_key(session, name, permission, seconds))
+    made = in_database(settings, lambda session: keystore.create_key(session, name, permission, seconds, bound))
     if made is None:
         raise PenstockError(f"there is a key {name!r} already: revoke it first, or take another name")
     record, secret = made
@@ -70,7 +78,8 @@ def create(
     else:
         typer.echo(secret)
         typer.echo(
-            f"key {record.id} {record.name!r} may {', '.join(record.permissions)}; "
+            f"key {record.id} {record.name!r} may {', '.join(record.permissions)}"
+            f"{'' if bound is None else f' with what is of {bound!r}'}; "
             "it counts within seconds and is not shown again",
             err=True,
         )
@@ -103,10 +112,10 @@ def list_keys(
     if as_json:
         print_json([_members(record) for record in records])
         return
-    columns = ("id", "name", "key", "permissions", "created", "expires", "revoked", "last used")
+    columns = ("id", "name", "key", "permissions", "tenant", "created", "expires", "revoked", "last used")
     rows = (
         (
-            record.id, record.name, f"{record.prefix}…", ", ".join(record.permissions),
+            record.id, record.name, f"{record.prefix}…", ", ".join(record.permissions), record.tenant,
             *map(_shown, (record.created_at, record.expires_at, record.revoked_at, record.last_used_at)),
         )
         for record in records
@@ -183,6 +192,7 @@ def _members(record: KeyRecord) -> dict[str, Any]:
         "expires_at": _shown(record.expires_at),
         "revoked_at": _shown(record.revoked_at),
         "last_used_at": _shown(record.last_used_at),
+        "tenant": record.tenant,
     }
 
 

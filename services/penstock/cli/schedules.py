@@ -59,6 +59,7 @@ TimeoutOption = Annotated[float | None, typer.Option(show_default=False, help="S
 OrderingKeyOption = Annotated[
     str | None, typer.Option(show_default=False, help="Tasks of one key run one at a time, in order.")
 ]
+TenantOption = Annotated[str | None, typer.Option(show_default=False, help="For whom its tasks are.")]
 LabelOption = Annotated[
     list[str] | None, typer.Option("--label", metavar="NAME=TEXT", show_default=False, help="Repeatable.")
 ]
@@ -101,6 +102,7 @@ def create(
     timeout: TimeoutOption = None,
     ordering_key: OrderingKeyOption = None,
     label: LabelOption = None,
+    tenant: TenantOption = None,
     paused: Annotated[bool, typer.Option("--paused", help="It waits for `penstock schedule resume`.")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="One of that name becomes this one.")] = False,
     as_json: JsonOption = False,
@@ -110,7 +112,7 @@ def create(
     """Make a schedule."""
     given = _options(
         timezone, start_at, end_at, jitter, missed, max_missed, max_lateness, overlap, priority, max_attempts, timeout,
-        ordering_key, label,
+        ordering_key, label, tenant,
     ) | {"paused": paused or None, "replace": replace}  # fmt: skip
     body = _payload(payload)
     _print_schedule(connect(api_url, data_dir).schedules.create(name, expression, action, body, **given), as_json)
@@ -136,6 +138,7 @@ def update(
     timeout: TimeoutOption = None,
     ordering_key: OrderingKeyOption = None,
     label: LabelOption = None,
+    tenant: TenantOption = None,
     clear: Annotated[
         list[str] | None,
         typer.Option(show_default=False, help="start_at, end_at, max_lateness, max_attempts, timeout or ordering_key."),
@@ -147,7 +150,7 @@ def update(
     """Change what is named of a schedule, and leave the rest. --label replaces all labels."""
     changes = _options(
         timezone, start_at, end_at, jitter, missed, max_missed, max_lateness, overlap, priority, max_attempts, timeout,
-        ordering_key, label,
+        ordering_key, label, tenant,
     )  # fmt: skip
     if expression is not None:
         changes["expression"] = expression
@@ -168,6 +171,7 @@ def get(
 
 def list_schedules(
     label: LabelOption = None,
+    tenant: TenantOption = None,
     action: Annotated[str | None, typer.Option(show_default=False, help="Only those of this action.")] = None,
     paused: Annotated[
         bool | None, typer.Option("--paused/--running", show_default=False, help="Only those that are, or are not.")
@@ -179,7 +183,7 @@ def list_schedules(
     data_dir: DataDirOption = None,
 ) -> None:
     """List schedules, newest first."""
-    given: dict[str, Any] = {"action": action, "paused": paused, "limit": limit, "cursor": cursor}
+    given: dict[str, Any] = {"action": action, "paused": paused, "limit": limit, "cursor": cursor, "tenant": tenant}
     if label:
         given["labels"] = _labels(label)
     page = connect(api_url, data_dir).schedules.list(**given)
@@ -306,13 +310,14 @@ def _options(
     timezone: str | None, start_at: str | None, end_at: str | None, jitter: float | None, missed: Missed | None,
     max_missed: int | None, max_lateness: float | None, overlap: Overlap | None, priority: int | None,
     max_attempts: int | None, timeout: float | None, ordering_key: str | None, label: list[str] | None,
+    tenant: str | None,
 ) -> dict[str, Any]:  # fmt: skip
     """What was given of that which create and update share."""
     given = {
         "timezone": timezone, "start_at": _instant(start_at), "end_at": _instant(end_at), "jitter": jitter,
         "missed": missed, "max_missed": max_missed, "max_lateness": max_lateness, "overlap": overlap,
         "priority": priority, "max_attempts": max_attempts, "timeout": timeout, "ordering_key": ordering_key,
-        "labels": _labels(label) if label else None,
+        "labels": _labels(label) if label else None, "tenant": tenant,
     }  # fmt: skip
     return {name: value for name, value in given.items() if value is not None}
 

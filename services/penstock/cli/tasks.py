@@ -98,6 +98,9 @@ def enqueue(
         OnDuplicate | None,
         typer.Option(show_default=False, help="When another task has the unique key; default return."),
     ] = None,
+    tenant: Annotated[
+        str | None, typer.Option(show_default=False, help="For whom it is; its keys are that tenant's own.")
+    ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until it has settled and print its result, as `penstock result`.")
     ] = False,
@@ -115,7 +118,7 @@ def enqueue(
         "priority": priority, "delay": delay, "run_at": _instant(run_at), "unique_key": unique_key,
         "ordering_key": ordering_key, "max_attempts": max_attempts, "timeout": timeout, "labels": _labels(label),
         "expires_at": _instant(expires_at), "expires_in": expires_in, "limit_key": limit_key,
-        "unique": _scope(unique), "on_duplicate": on_duplicate,
+        "unique": _scope(unique), "on_duplicate": on_duplicate, "tenant": tenant,
     }  # fmt: skip
     params = {"action": action, "payload": _parse(sys.stdin.read() if payload == "-" else payload)}
     params |= {name: value for name, value in given.items() if value is not None}
@@ -238,19 +241,20 @@ def ordering_list(
     if not result["keys"]:
         typer.echo("there is none")
         return
-    columns = ("key", "task_id", "action", "since", "waiting")
+    columns = ("key", "tenant", "task_id", "action", "since", "waiting")
     print_table(columns, [[row[c] for c in columns] for row in result["keys"]], right=("task_id", "waiting"))
     print_cursor(result["cursor"])
 
 
 def ordering_release(
     key: Annotated[str, typer.Argument(help="From `ordering list`.")],
+    tenant: Annotated[str | None, typer.Option(show_default=False, help="Whose key it is.")] = None,
     as_json: JsonOption = False,
     api_url: ApiUrlOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
     """Let a held ordering key go: the next task of the key may run."""
-    result = connect(api_url, data_dir).call("ordering.release", {"key": key})
+    result = connect(api_url, data_dir).call("ordering.release", given({"key": key, "tenant": tenant}))
     if as_json:
         print_json(result)
     elif not result["released"]:
@@ -267,6 +271,7 @@ def list_tasks(
         ),
     ] = None,
     action: Annotated[str | None, typer.Option(show_default=False, help="Only tasks of this action.")] = None,
+    tenant: Annotated[str | None, typer.Option(show_default=False, help="Only tasks of this tenant.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Tasks at the most.")] = 50,
     cursor: Annotated[str | None, typer.Option(show_default=False, help="Go on where the last list ended.")] = None,
     as_json: JsonOption = False,
@@ -275,6 +280,7 @@ def list_tasks(
 ) -> None:
     """List tasks, newest first."""
     params = {"state": state.upper() if state else None, "action": action, "limit": limit, "cursor": cursor}
+    params["tenant"] = tenant
     result = connect(api_url, data_dir).call("list", {k: v for k, v in params.items() if v is not None})
     if as_json:
         print_json(result)
@@ -364,14 +370,16 @@ def _print_task(task: dict[str, Any]) -> None:
 
 
 def _print_tasks(tasks: list[dict[str, Any]]) -> None:
-    columns = ("id", "action", "state", "attempts", "run_at", "updated_at", "error")
+    whose = ["tenant"] if any(task.get("tenant") for task in tasks) else []
+    columns = ("id", "action", *whose, "state", "attempts", "run_at", "updated_at", "error")
     rows = []
     for task in tasks:
         error = task.get("error")
         message = error.get("message") if isinstance(error, dict) else error
         attempts = f"{task.get('attempts')}/{task.get('max_attempts')}" if "attempts" in task else None
         rows.append(
-            (task.get("id"), task.get("action"), task.get("state"), attempts, task.get("run_at"),
+            (task.get("id"), task.get("action"), *(task.get(name) for name in whose), task.get("state"), attempts,
+             task.get("run_at"),
              task.get("updated_at"), None if message is None else short(str(message)))
         )  # fmt: skip
     print_table(columns, rows, right=("id", "attempts"))

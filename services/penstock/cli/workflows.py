@@ -55,6 +55,7 @@ def create(
         str | None,
         typer.Option(show_default=False, help="The same key and definition again get the first workflow."),
     ] = None,
+    tenant: Annotated[str | None, typer.Option(show_default=False, help="For whom all its steps are.")] = None,
     as_json: JsonOption = False,
     api_url: ApiUrlOption = None,
     data_dir: DataDirOption = None,
@@ -62,7 +63,9 @@ def create(
     """Make a workflow."""
     given = _definition(definition)
     params = {"chain": given} if isinstance(given, list) else given
-    params |= {option: value for option, value in (("name", name), ("key", key)) if value is not None}
+    params |= {
+        option: value for option, value in (("name", name), ("key", key), ("tenant", tenant)) if value is not None
+    }
     answer = connect(api_url, data_dir).workflows.create(**params)
     if as_json:
         print_json(answer)

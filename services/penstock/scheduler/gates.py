@@ -13,9 +13,10 @@ from time import monotonic
 from typing import Any
 
 from penstock.errors import Unavailable
-from penstock.limits import BUSY_SECONDS, Allowance, Gate, Limits, allowance, share_out
+from penstock.limits import BUSY_SECONDS, Allowance, Gate, Limits, allowance
 from penstock.logs import get_logger
 from penstock.scheduler.sending import Sender
+from penstock.scheduler.tenants import Tenants, look_at_tenants
 from penstock.store import Dispatch, Session, Store
 
 _GATES_AT_ONCE = 500
@@ -82,13 +83,14 @@ class Gates:
             if not whole.tasks:
                 self._rest(action, whole.retry_seconds)
                 return 0
-            gates = await self._of_gates(session, action, limits, whole.tasks)
-            shares = share_out(whole.tasks, gates)
+            gates, tenants = await self._of_gates(session, action, limits, whole.tasks)
+            shares = tenants.share_out(whole.tasks, gates)
             went: Mapping[str, int] = {}
             if shares:
                 dispatch, went = await session.claim_at_gates(shares)
             if whole.tokens is not None:
                 await session.fetch("note_action", action, whole.spent(sum(went.values())))
+            await tenants.note(session, went)
             await self._note(session, gates, shares, went)
         if dispatch is None:
             return 0
@@ -111,9 +113,10 @@ class Gates:
             tokens=row["tokens"], refilled_at=row["refilled_at"], now=row["at"], room=self._at_once,
         )  # fmt: skip
 
-    async def _of_gates(self, session: Session, action: str, limits: Limits, room: int) -> list[Gate]:
+    async def _of_gates(self, session: Session, action: str, limits: Limits, room: int) -> tuple[list[Gate], Tenants]:
         rows = await session.fetch("lock_gates", action, _GATES_AT_ONCE, limits.key_max_in_flight)
-        return [
+        tenants = await look_at_tenants(session, rows, room)
+        gates = [
             Gate(
                 row["name"],
                 allowance(
@@ -124,6 +127,7 @@ class Gates:
             )
             for row in rows
         ]  # fmt: skip
+        return tenants.bound(gates), tenants
 
     async def _note(
         self, session: Session, gates: Sequence[Gate], shares: Mapping[str, int], went: Mapping[str, int]

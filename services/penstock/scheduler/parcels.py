@@ -49,24 +49,31 @@ class RunTimes:
 
 
 def pack_parcels(
-    tasks: Sequence[Claimed], times: RunTimes, *, max_tasks: int, max_bytes: int, max_seconds: float
+    tasks: Sequence[Claimed],
+    times: RunTimes,
+    *,
+    max_tasks: int,
+    max_bytes: int,
+    max_seconds: float,
+    by_tenant: bool = False,
 ) -> list[Parcel]:
     """Pack claimed tasks into messages, in the order of the claim.
 
     A small claim travels one task a message, so that idle workers share it; a message grows only once there are
     ``_SPREAD`` of them. Tasks with different time limits travel apart, for the limit is the message's attribute; a
-    suspect travels alone, so that the next worker that it takes with it takes nobody else's task along.
+    suspect travels alone, so that the next worker that it takes with it takes nobody else's task along. by_tenant: so
+    do the tasks of each tenant, in messages of its group.
     """
-    groups: dict[float | None, list[Claimed]] = defaultdict(list)
+    groups: dict[tuple[float | None, str | None], list[Claimed]] = defaultdict(list)
     alone = []
     for task in tasks:
         if task.suspect:
             alone.append(task)
         else:
-            groups[task.timeout_seconds].append(task)
+            groups[task.timeout_seconds, task.tenant if by_tenant else None].append(task)
     max_items = min(max_tasks, max(1, len(tasks) // _SPREAD))
-    parcels = [parcel_of([task]) for task in alone]
-    for members in groups.values():
+    parcels = [parcel_of([task], task.tenant if by_tenant else None) for task in alone]
+    for (_, tenant), members in groups.items():
         attributes = _attributes(members[0])
         calls = [call_of(task) for task in members]
         seconds = {action: times.of(action) for action in {task.action for task in members}}
@@ -75,7 +82,7 @@ def pack_parcels(
             max_bytes=max_bytes - _ATTRIBUTES_BYTES, max_items=max_items, max_weight=max_seconds,
         )  # fmt: skip
         for start, end in slices:
-            parcels.append(Parcel(Outgoing(join_batch(calls[start:end]), attributes), members[start:end]))
+            parcels.append(Parcel(Outgoing(join_batch(calls[start:end]), attributes, tenant), members[start:end]))
     metrics.BATCH_SIZE.labels("outbound_message").observe_many([len(parcel.tasks) for parcel in parcels])
     return parcels
 
@@ -85,9 +92,9 @@ def call_of(task: Claimed) -> str:
     return escape_for_sqs(encode_call(task.id, task.claim, task.action, task.payload))
 
 
-def parcel_of(tasks: Sequence[Claimed]) -> Parcel:
-    """Tasks of one time limit in one message; a suspect only by itself."""
-    return Parcel(Outgoing(join_batch([call_of(task) for task in tasks]), _attributes(tasks[0])), tasks)
+def parcel_of(tasks: Sequence[Claimed], group: str | None = None) -> Parcel:
+    """Tasks of one time limit, and of one group, in one message; a suspect only by itself."""
+    return Parcel(Outgoing(join_batch([call_of(task) for task in tasks]), _attributes(tasks[0]), group), tasks)
 
 
 def _attributes(task: Claimed) -> Mapping[str, str]:

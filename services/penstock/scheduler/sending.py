@@ -89,6 +89,7 @@ class Sender:
             max_tasks=self._settings.pack_max_tasks,
             max_bytes=queue.limits.max_message_bytes,
             max_seconds=self._settings.pack_seconds,
+            by_tenant=self._settings.fair_queues and queue.limits.fair_groups,
         )
 
     async def _send(self, queue: Queue, parcels: Sequence[Parcel]) -> Sending:
@@ -107,7 +108,7 @@ class Sender:
             elif len(tasks) == 1:
                 sending.refused += tasks
             else:
-                alone += [parcel_of([task]) for task in tasks]
+                alone += [parcel_of([task], parcels[position].message.group) for task in tasks]
         if report.failed:
             log.warning(
                 "send_failed", queue=queue.label, messages=len(report.failed), of=len(parcels), reason=report.reason

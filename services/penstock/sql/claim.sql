@@ -7,19 +7,19 @@
 -- The limit stands in a select of its own, which hides its value from the planner: with the statistics of a table that
 -- was empty a moment ago, a limit above the rows expected would have all due tasks sorted for each claim. Each stretch
 -- repeats it: without, they are sorted with the statistics of a full table.
-    select ready.id, ready.action, ready.labels
+    select ready.id, ready.action, ready.labels, ready.tenant
     from unnest($3::int2[], $4::int2[], $5::timestamptz[], $6::bigint[]) as stretch (low, high, run_at, id)
     cross join lateral (
-        select id, action, labels from (
-            select t.id, t.action, t.labels from penstock.task t
+        select id, action, labels, tenant from (
+            select t.id, t.action, t.labels, t.tenant from penstock.task t
             where stretch.low = stretch.high and t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
               and t.priority = stretch.low and (t.run_at, t.id) > (stretch.run_at, stretch.id)
               and t.run_at <= coalesce($2::timestamptz, now()) - make_interval(secs => $7)
               and (t.expires_at is null or t.expires_at > coalesce($2::timestamptz, now()))
             order by t.run_at, t.id limit (select $1::bigint) for update skip locked) one
         union all
-        select id, action, labels from (
-            select t.id, t.action, t.labels from penstock.task t
+        select id, action, labels, tenant from (
+            select t.id, t.action, t.labels, t.tenant from penstock.task t
             where stretch.low < stretch.high and t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
               and t.priority between stretch.low and stretch.high
               and t.run_at <= coalesce($2::timestamptz, now()) - make_interval(secs => $7)
@@ -43,17 +43,20 @@ noted as materialized (
     from noted n
     where t.id = any(array(select id from due))
       and t.claim < n.id  -- another scheduler claimed it and lost it again, between our token and our lock
-    returning t.id, t.claim, t.action, t.payload, t.timeout_seconds, t.priority, t.run_at, t.suspect, t.route
+    returning t.id, t.claim, t.action, t.payload, t.timeout_seconds, t.priority, t.run_at, t.suspect, t.route, t.tenant
 )
 
 -- part: sorted
--- Of the tasks in `looked`: by which route each goes, and whether it is of a limited action. Rules are looked up once for
+-- Of the tasks in `looked`: by which route each goes, and whether it is of a limited action or tenant. Rules are looked up once for
 -- each kind of task; labels make kinds only where a route asks for some.
 seen as materialized (
     select id, action,
            case when exists (select from penstock.route where labels <> '{}') then coalesce(looked.labels::text, '')
-                else '' end as labels
+                else '' end as labels, tenant
     from looked
+), held_tenants as materialized (
+    select t.tenant from (select distinct tenant from seen where tenant is not null) t
+    where exists (select from penstock.tenant r where r.name in (t.tenant, '*'))
 ), kinds as materialized (
     select k.action, k.labels, a.name is not null as is_limited,
            (select r.name from penstock.route r
@@ -61,7 +64,8 @@ seen as materialized (
             order by r.position, r.name limit 1) as route
     from (select distinct action, labels from seen) k left join penstock.action a on a.name = k.action
 ), sorted as materialized (
-    select s.id, k.is_limited, k.route from seen s join kinds k on k.action = s.action and k.labels = s.labels
+    select s.id, k.is_limited or coalesce(s.tenant in (select tenant from held_tenants), false) as is_limited, k.route
+    from seen s join kinds k on k.action = s.action and k.labels = s.labels
 )
 
 -- part: diverted
@@ -71,21 +75,22 @@ seen as materialized (
 diverted as (
     update penstock.task t
     set route = case when not s.is_limited then s.route end,
-        gate = case when s.is_limited then t.action || coalesce(E'\x1f' || t.limit_key, '') end
+        gate = case when s.is_limited then
+                t.action || coalesce(E'\x1e' || t.tenant, '') || coalesce(E'\x1f' || t.limit_key, '') end
     from sorted s
     where t.id = s.id and t.id = any(array(select id from looked)) and (s.is_limited or s.route is not null)
       and t.state::text in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
-    returning t.action, t.gate
+    returning t.action, t.gate, t.tenant
 ), opened as (
-    insert into penstock.gate as g (name, action)
-    select distinct gate, action from diverted where gate is not null order by gate
+    insert into penstock.gate as g (name, action, tenant)
+    select distinct gate, action, tenant from diverted where gate is not null order by gate
     on conflict (name) do update set next_at = least(g.next_at, now())
 )
 
 -- name: claim_tasks
 -- $1 how many, $2 now or null for the database's clock; $3 to $6 the stretches of the index to look through, in the
 -- claim's order: lowest and highest priority of each, and the (run_at, id) behind which it begins (see Bounds);
--- $7 seconds for which they have been due. Finds nothing once any action is limited or any route is set: whoever does
+-- $7 seconds for which they have been due. Finds nothing once any action or tenant is limited or any route is set: whoever does
 -- not know of that yet has to look (read_rules) and to go on with claim_tasks_by_rules.
 -- last_run_at: run_at, on the last row of each priority only, null on the others.
 with due as materialized (
@@ -93,10 +98,12 @@ with due as materialized (
 {candidates}
     ) candidate
     where not exists (select from penstock.action) and not exists (select from penstock.route)
+      and not exists (select from penstock.tenant)
     limit (select $1::bigint)
 ), {claimed}
 select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
-       date_part('epoch', coalesce($2::timestamptz, now()) - c.run_at) as waited_seconds, c.suspect, c.route, c.priority,
+       date_part('epoch', coalesce($2::timestamptz, now()) - c.run_at) as waited_seconds, c.suspect, c.route, c.tenant,
+       c.priority,
        case when lead(c.priority) over claim_order is distinct from c.priority then c.run_at end as last_run_at
 from claimed c
 window claim_order as (order by c.priority desc, c.run_at, c.id)
@@ -106,7 +113,7 @@ order by c.priority desc, c.run_at, c.id;
 -- $1 to $7 as claim_tasks. What goes by a route, or is of a limited action, is not claimed but put aside.
 -- diverted, on every row: how many were put aside; the columns of the task are null when none was claimed.
 with looked as materialized (
-    select id, action, labels from (
+    select id, action, labels, tenant from (
 {candidates}
     ) candidate
     limit (select $1::bigint)
@@ -114,7 +121,8 @@ with looked as materialized (
     select id from sorted where not is_limited and route is null
 ), {diverted}, {claimed}
 select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
-       date_part('epoch', coalesce($2::timestamptz, now()) - c.run_at) as waited_seconds, c.suspect, c.route, c.priority,
+       date_part('epoch', coalesce($2::timestamptz, now()) - c.run_at) as waited_seconds, c.suspect, c.route, c.tenant,
+       c.priority,
        case when lead(c.priority) over claim_order is distinct from c.priority then c.run_at end as last_run_at,
        d.count as diverted
 from (select count(*) as count from diverted) d left join claimed c on true
@@ -126,8 +134,8 @@ order by c.priority desc, c.run_at, c.id;
 -- action, is put aside while there is no room to claim anything else: it must not wait behind that. What is not put aside
 -- is not locked, for others may have room for it. Returns how many were looked at, how many put aside, and the last.
 with looked as materialized (
-    select id, action, labels, run_at from (
-        select t.id, t.action, t.labels, t.run_at from penstock.task t
+    select id, action, labels, tenant, run_at from (
+        select t.id, t.action, t.labels, t.tenant, t.run_at from penstock.task t
         where t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
           and t.priority = $2::int2 and (t.run_at, t.id) > ($3::timestamptz, $4::bigint) and t.run_at <= now()
           and (t.expires_at is null or t.expires_at > now())
@@ -145,7 +153,7 @@ with due as materialized (
     order by t.priority desc, t.run_at, t.id limit (select $1::bigint) for update skip locked
 ), {claimed}
 select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
-       date_part('epoch', now() - c.run_at) as waited_seconds, c.suspect, c.route
+       date_part('epoch', now() - c.run_at) as waited_seconds, c.suspect, c.route, c.tenant
 from claimed c order by c.priority desc, c.run_at, c.id;
 
 -- name: claim_tasks_at_gates
@@ -173,10 +181,11 @@ with due as materialized (
                  order by r.position, r.name limit 1)
     from noted n
     where t.id = any(array(select id from due)) and t.claim < n.id
-    returning t.id, t.claim, t.action, t.payload, t.timeout_seconds, t.priority, t.run_at, t.suspect, t.route, t.gate
+    returning t.id, t.claim, t.action, t.payload, t.timeout_seconds, t.priority, t.run_at, t.suspect, t.route, t.gate,
+              t.tenant
 )
 select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
-       date_part('epoch', now() - c.run_at) as waited_seconds, c.suspect, c.route, c.gate
+       date_part('epoch', now() - c.run_at) as waited_seconds, c.suspect, c.route, c.tenant, c.gate
 from claimed c order by c.priority desc, c.run_at, c.id;
 
 -- name: read_priorities

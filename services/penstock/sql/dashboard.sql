@@ -107,17 +107,18 @@ select min(high) from halved;
 
 -- part: fits
 ($4::text is null or action = $4) and ($6::text is null or labels @> $6::jsonb)
-and ($7::text is null or unique_key = $7 or ordering_key = $7)
+and ($7::text is null or coalesce(tenant || E'\x1f', '') || $7 in (unique_key, ordering_key))
+and ($8::text is null or tenant = $8)
 
 -- name: search_tasks
 -- $1 before this id, $2 how many, $3 how many to look at, $4 action or null, $5 from this id on, $6 labels as JSON text
--- or null, $7 unique or ordering key or null. As list_tasks, with the filters that no index serves.
+-- or null, $7 unique or ordering key or null, $8 tenant or null. As list_tasks, with the filters that no index serves.
 with seen as materialized (
-    select id, action, labels, unique_key, ordering_key from (
-        (select id, action, labels, unique_key, ordering_key from penstock.task
+    select id, action, labels, tenant, unique_key, ordering_key from (
+        (select id, action, labels, tenant, unique_key, ordering_key from penstock.task
          where id < $1 and id >= $5 order by id desc limit $3)
         union all
-        (select id, action, labels, unique_key, ordering_key from penstock.task_history
+        (select id, action, labels, tenant, unique_key, ordering_key from penstock.task_history
          where id < $1 and id >= $5 order by id desc limit $3)
     ) both_tables order by id desc limit $3
 )
@@ -125,25 +126,25 @@ select array(select id from seen where {fits} order by id desc limit $2) as ids,
        (select min(id) from seen) as last, (select count(*) from seen) as count;
 
 -- name: search_live_tasks
--- $1 to $7 as search_tasks, $8 a state that is not final.
+-- $1 to $8 as search_tasks, $9 a state that is not final.
 with seen as materialized (
-    select id, action, labels, unique_key, ordering_key, state from penstock.task
+    select id, action, labels, tenant, unique_key, ordering_key, state from penstock.task
     where id < $1 and id >= $5 order by id desc limit $3
 )
-select array(select id from seen where state = $8 and {fits} order by id desc limit $2) as ids,
+select array(select id from seen where state = $9 and {fits} order by id desc limit $2) as ids,
        (select min(id) from seen) as last, (select count(*) from seen) as count;
 
 -- name: search_settled_tasks
--- $1 to $7 as search_tasks, $8 a final state: only its own partitions are read.
+-- $1 to $8 as search_tasks, $9 a final state: only its own partitions are read.
 with seen as materialized (
-    select id, action, labels, unique_key, ordering_key from penstock.task_history
-    where state = $8 and id < $1 and id >= $5 order by id desc limit $3
+    select id, action, labels, tenant, unique_key, ordering_key from penstock.task_history
+    where state = $9 and id < $1 and id >= $5 order by id desc limit $3
 )
 select array(select id from seen where {fits} order by id desc limit $2) as ids,
        (select min(id) from seen) as last, (select count(*) from seen) as count;
 
 -- name: find_by_key
--- $1 a key, $2 how many. Tasks that have it as their unique key, of whichever action that was ever seen, and live ones
+-- $1 a key, behind the name of its tenant if it has one, $2 how many. Tasks that have it as their unique key, of whichever action that was ever seen, and live ones
 -- that have it as their ordering key; each by an index, however old.
 (select k.task_id as id from (select distinct action from penstock.tally) known
  cross join lateral (

@@ -24,7 +24,8 @@ select id from inserted order by id;
 -- name: enqueue_keyed_tasks
 -- Any mixture of keys, labels and expiries; each unique key once, unless all that name it keep it and return the first.
 -- $10 labels as JSON text or null, $11 expires_at or null, $12 expires in so many seconds or null, $13 limit keys or
--- null; $14 whether a unique key is free when the task that has it is settled, $15 or was taken so many seconds ago.
+-- null; $14 whether a unique key is free when the task that has it is settled, $15 or was taken so many seconds ago;
+-- $16 tenants or null. Keys of a tenant are its own: they are kept behind its name.
 -- The two upserts change nothing in a row that somebody has: they lock it and return it, which a plain DO NOTHING would
 -- not for a row committed after this statement's snapshot. Keys are taken in sorted order, so two such batches cannot
 -- deadlock. A task behind a live one of its ordering key starts as WAITING.
@@ -35,12 +36,15 @@ select id from inserted order by id;
 -- input for each row would take the square of their number.
 -- Returns (place from 1, id, state or null, fresh) per task; a duplicate has the first task's id and no state.
 with input as materialized (
-    select nextval('penstock.task_id_seq') as id, i.*
+    select nextval('penstock.task_id_seq') as id, i.*,
+           coalesce(i.tenant || E'\x1f', '') || i.own_unique_key as unique_key,
+           coalesce(i.tenant || E'\x1f', '') || i.own_ordering_key as ordering_key
     from unnest($1::text[], $2::text[], $3::timestamptz[], $4::float8[], $5::int2[], $6::int2[], $7::float8[],
                 $8::text[], $9::text[], $10::text[], $11::timestamptz[], $12::float8[], $13::text[], $14::bool[],
-                $15::float8[])
-        with ordinality as i (action, payload, run_at, delay, priority, max_attempts, timeout, unique_key,
-                              ordering_key, labels, expires_at, expires_in, limit_key, unless_live, unless_since, place)
+                $15::float8[], $16::text[])
+        with ordinality as i (action, payload, run_at, delay, priority, max_attempts, timeout, own_unique_key,
+                              own_ordering_key, labels, expires_at, expires_in, limit_key, unless_live, unless_since,
+                              tenant, place)
     order by i.place
 ), keyed as (
     insert into penstock.unique_key as k (action, key, task_id, taken_at)
@@ -72,11 +76,11 @@ with input as materialized (
     returning h.key, h.task_id
 ), inserted as (
     insert into penstock.task (id, state, action, payload, run_at, priority, max_attempts, timeout_seconds,
-                               unique_key, ordering_key, labels, expires_at, limit_key, created_at, updated_at)
+                               unique_key, ordering_key, labels, expires_at, limit_key, tenant, created_at, updated_at)
     select f.id, case when h.task_id <> f.id then 'WAITING' else 'SCHEDULED' end::penstock.task_state,
            f.action, f.payload::json, coalesce(f.run_at, now() + make_interval(secs => coalesce(f.delay, 0))),
            f.priority, f.max_attempts, f.timeout, f.unique_key, f.ordering_key, f.labels::jsonb,
-           coalesce(f.expires_at, now() + make_interval(secs => f.expires_in)), f.limit_key, now(), now()
+           coalesce(f.expires_at, now() + make_interval(secs => f.expires_in)), f.limit_key, f.tenant, now(), now()
     from fresh f left join heads h on h.key = f.ordering_key
     returning id, state, action
 ), tallied as (

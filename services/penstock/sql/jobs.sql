@@ -18,10 +18,12 @@ select id, kind, params::text as params, state, cursor::text as cursor, total, s
 from penstock.job where id = $1;
 
 -- name: list_jobs
--- Newest first. $1 id that the page begins behind, or null; $2 limit.
+-- Newest first. $1 id that the page begins behind, or null; $2 limit; $3 tenant or null for all.
 select id, kind, params::text as params, state, cursor::text as cursor, total, seen, changed, refused,
        errors::text as errors, created_at, updated_at, finished_at
-from penstock.job where $1::bigint is null or id < $1 order by id desc limit $2;
+from penstock.job
+where ($1::bigint is null or id < $1) and ($3::text is null or params -> 'select' ->> 'tenant' = $3)
+order by id desc limit $2;
 
 -- name: take_job
 -- $1 ids to leave alone for now. The job that has waited longest for a batch, locked until the end of the transaction,

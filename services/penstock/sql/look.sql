@@ -5,21 +5,21 @@
 select id, state::text as state, action, payload::text as payload, priority, run_at, attempts, max_attempts, claim,
        created_at, updated_at, unique_key, ordering_key, timeout_seconds, progress::text as progress,
        null::text as result, failures::text as failures, (failures -> -1 -> 'error')::text as error,
-       labels::text as labels, expires_at, limit_key, null::text as reason, null::bool as payload_gone,
+       labels::text as labels, expires_at, limit_key, tenant, null::text as reason, null::bool as payload_gone,
        null::bool as result_gone
 from penstock.task where id = any($1::bigint[])
 union all
 select id, state::text, action, payload::text, priority, run_at, attempts, max_attempts, claim,
        created_at, updated_at, unique_key, ordering_key, timeout_seconds, progress::text,
-       result::text, failures::text, (failures -> -1 -> 'error')::text, labels::text, expires_at, limit_key, reason,
+       result::text, failures::text, (failures -> -1 -> 'error')::text, labels::text, expires_at, limit_key, tenant, reason,
        payload_gone, result_gone
 from penstock.task_history where id = any($1::bigint[]);
 
 -- name: read_states
--- $1 ids. As read_tasks, no more than (id, state) and whether the payload is gone.
-select id, state::text as state, null::bool as payload_gone from penstock.task where id = any($1::bigint[])
+-- $1 ids. As read_tasks, no more than (id, state), the tenant and whether the payload is gone.
+select id, state::text as state, null::bool as payload_gone, tenant from penstock.task where id = any($1::bigint[])
 union all
-select id, state::text, payload_gone from penstock.task_history where id = any($1::bigint[]);
+select id, state::text, payload_gone, tenant from penstock.task_history where id = any($1::bigint[]);
 
 -- name: list_tasks
 -- $1 before this id, $2 how many, $3 how many to look at, $4 action or null. Newest first; one row: the ids of the
@@ -92,6 +92,7 @@ from (
     select count(*), min(run_at) from penstock.task
     where state in ('SCHEDULED', 'ERROR') and gate is not null and run_at <= now()
       and action not in (select name from penstock.action where paused)
+      and (tenant is null or tenant not in (select name from penstock.tenant where paused))
 ) waiting;
 
 -- name: list_rejected

@@ -1,9 +1,9 @@
 -- Rules: limits and pauses of actions, the gates that their tasks wait at, routes.
 
 -- name: read_rules
--- Whether any action is limited or paused, and whether any gate is there; routes with their queues, in the order in
+-- Whether any action or tenant is limited or paused, and whether any gate is there; routes with their queues, in the order in
 -- which they are tried.
-select exists (select from penstock.action) as limits, exists (select from penstock.gate) as gates,
+select exists (select from penstock.action) or exists (select from penstock.tenant) as limits, exists (select from penstock.gate) as gates,
        coalesce((select json_agg(json_build_array(name, queue) order by position, name) from penstock.route), '[]')::text
            as routes;
 
@@ -31,7 +31,7 @@ select exists (select from penstock.action where name = $1);
 -- name: lock_gates
 -- $1 action, $2 how many, $3 stop counting what is in flight of each there, null: do not count. Those that have waited
 -- longest for a look.
-select g.name, g.tokens, g.refilled_at, now() as at,
+select g.name, g.tenant, g.tokens, g.refilled_at, now() as at,
        case when $3::int is null then 0 else (
            select count(*) from (select from penstock.task t
                                  where t.state = 'ACQUIRED' and t.action = $1 and t.gate = g.name limit $3) held)
@@ -78,7 +78,7 @@ update penstock.gate set next_at = now() where action = $1 and next_at > now();
 
 -- name: lock_rules
 -- One change at a time, and none while a gate is looked at. Readers go on, among them a backup of hours.
-lock table penstock.action, penstock.route in exclusive mode;
+lock table penstock.action, penstock.route, penstock.tenant in exclusive mode;
 
 -- name: set_action
 -- $1 action, $2 paused, $3 max_in_flight, $4 rate, $5 burst, $6 to $8 the same by key.
@@ -95,7 +95,8 @@ delete from penstock.action where name = $1;
 -- name: adopt_in_flight
 -- $1 action, or null for every one that is limited. What is in flight when its action becomes limited counts from then
 -- on. The supervisor does so again and again, for claims that were under way when the limit was set.
-update penstock.task t set gate = t.action || coalesce(E'\x1f' || t.limit_key, '')
+update penstock.task t
+set gate = t.action || coalesce(E'\x1e' || t.tenant, '') || coalesce(E'\x1f' || t.limit_key, '')
 where t.state = 'ACQUIRED' and t.gate is null and t.claimed_at <= now()
   and ($1::text is null or t.action = $1) and t.action = any(array(select name from penstock.action))
 returning t.id;

@@ -11,22 +11,23 @@ where s.name = any($1::text[]) order by s.name for update;
 -- $1 to $17 arrays, one element a schedule: names (distinct), expressions, zones, start_at, end_at, jitter in seconds,
 -- missed, max_missed, max_lateness in seconds or null, overlap, actions, payloads (JSON text), priorities, max_attempts
 -- or null, timeout in seconds or null, ordering keys or null, labels (JSON text); $18 paused; $19 next_at and $20 due_at
--- or null; $21 whether one that exists is replaced. Returns (id, name, fresh) of those written, in no order. By name, so
+-- or null; $21 whether one that exists is replaced; $22 tenants or null. Returns (id, name, fresh) of those written, in no order. By name, so
 -- that two batches cannot deadlock.
 with input as materialized (
     select * from unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[], $5::timestamptz[], $6::float8[],
                          $7::text[], $8::int[], $9::float8[], $10::text[], $11::text[], $12::text[], $13::int2[],
                          $14::int2[], $15::float8[], $16::text[], $17::text[], $18::bool[], $19::timestamptz[],
-                         $20::timestamptz[])
+                         $20::timestamptz[], $22::text[])
         as i (name, expression, timezone, start_at, end_at, jitter_seconds, missed, max_missed, max_lateness_seconds,
               overlap, action, payload, priority, max_attempts, timeout_seconds, ordering_key, labels, paused, next_at,
-              due_at)
+              due_at, tenant)
 ), written as (
     insert into penstock.schedule as s (name, expression, timezone, start_at, end_at, jitter_seconds, missed, max_missed,
                                         max_lateness_seconds, overlap, action, payload, priority, max_attempts,
-                                        timeout_seconds, ordering_key, labels, paused)
+                                        timeout_seconds, ordering_key, labels, paused, tenant)
     select name, expression, timezone, start_at, end_at, jitter_seconds, missed, max_missed, max_lateness_seconds,
-           overlap, action, payload::json, priority, max_attempts, timeout_seconds, ordering_key, labels::jsonb, paused
+           overlap, action, payload::json, priority, max_attempts, timeout_seconds, ordering_key, labels::jsonb, paused,
+           tenant
     from input order by name
     on conflict (name) do update
     set expression = excluded.expression, timezone = excluded.timezone, start_at = excluded.start_at,
@@ -34,7 +35,8 @@ with input as materialized (
         max_missed = excluded.max_missed, max_lateness_seconds = excluded.max_lateness_seconds,
         overlap = excluded.overlap, action = excluded.action, payload = excluded.payload, priority = excluded.priority,
         max_attempts = excluded.max_attempts, timeout_seconds = excluded.timeout_seconds,
-        ordering_key = excluded.ordering_key, labels = excluded.labels, paused = excluded.paused, updated_at = now()
+        ordering_key = excluded.ordering_key, labels = excluded.labels, paused = excluded.paused, tenant = excluded.tenant,
+        updated_at = now()
     where $21::boolean
     returning s.id, s.name, s.xmax = 0 as fresh
 ), clocks as (
@@ -61,15 +63,16 @@ where s.name = any($1::text[]);
 
 -- name: list_schedules
 -- Newest first. $1 id that the page begins behind, or null; $2 limit; $3 labels that they all have (JSON text) or null,
--- $4 action or null, $5 paused or null. Without the payloads, which may be large.
+-- $4 action or null, $5 paused or null, $6 tenant or null. Without the payloads, which may be large.
 select s.id, s.name, s.expression, s.timezone, s.start_at, s.end_at, s.jitter_seconds, s.missed, s.max_missed,
        s.max_lateness_seconds, s.overlap, s.action, 'null' as payload, s.priority, s.max_attempts, s.timeout_seconds,
-       s.ordering_key, s.labels, s.paused, s.created_at, s.updated_at, c.next_at, c.due_at, c.last_at, c.last_task_id,
+       s.ordering_key, s.labels, s.paused, s.tenant, s.created_at, s.updated_at, c.next_at, c.due_at, c.last_at, c.last_task_id,
        c.problem
 from penstock.schedule s join penstock.schedule_clock c on c.schedule_id = s.id
 where ($1::bigint is null or s.id < $1)
   and ($3::text is null or (s.labels @> $3::jsonb and s.labels <> '{}'))
   and ($4::text is null or s.action = $4) and ($5::boolean is null or s.paused = $5)
+  and ($6::text is null or s.tenant = $6)
 order by s.id desc limit $2;
 
 -- name: claim_due_schedules
@@ -82,7 +85,7 @@ order by due_at limit $1 for update skip locked;
 -- busy: the newest task of one that is not to overlap is not settled.
 select s.id, s.name, s.expression, s.timezone, s.start_at, s.end_at, s.jitter_seconds, s.missed, s.max_missed,
        s.max_lateness_seconds, s.overlap, s.action, s.payload, s.priority, s.max_attempts, s.timeout_seconds,
-       s.ordering_key, s.created_at, c.next_at, c.due_at, now() as now,
+       s.ordering_key, s.tenant, s.created_at, c.next_at, c.due_at, now() as now,
        s.overlap = 'skip' and exists (select from penstock.task t where t.id = c.last_task_id) as busy
 from penstock.schedule_clock c join penstock.schedule s on s.id = c.schedule_id
 where c.schedule_id = any($1::bigint[]) order by c.due_at;

@@ -13,13 +13,15 @@ s.workflow_id, s.number, s.name, s.kind, s.action, s.task_id, s.after, s.results
 s.options::text as options, s.on_failure, s.undo
 
 -- name: create_workflow
--- $1 key or null, $2 name, $3 SHA-256 of the definition, $4 how many steps. Nothing where the key is another's.
-insert into penstock.workflow (key, name, definition, steps, open) values ($1, $2, $3, $4, $4)
+-- $1 key or null, $2 name, $3 SHA-256 of the definition, $4 how many steps, $5 tenant or null. Nothing where the key
+-- is another's; keys of a tenant are its own.
+insert into penstock.workflow (key, name, definition, steps, open, tenant)
+values (coalesce($5::text || E'\x1f', '') || $1, $2, $3, $4, $4, $5)
 on conflict (key) do nothing returning id;
 
 -- name: find_workflow
--- $1 key.
-select id, definition, state from penstock.workflow where key = $1;
+-- $1 key, $2 tenant or null.
+select id, definition, state from penstock.workflow where key = coalesce($2::text || E'\x1f', '') || $1;
 
 -- name: insert_steps
 -- All arrays run in parallel, one element a step. $1 workflows, $2 numbers, $3 names, $4 kinds, $5 actions or null,
@@ -27,7 +29,7 @@ select id, definition, state from penstock.workflow where key = $1;
 -- policies, $11 undoing actions or null, $12 and $13 where results and errors of predecessors go, or null, $14 options
 -- as JSON text or null; of the task: $15 payload as JSON text, null where the step has no task, $16 run_at or null,
 -- $17 priorities, $18 max_attempts, $19 timeouts or null, $20 labels as JSON text or null, $21 expires_at or null,
--- $22 limit keys or null. A step that is SCHEDULED at once has neither a delay nor an ordering key.
+-- $22 limit keys or null. Its tenant is that of its workflow. A step that is SCHEDULED at once has neither a delay nor an ordering key.
 with input as materialized (
     select case when i.payload is not null then nextval('penstock.task_id_seq') end as task_id, i.*
     from unnest($1::bigint[], $2::int[], $3::text[], $4::text[], $5::text[], $6::int[], $7::text[], $8::int[],
@@ -49,9 +51,10 @@ with input as materialized (
     select i.workflow_id, predecessor, i.number from input i cross join lateral unnest(i.after::int[]) predecessor
 ), inserted as (
     insert into penstock.task (id, state, action, payload, run_at, priority, max_attempts, timeout_seconds, labels,
-                               expires_at, limit_key, workflow, created_at, updated_at)
+                               expires_at, limit_key, workflow, tenant, created_at, updated_at)
     select task_id, state::penstock.task_state, action, payload::json, coalesce(run_at, now()), priority, max_attempts,
-           timeout, labels::jsonb, expires_at, limit_key, workflow_id, now(), now()
+           timeout, labels::jsonb, expires_at, limit_key, workflow_id,
+           (select w.tenant from penstock.workflow w where w.id = workflow_id), now(), now()
     from input where payload is not null
     returning action
 )
@@ -97,7 +100,7 @@ select id, workflow_id, task_id, state::text as state, children from gone order 
 
 -- name: hold_spawners
 -- $1 ids, $2 claims. Tasks whose claim still holds, locked: their results will be accepted in this transaction.
-select id, claim, workflow from penstock.task
+select id, claim, workflow, tenant from penstock.task
 where id = any($1::bigint[]) and state::text = 'ACQUIRED'
       and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
 order by id for update;
@@ -173,12 +176,12 @@ select {ready_step} from changed s where s.pending = 0;
 -- key that the task takes its place behind only now; a head is read as in restart_tasks. The rows are locked first: a key must not get a head that somebody
 -- is just cancelling.
 with held as materialized (
-    select id from penstock.task
+    select id, tenant from penstock.task
     where id = any($1::bigint[]) and state::text = 'WAITING' and ordering_key is null order by id for update
 ), input as materialized (
-    select i.* from unnest($1::bigint[], $2::text[], $3::float8[], $4::float8[], $5::text[])
-        i (id, ordering_key, delay, expires_in, payload)
-    where i.id in (select id from held)
+    select i.id, coalesce(h.tenant || E'\x1f', '') || i.ordering_key as ordering_key, i.delay, i.expires_in, i.payload
+    from unnest($1::bigint[], $2::text[], $3::float8[], $4::float8[], $5::text[])
+        i (id, ordering_key, delay, expires_in, payload) join held h on h.id = i.id
 ), heads as (
     insert into penstock.ordering_head as h (key, task_id)
     select distinct on (ordering_key) ordering_key, id from input where ordering_key is not null
@@ -314,10 +317,10 @@ with gone as (
     returning *
 ), back as (
     insert into penstock.task (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
-        created_at, updated_at, timeout_seconds, failures, labels, expires_at, limit_key, workflow)
+        created_at, updated_at, timeout_seconds, failures, labels, expires_at, limit_key, workflow, tenant)
     select g.id, 'WAITING', g.action, g.payload, g.priority, now(), 0, g.max_attempts, g.claim,
         g.created_at, now(), g.timeout_seconds, g.failures, g.labels,
-        case when g.expires_at > now() then g.expires_at end, g.limit_key, g.workflow
+        case when g.expires_at > now() then g.expires_at end, g.limit_key, g.workflow, g.tenant
     from gone g
     returning id
 ), tallied as (
@@ -327,14 +330,15 @@ with gone as (
 select id from back;
 
 -- name: read_workflow
--- $1 id or null, $2 key or null.
-select id, key, name, state, steps, open, reason, compensated, created_at, updated_at, finished_at
-from penstock.workflow where id = $1 or key = $2;
+-- $1 id or null, $2 key or null, $3 tenant of the key or null.
+select id, key, name, state, steps, open, reason, compensated, created_at, updated_at, finished_at, tenant
+from penstock.workflow where id = $1 or key = coalesce($3::text || E'\x1f', '') || $2;
 
 -- name: list_workflows
--- $1 before this id or null, $2 how many, $3 state or null. Newest first.
-select id, key, name, state, steps, open, reason, compensated, created_at, updated_at, finished_at
+-- $1 before this id or null, $2 how many, $3 state or null, $4 tenant or null for all. Newest first.
+select id, key, name, state, steps, open, reason, compensated, created_at, updated_at, finished_at, tenant
 from penstock.workflow where ($1::bigint is null or id < $1) and ($3::text is null or state = $3)
+  and ($4::text is null or tenant = $4)
 order by id desc limit $2;
 
 -- name: count_steps

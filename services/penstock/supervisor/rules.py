@@ -51,6 +51,8 @@ class Rules:
         if found["limits"]:
             async with self._store.session() as session:
                 await session.fetch("adopt_in_flight", None)
+                await session.fetch("adopt_in_flight_of_tenants", None)
+                await session.fetch("forget_tenant_paces")
         return await self._return_strays()
 
     async def _return_strays(self) -> int:

@@ -34,6 +34,8 @@ class Limits:
     it: kept, it would cost all else that is held with it. Where this is false, the message is simply others' again.
     outlives_connection: a message stays held when the connection to the broker is lost.
     makes_queues: processes make what is missing, unless they may not.
+    fair_groups: the queue is told the group of a message and keeps a group with many messages from delaying others.
+    Where it is not, a group is left out.
     """
 
     max_message_bytes: int
@@ -46,14 +48,16 @@ class Limits:
     deletes_overdue: bool = False
     outlives_connection: bool = True
     makes_queues: bool = False
+    fair_groups: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message to send."""
+    """A message to send. group: whose it is, for queues that are fair between groups; any text, None for nobody's."""
 
     body: str
     attributes: Mapping[str, str] = field(default_factory=dict)
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class Message:
     receive_count: int
     sent_at: float | None
     attributes: Mapping[str, str]
+    group: str | None = None  # as the queue was told it; with it the message is sent again
 
     @property
     def original_id(self) -> str:

@@ -34,6 +34,7 @@ from penstock.transports.base import (
     QueueMissing,
     SendReport,
 )
+from penstock.transports.groups import group_id
 from penstock.wire import escape_for_sqs, utf8_size
 
 LIMITS = Limits(
@@ -47,6 +48,7 @@ LIMITS = Limits(
     deletes_overdue=False,
     outlives_connection=True,
     makes_queues=False,
+    fair_groups=True,
 )
 _RETENTION_SECONDS = 4 * 86_400
 _DEAD_LETTER_RETENTION_SECONDS = 14 * 86_400  # a dead letter keeps its first send time, so its queue must keep longer
@@ -225,6 +227,8 @@ class SqsQueue:
                 entry["MessageAttributes"] = {
                     key: {"DataType": "String", "StringValue": value} for key, value in message.attributes.items()
                 }
+            if message.group is not None:
+                entry["MessageGroupId"] = group_id(message.group)
             entries.append(entry)
             sizes.append(utf8_size(body) + sum(utf8_size(k + v) + 6 for k, v in message.attributes.items()))
         # Sized in one go with the entries, since a call is bounded by bytes too.
@@ -241,7 +245,7 @@ class SqsQueue:
             MaxNumberOfMessages=LIMITS.max_call_messages,
             WaitTimeSeconds=wait_seconds,
             VisibilityTimeout=visibility_seconds,
-            MessageSystemAttributeNames=["ApproximateReceiveCount", "SentTimestamp"],
+            MessageSystemAttributeNames=["ApproximateReceiveCount", "SentTimestamp", "MessageGroupId"],
             MessageAttributeNames=["All"],
         )
         messages = [_message(raw) for raw in reply.get("Messages", ())]
@@ -432,4 +436,5 @@ def _message(raw: Mapping[str, Any]) -> Message:
             for key, value in raw.get("MessageAttributes", {}).items()
             if "StringValue" in value
         },
+        group=system.get("MessageGroupId"),
     )

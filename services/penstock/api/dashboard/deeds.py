@@ -14,7 +14,7 @@ from penstock.commands import MAX_IDS, read_command
 from penstock.errors import AccessDenied, InvalidParams, MethodNotFound, RpcError
 
 _MINUTE, _DAY = 60, 86_400
-_PAYLOAD_FIELDS = ("action", "unique_key", "ordering_key", "limit_key")
+_PAYLOAD_FIELDS = ("action", "unique_key", "ordering_key", "limit_key", "tenant")
 
 
 class Form:
@@ -118,7 +118,7 @@ async def _create_key(ask: Ask, form: Form) -> Shown:
     days = _float(ask.query, "days")
     made = await ask.call(
         "keys.create", name=_required(ask.query, "name"), permissions=form.all("permission"),
-        expires_in=None if days is None else days * _DAY,
+        expires_in=None if days is None else days * _DAY, tenant=ask.query.get("tenant"),
     )  # fmt: skip
     return Shown("new_key.html", {"key": made})
 
@@ -150,6 +150,7 @@ def bulk_params(operation: str, values: Mapping[str, str]) -> dict[str, Any]:
         "action": values.get("action"),
         "states": [values["state"]] if "state" in values else None,
         "labels": labels_of(values.get("labels")),
+        "tenant": values.get("tenant"),
         "older_than": None if older is None else older * _MINUTE,
         "newer_than": None if newer is None else newer * _MINUTE,
         "all": True if values.get("all") else None,
@@ -173,6 +174,11 @@ def _bulk(operation: str) -> Deed:
 def _of(*names: str) -> Callable[[Mapping[str, str]], dict[str, Any]]:
     """Parameters that a form must give as they are."""
     return lambda values: {name: _required(values, name) for name in names}
+
+
+def _held_key(values: Mapping[str, str]) -> dict[str, Any]:
+    tenant = {"tenant": values["tenant"]} if "tenant" in values else {}
+    return {"key": _required(values, "key"), **tenant}
 
 
 def _limits(values: Mapping[str, str]) -> dict[str, Any]:
@@ -239,7 +245,7 @@ DEEDS: dict[str, Deed] = {
     "dlq.purge": Deed(_dead, lambda _, done: f"{done.purged} messages deleted"),
     "keys.revoke": Deed(_of("id"), lambda _, done: f"Key {done.name} is revoked"),
     "job.cancel": Deed(_of("id"), lambda _, done: f"Job {done.id} is {done.state.lower()}"),
-    "ordering.release": Deed(_of("key"), lambda _, done: f"Ordering key {done.key} is held no more"),
+    "ordering.release": Deed(_held_key, lambda _, done: f"Ordering key {done.key} is held no more"),
     **{f"bulk.{name}": _bulk(f"bulk.{name}") for name in ("cancel", "retry", "delete", "reschedule")},
 }
 

@@ -32,11 +32,11 @@ async def load_tasks(ask: Ask) -> dict[str, Any]:
     found = await ask.call(
         "list", state=ask.get("state"), action=ask.get("action"), labels=labels_of(ask.get("labels")),
         key=ask.get("key"), since=utc(ask.get("since")), until=utc(ask.get("until")), cursor=ask.get("cursor"),
-        limit=PAGE_ROWS,
+        tenant=ask.get("tenant"), limit=PAGE_ROWS,
     )  # fmt: skip
-    filters = {name: ask.get(name) for name in ("state", "action", "labels", "key", "since", "until")}
+    filters = {name: ask.get(name) for name in ("state", "action", "tenant", "labels", "key", "since", "until")}
     stats = msgspec.json.decode(await ask.call("stats"))
-    bulk = {name: filters[name] for name in ("state", "action", "labels") if filters[name]}
+    bulk = {name: filters[name] for name in ("state", "action", "tenant", "labels") if filters[name]}
     return {
         "tasks": found.tasks, "cursor": found.cursor, "filters": filters, "any_filter": any(filters.values()),
         "states": list(State), "counts": stats["states"], "actions": list(stats["actions"]), "bulk": bulk,
@@ -70,7 +70,8 @@ async def load_edit(ask: Ask) -> dict[str, Any]:
     values = {
         "id": task.id, "action": task.action, "priority": task.priority, "max_attempts": task.max_attempts,
         "timeout": task.timeout, "unique_key": task.unique_key, "ordering_key": task.ordering_key,
-        "limit_key": task.limit_key, "labels": msgspec.json.encode(plain(task.labels) or {}).decode("utf-8"),
+        "limit_key": task.limit_key, "tenant": task.tenant,
+        "labels": msgspec.json.encode(plain(task.labels) or {}).decode("utf-8"),
         "payload": "" if task.payload_gone else msgspec.json.format(bytes(task.payload), indent=2).decode("utf-8"),
         "delay": None, "cancel": not task.state.final,
     }  # fmt: skip

@@ -190,7 +190,9 @@ class Dashboard:
                 response = RedirectResponse(there, 303)
                 set_cookie(request, response, token, self._settings.dashboard_session_seconds)
                 return _dressed(response)
-            problem = "This key may not read; the dashboard needs the permission read, or admin to change anything."
+            problem = "This key is bound to a tenant, and the dashboard shows all of them."
+            if caller.tenant is None:
+                problem = "This key may not read; the dashboard needs the permission read, or admin to change anything."
         return self._page(request, visitor, "login.html", {"next": there, "problem": problem}, status=401)
 
     async def _logout(self, request: Request, visitor: Visitor) -> Response:

@@ -1,0 +1,175 @@
+"""API keys that are bound to a tenant: which methods they may call, and that they meet no other tenant's tasks there.
+
+A method is closed to them until it is named here, and whoever sent a request is known to whatever carries it out; so
+what looks up a record asks ``sees`` before it shows or changes it. Another tenant's record is answered as one that
+there is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from penstock.commands import (
+    PARAMS,
+    SUBMIT_PREFIX,
+    Enqueue,
+    ListTasks,
+    PreviewBulk,
+    StartBulk,
+)
+from penstock.errors import AccessDenied, InvalidParams, ScheduleNotFound, TaskNotFound, WorkflowNotFound
+from penstock.schedules import CreateSchedule, ListSchedules, UpdateSchedule
+from penstock.store import Session
+from penstock.tenant_rules import GetTenant
+from penstock.timetable import read_schedule
+from penstock.workflows import CancelWorkflow, CreateWorkflow, GetWorkflow, ListWorkflows, RetryWorkflow, WhichWorkflow
+from penstock.workflowstore import read_workflow
+
+
+class Reach(StrEnum):
+    """What a method is to a key that is bound to a tenant."""
+
+    OPEN = "open"  # it shows and changes nothing of anybody
+    OWN = "own"  # its tenant's tasks, schedules, workflows and jobs, no others
+    CLOSED = "closed"  # it concerns the whole installation, or nobody can tell whom
+
+
+_OWN = (
+    "enqueue", "status", "result", "cancel", "retry", "reschedule", "list",
+    "bulk.cancel", "bulk.retry", "bulk.delete", "bulk.reschedule", "job.get", "job.list", "job.cancel",
+    "workflow.create", "workflow.status", "workflow.list", "workflow.cancel", "workflow.retry",
+    "schedule.create", "schedule.update", "schedule.get", "schedule.list", "schedule.delete", "schedule.pause",
+    "schedule.resume", "schedule.run_now", "schedule.runs",
+    "tenant.get",
+)  # fmt: skip
+_CLOSED = (
+    "stats", "rejected.list", "rejected.show", "rejected.retry", "rejected.purge",
+    "dlq.stats", "dlq.list", "dlq.show", "dlq.replay", "dlq.purge",
+    "keys.create", "keys.list", "keys.revoke", "audit.list",
+    "action.set", "action.get", "action.list", "action.pause", "action.resume",
+    "route.set", "route.list", "route.delete",
+    "tenant.set", "tenant.list", "tenant.delete", "tenant.pause", "tenant.resume",
+    "ordering.list", "ordering.release", "claims.check",
+    # A token may come before the task that waits for it, when nobody can tell whose it is.
+    "task.complete", "task.fail",
+    # The supervisor writes an import later, entry by entry, for nobody's key.
+    "schedule.create_many", "schedule.import_status",
+)  # fmt: skip
+REACH: Mapping[str, Reach] = (
+    dict.fromkeys(_OWN, Reach.OWN) | dict.fromkeys(_CLOSED, Reach.CLOSED) | {"rpc.discover": Reach.OPEN}
+)
+"""By method. One that is new stands nowhere here, and is closed, until somebody decides."""
+
+_tenant: ContextVar[str | None] = ContextVar("tenant", default=None)
+
+
+def reach_of(method: str) -> Reach:
+    """What a method is to a key that is bound to a tenant."""
+    return Reach.OWN if method.startswith(SUBMIT_PREFIX) else REACH.get(method, Reach.CLOSED)
+
+
+def check_reach(method: str, tenant: str | None) -> None:
+    """Raises AccessDenied where a key of the tenant may not call the method; others than there are, too, pass."""
+    if tenant is not None and method in PARAMS and reach_of(method) is Reach.CLOSED:
+        raise AccessDenied(
+            403,
+            f"Not permitted: this API key is bound to the tenant {tenant!r}, and {method} concerns the whole "
+            "installation: use a key that is bound to none",
+            {"tenant": tenant},
+        )
+
+
+def bind(tenant: str | None) -> None:
+    """Remember the tenant that the key of the request in hand is bound to, for whatever it leads to."""
+    _tenant.set(tenant)
+
+
+def bound_to() -> str | None:
+    """The tenant that whoever sent the request in hand is bound to; None for one who is bound to none."""
+    return _tenant.get()
+
+
+def sees(tenant: str | None) -> bool:
+    """Whether whoever sent the request in hand may see what is of this tenant."""
+    bound = _tenant.get()
+    return bound is None or tenant == bound
+
+
+def seen(rows: Iterable[Any]) -> list[Any]:
+    """Of rows with a tenant, those that whoever sent the request in hand may see."""
+    return [row for row in rows if sees(row["tenant"])]
+
+
+def narrowed(command: Any) -> Any:
+    """The command as it is about the caller's tenant alone, where it can say so. Raises InvalidParams."""
+    bound = _tenant.get()
+    if bound is None:
+        return command
+    match command:
+        case Enqueue(task):
+            return Enqueue(replace(task, tenant=_own(task.tenant, bound)))
+        case ListTasks() | ListSchedules() | ListWorkflows() | CreateWorkflow() | GetTenant():
+            return replace(command, tenant=_own(command.tenant, bound))
+        case StartBulk(operation, work) | PreviewBulk(operation, work):
+            select = msgspec.structs.replace(work.select, tenant=_own(work.select.tenant, bound))
+            return type(command)(operation, msgspec.structs.replace(work, select=select))
+        case GetWorkflow(which) | CancelWorkflow(which) | RetryWorkflow(which):
+            return replace(command, which=_of_key(which, bound))
+        case CreateSchedule(schedule, _):
+            return replace(command, schedule=replace(schedule, tenant=_own(schedule.tenant, bound)))
+        case UpdateSchedule(given=given) if "tenant" in given:
+            raise InvalidParams("tenant", "of a schedule is not changed by a key that is bound to one")
+    return command
+
+
+async def check_task(session: Session, task_id: int) -> None:
+    """Raises TaskNotFound for another tenant's task. A task's tenant never changes, so a look is enough."""
+    if _tenant.get() is not None and not seen(await session.fetch("read_states", [task_id])):
+        raise TaskNotFound(task_id)
+
+
+async def check_workflow(session: Session, which: WhichWorkflow) -> None:
+    """Raises WorkflowNotFound for another tenant's workflow."""
+    if _tenant.get() is not None and not sees((await read_workflow(session, which)).tenant):
+        raise WorkflowNotFound(which.id if which.key is None else which.key)  # type: ignore[arg-type]
+
+
+async def check_schedule(session: Session, name: str) -> None:
+    """Raises ScheduleNotFound for another tenant's schedule; inside the transaction of a change, whose row it locks."""
+    if _tenant.get() is not None and not seen(await session.fetch("lock_schedules", [name])):
+        raise ScheduleNotFound(name)
+
+
+async def check_new_schedule(session: Session, command: CreateSchedule) -> CreateSchedule:
+    """The command that replaces no other tenant's schedule: it is made as a new one, whose name is taken."""
+    if _tenant.get() is None or not command.replace:
+        return command
+    return replace(command, replace=bool(seen(await session.fetch("lock_schedules", [command.schedule.name]))))
+
+
+async def check_shown_schedule(session: Session, name: str) -> None:
+    """As ``check_schedule``, for a look."""
+    if _tenant.get() is not None and not sees((await read_schedule(session, name)).schedule.tenant):
+        raise ScheduleNotFound(name)
+
+
+def tenant_of_job(params: Mapping[str, Any]) -> str | None:
+    """For whom a bulk job is, by its parameters."""
+    found: str | None = params.get("select", {}).get("tenant")
+    return found
+
+
+def _own(given: str | None, bound: str) -> str:
+    if given is not None and given != bound:
+        raise InvalidParams("tenant", f"must be {bound!r}, to which this API key is bound, not {given!r}")
+    return bound
+
+
+def _of_key(which: WhichWorkflow, bound: str) -> WhichWorkflow:
+    return which if which.key is None else replace(which, tenant=_own(which.tenant, bound))

@@ -1,0 +1,101 @@
+"""Tenants from a shell and from Python, against a running api."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from typer.testing import CliRunner
+
+from penstock import AsyncClient, Client
+from penstock.cli import app
+from penstock.settings import Settings
+from penstock.store import Store
+from tests.integration.apis import running
+
+
+def run(url: str, *arguments: str, fails: bool = False) -> str:
+    done = CliRunner().invoke(app, [*arguments, "--api-url", url])
+    assert (done.exit_code != 0) == fails, done.output
+    return str(done.exception) if fails and not done.output else done.output
+
+
+async def test_tasks_workflows_and_schedules_are_given_a_tenant_and_found_by_it(
+    store: Store, settings: Settings
+) -> None:
+    def use(url: str) -> None:
+        one = json.loads(run(url, "enqueue", "a", "--tenant", "acme", "--delay", "3600", "--json"))["id"]
+        two = json.loads(run(url, "enqueue", "a", "--delay", "3600", "--json"))["id"]
+        assert json.loads(run(url, "status", str(one), "--json"))["tenant"] == "acme"
+        assert "tenant" not in json.loads(run(url, "status", str(two), "--json"))
+        assert [task["id"] for task in json.loads(run(url, "list", "--tenant", "acme", "--json"))["tasks"]] == [one]
+        assert "acme" in run(url, "list")
+        assert "tenant" not in run(url, "list", "--action", "none")
+        assert "stands for every tenant" in run(url, "enqueue", "a", "--tenant", "*", fails=True)
+        counted = json.loads(run(url, "bulk", "cancel", "--tenant", "acme", "--dry-run", "--json"))
+        assert counted["count"] == 1
+        run(url, "schedule", "create", "n", "@daily", "a", "--tenant", "acme")
+        assert json.loads(run(url, "schedule", "get", "n", "--json"))["tenant"] == "acme"
+        assert len(json.loads(run(url, "schedule", "list", "--tenant", "acme", "--json"))["schedules"]) == 1
+        assert json.loads(run(url, "schedule", "list", "--tenant", "other", "--json"))["schedules"] == []
+        flow = json.loads(run(url, "workflow", "create", '[{"action": "a"}]', "--tenant", "acme", "--json"))
+        assert json.loads(run(url, "workflow", "status", str(flow["id"]), "--json"))["tenant"] == "acme"
+
+    async with running(store, settings) as api:
+        await asyncio.to_thread(use, api.url)
+
+
+async def test_rules_of_tenants_from_a_shell(store: Store, settings: Settings) -> None:
+    def use(url: str) -> None:
+        assert run(url, "tenant", "list") == "there is none\n"
+        run(url, "tenant", "set", "*", "--max-in-flight", "5")
+        own = json.loads(run(url, "tenant", "set", "acme", "--rate", "60", "--per", "minute", "--json"))
+        assert (own["rate"], own["max_in_flight"], own["own"]) == (1.0, None, True)
+        assert json.loads(run(url, "tenant", "get", "other", "--json"))["max_in_flight"] == 5
+        assert json.loads(run(url, "tenant", "pause", "other", "--json"))["paused"] is True
+        listed = run(url, "tenant", "list").splitlines()
+        assert [line.split()[0] for line in listed[1:]] == ["*", "acme", "other"]
+        assert json.loads(run(url, "tenant", "resume", "other", "--json"))["paused"] is False
+        assert json.loads(run(url, "tenant", "set", "acme", "--none", "all", "--json"))["rate"] is None
+        run(url, "tenant", "delete", "acme")
+        run(url, "tenant", "delete", "*")
+        assert json.loads(run(url, "tenant", "list", "--json")) == {"tenants": [], "cursor": None}
+        assert "has no rule of its own" in run(url, "tenant", "delete", "acme", fails=True)
+        assert "exclude each other" in run(url, "tenant", "set", "a", "--rate", "1", "--none", "rate", fails=True)
+        assert "name a limit" in run(url, "tenant", "set", "a", fails=True)
+
+    async with running(store, settings) as api:
+        await asyncio.to_thread(use, api.url)
+
+
+async def test_a_key_is_bound_from_a_shell(store: Store, settings: Settings, database_url: str) -> None:
+    def use() -> None:
+        options = ["--permission", "read", "--database-url", database_url, "--json"]
+        made = CliRunner().invoke(app, ["keys", "create", "k", "--tenant", "acme", *options])
+        assert made.exit_code == 0, made.output
+        assert json.loads(made.stdout)["tenant"] == "acme"
+        listed = CliRunner().invoke(app, ["keys", "list", "--database-url", database_url])
+        assert "acme" in listed.stdout
+        wrong = CliRunner().invoke(app, ["keys", "create", "j", "--tenant", "*", *options])
+        assert wrong.exit_code == 2
+        assert "stands for every tenant" in " ".join(wrong.output.replace("│", " ").split())
+
+    await asyncio.to_thread(use)
+
+
+async def test_the_clients_speak_of_tenants(store: Store, settings: Settings) -> None:
+    def use(url: str) -> None:
+        with Client(url) as client:
+            task = client.enqueue("a", {}, tenant="acme", delay=3600)
+            assert client.status(task["id"])["tenant"] == "acme"
+            assert [one["id"] for one in client.list(tenant="acme")["tasks"]] == [task["id"]]
+            assert client.set_tenant_limits("acme", max_in_flight=2)["max_in_flight"] == 2
+            assert client.schedules.create("n", "@daily", "a", tenant="acme")["tenant"] == "acme"
+            assert len(client.workflows.create(chain=[{"action": "a"}], tenant="acme")) == 3
+
+    async with running(store, settings) as api:
+        await asyncio.to_thread(use, api.url)
+        async with AsyncClient(api.url) as client:
+            task = await client.enqueue("a", {}, tenant="acme", delay=3600)
+            assert task["id"] in [one["id"] for one in (await client.list(tenant="acme"))["tasks"]]
+            assert (await client.set_tenant_limits("acme", rate=2))["rate"] == 2.0
