@@ -286,7 +286,7 @@ class Session:
     ) -> tuple[Dispatch | None, int]:
         """As ``claim``, where there are rules; also how many tasks were put aside, at a gate or for a route."""
         rows = await self.fetch("claim_tasks_by_rules", limit, None, *_columns_of(stretches), due_seconds)
-        diverted: int = rows[0][11]
+        diverted: int = rows[0]["diverted"]
         return (None if rows[0][0] is None else _dispatch(rows)), diverted
 
     async def put_aside(self, limit: int, priority: int, after: Position) -> tuple[int, int, Position | None]:
@@ -306,7 +306,7 @@ class Session:
         The gates are locked before, in the same transaction.
         """
         rows = await self.fetch("claim_tasks_at_gates", list(limits), list(limits.values()))
-        return (_dispatch(rows) if rows else None), Counter(row[9] for row in rows)
+        return (_dispatch(rows) if rows else None), Counter(row["gate"] for row in rows)
 
     async def read_priorities(self, limit: int) -> list[int]:
         """Up to ``limit`` priorities, highest first, that any task has which is due now or later."""
@@ -542,13 +542,17 @@ def _columns_of(stretches: Sequence[Stretch]) -> list[list[Any]]:
     ]  # fmt: skip
 
 
+_MEMBERS = len(Claimed._fields)
+
+
 def _dispatch(rows: Sequence[asyncpg.Record]) -> Dispatch:
-    """Of the rows of a claim: the nine members of Claimed, then perhaps its priority and its last run_at."""
+    """Of the rows of a claim: the members of Claimed, then perhaps its priority and its last run_at."""
     metrics.BATCH_SIZE.labels("claim").observe(len(rows))
     reached: dict[int, Position] = {}
-    if len(rows[0]) > 10:
-        reached = {row[9]: Position(row[10], row[0]) for row in rows if row[10] is not None}
-    return Dispatch(rows[0][1], [tuple.__new__(Claimed, row[:9]) for row in rows], reached)
+    if "last_run_at" in rows[0].keys():  # noqa: SIM118 - of a Record, `in` asks for a value
+        at = _MEMBERS + 1
+        reached = {row["priority"]: Position(row[at], row[0]) for row in rows if row[at] is not None}
+    return Dispatch(rows[0][1], [tuple.__new__(Claimed, row[:_MEMBERS]) for row in rows], reached)
 
 
 def _plain_columns(tasks: Sequence[NewTask]) -> list[list[Any]]:
