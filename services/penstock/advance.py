@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from penstock import metrics
+from penstock import metrics, tracecontext, tracing
 from penstock.commands import step_task
 from penstock.errors import RpcError
 from penstock.handovers import Handover, hand_over, list_result, undo_payload
@@ -404,6 +404,7 @@ async def insert_steps(
     """
     await session.plan_for(len(rows))
     starting = set(start)
+    trace = await _traces(session, rows)
     at_once = [flow in starting and _starts_at_once(step) for flow, _, _, step in rows]
     steps = [step for _, _, _, step in rows]
     tasks = [step.task for step in steps]
@@ -431,10 +432,25 @@ async def insert_steps(
         [t and t.labels for t in tasks],
         [t and t.expires_at for t in tasks],
         [t and t.limit_key for t in tasks],
+        trace,
     )
     for action, count in Counter(t.action for t in tasks if t is not None).items():
         metrics.ENQUEUED.labels(action, "workflow").inc(count)
     return sum(at_once)
+
+
+async def _traces(session: Session, rows: Sequence[tuple[int, int, int | None, NewStep]]) -> list[str | None]:
+    """What the tasks of new steps carry: the trace of who makes them, or that of the step that they belong to."""
+    if tracing.active() is None:
+        return [None] * len(rows)
+    here = tracecontext.current()
+    parents = sorted({(flow, parent) for flow, _, parent, _ in rows if parent is not None})
+    of_parent: dict[tuple[int, int], str] = {}
+    if here is None and parents:
+        found = await session.fetch("read_step_traces", *map(list, zip(*parents, strict=True)))
+        of_parent = {(row["workflow_id"], row["number"]): row["trace"] for row in found}
+    given = None if here is None else here.text
+    return [given or (None if parent is None else of_parent.get((flow, parent))) for flow, _, parent, _ in rows]
 
 
 def _starts_at_once(step: NewStep) -> bool:

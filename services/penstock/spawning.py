@@ -6,7 +6,7 @@ Those of a step become its children, made by whoever moves its workflow on; thos
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock import metrics
 from penstock.commands import step_task
@@ -14,6 +14,7 @@ from penstock.errors import TooLarge
 from penstock.settings import Settings
 from penstock.store import Pair, Session
 from penstock.tasks import NewTask
+from penstock.tracecontext import TraceContext
 from penstock.wire import utf8_size
 from penstock.workflows import read_children
 
@@ -26,13 +27,16 @@ class Spawner:
     tasks: list[NewTask]
 
 
-def read_spawner(text: str, settings: Settings) -> Spawner:
-    """Check what comes with a result. Raises InvalidParams, TooLarge."""
+def read_spawner(text: str, settings: Settings, trace: TraceContext | None = None) -> Spawner:
+    """Check what comes with a result, of an attempt of that trace. Raises InvalidParams, TooLarge."""
     size = utf8_size(text)
     if size > settings.result_limit_bytes:
         raise TooLarge("spawn", size, settings.result_limit_bytes)
     children = read_children(text, lambda child: step_task(child, settings))
-    return Spawner(text, [step_task(child, settings) for child in children])
+    tasks = [step_task(child, settings) for child in children]
+    if trace is not None:
+        tasks = [replace(task, trace=trace.text) for task in tasks]
+    return Spawner(text, tasks)
 
 
 async def hold_spawners(session: Session, spawners: Mapping[Pair, Spawner]) -> dict[Pair, int | None]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import asyncpg
 
-from penstock import metrics
+from penstock import metrics, tracing
 from penstock.errors import Refused, TooSlow, Unavailable
 from penstock.sql import SQL
 from penstock.tasks import (
@@ -186,9 +186,21 @@ class Session:
         """Insert tasks, all or none; the answers stand in the order of ``tasks``."""
         if not tasks:
             return []
+        spans = tracing.active()
+        if spans is None:
+            return await self._enqueue(tasks)
+        with spans.enqueuing(tasks) as producing:
+            enqueued = await self._enqueue(producing.tasks, traced=True)
+            producing.stored(enqueued)
+            return enqueued
+
+    async def _enqueue(self, tasks: Sequence[NewTask], *, traced: bool = False) -> list[Enqueued]:
         metrics.BATCH_SIZE.labels("enqueue").observe(len(tasks))
         if all(t.is_plain for t in tasks):
-            rows = await self.fetch("enqueue_plain_tasks", *_plain_columns(tasks))
+            if traced:
+                rows = await self.fetch("enqueue_traced_tasks", *_plain_columns(tasks), [t.trace for t in tasks])
+            else:
+                rows = await self.fetch("enqueue_plain_tasks", *_plain_columns(tasks))
             return [Enqueued(row[0], State.SCHEDULED, False) for row in rows]
         parts = _cut_at_repeated_keys(tasks)
         tries = _DEADLOCK_TRIES
@@ -197,12 +209,24 @@ class Session:
             try:
                 async with self._connection.transaction():
                     await self.plan_for(len(tasks))
-                    return [answer for part in parts for answer in await self._enqueue_keyed(part)]
+                    enqueued = [answer for part in parts for answer in await self._enqueue_keyed(part)]
+                    if traced:
+                        await self._note_traces(tasks, enqueued)
+                    return enqueued
             except asyncpg.DeadlockDetectedError:
                 # Each statement takes its keys in sorted order, but several of them together do not; and one that
                 # replaces a task wants its row behind the heads, where whoever settles it comes from the row.
                 if not tries:
                     raise
+
+    async def _note_traces(self, tasks: Sequence[NewTask], enqueued: Sequence[Enqueued]) -> None:
+        traces = {
+            made.id: task.trace
+            for task, made in zip(tasks, enqueued, strict=True)
+            if task.trace is not None and not made.duplicate
+        }
+        if traces:
+            await self.fetch("note_traces", list(traces), list(traces.values()))
 
     async def _enqueue_keyed(self, tasks: Sequence[NewTask]) -> list[Enqueued]:
         rows = await self.fetch(
@@ -285,7 +309,7 @@ class Session:
     ) -> tuple[Dispatch | None, int]:
         """As ``claim``, where there are rules; also how many tasks were put aside, at a gate or for a route."""
         rows = await self.fetch("claim_tasks_by_rules", limit, None, *_columns_of(stretches), due_seconds)
-        diverted: int = rows[0][10]
+        diverted: int = rows[0][11]
         return (None if rows[0][0] is None else _dispatch(rows)), diverted
 
     async def put_aside(self, limit: int, priority: int, after: Position) -> tuple[int, int, Position | None]:
@@ -305,7 +329,7 @@ class Session:
         The gates are locked before, in the same transaction.
         """
         rows = await self.fetch("claim_tasks_at_gates", list(limits), list(limits.values()))
-        return (_dispatch(rows) if rows else None), Counter(row[8] for row in rows)
+        return (_dispatch(rows) if rows else None), Counter(row[9] for row in rows)
 
     async def read_priorities(self, limit: int) -> list[int]:
         """Up to ``limit`` priorities, highest first, that any task has which is due now or later."""
@@ -532,12 +556,12 @@ def _columns_of(stretches: Sequence[Stretch]) -> list[list[Any]]:
 
 
 def _dispatch(rows: Sequence[asyncpg.Record]) -> Dispatch:
-    """Of the rows of a claim: the eight members of Claimed, then perhaps its priority and its last run_at."""
+    """Of the rows of a claim: the nine members of Claimed, then perhaps its priority and its last run_at."""
     metrics.BATCH_SIZE.labels("claim").observe(len(rows))
     reached: dict[int, Position] = {}
-    if len(rows[0]) > 9:
-        reached = {row[8]: Position(row[9], row[0]) for row in rows if row[9] is not None}
-    return Dispatch(rows[0][1], [tuple.__new__(Claimed, row[:8]) for row in rows], reached)
+    if len(rows[0]) > 10:
+        reached = {row[9]: Position(row[10], row[0]) for row in rows if row[10] is not None}
+    return Dispatch(rows[0][1], [tuple.__new__(Claimed, row[:9]) for row in rows], reached)
 
 
 def _plain_columns(tasks: Sequence[NewTask]) -> list[list[Any]]:

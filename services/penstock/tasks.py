@@ -78,7 +78,7 @@ class NewTask:
     counted from the database's clock; never both. limit_key: which of its action's limits by key it counts against.
     unique: until when another task keeps the unique key from this one: "retained", until its record is cleaned; "live",
     until it settles; or so many seconds from when it took the key. on_duplicate: what comes of a task whose key is
-    another's; replaces_priority: with "replace", the priority too.
+    another's; replaces_priority: with "replace", the priority too. trace: the context it belongs to; see tracecontext.
     """
 
     action: str
@@ -97,6 +97,7 @@ class NewTask:
     unique: Literal["retained", "live"] | float = "retained"
     on_duplicate: OnDuplicate = "return"
     replaces_priority: bool = False
+    trace: str | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -143,7 +144,7 @@ class Claimed(NamedTuple):
     """A task that a scheduler has claimed and must now send or release.
 
     waited_seconds: from due to claimed. suspect: a worker fell silent with it, so it must travel alone. route: the one
-    that it goes by, None for the outbound queue.
+    that it goes by, None for the outbound queue. trace: what it carries; see wire.read_carried.
     """
 
     id: int
@@ -154,6 +155,7 @@ class Claimed(NamedTuple):
     waited_seconds: float
     suspect: bool
     route: str | None = None
+    trace: str | None = None
 
 
 class Position(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from penstock import tasks
+from penstock import tasks, tracecontext
 from penstock.auditstore import AuditRecord
 from penstock.jobs import Job as JobRecord
 from penstock.jobs import JobState
@@ -69,6 +69,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: Annotated[Any, _about("The error object of the last failed attempt; null after a SUCCESS.")]
     reason: Annotated[str | None, _about("Why it was cancelled; only there where it is told.")] = None
     result_gone: Annotated[bool, _about("True: there was a result, and retention has emptied it.")] = False
+    trace_id: Annotated[str | None, _about("OpenTelemetry trace of its enqueue; only there where it has one.")] = None
 
 
 class WaitsFor(msgspec.Struct, frozen=True):
@@ -520,6 +521,12 @@ class _StoredFailure(msgspec.Struct, frozen=True):
 _decode_failures = msgspec.json.Decoder(list[_StoredFailure]).decode
 
 
+def trace_id(text: str | None) -> str | None:
+    """Of the trace that a row belongs to."""
+    trace = tracecontext.of_text(text)
+    return None if trace is None else trace.trace_id
+
+
 def _members(row: Any) -> dict[str, Any]:
     state = State(row["state"])
     return {
@@ -537,4 +544,5 @@ def _members(row: Any) -> dict[str, Any]:
         "result_gone": bool(row["result_gone"]),
         "error": None if state is State.SUCCESS else raw(row["error"]),
         "reason": row["reason"],
+        "trace_id": trace_id(row["trace"]),
     }
