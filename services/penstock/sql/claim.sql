@@ -50,8 +50,8 @@ noted as materialized (
 -- part: trace
 -- Of a claimed task that is traced: its context and, on a line of its own, that of the attempt before, which the worker
 -- told with its error.
-case when t.trace is not null then concat_ws(E'\n', t.trace,
-                   case when t.attempts > 1 then t.failures -> -1 -> 'error' ->> 'traceparent' end) end as trace
+case when t.trace is not null then concat_ws(E'\n', t.trace, t.failures -> -1 -> 'error' ->> 'traceparent')
+              end as trace
 
 -- part: sorted
 -- Of the tasks in `looked`: by which route each goes, and whether it is of a limited action. Rules are looked up once for

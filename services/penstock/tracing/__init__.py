@@ -28,9 +28,11 @@ def setup_tracing(process: str, settings: Settings) -> None:
     """Begin tracing in this process, if the settings want it. Raises SettingsError where it cannot be."""
     if settings.traces:
         from penstock.tracing.provider import open_provider
+
+        provider = open_provider(process)  # first, for it says what to install
         from penstock.tracing.spans import Spans
 
-        use(Spans(open_provider(process)))
+        use(Spans(provider))
 
 
 def use(spans: Spans | None) -> None:
