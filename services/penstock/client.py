@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 MESSAGE_TASKS = 100
 _SEND_TRIES = 4
+_ATTRIBUTES_BYTES = 64  # that a message's attributes take beside their names and values
 _FIRST_PAUSE_SECONDS = 0.1
 
 
@@ -422,7 +423,10 @@ class InboundClient:
                 raise TooLarge("a task", len(text), most)
         # Text is ASCII here, so characters are bytes.
         cuts = pack([len(text) for text in texts], max_bytes=most, max_items=MESSAGE_TASKS)
-        left = [(start, end, Outgoing(join_batch(texts[start:end]), trace_headers())) for start, end in cuts]
+        headers = trace_headers()
+        room = most - sum(len(name) + len(value) for name, value in headers.items()) - _ATTRIBUTES_BYTES
+        bodies = [(start, end, join_batch(texts[start:end])) for start, end in cuts]
+        left = [(start, end, Outgoing(body, headers if len(body) <= room else {})) for start, end, body in bodies]
         reason: str | None = None
         for attempt in range(_SEND_TRIES):
             if not left:

@@ -1,7 +1,8 @@
 -- Tasks that belong to a trace. None of this runs while tracing is off.
 
 -- name: enqueue_traced_tasks
--- As enqueue_plain_tasks, and $8 traces or null.
+-- $1 actions, $2 payloads (JSON text), $3 run_at or null, $4 delay in seconds or null, $5 priorities, $6 max_attempts,
+-- $7 timeout in seconds or null, $8 traces or null. As enqueue_plain_tasks in all else.
 with inserted as (
     insert into penstock.task (id, state, action, payload, run_at, priority, max_attempts, timeout_seconds, trace,
                                created_at, updated_at)

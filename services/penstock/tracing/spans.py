@@ -69,7 +69,8 @@ class Attempt:
 
     def raised(self, exc: BaseException) -> None:
         """Record what the handler raised."""
-        self._span.record_exception(exc)
+        if self._span.is_recording():  # a handler that ignored its cancellation ends after its span
+            self._span.record_exception(exc)
 
     def end(self, error: str) -> None:
         """error: kind of the failure, empty for a success."""
