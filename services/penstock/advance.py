@@ -444,13 +444,16 @@ async def _traces(session: Session, rows: Sequence[tuple[int, int, int | None, N
     if tracing.active() is None:
         return [None] * len(rows)
     here = tracecontext.current()
+    given = [(None if step.task is None else step.task.trace) or (here and here.text) for _, _, _, step in rows]
+    if all(given):
+        return given
     parents = sorted({(flow, parent) for flow, _, parent, _ in rows if parent is not None})
-    of_parent: dict[tuple[int, int], str] = {}
-    if here is None and parents:
-        found = await session.fetch("read_step_traces", *map(list, zip(*parents, strict=True)))
-        of_parent = {(row["workflow_id"], row["number"]): row["trace"] for row in found}
-    given = None if here is None else here.text
-    return [given or (None if parent is None else of_parent.get((flow, parent))) for flow, _, parent, _ in rows]
+    found = await session.fetch("read_step_traces", [flow for flow, _ in parents], [parent for _, parent in parents])
+    of_step = {(row["workflow_id"], row["number"]): row["trace"] for row in found}
+    return [
+        trace or (None if parent is None else of_step.get((flow, parent)))
+        for trace, (flow, _, parent, _) in zip(given, rows, strict=True)
+    ]
 
 
 def _starts_at_once(step: NewStep) -> bool:

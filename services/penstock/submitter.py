@@ -20,6 +20,7 @@ from penstock.tasks import Enqueued
 from penstock.tracecontext import of_headers
 from penstock.transports import Message, Queue
 from penstock.wire import split_body
+from penstock.workflows import CreateWorkflow
 
 log = get_logger()
 
@@ -83,6 +84,10 @@ class Submitter(Consumer):
             trace = of_headers(message.attributes)
             if trace is not None:
                 inbound.tasks = [replace(task, trace=trace.text) for task in inbound.tasks]
+                inbound.changes = [
+                    (_traced(change, trace.text) if isinstance(change, CreateWorkflow) else change, text)
+                    for change, text in inbound.changes
+                ]
         return inbound
 
     async def _reject(self, message: Message, reason: str) -> None:
@@ -98,6 +103,13 @@ class Submitter(Consumer):
         for text, reason in inbound.refused:
             log.warning("message_rejected", source="inbound", reason=reason, bytes=len(text))
         log.debug("accepted", tasks=len(enqueued), refused=len(inbound.refused))
+
+
+def _traced(workflow: CreateWorkflow, trace: str) -> CreateWorkflow:
+    steps = [
+        replace(step, task=None if step.task is None else replace(step.task, trace=trace)) for step in workflow.steps
+    ]
+    return replace(workflow, steps=steps)
 
 
 def _merge(parts: Sequence[Inbound]) -> Inbound:

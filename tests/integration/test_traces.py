@@ -302,6 +302,17 @@ async def test_steps_of_a_workflow_and_their_children_continue_its_trace(
     assert [ids_of(span)[0] for span in seen] == [TRACE_ID] * 3
 
 
+async def test_a_workflow_from_the_inbound_queue_continues_the_trace_of_its_message(
+    tracer: Tracer, inbound: SqsQueue, pipeline: None
+) -> None:
+    steps = [{"name": "one", "action": "plain"}, {"name": "two", "action": "add", "payload": {"a": 1, "b": 1}}]
+    steps[1]["after"] = ["one"]
+    await inbound.send([Outgoing(json.dumps(call("workflow.create", {"steps": steps})), {"traceparent": TRACEPARENT})])
+    for name in ("process plain", "process add"):
+        (span,) = await spans_of(tracer, name)
+        assert (ids_of(span)[0], parent_of(span)) == (TRACE_ID, CALLER)
+
+
 async def test_a_batched_handler_runs_in_a_span_that_links_to_each_attempt(
     tracer: Tracer, store: Store, pipeline: None, task_of: TaskOf
 ) -> None:
