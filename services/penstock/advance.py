@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from penstock import metrics
+from penstock import metrics, tracecontext, tracing
 from penstock.commands import step_task
 from penstock.errors import RpcError
 from penstock.handovers import Handover, hand_over, list_result, undo_payload
@@ -404,6 +404,7 @@ async def insert_steps(
     """
     await session.plan_for(len(rows))
     starting = set(start)
+    trace = await _traces(session, rows)
     at_once = [flow in starting and _starts_at_once(step) for flow, _, _, step in rows]
     steps = [step for _, _, _, step in rows]
     tasks = [step.task for step in steps]
@@ -431,10 +432,28 @@ async def insert_steps(
         [t and t.labels for t in tasks],
         [t and t.expires_at for t in tasks],
         [t and t.limit_key for t in tasks],
+        trace,
     )
     for action, count in Counter(t.action for t in tasks if t is not None).items():
         metrics.ENQUEUED.labels(action, "workflow").inc(count)
     return sum(at_once)
+
+
+async def _traces(session: Session, rows: Sequence[tuple[int, int, int | None, NewStep]]) -> list[str | None]:
+    """What the tasks of new steps carry: the trace of who makes them, or that of the step that they belong to."""
+    if tracing.active() is None:
+        return [None] * len(rows)
+    here = tracecontext.current()
+    given = [(None if step.task is None else step.task.trace) or (here and here.text) for _, _, _, step in rows]
+    if all(given):
+        return given
+    parents = sorted({(flow, parent) for flow, _, parent, _ in rows if parent is not None})
+    found = await session.fetch("read_step_traces", [flow for flow, _ in parents], [parent for _, parent in parents])
+    of_step = {(row["workflow_id"], row["number"]): row["trace"] for row in found}
+    return [
+        trace or (None if parent is None else of_step.get((flow, parent)))
+        for trace, (flow, _, parent, _) in zip(given, rows, strict=True)
+    ]
 
 
 def _starts_at_once(step: NewStep) -> bool:

@@ -24,7 +24,7 @@ from penstock.calls import (
     result_of,
     task_params,
 )
-from penstock.client import http_headers, unreachable
+from penstock.client import http_headers, trace_headers, unreachable
 from penstock.errors import PenstockError, ResultTimeout, TaskNotFound
 from penstock.schedule_client import AsyncSchedules
 from penstock.workflow_client import AsyncWorkflows
@@ -266,7 +266,9 @@ class AsyncClient:
 
     async def _post(self, body: str, more_seconds: float) -> Any:
         try:
-            response = await self._http.post(f"{self.url}/rpc", content=body, timeout=self._timeout + more_seconds)
+            response = await self._http.post(
+                f"{self.url}/rpc", content=body, timeout=self._timeout + more_seconds, headers=trace_headers()
+            )
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
             raise unreachable(self.url, exc) from exc
         return answer_of(self.url, response.status_code, response.content)

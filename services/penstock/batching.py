@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -33,6 +34,7 @@ class Batcher(Generic[Item, Answer]):
         self._waiting: list[tuple[Item, asyncio.Future[Answer]]] = []
         self._running: set[asyncio.Task[None]] = set()
         self._scheduled = False
+        self._context = contextvars.copy_context()
 
     async def submit(self, item: Item) -> Answer:
         """Add one item and wait for its answer."""
@@ -61,7 +63,9 @@ class Batcher(Generic[Item, Answer]):
         while self._waiting and len(self._running) < self._max_parallel:
             batch = self._waiting[: self._max_items]
             del self._waiting[: self._max_items]
-            task = asyncio.get_running_loop().create_task(self._run_batch(batch), name="batch")
+            # It is of many callers, so it belongs to the span and the log fields of none.
+            context = self._context.copy()
+            task = asyncio.get_running_loop().create_task(self._run_batch(batch), name="batch", context=context)
             self._running.add(task)
             task.add_done_callback(self._done)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from penstock import tracecontext
 from penstock.awaiting import Patience, settled
 from penstock.calls import (
     Talk,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 MESSAGE_TASKS = 100
 _SEND_TRIES = 4
+_ATTRIBUTES_BYTES = 64  # that a message's attributes take beside their names and values
 _FIRST_PAUSE_SECONDS = 0.1
 
 
@@ -327,7 +329,9 @@ class Client:
 
     def _post(self, body: str, more_seconds: float) -> Any:
         try:
-            response = self._http.post(f"{self.url}/rpc", content=body, timeout=self._timeout + more_seconds)
+            response = self._http.post(
+                f"{self.url}/rpc", content=body, timeout=self._timeout + more_seconds, headers=trace_headers()
+            )
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
             raise unreachable(self.url, exc) from exc
         return answer_of(self.url, response.status_code, response.content)
@@ -425,7 +429,10 @@ class InboundClient:
                 raise TooLarge("a task", len(text), most)
         # Text is ASCII here, so characters are bytes.
         cuts = pack([len(text) for text in texts], max_bytes=most, max_items=MESSAGE_TASKS)
-        left = [(start, end, Outgoing(join_batch(texts[start:end]))) for start, end in cuts]
+        headers = trace_headers()
+        room = most - sum(len(name) + len(value) for name, value in headers.items()) - _ATTRIBUTES_BYTES
+        bodies = [(start, end, join_batch(texts[start:end])) for start, end in cuts]
+        left = [(start, end, Outgoing(body, headers if len(body) <= room else {})) for start, end, body in bodies]
         reason: str | None = None
         for attempt in range(_SEND_TRIES):
             if not left:
@@ -447,6 +454,12 @@ def unreachable(url: str, exc: Exception) -> Unavailable:
         f"the api at {url} cannot be reached ({exc}): start it with `penstock up` or `penstock api`, "
         "or name another URL"
     )
+
+
+def trace_headers() -> dict[str, str]:
+    """Headers, or attributes of a message, by which the span that is active in the caller's program goes on."""
+    trace = tracecontext.current()
+    return {} if trace is None else trace.headers
 
 
 def http_headers(api_key: str | None) -> dict[str, str]:

@@ -15,7 +15,7 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import choose_encoder
 
 from penstock import metrics
 from penstock.errors import SettingsError
@@ -123,8 +123,10 @@ def _application(health: Health) -> Callable[..., Iterable[bytes]]:
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
         if path == "/metrics":
-            start_response("200 OK", [("Content-Type", CONTENT_TYPE_LATEST), *_HEADERS])
-            return [generate_latest(metrics.REGISTRY)]
+            # Only OpenMetrics, which Prometheus asks for, has exemplars.
+            encode, content_type = choose_encoder(environ.get("HTTP_ACCEPT", ""))
+            start_response("200 OK", [("Content-Type", content_type), *_HEADERS])
+            return [encode(metrics.REGISTRY)]
         if path in ("/healthz", "/readyz"):
             good, text = health.alive() if path == "/healthz" else health.ready()
             status = "200 OK" if good else "503 Service Unavailable"

@@ -10,6 +10,8 @@ from typing import Any
 
 import structlog
 
+from penstock import tracecontext
+
 # What ends a line for some reader, moves a terminal's cursor, or cannot be written as UTF-8.
 _NO_LINE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
@@ -31,6 +33,7 @@ def setup_logging(process: str, *, level: str = "info", form: str = "logfmt") ->
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _trace_ids,
         _exception_text,
         render,
         _one_line,
@@ -50,6 +53,15 @@ def setup_logging(process: str, *, level: str = "info", form: str = "logfmt") ->
 def get_logger() -> Any:
     """The logger: ``log.info("event_name", field=value)``."""
     return structlog.get_logger()
+
+
+def _trace_ids(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Of the span that the line is written in, where there is one."""
+    trace = tracecontext.current()
+    if trace is not None:
+        event.setdefault("trace_id", trace.trace_id)
+        event.setdefault("span_id", trace.span_id)
+    return event
 
 
 def _exception_text(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -5,18 +5,20 @@ Labels stay low in cardinality: actions are bounded by the code that registers t
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from time import time
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.samples import Exemplar
 
 
 class Histogram(prometheus_client.Histogram):
     """A histogram that takes many values at once; one at a time, each costs more than the rest of its task's way."""
 
-    def observe_many(self, values: Sequence[float]) -> None:
-        """As ``observe`` of each value."""
+    def observe_many(self, values: Sequence[float], exemplars: Sequence[tuple[float, str]] = ()) -> None:
+        """As ``observe`` of each value. exemplars: those of them that a trace tells more about, with its id."""
         ordered = sorted(values)
         below = 0
         for bound, bucket in zip(self._upper_bounds, self._buckets, strict=True):
@@ -25,6 +27,9 @@ class Histogram(prometheus_client.Histogram):
                 bucket.inc(end - below)
                 below = end
         self._sum.inc(sum(ordered))
+        for value, trace_id in exemplars:
+            exemplar = Exemplar({"trace_id": trace_id}, value, time())
+            self._buckets[bisect_left(self._upper_bounds, value)].set_exemplar(exemplar)
 
 
 REGISTRY = CollectorRegistry(auto_describe=True)

@@ -20,6 +20,7 @@ from penstock.settings import Settings
 from penstock.spawning import Spawner, hold_spawners, read_spawner, spawn_children
 from penstock.store import Pair, Session
 from penstock.tasks import Failure
+from penstock.tracecontext import TraceContext
 from penstock.waits import begin_waits
 from penstock.wire import Failed, Hints, Progress, Report, RunTimes, Succeeded, Unreadable, Waiting, utf8_size
 
@@ -77,7 +78,7 @@ async def apply_reports(session: Session, reports: Sequence[Report], settings: S
                 problem = _too_large(report, size, limit)
             elif report.spawn:
                 try:
-                    spawners[task_id, claim] = read_spawner(report.spawn, settings)
+                    spawners[task_id, claim] = read_spawner(report.spawn, settings, report.trace)
                 except RpcError as exc:
                     problem = _bad_children(report, exc)
             if problem is None:
@@ -188,7 +189,10 @@ async def _fail(session: Session, failed: dict[Pair, Failed], settings: Settings
     for (task_id, claim), (attempt, max_attempts) in attempts.items():
         report = failed[task_id, claim]
         delay = delay_after(attempt, max_attempts, report.hints, settings.backoff)
-        failures.append(Failure(task_id, claim, bounded_error(report.error), delay))
+        error = bounded_error(report.error)
+        if report.trace is not None:
+            error = _with_trace(error, report.trace)
+        failures.append(Failure(task_id, claim, error, delay))
     settled = await session.fail(failures, hold_keys=settings.holds_ordering_keys)
     for failure in failures:
         log.info(
@@ -234,15 +238,20 @@ def bounded_error(error: str) -> str:
     return json.dumps(kept)
 
 
+def _with_trace(error: str, trace: TraceContext) -> str:
+    """An error object that names the attempt, for the next one to link to; where it does so itself, ours counts."""
+    return f'{error.rstrip()[:-1]},"traceparent":"{trace.traceparent}"}}'
+
+
 def _too_large(report: Succeeded, size: int, limit: int) -> Failed:
     error = {
         "code": TOO_LARGE,
         "message": f"the result is {size} bytes; the limit is {limit} (PENSTOCK_RESULT_LIMIT_BYTES)",
         "data": {"type": "ResultTooLarge", "size": size, "limit": limit},
     }
-    return Failed(report.task_id, report.claim, report.attempt, json.dumps(error), Hints())
+    return Failed(report.task_id, report.claim, report.attempt, json.dumps(error), Hints(), report.trace)
 
 
 def _bad_children(report: Succeeded, exc: RpcError) -> Failed:
     error = {"code": exc.code, "message": exc.message, "data": {"type": "BadChildren", "message": exc.message}}
-    return Failed(report.task_id, report.claim, report.attempt, json.dumps(error), Hints())
+    return Failed(report.task_id, report.claim, report.attempt, json.dumps(error), Hints(), report.trace)

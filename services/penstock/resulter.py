@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from time import time_ns
 
+from penstock import tracing
 from penstock.consumer import Consumer
 from penstock.errors import HANDLER_ERROR, Refused
 from penstock.logs import get_logger
 from penstock.outcomes import Applied, apply_reports
 from penstock.settings import Settings
 from penstock.store import Store
+from penstock.tracing import Way
 from penstock.transports import Message, Queue
 from penstock.wire import (
     NO_HINTS,
@@ -42,6 +45,7 @@ class Resulter(Consumer):
         await self._record(reports)
 
     async def _record(self, reports: Sequence[Report]) -> None:
+        started_ns = time_ns()
         try:
             applied = await self._commit(reports)
         except Refused as exc:
@@ -56,6 +60,9 @@ class Resulter(Consumer):
                 applied = await self._commit(kept)
             except Refused:  # no change of that task is taken: an operator finds its text, repair the task
                 applied = await self._commit([entry for entry in kept if isinstance(entry, Unreadable)])
+        spans = tracing.active()
+        if spans is not None:
+            spans.passed("settle", "settle", _ways(reports), started_ns=started_ns, count=len(reports))
         if applied.settled or applied.waiting:
             self._notifier.poke()  # there is room in the window
         for entry in applied.unreadable:
@@ -70,6 +77,15 @@ class Resulter(Consumer):
             applied = await apply_reports(session, reports, self._settings)
             await session.insert_rejected("results", [(entry.text, entry.reason) for entry in applied.unreadable])
         return applied
+
+
+def _ways(reports: Sequence[Report]) -> list[Way]:
+    """The attempts that told their trace."""
+    return [
+        Way(report.trace, report.task_id, "results")
+        for report in reports
+        if isinstance(report, Succeeded | Failed) and report.trace is not None
+    ]
 
 
 def _in_place_of(report: Report, reason: str) -> list[Report]:

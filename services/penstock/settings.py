@@ -392,6 +392,16 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is logged.")
     log_format: Literal["logfmt", "json"] = Field("logfmt", description="Form of a log line.")
 
+    # Traces
+    traces: bool = Field(
+        False,
+        description="Make OpenTelemetry spans, and pass trace contexts on; `OTEL_*` says where they go. Needs "
+        "`penstock[otel]`.",
+    )
+    trace_url: str | None = Field(
+        None, description="Link to a trace for the dashboard, `{trace_id}` standing for its id; unset: no link."
+    )
+
     # Chaos: faults on purpose, for tests of what is built on Penstock
     chaos_postgres: float = Field(0, ge=0, le=1, description="Chance that a statement is refused before it runs.")
     chaos_commit: float = Field(0, ge=0, le=1, description="Chance that the reply is lost after a commit.")
@@ -466,11 +476,18 @@ class Settings(BaseSettings):
         "scheduler0_auth_username", "scheduler0_auth_password", "scheduler0_retry_delay_seconds",
         "kafka_brokers", "kafka_sasl_username", "kafka_sasl_password", "kafka_ssl_ca_file",
         "kafka_ssl_certificate_file", "kafka_ssl_key_file", "kafka_ssl_key_password",
-        "clockwork_port", mode="before",
+        "clockwork_port", "trace_url", mode="before",
     )  # fmt: skip
     @classmethod
     def _empty_is_unset(cls, value: Any) -> Any:
         return None if value == "" else value
+
+    @field_validator("trace_url")
+    @classmethod
+    def _names_trace(cls, value: str | None) -> str | None:
+        if value is not None and ("{trace_id}" not in value or not value.startswith(("http://", "https://"))):
+            raise ValueError("must be a URL such as https://jaeger/trace/{trace_id}, with {trace_id} in it")
+        return value
 
     @field_validator("transport_url")
     @classmethod

@@ -15,6 +15,7 @@ from penstock.errors import TooLarge
 from penstock.settings import Settings
 from penstock.store import Pair, Session
 from penstock.tasks import NewTask
+from penstock.tracecontext import TraceContext
 from penstock.wire import utf8_size
 from penstock.workflows import read_children
 
@@ -27,13 +28,16 @@ class Spawner:
     tasks: list[NewTask]
 
 
-def read_spawner(text: str, settings: Settings) -> Spawner:
-    """Check what comes with a result. Raises InvalidParams, TooLarge."""
+def read_spawner(text: str, settings: Settings, trace: TraceContext | None = None) -> Spawner:
+    """Check what comes with a result, of an attempt of that trace. Raises InvalidParams, TooLarge."""
     size = utf8_size(text)
     if size > settings.result_limit_bytes:
         raise TooLarge("spawn", size, settings.result_limit_bytes)
     children = read_children(text, lambda child: step_task(child, settings))
-    return Spawner(text, [step_task(child, settings) for child in children])
+    tasks = [step_task(child, settings) for child in children]
+    if trace is not None:
+        tasks = [replace(task, trace=trace.text) for task in tasks]
+    return Spawner(text, tasks)
 
 
 class Parent(NamedTuple):

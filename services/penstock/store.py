@@ -18,7 +18,7 @@ from typing import Any
 
 import asyncpg
 
-from penstock import metrics
+from penstock import metrics, tracing
 from penstock.errors import Refused, TooSlow, Unavailable
 from penstock.sql import SQL
 from penstock.tasks import (
@@ -186,9 +186,21 @@ class Session:
         """Insert tasks, all or none; the answers stand in the order of ``tasks``."""
         if not tasks:
             return []
+        spans = tracing.active()
+        if spans is None:
+            return await self._enqueue(tasks)
+        with spans.enqueuing(tasks) as producing:
+            enqueued = await self._enqueue(producing.tasks, traced=True)
+            producing.stored(enqueued)
+            return enqueued
+
+    async def _enqueue(self, tasks: Sequence[NewTask], *, traced: bool = False) -> list[Enqueued]:
         metrics.BATCH_SIZE.labels("enqueue").observe(len(tasks))
         if all(t.is_plain for t in tasks):
-            rows = await self.fetch("enqueue_plain_tasks", *_plain_columns(tasks))
+            if traced:
+                rows = await self.fetch("enqueue_traced_tasks", *_plain_columns(tasks), [t.trace for t in tasks])
+            else:
+                rows = await self.fetch("enqueue_plain_tasks", *_plain_columns(tasks))
             return [Enqueued(row[0], State.SCHEDULED, False) for row in rows]
         parts = _cut_at_repeated_keys(tasks)
         tries = _DEADLOCK_TRIES
@@ -197,12 +209,24 @@ class Session:
             try:
                 async with self._connection.transaction():
                     await self.plan_for(len(tasks))
-                    return [answer for part in parts for answer in await self._enqueue_keyed(part)]
+                    enqueued = [answer for part in parts for answer in await self._enqueue_keyed(part)]
+                    if traced:
+                        await self._note_traces(tasks, enqueued)
+                    return enqueued
             except asyncpg.DeadlockDetectedError:
                 # Each statement takes its keys in sorted order, but several of them together do not; and one that
                 # replaces a task wants its row behind the heads, where whoever settles it comes from the row.
                 if not tries:
                     raise
+
+    async def _note_traces(self, tasks: Sequence[NewTask], enqueued: Sequence[Enqueued]) -> None:
+        traces = {
+            made.id: task.trace
+            for task, made in zip(tasks, enqueued, strict=True)
+            if task.trace is not None and not made.duplicate
+        }
+        if traces:
+            await self.fetch("note_traces", list(traces), list(traces.values()))
 
     async def _enqueue_keyed(self, tasks: Sequence[NewTask]) -> list[Enqueued]:
         rows = await self.fetch(

@@ -7,7 +7,9 @@ one that was sent again from the dead-letter queue, which carries the id that it
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from penstock import tracing
 from penstock.consumer import Consumer
 from penstock.errors import Refused
 from penstock.intake import Inbound, accept_inbound, read_inbound
@@ -15,8 +17,10 @@ from penstock.logs import get_logger
 from penstock.settings import Settings
 from penstock.store import Store
 from penstock.tasks import Enqueued
+from penstock.tracecontext import of_headers
 from penstock.transports import Message, Queue
 from penstock.wire import split_body
+from penstock.workflows import CreateWorkflow
 
 log = get_logger()
 
@@ -41,7 +45,7 @@ class Submitter(Consumer):
                     await self._reject(message, str(exc))
 
     async def _store_together(self, messages: Sequence[Message]) -> None:
-        read = {message.original_id: read_inbound(message.body, self._settings) for message in messages}
+        read = {message.original_id: self._read(message, message.body) for message in messages}
         async with self._store.transaction() as session:
             fresh = await session.record_receipts(list(read))
             merged = _merge([read[message_id] for message_id in read if message_id in fresh])
@@ -50,7 +54,7 @@ class Submitter(Consumer):
         self._stored(merged, enqueued)
 
     async def _store_singly(self, message: Message) -> None:
-        whole = read_inbound(message.body, self._settings)
+        whole = self._read(message, message.body)
         if not (whole.tasks or whole.changes):
             await self._store_together([message])
             return
@@ -62,7 +66,7 @@ class Submitter(Consumer):
                 return
             for entry in entries:
                 text = entry if isinstance(entry, str) else bytes(entry).decode("utf-8")
-                part = read_inbound(text, self._settings)
+                part = self._read(message, text)
                 try:
                     async with session.savepoint():
                         enqueued += await accept_inbound(session, part, self._settings, door="inbound")
@@ -72,6 +76,19 @@ class Submitter(Consumer):
             merged = _merge(parts)
             await session.insert_rejected("inbound", merged.refused)
         self._stored(merged, enqueued)
+
+    def _read(self, message: Message, body: str) -> Inbound:
+        """Read a body, or part of it; its tasks continue the trace of the message."""
+        inbound = read_inbound(body, self._settings)
+        if tracing.active() is not None:
+            trace = of_headers(message.attributes)
+            if trace is not None:
+                inbound.tasks = [replace(task, trace=trace.text) for task in inbound.tasks]
+                inbound.changes = [
+                    (_traced(change, trace.text) if isinstance(change, CreateWorkflow) else change, text)
+                    for change, text in inbound.changes
+                ]
+        return inbound
 
     async def _reject(self, message: Message, reason: str) -> None:
         refused = Inbound(refused=[(message.body, reason)])
@@ -86,6 +103,13 @@ class Submitter(Consumer):
         for text, reason in inbound.refused:
             log.warning("message_rejected", source="inbound", reason=reason, bytes=len(text))
         log.debug("accepted", tasks=len(enqueued), refused=len(inbound.refused))
+
+
+def _traced(workflow: CreateWorkflow, trace: str) -> CreateWorkflow:
+    steps = [
+        replace(step, task=None if step.task is None else replace(step.task, trace=trace)) for step in workflow.steps
+    ]
+    return replace(workflow, steps=steps)
 
 
 def _merge(parts: Sequence[Inbound]) -> Inbound:

@@ -60,6 +60,7 @@ def _task_columns() -> list[Column[object]]:
         _instant("expires_at", nullable=True),
         Column("limit_key", Text),
         Column("tenant", Text),
+        Column("trace", Text),
     ]
 
 

@@ -79,7 +79,7 @@ class NewTask:
     unique: until when another task keeps the unique key from this one: "retained", until its record is cleaned; "live",
     until it settles; or so many seconds from when it took the key. on_duplicate: what comes of a task whose key is
     another's; replaces_priority: with "replace", the priority too. tenant: for whom it is; its unique and ordering keys
-    are that tenant's own.
+    are that tenant's own. trace: the context it belongs to; see tracecontext.
     """
 
     action: str
@@ -99,6 +99,7 @@ class NewTask:
     on_duplicate: OnDuplicate = "return"
     replaces_priority: bool = False
     tenant: str | None = None
+    trace: str | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -146,7 +147,7 @@ class Claimed(NamedTuple):
     """A task that a scheduler has claimed and must now send or release.
 
     waited_seconds: from due to claimed. suspect: a worker fell silent with it, so it must travel alone. route: the one
-    that it goes by, None for the outbound queue. tenant: for whom it is.
+    that it goes by, None for the outbound queue. tenant: for whom it is. trace: what it carries; see wire.read_carried.
     """
 
     id: int
@@ -158,6 +159,7 @@ class Claimed(NamedTuple):
     suspect: bool
     route: str | None = None
     tenant: str | None = None
+    trace: str | None = None
 
 
 class Position(NamedTuple):

@@ -13,6 +13,7 @@ from penstock.faults import Faults, faults_of
 from penstock.logs import get_logger, setup_logging
 from penstock.loop import Service, run_service
 from penstock.settings import Settings, misspelt_variables
+from penstock.tracing import setup_tracing, stop_tracing
 from penstock.transports import DEAD_LETTER_SUFFIX, Queue, open_transport, queue_names
 
 if TYPE_CHECKING:
@@ -39,7 +40,12 @@ def run_process(name: str, settings: Settings, *, concurrency: int | None = None
     for seen, meant in misspelt_variables():
         log.warning("setting_unknown", seen=seen, meant=meant)
     passes = 1 if name in _ONE_PASS else concurrency or settings.concurrency
-    return run_service(_maker(name, settings, apps, faults_of(settings, name)), settings, passes=passes)
+    make = _maker(name, settings, apps, faults_of(settings, name))
+    setup_tracing(name, settings)  # after the application's modules, which may have set a provider of their own
+    try:
+        return run_service(make, settings, passes=passes)
+    finally:
+        stop_tracing()
 
 
 def _maker(

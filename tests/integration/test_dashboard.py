@@ -122,6 +122,22 @@ async def test_a_task_is_shown_whole_with_payload_result_error_and_life(store: S
     assert f'href="/tasks/{one}"' in await browser.get("/tasks?state=CRITICAL_ERROR&action=resize")
 
 
+async def test_a_traced_task_leads_to_its_trace(store: Store, settings: Settings) -> None:
+    trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
+    traced, plain = await enqueue(store, NewTask("resize"), NewTask("resize"))
+    async with store.session() as session:
+        await session.fetch("note_traces", [traced], [f"00-{trace_id}-00f067aa0ba902b7-01"])
+    linking = settings.model_copy(update={"trace_url": "https://jaeger.example.org/trace/{trace_id}?a=1&b"})
+    for given, shown in ((linking, f'href="https://jaeger.example.org/trace/{trace_id}?a=1&b"'), (settings, trace_id)):
+        async with running(store, given) as api:
+            browser = Browser(api)
+            text = unescape(await browser.get(f"/tasks/{traced}"))
+            assert shown in text
+            assert ("jaeger" in text) == (given is linking)
+            assert "<dt>Trace</dt>" not in await browser.get(f"/tasks/{plain}")
+            await browser.http.aclose()
+
+
 async def test_tasks_are_found_by_state_action_label_key_and_time(store: Store, sql: Any, browser: Browser) -> None:
     one, two, three = await enqueue(
         store, NewTask("a", labels='{"tenant":"acme"}', unique_key="u"), NewTask("b", ordering_key="o"), NewTask("b")

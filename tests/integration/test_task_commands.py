@@ -12,7 +12,7 @@ from penstock.cli import app
 from penstock.settings import Settings
 from penstock.store import Store
 from penstock.submitter import Submitter
-from penstock.tasks import Failure
+from penstock.tasks import Failure, NewTask
 from penstock.transports.sqs import SqsQueue
 from tests.integration.apis import running
 from tests.integration.doors import put, rejected, request
@@ -98,3 +98,14 @@ async def test_rejected_messages_are_listed_shown_read_again_and_purged(
 
     async with running(store, settings) as api:
         await asyncio.to_thread(use, api.url)
+
+
+async def test_a_traced_task_is_shown_with_its_trace(store: Store, settings: Settings) -> None:
+    trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
+    async with store.session() as session:
+        traced, plain = await session.enqueue([NewTask("a"), NewTask("a")])
+        await session.fetch("note_traces", [traced.id], [f"00-{trace_id}-00f067aa0ba902b7-01"])
+    async with running(store, settings) as api:
+        for detail in ((), ("--detail",)):
+            assert trace_id in await asyncio.to_thread(run, api.url, "status", str(traced.id), *detail)
+            assert "trace_id" not in await asyncio.to_thread(run, api.url, "status", str(plain.id), *detail)

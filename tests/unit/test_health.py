@@ -158,3 +158,24 @@ def test_request_that_never_comes_is_given_up_without_a_word(
     assert get(server, "/healthz")[0] == 200
     captured = capsys.readouterr()
     assert "Traceback" not in captured.out + captured.err
+
+
+def test_exemplars_come_to_those_who_ask_for_openmetrics(server: HealthServer) -> None:
+    trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
+    metrics.QUEUE_WAIT_SECONDS.labels("exemplary").observe_many(
+        [0.2, 99999.0, 0.3], [(0.2, trace_id), (99999.0, trace_id)]
+    )
+    asked = urllib.request.Request(
+        server.url + "/metrics", headers={"Accept": "application/openmetrics-text;version=1.0.0"}
+    )
+    with urllib.request.urlopen(asked, timeout=10) as response:
+        kind, text = response.headers["Content-Type"], response.read().decode()
+    assert kind.startswith("application/openmetrics-text")
+    mine = [line for line in text.splitlines() if 'action="exemplary"' in line and "bucket" in line]
+    assert [line.split('le="')[1].split('"')[0] for line in mine if f'# {{trace_id="{trace_id}"}}' in line] == [
+        "0.25",
+        "+Inf",
+    ]
+    status, plain = get(server, "/metrics")
+    assert (status, trace_id in plain) == (200, False)
+    assert 'action="exemplary",le="0.25"} 1.0' in plain

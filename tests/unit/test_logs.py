@@ -103,3 +103,16 @@ def test_setting_up_twice_doubles_no_line(capsys: pytest.CaptureFixture[str]) ->
     setup_logging("worker")
     logging.getLogger("some.library").warning("once")
     assert len(lines(capsys)) == 1
+
+
+def test_lines_written_inside_a_span_name_it(capsys: pytest.CaptureFixture[str]) -> None:
+    from opentelemetry.sdk.trace import TracerProvider
+
+    setup_logging("worker")
+    with TracerProvider().get_tracer("app").start_as_current_span("work") as span:
+        get_logger().info("inside")
+    get_logger().info("outside")
+    inside, outside = lines(capsys)
+    context = span.get_span_context()
+    assert inside.endswith(f"trace_id={context.trace_id:032x} span_id={context.span_id:016x}")
+    assert "trace_id" not in outside

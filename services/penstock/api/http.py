@@ -14,10 +14,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from penstock import __version__, metrics
+from penstock import __version__, metrics, tracing
 from penstock.api import audit, peer, tenancy
-from penstock.api.access import Guard
-from penstock.api.rpc import Dispatcher, error_body, masked
+from penstock.api.access import Asking, Guard
+from penstock.api.rpc import Answer, Dispatcher, error_body, masked
 from penstock.api.scaling import Scaling
 from penstock.errors import (
     AccessDenied,
@@ -49,6 +49,17 @@ class _Refusal(InvalidRequest):
         super().__init__(f"Invalid Request: {message}")
         self.status = status
         self.reason = reason
+
+
+async def _answer(dispatcher: Dispatcher, body: bytes, caller: Asking, request: Request) -> Answer:
+    """In a span that continues the caller's trace, where traces are made."""
+    spans = tracing.active()
+    if spans is None:
+        return await dispatcher.answer(body, caller)
+    with spans.serving(RPC_PATH, request.headers) as span:
+        answer = await dispatcher.answer(body, caller)
+        spans.answered(span, answer.status)
+        return answer
 
 
 def make_app(
@@ -90,7 +101,7 @@ def make_app(
             _check_media_type(request)
             body = await read_body(request, request_limit_bytes, request_timeout_seconds)
             asking = peer.asking(request)
-            status, answer = await dispatcher.answer(body, caller)
+            status, answer = await _answer(dispatcher, body, caller, request)
         except RpcError as exc:
             return _refused(exc)
         except ClientDisconnect:

@@ -6,11 +6,13 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
 import msgspec
 
+from penstock import tracecontext, tracing
 from penstock.api import tenancy, views
 from penstock.api.access import AUDITED
 from penstock.api.audit import Audit
@@ -199,11 +201,13 @@ class Methods:
     async def _enqueue(self, requests: Sequence[Request]) -> Sequence[Outcome]:
         """Have tasks stored together with those of other callers; the outcomes come after the commit."""
         outcomes: list[Outcome] = []
+        trace = None if tracing.active() is None else tracecontext.current()
         for request in requests:
             try:
                 command = tenancy.narrowed(read_command(request.method, request.params, self._settings))
                 assert isinstance(command, Enqueue)
-                outcomes.append(self._inserts.submit_soon(command.task))
+                task = command.task if trace is None else replace(command.task, trace=trace.text)
+                outcomes.append(self._inserts.submit_soon(task))
             except RpcError as exc:
                 outcomes.append(exc)
         for place, stored in enumerate(outcomes):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from penstock import tasks
+from penstock import tasks, tracecontext
 from penstock.auditstore import AuditRecord
 from penstock.jobs import Job as JobRecord
 from penstock.jobs import JobState
@@ -71,6 +71,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: Annotated[str | None, _about("Why it was cancelled; only there where it is told.")] = None
     result_gone: Annotated[bool, _about("True: there was a result, and retention has emptied it.")] = False
     tenant: Annotated[str | None, _about("For whom it is; only there where it is for somebody.")] = None
+    trace_id: Annotated[str | None, _about("OpenTelemetry trace of its enqueue; only there where it has one.")] = None
 
 
 class WaitsFor(msgspec.Struct, frozen=True):
@@ -531,6 +532,12 @@ class _StoredFailure(msgspec.Struct, frozen=True):
 _decode_failures = msgspec.json.Decoder(list[_StoredFailure]).decode
 
 
+def trace_id(text: str | None) -> str | None:
+    """Of the trace that a row belongs to."""
+    trace = tracecontext.of_text(text)
+    return None if trace is None else trace.trace_id
+
+
 def _members(row: Any) -> dict[str, Any]:
     state = State(row["state"])
     return {
@@ -549,4 +556,5 @@ def _members(row: Any) -> dict[str, Any]:
         "error": None if state is State.SUCCESS else raw(row["error"]),
         "reason": row["reason"],
         "tenant": row["tenant"],
+        "trace_id": trace_id(row["trace"]),
     }

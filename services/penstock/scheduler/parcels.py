@@ -7,14 +7,25 @@ at the most, by the run times that workers report, so long tasks travel alone an
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock import metrics
 from penstock.store import Pace
 from penstock.tasks import Claimed
 from penstock.transports import Outgoing
-from penstock.wire import SUSPECT_ATTRIBUTE, TIMEOUT_ATTRIBUTE, encode_call, escape_for_sqs, join_batch, pack, utf8_size
+from penstock.wire import (
+    SUSPECT_ATTRIBUTE,
+    TIMEOUT_ATTRIBUTE,
+    TRACE_ENTRY_BYTES,
+    TRACES_MAX_BYTES,
+    encode_call,
+    encode_traces,
+    escape_for_sqs,
+    join_batch,
+    pack,
+    utf8_size,
+)
 
 _SPREAD = 10  # a claim is cut into at least so many messages before any holds many tasks
 _SECONDS_UNKNOWN = 0.1  # taken for the run time of an action that no worker has reported yet
@@ -74,14 +85,22 @@ def pack_parcels(
     max_items = min(max_tasks, max(1, len(tasks) // _SPREAD))
     parcels = [parcel_of([task], task.tenant if by_tenant else None) for task in alone]
     for (_, tenant), members in groups.items():
-        attributes = _attributes(members[0])
         calls = [call_of(task) for task in members]
         seconds = {action: times.of(action) for action in {task.action for task in members}}
+        sizes = [utf8_size(call) for call in calls]
+        traced = any(task.trace is not None for task in members)
+        if traced:
+            sizes = [size + _trace_bytes(task) for size, task in zip(sizes, members, strict=True)]
         slices = pack(
-            [utf8_size(call) for call in calls], [seconds[task.action] for task in members],
+            sizes, [seconds[task.action] for task in members],
             max_bytes=max_bytes - _ATTRIBUTES_BYTES, max_items=max_items, max_weight=max_seconds,
         )  # fmt: skip
+        if traced:
+            slices = (part for start, end in slices for part in _cut_for_traces(members, start, end))
+        attributes = _attributes(members[:1])
         for start, end in slices:
+            if traced:
+                attributes = _attributes(members[start:end])
             parcels.append(Parcel(Outgoing(join_batch(calls[start:end]), attributes, tenant), members[start:end]))
     metrics.BATCH_SIZE.labels("outbound_message").observe_many([len(parcel.tasks) for parcel in parcels])
     return parcels
@@ -94,9 +113,31 @@ def call_of(task: Claimed) -> str:
 
 def parcel_of(tasks: Sequence[Claimed], group: str | None = None) -> Parcel:
     """Tasks of one time limit, and of one group, in one message; a suspect only by itself."""
-    return Parcel(Outgoing(join_batch([call_of(task) for task in tasks]), _attributes(tasks[0]), group), tasks)
+    return Parcel(Outgoing(join_batch([call_of(task) for task in tasks]), _attributes(tasks), group), tasks)
 
 
-def _attributes(task: Claimed) -> Mapping[str, str]:
-    attributes = {} if task.timeout_seconds is None else {TIMEOUT_ATTRIBUTE: repr(task.timeout_seconds)}
-    return attributes | {SUSPECT_ATTRIBUTE: "1"} if task.suspect else attributes
+def _attributes(tasks: Sequence[Claimed]) -> Mapping[str, str]:
+    first = tasks[0]
+    attributes = {} if first.timeout_seconds is None else {TIMEOUT_ATTRIBUTE: repr(first.timeout_seconds)}
+    if first.suspect:
+        attributes[SUSPECT_ATTRIBUTE] = "1"
+    if any(task.trace is not None for task in tasks):
+        attributes |= encode_traces((task.id, task.trace) for task in tasks)
+    return attributes
+
+
+def _trace_bytes(task: Claimed) -> int:
+    """What its trace may add to the attributes."""
+    return 0 if task.trace is None else len(task.trace) + TRACE_ENTRY_BYTES
+
+
+def _cut_for_traces(tasks: Sequence[Claimed], start: int, end: int) -> Iterator[tuple[int, int]]:
+    """A slice in parts whose traces fit into the attribute; nearly always it is one."""
+    used = 0
+    for place in range(start, end):
+        size = _trace_bytes(tasks[place])
+        if used + size > TRACES_MAX_BYTES and place > start:
+            yield start, place
+            start, used = place, 0
+        used += size
+    yield start, end

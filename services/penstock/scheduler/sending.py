@@ -7,15 +7,18 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from time import time_ns
 
-from penstock import metrics
+from penstock import metrics, tracing
 from penstock.errors import HANDLER_ERROR, Unavailable
 from penstock.logs import get_logger
 from penstock.scheduler.parcels import Parcel, RunTimes, pack_parcels, parcel_of
 from penstock.settings import Settings
 from penstock.store import Dispatch, Store
 from penstock.tasks import Claimed, Failure
+from penstock.tracing import Way
 from penstock.transports import Queue
+from penstock.wire import read_carried
 
 log = get_logger()
 
@@ -58,6 +61,7 @@ class Sender:
 
     async def dispatch(self, dispatch: Dispatch) -> int:
         """Send a claim, release what could not be sent; returns how many went. Raises Unavailable when none did."""
+        started_ns = time_ns()
         try:
             sending = await self._send_all(dispatch.tasks)
         except Exception as exc:
@@ -66,6 +70,8 @@ class Sender:
             raise
         await self._conclude(dispatch, sending)
         self._count(dispatch.tasks, len(sending.unsent))
+        if tracing.active() is not None:
+            _trace(dispatch.tasks, sending, started_ns)
         if len(sending.unsent) == len(dispatch.tasks):
             # Without a pause the same tasks would be claimed and released in a tight circle.
             raise Unavailable(f"nothing could be sent: {sending.reason}")
@@ -141,9 +147,23 @@ class Sender:
 
     def _count(self, tasks: Sequence[Claimed], unsent: int) -> None:
         waited: dict[str, list[float]] = defaultdict(list)
+        exemplars: dict[str, list[tuple[float, str]]] = defaultdict(list)
         for task in tasks:
             waited[task.action].append(task.waited_seconds)
+            if task.trace is not None and (carried := read_carried(task.trace)) and carried.context.is_sampled:
+                exemplars[task.action].append((task.waited_seconds, carried.context.trace_id))
         for action, seconds in waited.items():
             metrics.TRANSITIONS.labels(action, "ACQUIRED").inc(len(seconds))
-            metrics.QUEUE_WAIT_SECONDS.labels(action).observe_many(seconds)
+            metrics.QUEUE_WAIT_SECONDS.labels(action).observe_many(seconds, exemplars[action])
         log.debug("dispatched", tasks=len(tasks), unsent=unsent)
+
+
+def _trace(tasks: Sequence[Claimed], sending: Sending, started_ns: int) -> None:
+    """Tell the traces of those tasks that have one how it went."""
+    spans = tracing.active()
+    read = [(task, read_carried(task.trace)) for task in tasks if task.trace is not None]
+    if spans is None or not read:
+        return
+    errors = {task.id: "unsent" for task in sending.unsent} | {task.id: "refused" for task in sending.refused}
+    ways = [Way(carried.context, task.id, task.action, errors.get(task.id)) for task, carried in read if carried]
+    spans.passed("send", "send", ways, started_ns=started_ns, count=len(tasks))

@@ -43,8 +43,15 @@ noted as materialized (
     from noted n
     where t.id = any(array(select id from due))
       and t.claim < n.id  -- another scheduler claimed it and lost it again, between our token and our lock
-    returning t.id, t.claim, t.action, t.payload, t.timeout_seconds, t.priority, t.run_at, t.suspect, t.route, t.tenant
+    returning t.id, t.claim, t.action, t.payload, t.timeout_seconds, t.priority, t.run_at, t.suspect, t.route, t.tenant,
+              {trace}
 )
+
+-- part: trace
+-- Of a claimed task that is traced: its context and, on a line of its own, that of the attempt before, which the worker
+-- told with its error.
+case when t.trace is not null then concat_ws(E'\n', t.trace, t.failures -> -1 -> 'error' ->> 'traceparent')
+              end as trace
 
 -- part: sorted
 -- Of the tasks in `looked`: by which route each goes, and whether it is of a limited action or tenant. Rules are looked up once for
@@ -103,7 +110,7 @@ with due as materialized (
 ), {claimed}
 select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
        date_part('epoch', coalesce($2::timestamptz, now()) - c.run_at) as waited_seconds, c.suspect, c.route, c.tenant,
-       c.priority,
+       c.trace, c.priority,
        case when lead(c.priority) over claim_order is distinct from c.priority then c.run_at end as last_run_at
 from claimed c
 window claim_order as (order by c.priority desc, c.run_at, c.id)
@@ -122,7 +129,7 @@ with looked as materialized (
 ), {diverted}, {claimed}
 select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
        date_part('epoch', coalesce($2::timestamptz, now()) - c.run_at) as waited_seconds, c.suspect, c.route, c.tenant,
-       c.priority,
+       c.trace, c.priority,
        case when lead(c.priority) over claim_order is distinct from c.priority then c.run_at end as last_run_at,
        d.count as diverted
 from (select count(*) as count from diverted) d left join claimed c on true
@@ -153,7 +160,7 @@ with due as materialized (
     order by t.priority desc, t.run_at, t.id limit (select $1::bigint) for update skip locked
 ), {claimed}
 select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
-       date_part('epoch', now() - c.run_at) as waited_seconds, c.suspect, c.route, c.tenant
+       date_part('epoch', now() - c.run_at) as waited_seconds, c.suspect, c.route, c.tenant, c.trace
 from claimed c order by c.priority desc, c.run_at, c.id;
 
 -- name: claim_tasks_at_gates
@@ -182,10 +189,11 @@ with due as materialized (
     from noted n
     where t.id = any(array(select id from due)) and t.claim < n.id
     returning t.id, t.claim, t.action, t.payload, t.timeout_seconds, t.priority, t.run_at, t.suspect, t.route, t.gate,
-              t.tenant
+              t.tenant,
+              {trace}
 )
 select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
-       date_part('epoch', now() - c.run_at) as waited_seconds, c.suspect, c.route, c.tenant, c.gate
+       date_part('epoch', now() - c.run_at) as waited_seconds, c.suspect, c.route, c.tenant, c.trace, c.gate
 from claimed c order by c.priority desc, c.run_at, c.id;
 
 -- name: read_priorities

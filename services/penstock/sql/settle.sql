@@ -34,10 +34,10 @@ with gone as (
 ), moved as (
     insert into penstock.task_history (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
         claimed_at, created_at, updated_at, timeout_seconds, unique_key, ordering_key, progress, failures,
-        labels, expires_at, limit_key, tenant, workflow, finished_at, result)
+        labels, expires_at, limit_key, tenant, workflow, trace, finished_at, result)
     select g.id, 'SUCCESS', g.action, g.payload, g.priority, g.run_at, g.attempts, g.max_attempts, g.claim,
         g.claimed_at, g.created_at, now(), g.timeout_seconds, g.unique_key, g.ordering_key, g.progress, g.failures,
-        g.labels, g.expires_at, g.limit_key, g.tenant, g.workflow, now(), r.result::json
+        g.labels, g.expires_at, g.limit_key, g.tenant, g.workflow, g.trace, now(), r.result::json
     from gone g join unnest($1::bigint[], $3::text[]) r (id, result) on r.id = g.id
 ), told as (
     insert into penstock.workflow_event (workflow_id, task_id, claim, state)
@@ -99,12 +99,12 @@ with gone as (
 ), moved as (
     insert into penstock.task_history (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
         claimed_at, created_at, updated_at, timeout_seconds, unique_key, ordering_key, progress, failures,
-        labels, expires_at, limit_key, tenant, workflow, finished_at)
+        labels, expires_at, limit_key, tenant, workflow, trace, finished_at)
     select g.id, 'CRITICAL_ERROR', g.action, g.payload, g.priority, g.run_at, g.attempts, g.max_attempts, g.claim,
         g.claimed_at, g.created_at, now(), g.timeout_seconds, g.unique_key, g.ordering_key, g.progress,
         coalesce(g.failures, '[]') || jsonb_build_array(jsonb_build_object(
             'attempt', g.attempts, 'claim', g.claim, 'at', now(), 'error', f.error::jsonb)),
-        g.labels, g.expires_at, g.limit_key, g.tenant, g.workflow, now()
+        g.labels, g.expires_at, g.limit_key, g.tenant, g.workflow, g.trace, now()
     from gone g join unnest($1::bigint[], $3::text[]) f (id, error) on f.id = g.id
 ), told as (
     insert into penstock.workflow_event (workflow_id, task_id, claim, state)
@@ -132,10 +132,10 @@ with gone as (
 ), moved as (
     insert into penstock.task_history (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
         claimed_at, created_at, updated_at, timeout_seconds, unique_key, ordering_key, progress, failures,
-        labels, expires_at, limit_key, tenant, workflow, finished_at, reason)
+        labels, expires_at, limit_key, tenant, workflow, trace, finished_at, reason)
     select id, 'CANCELLED', action, payload, priority, run_at, attempts, max_attempts, claim,
         claimed_at, created_at, now(), timeout_seconds, unique_key, ordering_key, progress, failures,
-        labels, expires_at, limit_key, tenant, workflow, now(), $2::text
+        labels, expires_at, limit_key, tenant, workflow, trace, now(), $2::text
     from gone
 ), told as (
     insert into penstock.workflow_event (workflow_id, task_id, claim, state)
@@ -182,11 +182,12 @@ with chosen as materialized (
     returning h.key, h.task_id
 ), back as (
     insert into penstock.task (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
-        created_at, updated_at, timeout_seconds, unique_key, ordering_key, failures, labels, expires_at, limit_key, tenant)
+        created_at, updated_at, timeout_seconds, unique_key, ordering_key, failures, labels, expires_at, limit_key, tenant,
+        trace)
     select g.id, case when h.task_id <> g.id then 'WAITING' else 'SCHEDULED' end::penstock.task_state,
         g.action, g.payload, g.priority, now(), 0, g.max_attempts, g.claim,
         g.created_at, now(), g.timeout_seconds, g.unique_key, g.ordering_key, g.failures,
-        g.labels, case when g.expires_at > now() then g.expires_at end, g.limit_key, g.tenant
+        g.labels, case when g.expires_at > now() then g.expires_at end, g.limit_key, g.tenant, g.trace
     from gone g left join heads h on h.key = g.ordering_key
     returning id, action, state
 ), tallied as (

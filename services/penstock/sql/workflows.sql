@@ -29,16 +29,16 @@ select id, definition, state from penstock.workflow where key = coalesce($2::tex
 -- policies, $11 undoing actions or null, $12 and $13 where results and errors of predecessors go, or null, $14 options
 -- as JSON text or null; of the task: $15 payload as JSON text, null where the step has no task, $16 run_at or null,
 -- $17 priorities, $18 max_attempts, $19 timeouts or null, $20 labels as JSON text or null, $21 expires_at or null,
--- $22 limit keys or null. Its tenant is that of its workflow. A step that is SCHEDULED at once has neither a delay nor an ordering key.
+-- $22 limit keys or null, $23 traces or null. Its tenant is that of its workflow. A step that is SCHEDULED at once has neither a delay nor an ordering key.
 with input as materialized (
     select case when i.payload is not null then nextval('penstock.task_id_seq') end as task_id, i.*
     from unnest($1::bigint[], $2::int[], $3::text[], $4::text[], $5::text[], $6::int[], $7::text[], $8::int[],
                 $9::text[], $10::text[], $11::text[], $12::text[], $13::text[], $14::text[], $15::text[],
                 $16::timestamptz[], $17::int2[], $18::int2[], $19::float8[], $20::text[], $21::timestamptz[],
-                $22::text[])
+                $22::text[], $23::text[])
         with ordinality as i (workflow_id, number, name, kind, action, parent, after, pending, state, on_failure, undo,
                               results_as, errors_as, options, payload, run_at, priority, max_attempts, timeout, labels,
-                              expires_at, limit_key, place)
+                              expires_at, limit_key, trace, place)
     order by i.place
 ), steps as (
     insert into penstock.workflow_step (workflow_id, number, name, kind, action, task_id, parent, after, pending, state,
@@ -51,9 +51,9 @@ with input as materialized (
     select i.workflow_id, predecessor, i.number from input i cross join lateral unnest(i.after::int[]) predecessor
 ), inserted as (
     insert into penstock.task (id, state, action, payload, run_at, priority, max_attempts, timeout_seconds, labels,
-                               expires_at, limit_key, workflow, tenant, created_at, updated_at)
+                               expires_at, limit_key, trace, workflow, tenant, created_at, updated_at)
     select task_id, state::penstock.task_state, action, payload::json, coalesce(run_at, now()), priority, max_attempts,
-           timeout, labels::jsonb, expires_at, limit_key, workflow_id,
+           timeout, labels::jsonb, expires_at, limit_key, trace, workflow_id,
            (select w.tenant from penstock.workflow w where w.id = workflow_id), now(), now()
     from input where payload is not null
     returning action
@@ -317,10 +317,11 @@ with gone as (
     returning *
 ), back as (
     insert into penstock.task (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
-        created_at, updated_at, timeout_seconds, failures, labels, expires_at, limit_key, workflow, tenant)
+        created_at, updated_at, timeout_seconds, failures, labels, expires_at, limit_key, workflow, tenant,
+        trace)
     select g.id, 'WAITING', g.action, g.payload, g.priority, now(), 0, g.max_attempts, g.claim,
         g.created_at, now(), g.timeout_seconds, g.failures, g.labels,
-        case when g.expires_at > now() then g.expires_at end, g.limit_key, g.workflow, g.tenant
+        case when g.expires_at > now() then g.expires_at end, g.limit_key, g.workflow, g.tenant, g.trace
     from gone g
     returning id
 ), tallied as (

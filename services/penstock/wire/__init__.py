@@ -19,6 +19,7 @@ from penstock.wire.reports import (
     Succeeded,
     Unreadable,
     Waiting,
+    add_trace,
     check_token,
     check_wait_seconds,
     decode_report,
@@ -53,6 +54,14 @@ from penstock.wire.text import (
     utf8_size,
 )
 from penstock.wire.tokens import claim_of_token, digest_of, make_token
+from penstock.wire.traces import (
+    TRACE_ENTRY_BYTES,
+    TRACES_MAX_BYTES,
+    CarriedTrace,
+    decode_traces,
+    encode_traces,
+    read_carried,
+)
 
 __all__ = [
     "LONGEST_WAIT_SECONDS",
@@ -63,8 +72,11 @@ __all__ = [
     "PROGRESS_NOTE_CHARS",
     "SUSPECT_ATTRIBUTE",
     "TIMEOUT_ATTRIBUTE",
+    "TRACES_MAX_BYTES",
+    "TRACE_ENTRY_BYTES",
     "BackoffHint",
     "Body",
+    "CarriedTrace",
     "ClaimId",
     "Failed",
     "Hints",
@@ -76,6 +88,7 @@ __all__ = [
     "Succeeded",
     "Unreadable",
     "Waiting",
+    "add_trace",
     "check_json",
     "check_payload",
     "check_token",
@@ -85,6 +98,7 @@ __all__ = [
     "decode_report",
     "decode_reports",
     "decode_request",
+    "decode_traces",
     "digest_of",
     "encode_call",
     "encode_error",
@@ -92,6 +106,7 @@ __all__ = [
     "encode_progress",
     "encode_result",
     "encode_run_times",
+    "encode_traces",
     "encode_wait",
     "escape_for_sqs",
     "join_batch",
@@ -99,6 +114,7 @@ __all__ = [
     "pack",
     "pack_result",
     "parse_claim_id",
+    "read_carried",
     "replace_unstorable",
     "split_body",
     "text_of",

@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.errors import INVALID_PARAMS, RpcError
 from penstock.tasks import ACTION_MAX_CHARS, TOKEN_MAX_CHARS
+from penstock.tracecontext import TraceContext, parse
 from penstock.wire.packed import PACKED_PREFIX, Room, Unpackable, unpack_result
 from penstock.wire.requests import INT8_MAX, parse_claim_id, split_body
 from penstock.wire.text import entry_text, replace_unstorable, short_reason, text_of
@@ -30,7 +31,7 @@ _BARE_ID = re.compile(r"[0-9]{1,19}")
 class Succeeded(msgspec.Struct, frozen=True, gc=False):
     """A result. ``claim`` is None in the older convention, where ``attempt`` must match the current one instead.
 
-    spawn: JSON text of the tasks that come with it, empty for none.
+    spawn: JSON text of the tasks that come with it, empty for none. trace: of the attempt, where it tells.
     """
 
     task_id: int
@@ -38,6 +39,7 @@ class Succeeded(msgspec.Struct, frozen=True, gc=False):
     attempt: int | None
     result: str
     spawn: str = ""
+    trace: TraceContext | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, gc=False):
@@ -48,6 +50,7 @@ class Failed(msgspec.Struct, frozen=True, gc=False):
     attempt: int | None
     error: str
     hints: Hints
+    trace: TraceContext | None = None
 
 
 class Progress(msgspec.Struct, frozen=True, gc=False):
@@ -120,6 +123,8 @@ class _Response(msgspec.Struct, frozen=True):
     method: str | None = None
     params: msgspec.Raw = _EMPTY
     spawn: msgspec.Raw = _EMPTY
+    traceparent: msgspec.Raw = _EMPTY
+    tracestate: msgspec.Raw = _EMPTY
 
 
 class _Error(msgspec.Struct, frozen=True):
@@ -160,6 +165,7 @@ class _Answer(msgspec.Struct, frozen=True, gc=False):
     encoding: str | None = None
     method: str | None = None
     spawn: msgspec.Raw = _EMPTY
+    traceparent: msgspec.Raw = _EMPTY
 
 
 _decode_response = msgspec.json.Decoder(_Response).decode
@@ -171,6 +177,7 @@ _decode_attempt = msgspec.json.Decoder(_WithAttempt).decode
 _decode_progress = msgspec.json.Decoder(_ProgressParams).decode
 _decode_id = msgspec.json.Decoder(int | str).decode
 _decode_wait = msgspec.json.Decoder(_WaitParams).decode
+_decode_any = msgspec.json.Decoder().decode
 _decode_claim = msgspec.json.Decoder(_OfClaim).decode
 
 
@@ -200,7 +207,9 @@ def _decode_at_once(text: str) -> list[_Answer] | None:
 def _plain(answer: _Answer) -> Succeeded | None:
     """The report of a plain success; None where a closer look is needed."""
     result = bytes(answer.result)
-    is_other = answer.method is not None or answer.encoding is not None or bytes(answer.spawn)
+    is_other = (
+        answer.method is not None or answer.encoding is not None or bytes(answer.spawn) or bytes(answer.traceparent)
+    )
     if not result or is_other or answer.id is None or bytes(answer.error):
         return None
     claim_id = parse_claim_id(answer.id)
@@ -311,16 +320,32 @@ def _outcome(response: _Response, entry: str | msgspec.Raw, room: Room) -> Repor
             # The worker has answered and will not answer again, so this is what came of the attempt.
             told = json.dumps({"code": exc.code, "message": str(exc), "data": {"type": "BadEncoding"}})
             return Failed(task_id, claim, attempt, told, NO_HINTS)
-        return Succeeded(task_id, claim, attempt, text, _spawned(response))
+        return Succeeded(task_id, claim, attempt, text, _spawned(response), _trace(response))
     if result:
-        return Succeeded(task_id, claim, attempt, result.decode(), _spawned(response))
+        return Succeeded(task_id, claim, attempt, result.decode(), _spawned(response), _trace(response))
     decoded = _decode_error(error)
-    return Failed(task_id, claim, attempt, error.decode(), _hints(decoded))
+    return Failed(task_id, claim, attempt, error.decode(), _hints(decoded), _trace(response))
 
 
 def _spawned(response: _Response) -> str:
     spawn = bytes(response.spawn)
     return "" if spawn == b"null" else spawn.decode()
+
+
+def _trace(response: _Response) -> TraceContext | None:
+    """The attempt's context; what is none is passed over, for a result is too dear to lose over it."""
+    if not bytes(response.traceparent):
+        return None
+    try:
+        state = _decode_any(response.tracestate) if bytes(response.tracestate) else None
+        return parse(_decode_any(response.traceparent), state)
+    except (ValueError, RecursionError):
+        return None
+
+
+def add_trace(answer: str, trace: TraceContext) -> str:
+    """A response, or a wait's notification, with the context of the attempt that it comes from."""
+    return f"{answer[:-1]},{msgspec.json.encode(trace.headers).decode()[1:]}"
 
 
 def _attempt_in(raw: bytes) -> int | None:

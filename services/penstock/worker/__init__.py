@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
+from penstock import tracing
 from penstock.errors import RpcError
 from penstock.handlers import Registry
 from penstock.logs import get_logger
@@ -20,10 +21,12 @@ from penstock.settings import Settings
 from penstock.transports import Message, Queue
 from penstock.wire import (
     TIMEOUT_ATTRIBUTE,
+    CarriedTrace,
     ClaimId,
     Invalid,
     Request,
     decode_body,
+    decode_traces,
     encode_progress,
     parse_claim_id,
 )
@@ -179,13 +182,19 @@ class Worker(Service):
         for entry in strays:
             self._answer_stray(entry, message)
         limit = _limit_seconds(message)
+        traces: Mapping[int, CarriedTrace] = {}
+        if message.attributes and tracing.active() is not None:
+            traces = decode_traces(message.attributes, (claim.task_id for _, _, claim in found))
         jobs = []
         for request, claim_id, claim in found:
             handler = self._registry.get(request.method)
             if handler is None:
                 self._answer_unknown(request, claim_id, claim, held)
             else:
-                jobs.append(Job(claim_id, claim, handler, request.params, held, limit, self._runner))
+                job = Job(claim_id, claim, handler, request.params, held, limit, self._runner)
+                if traces:
+                    job.carried = traces.get(claim.task_id)
+                jobs.append(job)
         return jobs
 
     def _answer_stray(self, entry: Request | Invalid, message: Message) -> None:

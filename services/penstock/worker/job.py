@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.handlers import Context, Handler
 from penstock.handlers.cancellation import Cancellation
-from penstock.wire import ClaimId
+from penstock.wire import CarriedTrace, ClaimId
 from penstock.worker.holder import Held
 from penstock.worker.threads import Call
 
 if TYPE_CHECKING:
+    from penstock.tracing.spans import Attempt
     from penstock.worker.runner import Runner
 
 
@@ -23,12 +24,14 @@ class Job:
     limit_seconds: how long it may run; until it starts, what its message says, None where it says nothing.
     seen_at: when this worker last gave a sign of it. overdue: it was stopped for its limit. cut: for the end of the
     process. where: the stack at which it was stopped. cancellation: what tells its handler that it is lost. spawned:
-    the tasks that go with its result.
+    the tasks that go with its result. carried: its trace, if any; attempt: its span, once it
+    runs.
     """
 
     __slots__ = (
-        "answered", "call", "cancellation", "claim", "claim_id", "cut", "deadline", "handler", "held", "limit_seconds",
-        "overdue", "params", "ran_seconds", "runner", "seen_at", "spawned", "started_at", "task", "where",
+        "answered", "attempt", "call", "cancellation", "carried", "claim", "claim_id", "cut", "deadline", "handler",
+        "held", "limit_seconds", "overdue", "params", "ran_seconds", "runner", "seen_at", "spawned", "started_at",
+        "task", "where",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +63,8 @@ class Job:
         self.answered = False
         self.cancellation = Cancellation()
         self.spawned: list[str] = []
+        self.carried: CarriedTrace | None = None
+        self.attempt: Attempt | None = None
 
     @property
     def is_lost(self) -> bool:

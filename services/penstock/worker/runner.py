@@ -13,7 +13,7 @@ from itertools import chain
 from time import monotonic
 from typing import Any
 
-from penstock import metrics
+from penstock import metrics, tracing
 from penstock.errors import InvalidParams
 from penstock.handlers.batches import Call
 from penstock.handlers.parameters import Arguments
@@ -24,6 +24,7 @@ from penstock.worker.holder import Held
 from penstock.worker.job import Job
 from penstock.worker.threads import Threads
 from penstock.worker.timings import Timings
+from penstock.worker.traces import begin_attempt, begin_batch, end_attempt
 
 _CANCEL_SECONDS = 5.0  # a handler that was cancelled may clean up so long before its task is answered without it
 _SHORT_SECONDS = 1.0  # tasks that run shorter are worth fetching ahead
@@ -63,6 +64,7 @@ class Runner:
         self._timings = timings
         self._answer = answer
         self._progress = progress
+        self._spans = tracing.active()
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self._running: set[Unit] = set()
@@ -201,6 +203,8 @@ class Runner:
 
     async def _run(self, job: Job) -> None:
         self._set_deadline(job)
+        if self._spans is not None:
+            begin_attempt(self._spans, job).activate()
         outcome, kind = "error", ""
         try:
             if job.handler.is_async:
@@ -223,10 +227,13 @@ class Runner:
             # SystemExit, or a CancelledError of the handler's own, is one task's affair and not the worker's.
             if job.cut and isinstance(exc, asyncio.CancelledError):
                 job.answered = True  # by the worker that gets its message next
+                end_attempt(job, "cut")
                 self._end(job)
                 return
             if job.overdue:
                 job.where = job.where or answers.traceback_of(exc)
+            if job.attempt is not None:
+                job.attempt.raised(exc)
             answer, kind = answers.exception_answer(job.claim_id, job.handler, exc), type(exc).__name__
         if job.overdue:
             self._finish_overdue(job)
@@ -237,6 +244,7 @@ class Runner:
         self._set_deadline(batch)
         for job in batch.jobs:
             job.started_at = batch.started_at
+        call = None if self._spans is None else begin_batch(self._spans, batch)
         calls = [Call(job.context(), job.params) for job in batch.jobs]
         function = batch.handler.function
         outcomes: Sequence[Any]
@@ -250,11 +258,20 @@ class Runner:
             if batch.cut and isinstance(exc, asyncio.CancelledError):
                 for job in batch.jobs:
                     job.answered = True
+                    end_attempt(job, "cut")
+                if call is not None:
+                    call.end("cut")
                 self._end(batch)
                 return
             if batch.overdue:
                 batch.where = batch.where or answers.traceback_of(exc)
             outcomes = [exc] * len(batch.jobs)
+            if call is not None:
+                call.raised(exc)
+                call.end(type(exc).__name__)
+        else:
+            if call is not None:
+                call.end("")
         if batch.overdue:
             self._finish_overdue(batch)
         else:
@@ -310,7 +327,11 @@ class Runner:
     def _settle(self, job: Job, answer: str, outcome: str, kind: str, ran: float) -> None:
         job.answered = True
         action = job.handler.name
-        self._timings.add(action, outcome, ran)
+        trace_id = None
+        if job.attempt is not None:
+            trace_id = job.attempt.trace_id
+            answer = end_attempt(job, kind, answer)
+        self._timings.add(action, outcome, ran, trace_id)
         if job.is_lost:
             log.info(
                 "task_dropped", task_id=job.claim.task_id, claim=job.claim.claim, action=action,

@@ -17,20 +17,24 @@ class Timings:
 
     def __init__(self) -> None:
         self._new: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+        self._exemplars: defaultdict[tuple[str, str], list[tuple[float, str]]] = defaultdict(list)
         self._untold: dict[str, tuple[int, float]] = {}
         self._told_at = float("-inf")
 
-    def add(self, action: str, outcome: str, seconds: float) -> None:
-        """One attempt has ended after that time; outcome: ok, error or timeout."""
+    def add(self, action: str, outcome: str, seconds: float, trace_id: str | None = None) -> None:
+        """One attempt has ended after that time; outcome: ok, error or timeout. trace_id: where it is recorded."""
         self._new[action, outcome].append(seconds)
+        if trace_id is not None:
+            self._exemplars[action, outcome].append((seconds, trace_id))
 
     def flush(self) -> None:
         """Enter what was added into the metrics."""
         if not self._new:
             return
         new, self._new = self._new, defaultdict(list)
+        exemplars, self._exemplars = self._exemplars, defaultdict(list)
         for (action, outcome), seconds in new.items():
-            metrics.RUN_SECONDS.labels(action, outcome).observe_many(seconds)
+            metrics.RUN_SECONDS.labels(action, outcome).observe_many(seconds, exemplars[action, outcome])
             count, total = self._untold.get(action, (0, 0.0))
             self._untold[action] = count + len(seconds), total + sum(seconds)
 

@@ -16,6 +16,7 @@ from penstock.api.dashboard.timeline import timeline
 from penstock.errors import AccessDenied, InvalidParams, QueueAway
 from penstock.keys import Permission
 from penstock.selection import Operation
+from penstock.settings import Settings
 from penstock.tasks import State
 from penstock.workflows import WorkflowState
 
@@ -54,12 +55,20 @@ async def load_task(ask: Ask) -> dict[str, Any]:
         "task": task,
         "life": life,
         "labels": plain(task.labels) or {},
+        "trace_url": trace_url(ask.settings, task.trace_id),
         "progress": plain(task.progress),
         "events": timeline(task, life, datetime.now(UTC)),
         "can_cancel": not task.state.final,
         "can_retry": task.state in (State.CRITICAL_ERROR, State.CANCELLED),
         "can_move": task.state in _MOVABLE and not (task.state is State.WAITING and task.attempts),
     }
+
+
+def trace_url(settings: Settings, trace_id: str | None) -> str | None:
+    """Where a trace can be looked at, by the settings."""
+    if trace_id is None or settings.trace_url is None:
+        return None
+    return settings.trace_url.replace("{trace_id}", trace_id)
 
 
 async def load_edit(ask: Ask) -> dict[str, Any]:

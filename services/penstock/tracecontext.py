@@ -1,0 +1,103 @@
+"""Trace contexts as W3C Trace Context writes them: read, checked, written. Pure; knows no tracing library.
+
+A context travels in the headers ``traceparent`` and ``tracestate``, and in one text of both where there is one column.
+What breaks the grammar is no context, and never an error: a trace is not worth a task.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
+TRACESTATE_MAX_CHARS = 512  # which everybody has to pass on; a longer one is dropped
+_STATE_MEMBERS = 32
+
+_PARENT = re.compile(
+    r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL
+)
+_MEMBER = re.compile(
+    r"([a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
+    r"=[ -+\--<>-~]{0,255}[!-+\--<>-~]"
+)
+_SAMPLED = 1
+
+
+class TraceContext(NamedTuple):
+    """A span, as those that come after it know it. state: the list of the tracestate, empty for none."""
+
+    trace_id: str
+    span_id: str
+    flags: int
+    state: str = ""
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether its caller records it."""
+        return bool(self.flags & _SAMPLED)
+
+    @property
+    def traceparent(self) -> str:
+        """The header's value, in version 00."""
+        return f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """As headers, or attributes of a message."""
+        given = {TRACEPARENT: self.traceparent}
+        return given | {TRACESTATE: self.state} if self.state else given
+
+    @property
+    def text(self) -> str:
+        """As one text, for a row."""
+        return f"{self.traceparent} {self.state}" if self.state else self.traceparent
+
+
+def parse(traceparent: object, tracestate: object = None) -> TraceContext | None:
+    """Read two headers; None for what is no traceparent. A tracestate that is none is left out."""
+    match = _PARENT.fullmatch(traceparent.strip(" \t")) if isinstance(traceparent, str) else None
+    if match is None or (match[1] == "00" and match[5] is not None):
+        return None
+    # Of the flags two are known; a newer version may mean something else by the others.
+    return TraceContext(match[2], match[3], int(match[4], 16) & 3, _state(tracestate))
+
+
+def _state(tracestate: object) -> str:
+    if not isinstance(tracestate, str) or not tracestate or len(tracestate) > TRACESTATE_MAX_CHARS:
+        return ""
+    members = [member for part in tracestate.split(",") if (member := part.strip(" \t"))]
+    if len(members) > _STATE_MEMBERS or not all(map(_MEMBER.fullmatch, members)):
+        return ""
+    if len({member.partition("=")[0] for member in members}) < len(members):
+        return ""
+    return ",".join(members)
+
+
+def of_headers(headers: Mapping[str, str]) -> TraceContext | None:
+    """The context of headers, or of a message's attributes."""
+    given = headers.get(TRACEPARENT)
+    return None if given is None else parse(given, headers.get(TRACESTATE))
+
+
+def of_text(text: str | None) -> TraceContext | None:
+    """The context of a row's text."""
+    if text is None:
+        return None
+    traceparent, _, state = text.partition(" ")
+    return parse(traceparent, state)
+
+
+def current() -> TraceContext | None:
+    """That of the span that is active here, in a program that has loaded OpenTelemetry; nobody else has one."""
+    trace: Any = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return None
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        return None
+    # Read again, for what the program has put into its tracestate must not travel on unless others can read it.
+    return parse(
+        f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}", context.trace_state.to_header()
+    )

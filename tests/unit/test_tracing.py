@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from penstock.errors import SettingsError
+from penstock.settings import load_settings
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: what is loaded, and the provider, are the process'."""
+    return subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": "services", "PATH": "/usr/bin:/bin", **environment},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+_LOAD = """
+import sys
+import penstock.api, penstock.submitter, penstock.scheduler, penstock.worker, penstock.resulter, penstock.supervisor
+import penstock.client, penstock.async_client, penstock.transactional
+from penstock.settings import load_settings
+from penstock import tracing
+tracing.setup_tracing("worker", load_settings())
+print(sorted({name.split(".")[0] for name in sys.modules} & {"opentelemetry"}), tracing.active() is not None)
+"""
+
+
+def test_nothing_of_opentelemetry_is_loaded_while_tracing_is_off() -> None:
+    done = run(_LOAD)
+    assert done.stdout.split("\n")[0] == "[] False", done.stderr
+    done = run(_LOAD, PENSTOCK_TRACES="true", OTEL_TRACES_EXPORTER="none")
+    assert done.stdout.split("\n")[0] == "['opentelemetry'] True", done.stderr
+
+
+def test_without_the_extra_the_error_names_it() -> None:
+    hidden = "import sys; sys.modules['opentelemetry'] = None\n"
+    done = run(hidden + _LOAD, PENSTOCK_TRACES="true")
+    assert done.returncode == 1
+    assert (
+        'SettingsError: PENSTOCK_TRACES is on and OpenTelemetry is not installed: pip install "penstock[otel]"'
+        in done.stderr
+    )
+
+
+_PROVIDER = """
+from penstock.settings import load_settings
+from penstock import tracing
+from opentelemetry import trace
+tracing.setup_tracing("scheduler", load_settings())
+provider = trace.get_tracer_provider()
+print(provider.resource.attributes["service.name"], provider.sampler.get_description().split("{")[0])
+with trace.get_tracer("app").start_as_current_span("hello"):
+    pass
+tracing.stop_tracing()
+"""
+
+
+def test_the_standard_variables_say_name_sampler_and_exporter() -> None:
+    done = run(
+        _PROVIDER, PENSTOCK_TRACES="true", OTEL_TRACES_EXPORTER="console", OTEL_SERVICE_NAME="tasks",
+        OTEL_TRACES_SAMPLER="always_on",
+    )  # fmt: skip
+    assert done.stdout.startswith("tasks AlwaysOnSampler\n"), done.stderr
+    assert '"name": "hello"' in done.stdout
+    named = {"OTEL_RESOURCE_ATTRIBUTES": "service.name=other"}
+    done = run(_PROVIDER, PENSTOCK_TRACES="true", OTEL_TRACES_EXPORTER="none", **named)
+    assert done.stdout == "other ParentBased\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "problem"),
+    [
+        ({"OTEL_TRACES_EXPORTER": "zipkin"}, "OTEL_TRACES_EXPORTER is 'zipkin': choose of otlp, console, none"),
+        (
+            {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"},
+            "OTEL_EXPORTER_OTLP_PROTOCOL is 'http/json': choose of http/protobuf, grpc",
+        ),
+    ],
+    ids=["exporter", "protocol"],
+)
+def test_a_variable_that_makes_no_sense_is_named(variables: dict[str, str], problem: str) -> None:
+    done = run(_PROVIDER, PENSTOCK_TRACES="true", **variables)
+    assert done.returncode == 1
+    assert problem in done.stderr
+
+
+def test_an_applications_own_provider_is_used() -> None:
+    own = """
+from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+trace.set_tracer_provider(TracerProvider(resource=Resource({"service.name": "mine"})))
+"""
+    done = run(own + _PROVIDER, PENSTOCK_TRACES="true")
+    assert done.stdout.startswith("mine "), done.stderr
+
+
+def test_a_link_to_traces_has_to_name_the_trace() -> None:
+    assert load_settings(trace_url="https://jaeger/trace/{trace_id}").trace_url
+    with pytest.raises(SettingsError, match="trace_id"):
+        load_settings(trace_url="https://jaeger/trace")
+    with pytest.raises(SettingsError, match="trace_id"):
+        load_settings(trace_url="javascript:{trace_id}")
