@@ -19,6 +19,7 @@ from penstock.calls import (
     answer_of,
     batching,
     calling,
+    downloaded,
     enqueueing,
     prepared,
     request_text,
@@ -113,8 +114,16 @@ class Client:
                 continue
             patience.heard()
             if settled(outcome):
-                return result_of(outcome)
+                return self.download(task_id, "result") if outcome.get("result_unread") else result_of(outcome)
             patience.check(task_id, outcome["state"])
+
+    def download(self, task_id: int, what: str) -> Any:
+        """The "payload" or the "result" of a task, however large. Raises TaskNotFound, Unavailable, PayloadLost."""
+        try:
+            response = self._http.get(f"{self.url}/tasks/{task_id}/{what}", timeout=self._timeout)
+        except (httpx.HTTPError, httpx.InvalidURL) as exc:
+            raise unreachable(self.url, exc) from exc
+        return downloaded(response.status_code, response.content)
 
     def status(self, task_id: int | Sequence[int], *, detail: bool = False) -> Any:
         """A task as a dict; for several ids a list, with None for one that there is not.

@@ -6,6 +6,7 @@ The api and the submitter share this, so a method means the same over HTTP and t
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -73,6 +74,7 @@ from penstock.wire import (
     digest_of,
     escape_for_sqs,
     parse_claim_id,
+    reference_of,
     utf8_size,
 )
 from penstock.workflows import (
@@ -126,6 +128,7 @@ class EnqueueParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit_key: str | None = None
     unique: Literal["retained", "live"] | float = "retained"
     on_duplicate: OnDuplicate = "return"
+    payload_object: str | None = None
 
 
 class StatusParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -623,7 +626,7 @@ def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -
         return read_rule(values, _action)
     match values:
         case EnqueueParams():
-            return Enqueue(_new_task(values, settings))
+            return Enqueue(_new_task(values, settings, large=True))
         case StatusParams():
             return _status(values)
         case ResultParams():
@@ -735,9 +738,11 @@ def _list_tasks(given: ListParams) -> ListTasks:
     )  # fmt: skip
 
 
-def _new_task(given: EnqueueParams, settings: Settings) -> NewTask:
+def _new_task(given: EnqueueParams, settings: Settings, *, large: bool = False) -> NewTask:
+    """large: its payload may become an object."""
     payload = bytes(given.payload).decode("utf-8")
-    _check_payload(payload, settings)
+    _check_payload(payload, settings, large=large)
+    offered = None if given.payload_object is None else _offered(given, settings)
     run_at = _start(given)
     max_attempts = settings.max_attempts if given.max_attempts is None else given.max_attempts
     if not 1 <= max_attempts <= MAX_ATTEMPTS_LIMIT:
@@ -763,7 +768,26 @@ def _new_task(given: EnqueueParams, settings: Settings) -> NewTask:
         unique=_unique(given),
         on_duplicate=given.on_duplicate,
         replaces_priority=given.on_duplicate == "replace" and given.priority is not None,
+        offered=offered,
     )
+
+
+def _offered(given: EnqueueParams, settings: Settings) -> str:
+    """The object that a client has put into the bucket, as the text that names it; see intake.take_in."""
+    text = json.dumps(given.payload_object)
+    try:
+        found = reference_of(text)
+    except ValueError:
+        found = None
+    if found is None or not found.is_offered:
+        raise InvalidParams("payload_object", "is no name of an object that a client of Penstock has put there")
+    if bytes(given.payload) != b"{}":
+        raise InvalidParams("payload_object", "and payload exclude each other; give one")
+    if settings.payload_bucket is None:
+        raise InvalidParams("payload_object", "is of no use here: this process has no PENSTOCK_PAYLOAD_BUCKET")
+    if found.size > settings.payload_max_bytes:
+        raise TooLarge("payload_object", found.size, settings.payload_max_bytes)
+    return text
 
 
 def _start(given: EnqueueParams | RescheduleParams) -> datetime | None:
@@ -882,7 +906,7 @@ def _answer(token: str, member: str, text: str, settings: Settings) -> AnswerWai
 
 def _submitted(action: str, raw: bytes, settings: Settings) -> NewTask:
     payload = raw.decode("utf-8")
-    value = _check_payload(payload, settings, field="params")
+    value = _check_payload(payload, settings, field="params", large=True)
     unique_key = None
     if isinstance(value, dict) and value.get("objectID") is not None:
         object_id = value["objectID"]
@@ -893,10 +917,11 @@ def _submitted(action: str, raw: bytes, settings: Settings) -> NewTask:
     return NewTask(_action(action), payload, unique_key=unique_key, max_attempts=settings.max_attempts)
 
 
-def _check_payload(payload: str, settings: Settings, *, field: str = "payload") -> Any:
+def _check_payload(payload: str, settings: Settings, *, field: str = "payload", large: bool = False) -> Any:
     size = utf8_size(escape_for_sqs(payload))  # as it will travel
-    if size > settings.payload_limit_bytes:
-        raise TooLarge(field, size, settings.payload_limit_bytes)
+    limit = settings.largest_payload_bytes if large else settings.payload_limit_bytes
+    if size > limit:
+        raise TooLarge(field, size, limit)
     return check_payload(payload, field)
 
 

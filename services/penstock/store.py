@@ -20,6 +20,8 @@ import asyncpg
 
 from penstock import metrics
 from penstock.errors import Refused, TooSlow, Unavailable
+from penstock.objects import enqueue_sealed
+from penstock.payloads import Vault
 from penstock.sql import SQL
 from penstock.tasks import (
     BEGINNING,
@@ -133,10 +135,14 @@ class Stale:
 
 
 class Session:
-    """The statements, on one connection. has_told: one of them has settled a task that belongs to a workflow."""
+    """The statements, on one connection. has_told: one of them has settled a task that belongs to a workflow.
 
-    def __init__(self, connection: Any) -> None:
+    vault: what payloads are sealed by before they are stored.
+    """
+
+    def __init__(self, connection: Any, vault: Vault) -> None:
         self._connection = connection
+        self.vault = vault
         self.has_told = False
 
     async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
@@ -183,9 +189,15 @@ class Session:
     # Bringing tasks in
 
     async def enqueue(self, tasks: Sequence[NewTask]) -> list[Enqueued]:
-        """Insert tasks, all or none; the answers stand in the order of ``tasks``."""
+        """Insert tasks, all or none; the answers stand in the order of ``tasks``. Payloads are sealed."""
         if not tasks:
             return []
+        if self.vault.is_on:
+            return await enqueue_sealed(self, tasks)
+        return await self.insert(tasks)
+
+    async def insert(self, tasks: Sequence[NewTask]) -> list[Enqueued]:
+        """As ``enqueue``, of tasks whose payloads are as they are to be stored."""
         metrics.BATCH_SIZE.labels("enqueue").observe(len(tasks))
         if all(t.is_plain for t in tasks):
             rows = await self.fetch("enqueue_plain_tasks", *_plain_columns(tasks))
@@ -591,7 +603,9 @@ class Store:
     """A pool of connections to the database that holds the tasks; opened when first used."""
 
     def __init__(self, database_url: str, *, pool_size: int = 8, statement_timeout_seconds: float = 30,
-                 acquire_timeout_seconds: float = 30, application_name: str = "penstock") -> None:  # fmt: skip
+                 acquire_timeout_seconds: float = 30, application_name: str = "penstock",
+                 vault: Vault | None = None) -> None:  # fmt: skip
+        self.vault = vault or Vault()
         self._url = database_url
         self._pool_size = pool_size
         self._statement_timeout_seconds = statement_timeout_seconds
@@ -630,13 +644,14 @@ class Store:
                 await asyncio.wait_for(pool.close(), 5)
             except (TimeoutError, *_TRANSIENT):
                 pool.terminate()
+        await self.vault.close()
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
         """Statements that commit one by one."""
         with _Translated():
             pool, connection = await self._acquire()
-            session = Session(connection)
+            session = Session(connection, self.vault)
             try:
                 yield session
             finally:
@@ -650,7 +665,7 @@ class Store:
             pool, connection = await self._acquire()
             try:
                 async with connection.transaction():
-                    session = Session(connection)
+                    session = Session(connection, self.vault)
                     yield session
                 self.has_told |= session.has_told
             finally:

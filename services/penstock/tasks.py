@@ -78,7 +78,8 @@ class NewTask:
     counted from the database's clock; never both. limit_key: which of its action's limits by key it counts against.
     unique: until when another task keeps the unique key from this one: "retained", until its record is cleaned; "live",
     until it settles; or so many seconds from when it took the key. on_duplicate: what comes of a task whose key is
-    another's; replaces_priority: with "replace", the priority too.
+    another's; replaces_priority: with "replace", the priority too. offered: the object that a client has put into the
+    bucket as its payload, which is to be taken in before it is stored.
     """
 
     action: str
@@ -97,6 +98,7 @@ class NewTask:
     unique: Literal["retained", "live"] | float = "retained"
     on_duplicate: OnDuplicate = "return"
     replaces_priority: bool = False
+    offered: str | None = None
 
     @property
     def is_plain(self) -> bool:

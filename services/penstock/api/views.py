@@ -69,6 +69,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: Annotated[Any, _about("The error object of the last failed attempt; null after a SUCCESS.")]
     reason: Annotated[str | None, _about("Why it was cancelled; only there where it is told.")] = None
     result_gone: Annotated[bool, _about("True: there was a result, and retention has emptied it.")] = False
+    result_unread: Annotated[str | None, _about("Why the result is null: it is large, or cannot be had now.")] = None
 
 
 class WaitsFor(msgspec.Struct, frozen=True):
@@ -97,6 +98,7 @@ class TaskDetail(Task, frozen=True, kw_only=True):
     failures: Annotated[list[Failure], _about("Every failed attempt, oldest first.")]
     waits_for: Annotated[WaitsFor | None, _about("Only there while it waits for an outside event.")] = None
     payload_gone: Annotated[bool, _about("True: retention has emptied the payload.")] = False
+    payload_unread: Annotated[str | None, _about("Why the payload is null: it is large, or cannot be had now.")] = None
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -108,6 +110,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: Annotated[Any, _about("The error object of the last failed attempt; null after a SUCCESS.")]
     reason: Annotated[str | None, _about("Why it was cancelled; only there where it is told.")] = None
     result_gone: Annotated[bool, _about("True: there was a result, and retention has emptied it.")] = False
+    result_unread: Annotated[str | None, _about("Why the result is null: it is large, or cannot be had now.")] = None
     again: Annotated[str | None, _about("Only there where this is not the last word: how to ask again.")] = None
 
 
@@ -413,6 +416,7 @@ def task_detail(row: Any) -> TaskDetail:
         **_members(row),
         payload=None if row["payload_gone"] else raw(row["payload"]),
         payload_gone=bool(row["payload_gone"]),
+        payload_unread=row.get("payload_unread"),
         unique_key=row["unique_key"],
         ordering_key=row["ordering_key"],
         limit_key=row["limit_key"],
@@ -439,6 +443,7 @@ def outcome(row: Any) -> Outcome:
         error=None if state is State.SUCCESS else raw(row["error"]),
         reason=row["reason"],
         result_gone=bool(row["result_gone"]),
+        result_unread=row.get("result_unread"),
     )
 
 
@@ -535,6 +540,7 @@ def _members(row: Any) -> dict[str, Any]:
         "progress": raw(row["progress"]),
         "result": None if row["result_gone"] else raw(row["result"]),
         "result_gone": bool(row["result_gone"]),
+        "result_unread": row.get("result_unread"),
         "error": None if state is State.SUCCESS else raw(row["error"]),
         "reason": row["reason"],
     }

@@ -71,7 +71,7 @@ async def load_edit(ask: Ask) -> dict[str, Any]:
         "id": task.id, "action": task.action, "priority": task.priority, "max_attempts": task.max_attempts,
         "timeout": task.timeout, "unique_key": task.unique_key, "ordering_key": task.ordering_key,
         "limit_key": task.limit_key, "labels": msgspec.json.encode(plain(task.labels) or {}).decode("utf-8"),
-        "payload": "" if task.payload_gone else msgspec.json.format(bytes(task.payload), indent=2).decode("utf-8"),
+        "payload": "" if task.payload is None else msgspec.json.format(bytes(task.payload), indent=2).decode("utf-8"),
         "delay": None, "cancel": not task.state.final,
     }  # fmt: skip
     return {"values": values, "problem": None}
