@@ -57,4 +57,3 @@ def s3(s3_url: str) -> S3Bucket:
     name = f"penstock-{next(_numbers)}"
     client.create_bucket(Bucket=name)
     return S3Bucket(s3_url, name, client)
-

@@ -21,6 +21,8 @@ UPGRADE = [
     """,
     "create index payload_object_looked_at on penstock.payload_object (looked_at) where not doomed",
     "create index payload_object_doomed on penstock.payload_object (name) where doomed",
+    "alter table penstock.emptying drop constraint emptying_known",
+    "alter table penstock.emptying add constraint emptying_known check (what in ('payload', 'result', 'orphans'))",
     "comment on table penstock.payload_object is 'Objects in the bucket of large payloads and results, by task'",
     "comment on column penstock.payload_object.name is 'Behind the prefix of PENSTOCK_PAYLOAD_BUCKET'",
     "comment on column penstock.payload_object.task_id is '0: of no task'",
@@ -28,7 +30,12 @@ UPGRADE = [
     "comment on column penstock.payload_object.doomed is 'To be deleted from the bucket'",
 ]
 
-DOWNGRADE = ["drop table penstock.payload_object"]
+DOWNGRADE = [
+    "delete from penstock.emptying where what = 'orphans'",
+    "alter table penstock.emptying drop constraint emptying_known",
+    "alter table penstock.emptying add constraint emptying_known check (what in ('payload', 'result'))",
+    "drop table penstock.payload_object",
+]
 
 
 def upgrade() -> None:

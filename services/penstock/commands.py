@@ -68,13 +68,14 @@ from penstock.tasks import (
 )
 from penstock.wire import (
     ClaimId,
+    Reference,
     check_json,
     check_payload,
     check_token,
+    decode_sealed,
     digest_of,
     escape_for_sqs,
     parse_claim_id,
-    reference_of,
     utf8_size,
 )
 from penstock.workflows import (
@@ -128,7 +129,7 @@ class EnqueueParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit_key: str | None = None
     unique: Literal["retained", "live"] | float = "retained"
     on_duplicate: OnDuplicate = "return"
-    payload_object: str | None = None
+    sealed_payload: str | None = None
 
 
 class StatusParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -742,7 +743,7 @@ def _new_task(given: EnqueueParams, settings: Settings, *, large: bool = False) 
     """large: its payload may become an object."""
     payload = bytes(given.payload).decode("utf-8")
     _check_payload(payload, settings, large=large)
-    offered = None if given.payload_object is None else _offered(given, settings)
+    offered = None if given.sealed_payload is None else _offered(given, settings)
     run_at = _start(given)
     max_attempts = settings.max_attempts if given.max_attempts is None else given.max_attempts
     if not 1 <= max_attempts <= MAX_ATTEMPTS_LIMIT:
@@ -773,20 +774,23 @@ def _new_task(given: EnqueueParams, settings: Settings, *, large: bool = False) 
 
 
 def _offered(given: EnqueueParams, settings: Settings) -> str:
-    """The object that a client has put into the bucket, as the text that names it; see intake.take_in."""
-    text = json.dumps(given.payload_object)
+    """A payload that a client has sealed, as the text that stands for it; see intake.take_in."""
+    text = json.dumps(given.sealed_payload)
     try:
-        found = reference_of(text)
+        found = decode_sealed(text)
     except ValueError:
-        found = None
-    if found is None or not found.is_offered:
-        raise InvalidParams("payload_object", "is no name of an object that a client of Penstock has put there")
+        found = ""
+    if isinstance(found, str) or (isinstance(found, Reference) and not found.is_offered):
+        raise InvalidParams("sealed_payload", "is nothing that a client of Penstock has sealed")
     if bytes(given.payload) != b"{}":
-        raise InvalidParams("payload_object", "and payload exclude each other; give one")
-    if settings.payload_bucket is None:
-        raise InvalidParams("payload_object", "is of no use here: this process has no PENSTOCK_PAYLOAD_BUCKET")
-    if found.size > settings.payload_max_bytes:
-        raise TooLarge("payload_object", found.size, settings.payload_max_bytes)
+        raise InvalidParams("sealed_payload", "and payload exclude each other; give one")
+    if isinstance(found, Reference):
+        if settings.payload_bucket is None:
+            raise InvalidParams("sealed_payload", "is an object, and this process has no PENSTOCK_PAYLOAD_BUCKET")
+        if found.size > settings.payload_max_bytes:
+            raise TooLarge("sealed_payload", found.size, settings.payload_max_bytes)
+    elif not settings.payload_keys:
+        raise InvalidParams("sealed_payload", "is encrypted, and this process has no PENSTOCK_PAYLOAD_KEYS")
     return text
 
 

@@ -23,6 +23,7 @@ from penstock.errors import (
     RpcError,
     StateConflict,
     TaskNotFound,
+    TooLarge,
     UniqueKeyTaken,
 )
 from penstock.events import answer_wait
@@ -35,7 +36,7 @@ from penstock.settings import Settings
 from penstock.store import Session
 from penstock.tasks import Enqueued, NewTask, State
 from penstock.timetable import change_schedule
-from penstock.wire import Invalid, Request, check_payload, decode_body
+from penstock.wire import Invalid, Request, check_payload, decode_body, utf8_size
 from penstock.workflows import WorkflowChange
 from penstock.workflowstore import change_workflow
 
@@ -128,12 +129,12 @@ def read_inbound(body: str, settings: Settings) -> Inbound:
 
 
 async def take_in(inbound: Inbound, vault: Vault, settings: Settings) -> None:
-    """Have large payloads kept as objects, and those that clients have put into the bucket taken from there.
+    """Have large payloads kept as objects, and those that clients have sealed opened, checked, and sealed anew.
 
     ``inbound.refused`` gains what cannot be had any more, or is no payload. Best called before the transaction.
     Raises PayloadUnavailable while the bucket is away.
     """
-    if vault.bucket is None:
+    if not vault.is_on:
         return
     taken = await asyncio.gather(*(take_in_task(task, vault, settings) for task in inbound.tasks))
     texts = inbound.texts
@@ -152,9 +153,12 @@ async def take_in_task(task: NewTask, vault: Vault, settings: Settings) -> NewTa
     if task.offered is not None:
         try:
             payload = await vault.open(task.offered, bound)
-            check_payload(payload, "payload_object")
+            size = utf8_size(payload)
+            if size > settings.largest_payload_bytes:
+                return TooLarge("sealed_payload", size, settings.largest_payload_bytes)
+            check_payload(payload, "sealed_payload")
         except PayloadLost as exc:
-            return InvalidParams("payload_object", f"cannot be taken: {exc}")
+            return InvalidParams("sealed_payload", f"cannot be taken: {exc}")
         except RpcError as exc:
             return exc
     elif vault.is_large(task.payload):

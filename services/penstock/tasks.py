@@ -78,8 +78,8 @@ class NewTask:
     counted from the database's clock; never both. limit_key: which of its action's limits by key it counts against.
     unique: until when another task keeps the unique key from this one: "retained", until its record is cleaned; "live",
     until it settles; or so many seconds from when it took the key. on_duplicate: what comes of a task whose key is
-    another's; replaces_priority: with "replace", the priority too. offered: the object that a client has put into the
-    bucket as its payload, which is to be taken in before it is stored.
+    another's; replaces_priority: with "replace", the priority too. offered: a payload that a
+    client has sealed, which is to be taken in before the task is stored.
     """
 
     action: str

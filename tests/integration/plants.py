@@ -118,9 +118,7 @@ async def plant(settings: Settings, registry: Registry) -> AsyncIterator[Plant]:
     """A plant whose api listens."""
     assert settings.database_url is not None
     async with AsyncExitStack() as stack:
-        store = Store(
-            settings.database_url.get_secret_value(), application_name="penstock-test", vault=Vault(settings)
-        )
+        store = Store(settings.database_url.get_secret_value(), application_name="penstock-test", vault=Vault(settings))
         stack.push_async_callback(store.close)
         transport = open_transport(settings)
         stack.push_async_callback(transport.close)

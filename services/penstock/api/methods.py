@@ -204,7 +204,7 @@ class Methods:
                 outcomes.append(command.task)
             except RpcError as exc:
                 outcomes.append(exc)
-        if self.vault.bucket is not None:
+        if self.vault.is_on:
             outcomes = await self._take_in(outcomes)
         outcomes = [self._inserts.submit_soon(one) if isinstance(one, NewTask) else one for one in outcomes]
         for place, stored in enumerate(outcomes):

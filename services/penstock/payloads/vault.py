@@ -91,8 +91,8 @@ class Vault:
         return await self._store(text, bound) if self.is_large(text) else self.seal(text, bound)
 
     async def offer(self, text: str, bound: str) -> str:
-        """The reference of an object that is made for whoever takes the message in. Raises PayloadUnavailable."""
-        return await self._store(text, bound, offered=True)
+        """As ``keep``, for whoever takes the message in: the object is theirs to take."""
+        return await self._store(text, bound, offered=True) if self.is_large(text) else self.seal(text, bound)
 
     async def open(self, text: str, bound: str) -> str:
         """The text that was sealed. Raises PayloadUnavailable, PayloadLost."""
