@@ -18,7 +18,7 @@ from penstock import metrics
 from penstock.errors import HANDLER_ERROR, TOO_LARGE, PayloadLost, PayloadUnavailable, RpcError, SettingsError
 from penstock.logs import get_logger
 from penstock.objects import adopt
-from penstock.payloads import result_bound, seal_error, spawn_bound
+from penstock.payloads import result_bound, seal_error, seal_progress, spawn_bound
 from penstock.retry import Backoff
 from penstock.settings import Settings
 from penstock.spawning import Spawner, hold_spawners, read_spawner, spawn_children
@@ -201,7 +201,10 @@ async def _note_signs(session: Session, signs: Sequence[Progress], outcomes: Map
         if held is not None and (held.claim > sign.claim or (held.claim == sign.claim and sign.detail is None)):
             continue
         newest[sign.task_id] = sign
-    return await session.note_heartbeats({(sign.task_id, sign.claim): sign.detail for sign in newest.values()})
+    vault = session.vault
+    return await session.note_heartbeats(
+        {(sign.task_id, sign.claim): seal_progress(vault, sign.task_id, sign.detail) for sign in newest.values()}
+    )
 
 
 async def _begin_waits(

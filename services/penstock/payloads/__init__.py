@@ -2,7 +2,7 @@
 where they are used. Off by default; then nothing here loads a library."""
 
 from penstock.payloads.bucket import Bucket
-from penstock.payloads.failures import seal_error
+from penstock.payloads.failures import seal_error, seal_progress
 from penstock.payloads.records import open_outcome, shown_rows
 from penstock.payloads.vault import Vault, answer_bound, error_bound, payload_bound, result_bound, spawn_bound
 
@@ -15,6 +15,7 @@ __all__ = [
     "payload_bound",
     "result_bound",
     "seal_error",
+    "seal_progress",
     "shown_rows",
     "spawn_bound",
 ]

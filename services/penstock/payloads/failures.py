@@ -32,6 +32,17 @@ def seal_error(vault: Vault, task_id: int, error: str) -> str:
     return json.dumps({"code": code, "message": _ENCRYPTED, "data": kept})
 
 
+def seal_progress(vault: Vault, task_id: int, detail: str | None) -> str | None:
+    """Progress as it is stored, its note sealed; one that is sealed already stays."""
+    if detail is None or not vault.encrypts:
+        return detail
+    decoded: dict[str, Any] = msgspec.json.decode(detail)
+    if decoded.get("note") is None:
+        return detail
+    decoded["note"] = json.loads(vault.seal(json.dumps(decoded["note"]), error_bound(task_id)))
+    return json.dumps(decoded)
+
+
 def sealed_in_error(error: str | None) -> str | None:
     """The sealed text that a stored error holds, None where it is in clear."""
     if error is None or '"penstock+sealed:' not in error:
