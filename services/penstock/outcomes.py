@@ -26,6 +26,7 @@ from penstock.store import Pair, Session
 from penstock.tasks import Failure
 from penstock.waits import begin_waits
 from penstock.wire import (
+    MARK,
     Failed,
     Hints,
     Progress,
@@ -91,6 +92,8 @@ async def apply_reports(session: Session, reports: Sequence[Report], settings: S
     failed: dict[Pair, Failed] = {}
     spawners: dict[Pair, Spawner] = {}
     limit = settings.result_limit_bytes
+    vault = session.vault
+    encrypts = vault.encrypts
     for task_id, (claim, report) in outcomes.items():
         if type(report) is Succeeded:
             size = utf8_size(report.result)
@@ -99,7 +102,7 @@ async def apply_reports(session: Session, reports: Sequence[Report], settings: S
                 problem = _too_large(report, size, limit)
             elif report.spawn:
                 try:
-                    opened = session.vault.unseal(report.spawn, spawn_bound(task_id))
+                    opened = vault.unseal(report.spawn, spawn_bound(task_id))
                     spawners[task_id, claim] = read_spawner(opened, settings)
                 except RpcError as exc:
                     problem = _bad_children(report, exc)
@@ -108,15 +111,18 @@ async def apply_reports(session: Session, reports: Sequence[Report], settings: S
                     applied.postponed += 1
                     continue
             if problem is None:
-                results[task_id, claim] = session.vault.seal(report.result, result_bound(task_id))
+                results[task_id, claim] = (
+                    vault.seal(report.result, result_bound(task_id)) if encrypts else report.result
+                )
                 continue
             report = problem
         if type(report) is Failed:
             failed[task_id, claim] = report
     held = await hold_spawners(session, spawners) if spawners else {}
     applied.succeeded = await session.finish(results)
-    if results:
-        await adopt(session, ((result, pair[0]) for pair, result in results.items()))
+    sealed = [(result, pair[0]) for pair, result in results.items() if result.startswith(MARK)]
+    if sealed:
+        await adopt(session, sealed)
     if held:
         await spawn_children(session, spawners, held)
     if failed:

@@ -218,6 +218,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "live, until it settles; a number, for so many seconds from when it took the key.",
         "on_duplicate": "When another has the key: return its id; replace its payload, and its run_at and priority if "
         "given, while it waits; or error.",
+        "sealed_payload": "In place of payload: one that a client has encrypted, or put into the bucket of large ones.",
     },
     "status": {
         "id": "One task; the answer is an object.",

@@ -23,6 +23,7 @@ _DELETED_AT_ONCE = 1000  # what S3 takes in one call
 _DELETIONS_PER_ROUND = 5
 _PAGES_PER_ROUND = 10
 _FIRST_DAY = timedelta(days=400)  # how far back the first search for orphans begins
+_WARNED_EVERY = 100
 _SEARCHED = "orphans"
 
 log = get_logger()
@@ -36,16 +37,28 @@ class Objects:
         self._sweep_seconds = settings.payload_sweep_seconds
         self._orphan_seconds = settings.payload_orphan_seconds
         self._behind = ""  # the name up to which the day that is searched was listed
+        self._failures = 0
         self._offered = False  # whether those that clients put there are listed, of that day
 
     async def run_once(self, *, now: datetime | None = None) -> int:
-        """Returns how many objects were deleted. now: the database's clock unless given. Raises Unavailable."""
+        """Returns how many objects were deleted. now: the database's clock unless given. Raises Unavailable.
+
+        S3 being away is no reason for other upkeep to wait: what is to be deleted is tried again in the next round.
+        """
         bucket = self._store.vault.bucket
         if bucket is None:
             return 0
         await self._look(now)
-        deleted = await self._delete(bucket)
-        await self._search(bucket, now)
+        deleted = 0
+        try:
+            deleted = await self._delete(bucket)
+            await self._search(bucket, now)
+        except PayloadUnavailable as exc:
+            if self._failures % _WARNED_EVERY == 0:
+                log.warning("objects_not_deleted", reason=str(exc), failures=self._failures + 1)
+            self._failures += 1
+        else:
+            self._failures = 0
         if deleted:
             metrics.CLEANED.labels("object").inc(deleted)
             log.info("records_removed", kind="object", count=deleted)

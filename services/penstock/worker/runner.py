@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock import metrics
 from penstock.errors import InvalidParams
@@ -23,7 +23,7 @@ from penstock.worker import answers
 from penstock.worker.batches import Batch, Gathering
 from penstock.worker.holder import Held
 from penstock.worker.job import Job
-from penstock.worker.sealing import keep_result, needs_opening, open_params
+from penstock.worker.sealing import Kept, keep_result, needs_opening, open_params
 from penstock.worker.threads import Threads
 from penstock.worker.timings import Timings
 
@@ -32,12 +32,6 @@ _SHORT_SECONDS = 1.0  # tasks that run shorter are worth fetching ahead
 _MEAN_WEIGHT = 0.05
 
 log = get_logger()
-
-
-class _Kept(NamedTuple):
-    """The answer of a job whose result is an object by now."""
-
-    answer: str
 
 
 Unit = Job | Batch
@@ -219,7 +213,7 @@ class Runner:
         outcome, kind = "error", ""
         try:
             if needs_opening(job.params):
-                await self._open(job, [job])
+                await self._open(job)
             if job.handler.is_async:
                 args, kwargs = _arguments(job)
                 result = await job.handler.function(job.context(), *args, **kwargs)
@@ -288,12 +282,12 @@ class Runner:
         else:
             self._finish_batch(batch, outcomes)
 
-    async def _open(self, unit: Unit, jobs: Sequence[Job]) -> None:
-        """Open payloads, all at the same time. A thread that was kept for the unit is given back where that fails."""
+    async def _open(self, job: Job) -> None:
+        """Open a payload. The thread that was kept for its handler is given back where that fails."""
         try:
-            await asyncio.gather(*(open_params(self._vault, job) for job in jobs))
+            await open_params(self._vault, job)
         except BaseException:
-            if not unit.handler.is_async:
+            if not job.handler.is_async:
                 self._threads.give_back()
             raise
 
@@ -309,16 +303,14 @@ class Runner:
             except answers.Refusal as exc:
                 self._refuse(job, exc)
 
+        opened = False
         try:
             await asyncio.gather(*(of(job) for job in batch.jobs if needs_opening(job.params)))
+            opened = True
+        finally:
             batch.jobs = [job for job in batch.jobs if not job.answered]
-        except BaseException:
-            batch.jobs = [job for job in batch.jobs if not job.answered]
-            if not batch.handler.is_async:
+            if not batch.handler.is_async and not (opened and batch.jobs):
                 self._threads.give_back()
-            raise
-        if not batch.jobs and not batch.handler.is_async:
-            self._threads.give_back()
 
     async def _keep_results(self, batch: Batch, outcomes: Sequence[Any]) -> Sequence[Any]:
         """The outcomes, those that are large as answers whose results are objects."""
@@ -329,7 +321,7 @@ class Runner:
             if kind or len(answer) <= self._vault.threshold_bytes:
                 return outcome
             try:
-                return _Kept(await keep_result(self._vault, job.claim, answer))
+                return Kept(await keep_result(self._vault, job.claim, answer))
             except answers.Refusal as exc:
                 return exc
 
@@ -337,7 +329,7 @@ class Runner:
 
     def _answer_to(self, failures: answers.Failures, job: Job, outcome: Any) -> tuple[str, str]:
         """The answer of a job of a batch, and the kind of error; none is empty."""
-        if type(outcome) is _Kept:
+        if type(outcome) is Kept:
             return outcome.answer, ""
         return failures.answer_to(
             job.claim_id,

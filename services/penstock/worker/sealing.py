@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -31,6 +31,12 @@ class _Answer(msgspec.Struct):
     spawn: msgspec.Raw = _EMPTY
     encoding: str | None = None
     method: str | None = None
+
+
+class Kept(NamedTuple):
+    """In the place of an outcome: the answer of a job whose result is an object by now."""
+
+    answer: str
 
 
 _decode_answer = msgspec.json.Decoder(_Answer).decode
