@@ -27,6 +27,7 @@ from penstock.wire import (
     encode_reference,
     encode_result,
     escape_plain,
+    replace_unstorable,
 )
 from penstock.wire.requests import Invalid, decode_body
 
@@ -44,7 +45,7 @@ def vault(*keys: str) -> Vault:
 
 @given(JSON, st.booleans())
 def test_whatever_is_sealed_opens_as_it_was(value: Any, ascii_only: bool) -> None:
-    text = json.dumps(value, ensure_ascii=ascii_only) if ascii_only else json.dumps(value)
+    text = json.dumps(value, ensure_ascii=ascii_only)
     for one in (vault(), vault(KEYS[0])):
         stored = one.seal(escape_plain(text), "b")
         assert one.unseal(stored, "b") == text
@@ -59,7 +60,7 @@ def test_a_plain_result_is_never_taken_for_a_sealed_one(value: Any) -> None:
     for body in (encode_result("1:2", text), f"[{encode_result('1:2', text)}]"):
         (report,) = decode_reports(body, batch_limit=10)
         assert isinstance(report, Succeeded)
-        assert decode_sealed(report.result) == text
+        assert decode_sealed(report.result) == replace_unstorable(text)
 
 
 @given(st.text(alphabet="penstock+sealedobjct:/-0123456789abcdef", max_size=200))
