@@ -6,7 +6,6 @@ does not open there. The nonce is random: one key is good for four thousand mill
 
 from __future__ import annotations
 
-import base64
 import binascii
 import os
 from collections.abc import Sequence
@@ -59,12 +58,12 @@ class Cipher:
             ) from None
 
     def seal(self, text: str, bound: str) -> Sealed:
-        return Sealed(self.key_id, base64.b64encode(self.encrypt(text.encode(), bound)).decode())
+        return Sealed(self.key_id, binascii.b2a_base64(self.encrypt(text.encode(), bound), newline=False).decode())
 
     def unseal(self, sealed: Sealed, bound: str) -> str:
         """Raises as decrypt."""
         try:
-            data = base64.b64decode(sealed.data, validate=True)
+            data = binascii.a2b_base64(sealed.data, strict_mode=True)
         except (binascii.Error, ValueError):
             raise PayloadLost(f"what is encrypted with key {sealed.key_id} is no base64: it was changed") from None
         return self.decrypt(sealed.key_id, data, bound).decode()

@@ -18,7 +18,7 @@ SEALED_ENCODING = "penstock"
 
 _KEY_ID = r"[0-9a-f]{16}"
 _NAME = r"[0-9]{8}/[0-9a-f]{32}"
-_SEALED_TEXT = re.compile(rf'"penstock\+sealed:({_KEY_ID}):([A-Za-z0-9+/]+=*)"')
+_SEALED_HEAD = re.compile(rf'"penstock\+sealed:({_KEY_ID}):')  # what follows may be long, and is decoded anyway
 _OBJECT_TEXT = re.compile(rf'"penstock\+object:((?:offered/)?{_NAME}):({_KEY_ID}|-):([0-9]{{1,12}}):([0-9a-f]{{64}})"')
 
 
@@ -74,9 +74,9 @@ def decode_sealed(text: str) -> str | Sealed | Reference:
         return text
     if text.startswith(_PLAIN):
         return f'"{text[len(_PLAIN) :]}'
-    match = _SEALED_TEXT.fullmatch(text)
+    match = _SEALED_HEAD.match(text)
     if match is not None:
-        return Sealed(match[1], match[2])
+        return Sealed(match[1], text[match.end() : -1])
     match = _OBJECT_TEXT.fullmatch(text)
     if match is not None:
         return Reference(match[1], None if match[2] == "-" else match[2], int(match[3]), match[4])

@@ -223,7 +223,8 @@ class Worker(Service):
         if job.is_lost:
             self._holder.answered(job.held)  # nobody waits for it, and its message is of no more use
         else:
-            self._outbox.answer(seal_answer(self._vault, job.claim, text), job.held)
+            sealed = seal_answer(self._vault, job.claim, text) if self._vault.encrypts else text
+            self._outbox.answer(sealed, job.held)
 
     # Signs of life
 

@@ -92,9 +92,7 @@ async def keep_result(vault: Vault, claim: ClaimId, answer: str) -> str:
 
 
 def seal_answer(vault: Vault, claim: ClaimId, answer: str) -> str:
-    """The answer with nothing of what its handler returned or raised in clear."""
-    if not vault.encrypts:
-        return answer
+    """The answer, by a vault that encrypts, with nothing of what its handler returned or raised in clear."""
     decoded = _decode_answer(answer)
     if decoded.method is not None:
         return answer
