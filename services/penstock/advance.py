@@ -317,9 +317,9 @@ class Mover:
                     text = self._session.vault.unseal(event["children"], spawn_bound(event["task_id"]))
                     children = read_children(text, lambda child: step_task(child, self._settings))
                     made.append((step, children, [step_task(child, self._settings) for child in children]))
-                except RpcError as exc:
+                except (RpcError, PayloadLost) as exc:
                     refused.add(event["task_id"])
-                    log.error("children_refused", workflow=step["workflow_id"], step=step["name"], reason=exc.message)
+                    log.error("children_refused", workflow=step["workflow_id"], step=step["name"], reason=str(exc))
         await self._add_children(made, as_step=False)
         return refused
 

@@ -137,12 +137,12 @@ class Stale:
 class Session:
     """The statements, on one connection. has_told: one of them has settled a task that belongs to a workflow.
 
-    vault: what payloads are sealed by before they are stored.
+    vault: what payloads are sealed by before they are stored, None for nothing.
     """
 
-    def __init__(self, connection: Any, vault: Vault) -> None:
+    def __init__(self, connection: Any, vault: Vault | None = None) -> None:
         self._connection = connection
-        self.vault = vault
+        self.vault = vault or Vault()
         self.has_told = False
 
     async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
