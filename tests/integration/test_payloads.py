@@ -465,8 +465,9 @@ async def test_a_kill_between_any_two_steps_of_a_deletion_loses_and_leaves_nothi
 
 
 async def test_what_was_uploaded_for_nothing_is_found_by_its_day(
-    settings: Settings, s3: S3Bucket, registry: Registry, sql: Any
+    settings: Settings, s3: S3Bucket, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("penstock.supervisor.objects._FIRST_DAY", timedelta(days=60))
     async with plant(with_bucket(settings, s3), registry) as pipe:
         task = await pipe.call("enqueue", action="echo", payload=LARGE, delay=3600)
         (own,) = s3.objects()
@@ -679,3 +680,24 @@ async def test_what_a_foreign_worker_answers_is_encrypted_when_it_arrives(
         assert (await pipe.status(tasks[0]["id"]))["result"] == MARKER
         assert (await pipe.status(tasks[1]["id"]))["error"]["message"] == MARKER
         assert (await pipe.status(tasks[2]["id"]))["error"]["data"]["type"] == "BadEncoding"
+
+
+async def test_a_later_attempt_that_is_given_back_keeps_what_was_counted_before(
+    settings: Settings, s3: S3Bucket, registry: Registry, sql: Any
+) -> None:
+    """An attempt has failed, the next does not begin, the last one is still to come: two were counted, none is lost."""
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        task = await pipe.call("enqueue", action="fail", payload=LARGE, ordering_key="o")
+        behind = await pipe.call("enqueue", action="measure", payload={"text": ""}, ordering_key="o")
+        await pipe.work()
+        await sql.execute("update penstock.task set run_at = now()")
+        await pipe.work(payload_bucket=None)
+        shown = await pipe.status(task["id"])
+        assert (shown["state"], shown["attempts"], len(shown["failures"])) == ("ERROR", 1, 1)
+        assert "PENSTOCK_PAYLOAD_BUCKET" in shown["progress"]["note"]
+        assert (await pipe.status(behind["id"]))["state"] == "WAITING"
+        await sql.execute("update penstock.task set run_at = now()")
+        await pipe.work()
+        shown = await pipe.status(task["id"])
+        assert (shown["state"], shown["attempts"], len(shown["failures"])) == ("CRITICAL_ERROR", 2, 2)
+        assert (await pipe.status(behind["id"]))["state"] == "SCHEDULED"
