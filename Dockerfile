@@ -4,7 +4,7 @@ WORKDIR /src
 COPY pyproject.toml README.md ./
 COPY services ./services
 COPY migrations ./migrations
-RUN --mount=type=cache,target=/root/.cache/pip pip wheel --disable-pip-version-check --wheel-dir /wheels ".[kafka,rabbitmq,otel]"
+RUN --mount=type=cache,target=/root/.cache/pip pip wheel --disable-pip-version-check --wheel-dir /wheels ".[encryption,kafka,rabbitmq,otel]"
 
 FROM python:3.12.15-slim-bookworm
 LABEL org.opencontainers.image.title="penstock" \
@@ -12,7 +12,7 @@ LABEL org.opencontainers.image.title="penstock" \
       org.opencontainers.image.licenses="MIT"
 # The wheels are mounted, not copied: they would stay in a layer and double the image.
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
-    pip install --disable-pip-version-check --no-cache-dir --no-index --find-links=/wheels "penstock[kafka,rabbitmq,otel]" \
+    pip install --disable-pip-version-check --no-cache-dir --no-index --find-links=/wheels "penstock[encryption,kafka,rabbitmq,otel]" \
     && useradd --uid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin penstock
 ENV PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1

@@ -20,7 +20,7 @@ for _name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
     os.environ[_name] = "penstock"
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 os.environ["AWS_DEFAULT_REGION"] = os.environ["AWS_REGION"] = "us-east-1"
-for _name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_SQS"):
+for _name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_SQS", "AWS_ENDPOINT_URL_S3"):
     os.environ.pop(_name, None)
 for _name in [_name for _name in os.environ if _name.startswith("PENSTOCK_")]:
     del os.environ[_name]
@@ -34,6 +34,8 @@ from penstock.local.sqs import EmbeddedSqs  # noqa: E402
 from penstock.settings import Settings, load_settings  # noqa: E402
 from tests.kafka import kafka as kafka  # noqa: E402
 from tests.rabbitmq import rabbitmq as rabbitmq  # noqa: E402
+from tests.s3 import s3 as s3  # noqa: E402
+from tests.s3 import s3_url as s3_url  # noqa: E402
 
 TEMPLATE = "penstock_template"
 _ROOM_BYTES = 4 * 1024**3

@@ -16,9 +16,11 @@ import msgspec
 
 from penstock import metrics, tracecontext, tracing
 from penstock.commands import step_task
-from penstock.errors import RpcError
+from penstock.errors import PayloadLost, RpcError
 from penstock.handovers import Handover, hand_over, list_result, undo_payload
 from penstock.logs import get_logger
+from penstock.objects import adopt
+from penstock.payloads import payload_bound, spawn_bound
 from penstock.settings import Settings
 from penstock.store import Session
 from penstock.tasks import NewTask, State
@@ -40,6 +42,7 @@ EVENTS_AT_ONCE = 5000
 _MANY = 50
 _HANDED_OVER_AT_ONCE = 100
 _REASON_CHARS = 500
+_LIMIT_NAMED = "PENSTOCK_PAYLOAD_LIMIT_BYTES, or with a bucket PENSTOCK_PAYLOAD_MAX_BYTES"
 
 log = get_logger()
 _decode_options = msgspec.json.Decoder(StepOptions).decode
@@ -204,6 +207,8 @@ class Mover:
         """By task: the step, and its payload where that has changed."""
         if not steps:
             return
+        if self._session.vault.is_on:
+            steps = {task_id: (step, await self._keep(task_id, step, text)) for task_id, (step, text) in steps.items()}
         options = [_options(step) for step, _ in steps.values()]
         rows = await self._session.fetch(
             "start_steps", list(steps), [o.ordering_key for o in options], [o.delay for o in options],
@@ -213,20 +218,33 @@ class Mover:
         for action, count in Counter(row["action"] for row in rows if row["state"] == State.SCHEDULED).items():
             metrics.TRANSITIONS.labels(action, State.SCHEDULED).inc(count)
 
+    async def _keep(self, task_id: int, step: Any, payload: str | None) -> str | None:
+        """A changed payload as it is stored. Raises PayloadUnavailable: then all of this is done again later."""
+        if payload is None:
+            return None
+        kept = await self._session.vault.keep(payload, payload_bound(step["action"]))
+        await adopt(self._session, [(kept, task_id)])
+        return kept
+
     async def _hand_over(self, steps: Sequence[Any]) -> None:
         """Start tasks with the results of their predecessors; one that cannot have them is cancelled, with why."""
-        limit = self._settings.payload_limit_bytes
+        limit = self._settings.largest_payload_bytes
         handovers = await hand_over(self._session, steps, limit_bytes=limit)
-        payloads = {
-            row["id"]: row["payload"]
-            for row in await self._session.fetch("read_payloads", [step["task_id"] for step in steps])
-        }
+        found = await self._session.fetch("read_payloads", [step["task_id"] for step in steps])
+        bounds = {step["task_id"]: payload_bound(step["action"]) for step in steps}
+        payloads: dict[int, str] = {}
+        lost: dict[int, str] = {}
+        for row in found:
+            try:
+                payloads[row["id"]] = await self._session.vault.open(row["payload"], bounds[row["id"]])
+            except PayloadLost as exc:
+                payloads[row["id"]], lost[row["id"]] = "{}", f"its payload cannot be had: {exc}"
         startable: dict[int, tuple[Any, str | None]] = {}
         for step, handover in zip(steps, handovers, strict=True):
             task_id: int = step["task_id"]
             if task_id not in payloads:
                 continue  # somebody has just cancelled it
-            problem = handover.problem
+            problem = handover.problem or lost.get(task_id)
             if problem is None:
                 merged = _merged(payloads[task_id], step, handover)
                 size = utf8_size(merged)
@@ -235,7 +253,7 @@ class Mover:
                     continue
                 problem = (
                     f"its payload with the results of its predecessors is {size} bytes; the limit is {limit} "
-                    "(PENSTOCK_PAYLOAD_LIMIT_BYTES)"
+                    f"({_LIMIT_NAMED})"
                 )
             await self._refuse(step, problem)
         await self._start_tasks(startable)
@@ -249,11 +267,9 @@ class Mover:
     async def _start_compensation(self, step: Any) -> None:
         payload, problem = await undo_payload(self._session, step)
         size = utf8_size(payload or "")
-        if problem is None and size > self._settings.payload_limit_bytes:
-            problem = (
-                f"the payload and the result to be undone are {size} bytes; the limit is "
-                f"{self._settings.payload_limit_bytes} (PENSTOCK_PAYLOAD_LIMIT_BYTES)"
-            )
+        limit = self._settings.largest_payload_bytes
+        if problem is None and size > limit:
+            problem = f"the payload and the result to be undone are {size} bytes; the limit is {limit} ({_LIMIT_NAMED})"
         if problem is not None:
             await self._refuse(step, problem)
             return
@@ -270,7 +286,7 @@ class Mover:
             items: list[msgspec.Raw] | None = options.items
         else:
             items, problem = await list_result(
-                self._session, step, options.over or 0, limit_bytes=self._settings.result_limit_bytes
+                self._session, step, options.over or 0, limit_bytes=self._settings.largest_result_bytes
             )
         if items is None:
             return step, State.CRITICAL_ERROR, problem
@@ -298,11 +314,12 @@ class Mover:
                 log.warning("children_ignored", task_id=event["task_id"], reason="a compensation has none")
             elif step is not None:
                 try:
-                    children = read_children(event["children"], lambda child: step_task(child, self._settings))
+                    text = self._session.vault.unseal(event["children"], spawn_bound(event["task_id"]))
+                    children = read_children(text, lambda child: step_task(child, self._settings))
                     made.append((step, children, [step_task(child, self._settings) for child in children]))
-                except RpcError as exc:
+                except (RpcError, PayloadLost) as exc:
                     refused.add(event["task_id"])
-                    log.error("children_refused", workflow=step["workflow_id"], step=step["name"], reason=exc.message)
+                    log.error("children_refused", workflow=step["workflow_id"], step=step["name"], reason=str(exc))
         await self._add_children(made, as_step=False)
         return refused
 
@@ -424,7 +441,7 @@ async def insert_steps(
         [s.results_as for s in steps],
         [s.errors_as for s in steps],
         [msgspec.json.encode(s.options).decode() if s.options.is_needed else None for s in steps],
-        [t and t.payload for t in tasks],
+        [t and session.vault.seal(t.payload, payload_bound(t.action)) for t in tasks],
         [t and t.run_at for t in tasks],
         [t.priority if t else 0 for t in tasks],
         [t.max_attempts if t else 1 for t in tasks],

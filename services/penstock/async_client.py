@@ -19,6 +19,7 @@ from penstock.calls import (
     answer_of,
     batching,
     calling,
+    downloaded,
     enqueueing,
     prepared,
     result_of,
@@ -92,7 +93,7 @@ class AsyncClient:
         poll.add(task_id, future)
         try:
             async with asyncio.timeout(timeout):
-                return result_of(await future)
+                return await self._result_of(await future)
         except TimeoutError:
             if timeout is None:
                 raise
@@ -101,8 +102,19 @@ class AsyncClient:
         # The last word, also for one who would not wait at all.
         outcome = await self.call("result", {"id": task_id, "timeout": 0})
         if settled(outcome):
-            return result_of(outcome)
+            return await self._result_of(outcome)
         raise ResultTimeout(task_id, outcome["state"], timeout)
+
+    async def download(self, task_id: int, what: str) -> Any:
+        """As Client.download."""
+        try:
+            response = await self._http.get(f"{self.url}/tasks/{task_id}/{what}", timeout=self._timeout)
+        except (httpx.HTTPError, httpx.InvalidURL) as exc:
+            raise unreachable(self.url, exc) from exc
+        return downloaded(response.status_code, response.content)
+
+    async def _result_of(self, outcome: dict[str, Any]) -> Any:
+        return await self.download(outcome["id"], "result") if outcome.get("result_unread") else result_of(outcome)
 
     async def status(self, task_id: int | Sequence[int], *, detail: bool = False) -> Any:
         """As Client.status."""

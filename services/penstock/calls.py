@@ -18,6 +18,8 @@ from penstock.errors import (
     JobNotFound,
     MethodNotFound,
     ParseError,
+    PayloadLost,
+    PayloadUnavailable,
     RateLimited,
     ResultGone,
     RpcError,
@@ -127,6 +129,18 @@ def answer_of(url: str, status: int, content: bytes) -> Any:
     if not is_rpc:
         raise Unavailable(f"{url}/rpc answers HTTP {status}, and not as a Penstock api: check the URL")
     return answer
+
+
+def downloaded(status: int, content: bytes) -> Any:
+    """A payload or a result that was fetched by itself. Raises RpcError, Unavailable, PayloadLost."""
+    decoded: Any = json.loads(content) if status == 200 or content.startswith(b"{") else None
+    if status == 200:
+        return decoded
+    error = decoded.get("error", {}) if isinstance(decoded, dict) else {}
+    if "code" in error and status != 503:
+        raise error_of(error)
+    kind = PayloadLost if status == 410 else PayloadUnavailable
+    raise kind(str(error.get("message") or f"the api answers HTTP {status}"))
 
 
 def result_of(outcome: Mapping[str, Any]) -> Any:

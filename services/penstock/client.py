@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -20,6 +21,7 @@ from penstock.calls import (
     answer_of,
     batching,
     calling,
+    downloaded,
     enqueueing,
     prepared,
     request_text,
@@ -32,6 +34,8 @@ from penstock.wire import join_batch, pack
 from penstock.workflow_client import InboundWorkflows, Workflows
 
 if TYPE_CHECKING:
+    from penstock.payloads import Vault
+    from penstock.settings import Settings
     from penstock.transports import Queue, Transport
 
 MESSAGE_TASKS = 100
@@ -115,8 +119,16 @@ class Client:
                 continue
             patience.heard()
             if settled(outcome):
-                return result_of(outcome)
+                return self.download(task_id, "result") if outcome.get("result_unread") else result_of(outcome)
             patience.check(task_id, outcome["state"])
+
+    def download(self, task_id: int, what: str) -> Any:
+        """The "payload" or the "result" of a task, however large. Raises TaskNotFound, Unavailable, PayloadLost."""
+        try:
+            response = self._http.get(f"{self.url}/tasks/{task_id}/{what}", timeout=self._timeout)
+        except (httpx.HTTPError, httpx.InvalidURL) as exc:
+            raise unreachable(self.url, exc) from exc
+        return downloaded(response.status_code, response.content)
 
     def status(self, task_id: int | Sequence[int], *, detail: bool = False) -> Any:
         """A task as a dict; for several ids a list, with None for one that there is not.
@@ -345,6 +357,8 @@ class InboundClient:
     transport_url: as PENSTOCK_TRANSPORT_URL, for another broker than SQS; whatever else there is to say of it, such as
     PENSTOCK_KAFKA_*, is taken from the settings.
     A send that timed out may have arrived, and is tried again: give tasks a ``unique_key`` if none may run twice.
+    payloads: settings whose bucket takes payloads that are larger than its threshold, so that no message has to hold
+    them, and whose keys encrypt payloads before they are sent.
     schedules: changes of cron schedules; workflows: of workflows.
     """
 
@@ -355,7 +369,9 @@ class InboundClient:
         region: str | None = None,
         *,
         transport_url: str | None = None,
+        payloads: Settings | None = None,
     ) -> None:
+        self._vault = None if payloads is None else _vault_of(payloads)
         self._name = queue
         self._endpoint_url = endpoint_url
         self._region = region
@@ -378,6 +394,8 @@ class InboundClient:
         if self._transport is not None:
             transport, self._transport, self._queue = self._transport, None, None
             await transport.close()
+        if self._vault is not None:
+            await self._vault.close()
 
     async def enqueue(self, action: str, payload: Any = None, **options: Any) -> None:
         """Send one task; options as in :meth:`Client.enqueue`. Raises TooLarge, Unfinished."""
@@ -390,8 +408,23 @@ class InboundClient:
         that were not sent, when the queue does not take them after several tries.
         """
         given = list(tasks)
+        if self._vault is not None:
+            given = [await self._sealed(task, self._vault) for task in given]
         await self._send_all([request_text("enqueue", prepared(task), None) for task in given], given)
         return len(given)
+
+    @staticmethod
+    async def _sealed(task: Mapping[str, Any], vault: Vault) -> Mapping[str, Any]:
+        """Raises PayloadUnavailable when the bucket is away."""
+        text = json.dumps(task.get("payload", {}), separators=(",", ":"), allow_nan=False)
+        if not vault.encrypts and not vault.is_large(text):
+            return task
+        from penstock.payloads import payload_bound
+
+        sealed = await vault.offer(text, payload_bound(task["action"]))
+        return {name: value for name, value in task.items() if name != "payload"} | {
+            "sealed_payload": json.loads(sealed)
+        }
 
     async def complete(self, token: str, result: Any = None) -> None:
         """Send the result that a task waits for. Raises TooLarge, Unfinished."""
@@ -444,6 +477,12 @@ class InboundClient:
         if left:
             unsent = [task for start, end, _ in left for task in given[start:end]]
             raise Unfinished(f"{len(unsent)} of {len(given)} tasks were not sent: {reason}", [], unsent)
+
+
+def _vault_of(settings: Settings) -> Vault:
+    from penstock.payloads import Vault
+
+    return Vault(settings)
 
 
 def unreachable(url: str, exc: Exception) -> Unavailable:

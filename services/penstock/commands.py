@@ -6,6 +6,7 @@ The api and the submitter share this, so a method means the same over HTTP and t
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -69,9 +70,11 @@ from penstock.tenant_rules import TENANT_PARAMS, TenantCommand, read_tenant_rule
 from penstock.tenants import kept_key, own_key, read_tenant, tenant_of_key
 from penstock.wire import (
     ClaimId,
+    Reference,
     check_json,
     check_payload,
     check_token,
+    decode_sealed,
     digest_of,
     escape_for_sqs,
     parse_claim_id,
@@ -129,6 +132,7 @@ class EnqueueParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unique: Literal["retained", "live"] | float = "retained"
     on_duplicate: OnDuplicate = "return"
     tenant: str | None = None
+    sealed_payload: str | None = None
 
 
 class StatusParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -636,7 +640,7 @@ def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -
         return read_tenant_rule(values)
     match values:
         case EnqueueParams():
-            return Enqueue(_new_task(values, settings))
+            return Enqueue(_new_task(values, settings, large=True))
         case StatusParams():
             return _status(values)
         case ResultParams():
@@ -748,9 +752,11 @@ def _list_tasks(given: ListParams) -> ListTasks:
     )  # fmt: skip
 
 
-def _new_task(given: EnqueueParams, settings: Settings) -> NewTask:
+def _new_task(given: EnqueueParams, settings: Settings, *, large: bool = False) -> NewTask:
+    """large: its payload may become an object."""
     payload = bytes(given.payload).decode("utf-8")
-    _check_payload(payload, settings)
+    _check_payload(payload, settings, large=large)
+    offered = None if given.sealed_payload is None else _offered(given, settings)
     run_at = _start(given)
     max_attempts = settings.max_attempts if given.max_attempts is None else given.max_attempts
     if not 1 <= max_attempts <= MAX_ATTEMPTS_LIMIT:
@@ -777,7 +783,29 @@ def _new_task(given: EnqueueParams, settings: Settings) -> NewTask:
         on_duplicate=given.on_duplicate,
         replaces_priority=given.on_duplicate == "replace" and given.priority is not None,
         tenant=read_tenant(given.tenant),
+        offered=offered,
     )
+
+
+def _offered(given: EnqueueParams, settings: Settings) -> str:
+    """A payload that a client has sealed, as the text that stands for it; see intake.take_in."""
+    text = json.dumps(given.sealed_payload)
+    try:
+        found = decode_sealed(text)
+    except ValueError:
+        found = ""
+    if isinstance(found, str) or (isinstance(found, Reference) and not found.is_offered):
+        raise InvalidParams("sealed_payload", "is nothing that a client of Penstock has sealed")
+    if bytes(given.payload) != b"{}":
+        raise InvalidParams("sealed_payload", "and payload exclude each other; give one")
+    if isinstance(found, Reference):
+        if settings.payload_bucket is None:
+            raise InvalidParams("sealed_payload", "is an object, and this process has no PENSTOCK_PAYLOAD_BUCKET")
+        if found.size > settings.payload_max_bytes:
+            raise TooLarge("sealed_payload", found.size, settings.payload_max_bytes)
+    elif not settings.payload_keys:
+        raise InvalidParams("sealed_payload", "is encrypted, and this process has no PENSTOCK_PAYLOAD_KEYS")
+    return text
 
 
 def _start(given: EnqueueParams | RescheduleParams) -> datetime | None:
@@ -896,7 +924,7 @@ def _answer(token: str, member: str, text: str, settings: Settings) -> AnswerWai
 
 def _submitted(action: str, raw: bytes, settings: Settings) -> NewTask:
     payload = raw.decode("utf-8")
-    value = _check_payload(payload, settings, field="params")
+    value = _check_payload(payload, settings, field="params", large=True)
     unique_key = None
     if isinstance(value, dict) and value.get("objectID") is not None:
         object_id = value["objectID"]
@@ -907,10 +935,11 @@ def _submitted(action: str, raw: bytes, settings: Settings) -> NewTask:
     return NewTask(_action(action), payload, unique_key=unique_key, max_attempts=settings.max_attempts)
 
 
-def _check_payload(payload: str, settings: Settings, *, field: str = "payload") -> Any:
+def _check_payload(payload: str, settings: Settings, *, field: str = "payload", large: bool = False) -> Any:
     size = utf8_size(escape_for_sqs(payload))  # as it will travel
-    if size > settings.payload_limit_bytes:
-        raise TooLarge(field, size, settings.payload_limit_bytes)
+    limit = settings.largest_payload_bytes if large else settings.payload_limit_bytes
+    if size > limit:
+        raise TooLarge(field, size, limit)
     return check_payload(payload, field)
 
 

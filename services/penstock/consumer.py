@@ -24,8 +24,11 @@ class Consumer(Service):
         self._kept: list[Sequence[Message]] = []
         self.idle_seconds = 0.0 if settings.receive_wait_seconds else 0.1
 
-    async def commit(self, messages: Sequence[Message]) -> None:
-        """Store all that the messages say; when this returns they are deleted. Raises Unavailable."""
+    async def commit(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Store what the messages say; when this returns they are deleted, but for those that it returns.
+
+        Raises Unavailable.
+        """
         raise NotImplementedError  # abstract
 
     async def open(self) -> None:
@@ -60,7 +63,7 @@ class Consumer(Service):
             # One whose hold is lost comes again; committed here as well, it changes nothing.
             await self._queue.extend(kept, self._settings.visibility_timeout_seconds)
         try:
-            await self.commit(messages)
+            left = await self.commit(messages)
         except TooSlow:
             # It may be these messages that ask too much. The queue counts how often, and gives them up.
             self._store_is_doubtful = True
@@ -71,7 +74,7 @@ class Consumer(Service):
             self._kept.append(messages)
             raise
         self._store_is_doubtful = False
-        await self._queue.delete(messages)
+        await self._queue.delete([message for message in messages if message not in left] if left else messages)
         return len(messages)
 
     async def drain(self, seconds: float) -> None:

@@ -28,6 +28,8 @@
         RateLimited          -32029  more requests than the key may send for now
       Unavailable          Postgres or SQS is away; trying again later may work
         TooSlow              Postgres did not finish within its time; what was asked may be to blame
+        PayloadUnavailable   a payload or result cannot be had now: S3 is away, a key is not here
+      PayloadLost          what was sealed cannot be had any more: its object is gone, or it was changed
       NoResult             what a program that waits for a result gets in its place
         TaskFailed           the task is CRITICAL_ERROR
         TaskCalledOff        the task is CANCELLED
@@ -82,6 +84,21 @@ class Unavailable(PenstockError):
 
 class TooSlow(Unavailable):
     """Postgres did not finish a statement in time; it may be busy, or the statement too much for it."""
+
+
+class PayloadUnavailable(Unavailable):
+    """A sealed payload or result cannot be opened or stored now: S3 is away, or this process lacks the key.
+
+    is_refusal: S3 has answered that it will not, which an operator has to change.
+    """
+
+    def __init__(self, text: str, *, is_refusal: bool = False) -> None:
+        super().__init__(text)
+        self.is_refusal = is_refusal
+
+
+class PayloadLost(PenstockError):
+    """A sealed payload or result cannot be opened at all: its object is gone, or it was changed."""
 
 
 class Refused(PenstockError):

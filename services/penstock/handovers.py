@@ -14,9 +14,11 @@ from typing import Any
 
 import msgspec
 
+from penstock.errors import PayloadLost
+from penstock.payloads import open_outcome
 from penstock.store import Session
 from penstock.tasks import State
-from penstock.wire import utf8_size
+from penstock.wire import reference_of, utf8_size
 from penstock.workflows import StepKind
 
 _READ_AT_ONCE = 200
@@ -77,7 +79,11 @@ async def undo_payload(session: Session, step: Any) -> tuple[str | None, str | N
     if not outcomes:
         return None, f"the record of {rows[0]['name']} is no longer kept"
     name = json.dumps(rows[0]["name"])
-    return f'{{"step":{name},"payload":{outcomes[0]["payload"]},"result":{outcomes[0]["result"]}}}', None
+    try:
+        done = await open_outcome(session.vault, outcomes[0])
+    except PayloadLost as exc:
+        return None, f"the record of {rows[0]['name']} cannot be read: {exc}"
+    return f'{{"step":{name},"payload":{done["payload"]},"result":{done["result"]}}}', None
 
 
 @dataclass(slots=True)
@@ -155,13 +161,21 @@ async def _read(session: Session, gathered: Sequence[_Gathered], limit_bytes: in
         part = [
             task_id for task_id in ids[start : start + _READ_AT_ONCE] if any(not t.problem for t in takers[task_id])
         ]
-        for row in await session.fetch("read_results", part) if part else []:
-            outcomes[row["id"]] = row
-            size = utf8_size(row["result"] or row["error"] or "")
-            for one in takers[row["id"]]:
+        for stored in await session.fetch("read_results", part) if part else []:
+            taken = takers[stored["id"]]
+            reference = reference_of(stored["result"])
+            size = reference.size if reference is not None else utf8_size(stored["result"] or stored["error"] or "")
+            for one in taken:
                 one.size += size
                 if one.size > limit_bytes and one.problem is None:
                     one.problem = f"the results of its predecessors are more than the {limit_bytes} bytes allowed"
+            if all(one.problem for one in taken):
+                continue  # nobody asks for it any more
+            try:
+                outcomes[stored["id"]] = await open_outcome(session.vault, stored)
+            except PayloadLost as exc:
+                for one in taken:
+                    one.problem = one.problem or f"the result of a predecessor, task {stored['id']}, is lost: {exc}"
     return outcomes
 
 

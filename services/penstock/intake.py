@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -14,16 +15,20 @@ from penstock import metrics
 from penstock.commands import PARAMS, AnswerWait, Cancel, Change, Enqueue, JobChange, Reschedule, Restart, read_command
 from penstock.errors import (
     DuplicateTask,
+    InvalidParams,
     MethodNotFound,
     PartOfWorkflow,
     PayloadGone,
+    PayloadLost,
     RpcError,
     StateConflict,
     TaskNotFound,
+    TooLarge,
     UniqueKeyTaken,
 )
 from penstock.events import answer_wait
 from penstock.jobs import change_job
+from penstock.payloads import Vault, payload_bound
 from penstock.rules import RuleChange
 from penstock.rulestore import change_rule
 from penstock.schedules import ScheduleChange
@@ -33,7 +38,7 @@ from penstock.tasks import Enqueued, NewTask, State
 from penstock.tenant_rules import TenantChange
 from penstock.tenantstore import change_tenant
 from penstock.timetable import change_schedule
-from penstock.wire import Invalid, Request, decode_body
+from penstock.wire import Invalid, Request, check_payload, decode_body, utf8_size
 from penstock.workflows import WorkflowChange
 from penstock.workflowstore import change_workflow
 
@@ -87,7 +92,7 @@ def refusal_of(task: NewTask, enqueued: Enqueued) -> DuplicateTask | None:
 class Inbound:
     """What a body of the inbound queue asks for: tasks, changes with their text, and what is refused with why.
 
-    texts: of each task, empty for one that nothing can refuse any more.
+    texts: of each task, empty for one that nothing can refuse any more. See ``take_in`` for large payloads.
     """
 
     tasks: list[NewTask] = field(default_factory=list)
@@ -117,13 +122,54 @@ def read_inbound(body: str, settings: Settings) -> Inbound:
             continue
         if isinstance(command, Enqueue):
             inbound.tasks.append(command.task)
-            inbound.texts.append(_text_of(entry) if command.task.on_duplicate == "error" else "")
+            may_be_refused = command.task.on_duplicate == "error" or command.task.offered is not None
+            inbound.texts.append(_text_of(entry) if may_be_refused else "")
         elif isinstance(command, Change | RuleChange | TenantChange | ScheduleChange | WorkflowChange):
             inbound.changes.append((command, _text_of(entry)))
         else:
             reason = f"{entry.method} only answers, and a queue has no way back: ask over HTTP"
             inbound.refused.append((_text_of(entry), reason))
     return inbound
+
+
+async def take_in(inbound: Inbound, vault: Vault, settings: Settings) -> None:
+    """Have large payloads kept as objects, and those that clients have sealed opened, checked, and sealed anew.
+
+    ``inbound.refused`` gains what cannot be had any more, or is no payload. Best called before the transaction.
+    Raises PayloadUnavailable while the bucket is away.
+    """
+    if not vault.is_on:
+        return
+    taken = await asyncio.gather(*(take_in_task(task, vault, settings) for task in inbound.tasks))
+    texts = inbound.texts
+    inbound.tasks, inbound.texts = [], []
+    for task, text in zip(taken, texts, strict=True):
+        if isinstance(task, RpcError):
+            inbound.refused.append((text, task.message))
+        else:
+            inbound.tasks.append(task)
+            inbound.texts.append(text)
+
+
+async def take_in_task(task: NewTask, vault: Vault, settings: Settings) -> NewTask | RpcError:
+    """A task as it is to be stored, or why its payload cannot be had. Raises PayloadUnavailable."""
+    bound = payload_bound(task.action)
+    if task.offered is not None:
+        try:
+            payload = await vault.open(task.offered, bound)
+            size = utf8_size(payload)
+            if size > settings.largest_payload_bytes:
+                return TooLarge("sealed_payload", size, settings.largest_payload_bytes)
+            check_payload(payload, "sealed_payload")
+        except PayloadLost as exc:
+            return InvalidParams("sealed_payload", f"cannot be taken: {exc}")
+        except RpcError as exc:
+            return exc
+    elif vault.is_large(task.payload):
+        payload = task.payload
+    else:
+        return task
+    return replace(task, payload=await vault.keep(payload, bound))
 
 
 async def accept_inbound(session: Session, inbound: Inbound, settings: Settings, *, door: str) -> list[Enqueued]:

@@ -182,6 +182,22 @@ WORKFLOWS_ENDED = Counter(
     ["state"], registry=REGISTRY,
 )  # fmt: skip
 
+# Payloads that are objects, or encrypted
+PAYLOAD_OBJECTS = Counter(
+    "penstock_payload_objects_total",
+    "Calls to the bucket of large payloads, by operation (put, get, delete) and outcome (ok, lost, away)",
+    ["operation", "outcome"], registry=REGISTRY,
+)  # fmt: skip
+PAYLOAD_BYTES = Counter(
+    "penstock_payload_bytes_total", "Bytes of large payloads and results put into the bucket and got from it",
+    ["operation"], registry=REGISTRY,
+)  # fmt: skip
+PAYLOADS_POSTPONED = Counter(
+    "penstock_payloads_postponed_total",
+    "Attempts given back because their payload could not be had: S3 was away, or the worker lacked the key",
+    ["action"], registry=REGISTRY,
+)  # fmt: skip
+
 # Armed schedules: clockwork's API, penstock clockwork-source and penstock kafka-source
 ARMED_CHANGES = Counter(
     "penstock_armed_changes_total",

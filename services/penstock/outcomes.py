@@ -7,14 +7,18 @@ the supervisor for tasks whose worker fell silent.
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import msgspec
 
 from penstock import metrics
-from penstock.errors import HANDLER_ERROR, TOO_LARGE, RpcError, SettingsError
+from penstock.errors import HANDLER_ERROR, TOO_LARGE, PayloadLost, PayloadUnavailable, RpcError, SettingsError
 from penstock.logs import get_logger
+from penstock.objects import adopt
+from penstock.payloads import result_bound, seal_error, seal_progress, spawn_bound
 from penstock.retry import Backoff
 from penstock.settings import Settings
 from penstock.spawning import Spawner, hold_spawners, read_spawner, spawn_children
@@ -22,11 +26,26 @@ from penstock.store import Pair, Session
 from penstock.tasks import Failure
 from penstock.tracecontext import TraceContext
 from penstock.waits import begin_waits
-from penstock.wire import Failed, Hints, Progress, Report, RunTimes, Succeeded, Unreadable, Waiting, utf8_size
+from penstock.wire import (
+    MARK,
+    Failed,
+    Hints,
+    Progress,
+    Report,
+    RunTimes,
+    Succeeded,
+    Unreadable,
+    Waiting,
+    encode_sealed_result,
+    is_sealed,
+    utf8_size,
+)
 
 ERROR_LIMIT_BYTES = 32_768  # of one attempt's error; a task may keep as many as it has attempts
 LONGEST_RETRY_SECONDS = 10 * 366 * 86_400.0  # Postgres knows no instant that a worker's wildest hint may lead to
 _MESSAGE_KEPT_CHARS = 2000
+_POSTPONED_SECONDS = 30.0  # until an attempt that was given back is made again
+_NOTE_CHARS = 900
 
 log = get_logger()
 
@@ -44,11 +63,15 @@ _decode_head = msgspec.json.Decoder(_Head).decode
 
 @dataclass(slots=True)
 class Applied:
-    """What a set of reports did. ``stale``: reports whose claim no longer holds its task; no harm, no change."""
+    """What a set of reports did. ``stale``: reports whose claim no longer holds its task; no harm, no change.
+
+    postponed: attempts given back, for their payload could not be had, and results whose tasks cannot be read here.
+    """
 
     succeeded: int = 0
     failed: int = 0
     waiting: int = 0
+    postponed: int = 0
     alive: int = 0
     stale: int = 0
     unreadable: list[Unreadable] = field(default_factory=list)
@@ -70,30 +93,46 @@ async def apply_reports(session: Session, reports: Sequence[Report], settings: S
     failed: dict[Pair, Failed] = {}
     spawners: dict[Pair, Spawner] = {}
     limit = settings.result_limit_bytes
+    vault = session.vault
+    encrypts = vault.encrypts
     for task_id, (claim, report) in outcomes.items():
         if type(report) is Succeeded:
             size = utf8_size(report.result)
             problem: Failed | None = None
-            if size > limit:
+            if size > limit and not is_sealed(report.result):  # what is sealed was measured before
                 problem = _too_large(report, size, limit)
             elif report.spawn:
                 try:
-                    spawners[task_id, claim] = read_spawner(report.spawn, settings, report.trace)
+                    opened = vault.unseal(report.spawn, spawn_bound(task_id))
+                    spawners[task_id, claim] = read_spawner(opened, settings, report.trace)
                 except RpcError as exc:
                     problem = _bad_children(report, exc)
+                except (PayloadUnavailable, PayloadLost) as exc:
+                    applied.unreadable.append(_not_opened(report, exc))
+                    applied.postponed += 1
+                    continue
             if problem is None:
-                results[task_id, claim] = report.result
+                results[task_id, claim] = (
+                    vault.seal(report.result, result_bound(task_id)) if encrypts else report.result
+                )
                 continue
             report = problem
         if type(report) is Failed:
             failed[task_id, claim] = report
     held = await hold_spawners(session, spawners) if spawners else {}
     applied.succeeded = await session.finish(results)
+    sealed = [(result, pair[0]) for pair, result in results.items() if result.startswith(MARK)]
+    if sealed:
+        await adopt(session, sealed)
     if held:
         await spawn_children(session, spawners, held)
     if failed:
+        put_off = {pair: report for pair, report in failed.items() if report.hints.not_begun}
+        if put_off:
+            applied.postponed += await _postpone(session, put_off)
+            failed = {pair: report for pair, report in failed.items() if pair not in put_off}
         applied.failed = await _fail(session, failed, settings)
-    applied.stale += len(outcomes) - applied.settled - applied.waiting
+    applied.stale += len(outcomes) - applied.settled - applied.waiting - applied.postponed
     if sorted_.signs:
         applied.alive = await _note_signs(session, sorted_.signs, outcomes)
     await session.note_run_times(sorted_.run_times)
@@ -169,7 +208,10 @@ async def _note_signs(session: Session, signs: Sequence[Progress], outcomes: Map
         if held is not None and (held.claim > sign.claim or (held.claim == sign.claim and sign.detail is None)):
             continue
         newest[sign.task_id] = sign
-    return await session.note_heartbeats({(sign.task_id, sign.claim): sign.detail for sign in newest.values()})
+    vault = session.vault
+    return await session.note_heartbeats(
+        {(sign.task_id, sign.claim): seal_progress(vault, sign.task_id, sign.detail) for sign in newest.values()}
+    )
 
 
 async def _begin_waits(
@@ -183,13 +225,40 @@ async def _begin_waits(
     return {**outcomes, **settled}
 
 
+async def _postpone(session: Session, failed: Mapping[Pair, Failed]) -> int:
+    """Give attempts back that never began, to be made again a while later."""
+    reports = list(failed.values())
+    delays = [_POSTPONED_SECONDS * random.uniform(0.8, 1.2) for _ in reports]
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    notes = [json.dumps({"percent": None, "note": f"put off at {now}: {_message_of(r.error)}"}) for r in reports]
+    ids, claims = [pair[0] for pair in failed], [pair[1] for pair in failed]
+    rows = await session.fetch("postpone_tasks", ids, claims, delays, notes)
+    for row in rows:
+        metrics.TRANSITIONS.labels(row["action"], row["state"]).inc()
+        metrics.PAYLOADS_POSTPONED.labels(row["action"]).inc()
+        log.warning("task_put_off", task_id=row["id"], action=row["action"])
+    return len(rows)
+
+
+def _message_of(error: str) -> str:
+    return _decode_head(error).message[:_NOTE_CHARS].replace("\0", "\ufffd")
+
+
+def _not_opened(report: Succeeded, exc: Exception) -> Unreadable:
+    """A result whose spawned tasks cannot be read here: it is kept, and its task is run again if nobody replays it."""
+    claim_id = f"{report.task_id}:{report.claim}"
+    return Unreadable(
+        encode_sealed_result(claim_id, report.result, report.spawn), f"its spawned tasks cannot be read: {exc}"
+    )
+
+
 async def _fail(session: Session, failed: dict[Pair, Failed], settings: Settings) -> int:
     attempts = await session.read_attempts(failed)
     failures = []
     for (task_id, claim), (attempt, max_attempts) in attempts.items():
         report = failed[task_id, claim]
         delay = delay_after(attempt, max_attempts, report.hints, settings.backoff)
-        error = bounded_error(report.error)
+        error = seal_error(session.vault, task_id, bounded_error(report.error))
         if report.trace is not None:
             error = _with_trace(error, report.trace)
         failures.append(Failure(task_id, claim, error, delay))

@@ -38,11 +38,12 @@ class Resulter(Consumer):
     def __init__(self, *, store: Store, results: Queue, settings: Settings) -> None:
         super().__init__(store=store, queue=results, settings=settings)
 
-    async def commit(self, messages: Sequence[Message]) -> None:
+    async def commit(self, messages: Sequence[Message]) -> Sequence[Message]:
         reports: list[Report] = []
         for message in messages:
             reports += decode_reports(message.body, batch_limit=self._settings.batch_limit)
         await self._record(reports)
+        return ()
 
     async def _record(self, reports: Sequence[Report]) -> None:
         started_ns = time_ns()

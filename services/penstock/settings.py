@@ -26,6 +26,7 @@ from penstock.brokers import BrokerUrl, parse_broker_url
 from penstock.errors import SettingsError
 from penstock.keys import ApiKey, parse_entries
 from penstock.named_sql import NamedStatement
+from penstock.payload_settings import LONGEST_SEALED_BYTES, parse_bucket_url, read_key
 from penstock.retry import Backoff
 from penstock.signatures import signing_key
 
@@ -33,6 +34,7 @@ DAY = 86400
 PREFIX = "PENSTOCK_"
 CONFIG_FILE = "penstock.toml"
 _SECRET_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_REQUEST_ROOM_BYTES = 65_536  # for what surrounds a payload
 _VERIFYING = ("verify-ca", "verify-full")
 
 
@@ -346,6 +348,34 @@ class Settings(BaseSettings):
     request_limit_bytes: int = Field(16 * 1024 * 1024, ge=1024, description="Body of one HTTP request.")
     batch_limit: int = Field(10000, ge=1, description="Requests in one JSON-RPC batch.")
 
+    # Large payloads, and payloads at rest, see payloads.md
+    payload_bucket: str | None = Field(
+        None,
+        description="Payloads and results over the threshold are kept as objects here, `s3://bucket/prefix`; unset: "
+        "everything stays in Postgres and the queues.",
+    )
+    payload_s3_endpoint_url: str | None = Field(None, description="Endpoint of that bucket; unset means AWS.")
+    payload_threshold_bytes: int = Field(
+        131_072, ge=1024, le=LONGEST_SEALED_BYTES, description="What is larger becomes an object; JSON, UTF-8 bytes."
+    )
+    payload_max_bytes: int = Field(
+        64 * 1024 * 1024, ge=1024, le=1024**3, description="A payload, or a result, that may become an object."
+    )
+    payload_sweep_seconds: float = Field(
+        3600, ge=0, description="An object is looked at after this, again and again, whether its task still needs it."
+    )
+    payload_orphan_seconds: float = Field(
+        45 * DAY,
+        ge=DAY,
+        description="Objects of which no task ever came are deleted after this; longer than messages, dead letters and "
+        "rejected messages are kept.",
+    )
+    payload_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
+        (),
+        description="Comma-separated keys of `penstock payload-key`: payloads, results and errors are encrypted with "
+        "the first, and decrypted with any; none: they are kept as they are.",
+    )
+
     # HTTP
     http_host: str = Field("127.0.0.1", description="Address of the api; other than loopback needs API keys.")
     http_port: int = Field(8080, ge=0, le=65535, description="Port of the api; 0 takes a free one.")
@@ -445,7 +475,7 @@ class Settings(BaseSettings):
 
     @field_validator(
         "api_keys", "deliveries", "http_allow", "http_signing_secrets", "sqs_send_queues", "kafka_source_json_topics",
-        "kafka_source_avro_topics", mode="before",
+        "kafka_source_avro_topics", "payload_keys", mode="before",
     )  # fmt: skip
     @classmethod
     def _split(cls, value: Any) -> Any:
@@ -472,7 +502,7 @@ class Settings(BaseSettings):
         "database_url", "database_ssl_mode", "database_ssl_root_cert", "sqs_endpoint_url", "aws_region", "api_url",
         "api_key", "api_rate_limit", "api_rate_burst", "metrics_port", "control_url", "control_api_key",
         "payload_retention_seconds", "result_retention_seconds", "result_compress_bytes", "http_ca_file",
-        "amqp_publish_url", "transport_url",
+        "amqp_publish_url", "transport_url", "payload_bucket", "payload_s3_endpoint_url",
         "scheduler0_auth_username", "scheduler0_auth_password", "scheduler0_retry_delay_seconds",
         "kafka_brokers", "kafka_sasl_username", "kafka_sasl_password", "kafka_ssl_ca_file",
         "kafka_ssl_certificate_file", "kafka_ssl_key_file", "kafka_ssl_key_password",
@@ -487,6 +517,20 @@ class Settings(BaseSettings):
     def _names_trace(cls, value: str | None) -> str | None:
         if value is not None and ("{trace_id}" not in value or not value.startswith(("http://", "https://"))):
             raise ValueError("must be a URL such as https://jaeger/trace/{trace_id}, with {trace_id} in it")
+        return value
+
+    @field_validator("payload_bucket")
+    @classmethod
+    def _bucket_url(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_bucket_url(value)
+        return value
+
+    @field_validator("payload_keys")
+    @classmethod
+    def _keys_of_payloads(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        for entry in value:
+            read_key(entry.get_secret_value())
         return value
 
     @field_validator("transport_url")
@@ -577,6 +621,7 @@ class Settings(BaseSettings):
             problems.append("api_rate_burst needs api_rate_limit")
         if (self.scheduler0_auth_username is None) != (self.scheduler0_auth_password is None):
             problems.append("scheduler0_auth_username and scheduler0_auth_password go together: set both, or neither")
+        problems += self._payload_problems()
         problems += self._queue_problems() + self._ssl_problems() + self._kafka_problems()
         if problems:
             raise ValueError("; ".join(problems))
@@ -585,6 +630,23 @@ class Settings(BaseSettings):
     @property
     def backoff(self) -> Backoff:
         return Backoff(self.retry_base_seconds, self.retry_factor, self.retry_cap_seconds, self.retry_jitter)
+
+    @property
+    def largest_payload_bytes(self) -> int:
+        """The limit of a payload that may become an object, that of any where there is no bucket."""
+        return self.payload_limit_bytes if self.payload_bucket is None else self.payload_max_bytes
+
+    @property
+    def largest_result_bytes(self) -> int:
+        """Of a result, likewise."""
+        return self.result_limit_bytes if self.payload_bucket is None else self.payload_max_bytes
+
+    @property
+    def largest_request_bytes(self) -> int:
+        """The limit of a request's body: one payload of the greatest size has room in it."""
+        if self.payload_bucket is None:
+            return self.request_limit_bytes
+        return max(self.request_limit_bytes, self.payload_max_bytes + _REQUEST_ROOM_BYTES)
 
     @property
     def signing_secrets(self) -> dict[str, tuple[str, ...]]:
@@ -666,6 +728,18 @@ class Settings(BaseSettings):
             problems.append(
                 f"database_ssl_root_cert is not looked at with the mode {mode}: set database_ssl_mode to verify-full"
             )
+        return problems
+
+    def _payload_problems(self) -> list[str]:
+        problems = []
+        if self.payload_keys:
+            problems = [
+                f"{name} may be at most {LONGEST_SEALED_BYTES} with payload_keys, for what is encrypted is longer"
+                for name in ("payload_limit_bytes", "result_limit_bytes")
+                if getattr(self, name) > LONGEST_SEALED_BYTES
+            ]
+        if self.payload_bucket is not None and self.payload_max_bytes < self.payload_threshold_bytes:
+            problems.append("payload_max_bytes must be at least payload_threshold_bytes")
         return problems
 
     def _queue_problems(self) -> list[str]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from penstock import metrics
 from penstock.commands import step_task
 from penstock.errors import TooLarge
+from penstock.payloads import spawn_bound
 from penstock.settings import Settings
 from penstock.store import Pair, Session
 from penstock.tasks import NewTask
@@ -59,7 +60,7 @@ async def spawn_children(session: Session, spawners: Mapping[Pair, Spawner], hel
     if told:
         await session.fetch(
             "attach_children", list(told.values()), [pair[0] for pair in told], [pair[1] for pair in told],
-            [spawners[pair].text for pair in told],
+            [session.vault.seal(spawners[pair].text, spawn_bound(pair[0])) for pair in told],
         )  # fmt: skip
     plain = [
         replace(task, tenant=parent.tenant)

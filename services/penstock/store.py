@@ -20,6 +20,8 @@ import asyncpg
 
 from penstock import metrics, tracing
 from penstock.errors import Refused, TooSlow, Unavailable
+from penstock.objects import enqueue_sealed
+from penstock.payloads import Vault
 from penstock.sql import SQL
 from penstock.tasks import (
     BEGINNING,
@@ -133,10 +135,14 @@ class Stale:
 
 
 class Session:
-    """The statements, on one connection. has_told: one of them has settled a task that belongs to a workflow."""
+    """The statements, on one connection. has_told: one of them has settled a task that belongs to a workflow.
 
-    def __init__(self, connection: Any) -> None:
+    vault: what payloads are sealed by before they are stored, None for nothing.
+    """
+
+    def __init__(self, connection: Any, vault: Vault | None = None) -> None:
         self._connection = connection
+        self.vault = vault or Vault()
         self.has_told = False
 
     async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
@@ -183,19 +189,26 @@ class Session:
     # Bringing tasks in
 
     async def enqueue(self, tasks: Sequence[NewTask]) -> list[Enqueued]:
-        """Insert tasks, all or none; the answers stand in the order of ``tasks``."""
+        """Insert tasks, all or none; the answers stand in the order of ``tasks``. Payloads are sealed."""
         if not tasks:
             return []
         spans = tracing.active()
         if spans is None:
             return await self._enqueue(tasks)
         with spans.enqueuing(tasks) as producing:
-            enqueued = await self._enqueue(producing.tasks, traced=True)
+            enqueued = await self._enqueue(producing.tasks)
             producing.stored(enqueued)
             return enqueued
 
-    async def _enqueue(self, tasks: Sequence[NewTask], *, traced: bool = False) -> list[Enqueued]:
+    async def _enqueue(self, tasks: Sequence[NewTask]) -> list[Enqueued]:
+        if self.vault.is_on:
+            return await enqueue_sealed(self, tasks)
+        return await self.insert(tasks)
+
+    async def insert(self, tasks: Sequence[NewTask]) -> list[Enqueued]:
+        """As ``enqueue``, of tasks whose payloads are as they are to be stored."""
         metrics.BATCH_SIZE.labels("enqueue").observe(len(tasks))
+        traced = tracing.active() is not None
         if all(t.is_plain for t in tasks):
             if traced:
                 rows = await self.fetch("enqueue_traced_tasks", *_plain_columns(tasks), [t.trace for t in tasks])
@@ -630,7 +643,9 @@ class Store:
     """A pool of connections to the database that holds the tasks; opened when first used."""
 
     def __init__(self, database_url: str, *, pool_size: int = 8, statement_timeout_seconds: float = 30,
-                 acquire_timeout_seconds: float = 30, application_name: str = "penstock") -> None:  # fmt: skip
+                 acquire_timeout_seconds: float = 30, application_name: str = "penstock",
+                 vault: Vault | None = None) -> None:  # fmt: skip
+        self.vault = vault or Vault()
         self._url = database_url
         self._pool_size = pool_size
         self._statement_timeout_seconds = statement_timeout_seconds
@@ -669,13 +684,14 @@ class Store:
                 await asyncio.wait_for(pool.close(), 5)
             except (TimeoutError, *_TRANSIENT):
                 pool.terminate()
+        await self.vault.close()
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
         """Statements that commit one by one."""
         with _Translated():
             pool, connection = await self._acquire()
-            session = Session(connection)
+            session = Session(connection, self.vault)
             try:
                 yield session
             finally:
@@ -689,7 +705,7 @@ class Store:
             pool, connection = await self._acquire()
             try:
                 async with connection.transaction():
-                    session = Session(connection)
+                    session = Session(connection, self.vault)
                     yield session
                 self.has_told |= session.has_told
             finally:

@@ -6,13 +6,13 @@ one that was sent again from the dead-letter queue, which carries the id that it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from penstock import tracing
 from penstock.consumer import Consumer
-from penstock.errors import Refused
-from penstock.intake import Inbound, accept_inbound, read_inbound
+from penstock.errors import PayloadUnavailable, Refused
+from penstock.intake import Inbound, accept_inbound, read_inbound, take_in
 from penstock.logs import get_logger
 from penstock.settings import Settings
 from penstock.store import Store
@@ -21,6 +21,9 @@ from penstock.tracecontext import of_headers
 from penstock.transports import Message, Queue
 from penstock.wire import split_body
 from penstock.workflows import CreateWorkflow
+
+_FIRST_PUT_OFF_SECONDS = 60
+_LONGEST_PUT_OFF_SECONDS = 3600
 
 log = get_logger()
 
@@ -33,19 +36,40 @@ class Submitter(Consumer):
     def __init__(self, *, store: Store, inbound: Queue, settings: Settings) -> None:
         super().__init__(store=store, queue=inbound, settings=settings)
 
-    async def commit(self, messages: Sequence[Message]) -> None:
+    async def commit(self, messages: Sequence[Message]) -> Sequence[Message]:
+        read: dict[str, Inbound] = {}
+        away: list[Message] = []
+        for message in messages:
+            try:
+                read[message.original_id] = await self._read(message, message.body)
+            except PayloadUnavailable as exc:
+                away.append(message)
+                log.warning("payload_not_kept", message_id=message.id, reason=str(exc))
         try:
-            await self._store_together(messages)
+            await self._store_together(read)
         except Refused:
             # One entry's values spoil the transaction of all: each by itself, so that only the guilty one is rejected.
             for message in messages:
-                try:
-                    await self._store_singly(message)
-                except Refused as exc:  # at the commit, so it cannot be told of which entry
-                    await self._reject(message, str(exc))
+                if message not in away:
+                    await self._store_by_itself(message)
+        await self._put_off(away)
+        return away
 
-    async def _store_together(self, messages: Sequence[Message]) -> None:
-        read = {message.original_id: self._read(message, message.body) for message in messages}
+    async def _put_off(self, messages: Sequence[Message]) -> None:
+        """Let messages with large payloads come again later, and the longer the more often they came in vain."""
+        for message in messages:
+            seconds = min(_LONGEST_PUT_OFF_SECONDS, _FIRST_PUT_OFF_SECONDS * 2 ** min(message.receive_count, 16))
+            await self._queue.extend([message], seconds)
+
+    async def _store_by_itself(self, message: Message) -> None:
+        try:
+            await self._store_singly(message)
+        except Refused as exc:  # at the commit, so it cannot be told of which entry
+            await self._reject(message, str(exc))
+
+    async def _store_together(self, read: Mapping[str, Inbound]) -> None:
+        if not read:
+            return
         async with self._store.transaction() as session:
             fresh = await session.record_receipts(list(read))
             merged = _merge([read[message_id] for message_id in read if message_id in fresh])
@@ -54,9 +78,9 @@ class Submitter(Consumer):
         self._stored(merged, enqueued)
 
     async def _store_singly(self, message: Message) -> None:
-        whole = self._read(message, message.body)
+        whole = await self._read(message, message.body)
         if not (whole.tasks or whole.changes):
-            await self._store_together([message])
+            await self._store_together({message.original_id: whole})
             return
         _, entries = split_body(message.body, batch_limit=self._settings.batch_limit)
         parts: list[Inbound] = []
@@ -66,7 +90,7 @@ class Submitter(Consumer):
                 return
             for entry in entries:
                 text = entry if isinstance(entry, str) else bytes(entry).decode("utf-8")
-                part = self._read(message, text)
+                part = await self._read(message, text)
                 try:
                     async with session.savepoint():
                         enqueued += await accept_inbound(session, part, self._settings, door="inbound")
@@ -77,9 +101,10 @@ class Submitter(Consumer):
             await session.insert_rejected("inbound", merged.refused)
         self._stored(merged, enqueued)
 
-    def _read(self, message: Message, body: str) -> Inbound:
-        """Read a body, or part of it; its tasks continue the trace of the message."""
+    async def _read(self, message: Message, body: str) -> Inbound:
+        """Read a body, or part of it, and take in its payloads; its tasks continue the trace of the message."""
         inbound = read_inbound(body, self._settings)
+        await take_in(inbound, self._store.vault, self._settings)
         if tracing.active() is not None:
             trace = of_headers(message.attributes)
             if trace is not None:

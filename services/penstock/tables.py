@@ -440,6 +440,15 @@ scheduler0_job = Table(
     _instant("created_at"),
 )
 
+payload_object = Table(
+    "payload_object",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("task_id", BigInteger, primary_key=True, autoincrement=False),
+    _instant("looked_at", default=True),
+    Column("doomed", Boolean, nullable=False, server_default=text("false")),
+)
+
 armed = Table(
     "armed",
     metadata,

@@ -79,7 +79,8 @@ class NewTask:
     unique: until when another task keeps the unique key from this one: "retained", until its record is cleaned; "live",
     until it settles; or so many seconds from when it took the key. on_duplicate: what comes of a task whose key is
     another's; replaces_priority: with "replace", the priority too. tenant: for whom it is; its unique and ordering keys
-    are that tenant's own. trace: the context it belongs to; see tracecontext.
+    are that tenant's own. trace: the context it belongs to; see tracecontext. offered: a payload that a
+    client has sealed, which is to be taken in before the task is stored.
     """
 
     action: str
@@ -100,6 +101,7 @@ class NewTask:
     replaces_priority: bool = False
     tenant: str | None = None
     trace: str | None = None
+    offered: str | None = None
 
     @property
     def is_plain(self) -> bool:

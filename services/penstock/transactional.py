@@ -18,7 +18,7 @@ import msgspec
 from penstock import tracecontext
 from penstock.calls import prepared, task_params
 from penstock.commands import Enqueue, read_command
-from penstock.errors import DuplicateTask
+from penstock.errors import DuplicateTask, InvalidParams
 from penstock.settings import Settings, load_settings
 from penstock.tasks import Enqueued, NewTask, State
 
@@ -90,6 +90,8 @@ def _read(params: Mapping[str, Any], settings: Settings | None) -> NewTask:
     raw = json.dumps(params, separators=(",", ":"), allow_nan=False).encode()
     command = read_command("enqueue", raw, settings or _settings())
     assert isinstance(command, Enqueue)
+    if command.task.offered is not None:
+        raise InvalidParams("sealed_payload", "cannot be taken in a transaction of yours: give the payload itself")
     return command.task
 
 

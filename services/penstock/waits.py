@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.errors import STATE_CONFLICT
+from penstock.errors import STATE_CONFLICT, PayloadLost, PayloadUnavailable
 from penstock.logs import get_logger
+from penstock.payloads import answer_bound
 from penstock.store import Pair, Session
 from penstock.waitstore import Noted, end_waits, note_answers, note_waits, put_to_wait, read_tokens, resume_waits
 from penstock.wire import Failed, Hints, Succeeded, Waiting, decode_report
@@ -56,15 +57,23 @@ async def _settle_others(
 ) -> list[Succeeded | Failed]:
     """Of waits whose token has an answer or a task already."""
     known = await read_tokens(session, [one.token for one in others])  # they are locked, so all are there
-    held = await put_to_wait(session, [one for one in others if known[one.token].answer is not None])
     settled: list[Succeeded | Failed] = []
+    answers: dict[str, str] = {}
+    for one in others:
+        answer = known[one.token].answer
+        if answer is not None:
+            try:
+                answers[one.token] = session.vault.unseal(answer, answer_bound(one.token))
+            except (PayloadUnavailable, PayloadLost) as exc:
+                settled.append(_unread(one.pair, exc, policies[one.pair]))
+    held = await put_to_wait(session, [one for one in others if one.token in answers])
     answered: list[tuple[str, Pair, bytes]] = []
     for one in others:
         token = known[one.token]
         if token.answer is not None:
-            if one.pair in held:  # an answer is not spent on a claim that holds no more
+            if one.token in answers and one.pair in held:  # an answer is not spent on a claim that holds no more
                 assert token.digest is not None
-                settled.append(read_answer(token.answer, one.pair, policies[one.pair]))
+                settled.append(read_answer(answers[one.token], one.pair, policies[one.pair]))
                 answered.append((one.token, one.pair, token.digest))
                 log.info("wait_answered_before", task_id=one.pair[0], claim=one.pair[1])
         elif token.pair != one.pair:
@@ -75,6 +84,13 @@ async def _settle_others(
         await note_answers(session, answered)
         await session.fetch("end_waits_of", [pair[0] for _, pair, _ in answered])
     return settled
+
+
+def _unread(pair: Pair, exc: Exception, policy: Hints) -> Failed:
+    """The answer stays, for the next attempt that waits for its token."""
+    problem = f"the answer that came before it waited cannot be read: {exc}"
+    error = {"code": STATE_CONFLICT, "message": problem, "data": {"type": "AnswerNotRead", "message": problem}}
+    return Failed(*pair, None, json.dumps(error), Hints(None, False, policy.max_attempts, policy.backoff))
 
 
 def _taken(pair: Pair, holder: int, policy: Hints) -> Failed:

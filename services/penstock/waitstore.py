@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from penstock import metrics
+from penstock.payloads import answer_bound
 from penstock.store import Pair, Session
 from penstock.tasks import State
 from penstock.wire import NO_HINTS, Hints, Waiting
@@ -87,13 +88,13 @@ async def read_tokens(session: Session, tokens: Sequence[str]) -> dict[str, Toke
 
 async def keep_answer(session: Session, token: str, answer: str, digest: bytes) -> Token:
     """Keep an answer if nothing is known of its token; returns what is, locked."""
-    (row,) = await session.fetch("keep_answers", [token], [answer], [digest])
+    (row,) = await session.fetch("keep_answers", [token], [_sealed(session, token, answer)], [digest])
     return _token(row, fresh=row["fresh"])
 
 
 async def keep_next_answer(session: Session, token: str, answer: str, digest: bytes) -> None:
     """Keep an answer for the next wait, in the place of what was known of its token."""
-    await session.fetch("keep_next_answers", [token], [answer], [digest])
+    await session.fetch("keep_next_answers", [token], [_sealed(session, token, answer)], [digest])
 
 
 async def note_answers(session: Session, answered: Sequence[tuple[str, Pair, bytes]]) -> None:
@@ -126,6 +127,10 @@ async def delete_ended_waits(session: Session, after_seconds: float, *, limit: i
     """Forget answers that nobody came to wait for, and waits that are over; returns how many."""
     gone: int = await session.value("delete_ended_waits", after_seconds, limit, now)
     return gone
+
+
+def _sealed(session: Session, token: str, answer: str) -> str:
+    return session.vault.seal(answer, answer_bound(token))
 
 
 def _token(row: Any, *, fresh: bool = False) -> Token:

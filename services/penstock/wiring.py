@@ -12,6 +12,7 @@ from penstock.errors import SettingsError
 from penstock.faults import Faults, faults_of
 from penstock.logs import get_logger, setup_logging
 from penstock.loop import Service, run_service
+from penstock.payloads import Vault
 from penstock.settings import Settings, misspelt_variables
 from penstock.tracing import setup_tracing, stop_tracing
 from penstock.transports import DEAD_LETTER_SUFFIX, Queue, open_transport, queue_names
@@ -63,6 +64,7 @@ def _maker(
             pool_size=settings.database_pool_size,
             statement_timeout_seconds=settings.statement_timeout_seconds,
             application_name=_application_name(name),
+            vault=Vault(settings),
         )
         stack.push_async_callback(store.close)
         if name in _SOURCES:

@@ -304,6 +304,7 @@ _SETTLING: dict[str, Callable[[list[int], list[int]], tuple[Any, ...]]] = {
     "delay_tasks": lambda ids, claims: (ids, claims, ["{}"] * len(ids), [1.0] * len(ids), [False] * len(ids)),
     "note_heartbeats": lambda ids, claims: (ids, claims, [None] * len(ids)),
     "release_tasks": lambda ids, claims: (ids, claims, False),
+    "postpone_tasks": lambda ids, claims: (ids, claims, [30.0] * len(ids), ["{}"] * len(ids)),
     "read_attempts": lambda ids, claims: (ids, claims),
     "cancel_tasks": lambda ids, claims: (ids, "expired"),
 }
@@ -399,6 +400,7 @@ _BY_INDEX = {
     "read_states": {"task_pkey"},
     "promote_successors": {"task_ordering", "task_pkey"},
     "forget_ordering_keys": {"task_ordering"},
+    "look_at_objects": {"task_pkey"},
     **{name: {"task_pkey", *_ALSO_BY.get(name, ())} for name in _SETTLING},
 }
 

@@ -17,11 +17,14 @@ from penstock.cli import app
 from penstock.doctor import Finding, examine
 from penstock.doctor.database import PROCESSES
 from penstock.doctor.deliveries import examine_deliveries
+from penstock.doctor.payloads import examine_payloads
 from penstock.local.postgres import EmbeddedPostgres
+from penstock.payload_settings import fingerprint, new_key, read_key
 from penstock.settings import Settings, load_settings
 from penstock.store import Store
 from penstock.transports.sqs import SqsTransport
 from tests.integration.apis import running
+from tests.s3 import S3Bucket
 
 OFF_IN_TESTS = {"fsync", "synchronous_commit"}  # the tests' own server is quick, and keeps nothing
 
@@ -286,3 +289,30 @@ def test_warnings_count_where_that_is_asked_for(settings: Settings) -> None:
     }  # fmt: skip
     assert CliRunner().invoke(app, ["doctor"], env=env).exit_code == 0
     assert CliRunner().invoke(app, ["doctor", "--strict"], env=env).exit_code == 1
+
+
+async def test_a_bucket_or_a_key_that_cannot_be_used_is_found(settings: Settings, s3: S3Bucket) -> None:
+    async def found(**changes: Any) -> list[tuple[str, str, str]]:
+        changed = load_settings(**settings.model_dump() | changes)
+        return [(one.level, one.seen, one.fix) async for one in examine_payloads(changed)]
+
+    assert await found() == []
+    keys = [new_key(), new_key()]
+    ids = [fingerprint(read_key(key)) for key in keys]
+    assert await found(**s3.settings(payload_keys=",".join(keys))) == [
+        ("ok", f"{ids[0]} encrypts, 1 more only decrypt", ""),
+        ("ok", f"s3://{s3.name}/pipe answers", ""),
+    ]
+    assert s3.objects() == {}
+    ((level, seen, fix),) = await found(**s3.settings(payload_bucket="s3://no-such-bucket"))
+    assert (level, "NoSuchBucket" in seen, "PENSTOCK_PAYLOAD_BUCKET" in fix) == ("error", True, True)
+    ((level, seen, fix),) = await found(**s3.settings(payload_s3_endpoint_url="http://127.0.0.1:1"))
+    assert (level, "S3 is away" in seen, "PENSTOCK_PAYLOAD_S3_ENDPOINT_URL" in fix) == ("error", True, True)
+
+
+def test_a_key_is_made_that_settings_take_and_is_named_by_its_id() -> None:
+    done = CliRunner().invoke(app, ["payload-key", "--json"])
+    made = json.loads(done.stdout)
+    assert load_settings(payload_keys=made["key"]).payload_keys[0].get_secret_value() == made["key"]
+    assert made["id"] == fingerprint(read_key(made["key"]))
+    assert CliRunner().invoke(app, ["payload-key"]).stdout.split("\n")[0] != made["key"]

@@ -1134,7 +1134,11 @@ async def _release(session: Session, pair: Pair) -> int:
     return await session.release([pair])
 
 
-@pytest.mark.parametrize("change", [_beat, _finish, _delay, _bury, _release])
+async def _postpone(session: Session, pair: Pair) -> int:
+    return len(await session.fetch("postpone_tasks", [pair[0]], [pair[1]], [1.0], ["{}"]))
+
+
+@pytest.mark.parametrize("change", [_beat, _finish, _delay, _bury, _release, _postpone])
 async def test_no_statement_touches_a_task_by_an_older_claim(
     store: Store, change: Callable[[Session, Pair], Awaitable[int]]
 ) -> None:

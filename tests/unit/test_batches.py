@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from penstock.errors import InvalidParams, SettingsError
 from penstock.handlers import Context, Fail, Handler, Registry, Retry, action
 from penstock.handlers.batches import Call
+from penstock.payloads import Vault
 from penstock.transports import Message
 from penstock.wire import ClaimId, Failed, Succeeded, Waiting, decode_report
 from penstock.worker.holder import Held
@@ -129,6 +130,7 @@ class World:
         self.runner = Runner(
             concurrency=concurrency,
             threads=self.threads,
+            vault=Vault(),
             timeout_seconds=60,
             result_limit_bytes=1000,
             result_compress_bytes=None,

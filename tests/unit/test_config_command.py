@@ -25,6 +25,7 @@ SECRETS = {
     "PENSTOCK_KAFKA_SSL_KEY_PASSWORD": "hunter2",
     "PENSTOCK_SCHEDULER0_AUTH_USERNAME": "me",
     "PENSTOCK_SCHEDULER0_AUTH_PASSWORD": "hunter2",
+    "PENSTOCK_PAYLOAD_KEYS": "hunter2" + "A" * 36 + "=",
     "PENSTOCK_SQL_STATEMENTS": '{"a": {"dsn": "postgresql://me:hunter2@db/x", "statement": "select 1"}}',
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 from penstock.api.access import Guard
 from penstock.api.clockwork import Clockwork
 from penstock.api.dashboard import Dashboard
+from penstock.api.downloads import Downloads
 from penstock.api.http import make_app
 from penstock.api.keyring import Keyring
 from penstock.api.methods import Methods
@@ -68,14 +69,18 @@ class Api(Service):
         self._armed = Notifier(store, ARMED)
         clockwork = Clockwork(store=store, notifier=self._armed, guard=guard, settings=settings)
         self._dashboard = Dashboard(self._methods, guard, settings) if settings.dashboard else None
+        downloads = Downloads(
+            self._methods, guard, may_read=None if self._dashboard is None else self._dashboard.may_read
+        )
         app = make_app(
             dispatcher,
             guard,
             scaling=Scaling(store),
-            request_limit_bytes=settings.request_limit_bytes,
+            request_limit_bytes=settings.largest_request_bytes,
             request_timeout_seconds=settings.request_timeout_seconds,
             home=None if self._dashboard is None else self._dashboard.home,
             more=(
+                *downloads.routes,
                 *(self._dashboard.routes if self._dashboard is not None else ()),
                 *(self._scheduler0.routes if self._scheduler0 is not None else ()),
                 *(clockwork.routes if settings.clockwork_api else ()),
@@ -161,6 +166,6 @@ def _server(app: Any, settings: Settings, port: int, **more: str) -> HttpServer:
         port=port,
         grace_seconds=settings.grace_seconds,
         connections=settings.http_connections,
-        request_limit_bytes=settings.request_limit_bytes,
+        request_limit_bytes=settings.largest_request_bytes,
         **more,
     )

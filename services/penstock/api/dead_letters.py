@@ -34,7 +34,7 @@ from penstock.api.views import (
 )
 from penstock.commands import ListDead, PurgeDead, QueueName, ReplayDead, ShowDead
 from penstock.errors import MessageNotFound, Refused, Unavailable
-from penstock.intake import accept_inbound, read_inbound
+from penstock.intake import accept_inbound, read_inbound, take_in
 from penstock.logs import get_logger
 from penstock.notify import Notifier
 from penstock.settings import Settings
@@ -265,6 +265,7 @@ class DeadLetters:
     async def _accept_here(self, message: Message) -> bool:
         """Do the submitter's work on a message too full to carry its first id as well."""
         inbound = read_inbound(message.body, self._settings)
+        await take_in(inbound, self._store.vault, self._settings)
         try:
             async with self._store.transaction() as session:
                 if await session.record_receipts([message.original_id]):

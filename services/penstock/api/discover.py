@@ -224,6 +224,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "on_duplicate": "When another has the key: return its id; replace its payload, and its run_at and priority if "
         "given, while it waits; or error.",
         "tenant": f"For whom it is; 1 to {TENANT_MAX_CHARS} characters. Its keys are that tenant's own.",
+        "sealed_payload": "In place of payload: one that a client has encrypted, or put into the bucket of large ones.",
     },
     "status": {
         "id": "One task; the answer is an object.",

@@ -66,9 +66,10 @@ from penstock.commands import (
     read_command,
 )
 from penstock.errors import InvalidParams, MessageNotFound, Refused, RpcError, TaskNotFound, Unavailable
-from penstock.intake import apply_change, count_enqueued, refusal_of
+from penstock.intake import apply_change, count_enqueued, refusal_of, take_in_task
 from penstock.logs import get_logger
 from penstock.notify import Notifier
+from penstock.payloads import shown_rows
 from penstock.settings import Settings
 from penstock.store import Session, Store
 from penstock.tasks import FINAL_STATES, Enqueued, NewTask, State
@@ -80,6 +81,7 @@ MAX_INSERT_TASKS = 1000
 PARALLEL_INSERTS = 2
 STATISTICS_KEPT_SECONDS = 1.0
 RATES_OVER_SECONDS = 60.0
+SHOWN_BYTES = 8 * 1024 * 1024  # of large payloads and results in one answer
 SCAN_TASKS = 20_000  # that one page of a filtered list looks at; a rare action must not read the whole history
 REJECTED_PAGE_BYTES = 8 * 1024 * 1024
 _REJECTED_AT_ONCE = 50
@@ -107,6 +109,7 @@ class Methods:
         keys_changed: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._store = store
+        self.vault = store.vault
         self._notifier = notifier
         self._settings = settings
         self._queues = queues
@@ -207,9 +210,12 @@ class Methods:
                 command = tenancy.narrowed(read_command(request.method, request.params, self._settings))
                 assert isinstance(command, Enqueue)
                 task = command.task if trace is None else replace(command.task, trace=trace.text)
-                outcomes.append(self._inserts.submit_soon(task))
+                outcomes.append(task)
             except RpcError as exc:
                 outcomes.append(exc)
+        if self.vault.is_on:
+            outcomes = await self._take_in(outcomes)
+        outcomes = [self._inserts.submit_soon(one) if isinstance(one, NewTask) else one for one in outcomes]
         for place, stored in enumerate(outcomes):
             if isinstance(stored, asyncio.Future):
                 try:
@@ -219,6 +225,17 @@ class Methods:
                 else:
                     outcomes[place] = views.Accepted(accepted.id, accepted.state, accepted.duplicate, accepted.replaced)
         return outcomes
+
+    async def _take_in(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """With large payloads kept as objects; all before any is stored, for tasks are stored in their order."""
+
+        async def of(one: Outcome) -> Outcome:
+            if not isinstance(one, NewTask):
+                return one
+            return await take_in_task(one, self.vault, self._settings)
+
+        taken: list[Outcome] = await asyncio.gather(*map(of, outcomes), return_exceptions=True)
+        return taken
 
     async def _result(self, requests: Sequence[Request]) -> Sequence[Outcome]:
         """Wait for results; all that one body asks for is one who waits."""
@@ -284,8 +301,9 @@ class Methods:
 
     async def _status(self, command: Status) -> Any:
         async with self._session() as session:
-            rows = tenancy.seen(await session.fetch("read_tasks", command.ids))
+            rows: Sequence[Any] = tenancy.seen(await session.fetch("read_tasks", command.ids))
             waits = await self._read_waits(session, rows) if command.detail else {}
+        rows = await shown_rows(self.vault, rows, room_bytes=SHOWN_BYTES, payload=command.detail)
         show = views.task_detail if command.detail else views.task
         found = {row["id"]: show(row) for row in rows}
         for task_id, wait in waits.items():
@@ -337,7 +355,8 @@ class Methods:
             else:
                 seen = await session.fetch("list_live_tasks", *arguments, command.state)
             ids: list[int] = seen[0]["ids"]
-            rows = await session.fetch("read_tasks", ids) if ids else []
+            rows: Sequence[Any] = await session.fetch("read_tasks", ids) if ids else []
+        rows = await shown_rows(self.vault, rows, room_bytes=0)
         tasks = sorted((views.task(row) for row in rows), key=lambda task: task.id, reverse=True)
         return views.TaskPage(tasks, _cursor(ids, command.limit, seen[0]["last"], seen[0]["count"], scan))
 
@@ -363,7 +382,8 @@ class Methods:
                 kept = kept_key(command.tenant, command.key)
                 found = {row["id"] for row in await session.fetch("find_by_key", kept, command.limit)}
                 extra = sorted(found - set(ids), reverse=True)
-            rows = await session.fetch("read_tasks", ids + extra) if ids or extra else []
+            rows: Sequence[Any] = await session.fetch("read_tasks", ids + extra) if ids or extra else []
+        rows = await shown_rows(self.vault, rows, room_bytes=0)
         tasks = [views.task(row) for row in rows if row["id"] not in extra or _fits(row, command)]
         tasks.sort(key=lambda task: task.id, reverse=True)
         return views.TaskPage(tasks, _cursor(ids, command.limit, seen[0]["last"], seen[0]["count"], SCAN_TASKS))

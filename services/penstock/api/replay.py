@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock.api.views import Replayed, StillRejected
 from penstock.errors import Refused
-from penstock.intake import accept_inbound, read_inbound
+from penstock.intake import accept_inbound, read_inbound, take_in
 from penstock.logs import get_logger
 from penstock.outcomes import apply_reports
 from penstock.settings import Settings
@@ -56,6 +56,7 @@ async def _retry_one(session: Session, rejected_id: int, settings: Settings) -> 
         return await _keep_whole(session, rejected_id, f"Parse error: not UTF-8 at byte {exc.start}")
     if source == "inbound":
         inbound = read_inbound(text, settings)
+        await take_in(inbound, session.vault, settings)
         asked = len(inbound.tasks) + len(inbound.changes) + len(inbound.refused)
         await accept_inbound(session, inbound, settings, door="replay")
         refused = inbound.refused

@@ -21,6 +21,7 @@ from penstock.commands import AwaitResults
 from penstock.errors import RpcError, TaskNotFound, TooManyWaits, Unavailable
 from penstock.logs import get_logger
 from penstock.notify import Listener
+from penstock.payloads import shown_rows
 from penstock.store import Session, Store
 
 ANSWER_BYTES = 8 * 1024 * 1024  # of results in one answer; the last one may go beyond
@@ -73,6 +74,7 @@ class Results:
 
     def __init__(self, store: Store, session: SessionOf, *, tasks_limit: int, requests_limit: int) -> None:
         self._session = session
+        self._vault = store.vault
         self._listener = Listener(store)
         self._tasks_limit = tasks_limit
         self._requests_limit = requests_limit
@@ -215,10 +217,10 @@ class Results:
             async with self._session() as session:
                 rows = await session.fetch("read_states", [*waiter.missing])
             states = {row["id"]: row["state"] for row in rows}
+        settled = await shown_rows(self._vault, list(waiter.found.values()), room_bytes=ANSWER_BYTES)
+        found = {row["id"]: row for row in settled}
         outcomes = [
-            views.outcome(waiter.found[task_id])
-            if task_id in waiter.found
-            else views.unsettled(task_id, states.get(task_id))
+            views.outcome(found[task_id]) if task_id in found else views.unsettled(task_id, states.get(task_id))
             for task_id in ids
         ]
         if command.many:

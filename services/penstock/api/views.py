@@ -72,6 +72,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     result_gone: Annotated[bool, _about("True: there was a result, and retention has emptied it.")] = False
     tenant: Annotated[str | None, _about("For whom it is; only there where it is for somebody.")] = None
     trace_id: Annotated[str | None, _about("OpenTelemetry trace of its enqueue; only there where it has one.")] = None
+    result_unread: Annotated[str | None, _about("Why the result is null: it is large, or cannot be had now.")] = None
 
 
 class WaitsFor(msgspec.Struct, frozen=True):
@@ -100,6 +101,7 @@ class TaskDetail(Task, frozen=True, kw_only=True):
     failures: Annotated[list[Failure], _about("Every failed attempt, oldest first.")]
     waits_for: Annotated[WaitsFor | None, _about("Only there while it waits for an outside event.")] = None
     payload_gone: Annotated[bool, _about("True: retention has emptied the payload.")] = False
+    payload_unread: Annotated[str | None, _about("Why the payload is null: it is large, or cannot be had now.")] = None
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -111,6 +113,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: Annotated[Any, _about("The error object of the last failed attempt; null after a SUCCESS.")]
     reason: Annotated[str | None, _about("Why it was cancelled; only there where it is told.")] = None
     result_gone: Annotated[bool, _about("True: there was a result, and retention has emptied it.")] = False
+    result_unread: Annotated[str | None, _about("Why the result is null: it is large, or cannot be had now.")] = None
     again: Annotated[str | None, _about("Only there where this is not the last word: how to ask again.")] = None
 
 
@@ -418,6 +421,7 @@ def task_detail(row: Any) -> TaskDetail:
         **_members(row),
         payload=None if row["payload_gone"] else raw(row["payload"]),
         payload_gone=bool(row["payload_gone"]),
+        payload_unread=row.get("payload_unread"),
         unique_key=own_key(row["unique_key"]),
         ordering_key=own_key(row["ordering_key"]),
         limit_key=row["limit_key"],
@@ -444,6 +448,7 @@ def outcome(row: Any) -> Outcome:
         error=None if state is State.SUCCESS else raw(row["error"]),
         reason=row["reason"],
         result_gone=bool(row["result_gone"]),
+        result_unread=row.get("result_unread"),
     )
 
 
@@ -553,6 +558,7 @@ def _members(row: Any) -> dict[str, Any]:
         "progress": raw(row["progress"]),
         "result": None if row["result_gone"] else raw(row["result"]),
         "result_gone": bool(row["result_gone"]),
+        "result_unread": row.get("result_unread"),
         "error": None if state is State.SUCCESS else raw(row["error"]),
         "reason": row["reason"],
         "tenant": row["tenant"],

@@ -17,6 +17,7 @@ from penstock.cli import (
     doctor,
     keys,
     local,
+    payload_key,
     processes,
     rejected,
     rules,
@@ -59,7 +60,7 @@ def _root(
 
 for part in (
     local, tasks, top, rejected, waits, workflows, schedules, bulk, dlq, rules, tenants, processes, sources, config,
-    keys, credentials, doctor, bench,
+    keys, payload_key, credentials, doctor, bench,
 ):  # fmt: skip
     part.add_to(app)
 

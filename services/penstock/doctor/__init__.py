@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from penstock.doctor.database import examine_database
 from penstock.doctor.deliveries import examine_deliveries
 from penstock.doctor.findings import Finding, Level
+from penstock.doctor.payloads import examine_payloads
 from penstock.doctor.queues import examine_queues
 from penstock.doctor.surroundings import examine_api, examine_settings
 from penstock.settings import Settings
@@ -22,6 +23,8 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
     for finding in examine_settings(settings):
         yield finding
     for finding in examine_deliveries(settings):
+        yield finding
+    async for finding in examine_payloads(settings):
         yield finding
     async for finding in examine_database(settings):
         yield finding

@@ -221,7 +221,7 @@ from penstock.task_history where id = any($1::bigint[]);
 
 -- name: read_outcomes
 -- $1 ids of tasks that have succeeded. With what they were given.
-select id, payload::text as payload, result::text as result
+select id, action, payload::text as payload, result::text as result
 from penstock.task_history where id = any($1::bigint[]) and state = 'SUCCESS';
 
 -- name: read_payloads

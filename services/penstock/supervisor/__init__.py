@@ -17,6 +17,7 @@ from penstock.supervisor.emptying import Emptying
 from penstock.supervisor.expiry import Expiry
 from penstock.supervisor.gauges import Gauges
 from penstock.supervisor.jobs import Jobs
+from penstock.supervisor.objects import Objects
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.retention import Retention
 from penstock.supervisor.rules import Rules
@@ -69,6 +70,7 @@ class Supervisor(Service):
             Retention(store=store, settings=settings),
             RunRetention(store=store, settings=settings),
             Emptying(store=store, settings=settings),
+            Objects(store=store, settings=settings),
             WorkflowRetention(store=store, settings=settings),
             CountArmed(store=store),
             Gauges(

@@ -12,7 +12,7 @@ from time import monotonic
 
 from penstock import metrics
 from penstock.advance import Advanced
-from penstock.errors import Unavailable
+from penstock.errors import PayloadUnavailable, Unavailable
 from penstock.logs import get_logger
 from penstock.notify import WORKFLOWS, Listener, Notifier
 from penstock.settings import Settings
@@ -77,9 +77,9 @@ class Advancing:
         try:
             async with self._store.transaction() as session:
                 advanced = await advance_workflows(session, told, self._settings)
-        except Unavailable:
-            raise
-        except Exception:
+        except Exception as exc:
+            if isinstance(exc, Unavailable) and not isinstance(exc, PayloadUnavailable):
+                raise
             # One that cannot be moved on must not hold up the others: each by itself, and then past the guilty one.
             self._after = told[0] if len(told) == 1 else self._after
             self._at_once = 1

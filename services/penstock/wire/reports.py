@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.errors import INVALID_PARAMS, RpcError
+from penstock.errors import HANDLER_ERROR, INVALID_PARAMS, RpcError
 from penstock.tasks import ACTION_MAX_CHARS, TOKEN_MAX_CHARS
 from penstock.tracecontext import TraceContext, parse
 from penstock.wire.packed import PACKED_PREFIX, Room, Unpackable, unpack_result
 from penstock.wire.requests import INT8_MAX, parse_claim_id, split_body
+from penstock.wire.sealed import SEALED_ENCODING, Reference, decode_sealed, escape_plain, is_sealed
 from penstock.wire.text import entry_text, replace_unstorable, short_reason, text_of
 
 PROGRESS_NOTE_CHARS = 1000  # a longer note is cut
@@ -95,13 +96,15 @@ class Hints(msgspec.Struct, frozen=True):
     """What a worker may add to an error's ``data`` to steer the retry; wrong values are ignored.
 
     retry_after: seconds until the next attempt. final: no more attempts. max_attempts: lowers the task's own cap.
-    backoff: the action's own policy.
+    backoff: the action's own policy. not_begun: the handler was not called, for its payload could not be had: the
+    attempt does not count.
     """
 
     retry_after: float | None = None
     final: bool = False
     max_attempts: int | None = None
     backoff: BackoffHint | None = None
+    not_begun: bool = False
 
 
 class BackoffHint(msgspec.Struct, frozen=True):
@@ -213,7 +216,9 @@ def _plain(answer: _Answer) -> Succeeded | None:
     if not result or is_other or answer.id is None or bytes(answer.error):
         return None
     claim_id = parse_claim_id(answer.id)
-    return None if claim_id is None else Succeeded(claim_id.task_id, claim_id.claim, None, result.decode())
+    return (
+        None if claim_id is None else Succeeded(claim_id.task_id, claim_id.claim, None, escape_plain(result.decode()))
+    )
 
 
 def decode_report(entry: str | msgspec.Raw, room: Room | None = None) -> Report:
@@ -240,7 +245,9 @@ def _notification(response: _Response, entry: str | msgspec.Raw) -> Report:
     claim_id = parse_claim_id(params.id)
     if claim_id is None:
         return Unreadable(entry_text(entry), f"{params.id!r} is not <task id>:<claim>")
-    note = params.note[:PROGRESS_NOTE_CHARS] if params.note else params.note
+    note = params.note
+    if note and len(note) > PROGRESS_NOTE_CHARS and not is_sealed(f'"{note}'):
+        note = note[:PROGRESS_NOTE_CHARS]
     detail = {"percent": params.percent, "note": note}
     empty = params.percent is None and params.note is None
     return Progress(*claim_id, None if empty else msgspec.json.encode(detail).decode())
@@ -313,6 +320,8 @@ def _outcome(response: _Response, entry: str | msgspec.Raw, room: Room) -> Repor
         attempt = _attempt_in(result or error)
         if attempt is None:
             return Unreadable(entry_text(entry), f"bare id {task_id} needs an attempt inside result or error")
+    if result and response.encoding == SEALED_ENCODING:
+        return _sealed(response, Succeeded(task_id, claim, attempt, result.decode(), _spawned(response)))
     if result and response.encoding is not None:
         try:
             text = replace_unstorable(unpack_result(result, response.encoding, room))
@@ -320,11 +329,23 @@ def _outcome(response: _Response, entry: str | msgspec.Raw, room: Room) -> Repor
             # The worker has answered and will not answer again, so this is what came of the attempt.
             told = json.dumps({"code": exc.code, "message": str(exc), "data": {"type": "BadEncoding"}})
             return Failed(task_id, claim, attempt, told, NO_HINTS)
-        return Succeeded(task_id, claim, attempt, text, _spawned(response), _trace(response))
+        return Succeeded(task_id, claim, attempt, escape_plain(text), _spawned(response), _trace(response))
     if result:
-        return Succeeded(task_id, claim, attempt, result.decode(), _spawned(response), _trace(response))
+        return Succeeded(task_id, claim, attempt, escape_plain(result.decode()), _spawned(response), _trace(response))
     decoded = _decode_error(error)
     return Failed(task_id, claim, attempt, error.decode(), _hints(decoded), _trace(response))
+
+
+def _sealed(response: _Response, report: Succeeded) -> Report:
+    """What a worker has sealed itself; its attempt has failed where that makes no sense."""
+    try:
+        found = decode_sealed(report.result)
+        if isinstance(found, Reference) and found.is_offered:
+            raise ValueError("a result is no object that was offered")
+    except ValueError as exc:
+        told = json.dumps({"code": HANDLER_ERROR, "message": str(exc), "data": {"type": "BadEncoding"}})
+        return Failed(report.task_id, report.claim, report.attempt, told, NO_HINTS)
+    return report
 
 
 def _spawned(response: _Response) -> str:
@@ -380,6 +401,12 @@ def encode_packed_result(claim_id: str, packed: str, spawn: Sequence[str] = ()) 
     """The same with a result that was packed by ``pack_result``."""
     spawned = f',"spawn":[{",".join(spawn)}]' if spawn else ""
     return f'{PACKED_PREFIX},"result":"{packed}"{spawned},"id":"{claim_id}"}}'
+
+
+def encode_sealed_result(claim_id: str, sealed: str, spawn: str = "") -> str:
+    """The same with a result that was sealed; ``spawn`` is sealed too, or empty."""
+    spawned = f',"spawn":{spawn}' if spawn else ""
+    return f'{{"jsonrpc":"2.0","encoding":"{SEALED_ENCODING}","result":{sealed}{spawned},"id":"{claim_id}"}}'
 
 
 def encode_error(claim_id: str, code: int, message: str, data: dict[str, Any]) -> str:

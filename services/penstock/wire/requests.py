@@ -10,12 +10,14 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from penstock.errors import InvalidRequest, ParseError, RpcError
+from penstock.wire.sealed import MARK
 from penstock.wire.text import entry_text, holds_unstorable, replace_unstorable, short_reason, text_of
 
 TIMEOUT_ATTRIBUTE = "timeout_seconds"  # of an outbound message: run time allowed to each task in it
 SUSPECT_ATTRIBUTE = "suspect"  # of an outbound message: a worker fell silent over its task
 
 _EMPTY = msgspec.Raw(b"")
+_MARK = MARK.encode()
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -138,48 +140,50 @@ def _skip(text: str, position: int) -> int:
     return match.end() if match else position
 
 
-def decode_body(body: bytes | str, *, batch_limit: int) -> Body:
+def decode_body(body: bytes | str, *, batch_limit: int, may_be_sealed: bool = False) -> Body:
     """Decode a body of requests; entries that are no request come as Invalid, in their place.
 
+    may_be_sealed: it comes from the scheduler, so params may be a payload that was sealed.
     Raises ParseError or InvalidRequest when the body as a whole is of no use.
     """
     text = text_of(body)
     if text.startswith("["):
-        entries = _decode_at_once(text)
+        entries = _decode_at_once(text, may_be_sealed)
         if entries and len(entries) <= batch_limit:
             return Body(True, entries)
     is_batch, parts = split_body(text, batch_limit=batch_limit)
     if is_batch:
-        return Body(True, [decode_request(part) for part in parts])
-    only = decode_request(parts[0])
+        return Body(True, [decode_request(part, may_be_sealed=may_be_sealed) for part in parts])
+    only = decode_request(parts[0], may_be_sealed=may_be_sealed)
     if isinstance(only, Invalid) and isinstance(only.error, ParseError):
         raise only.error
     return Body(False, [only])
 
 
-def _decode_at_once(text: str) -> list[Request | Invalid] | None:
+def _decode_at_once(text: str, may_be_sealed: bool) -> list[Request | Invalid] | None:
     """All entries of a batch, or None when one of them is wrong, or none is there, and a closer look is needed."""
     try:
         entries: list[Request | Invalid] = list(_decode_requests(text))
     except (ValueError, RecursionError):
         return None
-    return entries if all(_fault(entry) is None for entry in entries) else None  # type: ignore[arg-type]
+    return entries if all(_fault(entry, may_be_sealed) is None for entry in entries) else None  # type: ignore[arg-type]
 
 
-def _fault(request: Request) -> str | None:
+def _fault(request: Request, may_be_sealed: bool) -> str | None:
     """What the types of its members, which stay raw, make wrong with a request."""
     if bytes(request.id)[:1] in _NO_ID:
         return "id must be a string, a number or null"
-    if bytes(request.params)[:1] in _NO_PARAMS:
+    params = bytes(request.params)
+    if params[:1] in _NO_PARAMS and not (may_be_sealed and params.startswith(_MARK)):
         return "params must be an object or an array"
     return None
 
 
-def decode_request(entry: str | msgspec.Raw) -> Request | Invalid:
+def decode_request(entry: str | msgspec.Raw, *, may_be_sealed: bool = False) -> Request | Invalid:
     """Decode one entry. What is wrong with it is in the Invalid that is returned; nothing is raised."""
     try:
         request = _decode_request(entry)
-        fault = _fault(request)
+        fault = _fault(request, may_be_sealed)
         if fault is not None:
             raise msgspec.ValidationError(fault)
         return request

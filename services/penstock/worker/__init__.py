@@ -17,6 +17,7 @@ from penstock.errors import RpcError
 from penstock.handlers import Registry
 from penstock.logs import get_logger
 from penstock.loop import Service, SideTask
+from penstock.payloads import Vault
 from penstock.settings import Settings
 from penstock.transports import Message, Queue
 from penstock.wire import (
@@ -37,6 +38,7 @@ from penstock.worker.isolation import Isolation, is_suspect
 from penstock.worker.job import Job
 from penstock.worker.outbox import Outbox
 from penstock.worker.runner import Runner
+from penstock.worker.sealing import seal_answer, seal_note
 from penstock.worker.threads import Threads
 from penstock.worker.timings import Timings
 from penstock.worker.watchdog import Watchdog
@@ -54,6 +56,7 @@ class Worker(Service):
     name = "worker"
 
     def __init__(self, *, outbound: Queue, results: Queue, settings: Settings, registry: Registry) -> None:
+        self._vault = Vault(settings)
         self._outbound = outbound
         self._results = results
         self._settings = settings
@@ -66,8 +69,9 @@ class Worker(Service):
             concurrency=settings.worker_concurrency,
             threads=self._threads,
             timeout_seconds=settings.task_timeout_seconds,
-            result_limit_bytes=settings.result_limit_bytes,
-            result_compress_bytes=settings.result_compress_bytes,
+            result_limit_bytes=settings.largest_result_bytes,
+            result_compress_bytes=None if self._vault.is_on else settings.result_compress_bytes,
+            vault=self._vault,
             timings=self._timings,
             answer=self._answer,
             progress=self._progress,
@@ -163,7 +167,7 @@ class Worker(Service):
         if self._holder.renew(message):
             return []
         try:
-            entries = decode_body(message.body, batch_limit=self._settings.batch_limit).entries
+            entries = decode_body(message.body, batch_limit=self._settings.batch_limit, may_be_sealed=True).entries
         except RpcError as exc:
             # Nobody to answer to. Left alone, it goes to the dead-letter queue after its last delivery.
             log.error("message_unreadable", message_id=message.id, reason=exc.message)
@@ -228,12 +232,14 @@ class Worker(Service):
         if job.is_lost:
             self._holder.answered(job.held)  # nobody waits for it, and its message is of no more use
         else:
-            self._outbox.answer(text, job.held)
+            sealed = seal_answer(self._vault, job.claim, text) if self._vault.encrypts else text
+            self._outbox.answer(sealed, job.held)
 
     # Signs of life
 
     def _progress(self, job: Job, percent: float | None, note: str | None) -> None:
-        self._outbox.sign(job.claim_id, encode_progress(job.claim_id, percent, note), replace=True)
+        sealed = seal_note(self._vault, job.claim, note)
+        self._outbox.sign(job.claim_id, encode_progress(job.claim_id, percent, sealed), replace=True)
 
     async def _heartbeat(self) -> None:
         """Give a sign of every task that has been here for the interval, running or waiting; a side task."""
@@ -305,6 +311,7 @@ class Worker(Service):
     async def close(self) -> None:
         self._runner.close()
         self._threads.close()
+        await self._vault.close()
 
 
 def _task_of(entry: Request | Invalid) -> tuple[Request, str, ClaimId] | None:

@@ -18,10 +18,12 @@ from penstock.errors import InvalidParams
 from penstock.handlers.batches import Call
 from penstock.handlers.parameters import Arguments
 from penstock.logs import get_logger
+from penstock.payloads import Vault
 from penstock.worker import answers
 from penstock.worker.batches import Batch, Gathering
 from penstock.worker.holder import Held
 from penstock.worker.job import Job
+from penstock.worker.sealing import Kept, keep_result, needs_opening, open_params
 from penstock.worker.threads import Threads
 from penstock.worker.timings import Timings
 from penstock.worker.traces import begin_attempt, begin_batch, end_attempt
@@ -32,6 +34,7 @@ _MEAN_WEIGHT = 0.05
 
 log = get_logger()
 
+
 Unit = Job | Batch
 """What takes one place among those that run: a task, or a call for many."""
 
@@ -39,7 +42,7 @@ Unit = Job | Batch
 class Runner:
     """Runs jobs, at most ``concurrency`` calls at once; those of plain functions as threads are free.
 
-    timeout_seconds: of one attempt, where neither the task nor its action says.
+    timeout_seconds: of one attempt, where neither the task nor its action says. vault: what payloads are opened by.
     timings: told of every attempt. answer: called with each job and its response, once. progress: called with what
     handlers report.
     """
@@ -52,6 +55,7 @@ class Runner:
         timeout_seconds: float,
         result_limit_bytes: int,
         result_compress_bytes: int | None,
+        vault: Vault,
         timings: Timings,
         answer: Callable[[Job, str], None],
         progress: Callable[[Job, float | None, str | None], None],
@@ -61,6 +65,7 @@ class Runner:
         self._timeout_seconds = timeout_seconds
         self._result_limit_bytes = result_limit_bytes
         self._result_compress_bytes = result_compress_bytes
+        self._vault = vault
         self._timings = timings
         self._answer = answer
         self._progress = progress
@@ -108,19 +113,23 @@ class Runner:
     def _join(self, job: Job, alone: bool) -> None:
         """Have a job join a batch, unless its parameters are refused: then it has its answer."""
         job.started_at = monotonic()
-        try:
-            job.params = job.handler.fit(job.params)
-        except InvalidParams as exc:
-            if not job.held.begun:
-                job.held.begin()
-            refusal = _bad_params(exc)
-            answer = answers.refusal_answer(job.claim_id, job.handler, refusal)
-            self._settle(job, answer, "error", refusal.kind, 0.0)
-            return
+        if not needs_opening(job.params):  # else it is fitted when its batch starts
+            try:
+                job.params = job.handler.fit(job.params)
+            except InvalidParams as exc:
+                if not job.held.begun:
+                    job.held.begin()
+                self._refuse(job, _bad_params(exc))
+                return
         if alone:
             self._queue(Batch(job.handler, job.limit_seconds, [job]))
         else:
             self._gathering.add(job)
+
+    def _refuse(self, job: Job, refusal: answers.Refusal) -> None:
+        """Answer a job of a batch that its handler is not called for."""
+        answer = answers.refusal_answer(job.claim_id, job.handler, refusal)
+        self._settle(job, answer, "error", refusal.kind, 0.0)
 
     def _queue(self, batch: Batch) -> None:
         """A batch is ready to start; until it does it may take more jobs."""
@@ -207,6 +216,8 @@ class Runner:
             begin_attempt(self._spans, job).activate()
         outcome, kind = "error", ""
         try:
+            if needs_opening(job.params):
+                await self._open(job)
             if job.handler.is_async:
                 args, kwargs = _arguments(job)
                 result = await job.handler.function(job.context(), *args, **kwargs)
@@ -220,6 +231,9 @@ class Runner:
                 compress_bytes=self._result_compress_bytes,
                 spawned=job.spawned,
             )
+            if self._vault.bucket is not None:
+                job.deadline = math.inf  # the handler has done its work
+                answer = await keep_result(self._vault, job.claim, answer)
             outcome = "ok"
         except answers.Refusal as exc:
             answer, kind = answers.refusal_answer(job.claim_id, job.handler, exc), exc.kind
@@ -244,16 +258,25 @@ class Runner:
         self._set_deadline(batch)
         for job in batch.jobs:
             job.started_at = batch.started_at
-        call = None if self._spans is None else begin_batch(self._spans, batch)
-        calls = [Call(job.context(), job.params) for job in batch.jobs]
+        call = None
         function = batch.handler.function
         outcomes: Sequence[Any]
         try:
+            if any(needs_opening(job.params) for job in batch.jobs):
+                await self._open_batch(batch)
+                if not batch.jobs:
+                    self._end(batch)
+                    return
+            call = None if self._spans is None else begin_batch(self._spans, batch)
+            calls = [Call(job.context(), job.params) for job in batch.jobs]
             if batch.handler.is_async:
                 returned = await function(calls)
             else:
                 returned = await self._call_in_thread(batch, partial(function, calls))
             outcomes = answers.one_for_each(returned, len(batch.jobs))
+            if self._vault.bucket is not None:
+                batch.deadline = math.inf
+                outcomes = await self._keep_results(batch, outcomes)
         except BaseException as exc:
             if batch.cut and isinstance(exc, asyncio.CancelledError):
                 for job in batch.jobs:
@@ -277,19 +300,70 @@ class Runner:
         else:
             self._finish_batch(batch, outcomes)
 
+    async def _open(self, job: Job) -> None:
+        """Open a payload. The thread that was kept for its handler is given back where that fails."""
+        try:
+            await open_params(self._vault, job)
+        except BaseException:
+            if not job.handler.is_async:
+                self._threads.give_back()
+            raise
+
+    async def _open_batch(self, batch: Batch) -> None:
+        """Open and fit what is sealed; jobs of which that cannot be done are answered, and leave the batch."""
+
+        async def of(job: Job) -> None:
+            try:
+                await open_params(self._vault, job)
+                job.params = job.handler.fit(job.params)
+            except InvalidParams as exc:
+                self._refuse(job, _bad_params(exc))
+            except answers.Refusal as exc:
+                self._refuse(job, exc)
+
+        opened = False
+        try:
+            await asyncio.gather(*(of(job) for job in batch.jobs if needs_opening(job.params)))
+            opened = True
+        finally:
+            batch.jobs = [job for job in batch.jobs if not job.answered]
+            if not batch.handler.is_async and not (opened and batch.jobs):
+                self._threads.give_back()
+
+    async def _keep_results(self, batch: Batch, outcomes: Sequence[Any]) -> Sequence[Any]:
+        """The outcomes, those that are large as answers whose results are objects."""
+        failures = answers.Failures(batch.handler)
+
+        async def of(job: Job, outcome: Any) -> Any:
+            answer, kind = self._answer_to(failures, job, outcome)
+            if kind or len(answer) <= self._vault.threshold_bytes:
+                return outcome
+            try:
+                return Kept(await keep_result(self._vault, job.claim, answer))
+            except answers.Refusal as exc:
+                return exc
+
+        return await asyncio.gather(*map(of, batch.jobs, outcomes))
+
+    def _answer_to(self, failures: answers.Failures, job: Job, outcome: Any) -> tuple[str, str]:
+        """The answer of a job of a batch, and the kind of error; none is empty."""
+        if type(outcome) is Kept:
+            return outcome.answer, ""
+        return failures.answer_to(
+            job.claim_id,
+            outcome,
+            limit_bytes=self._result_limit_bytes,
+            compress_bytes=self._result_compress_bytes,
+            spawned=job.spawned,
+        )
+
     def _finish_batch(self, batch: Batch, outcomes: Sequence[Any]) -> None:
         """Each job has its share of the time that the call ran."""
         now = monotonic()
         share = (now - batch.started_at) / len(batch.jobs)
         failures = answers.Failures(batch.handler)
         for job, outcome in zip(batch.jobs, outcomes, strict=True):
-            answer, kind = failures.answer_to(
-                job.claim_id,
-                outcome,
-                limit_bytes=self._result_limit_bytes,
-                compress_bytes=self._result_compress_bytes,
-                spawned=job.spawned,
-            )
+            answer, kind = self._answer_to(failures, job, outcome)
             self._settle(job, answer, "error" if kind else "ok", kind, share)
         self._ran(now, now - batch.started_at)
         self._end(batch)

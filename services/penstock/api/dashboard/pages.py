@@ -81,7 +81,7 @@ async def load_edit(ask: Ask) -> dict[str, Any]:
         "timeout": task.timeout, "unique_key": task.unique_key, "ordering_key": task.ordering_key,
         "limit_key": task.limit_key, "tenant": task.tenant,
         "labels": msgspec.json.encode(plain(task.labels) or {}).decode("utf-8"),
-        "payload": "" if task.payload_gone else msgspec.json.format(bytes(task.payload), indent=2).decode("utf-8"),
+        "payload": "" if task.payload is None else msgspec.json.format(bytes(task.payload), indent=2).decode("utf-8"),
         "delay": None, "cancel": not task.state.final,
     }  # fmt: skip
     return {"values": values, "problem": None}

@@ -81,6 +81,13 @@ class Dashboard:
             Route("/assets/{name}", self._asset, methods=["GET"]),
         ]
 
+    async def may_read(self, request: Request) -> bool | None:
+        """Whether whoever has signed in may read tasks; None for a request that is not of a browser's session."""
+        if SESSION_COOKIE not in request.cookies:
+            return None
+        visitor = await self._visitors.who(request)
+        return visitor.caller is not None and visitor.may("status")
+
     def stop(self) -> None:
         """End the streams, so that nobody who only looks keeps the api from stopping."""
         self._streams.stop()

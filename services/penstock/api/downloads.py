@@ -1,0 +1,90 @@
+"""Payloads and results as files, however large: ``GET /tasks/ID/payload`` and ``GET /tasks/ID/result``."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from penstock.api.access import Guard
+from penstock.api.methods import Methods
+from penstock.api.rpc import error_body, masked
+from penstock.errors import AccessDenied, PayloadLost, PayloadUnavailable, RateLimited, RpcError, TaskNotFound
+from penstock.payloads import payload_bound, result_bound
+
+MayRead = Callable[[Request], Awaitable[bool | None]]
+"""Whether whoever has signed in by a browser may read; None for a request that did not come by one."""
+
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class Downloads:
+    """One answer is one object, fetched and decrypted for whoever may read tasks."""
+
+    def __init__(self, methods: Methods, guard: Guard, *, may_read: MayRead | None = None) -> None:
+        self._methods = methods
+        self._guard = guard
+        self._may_read = may_read
+
+    @property
+    def routes(self) -> Sequence[BaseRoute]:
+        return [Route(f"/tasks/{{id:int}}/{what}", self._answer(what), methods=["GET"]) for what in _BOUNDS]
+
+    def _answer(self, what: str) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            try:
+                await self._admit(request)
+                body = await self._read(int(request.path_params["id"]), what)
+            except AccessDenied as exc:
+                return _problem(error_body(exc), exc.status)
+            except RateLimited as exc:
+                return _problem(error_body(exc), 429)
+            except RpcError as exc:
+                return _problem(error_body(exc), 404)
+            except (PayloadUnavailable, PayloadLost) as exc:
+                told = {"error": {"message": str(exc)}}
+                return _problem(msgspec.json.encode(told), 503 if isinstance(exc, PayloadUnavailable) else 410)
+            except Exception as exc:
+                return _problem(error_body(masked(exc, "download")), 503)
+            name = f'attachment; filename="task-{request.path_params["id"]}-{what}.json"'
+            headers = {**_HEADERS, "Content-Disposition": name}
+            return Response(body, media_type="application/json", headers=headers)
+
+        return answer
+
+    async def _admit(self, request: Request) -> None:
+        """Raises AccessDenied, RateLimited."""
+        self._guard.check_host(request.headers)
+        signed_in = None if self._may_read is None else await self._may_read(request)
+        if signed_in is None:
+            caller = self._guard.admit(request.headers, request.client.host if request.client else "")
+            caller.charge(1)
+            signed_in = caller.may("status")
+        if not signed_in:
+            raise AccessDenied(403, "this API key may not read tasks")
+
+    async def _read(self, task_id: int, what: str) -> str:
+        """Raises TaskNotFound, also for a task that has none; PayloadUnavailable, PayloadLost."""
+        async with self._methods.session() as session:
+            rows = await session.fetch("read_tasks", [task_id])
+        if not rows or rows[0][f"{what}_gone"] or rows[0][what] is None:
+            raise TaskNotFound(task_id)
+        bound = _BOUNDS[what](task_id, rows[0]["action"])
+        return await self._methods.vault.open(rows[0][what], bound)
+
+
+_BOUNDS: dict[str, Callable[[int, str], str]] = {
+    "payload": lambda _, action: payload_bound(action),
+    "result": lambda task_id, _: result_bound(task_id),
+}
+
+
+def _problem(body: bytes, status: int) -> Response:
+    return Response(body, status, _HEADERS, media_type="application/json")

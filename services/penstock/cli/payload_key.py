@@ -1,0 +1,30 @@
+"""`penstock payload-key`: keys that payloads are encrypted with; `penstock keys` are the api's own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli.common import print_json
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("payload-key", rich_help_panel="Set-up")(payload_key)
+
+
+def payload_key(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the key and its id as JSON.")] = False,
+) -> None:
+    """Make a key for PENSTOCK_PAYLOAD_KEYS and print it; it is stored nowhere."""
+    from penstock.payload_settings import fingerprint, new_key, read_key
+
+    key = new_key()
+    key_id = fingerprint(read_key(key))
+    if as_json:
+        print_json({"key": key, "id": key_id})
+        return
+    typer.echo(key)
+    typer.echo(
+        f"its id, which errors and `penstock doctor` name, is {key_id}; keep the key as you keep passwords", err=True
+    )

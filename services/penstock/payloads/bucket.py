@@ -1,0 +1,130 @@
+"""Objects in a bucket of S3, by aiobotocore, which is loaded with the first of them.
+
+Names are ours: a day and 128 random bits behind the prefix of the settings. A name that is of another form is refused,
+so nothing beyond the bucket and the prefix of the settings is ever read, written or deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from datetime import UTC, date, datetime
+from typing import Any
+
+from penstock.errors import PayloadLost, PayloadUnavailable
+from penstock.payload_settings import parse_bucket_url
+
+DELETED_AT_ONCE = 1000  # of one DeleteObjects
+_ANSWER_SECONDS = 30
+_CONNECT_SECONDS = 5
+_CONNECTIONS = 50
+_MISSING = {"NoSuchKey", "404", "NotFound"}
+_PASSING = {"SlowDown", "RequestTimeout", "ExpiredToken", "RequestTimeTooSkewed", "ThrottlingException"}
+_NAME = re.compile(r"(?:offered/)?[0-9]{8}/[0-9a-f]{32}")
+
+
+def new_name(*, offered: bool = False) -> str:
+    """A name that nothing has had before."""
+    return f"{'offered/' if offered else ''}{datetime.now(UTC):%Y%m%d}/{secrets.token_hex(16)}"
+
+
+class Bucket:
+    """The bucket and prefix of the settings; connects with the first call, and is to be closed.
+
+    Every method raises PayloadUnavailable when S3 is away or refuses.
+    """
+
+    def __init__(self, url: str, *, endpoint_url: str | None = None, region: str | None = None) -> None:
+        self.url = url
+        self._bucket, self._prefix = parse_bucket_url(url)
+        self._endpoint_url = endpoint_url
+        self._region = region
+        self._stack = AsyncExitStack()
+        self._opening = asyncio.Lock()
+        self._client: Any = None
+
+    async def put(self, name: str, body: bytes) -> None:
+        await self._call("put_object", Key=self._key(name), Body=body, ContentType="application/octet-stream")
+
+    async def get(self, name: str, limit: int) -> bytes:
+        """Raises PayloadLost when there is no such object, or one of more bytes than the limit."""
+        return await self._call("get_object", _read_up_to(limit), Key=self._key(name))  # type: ignore[no-any-return]
+
+    async def delete(self, names: Sequence[str]) -> set[str]:
+        """Delete up to DELETED_AT_ONCE objects; returns those that are gone, as one that never was is too."""
+        objects = [{"Key": self._key(name)} for name in names]
+        answer = await self._call("delete_objects", Delete={"Objects": objects, "Quiet": True})
+        left = {error["Key"].removeprefix(self._prefix) for error in answer.get("Errors", [])}
+        return set(names) - left
+
+    async def list(self, day: date, after: str, *, offered: bool) -> list[str]:
+        """Names of that day behind ``after``, up to a thousand."""
+        prefix = f"{self._prefix}{'offered/' if offered else ''}{day:%Y%m%d}/"
+        more = {"StartAfter": self._key(after)} if after else {}
+        answer = await self._call("list_objects_v2", Prefix=prefix, **more)
+        names = [one["Key"].removeprefix(self._prefix) for one in answer.get("Contents", [])]
+        return [name for name in names if _NAME.fullmatch(name)]
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await self._stack.aclose()
+
+    def _key(self, name: str) -> str:
+        if not _NAME.fullmatch(name):
+            raise PayloadLost(f"{name[:60]!r} is no name of an object of Penstock's")
+        return f"{self._prefix}{name}"
+
+    async def _call(self, operation: str, then: Any = None, **params: Any) -> Any:
+        from aiohttp import ClientError as HttpError
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            client = await self._open()
+            answer = await getattr(client, operation)(Bucket=self._bucket, **params)
+            return answer if then is None else await then(answer)
+        except ClientError as exc:
+            code = str(exc.response.get("Error", {}).get("Code", "unknown"))
+            if operation == "get_object" and code in _MISSING:
+                raise PayloadLost(f"its object {params['Key']} is not in {self.url}: it was deleted there") from None
+            status = int(exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+            raise PayloadUnavailable(
+                f"S3 refuses {operation} in {self.url}: {code}",
+                is_refusal=400 <= status < 500 and status != 429 and code not in _PASSING,
+            ) from exc
+        except (BotoCoreError, HttpError, OSError, TimeoutError) as exc:
+            raise PayloadUnavailable(f"S3 is away ({operation} in {self.url}): {type(exc).__name__}") from exc
+
+    async def _open(self) -> Any:
+        async with self._opening:
+            if self._client is None:
+                from aiobotocore.config import AioConfig
+                from aiobotocore.session import get_session
+
+                config = AioConfig(
+                    connect_timeout=_CONNECT_SECONDS,
+                    read_timeout=_ANSWER_SECONDS,
+                    max_pool_connections=_CONNECTIONS,
+                    retries={"mode": "standard", "total_max_attempts": 2},
+                    s3={"addressing_style": "path"} if self._endpoint_url else None,
+                )
+                made = get_session().create_client(
+                    "s3", endpoint_url=self._endpoint_url, region_name=self._region, config=config
+                )
+                self._client = await self._stack.enter_async_context(made)
+        return self._client
+
+
+def _read_up_to(limit: int) -> Any:
+    async def read(answer: Any) -> bytes:
+        async with answer["Body"] as body:
+            size = int(answer.get("ContentLength", 0))
+            if size > limit:
+                raise PayloadLost(f"its object is {size} bytes, more than the {limit} that it was stored with")
+            data: bytes = await body.read()
+        return data
+
+    return read

@@ -1,0 +1,703 @@
+"""Large payloads in S3 and payloads at rest, through the passes of every process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+
+from penstock import AsyncClient, Call, Client, Context, Fail, InboundClient, action
+from penstock.errors import PayloadUnavailable
+from penstock.handlers import Registry
+from penstock.payload_settings import fingerprint, new_key, read_key
+from penstock.payloads import Bucket, payload_bound
+from penstock.settings import Settings, load_settings
+from penstock.supervisor.emptying import Emptying
+from penstock.supervisor.objects import Objects
+from penstock.supervisor.retention import Retention
+from penstock.wire import ClaimId, encode_progress
+from penstock.worker.sealing import seal_note
+from tests.integration.doors import put, request
+from tests.integration.plants import plant, until
+from tests.s3 import S3Bucket
+
+MARKER = "the quick brown fox 4711"
+LARGE = {"text": MARKER * 100}
+
+
+@pytest.fixture
+def registry() -> Registry:
+    registry = Registry()
+
+    @action("echo", registry=registry)
+    async def echo(ctx: Context, text: str) -> Any:
+        await ctx.progress(50, MARKER)
+        return {"echo": text}
+
+    @action("measure", registry=registry)
+    def measure(ctx: Context, text: str) -> int:
+        return len(text)
+
+    @action("fail", registry=registry, max_attempts=2)
+    async def fail(ctx: Context, text: str) -> None:
+        raise ValueError(f"cannot use {text}")
+
+    @action("each", batch=10, linger=0.01, registry=registry)
+    async def each(calls: list[Call[dict[str, str]]]) -> list[Any]:
+        return [{"echo": call.params["text"]} for call in calls]
+
+    return registry
+
+
+def with_bucket(settings: Settings, s3: S3Bucket, **more: Any) -> Settings:
+    return load_settings(**settings.model_dump() | s3.settings() | more)
+
+
+async def raw(sql: asyncpg.Connection, task_id: int) -> Any:
+    """The columns of a task as they are stored."""
+    text = (
+        "select payload::text as payload, failures::text as failures, progress::text as progress, state::text as state"
+    )
+    row = await sql.fetchrow(f"{text}, null as result, attempts from penstock.task where id = $1", task_id)
+    return row or await sql.fetchrow(
+        f"{text}, result::text as result, attempts from penstock.task_history where id = $1", task_id
+    )
+
+
+async def everything(sql: asyncpg.Connection) -> str:
+    """Every row of every table, as text."""
+    tables = await sql.fetch(
+        "select table_name as name from information_schema.tables where table_schema = 'penstock' "
+        "and table_type = 'BASE TABLE'"
+    )
+    found = []
+    for table in tables:
+        rows = await sql.fetch(f"select t::text as row from penstock.{table['name']} t")
+        found += [f"{table['name']}: {row['row']}" for row in rows]
+    return "\n".join(found)
+
+
+# Large payloads
+
+
+async def test_a_large_payload_goes_by_an_object_and_its_handler_sees_none_of_that(
+    settings: Settings, s3: S3Bucket, registry: Registry, sql: Any
+) -> None:
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        task = await pipe.call("enqueue", action="echo", payload=LARGE)
+        (stored,) = s3.objects().values()
+        assert json.loads(stored) == LARGE
+        row = await raw(sql, task["id"])
+        assert row["payload"].startswith('"penstock+object:')
+        assert len(row["payload"]) < 200
+        assert (await pipe.status(task["id"]))["payload"] == LARGE
+        await pipe.work()
+        assert MARKER not in "".join(body for body in pipe.seen if '"method":"echo"' in body)
+        shown = await pipe.status(task["id"])
+        assert (shown["state"], shown["result"]) == ("SUCCESS", {"echo": LARGE["text"]})
+        assert (await raw(sql, task["id"]))["result"].startswith('"penstock+object:')
+        assert (await pipe.call("result", id=task["id"]))["result"] == {"echo": LARGE["text"]}
+        assert len(s3.objects()) == 2
+
+
+async def test_what_is_small_stays_where_it_was(settings: Settings, s3: S3Bucket, registry: Registry, sql: Any) -> None:
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        task = await pipe.call("enqueue", action="measure", payload={"text": "abc"})
+        assert json.loads((await raw(sql, task["id"]))["payload"]) == {"text": "abc"}
+        await pipe.work()
+        assert (await raw(sql, task["id"]))["result"] == "3"
+        assert s3.objects() == {}
+        assert await sql.fetchval("select count(*) from penstock.payload_object") == 0
+
+
+async def test_plain_functions_and_batches_get_large_payloads_too(
+    settings: Settings, s3: S3Bucket, registry: Registry
+) -> None:
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        plain = await pipe.call("enqueue", action="measure", payload=LARGE)
+        tasks = [await pipe.call("enqueue", action="each", payload=p) for p in (LARGE, {"text": "s"}, LARGE)]
+        wrong = await pipe.call("enqueue", action="each", payload=["x" * 2000])
+        await pipe.work(messages=5)
+        assert (await pipe.status(plain["id"]))["result"] == len(LARGE["text"])
+        shown = [(await pipe.status(task["id"]))["result"] for task in tasks]
+        assert shown == [{"echo": LARGE["text"]}, {"echo": "s"}, {"echo": LARGE["text"]}]
+        assert (await pipe.status(wrong["id"]))["state"] == "ERROR"
+
+
+async def test_a_payload_over_the_greatest_size_is_refused_with_both_figures(
+    settings: Settings, s3: S3Bucket, registry: Registry
+) -> None:
+    changed = with_bucket(settings, s3, payload_max_bytes=5000)
+    async with plant(changed, registry) as pipe:
+        error = await pipe.call("enqueue", action="echo", payload={"text": "x" * 6000})
+        assert (error["code"], error["data"]["limit"]) == (-32013, 5000)
+        assert error["message"] == "payload is 6011 bytes; the limit is 5000"
+        step = {"name": "a", "action": "echo", "payload": {"text": "x" * 300_000}}
+        assert (await pipe.call("workflow.create", name="w", steps=[step]))["code"] == -32013
+    assert s3.objects() == {}
+
+
+async def test_a_payload_larger_than_any_message_passes(settings: Settings, s3: S3Bucket, registry: Registry) -> None:
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        text = "y" * 3_000_000
+        task = await pipe.call("enqueue", action="echo", payload={"text": text})
+        await pipe.work()
+        assert (await pipe.status(task["id"]))["result"] == {"echo": text}
+
+
+async def test_what_is_too_large_to_be_shown_is_told_and_can_be_fetched(
+    settings: Settings, s3: S3Bucket, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.api.methods.SHOWN_BYTES", 3000)
+    monkeypatch.setattr("penstock.api.results.ANSWER_BYTES", 2000)
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        assert pipe.http is not None
+        text = "z" * 4000
+        task = await pipe.call("enqueue", action="echo", payload={"text": text})
+        await pipe.work()
+        shown = await pipe.status(task["id"])
+        assert (shown["payload"], shown["payload_unread"]) == (None, "4011 bytes, too large to be shown here")
+        assert (shown["result"], shown["result_unread"]) == (None, "4011 bytes, too large to be shown here")
+        assert (await pipe.call("list"))["tasks"][0]["result_unread"] is not None
+        path = f"/tasks/{task['id']}"
+        assert (await pipe.http.get(f"{path}/payload")).json() == {"text": text}
+        assert (await pipe.http.get(f"{path}/result")).json() == {"echo": text}
+        page = await pipe.http.get(path, headers={"accept": "text/html"})
+        assert f'href="{path}/payload"' in page.text
+        assert (await pipe.http.get("/tasks/999/result")).status_code == 404
+        async with AsyncClient(str(pipe.http.base_url)) as client:
+            assert await client.result(task["id"]) == {"echo": text}
+        with Client(str(pipe.http.base_url)) as plain:
+            assert await asyncio.to_thread(plain.result, task["id"]) == {"echo": text}
+
+
+async def test_downloads_ask_for_the_right_to_read(settings: Settings, s3: S3Bucket, registry: Registry) -> None:
+    async with plant(with_bucket(settings, s3, api_keys="one-long-secret-key"), registry) as pipe:
+        assert pipe.http is not None
+        assert (await pipe.http.get("/tasks/1/payload")).status_code == 401
+        headers = {"Authorization": "Bearer one-long-secret-key"}
+        assert (await pipe.http.get("/tasks/1/payload", headers=headers)).status_code == 404
+
+
+# By the inbound queue
+
+
+async def test_the_submitter_keeps_large_payloads_and_takes_what_clients_put_there(
+    settings: Settings, s3: S3Bucket, registry: Registry, sql: Any
+) -> None:
+    changed = with_bucket(settings, s3)
+    async with plant(changed, registry) as pipe:
+        await put(pipe.queues["inbound"], request("enqueue", {"action": "echo", "payload": LARGE}))
+        offer = InboundClient(
+            settings.inbound_queue, settings.sqs_endpoint_url, settings.aws_region,
+            payloads=changed,
+        )  # fmt: skip
+        async with offer as client:
+            huge = {"text": "h" * 2_000_000}
+            await client.enqueue_many(
+                [{"action": "echo", "payload": huge}, {"action": "echo", "payload": {"text": ""}}]
+            )
+        assert any("/offered/" in key for key in s3.objects())
+        taken = 0
+        while taken < 2:
+            taken += await until(pipe.submitter.run_once, "messages")
+        rows = await sql.fetch("select id, payload::text as payload from penstock.task order by length(payload::text)")
+        assert [row["payload"].startswith('"penstock+object:') for row in rows] == [False, True, True]
+        assert "offered" not in "".join(row["payload"] for row in rows)
+        await pipe.objects.run_once()
+        assert not any("/offered/" in key for key in s3.objects())
+        await pipe.work(messages=3)
+        results = [(await pipe.status(row["id"]))["result"] for row in rows]
+        assert sorted(len(result["echo"]) for result in results) == [0, len(LARGE["text"]), 2_000_000]
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("penstock+object:20200101/" + "0" * 32 + ":-:5:" + "0" * 64, "is nothing that a client"),
+        ("penstock+object:offered/../secret:-:5:" + "0" * 64, "is nothing that a client"),
+        ("s3://other/key", "is nothing that a client"),
+        ("penstock+object:offered/20200101/" + "0" * 32 + ":-:5:" + "0" * 64, "is not in s3://"),
+        ("penstock+object:offered/20200101/" + "0" * 32 + ":-:999999999999:" + "0" * 64, "is 999999999999 bytes"),
+    ],
+)
+async def test_only_an_object_that_a_client_put_there_is_taken(
+    settings: Settings, s3: S3Bucket, registry: Registry, given: str, problem: str
+) -> None:
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        error = await pipe.call("enqueue", action="echo", sealed_payload=given)
+        assert problem in error["message"]
+        await put(pipe.queues["inbound"], request("enqueue", {"action": "echo", "sealed_payload": given}))
+        await until(pipe.submitter.run_once, "the message")
+        assert problem in (await pipe.call("rejected.list"))["rejected"][0]["reason"]
+
+
+async def test_what_a_client_put_there_must_be_a_payload(settings: Settings, s3: S3Bucket, registry: Registry) -> None:
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        for text, problem in (('"' + "t" * 2000 + '"', "must be an object or an array"), ("{" * 2000, "JSON")):
+            named = await pipe.store.vault.offer(text, payload_bound("echo"))
+            error = await pipe.call("enqueue", action="echo", sealed_payload=json.loads(named))
+            assert problem in error["message"]
+
+
+async def test_without_a_bucket_no_object_is_taken(settings: Settings, registry: Registry) -> None:
+    async with plant(settings, registry) as pipe:
+        name = "penstock+object:offered/20200101/" + "0" * 32 + ":-:5:" + "0" * 64
+        error = await pipe.call("enqueue", action="echo", sealed_payload=name)
+        assert "PENSTOCK_PAYLOAD_BUCKET" in error["message"]
+
+
+FORGED = "penstock+object:20200101/" + "0" * 32 + ":-:5:" + "0" * 64
+
+
+async def test_what_looks_like_a_reference_is_just_a_value(
+    settings: Settings, s3: S3Bucket, registry: Registry, sql: Any
+) -> None:
+    @action("same", registry=registry)
+    async def same(ctx: Context, value: Any) -> Any:
+        return value
+
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        error = await pipe.call("enqueue", action="echo", payload=FORGED)
+        assert error["code"] == -32602
+        await put(pipe.queues["inbound"], request("submit:echo", FORGED))
+        await until(pipe.submitter.run_once, "the message")
+        assert len((await pipe.call("rejected.list"))["rejected"]) == 1
+        task = await pipe.call("enqueue", action="same", payload={"value": FORGED})
+        await pipe.work()
+        shown = await pipe.status(task["id"])
+        assert (shown["payload"], shown["result"]) == ({"value": FORGED}, FORGED)
+        assert (await pipe.call("result", id=task["id"]))["result"] == FORGED
+
+
+# S3 is away
+
+
+async def test_while_s3_is_away_callers_are_told_and_plain_tasks_pass(
+    settings: Settings, s3: S3Bucket, registry: Registry
+) -> None:
+    away = with_bucket(settings, s3, payload_s3_endpoint_url="http://127.0.0.1:1")
+    async with plant(away, registry) as pipe:
+        error = await pipe.call("enqueue", action="echo", payload=LARGE)
+        assert error["code"] == -32603
+        await put(pipe.queues["inbound"], request("enqueue", {"action": "echo", "payload": LARGE}))
+        await put(pipe.queues["inbound"], request("enqueue", {"action": "measure", "payload": {"text": "a"}}))
+        taken = 0
+        while taken < 2:
+            taken += await until(pipe.submitter.run_once, "messages")
+        assert [task["action"] for task in (await pipe.call("list"))["tasks"]] == ["measure"]
+        depth = await pipe.queues["inbound"].depth()
+        assert depth.in_flight == 1  # it comes again
+        assert (await pipe.call("rejected.list"))["rejected"] == []
+
+
+async def test_an_attempt_whose_payload_is_away_does_not_count_and_is_made_again(
+    settings: Settings, s3: S3Bucket, registry: Registry, sql: Any
+) -> None:
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        tasks = [await pipe.call("enqueue", action=name, payload=LARGE) for name in ("echo", "measure", "each")]
+        small = await pipe.call("enqueue", action="each", payload={"text": "s"})
+        await pipe.work(messages=4, payload_s3_endpoint_url="http://127.0.0.1:1")
+        assert (await pipe.status(small["id"]))["state"] == "SUCCESS"
+        for task in tasks:
+            shown = await pipe.status(task["id"])
+            assert (shown["state"], shown["attempts"], shown["failures"]) == ("SCHEDULED", 0, [])
+            assert "S3 is away" in shown["progress"]["note"]
+        await sql.execute("update penstock.task set run_at = now()")
+        await pipe.work(messages=3)
+        assert {(await pipe.status(task["id"]))["state"] for task in tasks} == {"SUCCESS"}
+
+
+async def test_an_object_that_is_gone_fails_the_attempt_with_its_name(
+    settings: Settings, s3: S3Bucket, registry: Registry, sql: Any
+) -> None:
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        task = await pipe.call("enqueue", action="echo", payload=LARGE, max_attempts=1)
+        (key,) = s3.objects()
+        s3.client.delete_object(Bucket=s3.name, Key=key)
+        shown = await pipe.status(task["id"])
+        assert shown["payload"] is None
+        assert key in shown["payload_unread"]
+        assert pipe.http is not None
+        assert (await pipe.http.get(f"/tasks/{task['id']}/payload")).status_code == 410
+        await pipe.work()
+        shown = await pipe.status(task["id"])
+        assert (shown["state"], shown["error"]["data"]["type"]) == ("CRITICAL_ERROR", "PayloadLost")
+        assert key in shown["error"]["message"]
+
+
+async def test_an_object_that_was_changed_is_not_taken(settings: Settings, s3: S3Bucket, registry: Registry) -> None:
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        task = await pipe.call("enqueue", action="echo", payload=LARGE, max_attempts=1)
+        (key,) = s3.objects()
+        s3.client.put_object(Bucket=s3.name, Key=key, Body=b'{"text":"another"}')
+        await pipe.work()
+        assert "it was changed" in (await pipe.status(task["id"]))["error"]["message"]
+
+
+async def test_a_result_waits_with_its_worker_while_s3_is_away(
+    settings: Settings, s3: S3Bucket, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @action("grow", registry=registry)
+    async def grow(ctx: Context) -> str:
+        return "g" * 5000
+
+    tries: list[str] = []
+    whole = Bucket.put
+
+    async def put_at_last(self: Bucket, name: str, body: bytes) -> None:
+        tries.append(name)
+        if len(tries) < 3:
+            raise PayloadUnavailable("S3 is away")
+        await whole(self, name, body)
+
+    monkeypatch.setattr("penstock.worker.sealing._FIRST_PAUSE_SECONDS", 0.01)
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        task = await pipe.call("enqueue", action="grow", timeout=0.5)
+        monkeypatch.setattr(Bucket, "put", put_at_last)
+        await pipe.work()
+        assert (await pipe.status(task["id"]))["result"] == "g" * 5000
+    assert len(tries) == 3
+
+
+async def test_a_result_that_s3_refuses_is_a_failed_attempt(
+    settings: Settings, s3: S3Bucket, registry: Registry
+) -> None:
+    @action("grow", registry=registry)
+    async def grow(ctx: Context) -> str:
+        return "g" * 5000
+
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        task = await pipe.call("enqueue", action="grow", max_attempts=1)
+        await pipe.work(payload_bucket="s3://no-such-bucket")
+        error = (await pipe.status(task["id"]))["error"]
+        assert (error["data"]["type"], "NoSuchBucket" in error["message"]) == ("ResultNotKept", True)
+
+
+# Cleaned with the task
+
+
+async def test_objects_leave_with_what_named_them_and_not_before(
+    settings: Settings, s3: S3Bucket, registry: Registry, sql: Any
+) -> None:
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        live = await pipe.call("enqueue", action="echo", payload=LARGE, delay=3600)
+        done = await pipe.call("enqueue", action="echo", payload=LARGE)
+        failed = await pipe.call("enqueue", action="fail", payload=LARGE, max_attempts=1)
+        await pipe.work(messages=2)
+        duplicate = {"action": "echo", "payload": LARGE, "unique_key": "k", "delay": 3600}
+        for _ in range(2):
+            kept = await pipe.call("enqueue", **duplicate)
+        assert len(s3.objects()) == 6
+        assert await pipe.objects.run_once() == 1  # the one of the duplicate
+        await pipe.call("enqueue", **duplicate, on_duplicate="replace")
+        assert await pipe.objects.run_once() == 1  # the one that was replaced
+        await pipe.call("retry", id=failed["id"])
+        await pipe.work()
+        assert await pipe.objects.run_once() == 0
+        await sql.execute(
+            "update penstock.task_history set result = 'null', result_gone = true where id = $1", done["id"]
+        )
+        assert await pipe.objects.run_once() == 1
+        await sql.execute("delete from penstock.task_history where id = any($1)", [done["id"], failed["id"]])
+        assert await pipe.objects.run_once() == 2
+        await pipe.call("cancel", id=live["id"])
+        assert await pipe.objects.run_once() == 0
+        for task in (live, kept):
+            assert (await pipe.status(task["id"]))["payload"] == LARGE
+        assert len(s3.objects()) == await sql.fetchval("select count(*) from penstock.payload_object") == 2
+
+
+async def test_retention_and_emptying_take_objects_along(
+    settings: Settings, s3: S3Bucket, registry: Registry, sql: Any
+) -> None:
+    changed = with_bucket(settings, s3, payload_retention_seconds=0, retention_success_seconds=3600)
+    async with plant(changed, registry) as pipe:
+        for _ in range(3):
+            await pipe.call("enqueue", action="echo", payload=LARGE)
+        await pipe.work(messages=3)
+        await sql.execute("update penstock.task_history set finished_at = finished_at - interval '3 days'")
+        emptying = Emptying(store=pipe.store, settings=changed)
+        assert await emptying.run_once() == 3
+        assert await pipe.objects.run_once() == 3
+        assert len(s3.objects()) == 3
+        await Retention(store=pipe.store, settings=changed).run_once()
+        assert await pipe.objects.run_once() == 3
+        assert s3.objects() == {}
+
+
+async def test_a_kill_between_any_two_steps_of_a_deletion_loses_and_leaves_nothing(
+    settings: Settings, s3: S3Bucket, registry: Registry, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    whole = Bucket.delete
+
+    async def before(self: Bucket, names: Any) -> Any:
+        raise Killed
+
+    async def after(self: Bucket, names: Any) -> Any:
+        await whole(self, names)
+        raise Killed
+
+    async def away(self: Bucket, names: Any) -> Any:
+        raise PayloadUnavailable("S3 is away")
+
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        task = await pipe.call("enqueue", action="echo", payload=LARGE, delay=3600)
+        other = await pipe.call("enqueue", action="echo", payload=LARGE, delay=3600)
+        await sql.execute("delete from penstock.task where id = $1", task["id"])
+        for broken, raised in ((before, Killed), (away, None), (after, Killed)):
+            monkeypatch.setattr(Bucket, "delete", broken)
+            with pytest.raises(raised) if raised else nullcontext():
+                assert await pipe.objects.run_once() == 0
+            assert await sql.fetchval("select count(*) from penstock.payload_object where doomed") == 1
+        monkeypatch.setattr(Bucket, "delete", whole)
+        assert await pipe.objects.run_once() == 1
+        assert await sql.fetchval("select count(*) from penstock.payload_object") == 1
+        assert (await pipe.status(other["id"]))["payload"] == LARGE
+
+
+async def test_what_was_uploaded_for_nothing_is_found_by_its_day(
+    settings: Settings, s3: S3Bucket, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.supervisor.objects._FIRST_DAY", timedelta(days=60))
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        task = await pipe.call("enqueue", action="echo", payload=LARGE, delay=3600)
+        (own,) = s3.objects()
+        vault = pipe.store.vault
+        await vault.keep(json.dumps(LARGE), payload_bound("echo"))  # and then it died
+        await vault.offer(json.dumps(LARGE), payload_bound("echo"))
+        s3.client.put_object(Bucket=s3.name, Key="pipe/notes.txt", Body=b"somebody else's")
+        assert await pipe.objects.run_once() == 0
+        later = datetime.now(UTC) + timedelta(days=50)
+        deleted = 0
+        while deleted < 2:
+            deleted += await pipe.objects.run_once(now=later)
+        assert set(s3.objects()) == {own, "pipe/notes.txt"}
+        assert (await pipe.status(task["id"]))["payload"] == LARGE
+
+
+async def test_several_sweep_at_once(settings: Settings, s3: S3Bucket, registry: Registry, sql: Any) -> None:
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        for _ in range(5):
+            await pipe.call("enqueue", action="echo", payload=LARGE, delay=3600)
+        await sql.execute("delete from penstock.task")
+        duties = [Objects(store=pipe.store, settings=pipe.settings) for _ in range(3)]
+        await asyncio.gather(*(duty.run_once() for duty in duties))
+        await duties[0].run_once()
+        assert s3.objects() == {}
+        assert await sql.fetchval("select count(*) from penstock.payload_object") == 0
+
+
+# Workflows
+
+
+async def test_large_results_reach_later_steps_and_compensations(
+    settings: Settings, s3: S3Bucket, registry: Registry
+) -> None:
+    seen: list[Any] = []
+
+    @action("join", registry=registry)
+    async def join(ctx: Context, parts: dict[str, Any], text: str) -> str:
+        seen.append(parts)
+        raise Fail("that is enough")
+
+    @action("undo", registry=registry)
+    async def undo(ctx: Context, step: str, payload: Any, result: Any) -> None:
+        seen.append((step, payload, result))
+
+    @action("spread", registry=registry)
+    async def spread(ctx: Context, text: str) -> list[str]:
+        ctx.spawn("measure", {"text": MARKER})
+        return [text] * 50
+
+    for more in ({}, {"payload_keys": new_key()}):
+        seen.clear()
+        async with plant(with_bucket(settings, s3, **more), registry) as pipe:
+            steps = [
+                {"name": "one", "action": "spread", "payload": {"text": MARKER}, "compensate": "undo",
+                 "on_failure": "fail"},
+                {"name": "two", "action": "join", "payload": {"text": "t"}, "after": ["one"], "results_as": "parts",
+                 "on_failure": {"compensate": "undo"}},
+            ]  # fmt: skip
+            made = await pipe.call("workflow.create", name="w", steps=steps)
+            assert "id" in made, made
+            while len(seen) < 3:
+                await pipe.work()
+                await pipe.advance()
+            parts, of_child, undone = seen
+            assert parts["one"] == [MARKER] * 50
+            assert of_child[1:] == ({"text": MARKER}, len(MARKER))
+            assert undone == ("one", {"text": MARKER}, [MARKER] * 50)
+
+
+# Payloads at rest
+
+
+async def test_nothing_is_in_the_clear_in_tables_queues_and_bucket(
+    settings: Settings, s3: S3Bucket, registry: Registry, sql: Any
+) -> None:
+    @action("parent", registry=registry)
+    async def parent(ctx: Context, text: str) -> None:
+        ctx.spawn("measure", {"text": text})
+
+    @action("patient", registry=registry)
+    async def patient(ctx: Context, text: str) -> Any:
+        return ctx.wait(token="t-1")
+
+    changed = with_bucket(settings, s3, payload_keys=new_key())
+    async with plant(changed, registry) as pipe:
+        small = {"text": MARKER}
+        echoed = await pipe.call("enqueue", action="echo", payload=small)
+        large = await pipe.call("enqueue", action="echo", payload=LARGE)
+        failed = await pipe.call("enqueue", action="fail", payload=small)
+        await pipe.call("enqueue", action="parent", payload=small)
+        waiting = await pipe.call("enqueue", action="patient", payload=small)
+        await pipe.call("task.complete", token="t-2", result=MARKER)
+        async with InboundClient(
+            settings.inbound_queue, settings.sqs_endpoint_url, settings.aws_region, payloads=changed
+        ) as client:
+            await client.enqueue("measure", small)
+        await until(pipe.submitter.run_once, "the message")
+        await pipe.work(messages=6)
+        await pipe.call("task.complete", token="t-1", result=MARKER)
+        assert MARKER not in await everything(sql)
+        assert MARKER not in "".join(pipe.seen)
+        assert MARKER.encode() not in b"".join(s3.objects().values())
+        await pipe.work()
+        assert MARKER not in await everything(sql)
+        # And yet all of it can be seen by whoever may.
+        assert (await pipe.status(echoed["id"]))["result"] == {"echo": MARKER}
+        assert (await pipe.status(large["id"]))["result"] == {"echo": LARGE["text"]}
+        assert (await pipe.status(waiting["id"]))["result"] == MARKER
+        shown = await pipe.status(failed["id"])
+        assert shown["error"]["message"] == f"ValueError: cannot use {MARKER}"
+        assert "Traceback" in shown["failures"][0]["error"]["data"]["traceback"]
+        assert shown["payload"] == small
+        stored = json.loads((await raw(sql, failed["id"]))["failures"])[0]["error"]
+        assert (stored["message"], stored["data"]["type"], stored["data"]["max_attempts"]) == (
+            "encrypted",
+            "ValueError",
+            2,
+        )
+        results = [task["result"] for task in (await pipe.call("list", action="measure"))["tasks"]]
+        assert results == [len(MARKER)] * 2
+
+
+async def test_keys_are_rotated_and_one_that_is_missing_is_named(
+    settings: Settings, registry: Registry, sql: Any
+) -> None:
+    old, new = new_key(), new_key()
+    async with plant(load_settings(**settings.model_dump() | {"payload_keys": old}), registry) as pipe:
+        first = await pipe.call("enqueue", action="echo", payload={"text": "a"})
+        third = await pipe.call("enqueue", action="echo", payload={"text": "c"}, delay=3600)
+    async with plant(load_settings(**settings.model_dump() | {"payload_keys": f"{new},{old}"}), registry) as pipe:
+        second = await pipe.call("enqueue", action="echo", payload={"text": "b"})
+        assert fingerprint(read_key(new)) in (await raw(sql, second["id"]))["payload"]
+        await pipe.work(messages=2)
+        assert (await pipe.status(first["id"]))["result"] == {"echo": "a"}
+        assert (await pipe.status(second["id"]))["result"] == {"echo": "b"}
+    for keys in (new, ""):
+        async with plant(load_settings(**settings.model_dump() | {"payload_keys": keys}), registry) as pipe:
+            plain = await pipe.call("enqueue", action="echo", payload={"text": "d"})
+            shown = await pipe.status(third["id"])
+            assert shown["payload"] is None
+            assert f"key {fingerprint(read_key(old))}" in shown["payload_unread"]
+            assert old not in json.dumps(shown)
+            await sql.execute("update penstock.task set run_at = now()")
+            await pipe.work(messages=2)
+            shown = await pipe.status(third["id"])
+            assert (shown["state"], shown["attempts"]) == ("SCHEDULED", 0)
+            assert fingerprint(read_key(old)) in shown["progress"]["note"]
+            assert (await pipe.status(plain["id"]))["state"] == "SUCCESS"
+
+
+async def test_a_ciphertext_opens_only_where_it_belongs(settings: Settings, registry: Registry, sql: Any) -> None:
+    async with plant(load_settings(**settings.model_dump() | {"payload_keys": new_key()}), registry) as pipe:
+        one = await pipe.call("enqueue", action="echo", payload={"text": "mine"})
+        two = await pipe.call("enqueue", action="measure", payload={"text": "yours"}, max_attempts=1)
+        await sql.execute(
+            "update penstock.task set payload = (select payload from penstock.task where id = $1) where id = $2",
+            one["id"], two["id"],
+        )  # fmt: skip
+        await pipe.work(messages=2)
+        shown = await pipe.status(two["id"])
+        assert (shown["state"], shown["error"]["data"]["type"]) == ("CRITICAL_ERROR", "PayloadLost")
+        other = await pipe.call("enqueue", action="echo", payload={"text": "another"})
+        await pipe.work()
+        await sql.execute(
+            "update penstock.task_history set result = (select result from penstock.task_history where id = $1) "
+            "where id = $2", one["id"], other["id"],
+        )  # fmt: skip
+        shown = await pipe.status(other["id"])
+        assert (shown["result"], "does not open" in shown["result_unread"]) == (None, True)
+
+
+async def test_the_same_tasks_are_the_same_although_they_are_encrypted(settings: Settings, registry: Registry) -> None:
+    async with plant(load_settings(**settings.model_dump() | {"payload_keys": new_key()}), registry) as pipe:
+        task = {"action": "echo", "payload": {"text": "a"}, "unique_key": "k", "delay": 3600}
+        first = await pipe.call("enqueue", **task)
+        again = await pipe.call("enqueue", **task)
+        assert (again["id"], again["duplicate"]) == (first["id"], True)
+        replaced = await pipe.call("enqueue", **task | {"payload": {"text": "b"}}, on_duplicate="replace")
+        assert replaced["replaced"] is True
+        assert (await pipe.status(first["id"]))["payload"] == {"text": "b"}
+        answers = [await pipe.call("task.complete", token="w", result=1) for _ in range(2)]
+        assert [answer["duplicate"] for answer in answers] == [False, True]
+
+
+async def test_what_a_foreign_worker_answers_is_encrypted_when_it_arrives(
+    settings: Settings, registry: Registry, sql: Any
+) -> None:
+    async with plant(load_settings(**settings.model_dump() | {"payload_keys": new_key()}), registry) as pipe:
+        tasks = [await pipe.call("enqueue", action="foreign", max_attempts=1) for _ in range(3)]
+        await until(pipe.scheduler.run_once, "something to send")
+        claims = {row["id"]: row["claim"] for row in await sql.fetch("select id, claim from penstock.task")}
+        first, second, third = (f"{task['id']}:{claims[task['id']]}" for task in tasks)
+        vault, claim = pipe.store.vault, ClaimId(tasks[0]["id"], claims[tasks[0]["id"]])
+        for note in (MARKER, seal_note(vault, claim, MARKER)):
+            await put(pipe.queues["results"], encode_progress(first, 50, note))
+            await until(pipe.resulter.run_once, "progress")
+            assert MARKER not in await everything(sql)
+            assert (await pipe.status(tasks[0]["id"]))["progress"] == {"percent": 50.0, "note": MARKER}
+        await put(
+            pipe.queues["results"],
+            json.dumps({"jsonrpc": "2.0", "id": first, "result": MARKER}),
+            json.dumps({"jsonrpc": "2.0", "id": second, "error": {"code": 1, "message": MARKER}}),
+            json.dumps({"jsonrpc": "2.0", "id": third, "encoding": "penstock", "result": "penstock+sealed:x:y"}),
+        )
+        taken = 0
+        while taken < 3:
+            taken += await until(pipe.resulter.run_once, "results")
+        assert MARKER not in await everything(sql)
+        assert (await pipe.status(tasks[0]["id"]))["result"] == MARKER
+        assert (await pipe.status(tasks[1]["id"]))["error"]["message"] == MARKER
+        assert (await pipe.status(tasks[2]["id"]))["error"]["data"]["type"] == "BadEncoding"
+
+
+async def test_a_later_attempt_that_is_given_back_keeps_what_was_counted_before(
+    settings: Settings, s3: S3Bucket, registry: Registry, sql: Any
+) -> None:
+    """An attempt has failed, the next does not begin, the last one is still to come: two were counted, none is lost."""
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        task = await pipe.call("enqueue", action="fail", payload=LARGE, ordering_key="o")
+        behind = await pipe.call("enqueue", action="measure", payload={"text": ""}, ordering_key="o")
+        await pipe.work()
+        await sql.execute("update penstock.task set run_at = now()")
+        await pipe.work(payload_bucket=None)
+        shown = await pipe.status(task["id"])
+        assert (shown["state"], shown["attempts"], len(shown["failures"])) == ("ERROR", 1, 1)
+        assert "PENSTOCK_PAYLOAD_BUCKET" in shown["progress"]["note"]
+        assert (await pipe.status(behind["id"]))["state"] == "WAITING"
+        await sql.execute("update penstock.task set run_at = now()")
+        await pipe.work()
+        shown = await pipe.status(task["id"])
+        assert (shown["state"], shown["attempts"], len(shown["failures"])) == ("CRITICAL_ERROR", 2, 2)
+        assert (await pipe.status(behind["id"]))["state"] == "SCHEDULED"

@@ -1,0 +1,160 @@
+"""Sealed texts, keys and names of objects, without any queue or database."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import PayloadLost, PayloadUnavailable, SettingsError
+from penstock.payload_settings import fingerprint, new_key, parse_bucket_url, read_key
+from penstock.payloads import Vault, payload_bound, seal_error
+from penstock.payloads.bucket import Bucket
+from penstock.payloads.records import open_error
+from penstock.settings import load_settings
+from penstock.wire import (
+    Reference,
+    Succeeded,
+    decode_reports,
+    decode_sealed,
+    encode_call,
+    encode_reference,
+    encode_result,
+    escape_plain,
+    replace_unstorable,
+)
+from penstock.wire.requests import Invalid, decode_body
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.text().map(lambda text: f"penstock+{text}"),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+KEYS = [new_key(), new_key()]
+
+
+def vault(*keys: str) -> Vault:
+    return Vault(load_settings(payload_keys=",".join(keys)))
+
+
+@given(JSON, st.booleans())
+def test_whatever_is_sealed_opens_as_it_was(value: Any, ascii_only: bool) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only)
+    for one in (vault(), vault(KEYS[0])):
+        stored = one.seal(escape_plain(text), "b")
+        assert one.unseal(stored, "b") == text
+        assert asyncio.run(one.open(stored, "b")) == text
+        assert json.loads(stored) is not None or value is None
+    assert vault(KEYS[1], KEYS[0]).unseal(vault(KEYS[0]).seal(escape_plain(text), "b"), "b") == text
+
+
+@given(JSON)
+def test_a_plain_result_is_never_taken_for_a_sealed_one(value: Any) -> None:
+    text = json.dumps(value)
+    for body in (encode_result("1:2", text), f"[{encode_result('1:2', text)}]"):
+        (report,) = decode_reports(body, batch_limit=10)
+        assert isinstance(report, Succeeded)
+        assert decode_sealed(report.result) == replace_unstorable(text)
+
+
+@given(st.text(alphabet="penstock+sealedobjct:/-0123456789abcdef", max_size=200))
+def test_what_is_no_sealed_text_is_refused_and_nothing_else_is_raised(text: str) -> None:
+    for mark in ("sealed", "object", ""):
+        try:
+            decode_sealed(json.dumps(f"penstock+{mark}:{text}"))
+        except ValueError:
+            continue
+
+
+def test_sealing_twice_changes_nothing_and_two_seals_differ() -> None:
+    one = vault(KEYS[0])
+    sealed = one.seal('{"a":1}', "b")
+    assert one.seal(sealed, "b") == sealed
+    assert one.seal('{"a":1}', "b") != sealed
+
+
+def test_a_missing_key_is_named_and_another_place_does_not_open() -> None:
+    sealed = vault(KEYS[0]).seal("{}", "here")
+    name = fingerprint(read_key(KEYS[0]))
+    for other in (vault(KEYS[1]), vault()):
+        with pytest.raises(PayloadUnavailable, match=f"key {name}.*PENSTOCK_PAYLOAD_KEYS"):
+            other.unseal(sealed, "here")
+    with pytest.raises(PayloadLost, match=name):
+        vault(KEYS[0]).unseal(sealed, "there")
+    with pytest.raises(PayloadLost):
+        vault(KEYS[0]).unseal(sealed[:-8] + 'AAAAAA="', "here")
+
+
+def test_an_error_keeps_code_type_and_hints_in_clear() -> None:
+    one = vault(KEYS[0])
+    error = json.dumps({"code": 7, "message": "m", "data": {"type": "T", "retry_after": 3, "traceback": "secret"}})
+    sealed = seal_error(one, 5, error)
+    shown = json.loads(sealed)
+    assert (shown["code"], shown["data"]["type"], shown["data"]["retry_after"]) == (7, "T", 3)
+    assert "secret" not in sealed
+    assert seal_error(one, 5, sealed) == sealed
+    assert open_error(one, 5, sealed) == error
+    with pytest.raises(PayloadLost):
+        open_error(one, 6, sealed)
+
+
+@pytest.mark.parametrize("name", ["../x", "20200101/", "20200101/" + "0" * 31 + "G", "a/20200101/" + "0" * 32, ""])
+async def test_a_name_of_another_form_reaches_no_bucket(name: str) -> None:
+    bucket = Bucket("s3://bucket/prefix", endpoint_url="http://127.0.0.1:1")
+    for call in (bucket.get(name, 10), bucket.put(name, b""), bucket.delete([name])):
+        with pytest.raises(PayloadLost, match="is no name"):
+            await call
+    reference = encode_reference(Reference(name, None, 5, "0" * 64))
+    with pytest.raises(ValueError, match="is no text"):
+        decode_sealed(reference)
+
+
+@pytest.mark.parametrize("url", ["https://bucket/x", "s3://", "s3://Bad_Name", "s3://bucket?x=1", "bucket"])
+def test_a_bucket_that_is_none_is_refused_at_once(url: str) -> None:
+    with pytest.raises(SettingsError, match="PENSTOCK_PAYLOAD_BUCKET: must be s3://"):
+        load_settings(payload_bucket=url)
+
+
+def test_a_prefix_is_told_from_the_bucket() -> None:
+    assert parse_bucket_url("s3://bucket") == ("bucket", "")
+    assert parse_bucket_url("s3://bucket/a/b/") == ("bucket", "a/b/")
+
+
+@pytest.mark.parametrize("key", ["hunter2", "aHVudGVyMg==", "é" * 44])
+def test_a_key_that_is_none_is_refused_without_being_shown(key: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(payload_keys=f"{KEYS[0]},{key}")
+    assert "PENSTOCK_PAYLOAD_KEYS" in str(caught.value)
+    assert key not in str(caught.value)
+    assert KEYS[0] not in str(caught.value)
+
+
+def test_limits_that_do_not_fit_are_told_together() -> None:
+    with pytest.raises(SettingsError, match="payload_limit_bytes may be at most 700000 with payload_keys"):
+        load_settings(payload_keys=KEYS[0], payload_limit_bytes=800_000)
+    with pytest.raises(SettingsError, match="payload_max_bytes must be at least"):
+        load_settings(payload_bucket="s3://bucket", payload_max_bytes=2000, payload_threshold_bytes=3000)
+
+
+def test_a_worker_alone_takes_a_sealed_payload() -> None:
+    body = encode_call(1, 2, "a", vault(KEYS[0]).seal("{}", payload_bound("a")))
+    assert isinstance(decode_body(body, batch_limit=10).entries[0], Invalid)
+    assert not isinstance(decode_body(body, batch_limit=10, may_be_sealed=True).entries[0], Invalid)
+    other = encode_call(1, 2, "a", '"text"')
+    assert isinstance(decode_body(other, batch_limit=10, may_be_sealed=True).entries[0], Invalid)
+
+
+def test_while_both_are_off_nothing_of_them_is_loaded() -> None:
+    program = (
+        "import sys; from penstock.settings import load_settings; from penstock.payloads import Vault; "
+        "import penstock.worker; v = Vault(load_settings()); assert v.seal('{}', 'b') == '{}'; "
+        "print([m for m in sys.modules if m.split('.')[0] in ('cryptography', 'aiobotocore', 'botocore', 'asyncpg')])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
