@@ -95,7 +95,7 @@ async def keep_result(vault: Vault, claim: ClaimId, answer: str) -> str:
 
 
 def seal_answer(vault: Vault, claim: ClaimId, answer: str) -> str:
-    """The answer, by a vault that encrypts: nothing of what its handler returned or raised in clear, its trace as it was."""
+    """The answer, with nothing in clear of what its handler returned or raised, if the vault encrypts."""
     decoded = _decode_answer(answer)
     if decoded.method is not None:
         return answer
