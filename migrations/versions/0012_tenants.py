@@ -109,7 +109,7 @@ _ARGUMENTS = (
     "float8[], text[], bool[], float8[]"
 )
 _KEYED = f"""
-create function penstock.enqueue_keyed_tasks({_ARGUMENTS}, text[])
+create function penstock.enqueue_keyed_tasks({_ARGUMENTS}, text[] default null)
 returns table (place bigint, id bigint, state text, fresh bool) language plpgsql as $$
 #variable_conflict use_column
 begin
@@ -210,8 +210,9 @@ UPGRADE = [
         refilled_at timestamptz
     )
     """,
-    _KEYED,
+    # In place of the old one, with which a call of 15 arguments could mean either.
     f"drop function penstock.enqueue_keyed_tasks({_ARGUMENTS})",
+    _KEYED,
     _rewrite(_CHANGES),
     "revoke all on function penstock.enqueue_keyed_tasks from public",
     "comment on column penstock.task.tenant is 'For whom it is; its keys stand behind this and \\x1f'",
@@ -227,8 +228,8 @@ UPGRADE = [
 
 DOWNGRADE = [
     _rewrite([(after, before) for before, after in reversed(_CHANGES)]),
-    _KEYED_BEFORE,
     f"drop function penstock.enqueue_keyed_tasks({_ARGUMENTS}, text[])",
+    _KEYED_BEFORE,
     "revoke all on function penstock.enqueue_keyed_tasks from public",
     "drop table penstock.tenant_pace, penstock.tenant",
     "drop index penstock.task_acquired_by_tenant, penstock.gate_by_tenant",

@@ -461,7 +461,7 @@ async def test_a_batch_reads_no_more_than_it_looks_at_whatever_the_statistics_sa
         "insert into penstock.task (state, action, payload, priority, run_at, max_attempts, created_at, updated_at) "
         "select 'SCHEDULED', 'a', '{}', 0, now(), 10, now(), now() from generate_series(1, 5000)"
     )
-    arguments = (100, 4900, 300, 50, 10**6, "a%", ["SCHEDULED"], None, datetime(2100, 1, 1, tzinfo=UTC), None)
+    arguments = (100, 4900, 300, 50, 10**6, "a%", ["SCHEDULED"], None, datetime(2100, 1, 1, tzinfo=UTC), None, None)
     async with sql.transaction():
         await sql.execute("set local enable_seqscan = off")  # as every connection of ours
         await sql.fetch(SQL["plan_jobs"])

@@ -63,7 +63,11 @@ seen as materialized (
     from looked
 ), held_tenants as materialized (
     select t.tenant from (select distinct tenant from seen where tenant is not null) t
-    where exists (select from penstock.tenant r where r.name in (t.tenant, '*'))
+    where exists (select from penstock.tenant r
+                  where r.name = t.tenant and (r.paused or r.max_in_flight is not null or r.rate is not null))
+       or exists (select from penstock.tenant r
+                  where r.name = '*' and (r.max_in_flight is not null or r.rate is not null))
+          and not exists (select from penstock.tenant r where r.name = t.tenant and r.own)
 ), kinds as materialized (
     select k.action, k.labels, a.name is not null as is_limited,
            (select r.name from penstock.route r

@@ -57,7 +57,11 @@ update penstock.task t
 set gate = t.action || E'\x1e' || t.tenant || coalesce(E'\x1f' || t.limit_key, '')
 where t.state = 'ACQUIRED' and t.gate is null and t.tenant is not null and t.claimed_at <= now()
   and ($1::text is null or t.tenant = $1)
-  and t.tenant in (select coalesce(nullif(r.name, '*'), t.tenant) from penstock.tenant r)
+  and (t.tenant in (select r.name from penstock.tenant r
+                    where r.paused or r.max_in_flight is not null or r.rate is not null)
+       or exists (select from penstock.tenant r
+                  where r.name = '*' and (r.max_in_flight is not null or r.rate is not null))
+          and t.tenant not in (select r.name from penstock.tenant r where r.own))
 returning t.id;
 
 -- name: read_tenant
