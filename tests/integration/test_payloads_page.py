@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from penstock import Client, Context, InboundClient, action
+from penstock import Context, action
 from penstock.handlers import Registry
 from penstock.settings import Settings, load_settings
 from tests.integration.plants import plant, until
@@ -29,14 +29,14 @@ async def test_the_programs_of_the_page_run(settings: Settings, s3: S3Bucket) ->
     )
     async with plant(changed, registry) as pipe:
         assert pipe.http is not None
-        names: dict[str, Any] = {"Client": Client, "url": str(pipe.http.base_url)}
+        names: dict[str, Any] = {"url": str(pipe.http.base_url)}
         running = asyncio.create_task(asyncio.to_thread(exec, over_http, names))
         await pipe.work()
         await running
         assert len(s3.objects()) == 1  # the payload; its result is small
         names = {
-            "InboundClient": InboundClient, "load_settings": load_settings, "bucket": s3.url,
-            "s3_url": s3.endpoint_url, "inbound": settings.inbound_queue, "sqs_url": settings.sqs_endpoint_url,
+            "bucket": s3.url, "s3_url": s3.endpoint_url, "inbound": settings.inbound_queue,
+            "sqs_url": settings.sqs_endpoint_url,
         }  # fmt: skip
         body = "".join(f"    {line}\n" for line in through_the_queue.splitlines())
         exec(f"async def program():\n{body}", names)
