@@ -66,6 +66,7 @@ async def apply_reports(session: Session, reports: Sequence[Report], settings: S
     if sorted_.any_waits:
         outcomes = await _begin_waits(session, outcomes, applied, settings)
     results: dict[Pair, str] = {}
+    workers: dict[Pair, str | None] = {}
     failed: dict[Pair, Failed] = {}
     spawners: dict[Pair, Spawner] = {}
     limit = settings.result_limit_bytes
@@ -82,12 +83,13 @@ async def apply_reports(session: Session, reports: Sequence[Report], settings: S
                     problem = _bad_children(report, exc)
             if problem is None:
                 results[task_id, claim] = report.result
+                workers[task_id, claim] = report.worker
                 continue
             report = problem
         if type(report) is Failed:
             failed[task_id, claim] = report
     held = await hold_spawners(session, spawners) if spawners else {}
-    applied.succeeded = await session.finish(results)
+    applied.succeeded = await session.finish(results, workers)
     if held:
         await spawn_children(session, spawners, held)
     if failed:
@@ -168,7 +170,10 @@ async def _note_signs(session: Session, signs: Sequence[Progress], outcomes: Map
         if held is not None and (held.claim > sign.claim or (held.claim == sign.claim and sign.detail is None)):
             continue
         newest[sign.task_id] = sign
-    return await session.note_heartbeats({(sign.task_id, sign.claim): sign.detail for sign in newest.values()})
+    return await session.note_heartbeats(
+        {(sign.task_id, sign.claim): sign.detail for sign in newest.values()},
+        {(sign.task_id, sign.claim): sign.worker for sign in newest.values()},
+    )
 
 
 async def _begin_waits(
@@ -188,7 +193,7 @@ async def _fail(session: Session, failed: dict[Pair, Failed], settings: Settings
     for (task_id, claim), (attempt, max_attempts) in attempts.items():
         report = failed[task_id, claim]
         delay = delay_after(attempt, max_attempts, report.hints, settings.backoff)
-        failures.append(Failure(task_id, claim, bounded_error(report.error), delay))
+        failures.append(Failure(task_id, claim, bounded_error(report.error), delay, worker=report.worker))
     settled = await session.fail(failures, hold_keys=settings.holds_ordering_keys)
     for failure in failures:
         log.info(
@@ -240,9 +245,9 @@ def _too_large(report: Succeeded, size: int, limit: int) -> Failed:
         "message": f"the result is {size} bytes; the limit is {limit} (PENSTOCK_RESULT_LIMIT_BYTES)",
         "data": {"type": "ResultTooLarge", "size": size, "limit": limit},
     }
-    return Failed(report.task_id, report.claim, report.attempt, json.dumps(error), Hints())
+    return Failed(report.task_id, report.claim, report.attempt, json.dumps(error), Hints(), report.worker)
 
 
 def _bad_children(report: Succeeded, exc: RpcError) -> Failed:
     error = {"code": exc.code, "message": exc.message, "data": {"type": "BadChildren", "message": exc.message}}
-    return Failed(report.task_id, report.claim, report.attempt, json.dumps(error), Hints())
+    return Failed(report.task_id, report.claim, report.attempt, json.dumps(error), Hints(), report.worker)

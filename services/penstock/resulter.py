@@ -22,6 +22,7 @@ from penstock.wire import (
     Unreadable,
     Waiting,
     decode_reports,
+    worker_of,
 )
 
 log = get_logger()
@@ -38,7 +39,9 @@ class Resulter(Consumer):
     async def commit(self, messages: Sequence[Message]) -> None:
         reports: list[Report] = []
         for message in messages:
-            reports += decode_reports(message.body, batch_limit=self._settings.batch_limit)
+            reports += decode_reports(
+                message.body, batch_limit=self._settings.batch_limit, worker=worker_of(message.attributes)
+            )
         await self._record(reports)
 
     async def _record(self, reports: Sequence[Report]) -> None:
@@ -98,6 +101,6 @@ def _in_place_of(report: Report, reason: str) -> list[Report]:
         "data": {"type": "Unstorable", "message": reason},
     }
     return [
-        Failed(report.task_id, report.claim, attempt, json.dumps(error), NO_HINTS),
+        Failed(report.task_id, report.claim, attempt, json.dumps(error), NO_HINTS, report.worker),
         Unreadable(f'{{"jsonrpc":"2.0","{member}":{value}{spawn},"id":{json.dumps(id_)}}}', reason),
     ]

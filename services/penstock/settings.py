@@ -205,6 +205,9 @@ class Settings(BaseSettings):
 
     # Worker
     worker_concurrency: int = Field(100, ge=1, description="Tasks that one worker process runs at once.")
+    worker_name: str | None = Field(
+        None, description="What a worker is called in what is shown of the tasks it ran; unset: `host:pid`."
+    )
     worker_threads: int = Field(16, ge=1, description="Threads for handlers that are plain functions.")
     task_timeout_seconds: float = Field(
         900, gt=0, description="Run time of one attempt, unless the task or its action says otherwise."
@@ -455,6 +458,7 @@ class Settings(BaseSettings):
     @field_validator(
         "database_url", "database_ssl_mode", "database_ssl_root_cert", "sqs_endpoint_url", "aws_region", "api_url",
         "api_key", "api_rate_limit", "api_rate_burst", "metrics_port", "control_url", "control_api_key",
+        "worker_name",
         "payload_retention_seconds", "result_retention_seconds", "result_compress_bytes", "http_ca_file",
         "amqp_publish_url", "transport_url",
         "scheduler0_auth_username", "scheduler0_auth_password", "scheduler0_retry_delay_seconds",
@@ -465,6 +469,13 @@ class Settings(BaseSettings):
     @classmethod
     def _empty_is_unset(cls, value: Any) -> Any:
         return None if value == "" else value
+
+    @field_validator("worker_name")
+    @classmethod
+    def _worker_name(cls, value: str | None) -> str | None:
+        from penstock.wire import check_worker_name
+
+        return None if value is None else check_worker_name(value)
 
     @field_validator("transport_url")
     @classmethod

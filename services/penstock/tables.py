@@ -59,6 +59,7 @@ def _task_columns() -> list[Column[object]]:
         Column("labels", JSONB),
         _instant("expires_at", nullable=True),
         Column("limit_key", Text),
+        Column("worker", Text),
     ]
 
 

@@ -52,6 +52,7 @@ class Failure(msgspec.Struct, frozen=True):
     claim: int
     at: Instant
     error: Annotated[Any, _about("The JSON-RPC error object that the worker sent.")]
+    worker: Annotated[str | None, _about("Which one sent it, or had the task when it fell silent; null: not told.")]
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -94,6 +95,7 @@ class TaskDetail(Task, frozen=True, kw_only=True):
     expires_at: Annotated[str | None, _about("Not started from then on.")]
     timeout: Annotated[float | None, _about("Seconds that one attempt may take; null: the action's or worker's own.")]
     claim: Annotated[int, _about("Token of the newest claim; 0 before the first.")]
+    worker: Annotated[str | None, _about("Which one has, or had, the newest claim; null where none has told it.")]
     failures: Annotated[list[Failure], _about("Every failed attempt, oldest first.")]
     waits_for: Annotated[WaitsFor | None, _about("Only there while it waits for an outside event.")] = None
     payload_gone: Annotated[bool, _about("True: retention has emptied the payload.")] = False
@@ -420,8 +422,9 @@ def task_detail(row: Any) -> TaskDetail:
         expires_at=row["expires_at"] and timestamp(row["expires_at"]),
         timeout=row["timeout_seconds"],
         claim=row["claim"],
+        worker=row["worker"],
         failures=[
-            Failure(one.attempt, one.claim, timestamp(one.at), one.error)
+            Failure(one.attempt, one.claim, timestamp(one.at), one.error, one.worker)
             for one in _decode_failures(row["failures"] or "[]")
         ],
     )
@@ -515,6 +518,7 @@ class _StoredFailure(msgspec.Struct, frozen=True):
     claim: int
     at: datetime
     error: msgspec.Raw
+    worker: str | None = None
 
 
 _decode_failures = msgspec.json.Decoder(list[_StoredFailure]).decode

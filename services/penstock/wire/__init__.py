@@ -53,6 +53,7 @@ from penstock.wire.text import (
     utf8_size,
 )
 from penstock.wire.tokens import claim_of_token, digest_of, make_token
+from penstock.wire.workers import WORKER_ATTRIBUTE, WORKER_NAME_MAX_CHARS, check_worker_name, worker_of
 
 __all__ = [
     "LONGEST_WAIT_SECONDS",
@@ -63,6 +64,8 @@ __all__ = [
     "PROGRESS_NOTE_CHARS",
     "SUSPECT_ATTRIBUTE",
     "TIMEOUT_ATTRIBUTE",
+    "WORKER_ATTRIBUTE",
+    "WORKER_NAME_MAX_CHARS",
     "BackoffHint",
     "Body",
     "ClaimId",
@@ -80,6 +83,7 @@ __all__ = [
     "check_payload",
     "check_token",
     "check_wait_seconds",
+    "check_worker_name",
     "claim_of_token",
     "decode_body",
     "decode_report",
@@ -103,4 +107,5 @@ __all__ = [
     "split_body",
     "text_of",
     "utf8_size",
+    "worker_of",
 ]
