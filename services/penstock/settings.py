@@ -26,6 +26,7 @@ from penstock.brokers import BrokerUrl, parse_broker_url
 from penstock.errors import SettingsError
 from penstock.keys import ApiKey, parse_entries
 from penstock.named_sql import NamedStatement
+from penstock.named_urls import named_url
 from penstock.retry import Backoff
 from penstock.signatures import signing_key
 
@@ -374,7 +375,7 @@ class Settings(BaseSettings):
     dashboard_processes: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="Comma-separated base URLs of /readyz of processes, such as workers, that the dashboard asks "
-        "whether they are alive; `http://host:9464`.",
+        "whether they are alive; `http://host:9464`, or `worker-1=http://host:9464` to have them named.",
     )
     api_url: str | None = Field(None, description="Where commands such as `penstock status` find the api.")
     api_key: SecretStr | None = Field(None, description="The key such commands send.")
@@ -450,9 +451,8 @@ class Settings(BaseSettings):
     @field_validator("dashboard_processes")
     @classmethod
     def _are_http(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for url in value:
-            if not url.startswith(("http://", "https://")) or not urlsplit(url).hostname:
-                raise ValueError(f"must be URLs such as http://host:9464, not {url[:100]!r}")
+        for entry in value:
+            named_url(entry)
         return value
 
     @field_validator(

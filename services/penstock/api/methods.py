@@ -370,18 +370,13 @@ class Methods:
         for row in counts:
             actions[row["action"]][State(row["state"])] += row["count"]
 
-        def per_second(*names: str) -> float:
-            return round(sum(counted.get(name, 0) for name in names) / RATES_OVER_SECONDS, 3)
-
         return views.Statistics(
             {state: sum(of_action[state] for of_action in actions.values()) for state in State},
             {
                 action: {state: of_action[state] for state in State if of_action[state]}
                 for action, of_action in sorted(actions.items())
             },
-            views.Rates(
-                per_second("ENQUEUED"), per_second(State.SUCCESS), per_second(State.ERROR, State.CRITICAL_ERROR)
-            ),
+            views.rates(counted, RATES_OVER_SECONDS),
             views.Lag(lag["due"], round(max(0.0, lag["oldest_seconds"]), 3)),
         )
 

@@ -5,7 +5,7 @@ Payloads, results and errors are the JSON text that Postgres holds, put into the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -452,6 +452,15 @@ def unsettled(task_id: int, state: str | None) -> Outcome:
     seen = State(state)
     again = "the answer was full" if seen.final else "it has not settled within the timeout"
     return Outcome(id=task_id, state=seen, result=None, error=None, again=f"{again}: call result again with this id")
+
+
+def rates(counted: Mapping[str, int], seconds: float) -> Rates:
+    """Events counted over so many seconds, as rates."""
+
+    def per_second(*names: str) -> float:
+        return round(sum(counted.get(name, 0) for name in names) / seconds, 3)
+
+    return Rates(per_second("ENQUEUED"), per_second(State.SUCCESS), per_second(State.ERROR, State.CRITICAL_ERROR))
 
 
 def held_keys(found: Sequence[tasks.HeldKey], limit: int) -> HeldKeys:

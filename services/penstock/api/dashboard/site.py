@@ -65,8 +65,8 @@ class Dashboard:
         self._streams = Streams()
         self._assets = _load_assets()
         self._templates = _templates({name: version for name, (_, version) in self._assets.items()})
-        looks = overview.Overview(settings)
-        self.home = self._shows(Page("/", "overview.html", looks.load))
+        self._overview = overview.Overview(settings)
+        self.home = self._shows(Page("/", "overview.html", self._overview.load))
 
     @property
     def routes(self) -> list[Route]:
@@ -84,6 +84,7 @@ class Dashboard:
     def stop(self) -> None:
         """End the streams, so that nobody who only looks keeps the api from stopping."""
         self._streams.stop()
+        self._overview.stop()
 
     def _guarded(
         self, handle: Callable[[Request, Visitor], Awaitable[Response]]
@@ -138,7 +139,7 @@ class Dashboard:
                 visitor = await self._visitors.who(request)
                 if not visitor.may(page.method):
                     return None
-                shown = await page.load(self._ask(request, visitor))
+                shown = await page.load(self._ask(request, visitor, follows=True))
             except RateLimited:
                 return None
             except RpcError as exc:
@@ -224,10 +225,9 @@ class Dashboard:
             raise InvalidParams("form", f"cannot be read: {exc}") from None
         return deeds.Form(pairs)
 
-    def _ask(self, request: Request, visitor: Visitor) -> Ask:
-        return Ask(
-            visitor, cleaned(request.path_params), cleaned(dict(request.query_params)), self._methods, self._settings
-        )
+    def _ask(self, request: Request, visitor: Visitor, *, follows: bool = False) -> Ask:
+        given, query = cleaned(request.path_params), cleaned(dict(request.query_params))
+        return Ask(visitor, given, query, self._methods, self._settings, follows)
 
     def _context(self, request: Request, visitor: Visitor | None, page: Page | None, shown: Mapping[str, Any]) -> Any:
         return {
