@@ -149,10 +149,16 @@ class AsyncClient:
         return await self._dict("retry", {"id": task_id})
 
     async def list(
-        self, *, state: str | None = None, action: str | None = None, limit: int = 50, cursor: str | None = None
-    ) -> dict[str, Any]:
+        self, *, state: str | None = None, action: str | None = None, labels: Mapping[str, str] | None = None,
+        key: str | None = None, since: datetime | str | int | None = None, until: datetime | str | int | None = None,
+        limit: int = 50, cursor: str | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """As Client.list."""
-        return await self._dict("list", _given(state=state, action=action, limit=limit, cursor=cursor))
+        given = _given(
+            state=state, action=action, labels=None if labels is None else dict(labels), key=key, since=since,
+            until=until, limit=limit, cursor=cursor,
+        )  # fmt: skip
+        return await self._dict("list", prepared(given))
 
     async def set_limits(self, action: str, **limits: Any) -> dict[str, Any]:
         """As Client.set_limits."""

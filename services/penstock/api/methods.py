@@ -349,8 +349,11 @@ class Methods:
                 found = {row["id"] for row in await session.fetch("find_by_key", command.key, command.limit)}
                 extra = sorted(found - set(ids), reverse=True)
             rows = await session.fetch("read_tasks", ids + extra) if ids or extra else []
-        tasks = [views.task(row) for row in rows if row["id"] not in extra or _fits(row, command)]
-        tasks.sort(key=lambda task: task.id, reverse=True)
+        found_late = [row for row in rows if row["id"] in extra and _fits(row, command)]
+        found_late.sort(key=lambda row: row["id"], reverse=True)
+        # What has no room on the page stands on a later one, for it is among those that were not looked at yet.
+        shown = [row for row in rows if row["id"] not in extra] + found_late[: command.limit - len(ids)]
+        tasks = sorted(map(views.task, shown), key=lambda task: task.id, reverse=True)
         return views.TaskPage(tasks, _cursor(ids, command.limit, seen[0]["last"], seen[0]["count"], SCAN_TASKS))
 
     async def _stats(self, _command: Stats) -> msgspec.Raw:
