@@ -23,7 +23,7 @@ from penstock.settings import Settings
 from penstock.tasks import State
 
 KEPT_SECONDS = 1.0
-FIRST_WITHIN_SECONDS = 0.1  # of a page that nobody follows yet
+FIRST_WITHIN_SECONDS = 0.05  # of a page that nobody follows yet
 PAST_KEPT_SECONDS = 5.0
 SAMPLE = 1000  # of the newest successes, for percentiles
 FAILURES = 300  # of the newest, to be grouped

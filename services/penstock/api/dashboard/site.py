@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
 from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qsl, quote
@@ -64,7 +65,7 @@ class Dashboard:
         self._visitors = Visitors(guard, methods.session, session_seconds=settings.dashboard_session_seconds)
         self._streams = Streams()
         self._assets = _load_assets()
-        self._templates = _templates({name: version for name, (_, version) in self._assets.items()})
+        self._templates = _templates()
         self._overview = overview.Overview(settings)
         self.home = self._shows(Page("/", "overview.html", self._overview.load))
 
@@ -80,6 +81,12 @@ class Dashboard:
             Route("/logout", self._guarded(self._logout), methods=["POST"]),
             Route("/assets/{name}", self._asset, methods=["GET"]),
         ]
+
+    def warm(self) -> None:
+        """Make the pages that people open first ready to be shown, which takes a while; from any thread."""
+        for name in ("overview.html", "tasks.html", "task.html", "login.html"):
+            self._templates.get_template(name)
+        self._templates.get_template("base.html")
 
     def stop(self) -> None:
         """End the streams, so that nobody who only looks keeps the api from stopping."""
@@ -300,6 +307,7 @@ def _sentence(exc: RpcError) -> str:
     return exc.message[:1].upper() + exc.message[1:]
 
 
+@cache
 def _load_assets() -> dict[str, tuple[bytes, str]]:
     """Each file of the folder with a version by its content, so that browsers may keep it."""
     found = {}
@@ -310,7 +318,10 @@ def _load_assets() -> dict[str, tuple[bytes, str]]:
     return found
 
 
-def _templates(versions: Mapping[str, str]) -> Environment:
+@cache
+def _templates() -> Environment:
+    """Those of this process; they are compiled when they are first shown, or by ``warm``."""
+    versions = {name: version for name, (_, version) in _load_assets().items()}
     made = Environment(
         loader=PackageLoader("penstock.api.dashboard", "templates"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
