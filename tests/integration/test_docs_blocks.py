@@ -49,6 +49,7 @@ from tests.integration.lives import Lives
 
 ADDRESS = "http://127.0.0.1:8080"
 SHELL = {"", "sh", "console"}
+OTHERS = {"python celery", "python procrastinate", "go river"}  # what readers have now; those libraries are not ours
 DRAWN = {"mermaid": r"(stateDiagram-v2|flowchart|sequenceDiagram|graph)\b"}
 HERE = [block for block in all_blocks() if block.mark is None and run_by(block) is None]
 # Commands that go on for ever, or change this machine: that there are such, with such options, is all that is checked.
@@ -75,9 +76,9 @@ def sort_of(block: Block) -> str:
         return "not run"
     if run_by(block) is not None:
         return "run by the test of its page"
-    if block.info in SHELL or block.info == "python" or (block.info == "json" and is_request(block.text)):
+    if block.info in SHELL or block.info in {"python", "sql"} or (block.info == "json" and is_request(block.text)):
         return "run here"
-    if block.info in {"json", "toml", "yaml", "hcl", *DRAWN}:
+    if block.info in {"json", "toml", "yaml", "hcl", *OTHERS, *DRAWN}:
         return "checked"
     return "nobody's"
 
@@ -142,6 +143,10 @@ def test_what_is_not_to_be_run_can_be_read(block: Block) -> None:
             yaml.safe_load(block.text)
         case "hcl":
             assert hcl2.loads(block.text)
+        case "python celery" | "python procrastinate":
+            compile(block.text, block.place, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST)
+        case "go river":
+            assert all(block.text.count(opening) == block.text.count(end) for opening, end in ("()", "{}", "[]"))
         case kind:
             assert re.match(DRAWN[kind], block.text)
 
@@ -187,6 +192,8 @@ class Stage:
     async def run(self, block: Block) -> None:
         if block.info == "python":
             await self.program(block)
+        elif block.info == "sql":
+            await self.names["connection"].execute(block.text)
         elif block.info == "json":
             request = json.loads(block.text)
             if "method" not in request:
@@ -345,7 +352,15 @@ async def names_for(page: str, database_url: str) -> tuple[dict[str, Any], Any]:
     async def nothing(*_: Any) -> Any:
         return SimpleNamespace(wait=nothing, kill=lambda: None)
 
-    common = {"busy": lambda: False, "list_files": lambda _: ["a", "b"], "resize": nothing, "start": nothing}
+    common = {
+        "send": nothing,
+        "fetch": lambda url, width: width,
+        "Busy": OSError,
+        "busy": lambda: False,
+        "list_files": lambda _: ["a", "b"],
+        "resize": nothing,
+        "start": nothing,
+    }
     imported = {name: getattr(penstock, name) for name in ("Context", "action", "Client")}
     return {**common, **imported, "asyncio": asyncio, "penstock": penstock, "connection": connection}, connection
 
@@ -353,6 +368,8 @@ async def names_for(page: str, database_url: str) -> tuple[dict[str, Any], Any]:
 # Handlers that a page defines are called as well: (action, parameters).
 CALLED = {
     "README.md": [("resize", {"url": "u", "width": 1})],
+    "docs/moving-from-celery.md": [("resize", {"url": "u", "width": 1})],
+    "docs/moving-from-postgres-queues.md": [("welcome", {"user": 7})],
     "docs/tasks.md": [("resize-all", {"ids": [1, 2]}), ("transcode", {"url": "u"})],
     "docs/workflows.md": [("scan", {"folder": "f"})],
 }
