@@ -161,12 +161,16 @@ class AsyncClient:
         return await self._dict("retry", {"id": task_id})
 
     async def list(
-        self, *, state: str | None = None, action: str | None = None, limit: int = 50, cursor: str | None = None,
-        tenant: str | None = None,
+        self, *, state: str | None = None, action: str | None = None, labels: Mapping[str, str] | None = None,
+        key: str | None = None, since: datetime | str | int | None = None, until: datetime | str | int | None = None,
+        limit: int = 50, cursor: str | None = None, tenant: str | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """As Client.list."""
-        given = _given(state=state, action=action, limit=limit, cursor=cursor, tenant=tenant)
-        return await self._dict("list", given)
+        given = _given(
+            state=state, action=action, labels=None if labels is None else dict(labels), key=key, since=since,
+            until=until, limit=limit, cursor=cursor, tenant=tenant,
+        )  # fmt: skip
+        return await self._dict("list", prepared(given))
 
     async def set_limits(self, action: str, **limits: Any) -> dict[str, Any]:
         """As Client.set_limits."""

@@ -23,7 +23,7 @@ from penstock.tasks import FINAL_STATES
 LOOKED_AT = 10_000  # records in one batch at the most
 PICKED = 1000
 PICKED_BYTES = 16 * 1024 * 1024
-COUNTED = 100_000  # records looked at to count; beyond, the number is estimated
+COUNTED = 50_000  # records looked at to count; beyond, the number is estimated
 SAMPLE = 10
 HELD_TRIES = 100  # of a record that somebody else is at, before it is passed over
 HELD_REST_SECONDS = 0.05
@@ -54,12 +54,14 @@ async def count_matches(session: Session, work: BulkWork, *, top: int, now: date
     await session.fetch("plan_jobs")
     select = work.select
     within = _range(select, top, now)
-    row = await _find(session, select, within, look=COUNTED, pick=SAMPLE)
+    row = (
+        await session.fetch(_COUNT[_is_settled(select)], within.after, within.top, COUNTED, *_filters(select, within))
+    )[0]
     count, seen, first, last = row["matching"], row["seen"], row["first"], row["last"]
     if seen < COUNTED or last == within.top:
-        return Count(count, True, count, row["ids"])
+        return Count(count, True, count, row["ids"][:SAMPLE])
     # The ids that were not looked at are taken to be like those that were.
-    return Count(count, False, count + round(count / (last - first + 1) * (within.top - last)), row["ids"])
+    return Count(count, False, count + round(count / (last - first + 1) * (within.top - last)), row["ids"][:SAMPLE])
 
 
 async def preview(session: Session, work: BulkWork) -> Count:
@@ -195,12 +197,17 @@ def _range(select: Selection, top: int, now: datetime) -> _Range:
 
 async def _find(session: Session, select: Selection, within: _Range, *, look: int, pick: int) -> Any:
     """The row of find_live_matches or find_settled_matches."""
+    statement = "find_settled_matches" if _is_settled(select) else "find_live_matches"
+    rows = await session.fetch(statement, within.after, within.top, look, pick, PICKED_BYTES, *_filters(select, within))
+    return rows[0]
+
+
+_COUNT = {False: "count_live_matches", True: "count_settled_matches"}
+
+
+def _filters(select: Selection, within: _Range) -> tuple[Any, ...]:
+    """Pattern of the action, states, labels, created no later than, created later than, tenant."""
     labels = None if select.labels is None else msgspec.json.encode(select.labels).decode("utf-8")
     no_later = within.now - timedelta(seconds=select.older_than or 0)
     later = None if select.newer_than is None else within.now - timedelta(seconds=select.newer_than)
-    statement = "find_settled_matches" if _is_settled(select) else "find_live_matches"
-    rows = await session.fetch(
-        statement, within.after, within.top, look, pick, PICKED_BYTES, select.action_like, list(select.states), labels,
-        no_later, later, select.tenant,
-    )  # fmt: skip
-    return rows[0]
+    return select.action_like, list(select.states), labels, no_later, later, select.tenant

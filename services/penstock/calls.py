@@ -183,7 +183,7 @@ def task_params(action: str, payload: Any, options: Mapping[str, Any]) -> dict[s
 def prepared(task: Mapping[str, Any]) -> dict[str, Any]:
     """The same with instants as text. Raises ValueError for one without a zone."""
     changed = dict(task)
-    for name in ("run_at", "expires_at"):
+    for name in ("run_at", "expires_at", "since", "until"):
         instant = task.get(name)
         if isinstance(instant, datetime):
             if instant.tzinfo is None:

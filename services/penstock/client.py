@@ -199,12 +199,21 @@ class Client:
         return answer
 
     def list(
-        self, *, state: str | None = None, action: str | None = None, limit: int = 50, cursor: str | None = None,
-        tenant: str | None = None,
+        self, *, state: str | None = None, action: str | None = None, labels: Mapping[str, str] | None = None,
+        key: str | None = None, since: datetime | str | int | None = None, until: datetime | str | int | None = None,
+        limit: int = 50, cursor: str | None = None, tenant: str | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """A page of tasks, newest first: ``{"tasks", "cursor"}``; go on with the cursor until it is None."""
-        given = {"state": state, "action": action, "limit": limit, "cursor": cursor, "tenant": tenant}
-        answer: dict[str, Any] = self.call("list", {name: value for name, value in given.items() if value is not None})
+        """A page of tasks, newest first: ``{"tasks", "cursor"}``; go on with the cursor until it is None.
+
+        labels: all of which they have. key: their unique or ordering key. since, until: created then or later, and
+        before; datetime with a zone, RFC 3339 text or epoch ms.
+        """
+        given = {
+            "state": state, "action": action, "labels": None if labels is None else dict(labels), "key": key,
+            "since": since, "until": until, "limit": limit, "cursor": cursor, "tenant": tenant,
+        }  # fmt: skip
+        params = prepared({name: value for name, value in given.items() if value is not None})
+        answer: dict[str, Any] = self.call("list", params)
         return answer
 
     def set_limits(self, action: str, **limits: Any) -> dict[str, Any]:

@@ -90,6 +90,7 @@ async def apply_reports(session: Session, reports: Sequence[Report], settings: S
     if sorted_.any_waits:
         outcomes = await _begin_waits(session, outcomes, applied, settings)
     results: dict[Pair, str] = {}
+    workers: dict[Pair, str | None] = {}
     failed: dict[Pair, Failed] = {}
     spawners: dict[Pair, Spawner] = {}
     limit = settings.result_limit_bytes
@@ -115,12 +116,13 @@ async def apply_reports(session: Session, reports: Sequence[Report], settings: S
                 results[task_id, claim] = (
                     vault.seal(report.result, result_bound(task_id)) if encrypts else report.result
                 )
+                workers[task_id, claim] = report.worker
                 continue
             report = problem
         if type(report) is Failed:
             failed[task_id, claim] = report
     held = await hold_spawners(session, spawners) if spawners else {}
-    applied.succeeded = await session.finish(results)
+    applied.succeeded = await session.finish(results, workers)
     sealed = [(result, pair[0]) for pair, result in results.items() if result.startswith(MARK)]
     if sealed:
         await adopt(session, sealed)
@@ -210,7 +212,8 @@ async def _note_signs(session: Session, signs: Sequence[Progress], outcomes: Map
         newest[sign.task_id] = sign
     vault = session.vault
     return await session.note_heartbeats(
-        {(sign.task_id, sign.claim): seal_progress(vault, sign.task_id, sign.detail) for sign in newest.values()}
+        {(sign.task_id, sign.claim): seal_progress(vault, sign.task_id, sign.detail) for sign in newest.values()},
+        {(sign.task_id, sign.claim): sign.worker for sign in newest.values()},
     )
 
 
@@ -261,7 +264,7 @@ async def _fail(session: Session, failed: dict[Pair, Failed], settings: Settings
         error = seal_error(session.vault, task_id, bounded_error(report.error))
         if report.trace is not None:
             error = _with_trace(error, report.trace)
-        failures.append(Failure(task_id, claim, error, delay))
+        failures.append(Failure(task_id, claim, error, delay, worker=report.worker))
     settled = await session.fail(failures, hold_keys=settings.holds_ordering_keys)
     for failure in failures:
         log.info(
@@ -318,9 +321,9 @@ def _too_large(report: Succeeded, size: int, limit: int) -> Failed:
         "message": f"the result is {size} bytes; the limit is {limit} (PENSTOCK_RESULT_LIMIT_BYTES)",
         "data": {"type": "ResultTooLarge", "size": size, "limit": limit},
     }
-    return Failed(report.task_id, report.claim, report.attempt, json.dumps(error), Hints(), report.trace)
+    return Failed(report.task_id, report.claim, report.attempt, json.dumps(error), Hints(), report.trace, report.worker)
 
 
 def _bad_children(report: Succeeded, exc: RpcError) -> Failed:
     error = {"code": exc.code, "message": exc.message, "data": {"type": "BadChildren", "message": exc.message}}
-    return Failed(report.task_id, report.claim, report.attempt, json.dumps(error), Hints(), report.trace)
+    return Failed(report.task_id, report.claim, report.attempt, json.dumps(error), Hints(), report.trace, report.worker)

@@ -25,6 +25,7 @@ from penstock.wire import (
     Unreadable,
     Waiting,
     decode_reports,
+    worker_of,
 )
 
 log = get_logger()
@@ -41,7 +42,9 @@ class Resulter(Consumer):
     async def commit(self, messages: Sequence[Message]) -> Sequence[Message]:
         reports: list[Report] = []
         for message in messages:
-            reports += decode_reports(message.body, batch_limit=self._settings.batch_limit)
+            reports += decode_reports(
+                message.body, batch_limit=self._settings.batch_limit, worker=worker_of(message.attributes)
+            )
         await self._record(reports)
         return ()
 
@@ -115,6 +118,6 @@ def _in_place_of(report: Report, reason: str) -> list[Report]:
         "data": {"type": "Unstorable", "message": reason},
     }
     return [
-        Failed(report.task_id, report.claim, attempt, json.dumps(error), NO_HINTS),
+        Failed(report.task_id, report.claim, attempt, json.dumps(error), NO_HINTS, worker=report.worker),
         Unreadable(f'{{"jsonrpc":"2.0","{member}":{value}{spawn},"id":{json.dumps(id_)}}}', reason),
     ]

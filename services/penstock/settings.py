@@ -26,6 +26,7 @@ from penstock.brokers import BrokerUrl, parse_broker_url
 from penstock.errors import SettingsError
 from penstock.keys import ApiKey, parse_entries
 from penstock.named_sql import NamedStatement
+from penstock.named_urls import named_url
 from penstock.payload_settings import LONGEST_SEALED_BYTES, parse_bucket_url, read_key
 from penstock.retry import Backoff
 from penstock.signatures import signing_key
@@ -213,6 +214,9 @@ class Settings(BaseSettings):
 
     # Worker
     worker_concurrency: int = Field(100, ge=1, description="Tasks that one worker process runs at once.")
+    worker_name: str | None = Field(
+        None, description="What a worker is called in what is shown of the tasks it ran; unset: `host:pid`."
+    )
     worker_threads: int = Field(16, ge=1, description="Threads for handlers that are plain functions.")
     task_timeout_seconds: float = Field(
         900, gt=0, description="Run time of one attempt, unless the task or its action says otherwise."
@@ -407,7 +411,7 @@ class Settings(BaseSettings):
     dashboard_processes: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="Comma-separated base URLs of /readyz of processes, such as workers, that the dashboard asks "
-        "whether they are alive; `http://host:9464`.",
+        "whether they are alive; `http://host:9464`, or `worker-1=http://host:9464` to have them named.",
     )
     api_url: str | None = Field(None, description="Where commands such as `penstock status` find the api.")
     api_key: SecretStr | None = Field(None, description="The key such commands send.")
@@ -493,14 +497,14 @@ class Settings(BaseSettings):
     @field_validator("dashboard_processes")
     @classmethod
     def _are_http(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for url in value:
-            if not url.startswith(("http://", "https://")) or not urlsplit(url).hostname:
-                raise ValueError(f"must be URLs such as http://host:9464, not {url[:100]!r}")
+        for entry in value:
+            named_url(entry)
         return value
 
     @field_validator(
         "database_url", "database_ssl_mode", "database_ssl_root_cert", "sqs_endpoint_url", "aws_region", "api_url",
         "api_key", "api_rate_limit", "api_rate_burst", "metrics_port", "control_url", "control_api_key",
+        "worker_name",
         "payload_retention_seconds", "result_retention_seconds", "result_compress_bytes", "http_ca_file",
         "amqp_publish_url", "transport_url", "payload_bucket", "payload_s3_endpoint_url",
         "scheduler0_auth_username", "scheduler0_auth_password", "scheduler0_retry_delay_seconds",
@@ -532,6 +536,13 @@ class Settings(BaseSettings):
         for entry in value:
             read_key(entry.get_secret_value())
         return value
+
+    @field_validator("worker_name")
+    @classmethod
+    def _worker_name(cls, value: str | None) -> str | None:
+        from penstock.wire import check_worker_name
+
+        return None if value is None else check_worker_name(value)
 
     @field_validator("transport_url")
     @classmethod

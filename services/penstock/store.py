@@ -374,15 +374,19 @@ class Session:
 
     # Settling
 
-    async def finish(self, results: dict[Pair, str]) -> int:
-        """ACQUIRED to SUCCESS for each (id, claim) that still holds; returns how many. Ids are distinct."""
+    async def finish(self, results: dict[Pair, str], workers: Mapping[Pair, str | None] | None = None) -> int:
+        """ACQUIRED to SUCCESS for each (id, claim) that still holds; returns how many. Ids are distinct.
+
+        workers: who ran them, where that is known.
+        """
         if not results:
             return 0
         ids, claims = _columns(results)
         metrics.BATCH_SIZE.labels("finish").observe(len(ids))
         await self.plan_for(len(ids))
         finished = 0
-        rows = await self.fetch("finish_tasks", ids, claims, list(results.values()))
+        columns = ids, claims, list(results.values()), [*map((workers or {}).get, results)]
+        rows = await self.fetch("finish_tasks", *columns)
         for action, count, told, promoted, keys in rows:
             if count:
                 self.has_told |= told > 0
@@ -424,20 +428,23 @@ class Session:
         if again:
             rows = await self.fetch(
                 "delay_tasks", [f.id for f in again], [f.claim for f in again], [f.error for f in again],
-                [f.delay_seconds for f in again], [f.suspect for f in again],
+                [f.delay_seconds for f in again], [f.suspect for f in again], [f.worker for f in again],
             )  # fmt: skip
             settled += _count(rows, State.ERROR)
         buried = [f for f in failures if f.delay_seconds is None]
         if buried:
             columns = [f.id for f in buried], [f.claim for f in buried], [f.error for f in buried]
-            settled += await self._settle("bury_tasks", *columns, hold_keys=hold_keys)
+            settled += await self._settle("bury_tasks", *columns, [f.worker for f in buried], hold_keys=hold_keys)
         return settled
 
-    async def note_heartbeats(self, beats: dict[Pair, str | None]) -> int:
-        """Record signs of life, with progress as JSON text where given. Ids are distinct."""
+    async def note_heartbeats(
+        self, beats: dict[Pair, str | None], workers: Mapping[Pair, str | None] | None = None
+    ) -> int:
+        """Record signs of life, with progress as JSON text and who gave them where known. Ids are distinct."""
         ids, claims = _columns(beats)
         await self.plan_for(len(ids))
-        return len(await self.fetch("note_heartbeats", ids, claims, list(beats.values()))) if ids else 0
+        columns = ids, claims, list(beats.values()), [*map((workers or {}).get, beats)]
+        return len(await self.fetch("note_heartbeats", *columns)) if ids else 0
 
     async def cancel(self, ids: Sequence[int], reason: str | None = None) -> set[int]:
         """Any live state to CANCELLED, inside a transaction; returns the ids that were live."""

@@ -61,6 +61,7 @@ def _task_columns() -> list[Column[object]]:
         Column("limit_key", Text),
         Column("tenant", Text),
         Column("trace", Text),
+        Column("worker", Text),
     ]
 
 

@@ -194,6 +194,7 @@ class Failure:
 
     delay_seconds: None = no more attempts, the task becomes CRITICAL_ERROR.
     error: JSON text of the error object. suspect: a worker fell silent with it; it travels alone from now on.
+    worker: which one told it, None where none did.
     """
 
     id: int
@@ -201,3 +202,4 @@ class Failure:
     error: str
     delay_seconds: float | None
     suspect: bool = False
+    worker: str | None = None

@@ -33,6 +33,7 @@ async def begin_waits(session: Session, waits: Sequence[Waiting], default_second
     waits for has failed.
     """
     begun = Begun()
+    workers = {(wait.task_id, wait.claim): wait.worker for wait in waits}
     todo = list(waits)
     while todo:
         part: dict[str, Waiting] = {}  # one of each token: a statement takes no row twice
@@ -41,19 +42,19 @@ async def begin_waits(session: Session, waits: Sequence[Waiting], default_second
         todo = [wait for wait in todo if part.get(wait.token) is not wait]
         noted = await note_waits(session, list(part.values()), default_seconds)
         waiting = [one for one in noted if one.noted]
-        held = await put_to_wait(session, waiting)
+        held = await put_to_wait(session, waiting, workers)
         begun.waiting += len(held)
         if len(held) < len(waiting):  # cancelled or repaired since it was looked at
             await end_waits(session, [one.token for one in waiting if one.pair not in held])
         others = [one for one in noted if not one.noted]
         if others:
             policies = {(wait.task_id, wait.claim): wait.policy for wait in part.values()}
-            begun.settled += await _settle_others(session, others, policies)
+            begun.settled += await _settle_others(session, others, policies, workers)
     return begun
 
 
 async def _settle_others(
-    session: Session, others: Sequence[Noted], policies: Mapping[Pair, Hints]
+    session: Session, others: Sequence[Noted], policies: Mapping[Pair, Hints], workers: Mapping[Pair, str | None]
 ) -> list[Succeeded | Failed]:
     """Of waits whose token has an answer or a task already."""
     known = await read_tokens(session, [one.token for one in others])  # they are locked, so all are there
@@ -66,7 +67,7 @@ async def _settle_others(
                 answers[one.token] = session.vault.unseal(answer, answer_bound(one.token))
             except (PayloadUnavailable, PayloadLost) as exc:
                 settled.append(_unread(one.pair, exc, policies[one.pair]))
-    held = await put_to_wait(session, [one for one in others if one.token in answers])
+    held = await put_to_wait(session, [one for one in others if one.token in answers], workers)
     answered: list[tuple[str, Pair, bytes]] = []
     for one in others:
         token = known[one.token]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -62,11 +62,14 @@ async def note_waits(session: Session, waits: Sequence[Waiting], default_seconds
     ]
 
 
-async def put_to_wait(session: Session, waits: Sequence[Noted]) -> set[Pair]:
-    """ACQUIRED to WAITING for each that is not there yet; returns those whose claim holds."""
+async def put_to_wait(session: Session, waits: Sequence[Noted], workers: Mapping[Pair, str | None]) -> set[Pair]:
+    """ACQUIRED to WAITING for each that is not there yet; returns those whose claim holds. workers: who told it."""
     if not waits:
         return set()
-    rows = await session.fetch("put_to_wait", [wait.pair[0] for wait in waits], [wait.pair[1] for wait in waits])
+    rows = await session.fetch(
+        "put_to_wait", [wait.pair[0] for wait in waits], [wait.pair[1] for wait in waits],
+        [workers.get(wait.pair) for wait in waits],
+    )  # fmt: skip
     held = {(row["id"], row["claim"]) for row in rows}
     for wait in waits:
         if wait.pair in held and wait.state is State.ACQUIRED:

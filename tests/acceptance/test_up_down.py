@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -166,6 +167,15 @@ def test_ps_for_people_shows_no_password(shared: Place) -> None:
     assert password not in shown
     assert password not in (shared.path / ".penstock" / "penstock.log").read_text()
     assert "worker-2" in shown
+
+
+def test_the_dashboard_shows_every_process_that_is_alive_workers_too(shared: Place) -> None:
+    def ready() -> set[str]:
+        shown = httpx.get(f"{shared.state()['api']}/", headers={"Accept": "text/html"}, timeout=60).text
+        return set(re.findall(r'badge s-active">([\w-]+)<', shown))
+
+    workers = {entry["name"] for entry in shared.state()["processes"] if entry["name"].startswith("worker-")}
+    wait_until(lambda: ready() >= workers | SINGLE, "all processes to be shown as alive")
 
 
 def test_second_up_in_the_same_folder_is_told_where_the_first_one_is(shared: Place) -> None:

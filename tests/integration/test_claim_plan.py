@@ -299,10 +299,17 @@ async def test_claim_tokens_grow_whichever_connection_claims(database_url: str) 
 # Settling, by id and claim, under the statistics of a table that swings between empty and full
 
 _SETTLING: dict[str, Callable[[list[int], list[int]], tuple[Any, ...]]] = {
-    "finish_tasks": lambda ids, claims: (ids, claims, ["{}"] * len(ids)),
-    "bury_tasks": lambda ids, claims: (ids, claims, ["{}"] * len(ids)),
-    "delay_tasks": lambda ids, claims: (ids, claims, ["{}"] * len(ids), [1.0] * len(ids), [False] * len(ids)),
-    "note_heartbeats": lambda ids, claims: (ids, claims, [None] * len(ids)),
+    "finish_tasks": lambda ids, claims: (ids, claims, ["{}"] * len(ids), ["w:1"] * len(ids)),
+    "bury_tasks": lambda ids, claims: (ids, claims, ["{}"] * len(ids), ["w:1"] * len(ids)),
+    "delay_tasks": lambda ids, claims: (
+        ids,
+        claims,
+        ["{}"] * len(ids),
+        [1.0] * len(ids),
+        [False] * len(ids),
+        ["w:1"] * len(ids),
+    ),
+    "note_heartbeats": lambda ids, claims: (ids, claims, [None] * len(ids), ["w:1"] * len(ids)),
     "release_tasks": lambda ids, claims: (ids, claims, False),
     "postpone_tasks": lambda ids, claims: (ids, claims, [30.0] * len(ids), ["{}"] * len(ids)),
     "read_attempts": lambda ids, claims: (ids, claims),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from penstock.async_client import AsyncClient
 from penstock.client import MESSAGE_TASKS, Client, InboundClient, Unfinished
 from penstock.errors import (
     DuplicateTask,
@@ -48,6 +49,32 @@ async def test_client_calls_every_method(store: Store, settings: Settings) -> No
 
     async with running(store, settings) as api:
         await asyncio.to_thread(use, api.url)
+
+
+async def test_clients_find_tasks_by_every_filter_that_the_api_has(store: Store, settings: Settings) -> None:
+    far = datetime(2100, 1, 1, tzinfo=UTC)
+    asked: list[tuple[dict[str, Any], list[int]]] = [
+        ({"labels": {"tenant": "acme"}}, [2, 1]),
+        ({"key": "k", "state": "SCHEDULED"}, [1]),
+        ({"since": "2020-01-01T00:00:00Z", "until": far, "action": "a"}, [2, 1]),
+        ({"since": far}, []),
+        ({"until": 1}, []),
+    ]
+
+    def use(url: str) -> None:
+        with Client(url) as client:
+            client.enqueue("a", labels={"tenant": "acme"}, unique_key="k")
+            client.enqueue("a", labels={"tenant": "acme"})
+            client.enqueue("b")
+            assert [[task["id"] for task in client.list(**given)["tasks"]] for given, _ in asked] == [
+                ids for _, ids in asked
+            ]
+
+    async with running(store, settings) as api:
+        await asyncio.to_thread(use, api.url)
+        async with AsyncClient(api.url) as client:
+            for given, ids in asked:
+                assert [task["id"] for task in (await client.list(**given))["tasks"]] == ids
 
 
 async def test_client_gives_labels_expiry_and_scopes_and_moves_and_lets_go(store: Store, settings: Settings) -> None:

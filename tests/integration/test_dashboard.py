@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from html import unescape
@@ -13,13 +14,18 @@ from typing import Any
 import httpx
 import pytest
 
+from penstock import bulk
 from penstock.api import Api, keyring
 from penstock.api.access import AUDITED
+from penstock.api.dashboard import overview
+from penstock.api.dashboard.alive import Alive
 from penstock.api.dashboard.deeds import DEEDS
 from penstock.api.dashboard.pages import PAGES
+from penstock.health import Health, serve_health
 from penstock.keys import Permission
 from penstock.keystore import create_key
 from penstock.local.postgres import EmbeddedPostgres
+from penstock.local.service import free_port
 from penstock.settings import Settings
 from penstock.sql import SQL
 from penstock.store import PLANNING, Store
@@ -64,6 +70,12 @@ class Browser:
 
     async def call(self, method: str, **params: Any) -> Any:
         return await self.methods.call(method, params)
+
+
+@pytest.fixture(autouse=True)
+def patient_overview(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine too the first answer is the whole, but where a test is about that."""
+    monkeypatch.setattr(overview, "FIRST_WITHIN_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -634,6 +646,72 @@ async def test_a_page_that_is_open_is_sent_what_has_changed(store: Store, browse
             assert "<html" not in first
             await enqueue(store, NewTask("a"))
             assert (await anext(found)).count('data-key="t') == 2
+
+
+async def test_an_overview_that_takes_long_to_count_is_shown_in_part_and_its_rest_follows(
+    store: Store, browser: Browser, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview, "FIRST_WITHIN_SECONDS", 0.05)
+    await enqueue(store, NewTask("a"))
+    async with sql.transaction():
+        await sql.execute("lock table penstock.action in access exclusive mode")  # of which the lag is read
+        first = await browser.get("/")
+        assert "The rest is being counted" in first
+        assert "The last hour" not in first
+        assert "badge s-active" in first  # the processes, all the same
+    async with browser.http.stream("GET", "/", headers={"Accept": "text/event-stream"}) as stream:
+        async for line in stream.aiter_lines():
+            if line.startswith("data: "):
+                whole = json.loads(line.removeprefix("data: "))["html"]
+                break
+    assert "The rest is being counted" not in whole
+    assert "The last hour" in whole
+    assert "The last hour" in await browser.get("/")
+
+
+async def test_an_overview_that_could_not_be_counted_is_counted_anew(browser: Browser, sql: Any) -> None:
+    await sql.execute("alter table penstock.tally rename to elsewhere")
+    await browser.get("/", 503)
+    await sql.execute("alter table penstock.elsewhere rename to tally")
+    assert "The last hour" in await browser.get("/")
+
+
+async def test_processes_without_a_database_are_asked_whether_they_are_ready(store: Store, settings: Settings) -> None:
+    health = Health("worker")
+    server = serve_health(health, "127.0.0.1", 0)
+    gone = f"http://127.0.0.1:{free_port()}"
+    asked = settings.model_copy(
+        update={"dashboard_processes": (f"worker-1={server.url}", f"worker-2={gone}", server.url)}
+    )
+    alive = Alive(asked.dashboard_processes)
+    try:
+        assert [one.ready for one in alive.look()] == [None] * 3
+        await alive.ask()
+        assert [tuple(one) for one in alive.look()] == [
+            ("worker-1", server.url, False, "starting"), ("worker-2", gone, False, "ConnectError"),
+            ("", server.url, False, "starting"),
+        ]  # fmt: skip
+        health.succeeded()
+        async with running(store, asked) as api, httpx.AsyncClient(base_url=api.url, headers=HTML, timeout=60) as http:
+            deadline = time.monotonic() + 60
+            while (found := re.findall(r'badge s-(\w+)">(worker-1|worker-2|process)<', (await http.get("/")).text)) != [
+                ("active", "worker-1"), ("failed", "worker-2"), ("active", "process"),
+            ]:  # fmt: skip
+                assert time.monotonic() < deadline, found
+                await asyncio.sleep(0.2)
+    finally:
+        alive.stop()
+        server.close()
+
+
+async def test_a_count_that_is_not_exact_says_so(
+    store: Store, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "COUNTED", 5)
+    await enqueue(store, *(NewTask("a") for _ in range(20)))
+    text = await browser.get("/bulk?operation=bulk.cancel&action=a&count=yes")
+    assert "About 20 tasks would be cancelled" in text
+    assert "At least 5: to count them all" in text
 
 
 async def test_streams_end_with_the_api_and_keep_it_from_nothing(store: Store, settings: Settings) -> None:

@@ -50,6 +50,31 @@ async def test_a_tasks_options_go_over_the_command_line(store: Store, settings: 
         await asyncio.to_thread(use, api.url)
 
 
+async def test_tasks_are_found_by_every_filter_that_the_api_has(store: Store, settings: Settings) -> None:
+    def use(url: str) -> None:
+        def ids(*options: str) -> list[int]:
+            return [task["id"] for task in json.loads(run(url, "list", *options, "--json"))["tasks"]]
+
+        run(url, "enqueue", "a", "--label", "tenant=acme", "--label", "kind=x", "--unique-key", "k")
+        run(url, "enqueue", "a", "--label", "tenant=acme", "--ordering-key", "k")
+        run(url, "enqueue", "b")
+        assert ids() == [3, 2, 1]
+        assert ids("--label", "tenant=acme") == [2, 1]
+        assert ids("--label", "tenant=acme", "--label", "kind=x") == [1]
+        assert ids("--key", "k") == [2, 1]
+        assert ids("--action", "a", "--state", "scheduled", "--key", "k", "--limit", "1") == [2]
+        second = json.loads(run(url, "status", "2", "--json"))["created_at"]
+        assert ids("--since", second) == [3, 2]
+        assert ids("--until", second) == [1]
+        assert ids("--since", "0", "--until", "4102444800000") == [3, 2, 1]
+        assert run(url, "list", "--key", "none") == "there is none\n"
+        assert "is not NAME=TEXT" in run(url, "list", "--label", "tenant", fails=True)
+        assert "until must be later than since" in run(url, "list", "--since", "2", "--until", "1", fails=True)
+
+    async with running(store, settings) as api:
+        await asyncio.to_thread(use, api.url)
+
+
 async def test_held_ordering_keys_are_listed_and_let_go(store: Store, settings: Settings) -> None:
     def use(url: str) -> None:
         ids = [json.loads(run(url, "enqueue", "a", "--ordering-key", "o", "--json"))["id"] for _ in range(2)]

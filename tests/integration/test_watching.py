@@ -25,6 +25,7 @@ from penstock.health import Health, serve_health
 from penstock.settings import Settings
 from penstock.store import Store
 from penstock.tasks import NewTask
+from penstock.worker.naming import name_of_process
 from tests.integration import lines
 from tests.integration.apis import running
 
@@ -213,10 +214,11 @@ async def test_a_task_is_followed_to_its_end_with_every_failed_attempt(store: St
         (code, out), (bad_code, bad_out) = await asyncio.gather(*following)
     texts = [text.split(f"  task {good}  ")[1] for text in out.splitlines()]
     assert code == 0
+    here = name_of_process()
     assert [text for text in texts if "failed" in text] == [
-        "attempt 1 failed: ValueError: failure 1", "attempt 2 failed: ValueError: failure 2",
-    ]  # fmt: skip
-    assert texts[-1] == 'SUCCESS: {"runs": 3}'
+        f"attempt {number} failed on {here}: ValueError: failure {number}" for number in (1, 2)
+    ]
+    assert texts[-1] == f'SUCCESS on {here}: {{"runs": 3}}'
     assert bad_code == 3
-    assert "attempt 1 failed: Fail: no way" in bad_out
+    assert f"attempt 1 failed on {here}: Fail: no way" in bad_out
     assert bad_out.splitlines()[-1].endswith("CRITICAL_ERROR")

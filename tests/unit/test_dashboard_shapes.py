@@ -118,7 +118,8 @@ def detail(**given: Any) -> views.TaskDetail:
         "id": 1, "action": "a", "state": State.SCHEDULED, "attempts": 0, "max_attempts": 3, "priority": 0,
         "run_at": views.timestamp(NOW), "created_at": views.timestamp(NOW), "updated_at": views.timestamp(NOW),
         "progress": None, "result": None, "error": None, "payload": None, "unique_key": None, "ordering_key": None,
-        "limit_key": None, "labels": None, "expires_at": None, "timeout": None, "claim": 0, "failures": [],
+        "limit_key": None, "labels": None, "expires_at": None, "timeout": None, "claim": 0, "worker": None,
+        "failures": [],
     }  # fmt: skip
     return views.TaskDetail(**values | given)
 
@@ -129,8 +130,10 @@ def life(**given: Any) -> dict[str, Any]:
 
 
 def test_a_life_is_told_in_order_from_the_first_attempt_to_the_end() -> None:
-    failed = views.Failure(1, 5, views.timestamp(NOW + timedelta(seconds=4)), msgspec.Raw(b'{"message":"boom"}'))
-    task = detail(state=State.SUCCESS, attempts=2, claim=9, failures=[failed],
+    failed = views.Failure(
+        1, 5, views.timestamp(NOW + timedelta(seconds=4)), msgspec.Raw(b'{"message":"boom"}'), "one:7"
+    )
+    task = detail(state=State.SUCCESS, attempts=2, claim=9, failures=[failed], worker="two:8",
                   updated_at=views.timestamp(NOW + timedelta(seconds=30)))  # fmt: skip
     events = timeline(task, life(claimed_at=NOW + timedelta(seconds=20)), NOW + timedelta(seconds=60))
     assert [event["title"] for event in events] == [
@@ -138,6 +141,13 @@ def test_a_life_is_told_in_order_from_the_first_attempt_to_the_end() -> None:
     ]  # fmt: skip
     assert [event["later"] for event in events] == [None, "4 s", "16 s", "10 s"]
     assert events[1]["error"]["message"] == "boom"
+    assert (events[1]["detail"], events[-1]["detail"].split(", ")[0]) == ("ran on one:7, claim 5", "ran on two:8")
+
+
+def test_a_life_that_no_worker_told_its_name_in_names_none() -> None:
+    failed = views.Failure(1, 5, views.timestamp(NOW), msgspec.Raw(b'{"message":"boom"}'), None)
+    events = timeline(detail(state=State.SUCCESS, failures=[failed]), life(), NOW)
+    assert not any("ran on" in event["detail"] for event in events)
 
 
 @pytest.mark.parametrize(("given", "of_life", "last"), [

@@ -44,6 +44,14 @@ def test_a_failed_attempt_that_fell_between_two_looks_is_told_all_the_same() -> 
     assert [*follow.changes(again, again)] == []
 
 
+def test_who_ran_it_is_told_where_it_is_known() -> None:
+    acquired = TASK | {"state": "ACQUIRED", "attempts": 1, "worker": "one:7"}
+    assert said(None, **acquired) == ["ACQUIRED on one:7, attempt 1 of 3"]
+    failed = acquired | {"state": "ERROR", "failures": [FAILURE | {"worker": "one:7"}]}
+    assert said(acquired, **failed)[0] == "attempt 1 failed on one:7: no luck"
+    assert said(acquired, **acquired | {"state": "SUCCESS", "result": 1}) == ["SUCCESS on one:7: 1"]
+
+
 @pytest.mark.parametrize(
     ("end", "text"),
     [

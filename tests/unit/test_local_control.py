@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from penstock.local.children import Child
 from penstock.local.stack import Stack
 from penstock.settings import load_settings
 
@@ -38,6 +39,23 @@ def test_workers_get_no_key_where_none_is_asked_for(tmp_path: Path) -> None:
 
 def test_workers_that_would_be_refused_are_not_told_to_ask(tmp_path: Path) -> None:
     assert environment(tmp_path, api_keys=HASHED) == {}
+
+
+def test_the_api_is_told_where_to_ask_the_workers_each_at_a_port_of_its_own(tmp_path: Path) -> None:
+    stack = Stack(tmp_path)
+    stack._settings, stack._http_port, stack._ready = load_settings(), 8123, True
+    for number in range(1, 4):
+        stack._workers.append(Child(f"worker-{number}", [], {}, stack._new_port()))
+    told = stack._api_environment()
+    assert (told["PENSTOCK_HTTP_PORT"], len({worker.metrics_port for worker in stack._workers})) == ("8123", 3)
+    given = load_settings(dashboard_processes=told["PENSTOCK_DASHBOARD_PROCESSES"]).dashboard_processes
+    assert given == tuple(f"{w.name}=http://127.0.0.1:{w.metrics_port}" for w in stack._workers)
+
+
+def test_processes_that_the_user_names_stay(tmp_path: Path) -> None:
+    stack = Stack(tmp_path)
+    stack._settings, stack._http_port, stack._ready = load_settings(dashboard_processes="http://host:1"), 8123, True
+    assert "PENSTOCK_DASHBOARD_PROCESSES" not in stack._api_environment()
 
 
 def test_what_is_set_for_the_workers_alone_stays(tmp_path: Path) -> None:

@@ -108,6 +108,8 @@ class Api(Service):
         for server in self._servers:
             server.bind()
         await self._store.open()
+        if self._dashboard is not None:
+            await asyncio.to_thread(self._dashboard.warm)
         if self._keyring is not None:
             await self._keyring.refresh()
         for server in self._servers:

@@ -384,8 +384,11 @@ class Methods:
                 extra = sorted(found - set(ids), reverse=True)
             rows: Sequence[Any] = await session.fetch("read_tasks", ids + extra) if ids or extra else []
         rows = await shown_rows(self.vault, rows, room_bytes=0)
-        tasks = [views.task(row) for row in rows if row["id"] not in extra or _fits(row, command)]
-        tasks.sort(key=lambda task: task.id, reverse=True)
+        found_late = [row for row in rows if row["id"] in extra and _fits(row, command)]
+        found_late.sort(key=lambda row: row["id"], reverse=True)
+        # What has no room on the page stands on a later one, for it is among those that were not looked at yet.
+        shown = [row for row in rows if row["id"] not in extra] + found_late[: command.limit - len(ids)]
+        tasks = sorted(map(views.task, shown), key=lambda task: task.id, reverse=True)
         return views.TaskPage(tasks, _cursor(ids, command.limit, seen[0]["last"], seen[0]["count"], SCAN_TASKS))
 
     async def _stats(self, _command: Stats) -> msgspec.Raw:
@@ -405,18 +408,13 @@ class Methods:
         for row in counts:
             actions[row["action"]][State(row["state"])] += row["count"]
 
-        def per_second(*names: str) -> float:
-            return round(sum(counted.get(name, 0) for name in names) / RATES_OVER_SECONDS, 3)
-
         return views.Statistics(
             {state: sum(of_action[state] for of_action in actions.values()) for state in State},
             {
                 action: {state: of_action[state] for state in State if of_action[state]}
                 for action, of_action in sorted(actions.items())
             },
-            views.Rates(
-                per_second("ENQUEUED"), per_second(State.SUCCESS), per_second(State.ERROR, State.CRITICAL_ERROR)
-            ),
+            views.rates(counted, RATES_OVER_SECONDS),
             views.Lag(lag["due"], round(max(0.0, lag["oldest_seconds"]), 3)),
         )
 

@@ -5,7 +5,7 @@ Payloads, results and errors are the JSON text that Postgres holds, put into the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -53,6 +53,7 @@ class Failure(msgspec.Struct, frozen=True):
     claim: int
     at: Instant
     error: Annotated[Any, _about("The JSON-RPC error object that the worker sent.")]
+    worker: Annotated[str | None, _about("Which one sent it, or had the task when it fell silent; null: not told.")]
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -98,6 +99,7 @@ class TaskDetail(Task, frozen=True, kw_only=True):
     expires_at: Annotated[str | None, _about("Not started from then on.")]
     timeout: Annotated[float | None, _about("Seconds that one attempt may take; null: the action's or worker's own.")]
     claim: Annotated[int, _about("Token of the newest claim; 0 before the first.")]
+    worker: Annotated[str | None, _about("Which one has, or had, the newest claim; null where none has told it.")]
     failures: Annotated[list[Failure], _about("Every failed attempt, oldest first.")]
     waits_for: Annotated[WaitsFor | None, _about("Only there while it waits for an outside event.")] = None
     payload_gone: Annotated[bool, _about("True: retention has emptied the payload.")] = False
@@ -429,8 +431,9 @@ def task_detail(row: Any) -> TaskDetail:
         expires_at=row["expires_at"] and timestamp(row["expires_at"]),
         timeout=row["timeout_seconds"],
         claim=row["claim"],
+        worker=row["worker"],
         failures=[
-            Failure(one.attempt, one.claim, timestamp(one.at), one.error)
+            Failure(one.attempt, one.claim, timestamp(one.at), one.error, one.worker)
             for one in _decode_failures(row["failures"] or "[]")
         ],
     )
@@ -459,6 +462,15 @@ def unsettled(task_id: int, state: str | None) -> Outcome:
     seen = State(state)
     again = "the answer was full" if seen.final else "it has not settled within the timeout"
     return Outcome(id=task_id, state=seen, result=None, error=None, again=f"{again}: call result again with this id")
+
+
+def rates(counted: Mapping[str, int], seconds: float) -> Rates:
+    """Events counted over so many seconds, as rates."""
+
+    def per_second(*names: str) -> float:
+        return round(sum(counted.get(name, 0) for name in names) / seconds, 3)
+
+    return Rates(per_second("ENQUEUED"), per_second(State.SUCCESS), per_second(State.ERROR, State.CRITICAL_ERROR))
 
 
 def held_keys(found: Sequence[tasks.HeldKey], limit: int) -> HeldKeys:
@@ -532,6 +544,7 @@ class _StoredFailure(msgspec.Struct, frozen=True):
     claim: int
     at: datetime
     error: msgspec.Raw
+    worker: str | None = None
 
 
 _decode_failures = msgspec.json.Decoder(list[_StoredFailure]).decode

@@ -60,7 +60,9 @@ def changes(before: dict[str, Any] | None, task: dict[str, Any]) -> Iterator[str
     told = {failure["claim"] for failure in before["failures"]} if before else set()
     for failure in task["failures"]:
         if failure["claim"] not in told:
-            yield _line(task, failure["at"], f"attempt {failure['attempt']} failed: {_message(failure['error'])}")
+            yield _line(
+                task, failure["at"], f"attempt {failure['attempt']} failed{_on(failure)}: {_message(failure['error'])}"
+            )
     state = task["state"]
     if before is None or (before["state"], before["attempts"]) != (state, task["attempts"]):
         yield _line(task, task["updated_at"], _standing(task))
@@ -75,16 +77,21 @@ def changes(before: dict[str, Any] | None, task: dict[str, Any]) -> Iterator[str
 def _standing(task: dict[str, Any]) -> str:
     state = str(task["state"])
     if state == State.ACQUIRED:
-        return f"{state}, attempt {task['attempts']} of {task['max_attempts']}"
+        return f"{state}{_on(task)}, attempt {task['attempts']} of {task['max_attempts']}"
     if state in (State.SCHEDULED, State.ERROR):
         return f"{state}, runs at {task['run_at']}"
     if state == State.WAITING and task.get("waits_for"):
         return f"{state} for an event until {task['waits_for']['until']}"
     if state == State.SUCCESS:
-        return f"{state}: {json.dumps(task['result'], ensure_ascii=False)}"
+        return f"{state}{_on(task)}: {json.dumps(task['result'], ensure_ascii=False)}"
     if state == State.CANCELLED:
         return state + (f": {task['reason']}" if task.get("reason") else "")
     return state
+
+
+def _on(told: dict[str, Any]) -> str:
+    """Of a task or a failed attempt; an older api does not tell."""
+    return f" on {told['worker']}" if told.get("worker") else ""
 
 
 def _message(error: Any) -> str:

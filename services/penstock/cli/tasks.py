@@ -272,23 +272,40 @@ def list_tasks(
     ] = None,
     action: Annotated[str | None, typer.Option(show_default=False, help="Only tasks of this action.")] = None,
     tenant: Annotated[str | None, typer.Option(show_default=False, help="Only tasks of this tenant.")] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=TEXT", help="Only tasks with this label; given several times, with all of them."),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(show_default=False, help="Only tasks that have this unique key or ordering key.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(show_default=False, help="Created then or later: RFC 3339 with a zone, or epoch milliseconds."),
+    ] = None,
+    until: Annotated[str | None, typer.Option(show_default=False, help="Created before; as --since.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Tasks at the most.")] = 50,
     cursor: Annotated[str | None, typer.Option(show_default=False, help="Go on where the last list ended.")] = None,
     as_json: JsonOption = False,
     api_url: ApiUrlOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """List tasks, newest first."""
-    params = {"state": state.upper() if state else None, "action": action, "limit": limit, "cursor": cursor}
-    params["tenant"] = tenant
-    result = connect(api_url, data_dir).call("list", {k: v for k, v in params.items() if v is not None})
+    """List tasks, newest first.
+
+    With a filter, one call looks at a bounded number of tasks; the cursor that is printed leads further back.
+    """
+    params = {
+        "state": state.upper() if state else None, "action": action, "labels": _labels(label), "key": key,
+        "since": _instant(since), "until": _instant(until), "limit": limit, "cursor": cursor, "tenant": tenant,
+    }  # fmt: skip
+    result = connect(api_url, data_dir).call("list", given(params))
     if as_json:
         print_json(result)
         return
-    if not result["tasks"]:
-        typer.echo("there is none")
-        return
-    _print_tasks(result["tasks"])
+    if result["tasks"]:
+        _print_tasks(result["tasks"])
+    else:
+        typer.echo("there is none" + (" among those looked at" if result["cursor"] else ""))
     print_cursor(result["cursor"])
 
 

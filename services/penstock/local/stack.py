@@ -77,6 +77,7 @@ class Stack:
         self._output = output or Output.to_stderr()
         self._services: list[Service] = []
         self._children: Children | None = None
+        self._workers: list[Child] = []
         self._settings: Settings | None = None
         self._queues: dict[str, str] = {}
         self._http_host = HOST
@@ -128,19 +129,22 @@ class Stack:
             again = self._create_queues if isinstance(service, EmbeddedSqs) else None
             children.keep_service(service, again)
         metrics_host = _reachable(settings.metrics_host)
+        # Their ports are chosen before anything starts, for the api is told them; each keeps its own over restarts.
+        for name, command in self._worker_commands():
+            # A worker is given no database of Penstock's; the shipped example exports into one of its own.
+            env = {"EXPORT_DATABASE_URL": database_url} | base | self._worker_env
+            self._workers.append(Child(name, command, env, self._new_port(), metrics_host, self._control_environment))
         for name in (*SINGLE_PROCESSES, *_sources(settings)):
             env = base | {"PENSTOCK_DATABASE_URL": database_url}
             command = [sys.executable, "-m", "penstock", name]
-            more = self._http_environment if name == "api" else dict
+            more = self._api_environment if name == "api" else dict
             children.keep(Child(name, command, env, 0, metrics_host, more))
         for number in range(2, self.schedulers + 1):
             command = [sys.executable, "-m", "penstock", "scheduler"]
             env = base | {"PENSTOCK_DATABASE_URL": database_url}
             children.keep(Child(f"scheduler-{number}", command, env, 0, metrics_host))
-        for name, command in self._worker_commands():
-            # A worker is given no database of Penstock's; the shipped example exports into one of its own.
-            env = {"EXPORT_DATABASE_URL": database_url} | base | self._worker_env
-            children.keep(Child(name, command, env, 0, metrics_host, self._control_environment))
+        for child in self._workers:
+            children.keep(child)
         await self._wait_ready(children)
         self._ready = True
         self.data_dir.write_state(self.state())
@@ -186,6 +190,20 @@ class Stack:
         if self._http_port_may_move and not self._ready:
             self._http_port = self._next_http_port(self._http_port)
         return {"PENSTOCK_HTTP_HOST": self._http_host, "PENSTOCK_HTTP_PORT": str(self._http_port)}
+
+    def _new_port(self) -> int:
+        """A free port that no other worker is to have."""
+        while (port := free_port()) in {worker.metrics_port for worker in self._workers}:
+            pass
+        return port
+
+    def _api_environment(self) -> dict[str, str]:
+        """Where the api listens, and where its dashboard asks the workers, which no connection to Postgres tells of."""
+        env = self._http_environment()
+        if "dashboard_processes" not in self.settings.model_fields_set:
+            urls = (f"{worker.name}=http://{worker.metrics_host}:{worker.metrics_port}" for worker in self._workers)
+            env["PENSTOCK_DASHBOARD_PROCESSES"] = ",".join(urls)
+        return env
 
     def _control_environment(self) -> dict[str, str]:
         """Where workers ask which of their tasks were cancelled, and with which key, where one is needed."""

@@ -49,6 +49,32 @@ select array(select id from picked order by id) as ids, array(select place from 
        (select count(*) from matching) as matching, (select count(*) from seen) as seen,
        (select min(id) from seen) as first, (select max(id) from seen) as last;
 
+-- part: counted
+select count(*) filter (where fits) as matching, count(*) as seen, min(id) as first, max(id) as last,
+       coalesce((array_agg(id) filter (where fits))[1:100], '{}') as ids
+
+-- name: count_live_matches
+-- $1 behind this id, $2 up to that one, $3 how many to look at; $4 pattern of LIKE or null, $5 states, $6 labels as JSON
+-- text or null, $7 created no later than, $8 created later than, or null, $9 tenant or null. As find_live_matches, but in one pass, which
+-- costs a third: how many match and the first ids of them, how many were looked at, the first and the last of these.
+{counted}
+from (
+    select id, (state::text = any($5::text[]) and ($4::text is null or action like $4)
+                and ($6::text is null or labels @> $6::jsonb)
+                and created_at <= $7::timestamptz and ($8::timestamptz is null or created_at > $8)
+                and ($9::text is null or tenant = $9)) as fits
+    from penstock.task where id > $1 and id <= $2 order by id limit $3) seen;
+
+-- name: count_settled_matches
+-- As count_live_matches, among settled tasks: $1 to $9 likewise.
+{counted}
+from (
+    select id, (($4::text is null or action like $4) and ($6::text is null or labels @> $6::jsonb)
+                and created_at <= $7::timestamptz and ($8::timestamptz is null or created_at > $8)
+                and ($9::text is null or tenant = $9)) as fits
+    from penstock.task_history
+    where id > $1 and id <= $2 and state = any($5::text[]::penstock.task_state[]) order by id limit $3) seen;
+
 -- name: hold_live_tasks
 -- $1 ids, $2 states. Those in such a state that nobody else is at; locked until the end of the transaction.
 select id from penstock.task where id = any($1::bigint[]) and state::text = any($2::text[])

@@ -39,7 +39,7 @@ noted as materialized (
 ), claimed as (
     update penstock.task t
     set state = 'ACQUIRED', attempts = t.attempts + 1, claim = n.id,
-        claimed_at = now(), heartbeat_at = null, updated_at = now()
+        claimed_at = now(), heartbeat_at = null, worker = null, updated_at = now()
     from noted n
     where t.id = any(array(select id from due))
       and t.claim < n.id  -- another scheduler claimed it and lost it again, between our token and our lock
@@ -186,7 +186,7 @@ with due as materialized (
 ), claimed as (
     update penstock.task t
     set state = 'ACQUIRED', attempts = t.attempts + 1, claim = n.id,
-        claimed_at = now(), heartbeat_at = null, updated_at = now(),
+        claimed_at = now(), heartbeat_at = null, worker = null, updated_at = now(),
         route = (select r.name from penstock.route r
                  where t.action like any(r.actions) and (r.labels = '{}' or t.labels @> r.labels)
                  order by r.position, r.name limit 1)

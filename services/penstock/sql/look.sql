@@ -6,13 +6,13 @@ select id, state::text as state, action, payload::text as payload, priority, run
        created_at, updated_at, unique_key, ordering_key, timeout_seconds, progress::text as progress,
        null::text as result, failures::text as failures, (failures -> -1 -> 'error')::text as error,
        labels::text as labels, expires_at, limit_key, tenant, null::text as reason, null::bool as payload_gone,
-       null::bool as result_gone, trace
+       null::bool as result_gone, trace, worker
 from penstock.task where id = any($1::bigint[])
 union all
 select id, state::text, action, payload::text, priority, run_at, attempts, max_attempts, claim,
        created_at, updated_at, unique_key, ordering_key, timeout_seconds, progress::text,
        result::text, failures::text, (failures -> -1 -> 'error')::text, labels::text, expires_at, limit_key, tenant, reason,
-       payload_gone, result_gone, trace
+       payload_gone, result_gone, trace, worker
 from penstock.task_history where id = any($1::bigint[]);
 
 -- name: read_states

@@ -23,7 +23,8 @@ next as materialized (
 )
 
 -- name: finish_tasks
--- $1 ids (distinct), $2 claims, $3 results as JSON text. ACQUIRED to SUCCESS: the row moves to the history.
+-- $1 ids (distinct), $2 claims, $3 results as JSON text, $4 workers or null: of one that does not tell, the row may know
+-- by a sign of life. ACQUIRED to SUCCESS: the row moves to the history.
 -- Returns (action, how many of it moved, how many of those belong to workflows, how many of it were promoted), and a row
 -- with the ordering keys, and no action, for which the caller has to look again.
 with gone as (
@@ -34,11 +35,11 @@ with gone as (
 ), moved as (
     insert into penstock.task_history (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
         claimed_at, created_at, updated_at, timeout_seconds, unique_key, ordering_key, progress, failures,
-        labels, expires_at, limit_key, tenant, workflow, trace, finished_at, result)
+        labels, expires_at, limit_key, tenant, workflow, trace, finished_at, result, worker)
     select g.id, 'SUCCESS', g.action, g.payload, g.priority, g.run_at, g.attempts, g.max_attempts, g.claim,
         g.claimed_at, g.created_at, now(), g.timeout_seconds, g.unique_key, g.ordering_key, g.progress, g.failures,
-        g.labels, g.expires_at, g.limit_key, g.tenant, g.workflow, g.trace, now(), r.result::json
-    from gone g join unnest($1::bigint[], $3::text[]) r (id, result) on r.id = g.id
+        g.labels, g.expires_at, g.limit_key, g.tenant, g.workflow, g.trace, now(), r.result::json, coalesce(r.worker, g.worker)
+    from gone g join unnest($1::bigint[], $3::text[], $4::text[]) r (id, result, worker) on r.id = g.id
 ), told as (
     insert into penstock.workflow_event (workflow_id, task_id, claim, state)
     select workflow, id, claim, 'SUCCESS' from gone where workflow is not null
@@ -69,16 +70,20 @@ join unnest($1::bigint[], $2::int[]) r (id, attempt) on r.id = t.id and r.attemp
 where t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED';
 
 -- name: delay_tasks
--- $1 ids (distinct), $2 claims, $3 errors as JSON text, $4 delays in seconds, $5 whether each is suspect from now on.
+-- $1 ids (distinct), $2 claims, $3 errors as JSON text, $4 delays in seconds, $5 whether each is suspect from now on,
+-- $6 workers or null.
 -- ACQUIRED to ERROR, to run again later.
 with failed as materialized (
-    select * from unnest($1::bigint[], $3::text[], $4::float8[], $5::bool[]) f (id, error, delay, suspect)
+    select * from unnest($1::bigint[], $3::text[], $4::float8[], $5::bool[], $6::text[])
+        f (id, error, delay, suspect, worker)
 ), changed as (
     update penstock.task t
     set state = 'ERROR', run_at = now() + make_interval(secs => f.delay), claimed_at = null, heartbeat_at = null,
         progress = null, updated_at = now(), suspect = t.suspect or f.suspect, route = null, gate = null,
+        worker = coalesce(f.worker, t.worker),
         failures = coalesce(t.failures, '[]') || jsonb_build_array(jsonb_build_object(
-            'attempt', t.attempts, 'claim', t.claim, 'at', now(), 'error', f.error::jsonb))
+            'attempt', t.attempts, 'claim', t.claim, 'at', now(), 'error', f.error::jsonb,
+            'worker', coalesce(f.worker, t.worker)))
     from failed f
     where t.id = f.id and t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED'
       and case when (t.id, t.claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
@@ -90,7 +95,7 @@ with failed as materialized (
 select id, action from changed;
 
 -- name: bury_tasks
--- $1 ids (distinct), $2 claims, $3 errors as JSON text. ACQUIRED to CRITICAL_ERROR: the row moves to the history.
+-- $1 ids (distinct), $2 claims, $3 errors as JSON text, $4 workers or null. ACQUIRED to CRITICAL_ERROR: the row moves to the history.
 with gone as (
     delete from penstock.task
     where id = any($1::bigint[]) and state::text = 'ACQUIRED'
@@ -99,13 +104,14 @@ with gone as (
 ), moved as (
     insert into penstock.task_history (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
         claimed_at, created_at, updated_at, timeout_seconds, unique_key, ordering_key, progress, failures,
-        labels, expires_at, limit_key, tenant, workflow, trace, finished_at)
+        labels, expires_at, limit_key, tenant, workflow, trace, finished_at, worker)
     select g.id, 'CRITICAL_ERROR', g.action, g.payload, g.priority, g.run_at, g.attempts, g.max_attempts, g.claim,
         g.claimed_at, g.created_at, now(), g.timeout_seconds, g.unique_key, g.ordering_key, g.progress,
         coalesce(g.failures, '[]') || jsonb_build_array(jsonb_build_object(
-            'attempt', g.attempts, 'claim', g.claim, 'at', now(), 'error', f.error::jsonb)),
-        g.labels, g.expires_at, g.limit_key, g.tenant, g.workflow, g.trace, now()
-    from gone g join unnest($1::bigint[], $3::text[]) f (id, error) on f.id = g.id
+            'attempt', g.attempts, 'claim', g.claim, 'at', now(), 'error', f.error::jsonb,
+            'worker', coalesce(f.worker, g.worker))),
+        g.labels, g.expires_at, g.limit_key, g.tenant, g.workflow, g.trace, now(), coalesce(f.worker, g.worker)
+    from gone g join unnest($1::bigint[], $3::text[], $4::text[]) f (id, error, worker) on f.id = g.id
 ), told as (
     insert into penstock.workflow_event (workflow_id, task_id, claim, state)
     select workflow, id, claim, 'CRITICAL_ERROR' from gone where workflow is not null
@@ -116,10 +122,11 @@ with gone as (
 select id, action, ordering_key, workflow from gone;
 
 -- name: note_heartbeats
--- $1 ids (distinct), $2 claims, $3 progress as JSON text or null. Touches no indexed column, so the update is HOT.
+-- $1 ids (distinct), $2 claims, $3 progress as JSON text or null, $4 workers or null. Touches no indexed column, so the update is HOT.
 update penstock.task t
-set heartbeat_at = now(), updated_at = now(), progress = coalesce(p.detail::json, t.progress)
-from (select * from unnest($1::bigint[], $3::text[]) p (id, detail)) p
+set heartbeat_at = now(), updated_at = now(), progress = coalesce(p.detail::json, t.progress),
+    worker = coalesce(p.worker, t.worker)
+from (select * from unnest($1::bigint[], $3::text[], $4::text[]) p (id, detail, worker)) p
 where t.id = p.id and t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED'
       and case when (t.id, t.claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
 returning t.id;
@@ -132,10 +139,10 @@ with gone as (
 ), moved as (
     insert into penstock.task_history (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
         claimed_at, created_at, updated_at, timeout_seconds, unique_key, ordering_key, progress, failures,
-        labels, expires_at, limit_key, tenant, workflow, trace, finished_at, reason)
+        labels, expires_at, limit_key, tenant, workflow, trace, finished_at, reason, worker)
     select id, 'CANCELLED', action, payload, priority, run_at, attempts, max_attempts, claim,
         claimed_at, created_at, now(), timeout_seconds, unique_key, ordering_key, progress, failures,
-        labels, expires_at, limit_key, tenant, workflow, trace, now(), $2::text
+        labels, expires_at, limit_key, tenant, workflow, trace, now(), $2::text, worker
     from gone
 ), told as (
     insert into penstock.workflow_event (workflow_id, task_id, claim, state)

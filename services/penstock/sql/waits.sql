@@ -32,10 +32,11 @@ select a.id, a.claim, a.action, a.state, a.token, n.token is not null as noted
 from asked a left join noted n on n.token = a.token;
 
 -- name: put_to_wait
--- $1 ids, $2 claims. ACQUIRED to WAITING; the claim stays, and with it the instant of the claim. Returns also those that
+-- $1 ids, $2 claims, $3 workers or null. ACQUIRED to WAITING; the claim stays, and with it the instant of the claim. Returns also those that
 -- wait already: their claim holds.
 update penstock.task
-set state = 'WAITING', heartbeat_at = null, route = null, gate = null, updated_at = now()
+set state = 'WAITING', heartbeat_at = null, route = null, gate = null, updated_at = now(),
+    worker = coalesce(($3::text[])[array_position($1::bigint[], id)], worker)
 where id = any($1::bigint[]) and state::text in ('ACQUIRED', 'WAITING') and claimed_at is not null
   and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
 returning id, claim;

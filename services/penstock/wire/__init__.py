@@ -75,6 +75,7 @@ from penstock.wire.traces import (
     encode_traces,
     read_carried,
 )
+from penstock.wire.workers import WORKER_ATTRIBUTE, WORKER_NAME_MAX_CHARS, check_worker_name, worker_of
 
 __all__ = [
     "LONGEST_WAIT_SECONDS",
@@ -89,6 +90,8 @@ __all__ = [
     "TIMEOUT_ATTRIBUTE",
     "TRACES_MAX_BYTES",
     "TRACE_ENTRY_BYTES",
+    "WORKER_ATTRIBUTE",
+    "WORKER_NAME_MAX_CHARS",
     "BackoffHint",
     "Body",
     "CarriedTrace",
@@ -110,6 +113,7 @@ __all__ = [
     "check_payload",
     "check_token",
     "check_wait_seconds",
+    "check_worker_name",
     "claim_of_token",
     "decode_body",
     "decode_report",
@@ -143,4 +147,5 @@ __all__ = [
     "split_body",
     "text_of",
     "utf8_size",
+    "worker_of",
 ]

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
+from msgspec import structs
 
 from penstock.errors import HANDLER_ERROR, INVALID_PARAMS, RpcError
 from penstock.tasks import ACTION_MAX_CHARS, TOKEN_MAX_CHARS
@@ -33,6 +34,7 @@ class Succeeded(msgspec.Struct, frozen=True, gc=False):
     """A result. ``claim`` is None in the older convention, where ``attempt`` must match the current one instead.
 
     spawn: JSON text of the tasks that come with it, empty for none. trace: of the attempt, where it tells.
+    worker: which one tells it, as in other reports.
     """
 
     task_id: int
@@ -41,6 +43,7 @@ class Succeeded(msgspec.Struct, frozen=True, gc=False):
     result: str
     spawn: str = ""
     trace: TraceContext | None = None
+    worker: str | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, gc=False):
@@ -52,6 +55,7 @@ class Failed(msgspec.Struct, frozen=True, gc=False):
     error: str
     hints: Hints
     trace: TraceContext | None = None
+    worker: str | None = None
 
 
 class Progress(msgspec.Struct, frozen=True, gc=False):
@@ -60,6 +64,7 @@ class Progress(msgspec.Struct, frozen=True, gc=False):
     task_id: int
     claim: int
     detail: str | None
+    worker: str | None = None
 
 
 class Waiting(msgspec.Struct, frozen=True, gc=False):
@@ -74,6 +79,7 @@ class Waiting(msgspec.Struct, frozen=True, gc=False):
     token: str
     timeout: float | None
     policy: Hints
+    worker: str | None = None
 
 
 class Unreadable(msgspec.Struct, frozen=True, gc=False):
@@ -184,8 +190,11 @@ _decode_any = msgspec.json.Decoder().decode
 _decode_claim = msgspec.json.Decoder(_OfClaim).decode
 
 
-def decode_reports(body: bytes | str, *, batch_limit: int) -> list[Report]:
-    """Decode a body of the results queue: responses and notifications, single or batch; raises nothing."""
+def decode_reports(body: bytes | str, *, batch_limit: int, worker: str | None = None) -> list[Report]:
+    """Decode a body of the results queue: responses and notifications, single or batch; raises nothing.
+
+    worker: which one sent it, see ``worker_of``.
+    """
     try:
         text = replace_unstorable(text_of(body))
         is_batch, entries = split_body(text, batch_limit=batch_limit)
@@ -195,8 +204,17 @@ def decode_reports(body: bytes | str, *, batch_limit: int) -> list[Report]:
     answers = _decode_at_once(text) if is_batch else None
     room = Room()
     if answers is None:
-        return [decode_report(entry, room) for entry in entries]
-    return [_plain(answer) or decode_report(entry, room) for answer, entry in zip(answers, entries, strict=True)]
+        return [_told_by(worker, decode_report(entry, room)) for entry in entries]
+    return [
+        _plain(answer, worker) or _told_by(worker, decode_report(entry, room))
+        for answer, entry in zip(answers, entries, strict=True)
+    ]
+
+
+def _told_by(worker: str | None, report: Report) -> Report:
+    if worker is None or isinstance(report, RunTimes | Unreadable):
+        return report
+    return structs.replace(report, worker=worker)
 
 
 def _decode_at_once(text: str) -> list[_Answer] | None:
@@ -207,7 +225,7 @@ def _decode_at_once(text: str) -> list[_Answer] | None:
         return None
 
 
-def _plain(answer: _Answer) -> Succeeded | None:
+def _plain(answer: _Answer, worker: str | None) -> Succeeded | None:
     """The report of a plain success; None where a closer look is needed."""
     result = bytes(answer.result)
     is_other = (
@@ -216,9 +234,9 @@ def _plain(answer: _Answer) -> Succeeded | None:
     if not result or is_other or answer.id is None or bytes(answer.error):
         return None
     claim_id = parse_claim_id(answer.id)
-    return (
-        None if claim_id is None else Succeeded(claim_id.task_id, claim_id.claim, None, escape_plain(result.decode()))
-    )
+    if claim_id is None:
+        return None
+    return Succeeded(claim_id.task_id, claim_id.claim, None, escape_plain(result.decode()), "", None, worker)
 
 
 def decode_report(entry: str | msgspec.Raw, room: Room | None = None) -> Report:

@@ -36,6 +36,7 @@ from penstock.worker.control import Control
 from penstock.worker.holder import Held, Holder
 from penstock.worker.isolation import Isolation, is_suspect
 from penstock.worker.job import Job
+from penstock.worker.naming import name_of_process
 from penstock.worker.outbox import Outbox
 from penstock.worker.runner import Runner
 from penstock.worker.sealing import seal_answer, seal_note
@@ -63,7 +64,8 @@ class Worker(Service):
         self._registry = registry
         self._holder = Holder(outbound, visibility_seconds=settings.visibility_timeout_seconds)
         self._timings = Timings()
-        self._outbox = Outbox(results, sent=self._holder.answered, tell=self._timings.tell)
+        name = settings.worker_name or name_of_process()
+        self._outbox = Outbox(results, sent=self._holder.answered, tell=self._timings.tell, worker=name)
         self._threads = Threads(settings.worker_threads)
         self._runner = Runner(
             concurrency=settings.worker_concurrency,

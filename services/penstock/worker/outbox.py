@@ -10,13 +10,14 @@ from penstock import metrics
 from penstock.errors import Unavailable
 from penstock.logs import get_logger
 from penstock.transports import Outgoing, Queue, SendReport
-from penstock.wire import PACKED_PER_MESSAGE, PACKED_PREFIX, join_batch, pack, utf8_size
+from penstock.wire import PACKED_PER_MESSAGE, PACKED_PREFIX, WORKER_ATTRIBUTE, join_batch, pack, utf8_size
 from penstock.worker.answers import refused_answer
 from penstock.worker.holder import Held
 from penstock.worker.linger import Linger
 
 MAX_ENTRIES = 1000  # in one message
 _SMALLEST_MESSAGE_BYTES = 1024  # that a queue can be set to
+_ATTRIBUTES_BYTES = 256  # that a message takes beside its body, whatever the broker
 _LONGEST_LINGER_SECONDS = 0.05
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 10.0
@@ -32,18 +33,21 @@ class Outbox:
     a send waits for more.
 
     sent: called with the message of every answer that has reached the queue. tell: asked at each send for a
-    notification to go with it, None for none.
+    notification to go with it, None for none. worker: the name that every message goes out with.
     """
 
-    def __init__(self, queue: Queue, *, sent: Callable[[Held], None], tell: Callable[[], str | None]) -> None:
+    def __init__(
+        self, queue: Queue, *, sent: Callable[[Held], None], tell: Callable[[], str | None], worker: str
+    ) -> None:
         self._queue = queue
+        self._attributes = {WORKER_ATTRIBUTE: worker}
         self._sent = sent
         self._tell = tell
         self._linger = Linger(MAX_ENTRIES, longest_seconds=_LONGEST_LINGER_SECONDS)
         self._answers: list[Entry] = []
         self._signs: dict[str, str] = {}
         self._hurry = False
-        self._max_bytes = queue.limits.max_message_bytes
+        self._max_bytes = queue.limits.max_message_bytes - _ATTRIBUTES_BYTES
         self._added = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -131,7 +135,9 @@ class Outbox:
         slices = list(
             pack(sizes, weights, max_bytes=self._max_bytes, max_items=MAX_ENTRIES, max_weight=PACKED_PER_MESSAGE)
         )
-        messages = [Outgoing(join_batch([entry[0] for entry in entries[start:end]])) for start, end in slices]
+        messages = [
+            Outgoing(join_batch([entry[0] for entry in entries[start:end]]), self._attributes) for start, end in slices
+        ]
         try:
             report = await self._queue.send(messages)
         except Unavailable as exc:

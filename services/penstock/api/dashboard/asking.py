@@ -26,13 +26,17 @@ class Values(dict[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One look at a page. path: parameters of its path; query: of its query, without those that are empty."""
+    """One look at a page. path: parameters of its path; query: of its query, without those that are empty.
+
+    follows: it is kept up to date, and so can wait for what is dear to read.
+    """
 
     visitor: Visitor
     path: Mapping[str, str]
     query: Mapping[str, str]
     methods: Methods = field(repr=False)
     settings: Settings = field(repr=False)
+    follows: bool = False
 
     async def call(self, method: str, **params: Any) -> Any:
         """Carry out a method as the visitor. Raises what it raises, AccessDenied."""

@@ -23,8 +23,10 @@ def number(value: float | None) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".") if abs(value) < 10 else f"{value:.1f}"
 
 
-def compact(value: float) -> str:
+def compact(value: float | None) -> str:
     """``950``, ``12.3k``, ``5.1M``: at most four digits, for axes and badges."""
+    if value is None:
+        return number(value)
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.1f}".rstrip("0").rstrip(".") + unit

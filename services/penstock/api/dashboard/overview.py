@@ -10,24 +10,26 @@ from datetime import UTC, datetime
 from time import monotonic, time
 from typing import Any
 
-import httpx
 import msgspec
 from markupsafe import Markup
 
+from penstock.api import views
 from penstock.api.dashboard import charts
+from penstock.api.dashboard.alive import Alive
 from penstock.api.dashboard.asking import Ask
 from penstock.api.dashboard.charts import Series
+from penstock.api.methods import RATES_OVER_SECONDS
 from penstock.settings import Settings
 from penstock.tasks import State
 
 KEPT_SECONDS = 1.0
+FIRST_WITHIN_SECONDS = 0.05  # of a page that nobody follows yet
 PAST_KEPT_SECONDS = 5.0
 SAMPLE = 1000  # of the newest successes, for percentiles
 FAILURES = 300  # of the newest, to be grouped
 COUNTED_IN_FLIGHT = 100_000
 HOUR_SECONDS, MINUTE_SECONDS = 3660.0, 60.0
 LATELY_SECONDS, LATELY_STEP_SECONDS = 170.0, 5.0  # within what is kept to the moment
-ASKED_EVERY_SECONDS = 5.0
 LIVE = ("SCHEDULED", "WAITING", "ERROR", "ACQUIRED")
 _FAILED = ("ERROR", "CRITICAL_ERROR")
 _SHOWN_ACTIONS = 12
@@ -41,18 +43,43 @@ class Overview:
         self._settings = settings
         self._values: dict[str, Any] | None = None
         self._made_at = 0.0
-        self._making = asyncio.Lock()
+        self._making: asyncio.Task[dict[str, Any]] | None = None
         self._past: dict[str, Any] | None = None
         self._past_at = 0.0
-        self._health: list[tuple[str, bool, str]] = []
-        self._asked_at = float("-inf")
+        self._alive = Alive(settings.dashboard_processes)
 
     async def load(self, ask: Ask) -> dict[str, Any]:
-        async with self._making:
-            if self._values is None or monotonic() - self._made_at >= KEPT_SECONDS:
-                self._values = await self._make(ask)
-                self._made_at = monotonic()
+        """All there is to show, or where that takes longer than a first answer may, what is cheap to read of it: the
+        rest follows, for whoever looks."""
+        if self._values is not None and monotonic() - self._made_at < KEPT_SECONDS:
             return self._values
+        if self._making is None:
+            self._making = asyncio.create_task(self._make(ask), name="make overview")
+            self._making.add_done_callback(self._made)
+        waiting = asyncio.shield(self._making)
+        if ask.follows:
+            return await waiting
+        try:
+            return await asyncio.wait_for(waiting, FIRST_WITHIN_SECONDS)
+        except TimeoutError:
+            return await self._read_cheap(ask)
+
+    def _made(self, making: asyncio.Task[dict[str, Any]]) -> None:
+        self._making = None
+        if not making.cancelled() and making.exception() is None:  # whoever waits is told of an error
+            self._values, self._made_at = making.result(), monotonic()
+
+    async def _read_cheap(self, ask: Ask) -> dict[str, Any]:
+        """What costs the same however many tasks there are, in the form of the whole."""
+        now = await self._read_now(ask)
+        async with ask.session() as session:
+            counted: dict[str, int] = dict(map(tuple, await session.fetch("read_rates", RATES_OVER_SECONDS)))
+        return now | {
+            "is_whole": False,
+            "rates": views.rates(counted, RATES_OVER_SECONDS),
+            "lag": {"due": None, "oldest_due_seconds": None},
+            "backlog": None,
+        }
 
     async def _make(self, ask: Ask) -> dict[str, Any]:
         raw, now, past = await asyncio.gather(ask.call("stats"), self._read_now(ask), self._read_past(ask))
@@ -60,6 +87,7 @@ class Overview:
         states = stats["states"]
         live = {f"s-{state.lower()}": states[state] for state in LIVE if states[state]}
         values: dict[str, Any] = past | now | {
+            "is_whole": True,
             "rates": stats["rates"],
             "lag": stats["lag"],
             "states": states,
@@ -82,7 +110,7 @@ class Overview:
             "flight": flight,
             "last_result": _last_result(lately),
             "processes": _processes(connections),
-            "health": await self._ask_processes(),
+            "health": self._alive.look(),
         }
 
     async def _read_past(self, ask: Ask) -> dict[str, Any]:
@@ -104,22 +132,10 @@ class Overview:
         }
         return self._past
 
-    async def _ask_processes(self) -> list[tuple[str, bool, str]]:
-        """What the processes of the settings say of themselves: (URL, whether ready, what they say)."""
-        urls = self._settings.dashboard_processes
-        if urls and monotonic() - self._asked_at > ASKED_EVERY_SECONDS:
-            self._asked_at = monotonic()
-            async with httpx.AsyncClient(timeout=1.5, trust_env=False) as client:
-                self._health = list(await asyncio.gather(*(_ready(client, url) for url in urls)))
-        return self._health
-
-
-async def _ready(client: httpx.AsyncClient, url: str) -> tuple[str, bool, str]:
-    try:
-        answer = await client.get(f"{url}/readyz")
-    except httpx.HTTPError as exc:
-        return url, False, type(exc).__name__
-    return url, answer.status_code == 200, answer.text.strip()[:200]
+    def stop(self) -> None:
+        self._alive.stop()
+        if self._making is not None:
+            self._making.cancel()
 
 
 def _by_minute(rows: Iterable[Any], now: float) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from penstock.api.dashboard.asking import PAGE_ROWS, Ask, Page, Values, labels_o
 from penstock.api.dashboard.deeds import bulk_params
 from penstock.api.dashboard.formats import plain
 from penstock.api.dashboard.timeline import timeline
+from penstock.bulk import COUNTED
 from penstock.errors import AccessDenied, InvalidParams, QueueAway
 from penstock.keys import Permission
 from penstock.selection import Operation
@@ -191,7 +192,7 @@ async def load_bulk(ask: Ask) -> dict[str, Any]:
     operation = ask.get("operation") or Operation.RETRY.value
     shown: dict[str, Any] = {
         "jobs": jobs.jobs, "cursor": jobs.cursor, "operation": operation, "operations": BULK_OPERATIONS,
-        "values": Values(ask.query), "count": None, "problem": None, "states": list(State),
+        "values": Values(ask.query), "count": None, "looked_at": COUNTED, "problem": None, "states": list(State),
     }  # fmt: skip
     if operation not in BULK_OPERATIONS:
         raise InvalidParams("operation", f"must be one of {', '.join(BULK_OPERATIONS)}, not {operation[:60]!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
 from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qsl, quote
@@ -64,9 +65,9 @@ class Dashboard:
         self._visitors = Visitors(guard, methods.session, session_seconds=settings.dashboard_session_seconds)
         self._streams = Streams()
         self._assets = _load_assets()
-        self._templates = _templates({name: version for name, (_, version) in self._assets.items()})
-        looks = overview.Overview(settings)
-        self.home = self._shows(Page("/", "overview.html", looks.load))
+        self._templates = _templates()
+        self._overview = overview.Overview(settings)
+        self.home = self._shows(Page("/", "overview.html", self._overview.load))
 
     @property
     def routes(self) -> list[Route]:
@@ -88,9 +89,16 @@ class Dashboard:
         visitor = await self._visitors.who(request)
         return visitor.caller is not None and visitor.may("status")
 
+    def warm(self) -> None:
+        """Make the pages that people open first ready to be shown, which takes a while; from any thread."""
+        for name in ("overview.html", "tasks.html", "task.html", "login.html"):
+            self._templates.get_template(name)
+        self._templates.get_template("base.html")
+
     def stop(self) -> None:
         """End the streams, so that nobody who only looks keeps the api from stopping."""
         self._streams.stop()
+        self._overview.stop()
 
     def _guarded(
         self, handle: Callable[[Request, Visitor], Awaitable[Response]]
@@ -145,7 +153,7 @@ class Dashboard:
                 visitor = await self._visitors.who(request)
                 if not visitor.may(page.method):
                     return None
-                shown = await page.load(self._ask(request, visitor))
+                shown = await page.load(self._ask(request, visitor, follows=True))
             except RateLimited:
                 return None
             except RpcError as exc:
@@ -233,10 +241,9 @@ class Dashboard:
             raise InvalidParams("form", f"cannot be read: {exc}") from None
         return deeds.Form(pairs)
 
-    def _ask(self, request: Request, visitor: Visitor) -> Ask:
-        return Ask(
-            visitor, cleaned(request.path_params), cleaned(dict(request.query_params)), self._methods, self._settings
-        )
+    def _ask(self, request: Request, visitor: Visitor, *, follows: bool = False) -> Ask:
+        given, query = cleaned(request.path_params), cleaned(dict(request.query_params))
+        return Ask(visitor, given, query, self._methods, self._settings, follows)
 
     def _context(self, request: Request, visitor: Visitor | None, page: Page | None, shown: Mapping[str, Any]) -> Any:
         return {
@@ -309,6 +316,7 @@ def _sentence(exc: RpcError) -> str:
     return exc.message[:1].upper() + exc.message[1:]
 
 
+@cache
 def _load_assets() -> dict[str, tuple[bytes, str]]:
     """Each file of the folder with a version by its content, so that browsers may keep it."""
     found = {}
@@ -319,7 +327,10 @@ def _load_assets() -> dict[str, tuple[bytes, str]]:
     return found
 
 
-def _templates(versions: Mapping[str, str]) -> Environment:
+@cache
+def _templates() -> Environment:
+    """Those of this process; they are compiled when they are first shown, or by ``warm``."""
+    versions = {name: version for name, (_, version) in _load_assets().items()}
     made = Environment(
         loader=PackageLoader("penstock.api.dashboard", "templates"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,

@@ -22,7 +22,7 @@ def timeline(task: TaskDetail, life: Any, now: datetime) -> list[dict[str, Any]]
         at = instant_of(failure.at)
         error = error_parts(failure.error)
         title = f"Attempt {failure.attempt} failed"
-        events.append(_event(at, "bad", title, f"claim {failure.claim}", error=error))
+        events.append(_event(at, "bad", title, f"{_ran_on(failure.worker)}claim {failure.claim}", error=error))
     claimed = life["claimed_at"] if life is not None else None
     if claimed is not None and all(failure.claim != task.claim for failure in task.failures):
         detail = f"claim {task.claim}" + (f", by route {life['route']}" if life["route"] else "")
@@ -31,7 +31,9 @@ def timeline(task: TaskDetail, life: Any, now: datetime) -> list[dict[str, Any]]
         if life["unsent"]:
             events.append(_event(claimed, "note", "Being sent", "the queue has not confirmed it yet"))
     if life is not None and life["heartbeat_at"] is not None:
-        events.append(_event(life["heartbeat_at"], "note", "Its worker reported it", _progress(task)))
+        events.append(
+            _event(life["heartbeat_at"], "note", "Its worker reported it", _ran_on(task.worker) + _progress(task))
+        )
     events.sort(key=lambda event: event["at"])
     settled = instant_of(task.updated_at)
     if task.state.final and settled is not None:
@@ -67,8 +69,13 @@ def _after(start: datetime, end: datetime) -> str:
 def _end_detail(task: TaskDetail, claimed: datetime | None, created: datetime, settled: datetime) -> str:
     if task.state is State.CANCELLED:
         return task.reason or "no reason given"
+    ran_on = _ran_on(task.worker) if task.state is State.SUCCESS else ""
     took = f", {_after(claimed, settled)} after its claim" if claimed is not None else ""
-    return f"{_after(created, settled)} after it was enqueued{took}"
+    return f"{ran_on}{_after(created, settled)} after it was enqueued{took}"
+
+
+def _ran_on(worker: str | None) -> str:
+    return f"ran on {worker}, " if worker else ""
 
 
 def _waits_for(task: TaskDetail, life: Any) -> str:

@@ -1,0 +1,26 @@
+"""Who sends results: a worker tells its name once a message, as an attribute of it, and not with each result."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+WORKER_ATTRIBUTE = "worker"  # of a results message
+WORKER_NAME_MAX_CHARS = 100
+_NAME = re.compile(rf"[!-~]([ -~]{{0,{WORKER_NAME_MAX_CHARS - 2}}}[!-~])?")
+
+
+def check_worker_name(name: str) -> str:
+    """A name that a worker can go by. Raises ValueError."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"a worker's name is 1 to {WORKER_NAME_MAX_CHARS} printable ASCII characters, "
+            f"no space at either end; this is {name[:120]!r}"
+        )
+    return name
+
+
+def worker_of(attributes: Mapping[str, str]) -> str | None:
+    """The worker that a results message names; None where it names none, or what can be no name."""
+    name = attributes.get(WORKER_ATTRIBUTE)
+    return name if name is not None and _NAME.fullmatch(name) else None

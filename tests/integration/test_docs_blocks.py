@@ -1,0 +1,427 @@
+"""Every code block of the documentation is run or checked by a test, or says why it is not.
+
+What a test of its page runs stands in ``tests.docs_blocks``. The rest is run here, page by page, against one api, one
+database and somebody who does the tasks: shell commands as they stand, programs, requests. No process is started.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import os
+import re
+import shlex
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import asyncpg
+import hcl2
+import httpx
+import pytest
+import typer.main
+import yaml
+from typer.testing import CliRunner
+
+import penstock
+from penstock.api import Api
+from penstock.cli import app
+from penstock.handlers import REGISTRY, Context
+from penstock.settings import PREFIX, Settings, load_settings
+from penstock.spawning import read_spawner
+from penstock.store import Store
+from penstock.submitter import Submitter
+from penstock.supervisor.jobs import Jobs
+from penstock.transports import Outgoing
+from penstock.transports.sqs import SqsTransport
+from penstock.wire import Succeeded, decode_reports
+from tests.docs_blocks import REASONS, ROOT, TESTED, Block, all_blocks, blocks_in, run_by
+from tests.integration.apis import JSON, running
+from tests.integration.doors import rejected
+from tests.integration.lives import Lives
+
+ADDRESS = "http://127.0.0.1:8080"
+SHELL = {"", "sh", "console"}
+OTHERS = {"python celery", "python procrastinate", "go river"}  # what readers have now; those libraries are not ours
+DRAWN = {"mermaid": r"(stateDiagram-v2|flowchart|sequenceDiagram|graph)\b"}
+HERE = [block for block in all_blocks() if block.mark is None and run_by(block) is None]
+# Commands that go on for ever, or change this machine: that there are such, with such options, is all that is checked.
+NOT_CALLED = {"up", "down", "ps", "logs", "worker"}
+ENDLESS = {"--interval", "--install-completion", "--show-completion"}
+# The server's answer is that the task or workflow is in another state; that it was asked is what the page shows.
+REFUSED = {
+    ("docs/tasks.md", "penstock retry 42"): "cannot be retried",
+    ("docs/workflows.md", "penstock workflow retry 1"): "cannot be retried",
+}
+SEEDS = 50  # tasks that are there before a page begins; pages speak of 1 and 42
+
+
+# Which there are
+
+
+def is_request(text: str) -> bool:
+    """Whether it can be sent: a request, or the params of ``enqueue``."""
+    return bool(json.loads(text).keys() & {"method", "action"})
+
+
+def sort_of(block: Block) -> str:
+    if block.mark is not None:
+        return "not run"
+    if run_by(block) is not None:
+        return "run by the test of its page"
+    if block.info in SHELL or block.info in {"python", "sql"} or (block.info == "json" and is_request(block.text)):
+        return "run here"
+    if block.info in {"json", "toml", "yaml", "hcl", *OTHERS, *DRAWN}:
+        return "checked"
+    return "nobody's"
+
+
+def test_every_block_is_run_or_checked_or_says_why_not() -> None:
+    assert [block.place for block in all_blocks() if sort_of(block) == "nobody's"] == []
+    counted = Counter(map(sort_of, all_blocks()))
+    print(dict(counted))
+    assert counted["run by the test of its page"] > 150
+    assert counted["run here"] > 30
+    assert counted["not run"] <= 12, "so many blocks that nobody runs? run them, or raise this knowingly"
+
+
+def test_a_mark_names_a_reason_that_is_one_and_stands_before_a_block() -> None:
+    assert [block.place for block in all_blocks() if block.mark is not None and block.mark not in REASONS] == []
+    marks = sum((ROOT / page).read_text("utf-8").count("<!-- not run") for page in {b.page for b in all_blocks()})
+    assert marks == sum(block.mark is not None for block in all_blocks())
+    assert {block.mark for block in all_blocks() if block.mark} == REASONS.keys()
+
+
+@pytest.mark.parametrize(("page", "info"), TESTED)
+def test_a_test_that_is_said_to_run_blocks_is_there_and_reads_their_page(page: str, info: str) -> None:
+    assert any((block.page, block.info) == (page, info) for block in all_blocks()), "there is no such block any more"
+    path, _, name = TESTED[page, info].partition("::")
+    source = (ROOT / path).read_text("utf-8")
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    assert name in {node.name for node in ast.walk(ast.parse(source)) if isinstance(node, functions)}
+    assert Path(page).name in source
+
+
+def test_blocks_are_found_wherever_they_stand() -> None:
+    text = "a\n```\nb\n```\n1. c\n\n   ```sh x\n   d\n     e\n\n   ```\n<!-- not run: f -->\n\n```` python\n```\n````\n"
+    assert [(b.line, b.info, b.text, b.mark) for b in blocks_in("p", text)] == [
+        (2, "", "b\n", None), (7, "sh x", "d\n  e\n\n", None), (14, "python", "```\n", "f"),
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="p:1: the block has no end"):
+        list(blocks_in("p", "```\nx\n"))
+
+
+def test_commands_are_told_from_what_they_print() -> None:
+    assert [*commands("a 'b\nc' \\\n  d  # e\n# f\n\nX=1 g | h >> i\n")] == [
+        ["a", "b\nc", "d"], ["X=1", "g", "|", "h", ">>", "i"],
+    ]  # fmt: skip
+    assert [*commands("$ a b\nprinted\n$ c\n")] == [["a", "b"], ["c"]]
+
+
+# Checked
+
+
+@pytest.mark.parametrize("block", [b for b in HERE if sort_of(b) == "checked"], ids=lambda block: block.place)
+def test_what_is_not_to_be_run_can_be_read(block: Block) -> None:
+    match block.info:
+        case "json":
+            assert isinstance(json.loads(block.text), dict)
+            (report,) = decode_reports(block.text, batch_limit=1)
+            assert isinstance(report, Succeeded)
+            if report.spawn:
+                read_spawner(report.spawn, load_settings())
+        case "toml":
+            load_settings(**tomllib.loads(block.text))
+        case "yaml":
+            yaml.safe_load(block.text)
+        case "hcl":
+            assert hcl2.loads(block.text)
+        case "python celery" | "python procrastinate":
+            compile(block.text, block.place, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST)
+        case "go river":
+            assert all(block.text.count(opening) == block.text.count(end) for opening, end in ("()", "{}", "[]"))
+        case kind:
+            assert re.match(DRAWN[kind], block.text)
+
+
+# Run
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The words of each command; ``|``, ``>>`` and ``&&`` are words of their own."""
+    lines = text.splitlines()
+    if any(line.startswith("$ ") for line in lines):
+        lines = [line[2:] for line in lines if line.startswith("$ ")]
+    whole = ""
+    for line in lines:
+        if line.endswith("\\"):
+            whole += line[:-1]
+            continue
+        whole += line + "\n"
+        lexer = shlex.shlex(whole, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        try:
+            words = [*lexer]
+        except ValueError:  # a quotation that goes on
+            continue
+        whole = ""
+        if words:
+            yield [word.strip("\n") if word.isspace() else word for word in words]
+    assert not whole, f"a quotation has no end: {whole}"
+
+
+@dataclass
+class Stage:
+    """What the blocks of a page are run against. env: what commands of the page are given, and what it exports."""
+
+    page: str
+    api: Api
+    store: Store
+    settings: Settings
+    transport: SqsTransport
+    env: dict[str, str]
+    names: dict[str, Any] = field(default_factory=dict)
+
+    async def run(self, block: Block) -> None:
+        if block.info == "python":
+            await self.program(block)
+        elif block.info == "sql":
+            await self.names["connection"].execute(block.text)
+        elif block.info == "json":
+            request = json.loads(block.text)
+            if "method" not in request:
+                request = {"jsonrpc": "2.0", "method": "enqueue", "params": request, "id": 1}
+            async with httpx.AsyncClient(base_url=self.api.url, headers=JSON) as http:
+                answer = (await http.post("/rpc", json=request)).json()
+            assert "result" in answer, answer
+        else:
+            for words in commands(block.text):
+                await self.command(words)
+
+    async def program(self, block: Block) -> None:
+        source = block.text.replace(ADDRESS, self.api.url)
+        code = compile(source, block.place, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        names = self.names
+        if code.co_flags & 0x80:  # a coroutine: it awaits at its top
+            await eval(code, names)
+        else:
+            await asyncio.to_thread(exec, code, names)
+
+    async def command(self, words: list[str]) -> None:
+        given = {}
+        while words and (match := re.fullmatch(r"(\w+)=(.*)", words[0], re.DOTALL)):
+            given[match[1]] = match[2]
+            words = words[1:]
+        if words[:1] == ["export"]:
+            exported = dict(word.split("=", 1) for word in words[1:])
+            given, words = given | exported, []
+            self.env |= exported
+        if given:
+            settings = {name: value for name, value in given.items() if name.startswith(PREFIX)}
+            assert settings == given
+            load_settings(**{name.removeprefix(PREFIX).lower(): value for name, value in settings.items()})
+        if not words:
+            return
+        for mark in ("|", ">>"):
+            if mark in words:
+                place = words.index(mark)
+                words, rest = words[:place], words[place + 1 :]
+                printed = await self.call(words)
+                if mark == "|":
+                    assert rest[0] == "jq"
+                    value = json.loads(printed)
+                    for member in rest[1].strip(".").split("."):
+                        value = value[member]
+                return
+        await self.call(words)
+
+    async def call(self, words: list[str]) -> str:
+        match words[0].removeprefix(".venv/bin/"):
+            case "penstock":
+                return await self.penstock(words[1:])
+            case "curl":
+                await self.curl(words[1:])
+            case "aws":
+                await self.aws(words[1:])
+            case "make":
+                targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+                assert set(words[1:]) <= set(targets)
+            case "python":
+                assert words[1] == "-m"
+                found = find_spec(words[2])
+                assert found is not None
+                assert found.origin is not None
+                source = Path(found.origin).read_text("utf-8")
+                assert all(f'"{word}"' in source for word in words[3:] if word.startswith("--"))
+            case other:
+                raise AssertionError(f"{other}: nobody runs this; teach it here, or mark the block")
+        return ""
+
+    async def penstock(self, words: list[str]) -> str:
+        if words[0] in NOT_CALLED or ENDLESS & set(words):
+            self.parse(words)
+            return ""
+        asks = words[0] == "bulk" and "--dry-run" not in words  # a question is for a terminal, which this is not
+        given = [*words, "--yes"] if asks else words
+        done = await asyncio.to_thread(CliRunner().invoke, app, given, env=self.env)
+        printed = f"{done.output}{done.exception or ''}"
+        refusal = REFUSED.get((self.page, f"penstock {' '.join(words)}"))
+        if refusal is None:
+            assert done.exit_code == 0, (words, printed)
+        else:
+            assert (done.exit_code, refusal in printed) == (1, True), (words, printed)
+        return done.stdout
+
+    def parse(self, words: list[str]) -> None:
+        command: Any = typer.main.get_command(app)
+        while hasattr(command, "commands") and not words[0].startswith("-"):
+            command, words = command.commands[words[0]], words[1:]
+        if hasattr(command, "commands"):  # an option of penstock itself
+            assert words[0] in {option for parameter in command.params for option in parameter.opts}
+        else:
+            command.make_context(command.name, words)
+
+    async def curl(self, words: list[str]) -> None:
+        url, headers, body = "", {}, None
+        while words:
+            word, *words = words
+            match word:
+                case "-s":
+                    pass
+                case "-H":
+                    name, _, value = words.pop(0).partition(": ")
+                    headers[name] = value
+                case "-d":
+                    body = words.pop(0)
+                case _:
+                    url = word
+        assert url.startswith(ADDRESS + "/")
+        async with httpx.AsyncClient(base_url=self.api.url, headers=headers) as http:
+            path = url.removeprefix(ADDRESS)
+            answer = await (http.get(path) if body is None else http.post(path, content=body))
+        assert answer.status_code == 200, answer.text
+        assert "error" not in answer.json(), answer.text
+
+    async def aws(self, words: list[str]) -> None:
+        """What is sent to a queue is taken by the submitter."""
+        assert words[:2] == ["sqs", "send-message"]
+        options = dict(zip(words[2::2], words[3::2], strict=True))
+        assert options.keys() == {"--queue-url", "--message-body"}
+        assert options["--queue-url"] == "$PENSTOCK_INBOUND_QUEUE"
+        inbound = self.transport.queue(self.settings.inbound_queue, label="inbound")
+        assert (await inbound.send([Outgoing(options["--message-body"])])).failed == []
+        submitter = Submitter(store=self.store, inbound=inbound, settings=self.settings)
+        while not await submitter.run_once():
+            pass
+        assert await rejected(self.store) == []
+
+
+@asynccontextmanager
+async def everything_done(store: Store, settings: Settings) -> Any:
+    """Somebody does the tasks, whatever their actions are, and what a supervisor does for workflows and jobs."""
+    lives = Lives(store, settings)
+    jobs = Jobs(store=store, changed=lambda: None)
+
+    async def live() -> None:
+        while True:
+            await lives.live(lambda action, payload: ["a"])
+            await asyncio.sleep(0.02)
+
+    tasks = [asyncio.create_task(live()), asyncio.create_task(jobs.run())]
+    try:
+        yield
+        assert not [task for task in tasks if task.done()]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def names_for(page: str, database_url: str) -> tuple[dict[str, Any], Any]:
+    """What programs of a page take from their surroundings, and a connection among it that is to be closed."""
+    connection = await asyncpg.connect(database_url)
+    await connection.execute("create table orders (id bigint primary key)")
+
+    async def nothing(*_: Any) -> Any:
+        return SimpleNamespace(wait=nothing, kill=lambda: None)
+
+    common = {
+        "send": nothing,
+        "fetch": lambda url, width: width,
+        "Busy": OSError,
+        "busy": lambda: False,
+        "list_files": lambda _: ["a", "b"],
+        "resize": nothing,
+        "start": nothing,
+    }
+    imported = {name: getattr(penstock, name) for name in ("Context", "action", "Client")}
+    return {**common, **imported, "asyncio": asyncio, "penstock": penstock, "connection": connection}, connection
+
+
+# Handlers that a page defines are called as well: (action, parameters).
+CALLED = {
+    "README.md": [("resize", {"url": "u", "width": 1})],
+    "docs/moving-from-celery.md": [("resize", {"url": "u", "width": 1})],
+    "docs/moving-from-postgres-queues.md": [("welcome", {"user": 7})],
+    "docs/tasks.md": [("resize-all", {"ids": [1, 2]}), ("transcode", {"url": "u"})],
+    "docs/workflows.md": [("scan", {"folder": "f"})],
+}
+
+
+@pytest.fixture
+def forgotten_handlers() -> Iterator[None]:
+    before = dict(REGISTRY._handlers)
+    yield
+    REGISTRY._handlers.clear()
+    REGISTRY._handlers.update(before)
+
+
+@pytest.mark.parametrize("page", sorted({block.page for block in HERE if sort_of(block) == "run here"}))
+async def test_every_block_of_a_page_that_no_test_of_its_own_runs(
+    page: str,
+    store: Store,
+    settings: Settings,
+    database_url: str,
+    transport: SqsTransport,
+    forgotten_handlers: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with store.session() as session:
+        await session._connection.execute(
+            "insert into penstock.task (state, action, payload, priority, run_at, max_attempts, created_at, updated_at)"
+            " select 'SCHEDULED', 'seed', '{}', 0, now(), 10, now(), now() from generate_series(1, $1)", SEEDS,
+        )  # fmt: skip
+    names, connection = await names_for(page, database_url)
+    async with running(store, settings) as api, everything_done(store, settings):
+        names_of = ("inbound_queue", "outbound_queue", "results_queue")
+        queues = {PREFIX + name.upper(): getattr(settings, name) for name in names_of}
+        env = queues | {
+            "PENSTOCK_API_URL": api.url, "PENSTOCK_DATABASE_URL": database_url, "COLUMNS": "200", "NO_COLOR": "1",
+            "PENSTOCK_SQS_ENDPOINT_URL": str(settings.sqs_endpoint_url), "PENSTOCK_AWS_REGION": "us-east-1",
+            "PENSTOCK_METRICS_PORT": "0",
+        }  # fmt: skip
+        stage = Stage(page, api, store, settings, transport, env, names)
+        for block in HERE:
+            if block.page == page and sort_of(block) == "run here":
+                try:
+                    await asyncio.wait_for(stage.run(block), 120)
+                except Exception as exc:
+                    raise AssertionError(f"{block.place}: {exc}") from exc
+    await connection.close()
+    for name, params in CALLED.get(page, ()):
+        handler = REGISTRY.get(name)
+        assert handler is not None, name
+        args, kwargs = handler.arguments(json.dumps(params).encode())
+        returned = handler.function(Context(1, 1, name), *args, **kwargs)
+        if handler.is_async:
+            await returned
+    assert os.environ.get("PENSTOCK_API_URL") is None

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+
+from penstock.errors import SettingsError
+from penstock.named_urls import named_url
+from penstock.settings import load_settings
+
+
+@pytest.mark.parametrize(
+    ("entry", "name", "url"),
+    [
+        ("http://host:9464", "", "http://host:9464"),
+        ("worker-1=http://host:9464", "worker-1", "http://host:9464"),
+        ("a.b_c=https://[::1]:1/x=y", "a.b_c", "https://[::1]:1/x=y"),
+        ("http://host/?a=b", "", "http://host/?a=b"),
+    ],
+)
+def test_a_url_stands_alone_or_behind_its_name(entry: str, name: str, url: str) -> None:
+    assert named_url(entry) == (name, url)
+    assert load_settings(dashboard_processes=f"{entry} , {entry}").dashboard_processes == (entry, entry)
+
+
+@pytest.mark.parametrize("entry", ["host:9464", "a=host", "a b=http://host", "=", "http://", "x" * 61 + "=http://h"])
+def test_what_is_none_is_an_error_that_shows_it(entry: str) -> None:
+    with pytest.raises(SettingsError, match="PENSTOCK_DASHBOARD_PROCESSES") as caught:
+        load_settings(dashboard_processes=entry)
+    assert entry[:100] in str(caught.value)
