@@ -94,6 +94,22 @@ def test_the_page_tells_what_each_method_is_to_a_bound_key() -> None:
     }
 
 
+async def test_a_payload_and_a_result_as_files_are_their_tenants(store: Store, stand: Stand) -> None:
+    ids = {}
+    for holder, name in ((stand.acme, "acme"), (stand.other, "other"), (stand.admin, "nobody")):
+        ids[name] = (await holder.ask("enqueue", action="a", payload={"of": name, "text": HIDDEN}))["id"]
+    async with store.transaction() as session:
+        dispatch = await session.claim(10)
+        assert dispatch is not None
+        await session.finish({(task.id, task.claim): f'"{HIDDEN}"' for task in dispatch.tasks})
+    for what in ("payload", "result"):
+        for name, task_id in ids.items():
+            found = await stand.acme.get(f"/tasks/{task_id}/{what}")
+            assert found.status_code == (200 if name == "acme" else 404), (what, name)
+            assert (HIDDEN in found.text) is (name == "acme")
+            assert (await stand.admin.get(f"/tasks/{task_id}/{what}")).status_code == 200
+
+
 async def test_a_closed_method_is_refused_with_the_reason(stand: Stand) -> None:
     for method in REACH:
         response = await stand.acme.post({"jsonrpc": "2.0", "method": method, "params": [], "id": 1})

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from penstock.api import tenancy
 from penstock.api.access import Guard
 from penstock.api.methods import Methods
 from penstock.api.rpc import error_body, masked
@@ -63,17 +64,19 @@ class Downloads:
         """Raises AccessDenied, RateLimited."""
         self._guard.check_host(request.headers)
         signed_in = None if self._may_read is None else await self._may_read(request)
+        tenancy.bind(None)  # nobody whose key is bound signs in by a browser
         if signed_in is None:
             caller = self._guard.admit(request.headers, request.client.host if request.client else "")
             caller.charge(1)
+            tenancy.bind(caller.tenant)
             signed_in = caller.may("status")
         if not signed_in:
             raise AccessDenied(403, "this API key may not read tasks")
 
     async def _read(self, task_id: int, what: str) -> str:
-        """Raises TaskNotFound, also for a task that has none; PayloadUnavailable, PayloadLost."""
+        """Raises TaskNotFound, also for a task that has none, or of another tenant; PayloadUnavailable, PayloadLost."""
         async with self._methods.session() as session:
-            rows = await session.fetch("read_tasks", [task_id])
+            rows = tenancy.seen(await session.fetch("read_tasks", [task_id]))
         if not rows or rows[0][f"{what}_gone"] or rows[0][what] is None:
             raise TaskNotFound(task_id)
         bound = _BOUNDS[what](task_id, rows[0]["action"])
