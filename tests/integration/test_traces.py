@@ -18,11 +18,14 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler
 from opentelemetry.trace import SpanKind, StatusCode
+from pydantic import SecretStr
 
 import penstock
 from penstock import AsyncClient, Call, Client, Context, Fail, InboundClient, Retry, action, metrics, tracing
 from penstock.handlers import Registry
 from penstock.loop import Service
+from penstock.payload_settings import new_key
+from penstock.payloads import Vault
 from penstock.resulter import Resulter
 from penstock.scheduler import Scheduler
 from penstock.settings import Settings
@@ -71,6 +74,19 @@ def tracer(request: pytest.FixtureRequest) -> Iterator[Tracer]:
     yield tracer
     tracing.use(None)
     tracer.provider.shutdown()
+
+
+@pytest.fixture
+def settings(settings: Settings, request: pytest.FixtureRequest) -> Settings:
+    """Payloads are encrypted where the test says by which keys."""
+    keys = tuple(SecretStr(key) for key in getattr(request, "param", ()))
+    return settings.model_copy(update={"payload_keys": keys})
+
+
+@pytest.fixture
+def store(store: Store, settings: Settings) -> Store:
+    store.vault = Vault(settings)
+    return store
 
 
 @pytest.fixture
@@ -239,12 +255,14 @@ async def test_a_task_is_one_trace_from_the_callers_span_to_the_settled_result(
     assert (await task_of(task_id))["trace"] == f"00-{TRACE_ID}-{at[1]}-01 rojo=1,congo=t61"
 
 
+@pytest.mark.parametrize("settings", [(), (new_key(),)], indirect=True, ids=["in the clear", "encrypted"])
 async def test_attempts_are_children_of_the_enqueue_and_each_links_to_the_one_before(
-    tracer: Tracer, store: Store, pipeline: None, task_of: TaskOf
+    tracer: Tracer, store: Store, settings: Settings, pipeline: None, task_of: TaskOf
 ) -> None:
     async with store.session() as session:
         (made,) = await session.enqueue([NewTask("twice", trace=TRACEPARENT)])
     await settled(task_of, made.id)
+    assert ('"sealed"' in (await task_of(made.id))["failures"]) is bool(settings.payload_keys)
     attempts = await spans_of(tracer, "process twice", 3)
     enqueue = tracer.one("enqueue twice")
     assert [ids_of(span)[0] for span in attempts] == [TRACE_ID] * 3
