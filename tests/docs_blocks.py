@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from docs.generated import MARK
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
@@ -45,6 +47,7 @@ TESTED = {
     "test_the_requests_of_the_clockwork_page_are_answered_as_it_says",
     ("docs/moving-from-kafka-message-scheduler.md", "json schedule"): "tests/integration/test_moving_pages.py::"
     "test_the_schedule_of_the_page_is_one",
+    ("docs/payloads.md", "python"): "tests/integration/test_payloads_page.py::test_the_programs_of_the_page_run",
     ("docs/protocol.md", "json http"): "tests/integration/test_protocol_page.py::"
     "test_every_example_of_the_protocol_page_is_true",
     ("docs/results.md", "python"): "tests/integration/test_results_page.py::"
@@ -53,6 +56,14 @@ TESTED = {
     "test_the_diagram_draws_every_transition_and_no_other",
     ("docs/tasks.md", "json http"): "tests/integration/test_tasks_page.py::"
     "test_every_example_of_the_tasks_page_is_true",
+    ("docs/tenants.md", "json http"): "tests/integration/test_tenants_page.py::"
+    "test_every_example_of_the_tenants_page_is_true",
+    ("docs/tracing.md", "shell trace"): "tests/integration/test_tracing_page.py::"
+    "test_the_example_of_the_tracing_page_reaches_a_collector",
+    ("docs/tracing.md", "python app"): "tests/integration/test_tracing_page.py::"
+    "test_the_example_of_the_tracing_page_reaches_a_collector",
+    ("docs/tracing.md", "json traces"): "tests/integration/test_tracing_page.py::"
+    "test_the_attribute_of_the_page_is_read_as_it_says",
     ("docs/transactions.md", "python"): "tests/integration/test_transactions_page.py::"
     "test_every_example_of_the_transactions_page_runs",
     ("docs/transactions.md", "sql"): "tests/integration/test_transactions_page.py::"
@@ -93,7 +104,6 @@ class Block:
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)$")
 _MARK = re.compile(r"^ *<!-- not run: (.*?) -->$")
-_GENERATED_FROM = "<!-- What follows is written by `make cli-reference`. -->"
 
 
 def blocks_in(page: str, text: str) -> Iterator[Block]:
@@ -104,7 +114,7 @@ def blocks_in(page: str, text: str) -> Iterator[Block]:
     for number, line in enumerate(text.splitlines(), 1):
         match = _FENCE.match(line)
         if opened is None:
-            is_generated |= line == _GENERATED_FROM
+            is_generated |= line == MARK.strip()
             if match is not None:
                 mark = _MARK.match(before)
                 info = "generated" if is_generated else match["info"].strip()

@@ -260,6 +260,12 @@ class Stage:
                 assert found.origin is not None
                 source = Path(found.origin).read_text("utf-8")
                 assert all(f'"{word}"' in source for word in words[3:] if word.startswith("--"))
+            case "pip":
+                extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+                wanted = re.fullmatch(r"penstock\[([\w,]+)\]", " ".join(words[2:]))
+                assert words[1] == "install"
+                assert wanted is not None
+                assert set(wanted[1].split(",")) <= set(extras)
             case other:
                 raise AssertionError(f"{other}: nobody runs this; teach it here, or mark the block")
         return ""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.local.children import Child
+from penstock.local.service import free_port
 from penstock.local.stack import Stack
 from penstock.settings import load_settings
 
@@ -45,7 +46,7 @@ def test_the_api_is_told_where_to_ask_the_workers_each_at_a_port_of_its_own(tmp_
     stack = Stack(tmp_path)
     stack._settings, stack._http_port, stack._ready = load_settings(), 8123, True
     for number in range(1, 4):
-        stack._workers.append(Child(f"worker-{number}", [], {}, stack._new_port()))
+        stack._workers.append(Child(f"worker-{number}", [], {}, free_port()))
     told = stack._api_environment()
     assert (told["PENSTOCK_HTTP_PORT"], len({worker.metrics_port for worker in stack._workers})) == ("8123", 3)
     given = load_settings(dashboard_processes=told["PENSTOCK_DASHBOARD_PROCESSES"]).dashboard_processes

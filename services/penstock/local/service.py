@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import itertools
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -209,10 +211,22 @@ def python_path() -> str:
     return os.pathsep.join([here, *(path for path in inherited if path and path != here)])
 
 
+_PORTS = range(20_000, 32_768)  # below those that Linux and macOS give to connections
+_start = random.randrange(len(_PORTS))  # two stacks that start at once begin at different places
+_ports: Iterator[int] = itertools.cycle((*_PORTS[_start:], *_PORTS[:_start]))
+
+
 def free_port(preferred: int | None = None) -> int:
-    """A TCP port of the loopback address that nobody listens on; ``preferred`` when that one is free."""
+    """A TCP port of the loopback address that nobody listens on; ``preferred`` when that one is free.
+
+    It is no port that a connection gets for its own end, and not one that was given out here before: between this call
+    and the listening, which is another process's, somebody else would come to have it.
+    """
     if preferred and is_free(preferred):
         return preferred
+    for port in itertools.islice(_ports, len(_PORTS)):
+        if is_free(port):
+            return port
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

@@ -133,7 +133,7 @@ class Stack:
         for name, command in self._worker_commands():
             # A worker is given no database of Penstock's; the shipped example exports into one of its own.
             env = {"EXPORT_DATABASE_URL": database_url} | base | self._worker_env
-            self._workers.append(Child(name, command, env, self._new_port(), metrics_host, self._control_environment))
+            self._workers.append(Child(name, command, env, free_port(), metrics_host, self._control_environment))
         for name in (*SINGLE_PROCESSES, *_sources(settings)):
             env = base | {"PENSTOCK_DATABASE_URL": database_url}
             command = [sys.executable, "-m", "penstock", name]
@@ -190,12 +190,6 @@ class Stack:
         if self._http_port_may_move and not self._ready:
             self._http_port = self._next_http_port(self._http_port)
         return {"PENSTOCK_HTTP_HOST": self._http_host, "PENSTOCK_HTTP_PORT": str(self._http_port)}
-
-    def _new_port(self) -> int:
-        """A free port that no other worker is to have."""
-        while (port := free_port()) in {worker.metrics_port for worker in self._workers}:
-            pass
-        return port
 
     def _api_environment(self) -> dict[str, str]:
         """Where the api listens, and where its dashboard asks the workers, which no connection to Postgres tells of."""
