@@ -387,6 +387,36 @@ async def test_the_claim_keeps_its_index_under_any_statistics(swinging: Any, str
     expect_no_sort(candidates_in(await explain_generic(swinging, "claim_tasks")))
 
 
+# What it takes to look up the rules of a thousand tasks
+
+
+def rows_walked(plan: Node) -> int:
+    """Rows that the steps of a plan that was run have given on or thrown away."""
+    return sum(
+        int(node["Actual Loops"] * (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)))
+        for node in nodes(plan)
+    )
+
+
+_RULES = {
+    "another action": "insert into penstock.action (name, max_in_flight) values ('another', 3)",
+    "their action": "insert into penstock.action (name, max_in_flight) select distinct action, 3 from penstock.task",
+    "a route": "insert into penstock.route (name, queue, actions, position) values ('r', 'q', '{%}', 1)",
+}
+
+
+@pytest.mark.parametrize("rules", _RULES)
+@pytest.mark.parametrize("name", ["claim_tasks_by_rules", "put_tasks_aside"])
+async def test_rules_are_looked_up_in_a_few_steps_a_task(swinging: Any, name: str, rules: str) -> None:
+    args = claim_of(1000) if name == "claim_tasks_by_rules" else (1000, 0, BEGINNING.run_at, BEGINNING.id)
+    async with swinging.transaction():
+        await swinging.execute(_RULES[rules])
+        plan = await explain(swinging, SQL[name], *args, analyze=True)
+        assert rows_walked(plan) < 60_000, "it walks what it has found once for each task"
+        await swinging.execute("delete from penstock.action")
+        await swinging.execute("delete from penstock.route")
+
+
 # Plans that are kept from a moment at which the table was empty
 
 _BY_INDEX = {

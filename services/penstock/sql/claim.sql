@@ -83,13 +83,15 @@ seen as materialized (
 -- Of the tasks in `sorted`: puts aside what goes by a route, or is of a limited action. From then on it stands in the
 -- index of its route or its gate, and in no other task's way; until it is claimed and given back, fails, or is moved in
 -- time, whereupon it begins here again. One that somebody else has claimed meanwhile is left alone.
-diverted as (
+-- No join with `sorted`: it would be taken for a few rows and walked once for each task, a million steps for a thousand.
+aside as materialized (
+    select id, is_limited, route from sorted where is_limited or route is not null
+), diverted as (
     update penstock.task t
-    set route = case when not s.is_limited then s.route end,
-        gate = case when s.is_limited then
+    set route = (select jsonb_object_agg(id, route) from aside where not is_limited) ->> t.id::text,
+        gate = case when t.id in (select id from aside where is_limited) then
                 t.action || coalesce(E'\x1e' || t.tenant, '') || coalesce(E'\x1f' || t.limit_key, '') end
-    from sorted s
-    where t.id = s.id and t.id = any(array(select id from looked)) and (s.is_limited or s.route is not null)
+    where t.id = any(array(select id from aside))
       and t.state::text in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
     returning t.action, t.gate, t.tenant
 ), opened as (
