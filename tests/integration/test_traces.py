@@ -272,9 +272,12 @@ async def test_attempts_are_children_of_the_enqueue_and_each_links_to_the_one_be
     assert [span.status.status_code for span in attempts] == [StatusCode.ERROR, StatusCode.ERROR, StatusCode.UNSET]
     assert second.attributes is not None
     assert second.attributes["error.type"] == "ValueError"
-    (event,) = second.events
-    assert event.attributes is not None
-    assert (event.name, event.attributes["exception.message"]) == ("exception", "no")
+    if settings.payload_keys:
+        assert second.events == (), "the collector would have what is encrypted everywhere else"
+    else:
+        (event,) = second.events
+        assert event.attributes is not None
+        assert (event.name, event.attributes["exception.message"]) == ("exception", "no")
     assert third.events == ()
 
 

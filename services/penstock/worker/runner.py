@@ -246,7 +246,7 @@ class Runner:
                 return
             if job.overdue:
                 job.where = job.where or answers.traceback_of(exc)
-            if job.attempt is not None:
+            if job.attempt is not None and not self._vault.encrypts:
                 job.attempt.raised(exc)
             answer, kind = answers.exception_answer(job.claim_id, job.handler, exc), type(exc).__name__
         if job.overdue:
@@ -290,7 +290,8 @@ class Runner:
                 batch.where = batch.where or answers.traceback_of(exc)
             outcomes = [exc] * len(batch.jobs)
             if call is not None:
-                call.raised(exc)
+                if not self._vault.encrypts:
+                    call.raised(exc)
                 call.end(type(exc).__name__)
         else:
             if call is not None:
