@@ -171,21 +171,49 @@ async def test_members_share_partitions_and_what_is_revoked_can_still_be_committ
     members = Members(kafka_settings, [topic])
     done: dict[Partition, Position] = {}
     revoked: list[Partition] = []
+    committed: list[Partition] = []
+    lost: list[Partition] = []
+
+    async def lose(partitions: Any) -> None:
+        lost.extend(partitions)
 
     async def commit(partitions: Any) -> None:
         revoked.extend(partitions)
         assert await first.commit([done[partition] for partition in partitions]) == []
+        committed.extend(partitions)
 
-    first = await members.join(on_revoked=commit)
+    first = await members.join(on_revoked=commit, on_lost=lose)
     for record in await take(first, PARTITIONS):
         done[Partition(record.topic, record.partition)] = record.next_position
     second = await members.join()
     async with asyncio.timeout(LIMIT_SECONDS):
-        while len(second.assignment()) < 2 or len(first.assignment()) > 2:
+        while len(await second.assignment()) < 2 or len(await first.assignment()) > 2:
             assert await first.receive(max_records=10, wait_seconds=0.1) == []
             assert await second.receive(max_records=10, wait_seconds=0.1) == []  # nothing is read twice
-    assert sorted([*first.assignment(), *second.assignment()]) == [Partition(topic, n) for n in range(PARTITIONS)]
-    assert sorted(revoked) == sorted(second.assignment())
+    firsts, seconds = await first.assignment(), await second.assignment()
+    assert sorted(firsts + seconds) == [Partition(topic, n) for n in range(PARTITIONS)]
+    assert sorted(revoked) == sorted(committed) == sorted(seconds)
+    positions = await second.committed(list(done))
+    assert sorted(one[:3] for one in positions) == sorted(done[partition][:3] for partition in revoked)
+    assert lost == []
+    await members.close()
+    assert sorted(lost) == sorted(firsts)
+
+
+async def test_a_call_does_not_wait_for_the_receive_that_waits_for_records(
+    kafka: MockKafka, kafka_settings: Settings, producer: KafkaProducer
+) -> None:
+    topic = kafka.topic(partitions=1)
+    await producer.send([Record(topic, b"1")])
+    members = Members(kafka_settings, [topic])
+    consumer = await members.join()
+    (record,) = await take(consumer, 1)
+    receiving = asyncio.create_task(consumer.receive(max_records=1, wait_seconds=LIMIT_SECONDS))
+    assert await consumer.commit([record.next_position]) == []
+    assert [one.offset for one in await consumer.committed([Partition(topic, 0)])] == [record.offset + 1]
+    assert not receiving.done()
+    await producer.send([Record(topic, b"2")])
+    assert [one.value for one in await receiving] == [b"2"]
     await members.close()
 
 
@@ -197,10 +225,10 @@ async def test_what_is_paused_stays_until_it_is_resumed(
     members = Members(kafka_settings, [topic])
     consumer = await members.join()
     await take(consumer, 1)
-    consumer.pause([Partition(topic, 0)])
+    await consumer.pause([Partition(topic, 0)])
     await producer.send([Record(topic, b"2")])
     assert await consumer.receive(max_records=10, wait_seconds=1) == []
-    consumer.resume([Partition(topic, 0), Partition("not-ours", 7)])
+    await consumer.resume([Partition(topic, 0), Partition("not-ours", 7)])
     assert [record.value for record in await take(consumer, 1)] == [b"2"]
     await members.close()
 

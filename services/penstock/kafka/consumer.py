@@ -1,22 +1,27 @@
 """A member of a consumer group for asyncio, whose offsets are committed by hand.
 
-All that may call back runs in one thread of the consumer's own, where librdkafka tells of partitions that come and go
-in the middle of a receive; the coroutines given for that run on the event loop while it waits for them.
+All calls are made in one thread of the consumer's own, where librdkafka tells of partitions that come and go in the
+middle of a receive. The coroutines given for that run on the event loop, and the thread makes their calls meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
 from typing import Any
 
 from penstock.errors import Unavailable
+from penstock.kafka.calls import CallThread
 from penstock.kafka.library import confluent, open_client, told
 from penstock.kafka.records import Partition, Position, Received
 from penstock.logs import get_logger
 
 _CALLBACK_SECONDS = 30.0
+_SLICE_SECONDS = 0.01  # a receive lets other calls in after so long
+_REBALANCE_SECONDS = 5.0  # so long a commit waits until all members have heard of their partitions
+_AGAIN_SECONDS = 0.05
+_LATE = ("ILLEGAL_GENERATION", "UNKNOWN_MEMBER_ID", "FENCED_INSTANCE_ID")
 
 log = get_logger()
 
@@ -32,8 +37,8 @@ class KafkaConsumer:
 
     config: as :func:`penstock.kafka.library.consumer_config` makes it.
     on_assigned, on_revoked, on_lost: told of partitions that come, that are about to go (positions may still be
-    committed), and that are somebody else's already. They are awaited for half a minute at the most, and the group
-    waits with them; of the consumer they may ask for a commit and nothing else, or they wait for themselves.
+    committed), and that are gone: somebody else's already, or left by :meth:`close`. They are awaited for half a
+    minute at the most, and the group waits with them. They may ask everything of the consumer but a receive.
     """
 
     def __init__(
@@ -50,15 +55,18 @@ class KafkaConsumer:
         self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
         self._consumer: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: CallThread | None = None
+        self._receiving = asyncio.Lock()  # a receive lets other calls in, but neither another receive nor the close
         self._failure: str | None = None
         self._ended: set[Partition] = set()
         self._fatal = False
+        self._closing = False
 
     async def open(self) -> None:
         """Subscribe; the group is joined by the first receives. Raises SettingsError, Unavailable."""
         self._loop = asyncio.get_running_loop()
-        self._thread = ThreadPoolExecutor(1, "kafka-consumer")
+        self._closing = False
+        self._thread = CallThread("kafka-consumer")
         self._consumer = open_client("Consumer", dict(self._config) | {"error_cb": self._erred})
         self._consumer.subscribe(
             self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost_partitions
@@ -74,7 +82,8 @@ class KafkaConsumer:
             await self.open()
             self._fatal = False
         try:
-            messages = await self._in_thread(self._take, max_records, wait_seconds)
+            async with self._receiving:
+                messages = await self._call(self._take, max_records, wait_seconds)
         except confluent().KafkaException as exc:  # after an error that the library calls fatal
             self._fatal = True
             raise Unavailable(f"Kafka gives no records: {told(exc)}") from exc
@@ -113,39 +122,44 @@ class KafkaConsumer:
             return []
         module = confluent()
         offsets = [module.TopicPartition(*position) for position in positions]
-        try:
-            kept = await asyncio.to_thread(self._consumer.commit, offsets=offsets, asynchronous=False)
-        except module.KafkaException as exc:
-            error = exc.args[0]
-            if error.name() in ("ILLEGAL_GENERATION", "UNKNOWN_MEMBER_ID", "FENCED_INSTANCE_ID"):
-                log.info("kafka_commit_late", reason=told(error), partitions=len(positions))
-                return [Partition(position.topic, position.partition) for position in positions]
-            raise Unavailable(f"Kafka does not keep the positions: {told(error)}") from exc
+        deadline = monotonic() + _REBALANCE_SECONDS
+        while True:
+            try:
+                kept = await self._call(self._consumer.commit, offsets=offsets, asynchronous=False)
+                break
+            except module.KafkaException as exc:
+                error = exc.args[0]
+                if error.name() in _LATE:
+                    log.info("kafka_commit_late", reason=told(error), partitions=len(positions))
+                    return [Partition(position.topic, position.partition) for position in positions]
+                if error.name() != "REBALANCE_IN_PROGRESS" or monotonic() >= deadline:
+                    raise Unavailable(f"Kafka does not keep the positions: {told(error)}") from exc
+            await asyncio.sleep(_AGAIN_SECONDS)
         failed = [one for one in kept if one.error is not None]
         for one in failed:
             log.warning("kafka_commit_failed", topic=one.topic, partition=one.partition, reason=told(one.error))
         return [Partition(one.topic, one.partition) for one in failed]
 
-    def assignment(self) -> list[Partition]:
+    async def assignment(self) -> list[Partition]:
         """The partitions that are ours as far as we know."""
-        return _partitions(self._consumer.assignment())
+        return _partitions(await self._call(self._consumer.assignment))
 
-    def pause(self, partitions: Sequence[Partition]) -> None:
+    async def pause(self, partitions: Sequence[Partition]) -> None:
         """Receive nothing of these until they are resumed; the membership is kept by further receives."""
-        self._consumer.pause([confluent().TopicPartition(*partition) for partition in partitions])
+        await self._call(self._consumer.pause, [confluent().TopicPartition(*partition) for partition in partitions])
 
-    def resume(self, partitions: Sequence[Partition]) -> None:
+    async def resume(self, partitions: Sequence[Partition]) -> None:
         """Take up what was paused. Partitions that are not ours any more are passed over."""
-        mine = set(self.assignment())
+        mine = set(await self.assignment())
         wanted = [confluent().TopicPartition(*partition) for partition in partitions if partition in mine]
         if wanted:
-            self._consumer.resume(wanted)
+            await self._call(self._consumer.resume, wanted)
 
     async def seek(self, position: Position) -> None:
         """Read this partition from here on. Raises Unavailable."""
         module = confluent()
         try:
-            await asyncio.to_thread(self._consumer.seek, module.TopicPartition(*position))
+            await self._call(self._consumer.seek, module.TopicPartition(*position))
         except module.KafkaException as exc:
             raise Unavailable(f"Kafka does not go to {position}: {told(exc)}") from exc
 
@@ -153,7 +167,7 @@ class KafkaConsumer:
         """The offsets of the first record and of the one that will be written next. Raises Unavailable."""
         module = confluent()
         try:
-            low, high = await asyncio.to_thread(
+            low, high = await self._call(
                 self._consumer.get_watermark_offsets, module.TopicPartition(*partition), timeout=seconds
             )
         except module.KafkaException as exc:
@@ -165,7 +179,7 @@ class KafkaConsumer:
         module = confluent()
         asked = [module.TopicPartition(*partition) for partition in partitions]
         try:
-            told_of = await asyncio.to_thread(self._consumer.committed, asked, timeout=seconds)
+            told_of = await self._call(self._consumer.committed, asked, timeout=seconds)
         except module.KafkaException as exc:
             raise Unavailable(f"Kafka does not tell the positions of the group: {told(exc)}") from exc
         return [
@@ -173,51 +187,56 @@ class KafkaConsumer:
         ]
 
     async def close(self) -> None:
-        """Leave the group, so that others take over at once; partitions are told of as revoked."""
-        consumer, self._consumer = self._consumer, None
-        if consumer is None or self._thread is None:
+        """Leave the group, so that others take over at once. Commit before it: within it nothing is kept any more."""
+        if self._consumer is None or self._thread is None:
             return
-        await self._in_thread(consumer.close)
-        self._thread.shutdown(wait=False)
+        async with self._receiving:
+            self._closing = True
+            try:
+                await self._call(self._consumer.close)
+            finally:
+                self._consumer = None
+                self._thread.end()
 
     def _take(self, max_records: int, wait_seconds: float) -> list[Any]:
         """The first record as soon as it comes, and with it what has been fetched by then."""
-        first = self._consumer.poll(wait_seconds)
-        if first is None:
-            return []
+        assert self._thread is not None  # it is what runs this
+        deadline = monotonic() + wait_seconds
+        while (first := self._consumer.poll(min(_SLICE_SECONDS, max(0.0, deadline - monotonic())))) is None:
+            if monotonic() >= deadline:
+                return []
+            self._thread.serve()
         return [first, *(self._consumer.consume(max_records - 1, 0) if max_records > 1 else ())]
 
-    async def _in_thread(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Run in the consumer's thread, to its end: a cancelled receive must not leave records behind unseen."""
-        assert self._loop is not None  # opened first
-        running = self._loop.run_in_executor(self._thread, call, *arguments)
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            await asyncio.wait([running])
-            raise
+    async def _call(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        assert self._thread is not None  # opened first
+        return await self._thread.call(call, *arguments, **named)
 
     def _assigned(self, _consumer: Any, partitions: Sequence[Any]) -> None:
         self._tell("assigned", self._on_assigned, partitions)
 
     def _revoked(self, _consumer: Any, partitions: Sequence[Any]) -> None:
-        self._tell("revoked", self._on_revoked, partitions)
+        if self._closing:
+            self._tell("left", self._on_lost, partitions)
+        else:
+            self._tell("revoked", self._on_revoked, partitions)
 
     def _lost_partitions(self, _consumer: Any, partitions: Sequence[Any]) -> None:
         self._tell("lost", self._on_lost, partitions)
 
     def _tell(self, change: str, callback: Rebalance, partitions: Sequence[Any]) -> None:
-        """Runs in the consumer's thread; the event loop is free meanwhile."""
+        """Runs in the consumer's thread, which goes on making calls: those of the callback, and those it waits for."""
         if not partitions:
             return
         told_of = _partitions(partitions)
         log.info("kafka_partitions", change=change, partitions=",".join(f"{one[0]}/{one[1]}" for one in told_of))
         assert self._loop is not None
+        assert self._thread is not None
         if callback is _nothing or self._loop.is_closed():
             return
         running = asyncio.run_coroutine_threadsafe(_as_coroutine(callback, told_of), self._loop)
         try:
-            running.result(_CALLBACK_SECONDS)
+            self._thread.serve_until(running, _CALLBACK_SECONDS)
         except Exception as exc:  # an exception here would end the receive, and with it what it has fetched
             running.cancel()
             log.error("kafka_partitions_failed", change=change, error=repr(exc))

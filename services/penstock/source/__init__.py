@@ -202,7 +202,7 @@ class Source(Service):
 
     async def _realign(self) -> None:
         """Have Kafka go where we are: in partitions that have just become ours, and after a failure."""
-        mine = set(self._consumer.assignment())
+        mine = set(await self._consumer.assignment())
         self._states = {partition: state for partition, state in self._states.items() if partition in mine}
         unknown = sorted(mine - self._states.keys())
         if unknown:

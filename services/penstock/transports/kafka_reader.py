@@ -255,7 +255,7 @@ class GroupReader:
         failures = 0
         while True:
             try:
-                self._pause_or_resume()
+                await self._pause_or_resume()
                 # Membership ends without calls, so a full reader goes on calling, of partitions that give nothing.
                 some = await self._consumer.receive(max_records=_AHEAD_RECORDS, wait_seconds=_POLL_SECONDS)
             except Exception as exc:  # of whatever kind: a reader that stands still looks like an empty queue
@@ -273,12 +273,12 @@ class GroupReader:
                 self._failure = None
                 self._came.set()
 
-    def _pause_or_resume(self) -> None:
+    async def _pause_or_resume(self) -> None:
         is_full = len(self._ahead) >= _AHEAD_RECORDS or self._ahead_bytes >= _AHEAD_BYTES
         if is_full == self._paused:
             return
         change = self._consumer.pause if is_full else self._consumer.resume
-        change([partition for partition in self._consumer.assignment() if partition in self._mine])
+        await change([partition for partition in await self._consumer.assignment() if partition in self._mine])
         self._paused = is_full
 
     # Partitions that come and go
