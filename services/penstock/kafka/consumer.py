@@ -19,7 +19,7 @@ from penstock.logs import get_logger
 
 _CALLBACK_SECONDS = 30.0
 _SLICE_SECONDS = 0.01  # a receive lets other calls in after so long
-_REBALANCE_SECONDS = 5.0  # so long a commit waits until all members have heard of their partitions
+_REBALANCE_SECONDS = 2.0  # so long a commit waits until all members have heard of their partitions
 _AGAIN_SECONDS = 0.05
 _LATE = ("ILLEGAL_GENERATION", "UNKNOWN_MEMBER_ID", "FENCED_INSTANCE_ID")
 
