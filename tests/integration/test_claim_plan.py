@@ -417,6 +417,15 @@ async def test_rules_are_looked_up_in_a_few_steps_a_task(swinging: Any, name: st
         await swinging.execute("delete from penstock.route")
 
 
+async def test_tasks_that_no_rule_concerns_are_not_looked_at_one_by_one(swinging: Any) -> None:
+    async with swinging.transaction():
+        await swinging.execute(_RULES["another action"])
+        plan = await explain(swinging, SQL["claim_tasks_by_rules"], *claim_of(1000), analyze=True)
+        (by_task,) = (node for node in nodes(plan) if node.get("Subplan Name") == "CTE sorted")
+        assert rows_walked(by_task) < 10
+        await swinging.execute("delete from penstock.action")
+
+
 # Plans that are kept from a moment at which the table was empty
 
 _BY_INDEX = {

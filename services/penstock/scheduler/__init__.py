@@ -159,6 +159,7 @@ class Scheduler(Service):
     def _note(self, diverted: int) -> None:
         if diverted:
             self._rules.gates = self._rules.gates or self._rules.limited
+            self._routes.look_again()
 
     async def _claim_aged(self, limit: int) -> tuple[Dispatch | None, int]:
         """A small part of the claims goes to tasks that higher priorities have kept waiting, the lowest first."""

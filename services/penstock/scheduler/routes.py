@@ -15,6 +15,7 @@ from penstock.store import Store
 from penstock.transports import Queue
 
 _PAUSE_SECONDS = 2.0  # after nothing could be sent by a route
+_EMPTY_SECONDS = 0.25  # after there was nothing to send, unless something is put aside meanwhile
 
 log = get_logger()
 
@@ -25,6 +26,7 @@ class _Route:
     queue: Queue
     lane: Lane
     rest_until: float = field(default=float("-inf"))
+    empty_until: float = field(default=float("-inf"))
 
 
 class Routes:
@@ -67,11 +69,16 @@ class Routes:
         """Where tasks of the route go; those of a route that is gone, to the outbound queue."""
         return self._outbound if route not in self._routes else self._routes[route].queue
 
+    def look_again(self) -> None:
+        """Tasks were put aside, some of them maybe for a route. Nothing else brings any to one but other schedulers."""
+        for route in self._routes.values():
+            route.empty_until = float("-inf")
+
     async def run_once(self, sender: Sender) -> int:
         """Send by each route what fits its window; returns how many tasks went."""
         went = 0
         for name, route in list(self._routes.items()):
-            if monotonic() >= route.rest_until:
+            if monotonic() >= max(route.rest_until, route.empty_until):
                 went += await self._send_by(name, route, sender)
         return went
 
@@ -82,6 +89,7 @@ class Routes:
             async with self._store.session() as session:
                 dispatch = await session.claim_by_route(limit, name)
             if dispatch is None:
+                route.empty_until = monotonic() + _EMPTY_SECONDS
                 return 0
             route.lane.claimed(dispatch.tasks)
         try:

@@ -55,12 +55,10 @@ case when t.trace is not null then concat_ws(E'\n', t.trace, t.failures -> -1 ->
 
 -- part: sorted
 -- Of the tasks in `looked`: by which route each goes, and whether it is of a limited action or tenant. Rules are looked up once for
--- each kind of task; labels make kinds only where a route asks for some.
+-- each kind of task; labels make kinds only where a route asks for some. Where no rule concerns any of them (is_concerned), nothing
+-- is made of them one by one: a CTE is read only by who asks for its rows.
 seen as materialized (
-    select id, action,
-           case when exists (select from penstock.route where labels <> '{}') then coalesce(looked.labels::text, '')
-                else '' end as labels, tenant
-    from looked
+    select distinct action, {kind} as labels, tenant from looked
 ), held_tenants as materialized (
     select t.tenant from (select distinct tenant from seen where tenant is not null) t
     where exists (select from penstock.tenant r
@@ -74,10 +72,18 @@ seen as materialized (
             where k.action like any(r.actions) and (r.labels = '{}' or nullif(k.labels, '')::jsonb @> r.labels)
             order by r.position, r.name limit 1) as route
     from (select distinct action, labels from seen) k left join penstock.action a on a.name = k.action
+), concerned as materialized (
+    select exists (select from kinds where is_limited or route is not null)
+        or exists (select from held_tenants) as is_concerned
 ), sorted as materialized (
-    select s.id, k.is_limited or coalesce(s.tenant in (select tenant from held_tenants), false) as is_limited, k.route
-    from seen s join kinds k on k.action = s.action and k.labels = s.labels
+    select l.id, k.is_limited or coalesce(l.tenant in (select tenant from held_tenants), false) as is_limited, k.route
+    from (select id, action, {kind} as labels, tenant from looked) l
+    join kinds k on k.action = l.action and k.labels = l.labels
+    where (select is_concerned from concerned)
 )
+
+-- part: kind
+case when exists (select from penstock.route where labels <> '{}') then coalesce(looked.labels::text, '') else '' end
 
 -- part: diverted
 -- Of the tasks in `sorted`: puts aside what goes by a route, or is of a limited action. From then on it stands in the
@@ -131,6 +137,8 @@ with looked as materialized (
     ) candidate
     limit (select $1::bigint)
 ), {sorted}, due as materialized (
+    select id from looked where not (select is_concerned from concerned)
+    union all
     select id from sorted where not is_limited and route is null
 ), {diverted}, {claimed}
 select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
