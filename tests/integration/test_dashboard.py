@@ -841,6 +841,30 @@ async def test_tasks_of_a_tenant_are_found_shown_and_run_again_as_its_own(browse
     assert "2 tasks would be cancelled" in counted
 
 
+async def test_rows_tell_their_tenant_where_any_has_one_and_are_found_by_it(browser: Browser, store: Store) -> None:
+    await enqueue(store, NewTask("a"))
+    await browser.call("schedule.create", name="nobodys", expression="@daily", action="a")
+    flow = await browser.call("workflow.create", chain=[{"action": "a"}])
+    nobodys = {"/tasks": "/tasks/1", "/schedules": "/schedules/nobodys", "/workflows": f"/workflows/{flow.id}"}
+    for page in nobodys:
+        assert "<th>Tenant</th>" not in await browser.get(page)
+    (task,) = await enqueue(store, NewTask("a", tenant="acme"))
+    await browser.call("schedule.create", name="theirs", expression="@daily", action="a", tenant="acme")
+    flow = await browser.call("workflow.create", chain=[{"action": "a"}], tenant="acme")
+    acmes = {"/tasks": f"/tasks/{task}", "/schedules": "/schedules/theirs", "/workflows": f"/workflows/{flow.id}"}
+    for page, theirs in acmes.items():
+        everything, found = await browser.get(page), await browser.get(f"{page}?tenant=acme")
+        for text in (everything, found):
+            assert "<th>Tenant</th>" in text
+            assert 'data-label="of">acme</td>' in text
+            assert f'href="{theirs}"' in text
+        assert f'href="{nobodys[page]}"' in everything
+        assert f'href="{nobodys[page]}"' not in found
+        assert f'href="{theirs}"' not in await browser.get(f"{page}?tenant=other")
+        assert 'href="/tasks?tenant=acme"' in await browser.get(theirs)
+        assert 'href="/tasks?tenant=' not in await browser.get(nobodys[page])
+
+
 async def test_a_key_of_a_tenant_does_not_open_the_dashboard(
     keyed: tuple[Browser, dict[str, str]], store: Store, sql: Any
 ) -> None:

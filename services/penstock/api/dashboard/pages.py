@@ -91,8 +91,9 @@ async def load_edit(ask: Ask) -> dict[str, Any]:
 async def load_schedules(ask: Ask) -> dict[str, Any]:
     paused = {"yes": True, "no": False}.get(ask.get("paused") or "")
     found = await ask.call(
-        "schedule.list", action=ask.get("action"), paused=paused, cursor=ask.get("cursor"), limit=PAGE_ROWS
-    )
+        "schedule.list", action=ask.get("action"), paused=paused, tenant=ask.get("tenant"), cursor=ask.get("cursor"),
+        limit=PAGE_ROWS,
+    )  # fmt: skip
     return {"schedules": found.schedules, "cursor": found.cursor, "filters": Values(ask.query)}
 
 
@@ -107,7 +108,9 @@ async def load_schedule(ask: Ask) -> dict[str, Any]:
 
 
 async def load_workflows(ask: Ask) -> dict[str, Any]:
-    found = await ask.call("workflow.list", state=ask.get("state"), cursor=ask.get("cursor"), limit=PAGE_ROWS)
+    found = await ask.call(
+        "workflow.list", state=ask.get("state"), tenant=ask.get("tenant"), cursor=ask.get("cursor"), limit=PAGE_ROWS
+    )
     return {
         "workflows": found.workflows,
         "cursor": found.cursor,

@@ -57,6 +57,11 @@ class Visitor:
     def name(self) -> str:
         return self.caller.key if self.caller is not None else ""
 
+    @property
+    def tenant(self) -> str | None:
+        """To which the key is bound."""
+        return None if self.caller is None else self.caller.tenant
+
     def may(self, method: str) -> bool:
         return self.caller is not None and self.caller.may(method)
 
