@@ -210,9 +210,9 @@ class AsyncClient:
         found: Sequence[dict[str, Any]] = (await self.call("route.list"))["routes"]
         return found
 
-    async def stats(self) -> dict[str, Any]:
+    async def stats(self, *, tenant: str | None = None) -> dict[str, Any]:
         """As Client.stats."""
-        return await self._dict("stats", None)
+        return await self._dict("stats", None if tenant is None else {"tenant": tenant})
 
     async def bulk_cancel(self, **filters: Any) -> dict[str, Any]:
         """As Client.bulk_cancel."""

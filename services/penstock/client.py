@@ -263,9 +263,9 @@ class Client:
         found: Sequence[dict[str, Any]] = answer["routes"]
         return found
 
-    def stats(self) -> dict[str, Any]:
-        """Counts by state and action, rates over the last minute, lag."""
-        answer: dict[str, Any] = self.call("stats")
+    def stats(self, *, tenant: str | None = None) -> dict[str, Any]:
+        """Counts by state and action, rates over the last minute, lag; of one tenant counts alone, and ``at_least``."""
+        answer: dict[str, Any] = self.call("stats", None if tenant is None else {"tenant": tenant})
         return answer
 
     def bulk_cancel(self, **filters: Any) -> dict[str, Any]:

@@ -177,7 +177,7 @@ class ListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StatsParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    pass
+    tenant: str | None = None
 
 
 class RejectedListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -444,7 +444,9 @@ class ListTasks:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    pass
+    """Of one tenant, or of all."""
+
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -698,7 +700,7 @@ def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -
         case ClaimsCheckParams():
             return CheckClaims(_claims(values.claims))
         case StatsParams():
-            return Stats()
+            return Stats(read_tenant(values.tenant))
     if method in SCHEDULE_PARAMS:
         return _schedule_command(values, settings)
     if method in WORKFLOW_PARAMS:

@@ -809,6 +809,7 @@ async def test_the_first_id_of_an_instant_is_found_in_both_tables_and_beyond_the
 @pytest.mark.parametrize("name", [
     "list_audit", "read_session", "read_history", "read_recent_successes", "read_recent_failures", "read_in_flight",
     "read_life", "find_first_id", "search_tasks", "search_settled_tasks", "search_live_tasks",
+    "count_live_of_tenant", "count_settled_of_tenant",
 ])  # fmt: skip
 async def test_a_statement_of_the_dashboard_goes_by_an_index(sql: Any, name: str) -> None:
     """Whatever its arguments, and over tables that are empty, for which a scan would look cheaper."""

@@ -34,6 +34,9 @@ async def test_tasks_workflows_and_schedules_are_given_a_tenant_and_found_by_it(
         assert "stands for every tenant" in run(url, "enqueue", "a", "--tenant", "*", fails=True)
         counted = json.loads(run(url, "bulk", "cancel", "--tenant", "acme", "--dry-run", "--json"))
         assert counted["count"] == 1
+        assert json.loads(run(url, "stats", "--tenant", "acme", "--json"))["actions"] == {"a": {"SCHEDULED": 1}}
+        assert "rates" not in run(url, "stats", "--tenant", "acme")
+        assert json.loads(run(url, "stats", "--json"))["states"]["SCHEDULED"] == 2
         run(url, "schedule", "create", "n", "@daily", "a", "--tenant", "acme")
         assert json.loads(run(url, "schedule", "get", "n", "--json"))["tenant"] == "acme"
         assert len(json.loads(run(url, "schedule", "list", "--tenant", "acme", "--json"))["schedules"]) == 1
@@ -89,6 +92,7 @@ async def test_the_clients_speak_of_tenants(store: Store, settings: Settings) ->
             task = client.enqueue("a", {}, tenant="acme", delay=3600)
             assert client.status(task["id"])["tenant"] == "acme"
             assert [one["id"] for one in client.list(tenant="acme")["tasks"]] == [task["id"]]
+            assert client.stats(tenant="acme")["states"]["SCHEDULED"] == 1
             assert client.set_tenant_limits("acme", max_in_flight=2)["max_in_flight"] == 2
             assert client.schedules.create("n", "@daily", "a", tenant="acme")["tenant"] == "acme"
             assert len(client.workflows.create(chain=[{"action": "a"}], tenant="acme")) == 3
@@ -98,4 +102,5 @@ async def test_the_clients_speak_of_tenants(store: Store, settings: Settings) ->
         async with AsyncClient(api.url) as client:
             task = await client.enqueue("a", {}, tenant="acme", delay=3600)
             assert task["id"] in [one["id"] for one in (await client.list(tenant="acme"))["tasks"]]
+            assert (await client.stats(tenant="other"))["actions"] == {}
             assert (await client.set_tenant_limits("acme", rate=2))["rate"] == 2.0

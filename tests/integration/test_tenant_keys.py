@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from penstock.api import tenant_stats
 from penstock.api.access import PERMISSION_OF, permission_of
 from penstock.api.tenancy import REACH, Reach, reach_of
 from penstock.commands import PARAMS
@@ -254,6 +255,7 @@ async def test_no_method_shows_or_changes_what_is_anothers(stand: Stand, store: 
     calls += [("schedule.list", {}), ("schedule.list", {"tenant": "other"})]
     for job in made["jobs"]:
         calls += [("job.get", {"id": job}), ("job.cancel", {"id": job})]
+    calls += [("stats", {}), ("stats", {"tenant": "other"})]
     calls += [("job.list", {}), ("tenant.get", {"tenant": "other"}), ("tenant.get", {"tenant": "*"})]
     for verb in ("cancel", "retry", "delete", "reschedule"):
         more = {"delay": 1} if verb == "reschedule" else {}
@@ -350,6 +352,35 @@ async def test_an_admin_sees_and_filters_by_tenant(stand: Stand) -> None:
     assert (await stand.admin.ask("bulk.cancel", tenant="acme", dry_run=True))["count"] == 1
 
 
+async def test_counts_are_of_the_tenant_alone_whoever_asks(
+    stand: Stand, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for holder in (stand.acme, stand.other, stand.admin):
+        for action, delay in (("a", 0), ("b", 0), ("b", 3600)):
+            await holder.ask("enqueue", action=action, delay=delay)
+    async with store.transaction() as session:
+        dispatch = await session.claim(100)
+        assert dispatch is not None
+        await session.finish({(task.id, task.claim): "1" for task in dispatch.tasks if task.action == "a"})
+    zeros = dict.fromkeys(("WAITING", "ERROR", "CRITICAL_ERROR", "CANCELLED"), 0)
+    counted = {
+        "tenant": "acme", "states": zeros | {"SCHEDULED": 1, "ACQUIRED": 1, "SUCCESS": 1},
+        "actions": {"a": {"SUCCESS": 1}, "b": {"SCHEDULED": 1, "ACQUIRED": 1}}, "at_least": [],
+    }  # fmt: skip
+    assert await stand.acme.ask("stats") == counted
+    assert await stand.acme.ask("stats", tenant="acme") == counted
+    assert await stand.admin.ask("stats", tenant="acme") == counted
+    assert (await stand.acme.ask("stats", tenant="other"))["code"] == -32602
+    assert (await stand.admin.ask("stats"))["states"]["SUCCESS"] == 3
+    assert (await stand.admin.ask("stats", tenant="nobody-yet"))["actions"] == {}
+    # Where there are more than one look counts, what is told is the least that there is.
+    monkeypatch.setattr(tenant_stats, "LOOKED_AT", 2)
+    monkeypatch.setattr(tenant_stats, "KEPT_SECONDS", 0)
+    few = await stand.admin.ask("stats", tenant="acme")
+    assert few["at_least"] == ["WAITING", "SCHEDULED", "ACQUIRED", "ERROR", "SUCCESS"]
+    assert few["actions"] == {}
+
+
 async def test_rules_of_tenants_are_set_shown_and_taken_back_at_run_time(stand: Stand) -> None:
     everybody = await stand.admin.ask("tenant.set", tenant="*", max_in_flight=5, rate=120, per="minute")
     assert (everybody["tenant"], everybody["max_in_flight"], everybody["rate"], everybody["own"]) == ("*", 5, 2.0, True)
@@ -381,7 +412,7 @@ async def test_keys_are_made_with_a_tenant_over_rpc_and_shown_with_it(stand: Sta
     assert made["tenant"] == "acme"
     assert {key["name"]: key["tenant"] for key in (await stand.admin.ask("keys.list"))["keys"]}["k"] == "acme"
     holder = Holder(stand.http, made["key"])
-    assert (await holder.ask("stats"))["code"] == -32003
+    assert (await holder.ask("dlq.stats"))["code"] == -32003
     assert (await stand.admin.ask("keys.create", name="j", permissions=["read"], tenant="*"))["code"] == -32602
 
 

@@ -111,8 +111,9 @@ SUMMARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "list": ("List tasks, newest first.", "TaskPage", ()),
     "audit.list": ("List what was changed by hand and by whom, newest first.", "AuditPage", ()),
     "stats": (
-        "Count tasks by state and action, with rates over the last minute and lag; at most a second old.",
-        "Statistics",
+        "Count tasks by state and action, with rates over the last minute and lag; of one tenant, counts alone. "
+        "At most a second old.",
+        "Statistics|TenantStatistics",
         (),
     ),
     "rejected.list": ("List messages of the queues that could not be understood, newest first.", "RejectedPage", ()),
@@ -257,7 +258,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "tenant": "Only tasks of this tenant; with key, a key of its own.",
     },
     "audit.list": {"limit": f"Entries at the most; 1 to {MAX_LIST}.", "cursor": "The cursor of the page before."},
-    "stats": {},
+    "stats": {"tenant": "Only tasks of this tenant, among the newest records; without rates and lag."},
     "rejected.list": {
         "limit": f"Messages at the most; 1 to {MAX_LIST}.",
         "cursor": "The cursor of the page before.",

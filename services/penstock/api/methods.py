@@ -26,6 +26,7 @@ from penstock.api.results import Results
 from penstock.api.rpc import Handler, Outcome, each
 from penstock.api.rules import Rules
 from penstock.api.schedules import Schedules
+from penstock.api.tenant_stats import TenantCounts, TenantStatistics
 from penstock.api.tenants import Tenants
 from penstock.api.workflows import Workflows
 from penstock.batching import Batcher
@@ -120,6 +121,7 @@ class Methods:
         self._statistics: msgspec.Raw | None = None
         self._statistics_at = 0.0
         self._counting = asyncio.Lock()
+        self._of_tenants = TenantCounts(self._session)
         self._description: msgspec.Raw | None = None
         dead = DeadLetters(
             store=store,
@@ -391,8 +393,10 @@ class Methods:
         tasks = sorted(map(views.task, shown), key=lambda task: task.id, reverse=True)
         return views.TaskPage(tasks, _cursor(ids, command.limit, seen[0]["last"], seen[0]["count"], SCAN_TASKS))
 
-    async def _stats(self, _command: Stats) -> msgspec.Raw:
-        """Counts, rates and lag; read at most once a second, however many ask."""
+    async def _stats(self, command: Stats) -> msgspec.Raw | TenantStatistics:
+        """Counts, rates and lag; read at most once a second, however many ask. Of one tenant, counts alone."""
+        if command.tenant is not None:
+            return await self._of_tenants.count(command.tenant)
         async with self._counting:
             if self._statistics is None or monotonic() - self._statistics_at >= STATISTICS_KEPT_SECONDS:
                 self._statistics = msgspec.Raw(msgspec.json.encode(await self._count()))

@@ -22,6 +22,7 @@ from penstock.commands import (
     ListTasks,
     PreviewBulk,
     StartBulk,
+    Stats,
 )
 from penstock.errors import AccessDenied, InvalidParams, ScheduleNotFound, TaskNotFound, WorkflowNotFound
 from penstock.schedules import CreateSchedule, ListSchedules, UpdateSchedule
@@ -41,7 +42,7 @@ class Reach(StrEnum):
 
 
 _OWN = (
-    "enqueue", "status", "result", "cancel", "retry", "reschedule", "list",
+    "enqueue", "status", "result", "cancel", "retry", "reschedule", "list", "stats",
     "bulk.cancel", "bulk.retry", "bulk.delete", "bulk.reschedule", "job.get", "job.list", "job.cancel",
     "workflow.create", "workflow.status", "workflow.list", "workflow.cancel", "workflow.retry",
     "schedule.create", "schedule.update", "schedule.get", "schedule.list", "schedule.delete", "schedule.pause",
@@ -49,7 +50,7 @@ _OWN = (
     "tenant.get",
 )  # fmt: skip
 _CLOSED = (
-    "stats", "rejected.list", "rejected.show", "rejected.retry", "rejected.purge",
+    "rejected.list", "rejected.show", "rejected.retry", "rejected.purge",
     "dlq.stats", "dlq.list", "dlq.show", "dlq.replay", "dlq.purge",
     "keys.create", "keys.list", "keys.revoke", "audit.list",
     "action.set", "action.get", "action.list", "action.pause", "action.resume",
@@ -114,7 +115,7 @@ def narrowed(command: Any) -> Any:
     match command:
         case Enqueue(task):
             return Enqueue(replace(task, tenant=_own(task.tenant, bound)))
-        case ListTasks() | ListSchedules() | ListWorkflows() | CreateWorkflow() | GetTenant():
+        case ListTasks() | ListSchedules() | ListWorkflows() | CreateWorkflow() | GetTenant() | Stats():
             return replace(command, tenant=_own(command.tenant, bound))
         case StartBulk(operation, work) | PreviewBulk(operation, work):
             select = msgspec.structs.replace(work.select, tenant=_own(work.select.tenant, bound))

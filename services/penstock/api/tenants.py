@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from penstock.api.tenant_stats import TenantStatistics
 from penstock.api.views import timestamp
 from penstock.store import Session
 from penstock.tenant_rules import DeleteTenant, GetTenant, ListTenants, PauseTenant, SetTenant, TenantChange
@@ -35,7 +36,7 @@ class TenantPage(msgspec.Struct, frozen=True):
     cursor: Annotated[str | None, Meta(description="Pass it on for the next page; null at the end.")]
 
 
-TENANT_RESULTS = (Tenant, TenantDetail, TenantPage)
+TENANT_RESULTS = (Tenant, TenantDetail, TenantPage, TenantStatistics)
 
 
 class Tenants:

@@ -309,9 +309,16 @@ def list_tasks(
     print_cursor(result["cursor"])
 
 
-def stats(as_json: JsonOption = False, api_url: ApiUrlOption = None, data_dir: DataDirOption = None) -> None:
+def stats(
+    tenant: Annotated[
+        str | None, typer.Option(show_default=False, help="Counts of this tenant alone, among the newest records.")
+    ] = None,
+    as_json: JsonOption = False,
+    api_url: ApiUrlOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
     """Show counts per state and action, rates and lag."""
-    result = connect(api_url, data_dir).call("stats", {})
+    result = connect(api_url, data_dir).call("stats", given({"tenant": tenant}))
     if as_json:
         print_json(result)
         return

@@ -99,7 +99,7 @@ class Watch:
         with ThreadPoolExecutor(max_workers=8) as pool:
             asked = pool.map(_health_of, self.processes)
             try:
-                self.stats = self.client.call("stats", {})
+                self.stats = _of_all(self.client.call("stats", {}))
                 self.actions = self._limits()
                 self.problem = None
             except Unavailable as exc:
@@ -158,6 +158,16 @@ class Watch:
             "actions": self.rows(),
             "processes": self.health,
         }
+
+
+def _of_all(stats: dict[str, Any]) -> dict[str, Any]:
+    """Raises AccessDenied for the counts of one tenant, which an API key that is bound to it is told."""
+    if "tenant" in stats:
+        raise AccessDenied(
+            403, f"this API key is bound to the tenant {stats['tenant']!r}, and rates and lag are of all: "
+            "`penstock stats` shows its counts"
+        )  # fmt: skip
+    return stats
 
 
 def _processes(given: Sequence[str], data_dir: Path | None, *, known: bool) -> list[tuple[str, str]]:

@@ -1,0 +1,82 @@
+"""The method ``stats`` for one tenant: what is kept of its tasks, counted at a cost that has a bound.
+
+No index goes by tenant, for every task would have to enter it, and no tally is kept by tenant, for they come by the
+thousand. So the newest records are looked at, a bounded number of each kind, one tenant at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from time import monotonic
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from penstock.store import Session
+from penstock.tasks import FINAL_STATES, State
+
+LOOKED_AT = 50_000  # of live tasks, and of the records of each final state
+KEPT_SECONDS = 1.0
+_KEPT = 1000
+
+
+class TenantStatistics(msgspec.Struct, frozen=True):
+    tenant: str
+    states: Annotated[dict[State, int], Meta(description="Its tasks kept, by state; every state is there.")]
+    actions: Annotated[
+        dict[str, dict[State, int]], Meta(description="The same by action; states without a task are left out.")
+    ]
+    at_least: Annotated[
+        list[State],
+        Meta(description=f"States whose counts are of the newest {LOOKED_AT} records, of all tenants: there are more."),
+    ]
+
+
+class TenantCounts:
+    """Counts what is a tenant's, once a second at the most. session: opens one."""
+
+    def __init__(self, session: Callable[[], AbstractAsyncContextManager[Session]]) -> None:
+        self._session = session
+        self._counting = asyncio.Lock()  # whoever asks for many tenants waits, and nobody else does
+        self._kept: dict[str, tuple[float, TenantStatistics]] = {}
+
+    async def count(self, tenant: str) -> TenantStatistics:
+        """At most a second old."""
+        async with self._counting:
+            at, found = self._kept.get(tenant, (0.0, None))
+            if found is None or monotonic() - at >= KEPT_SECONDS:
+                found = await self._count(tenant)
+                self._kept.pop(tenant, None)
+                self._kept[tenant] = monotonic(), found
+                if len(self._kept) > _KEPT:
+                    del self._kept[next(iter(self._kept))]
+            return found
+
+    async def _count(self, tenant: str) -> TenantStatistics:
+        actions: dict[str, Counter[State]] = defaultdict(Counter)
+        more: set[State] = set()
+        async with self._session() as session:
+            for row in await session.fetch("count_live_of_tenant", tenant, LOOKED_AT):
+                if row["action"] is not None:
+                    actions[row["action"]][State(row["state"])] = row["count"]
+                elif row["count"] >= LOOKED_AT:
+                    more |= set(State) - FINAL_STATES
+            for state in FINAL_STATES:
+                for row in await session.fetch("count_settled_of_tenant", tenant, LOOKED_AT, state):
+                    if row["action"] is not None:
+                        actions[row["action"]][state] = row["count"]
+                    elif row["count"] >= LOOKED_AT:
+                        more.add(state)
+        return TenantStatistics(
+            tenant,
+            {state: sum(of_action[state] for of_action in actions.values()) for state in State},
+            {
+                action: {state: of_action[state] for state in State if of_action[state]}
+                for action, of_action in sorted(actions.items())
+            },
+            [state for state in State if state in more],
+        )
