@@ -152,9 +152,9 @@ class AsyncClient:
         """As Client.ordering_list."""
         return await self._dict("ordering.list", _given(limit=limit, cursor=cursor))
 
-    async def ordering_release(self, key: str) -> dict[str, Any]:
+    async def ordering_release(self, key: str, *, tenant: str | None = None) -> dict[str, Any]:
         """As Client.ordering_release."""
-        return await self._dict("ordering.release", {"key": key})
+        return await self._dict("ordering.release", {"key": key} | _given(tenant=tenant))
 
     async def retry(self, task_id: int) -> dict[str, Any]:
         """As Client.retry."""

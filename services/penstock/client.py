@@ -185,9 +185,13 @@ class Client:
         answer: dict[str, Any] = self.call("ordering.list", {"limit": limit} | given)
         return answer
 
-    def ordering_release(self, key: str) -> dict[str, Any]:
-        """Let a held ordering key go: ``{"key", "released", "next"}``, the last the task that may run now, or None."""
-        answer: dict[str, Any] = self.call("ordering.release", {"key": key})
+    def ordering_release(self, key: str, *, tenant: str | None = None) -> dict[str, Any]:
+        """Let a held ordering key go: ``{"key", "released", "next"}``, the last the task that may run now, or None.
+
+        tenant: whose key it is.
+        """
+        given = {} if tenant is None else {"tenant": tenant}
+        answer: dict[str, Any] = self.call("ordering.release", {"key": key} | given)
         return answer
 
     def retry(self, task_id: int) -> dict[str, Any]:

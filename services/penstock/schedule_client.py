@@ -35,7 +35,10 @@ class Schedules:
         return answer
 
     def list(self, **given: Any) -> dict[str, Any]:
-        """A page of schedules, newest first: ``{"schedules", "cursor"}``; by labels, action, paused, limit, cursor."""
+        """A page of schedules, newest first: ``{"schedules", "cursor"}``.
+
+        given: labels, action, paused, tenant, limit, cursor.
+        """
         answer: dict[str, Any] = self._call("schedule.list", given)
         return answer
 

@@ -109,7 +109,8 @@ class Workflow:
 
 
 class Workflows:
-    """Workflows over HTTP. Every method raises as those of Client do; a workflow is named by its id or ``key=``."""
+    """Workflows over HTTP. Every method raises as those of Client do; a workflow is named by its id, or by ``key=``
+    and, where it is a tenant's, ``tenant=``."""
 
     def __init__(self, call: Callable[[str, Mapping[str, Any]], Any]) -> None:
         self._call = call
@@ -126,27 +127,33 @@ class Workflows:
         return answer
 
     def status(
-        self, workflow_id: int | None = None, *, key: str | None = None, limit: int = 100, cursor: str | None = None
-    ) -> dict[str, Any]:
+        self, workflow_id: int | None = None, *, key: str | None = None, limit: int = 100, cursor: str | None = None,
+        tenant: str | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """A workflow with counts by state and a page of its steps as ``tree``. Raises WorkflowNotFound."""
-        answer: dict[str, Any] = self._call("workflow.status", _page_of(workflow_id, key, limit, cursor))
+        answer: dict[str, Any] = self._call("workflow.status", _page_of(workflow_id, key, limit, cursor, tenant))
         return answer
 
-    def list(self, *, state: str | None = None, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
+    def list(
+        self, *, state: str | None = None, limit: int = 50, cursor: str | None = None, tenant: str | None = None
+    ) -> dict[str, Any]:
         """A page of workflows, newest first: ``{"workflows", "cursor"}``."""
-        answer: dict[str, Any] = self._call("workflow.list", _listed(state, limit, cursor))
+        answer: dict[str, Any] = self._call("workflow.list", _listed(state, limit, cursor, tenant))
         return answer
 
     def cancel(
-        self, workflow_id: int | None = None, *, key: str | None = None, reason: str | None = None
-    ) -> dict[str, Any]:
+        self, workflow_id: int | None = None, *, key: str | None = None, reason: str | None = None,
+        tenant: str | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """Cancel what has not ended. Raises WorkflowNotFound, WorkflowConflict."""
-        answer: dict[str, Any] = self._call("workflow.cancel", _called_off(workflow_id, key, reason))
+        answer: dict[str, Any] = self._call("workflow.cancel", _called_off(workflow_id, key, reason, tenant))
         return answer
 
-    def retry(self, workflow_id: int | None = None, *, key: str | None = None) -> dict[str, Any]:
+    def retry(
+        self, workflow_id: int | None = None, *, key: str | None = None, tenant: str | None = None
+    ) -> dict[str, Any]:
         """Begin again with the steps that have not succeeded. Raises WorkflowNotFound, WorkflowConflict."""
-        answer: dict[str, Any] = self._call("workflow.retry", _which(workflow_id, key))
+        answer: dict[str, Any] = self._call("workflow.retry", _which(workflow_id, key, tenant))
         return answer
 
     def wait(self, workflow_id: int, *, timeout: float | None = None, interval: float = 0.5) -> dict[str, Any]:
@@ -179,27 +186,33 @@ class AsyncWorkflows:
         return answer
 
     async def status(
-        self, workflow_id: int | None = None, *, key: str | None = None, limit: int = 100, cursor: str | None = None
-    ) -> dict[str, Any]:
+        self, workflow_id: int | None = None, *, key: str | None = None, limit: int = 100, cursor: str | None = None,
+        tenant: str | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """As of Workflows."""
-        answer: dict[str, Any] = await self._call("workflow.status", _page_of(workflow_id, key, limit, cursor))
+        answer: dict[str, Any] = await self._call("workflow.status", _page_of(workflow_id, key, limit, cursor, tenant))
         return answer
 
-    async def list(self, *, state: str | None = None, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
+    async def list(
+        self, *, state: str | None = None, limit: int = 50, cursor: str | None = None, tenant: str | None = None
+    ) -> dict[str, Any]:
         """As of Workflows."""
-        answer: dict[str, Any] = await self._call("workflow.list", _listed(state, limit, cursor))
+        answer: dict[str, Any] = await self._call("workflow.list", _listed(state, limit, cursor, tenant))
         return answer
 
     async def cancel(
-        self, workflow_id: int | None = None, *, key: str | None = None, reason: str | None = None
-    ) -> dict[str, Any]:
+        self, workflow_id: int | None = None, *, key: str | None = None, reason: str | None = None,
+        tenant: str | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """As of Workflows."""
-        answer: dict[str, Any] = await self._call("workflow.cancel", _called_off(workflow_id, key, reason))
+        answer: dict[str, Any] = await self._call("workflow.cancel", _called_off(workflow_id, key, reason, tenant))
         return answer
 
-    async def retry(self, workflow_id: int | None = None, *, key: str | None = None) -> dict[str, Any]:
+    async def retry(
+        self, workflow_id: int | None = None, *, key: str | None = None, tenant: str | None = None
+    ) -> dict[str, Any]:
         """As of Workflows."""
-        answer: dict[str, Any] = await self._call("workflow.retry", _which(workflow_id, key))
+        answer: dict[str, Any] = await self._call("workflow.retry", _which(workflow_id, key, tenant))
         return answer
 
     async def wait(self, workflow_id: int, *, timeout: float | None = None, interval: float = 0.5) -> dict[str, Any]:
@@ -227,14 +240,15 @@ class InboundWorkflows:
         await self._send("workflow.create", _created(workflow, chain, params))
 
     async def cancel(
-        self, workflow_id: int | None = None, *, key: str | None = None, reason: str | None = None
-    ) -> None:
+        self, workflow_id: int | None = None, *, key: str | None = None, reason: str | None = None,
+        tenant: str | None = None,
+    ) -> None:  # fmt: skip
         """As of Workflows."""
-        await self._send("workflow.cancel", _called_off(workflow_id, key, reason))
+        await self._send("workflow.cancel", _called_off(workflow_id, key, reason, tenant))
 
-    async def retry(self, workflow_id: int | None = None, *, key: str | None = None) -> None:
+    async def retry(self, workflow_id: int | None = None, *, key: str | None = None, tenant: str | None = None) -> None:
         """As of Workflows."""
-        await self._send("workflow.retry", _which(workflow_id, key))
+        await self._send("workflow.retry", _which(workflow_id, key, tenant))
 
 
 def _created(workflow: Workflow | None, chain: Sequence[Any] | None, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -243,21 +257,26 @@ def _created(workflow: Workflow | None, chain: Sequence[Any] | None, params: Map
     return ({} if chain is None else {"chain": builtins.list(chain)}) | dict(params)
 
 
-def _which(workflow_id: int | None, key: str | None) -> dict[str, Any]:
-    return ({} if workflow_id is None else {"id": workflow_id}) | ({} if key is None else {"key": key})
+def _which(workflow_id: int | None, key: str | None, tenant: str | None) -> dict[str, Any]:
+    return _given(id=workflow_id, key=key, tenant=tenant)
 
 
-def _page_of(workflow_id: int | None, key: str | None, limit: int, cursor: str | None) -> dict[str, Any]:
-    return _which(workflow_id, key) | {"limit": limit} | ({} if cursor is None else {"cursor": cursor})
+def _page_of(
+    workflow_id: int | None, key: str | None, limit: int, cursor: str | None, tenant: str | None
+) -> dict[str, Any]:
+    return _which(workflow_id, key, tenant) | _given(limit=limit, cursor=cursor)
 
 
-def _listed(state: str | None, limit: int, cursor: str | None) -> dict[str, Any]:
-    given = {"state": state, "limit": limit, "cursor": cursor}
-    return {name: value for name, value in given.items() if value is not None}
+def _listed(state: str | None, limit: int, cursor: str | None, tenant: str | None) -> dict[str, Any]:
+    return _given(state=state, limit=limit, cursor=cursor, tenant=tenant)
 
 
-def _called_off(workflow_id: int | None, key: str | None, reason: str | None) -> dict[str, Any]:
-    return _which(workflow_id, key) | ({} if reason is None else {"reason": reason})
+def _called_off(workflow_id: int | None, key: str | None, reason: str | None, tenant: str | None) -> dict[str, Any]:
+    return _which(workflow_id, key, tenant) | _given(reason=reason)
+
+
+def _given(**params: Any) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if value is not None}
 
 
 def _late(workflow: Mapping[str, Any], timeout: float | None) -> Unavailable:

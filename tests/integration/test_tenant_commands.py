@@ -11,6 +11,7 @@ from penstock import AsyncClient, Client
 from penstock.cli import app
 from penstock.settings import Settings
 from penstock.store import Store
+from penstock.tasks import Failure, NewTask
 from tests.integration.apis import running
 
 
@@ -43,9 +44,60 @@ async def test_tasks_workflows_and_schedules_are_given_a_tenant_and_found_by_it(
         assert json.loads(run(url, "schedule", "list", "--tenant", "other", "--json"))["schedules"] == []
         flow = json.loads(run(url, "workflow", "create", '[{"action": "a"}]', "--tenant", "acme", "--json"))
         assert json.loads(run(url, "workflow", "status", str(flow["id"]), "--json"))["tenant"] == "acme"
+        assert len(json.loads(run(url, "workflow", "list", "--tenant", "acme", "--json"))["workflows"]) == 1
+        assert json.loads(run(url, "workflow", "list", "--tenant", "other", "--json"))["workflows"] == []
 
     async with running(store, settings) as api:
         await asyncio.to_thread(use, api.url)
+
+
+def find_by_key(url: str) -> None:
+    """From a shell: a key that two tenants have, and nobody, is that of three workflows."""
+    made = {}
+    for tenant in ("acme", "other", None):
+        whose = () if tenant is None else ("--tenant", tenant)
+        made[tenant] = json.loads(run(url, "workflow", "create", '[{"action": "a"}]', "--key", "k", *whose, "--json"))
+    for tenant, flow in made.items():
+        whose = () if tenant is None else ("--tenant", tenant)
+        found = json.loads(run(url, "workflow", "status", "k", "--key", *whose, "--json"))
+        assert (found["id"], found["tenant"]) == (flow["id"], tenant)
+    acme = made["acme"]["id"]
+    assert "acme" in run(url, "workflow", "status", "k", "--key", "--tenant", "acme")
+    assert f"workflow {acme} is CANCELLED" in run(url, "workflow", "cancel", "k", "--key", "--tenant", "acme")
+    assert f"workflow {acme} is RUNNING" in run(url, "workflow", "retry", "k", "--key", "--tenant", "acme")
+    for tenant in ("other", None):
+        assert json.loads(run(url, "workflow", "status", str(made[tenant]["id"]), "--json"))["state"] == "RUNNING"
+    assert "goes with --key" in run(url, "workflow", "status", "1", "--tenant", "acme", fails=True)
+
+
+async def test_a_key_that_is_a_tenants_own_is_looked_up_with_the_tenant(store: Store, settings: Settings) -> None:
+    def use(url: str) -> None:
+        find_by_key(url)
+        with Client(url) as client:
+            acme, nobodys = client.workflows.status(key="k", tenant="acme"), client.workflows.status(key="k")
+            assert (acme["tenant"], nobodys["tenant"]) == ("acme", None)
+            assert client.workflows.cancel(key="k", tenant="acme", reason="no")["id"] == acme["id"]
+            assert client.workflows.retry(key="k", tenant="acme")["restarted"] == 1
+            assert [one["id"] for one in client.workflows.list(tenant="acme")["workflows"]] == [acme["id"]]
+            released = client.ordering_release("o", tenant="acme")
+            assert (released["key"], released["released"]) == ("o", True)
+            assert client.ordering_release("o", tenant="acme")["released"] is False
+
+    async with store.transaction() as session:
+        await session.enqueue([NewTask("a", ordering_key="o", tenant=tenant) for tenant in ("acme", None)])
+        dispatch = await session.claim(100)
+        assert dispatch is not None
+        failures = [Failure(task.id, task.claim, '{"code": 1}', None) for task in dispatch.tasks]
+        await session.fail(failures, hold_keys=True)
+    async with running(store, settings) as api:
+        await asyncio.to_thread(use, api.url)
+        async with AsyncClient(api.url) as client:
+            acme = await client.workflows.status(key="k", tenant="acme")
+            assert (await client.workflows.cancel(key="k", tenant="acme"))["id"] == acme["id"]
+            assert (await client.workflows.retry(key="k", tenant="acme"))["id"] == acme["id"]
+            assert len((await client.workflows.list(tenant="other"))["workflows"]) == 1
+            assert (await client.ordering_release("o", tenant="acme"))["released"] is False
+            assert (await client.ordering_release("o"))["released"] is True
 
 
 async def test_rules_of_tenants_from_a_shell(store: Store, settings: Settings) -> None:

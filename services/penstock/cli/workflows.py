@@ -24,6 +24,7 @@ from penstock.workflows import WorkflowState
 WhichArgument = Annotated[
     str, typer.Argument(metavar="ID", help="The workflow's id; or, with --key, the key that it was created with.")
 ]
+TenantOption = Annotated[str | None, typer.Option("--tenant", show_default=False, help="Whose key it is, with --key.")]
 KeyOption = Annotated[bool, typer.Option("--key", help="ID is a key.")]
 LimitOption = Annotated[int, typer.Option(help="At the most.")]
 CursorOption = Annotated[str | None, typer.Option(show_default=False, help="The cursor of the page before.")]
@@ -77,6 +78,7 @@ def create(
 def status(
     which: WhichArgument,
     key: KeyOption = False,
+    tenant: TenantOption = None,
     limit: LimitOption = 200,
     cursor: CursorOption = None,
     as_json: JsonOption = False,
@@ -84,14 +86,15 @@ def status(
     data_dir: DataDirOption = None,
 ) -> None:
     """Show a workflow and its steps as a tree; a step stands below the last of those that it comes after."""
-    found = connect(api_url, data_dir).workflows.status(**_which(which, key), limit=limit, cursor=cursor)
+    found = connect(api_url, data_dir).workflows.status(**_which(which, key, tenant), limit=limit, cursor=cursor)
     if as_json:
         print_json(found)
         return
     counts = ", ".join(f"{count} {state}" for state, count in sorted(found["counts"].items()))
     print_fields(
         [
-            ("id", found["id"]), ("name", found["name"] or None), ("key", found["key"]), ("state", found["state"]),
+            ("id", found["id"]), ("name", found["name"] or None), ("key", found["key"]),
+            ("tenant", found["tenant"]), ("state", found["state"]),
             ("reason", found["reason"]), ("steps", f"{found['steps']}, {found['open']} open: {counts}"),
             ("created", found["created_at"]), ("finished", found["finished_at"]),
         ]
@@ -103,6 +106,7 @@ def status(
 
 def list_workflows(
     state: Annotated[WorkflowState | None, typer.Option(show_default=False, help="Only those in this state.")] = None,
+    tenant: Annotated[str | None, typer.Option(show_default=False, help="Only those of this tenant.")] = None,
     limit: LimitOption = 50,
     cursor: CursorOption = None,
     as_json: JsonOption = False,
@@ -110,7 +114,9 @@ def list_workflows(
     data_dir: DataDirOption = None,
 ) -> None:
     """List workflows, newest first."""
-    page = connect(api_url, data_dir).workflows.list(state=state and state.value, limit=limit, cursor=cursor)
+    page = connect(api_url, data_dir).workflows.list(
+        state=state and state.value, limit=limit, cursor=cursor, tenant=tenant
+    )
     if as_json:
         print_json(page)
         return
@@ -126,24 +132,26 @@ def list_workflows(
 def cancel(
     which: WhichArgument,
     key: KeyOption = False,
+    tenant: TenantOption = None,
     reason: Annotated[str | None, typer.Option(show_default=False, help="Shown with it and its steps.")] = None,
     as_json: JsonOption = False,
     api_url: ApiUrlOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
     """Cancel all steps that have not ended."""
-    _print_changed(connect(api_url, data_dir).workflows.cancel(**_which(which, key), reason=reason), as_json)
+    _print_changed(connect(api_url, data_dir).workflows.cancel(**_which(which, key, tenant), reason=reason), as_json)
 
 
 def retry(
     which: WhichArgument,
     key: KeyOption = False,
+    tenant: TenantOption = None,
     as_json: JsonOption = False,
     api_url: ApiUrlOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
     """Begin again with the steps that have not succeeded."""
-    _print_changed(connect(api_url, data_dir).workflows.retry(**_which(which, key)), as_json)
+    _print_changed(connect(api_url, data_dir).workflows.retry(**_which(which, key, tenant)), as_json)
 
 
 def _print_changed(answer: dict[str, Any], as_json: bool) -> None:
@@ -187,9 +195,13 @@ def _print_tree(steps: list[dict[str, Any]]) -> None:
     console.print(roots)
 
 
-def _which(which: str, is_key: bool) -> dict[str, Any]:
+def _which(which: str, is_key: bool, tenant: str | None) -> dict[str, Any]:
     if is_key:
-        return {"key": which}
+        return {"key": which, "tenant": tenant}
+    if tenant is not None:
+        raise typer.BadParameter(
+            "goes with --key, which is a tenant's own; an id is nobody else's", param_hint="--tenant"
+        )
     if not which.isdigit():
         raise typer.BadParameter(f"{which!r} is no id; with --key it may be a key", param_hint="ID")
     return {"workflow_id": int(which)}
