@@ -21,7 +21,7 @@ pytestmark = [
 ]
 SECONDS = 60
 MAIN = ("/", "/tasks", "/schedules", "/schedules/inventory", "/workflows", "/queues", "/rejected", "/actions",
-        "/actions/charge-card", "/bulk", "/keys", "/audit")  # fmt: skip
+        "/actions/charge-card", "/tenants", "/tenants/acme", "/bulk", "/keys", "/audit")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -251,6 +251,23 @@ def test_actions_are_paused_and_limited(browser: Any, stand: Stand) -> None:
     press(browser, "main form button.main")
     said(browser, "Limits of send-email are set")
     wait_text(browser, "0 of 4 in flight")
+
+
+def test_a_tenant_is_limited_paused_and_its_rule_removed(browser: Any, stand: Stand) -> None:
+    opened(browser, stand, "/tenants")
+    css(browser, "#find").send_keys("globex")
+    press(browser, "form[role=search] button")
+    css(browser, "#limits input[name=max_in_flight]").send_keys("4")
+    press(browser, "#limits button.main")
+    said(browser, "Limits of globex are set")
+    wait_text(browser, "4 in flight")
+    wait_live(browser)
+    press(browser, "tr[data-key='oglobex'] form button")
+    said(browser, "Tenant globex is paused")
+    wait_live(browser)
+    press(browser, "details[data-key='tenant.delete-globex'] > summary")
+    press(browser, "details[data-key='tenant.delete-globex'] button")
+    said(browser, "The rule of globex is removed")
 
 
 def test_rejected_messages_are_read_again_and_deleted(browser: Any, stand: Stand) -> None:

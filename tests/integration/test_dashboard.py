@@ -531,8 +531,14 @@ async def test_nothing_is_done_that_cannot_be_noted(store: Store, sql: Any, brow
 
 @pytest.fixture
 async def keyed(store: Store, settings: Settings) -> AsyncIterator[tuple[Browser, dict[str, str]]]:
-    """The dashboard of an api that asks for keys, and a key of each permission."""
+    """The dashboard of an api that asks for keys, and a key of each permission; and one that is bound to a tenant."""
     secrets = {}
+    async with store.session() as session:
+        bound = await create_key(
+            session, "bound", [Permission.ADMIN, Permission.ENQUEUE, Permission.READ], None, "acme"
+        )
+    assert bound is not None
+    secrets["bound"] = bound[1]
     for permission in Permission:
         async with store.session() as session:
             made = await create_key(session, permission.value, [permission], None)
@@ -610,14 +616,15 @@ async def test_who_may_read_sees_no_buttons_and_is_refused_what_changes_things(
     browser, secrets = keyed
     (one,) = await enqueue(store, NewTask("a"))
     await sign_in(browser, secrets["read"])
-    for path in ("/", "/tasks", f"/tasks/{one}", "/actions", "/schedules", "/queues", "/bulk", "/rejected"):
+    for path in ("/", "/tasks", f"/tasks/{one}", "/actions", "/schedules", "/queues", "/bulk", "/rejected", "/tenants",
+                 "/tenants/acme"):  # fmt: skip
         assert 'action="/do"' not in await browser.get(path), path
     for path in ("/keys", "/audit", f"/tasks/{one}/edit"):
         await browser.get(path, 403)
     csrf = await browser.csrf("/")
     for method in (*DEEDS, "enqueue", "keys.create", "cancel.selected"):
         fields = {"id": str(one), "name": "s", "action": "a", "queue": "inbound", "key": "k", "payload": "{}",
-                  "permission": "read", "ids": str(one), "all": "yes", "delay": "1"}  # fmt: skip
+                  "permission": "read", "tenant": "t", "ids": str(one), "all": "yes", "delay": "1"}  # fmt: skip
         answer = await browser.http.post("/do", data={"csrf": csrf, "method": method, "back": "/", **fields})
         assert answer.status_code in (303, 422), method
         if answer.status_code == 303:
@@ -866,21 +873,184 @@ async def test_rows_tell_their_tenant_where_any_has_one_and_are_found_by_it(brow
         assert 'href="/tasks?tenant=' not in await browser.get(nobodys[page])
 
 
-async def test_a_key_of_a_tenant_does_not_open_the_dashboard(
+async def test_tenants_are_limited_paused_and_their_rules_removed(browser: Browser, store: Store) -> None:
+    await enqueue(store, NewTask("a", tenant="acme/eu"), NewTask("b", tenant="acme/eu"), NewTask("a", tenant="other"))
+    assert (await browser.http.get("/tenants?name=acme%2Feu")).headers["location"] == "/tenants/acme%2Feu"
+    page = await browser.get("/tenants/acme%2Feu")
+    assert '<span class="dot s-scheduled soft">scheduled</span><b>2</b>' in page
+    assert 'href="/tasks?tenant=acme%2Feu&amp;action=b"' in page
+    assert "Remove" not in page
+    assert await browser.do("tenant.pause", tenant="acme/eu") == "done: Tenant acme/eu is paused"
+    assert "paused" in await browser.get("/tenants")
+    assert "Remove" in await browser.get("/tenants/acme%2Feu")
+    assert await browser.do("tenant.resume", tenant="acme/eu") == "done: Tenant acme/eu goes on"
+    said = await browser.do("tenant.set", tenant="acme/eu", max_in_flight="3", rate="0.5", burst="")
+    assert said == "done: Limits of acme/eu are set"
+    assert "3 in flight" in await browser.get("/tenants")
+    assert await browser.do("tenant.set", tenant="*", max_in_flight="50") == (
+        "done: Limits of every tenant without its own are set"
+    )
+    assert "every other tenant" in await browser.get("/tenants")
+    rule = await browser.call("tenant.get", tenant="acme/eu")
+    assert (rule.max_in_flight, rule.rate, rule.burst) == (3, 0.5, None)
+    assert await browser.do("tenant.set", tenant="acme/eu", rate="0.5") == "done: Limits of acme/eu are set"
+    assert (await browser.call("tenant.get", tenant="acme/eu")).max_in_flight is None
+    assert (await browser.do("tenant.set", tenant="acme/eu", rate="0")).startswith("failed: Invalid params: rate must")
+    assert (await browser.do("tenant.pause", tenant="*")).startswith("failed: Invalid params: tenant must be one")
+    assert await browser.do("tenant.delete", tenant="acme/eu") == "done: The rule of acme/eu is removed"
+    assert (await browser.do("tenant.delete", tenant="acme/eu")).startswith(
+        "failed: Invalid params: tenant has no rule"
+    )
+    assert (await browser.call("tenant.get", tenant="acme/eu")).max_in_flight == 50
+    assert "Every tenant without limits of its own" in await browser.get("/tenants/%2A")
+    assert [method for _, method, outcome in await history(browser) if outcome == "ok"] == [
+        "tenant.delete", "tenant.set", "tenant.set", "tenant.set", "tenant.resume", "tenant.pause",
+    ]  # fmt: skip
+    own, form = str(browser.http.base_url).rstrip("/"), {"method": "tenant.pause", "tenant": "acme/eu", "back": "/"}
+    for csrf, origin in (("0" * 64, own), (await browser.csrf(), "http://evil.example")):
+        answer = await browser.http.post("/do", data=form | {"csrf": csrf}, headers={"Origin": origin})
+        assert answer.status_code == 403
+    assert (await browser.call("tenant.get", tenant="acme/eu")).paused is False
+
+
+NOT_OURS = "ours-and-nobody-elses"  # in all that is another tenant's or nobody's
+
+
+async def furnish(store: Store, browser: Browser, tenant: str | None) -> dict[str, list[Any]]:
+    """Tasks in many states, a schedule, a workflow and a job, all named NOT_OURS; their ids."""
+    whose = {} if tenant is None else {"tenant": tenant}
+    name = f"{NOT_OURS}-{tenant}"
+    payload, labels = json.dumps({"n": NOT_OURS}), json.dumps({"l": NOT_OURS})
+    ids = await enqueue(
+        store, *(NewTask(name, payload=payload, labels=labels, ordering_key=key, unique_key=key, tenant=tenant)
+                 for key in (None, None, None, NOT_OURS)),
+    )  # fmt: skip
+    async with store.transaction() as session:
+        dispatch = await session.claim(100)
+        assert dispatch is not None
+        claims = {task.id: task.claim for task in dispatch.tasks}
+        await session.finish({(ids[0], claims[ids[0]]): payload})
+        error = {"code": 1, "message": NOT_OURS, "data": {"traceback": NOT_OURS}}
+        await session.fail([Failure(ids[1], claims[ids[1]], json.dumps(error), None)])
+    await browser.call("cancel", id=ids[2], reason=NOT_OURS)
+    await browser.call("schedule.create", name=name, expression="@daily", action=name, **whose)
+    flow = await browser.call("workflow.create", name=NOT_OURS, key=NOT_OURS, chain=[{"action": name}], **whose)
+    job = await browser.call("bulk.retry", action=name, **whose)
+    return {"tasks": ids, "schedules": [name], "workflows": [flow.id], "jobs": [job.job]}
+
+
+async def test_a_session_of_a_bound_key_sees_and_changes_what_is_its_tenants_alone(
+    keyed: tuple[Browser, dict[str, str]], store: Store
+) -> None:
+    browser, secrets = keyed
+    made = [await furnish(store, browser, tenant) for tenant in ("other", None)]
+    await browser.call("tenant.pause", tenant="other")
+    mine, _ = await enqueue(store, NewTask("mine", tenant="acme"), NewTask("mine", tenant="acme", payload='{"n": 77}'))
+    await browser.call("schedule.create", name="my-schedule", expression="@daily", action="mine", tenant="acme")
+    flow = await browser.call("workflow.create", name="my-flow", chain=[{"action": "mine"}], tenant="acme")
+    entered = await sign_in(browser, secrets["bound"])
+    assert (entered.status_code, entered.headers["location"]) == (303, "/")
+
+    # Every page there is: what it may see tells of its own, the rest is refused.
+    seen: dict[str, str] = {}
+    ids = {"id": mine, "name:path": "my-schedule", "queue": "inbound"}
+    for path in ("/", *(page.path for page in PAGES), "/tenants/acme", f"/workflows/{flow.id}"):
+        for name, value in ids.items():
+            path = path.replace(f"{{{name}}}", str(value))
+        answer = await browser.http.get(path)
+        assert NOT_OURS not in unescape(answer.text), path
+        if answer.status_code == 200:
+            seen[path] = answer.text
+            assert "acme alone" in answer.text
+            assert "<th>Tenant</th>" not in answer.text
+        else:
+            assert answer.status_code in (400, 403, 404), path
+    assert set(seen) == {
+        "/", "/tasks", f"/tasks/{mine}", f"/tasks/{mine}/edit", "/schedules", "/schedules/my-schedule", "/workflows",
+        f"/workflows/{flow.id}", "/bulk", "/tenants/acme",
+    }  # fmt: skip
+    assert set(re.findall(r'<a href="(/[a-z]*)"', seen["/"])) == {"/", "/tasks", "/schedules", "/workflows", "/bulk"}
+
+    # Totals and graphs: three tasks of its own, whatever others have; none of the charts of the whole installation.
+    for page in (seen["/"], seen["/tenants/acme"]):
+        assert [int(count) for count in re.findall(r"soft\">[a-z ]+</span><b>(\d+)</b>", page)] == [0, 3, 0, 0, 0, 0, 0]
+        assert "<svg" not in page
+        assert "Processes" not in page
+        assert "tenant.set" not in page
+    assert seen["/tasks"].count('data-key="t') == 3
+    offered = seen["/tasks"].partition("<datalist")[2].partition("</datalist>")[0]
+    assert re.findall(r'value="([^"]+)"', offered) == ["mine"]
+    counted = await browser.get("/bulk?operation=bulk.cancel&all=yes&count=yes")
+    assert "3 tasks would be cancelled" in counted
+    assert NOT_OURS not in counted
+
+    # What is open is kept up to date with no more than that.
+    for path in ("/", "/tasks", "/schedules", "/workflows", "/bulk"):
+        async with asyncio.timeout(60):
+            async with browser.http.stream("GET", path, headers={"Accept": "text/event-stream"}) as response:
+                first = await anext(events(response))
+        assert first
+        assert NOT_OURS not in unescape(first), path
+
+    # Others' by name: as what there is not, also as a filter, a form or a file.
+    before = {task: (await browser.call("status", id=task)).state for one in made for task in one["tasks"]}
+    for one in made:
+        for kind, names in one.items():
+            for name in names:
+                text = await browser.get(f"/{kind}/{name}", 404)
+                assert NOT_OURS not in unescape(text).replace(f"{name}", "")
+        for task in one["tasks"]:
+            await browser.get(f"/tasks/{task}/edit", 404)
+            for what in ("payload", "result"):
+                assert (await browser.http.get(f"/tasks/{task}/{what}")).status_code == 404
+    assert (await browser.http.get(f"/tasks/{mine}/payload")).status_code == 200
+    for path in ("/tasks", "/schedules", "/workflows"):
+        await browser.get(f"{path}?tenant=other", 400)
+    await browser.get("/tenants/other", 400)
+    assert "No task fits" in await browser.get(f"/tasks?key={NOT_OURS}")
+    csrf = await browser.csrf("/tasks")
+    for one in made:
+        for method in (*DEEDS, "keys.create", "cancel.selected", "retry.selected"):
+            kind = method.partition(".")[0]
+            target = one["jobs"] if kind == "job" else one["workflows"] if kind == "workflow" else one["tasks"]
+            fields = {"id": str(target[-1]), "ids": [str(task) for task in one["tasks"]], "name": one["schedules"][0],
+                      "action": one["schedules"][0], "queue": "inbound", "key": NOT_OURS, "tenant": "other",
+                      "permission": "read", "delay": "1", "rate": "1", "limit": "5"}  # fmt: skip
+            answer = await browser.http.post("/do", data={"csrf": csrf, "method": method, "back": "/tasks", **fields})
+            assert answer.status_code == 303, method
+            shown = await browser.get(answer.headers["location"])
+            assert 'class="flash failed"' in shown, method
+    assert {task: (await browser.call("status", id=task)).state for task in before} == before
+    for one in made:
+        assert (await browser.call("schedule.get", name=one["schedules"][0])).paused is False
+    assert len((await browser.call("job.list")).jobs) == 2
+
+    # And with what is its own it does all that its key may.
+    for method, fields, said in (
+        ("cancel", {"id": mine}, f"done: Task {mine} is cancelled"),
+        ("retry", {"id": mine}, f"done: Task {mine} starts anew"),
+        ("schedule.pause", {"name": "my-schedule"}, "done: Schedule my-schedule is paused"),
+        ("workflow.cancel", {"id": flow.id}, f"done: Workflow {flow.id} is cancelled"),
+    ):
+        data = {"csrf": csrf, "method": method, "back": "/tasks", **fields}
+        answer = await browser.http.post("/do", data=data)
+        flash = re.search(
+            r'class="flash (done|failed)" role="alert">([^<]*)<', await browser.get(answer.headers["location"])
+        )
+        assert flash is not None
+        assert f"{flash[1]}: {flash[2]}" == said
+
+
+async def test_a_session_is_bound_as_soon_as_its_key_is(
     keyed: tuple[Browser, dict[str, str]], store: Store, sql: Any
 ) -> None:
     browser, secrets = keyed
-    async with store.session() as session:
-        made = await create_key(session, "bound", [Permission.ADMIN], None, "acme")
-    assert made is not None
-    async with asyncio.timeout(60):
-        while "bound to a tenant" not in (refused := await sign_in(browser, made[1])).text:
-            await asyncio.sleep(keyring.REFRESH_SECONDS / 4)
-    assert refused.status_code == 401
-    assert (await browser.http.get("/")).status_code == 303
+    (one,) = await enqueue(store, NewTask("a"))
     await sign_in(browser, secrets["read"])
-    await browser.get("/tasks")
+    await browser.get(f"/tasks/{one}")
     await sql.execute("update penstock.api_key set tenant = 'acme' where name = 'read'")
     async with asyncio.timeout(60):
-        while (await browser.http.get("/tasks")).status_code == 200:
+        while (await browser.http.get(f"/tasks/{one}")).status_code == 200:
             await asyncio.sleep(keyring.REFRESH_SECONDS / 4)
+    await browser.get("/queues", 403)
+    assert "acme alone" in await browser.get("/")

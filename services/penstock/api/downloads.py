@@ -17,7 +17,8 @@ from penstock.errors import AccessDenied, PayloadLost, PayloadUnavailable, RateL
 from penstock.payloads import payload_bound, result_bound
 
 MayRead = Callable[[Request], Awaitable[bool | None]]
-"""Whether whoever has signed in by a browser may read; None for a request that did not come by one."""
+"""Whether whoever has signed in by a browser may read, to whose tenant the request is then bound; None for a request
+that did not come by one."""
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -63,8 +64,8 @@ class Downloads:
     async def _admit(self, request: Request) -> None:
         """Raises AccessDenied, RateLimited."""
         self._guard.check_host(request.headers)
-        signed_in = None if self._may_read is None else await self._may_read(request)
-        tenancy.bind(None)  # nobody whose key is bound signs in by a browser
+        tenancy.bind(None)
+        signed_in = None if self._may_read is None else await self._may_read(request)  # which binds
         if signed_in is None:
             caller = self._guard.admit(request.headers, request.client.host if request.client else "")
             caller.charge(1)

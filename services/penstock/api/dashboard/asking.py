@@ -52,7 +52,11 @@ class Ask:
 
 
 class Page(NamedTuple):
-    """A page: what it reads and how that looks. method: whoever may call it may see the page. live: kept up to date."""
+    """A page: what it reads and how that looks. method: whoever may call it may see the page. live: kept up to date.
+
+    What it reads may name another ``template``, or a ``redirect``. What no method gives it, it reads for those alone
+    who are bound to no tenant.
+    """
 
     path: str
     template: str

@@ -12,6 +12,7 @@ from penstock.api.audit import Audit
 from penstock.api.dashboard.asking import Ask, cleaned, labels_of, utc
 from penstock.commands import MAX_IDS, read_command
 from penstock.errors import AccessDenied, InvalidParams, MethodNotFound, RpcError
+from penstock.tenants import EVERY_TENANT
 
 _MINUTE, _DAY = 60, 86_400
 _PAYLOAD_FIELDS = ("action", "unique_key", "ordering_key", "limit_key", "tenant")
@@ -191,6 +192,20 @@ def _limits(values: Mapping[str, str]) -> dict[str, Any]:
     return {name: msgspec.Raw(b"null") if value is None else value for name, value in params.items()}
 
 
+def _tenant_limits(values: Mapping[str, str]) -> dict[str, Any]:
+    """As ``_limits``, of a tenant."""
+    params: dict[str, Any] = {
+        "max_in_flight": _whole(values, "max_in_flight"), "rate": _float(values, "rate"),
+        "burst": _whole(values, "burst"),
+    }  # fmt: skip
+    tenant = {"tenant": _required(values, "tenant")}
+    return tenant | {name: msgspec.Raw(b"null") if value is None else value for name, value in params.items()}
+
+
+def _whom(tenant: str) -> str:
+    return "every tenant without its own" if tenant == EVERY_TENANT else tenant
+
+
 def _reschedule(values: Mapping[str, str]) -> dict[str, Any]:
     delay = _float(values, "delay")
     return {
@@ -239,6 +254,12 @@ DEEDS: dict[str, Deed] = {
     "action.pause": Deed(_of("action"), lambda _, done: f"Action {done.action} is paused"),
     "action.resume": Deed(_of("action"), lambda _, done: f"Action {done.action} goes on"),
     "action.set": Deed(_limits, lambda _, done: f"Limits of {done.action} are set", lambda _: "/actions"),
+    "tenant.pause": Deed(_of("tenant"), lambda _, done: f"Tenant {done.tenant} is paused"),
+    "tenant.resume": Deed(_of("tenant"), lambda _, done: f"Tenant {done.tenant} goes on"),
+    "tenant.set": Deed(_tenant_limits, lambda _, done: f"Limits of {_whom(done.tenant)} are set", lambda _: "/tenants"),
+    "tenant.delete": Deed(
+        _of("tenant"), lambda _, done: f"The rule of {_whom(done.tenant)} is removed", lambda _: "/tenants"
+    ),
     "rejected.retry": Deed(_rejected, _retried, lambda _: "/rejected"),
     "rejected.purge": Deed(_rejected, lambda _, done: f"{done.purged} messages deleted", lambda _: "/rejected"),
     "dlq.replay": Deed(_dead, _replayed),

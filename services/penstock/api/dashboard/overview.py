@@ -18,6 +18,7 @@ from penstock.api.dashboard import charts
 from penstock.api.dashboard.alive import Alive
 from penstock.api.dashboard.asking import Ask
 from penstock.api.dashboard.charts import Series
+from penstock.api.dashboard.tenants import show_tenant
 from penstock.api.methods import RATES_OVER_SECONDS
 from penstock.settings import Settings
 from penstock.tasks import State
@@ -50,7 +51,9 @@ class Overview:
 
     async def load(self, ask: Ask) -> dict[str, Any]:
         """All there is to show, or where that takes longer than a first answer may, what is cheap to read of it: the
-        rest follows, for whoever looks."""
+        rest follows, for whoever looks. To a key that is bound to a tenant that tenant is all there is."""
+        if ask.visitor.tenant is not None:
+            return {"template": "tenant.html", **await show_tenant(ask, ask.visitor.tenant)}
         if self._values is not None and monotonic() - self._made_at < KEPT_SECONDS:
             return self._values
         if self._making is None:

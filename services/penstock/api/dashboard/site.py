@@ -37,6 +37,7 @@ from penstock.api.dashboard.visitors import (
 from penstock.api.http import read_body
 from penstock.api.methods import Methods
 from penstock.api.rpc import masked
+from penstock.api.tenancy import bind
 from penstock.errors import AccessDenied, InvalidParams, RateLimited, RpcError, TooLarge, Unavailable
 from penstock.settings import Settings
 
@@ -51,7 +52,8 @@ _A_YEAR_SECONDS = 31_536_000
 NAVIGATION = (
     ("/", "Overview", "stats"), ("/tasks", "Tasks", "list"), ("/schedules", "Schedules", "schedule.list"),
     ("/workflows", "Workflows", "workflow.list"), ("/queues", "Queues", "dlq.stats"),
-    ("/actions", "Actions", "action.list"), ("/bulk", "Bulk", "job.list"), ("/keys", "API keys", "keys.list"),
+    ("/actions", "Actions", "action.list"), ("/tenants", "Tenants", "tenant.list"),
+    ("/bulk", "Bulk", "job.list"), ("/keys", "API keys", "keys.list"),
     ("/audit", "Audit", "audit.list"),
 )  # fmt: skip
 
@@ -83,10 +85,12 @@ class Dashboard:
         ]
 
     async def may_read(self, request: Request) -> bool | None:
-        """Whether whoever has signed in may read tasks; None for a request that is not of a browser's session."""
+        """Whether whoever has signed in may read tasks, which are then those of a tenant that the key is bound to; None
+        for a request that is not of a browser's session."""
         if SESSION_COOKIE not in request.cookies:
             return None
         visitor = await self._visitors.who(request)
+        bind(visitor.tenant)
         return visitor.caller is not None and visitor.may("status")
 
     def warm(self) -> None:
@@ -109,6 +113,7 @@ class Dashboard:
             visitor: Visitor | None = None
             try:
                 visitor = await self._visitors.who(request)
+                bind(visitor.tenant)
                 doing(visitor.name, visitor.address, "dashboard")
                 return await handle(request, visitor)
             except ClientDisconnect:
@@ -136,7 +141,7 @@ class Dashboard:
             shown = await page.load(self._ask(request, visitor))
             if "redirect" in shown:
                 return _dressed(RedirectResponse(shown["redirect"], 303))
-            template = self._templates.get_template(page.template)
+            template = self._templates.get_template(shown.get("template", page.template))
             html = template.render(self._context(request, visitor, page, shown))
             return self._html(request, visitor, html)
 
@@ -151,9 +156,12 @@ class Dashboard:
         async def render() -> str | None:
             try:
                 visitor = await self._visitors.who(request)
+                bind(visitor.tenant)
                 if not visitor.may(page.method):
                     return None
                 shown = await page.load(self._ask(request, visitor, follows=True))
+                if "redirect" in shown:
+                    return None
             except RateLimited:
                 return None
             except RpcError as exc:
@@ -161,7 +169,7 @@ class Dashboard:
             except Unavailable:
                 text = "Postgres does not answer; what you see is how it was. Trying again."
                 return str(self._templates.get_template("trouble.html").render(problem=text))
-            template = self._templates.get_template(page.template)
+            template = self._templates.get_template(shown.get("template", page.template))
             context = template.new_context(self._context(request, visitor, page, shown))
             return "".join(template.blocks["live"](context))
 
@@ -205,9 +213,7 @@ class Dashboard:
                 response = RedirectResponse(there, 303)
                 set_cookie(request, response, token, self._settings.dashboard_session_seconds)
                 return _dressed(response)
-            problem = "This key is bound to a tenant, and the dashboard shows all of them."
-            if caller.tenant is None:
-                problem = "This key may not read; the dashboard needs the permission read, or admin to change anything."
+            problem = "This key may not read; the dashboard needs the permission read, or admin to change anything."
         return self._page(request, visitor, "login.html", {"next": there, "problem": problem}, status=401)
 
     async def _logout(self, request: Request, visitor: Visitor) -> Response:

@@ -87,8 +87,6 @@ class Visitors:
             async with self._session() as session:
                 digest = await session.value("read_session", _digest(b"session", token))
             caller = None if digest is None else self._guard.admit_digest(bytes(digest))
-            if caller is not None and caller.tenant is not None:
-                caller = None  # bound to a tenant since it signed in, and these pages are about all of them
             return self._charged(Visitor(caller, token, address, True))
         caller = None if self._guard.asks_for_keys else self._guard.admit(request.headers, address)
         return self._charged(Visitor(caller, token, address, self._guard.asks_for_keys))
