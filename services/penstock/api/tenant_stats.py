@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from time import monotonic
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from penstock.store import Session
-from penstock.tasks import FINAL_STATES, State
+from penstock.tasks import State
 
 LOOKED_AT = 50_000  # of live tasks, and of the records of each final state
 KEPT_SECONDS = 1.0
@@ -60,17 +60,21 @@ class TenantCounts:
         actions: dict[str, Counter[State]] = defaultdict(Counter)
         more: set[State] = set()
         async with self._session() as session:
-            for row in await session.fetch("count_live_of_tenant", tenant, LOOKED_AT):
-                if row["action"] is not None:
-                    actions[row["action"]][State(row["state"])] = row["count"]
-                elif row["count"] >= LOOKED_AT:
-                    more |= set(State) - FINAL_STATES
-            for state in FINAL_STATES:
-                for row in await session.fetch("count_settled_of_tenant", tenant, LOOKED_AT, state):
-                    if row["action"] is not None:
-                        actions[row["action"]][state] = row["count"]
-                    elif row["count"] >= LOOKED_AT:
-                        more.add(state)
+            live = await session.fetch("count_live_of_tenant", tenant, LOOKED_AT)
+            settled = {
+                state: await session.fetch("count_settled_of_tenant", tenant, LOOKED_AT, state)
+                for state in State
+                if state.final
+            }
+        for state, rows in settled.items():
+            for row in _own(rows):
+                actions[row["action"]][state] = row["count"]
+            if _is_part(rows):
+                more.add(state)
+        for row in _own(live):
+            actions[row["action"]][State(row["state"])] = row["count"]
+        if _is_part(live):
+            more |= {state for state in State if not state.final}
         return TenantStatistics(
             tenant,
             {state: sum(of_action[state] for of_action in actions.values()) for state in State},
@@ -80,3 +84,13 @@ class TenantCounts:
             },
             [state for state in State if state in more],
         )
+
+
+def _own(rows: Sequence[Any]) -> Iterable[Any]:
+    return (row for row in rows if row["action"] is not None)
+
+
+def _is_part(rows: Sequence[Any]) -> bool:
+    """Whether there may be more than was looked at."""
+    looked_at: int = sum(row["count"] for row in rows)
+    return looked_at >= LOOKED_AT

@@ -87,21 +87,18 @@ where $1::text is null or (o.name <> '*' and ($1 = '*' or o.name > $1))
 order by o.name <> '*', o.name limit $2;
 
 -- name: count_live_of_tenant
--- $1 tenant, $2 how many to look at. Its live tasks by action and state among the newest, along the index on id, so the
--- cost hangs on $2 alone; and in a row without an action how many were looked at.
-with seen as materialized (select action, state, tenant from penstock.task order by id desc limit $2)
-select action, state::text as state, count(*) as count from seen where tenant = $1 group by action, state
-union all
-select null, null, count(*) from seen;
+-- $1 tenant, $2 how many to look at. Live tasks among the newest, along the index on id, so the cost hangs on $2 alone: the
+-- tenant's by action and state, and all others as one row without an action. In one pass, which costs a third.
+select case when tenant = $1 then action end as action, case when tenant = $1 then state::text end as state,
+       count(*) as count
+from (select action, state, tenant from penstock.task order by id desc limit $2) seen
+group by 1, 2;
 
 -- name: count_settled_of_tenant
 -- $1 and $2 as count_live_of_tenant, $3 a final state: only its own partitions are read.
-with seen as materialized (
-    select action, tenant from penstock.task_history where state = $3 order by id desc limit $2
-)
-select action, count(*) as count from seen where tenant = $1 group by action
-union all
-select null, count(*) from seen;
+select case when tenant = $1 then action end as action, count(*) as count
+from (select action, tenant from penstock.task_history where state = $3 order by id desc limit $2) seen
+group by 1;
 
 -- name: forget_tenant_paces
 -- Of tenants at whose gates nothing stands, once their rate is full again: what it left need not be remembered.
