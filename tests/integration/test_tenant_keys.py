@@ -10,10 +10,12 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
 from penstock.api import tenant_stats
 from penstock.api.access import PERMISSION_OF, permission_of
 from penstock.api.tenancy import REACH, Reach, reach_of
+from penstock.cli import app
 from penstock.commands import PARAMS
 from penstock.keys import Permission
 from penstock.keystore import active_keys, create_key
@@ -35,6 +37,7 @@ def settings(settings: Settings) -> Settings:
 class Holder:
     def __init__(self, http: httpx.AsyncClient, key: str) -> None:
         self._http = http
+        self.key = key
         self._headers = {"Authorization": f"Bearer {key}"}
 
     async def post(self, body: Any) -> httpx.Response:
@@ -373,6 +376,10 @@ async def test_counts_are_of_the_tenant_alone_whoever_asks(
     assert (await stand.acme.ask("stats", tenant="other"))["code"] == -32602
     assert (await stand.admin.ask("stats"))["states"]["SUCCESS"] == 3
     assert (await stand.admin.ask("stats", tenant="nobody-yet"))["actions"] == {}
+    shell = ["top", "--once", "--api-url", str(stand.http.base_url)]
+    for key, said in ((stand.acme.key, "bound to the tenant 'acme'"), (stand.admin.key, "states")):
+        done = await asyncio.to_thread(CliRunner().invoke, app, [*shell, "--json"], env={"PENSTOCK_API_KEY": key})
+        assert said in done.output + str(done.exception)
     # Where there are more than one look counts, what is told is the least that there is.
     monkeypatch.setattr(tenant_stats, "LOOKED_AT", 2)
     monkeypatch.setattr(tenant_stats, "KEPT_SECONDS", 0)
