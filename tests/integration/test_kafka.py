@@ -225,6 +225,15 @@ async def test_a_call_does_not_wait_for_the_receive_that_waits_for_records(
     await members.close()
 
 
+async def test_a_consumer_that_is_closed_says_so(kafka: MockKafka, kafka_settings: Settings) -> None:
+    topic = kafka.topic(partitions=1)
+    consumer = await Members(kafka_settings, [topic]).join()
+    await consumer.close()
+    await consumer.close()  # once more changes nothing
+    with pytest.raises(Unavailable, match="this consumer is closed"):
+        await consumer.commit([Position(topic, 0, 1)])
+
+
 async def test_what_is_paused_stays_until_it_is_resumed(
     kafka: MockKafka, kafka_settings: Settings, producer: KafkaProducer
 ) -> None:

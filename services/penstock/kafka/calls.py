@@ -26,10 +26,11 @@ class CallThread:
         self._ended = False
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
-    async def call(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    async def call(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """The call's result, or what it raised. Whoever is cancelled waits for its end: it cannot be broken off."""
+        assert not self._ended
         future: Future[Any] = Future()
-        self._calls.put((future, partial(call, *arguments, **named)))
+        self._calls.put((future, partial(call, *arguments)))
         running = asyncio.wrap_future(future)
         try:
             return await asyncio.shield(running)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -125,7 +126,7 @@ class KafkaConsumer:
         deadline = monotonic() + _REBALANCE_SECONDS
         while True:
             try:
-                kept = await self._call(self._consumer.commit, offsets=offsets, asynchronous=False)
+                kept = await self._ask("commit", offsets=offsets, asynchronous=False)
                 break
             except module.KafkaException as exc:
                 error = exc.args[0]
@@ -142,24 +143,24 @@ class KafkaConsumer:
 
     async def assignment(self) -> list[Partition]:
         """The partitions that are ours as far as we know."""
-        return _partitions(await self._call(self._consumer.assignment))
+        return _partitions(await self._ask("assignment"))
 
     async def pause(self, partitions: Sequence[Partition]) -> None:
         """Receive nothing of these until they are resumed; the membership is kept by further receives."""
-        await self._call(self._consumer.pause, [confluent().TopicPartition(*partition) for partition in partitions])
+        await self._ask("pause", [confluent().TopicPartition(*partition) for partition in partitions])
 
     async def resume(self, partitions: Sequence[Partition]) -> None:
         """Take up what was paused. Partitions that are not ours any more are passed over."""
         mine = set(await self.assignment())
         wanted = [confluent().TopicPartition(*partition) for partition in partitions if partition in mine]
         if wanted:
-            await self._call(self._consumer.resume, wanted)
+            await self._ask("resume", wanted)
 
     async def seek(self, position: Position) -> None:
         """Read this partition from here on. Raises Unavailable."""
         module = confluent()
         try:
-            await self._call(self._consumer.seek, module.TopicPartition(*position))
+            await self._ask("seek", module.TopicPartition(*position))
         except module.KafkaException as exc:
             raise Unavailable(f"Kafka does not go to {position}: {told(exc)}") from exc
 
@@ -167,9 +168,7 @@ class KafkaConsumer:
         """The offsets of the first record and of the one that will be written next. Raises Unavailable."""
         module = confluent()
         try:
-            low, high = await self._call(
-                self._consumer.get_watermark_offsets, module.TopicPartition(*partition), timeout=seconds
-            )
+            low, high = await self._ask("get_watermark_offsets", module.TopicPartition(*partition), timeout=seconds)
         except module.KafkaException as exc:
             raise Unavailable(f"Kafka does not tell how far {partition} goes: {told(exc)}") from exc
         return low, high
@@ -179,7 +178,7 @@ class KafkaConsumer:
         module = confluent()
         asked = [module.TopicPartition(*partition) for partition in partitions]
         try:
-            told_of = await self._call(self._consumer.committed, asked, timeout=seconds)
+            told_of = await self._ask("committed", asked, timeout=seconds)
         except module.KafkaException as exc:
             raise Unavailable(f"Kafka does not tell the positions of the group: {told(exc)}") from exc
         return [
@@ -208,9 +207,15 @@ class KafkaConsumer:
             self._thread.serve()
         return [first, *(self._consumer.consume(max_records - 1, 0) if max_records > 1 else ())]
 
-    async def _call(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    async def _ask(self, name: str, *arguments: Any, **named: Any) -> Any:
+        """Call a method of the library's consumer. Raises Unavailable while there is none."""
+        if self._consumer is None:
+            raise Unavailable("Kafka is not asked: this consumer is closed, or being opened again")
+        return await self._call(partial(getattr(self._consumer, name), *arguments, **named))
+
+    async def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
         assert self._thread is not None  # opened first
-        return await self._thread.call(call, *arguments, **named)
+        return await self._thread.call(call, *arguments)
 
     def _assigned(self, _consumer: Any, partitions: Sequence[Any]) -> None:
         self._tell("assigned", self._on_assigned, partitions)
