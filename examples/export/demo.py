@@ -180,6 +180,10 @@ def _parser() -> argparse.ArgumentParser:
 def _as_interrupt(number: int, frame: FrameType | None) -> None:
     """Take SIGTERM for a Ctrl-C, which asyncio knows how to pass to what runs; a second one leaves at once."""
     signal.signal(number, signal.SIG_DFL)
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # as a shell has it for what a script puts into the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.raise_signal(signal.SIGINT)
 
 
