@@ -117,6 +117,7 @@ def _worker(settings: Settings, apps: Sequence[str], faults: Faults | None) -> C
 
     def make(stack: AsyncExitStack) -> Service:
         stack.push_async_callback(deliveries.close)
+        deliveries.open()
         open_queue, _ = _openers(settings, stack, faults)
         queues = _queues(settings, open_queue)
         return Worker(outbound=queues["outbound"], results=queues["results"], settings=settings, registry=registry)

@@ -137,3 +137,21 @@ def test_a_worker_without_brokers_or_library_does_not_start(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
     with pytest.raises(SettingsError, match=r'pip install "penstock\[kafka\]"'):
         Deliveries(load_settings(deliveries="kafka.publish", kafka_brokers="x:1"), Registry())
+
+
+async def test_a_worker_connects_before_its_first_task() -> None:
+    connected = asyncio.Event()
+
+    async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        writer.close()
+
+    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    deliveries = Deliveries(load_settings(deliveries="kafka.publish", kafka_brokers=f"127.0.0.1:{port}"), Registry())
+    deliveries.open()
+    try:
+        await asyncio.wait_for(connected.wait(), 10)
+    finally:
+        await deliveries.close()
+        server.close()

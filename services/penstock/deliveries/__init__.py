@@ -8,6 +8,7 @@ One delivery is one module of this package, imported only by a worker that runs 
 
     def add_to(deliveries: Deliveries) -> None:
         publisher = Publisher(deliveries.settings)         # opens nothing yet: there is no event loop
+        deliveries.at_open(publisher.open)                 # where the first task would wait for a connection
         deliveries.at_close(publisher.close)               # async; after the worker has drained
         deliveries.action("kafka.publish", publisher.publish, batch=500, linger=0.01, timeout=30)
 

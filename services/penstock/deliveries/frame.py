@@ -52,6 +52,7 @@ class Deliveries:
     def __init__(self, settings: Settings, registry: Registry) -> None:
         self.settings = settings
         self.registry = registry
+        self._opens: list[Callable[[], None]] = []
         self._closes: list[Callable[[], Awaitable[None]]] = []
         for name in dict.fromkeys(settings.deliveries):
             self._add(name)
@@ -83,6 +84,10 @@ class Deliveries:
         """Register a handler; options: those of ``penstock.action``, timeout, max_attempts, backoff, batch, linger."""
         action(name, registry=self.registry, **options)(function)
 
+    def at_open(self, open_: Callable[[], None]) -> None:
+        """Have a connection begun before the first task, by the running loop; it is not waited for."""
+        self._opens.append(open_)
+
     def at_close(self, close: Callable[[], Awaitable[None]]) -> None:
         """Have something closed when the worker has drained, the newest first."""
         self._closes.append(close)
@@ -100,6 +105,11 @@ class Deliveries:
         )
         self.at_close(client.close)
         return client
+
+    def open(self) -> None:
+        """Begin to connect. Raises SettingsError where that cannot be, whatever the other side says."""
+        for open_ in self._opens:
+            open_()
 
     async def close(self) -> None:
         """Close what was opened; one that cannot be closed does not keep the others open."""

@@ -47,6 +47,7 @@ class RecordParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 def add_to(deliveries: Deliveries) -> None:
     confluent()
     publisher = Publisher(KafkaProducer(producer_config(deliveries.settings)))
+    deliveries.at_open(publisher.open)
     deliveries.at_close(publisher.close)
     deliveries.action(ACTION, publisher.publish)
 
@@ -57,6 +58,9 @@ class Publisher:
     def __init__(self, producer: KafkaProducer, *, clock: Callable[[], float] = time.time) -> None:
         self._producer = producer
         self._clock = clock
+
+    def open(self) -> None:
+        self._producer.open()
 
     async def close(self) -> None:
         await self._producer.close()

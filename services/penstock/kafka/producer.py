@@ -27,12 +27,19 @@ log = get_logger()
 class KafkaProducer:
     """Publishes records; what one caller sends to one partition arrives in its order.
 
-    config: as :func:`penstock.kafka.library.producer_config` makes it. Opened at the first send, by the running loop.
+    config: as :func:`penstock.kafka.library.producer_config` makes it. Opened by :meth:`open`, or by the first send,
+    which often takes half a second then: librdkafka asks for a producer's id before a broker is connected, and again
+    after so long.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
         self._engine: _Engine | None = None
+
+    def open(self) -> None:
+        """Begin to connect, by the running loop. Raises SettingsError where Kafka cannot be used at all."""
+        if self._engine is None or self._engine.broken:
+            self._engine = self._renewed()
 
     async def send(self, records: Sequence[Record]) -> list[Delivery]:
         """Publish, wait for the brokers' word about each record and return it, in the records' order.
@@ -41,8 +48,8 @@ class KafkaProducer:
         """
         if not records:
             return []
-        if self._engine is None or self._engine.broken:
-            self._engine = self._renewed()
+        self.open()
+        assert self._engine is not None
         return await self._engine.send(records)
 
     async def close(self, seconds: float = 10) -> None:
