@@ -16,6 +16,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from docs.generated import row, write
 from penstock.cli import app
+from penstock.cli.groups import DEFAULT
 
 PAGE = Path(__file__).with_name("cli.md")
 
@@ -39,12 +40,17 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Command:
-    """One command. path: its words, as ("schedule", "create")."""
+    """One command. path: its words, as ("schedules", "create")."""
 
     path: tuple[str, ...]
     panel: str
     help: str
     parameters: tuple[Parameter, ...]
+
+    @property
+    def is_default(self) -> bool:
+        """Whether its group does this when no command is named."""
+        return len(self.path) > 1 and self.path[-1] == DEFAULT
 
     def has(self, option: str) -> bool:
         return any(option in parameter.names for parameter in self.parameters)
@@ -126,7 +132,9 @@ def reference() -> str:
 def _section(command: Command) -> Iterator[str]:
     yield f"### penstock {' '.join(command.path)}\n"
     arguments = [parameter for parameter in command.parameters if parameter.is_argument]
-    usage = " ".join(["penstock", *command.path, "[OPTIONS]", *map(_usage, arguments)])
+    # A word behind the group is a command's name, so an argument of `list` needs it.
+    words = [*command.path[:-1], f"[{DEFAULT}]"] if command.is_default and not arguments else command.path
+    usage = " ".join(["penstock", *words, "[OPTIONS]", *map(_usage, arguments)])
     yield f"```\n{usage}\n```\n"
     yield command.help + "\n"
     if command.parameters:

@@ -31,7 +31,7 @@ output "route_settings" {
 }
 
 output "queue_urls" {
-  description = "URLs of the queues, by role (inbound, outbound, results) and by route; those of routes are for penstock route set and penstock worker --queue."
+  description = "URLs of the queues, by role (inbound, outbound, results) and by route; those of routes are for penstock routes set and penstock worker --queue."
   value       = { for name, queue in aws_sqs_queue.main : name => queue.url }
 }
 

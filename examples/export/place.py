@@ -94,7 +94,7 @@ class Place:
         where = f"--data-dir {str(self.path)!r}"
         if kept:
             yield f"{'running':<12}penstock ps {where}"
-            yield f"{'look':<12}penstock stats {where}; penstock list {where}"
+            yield f"{'look':<12}penstock stats {where}; penstock tasks {where}"
             yield f"{'stop':<12}penstock down {where}"
         else:
             yield f"{'look':<12}penstock up {where} brings it back with its data"

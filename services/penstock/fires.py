@@ -161,4 +161,4 @@ async def enqueue(session: Session, tasks: Sequence[NewTask]) -> list[tuple[int,
 
 async def _stop(session: Session, schedule_id: int, name: str, problem: str) -> None:
     await session.fetch("stop_clock", schedule_id, problem[:1000].replace("\0", "\ufffd"))
-    log.error("schedule_stopped", id=schedule_id, name=name, reason=problem, next="penstock schedule get")
+    log.error("schedule_stopped", id=schedule_id, name=name, reason=problem, next="penstock schedules show")

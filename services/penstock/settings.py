@@ -413,7 +413,7 @@ class Settings(BaseSettings):
         description="Comma-separated base URLs of /readyz of processes, such as workers, that the dashboard asks "
         "whether they are alive; `http://host:9464`, or `worker-1=http://host:9464` to have them named.",
     )
-    api_url: str | None = Field(None, description="Where commands such as `penstock status` find the api.")
+    api_url: str | None = Field(None, description="Where commands such as `penstock task show` find the api.")
     api_key: SecretStr | None = Field(None, description="The key such commands send.")
     metrics_host: str = Field("127.0.0.1", description="Address of /metrics, /healthz and /readyz.")
     metrics_port: int | None = Field(

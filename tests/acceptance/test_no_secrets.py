@@ -181,7 +181,7 @@ def test_commands_that_fail_keep_what_they_were_given(postgres: EmbeddedPostgres
         (("migrate", "--database-url", f"postgresql://me:{PASSWORD}@127.0.0.1:1/x"), {}),
         (("keys", "list"), {"PENSTOCK_DATABASE_URL": wrong}),
         (("keys", "create", "x", "--permission", "read"), {"PENSTOCK_DATABASE_URL": wrong}),
-        (("status", "1", "--api-url", "http://127.0.0.1:1"), {}),
+        (("task", "show", "1", "--api-url", "http://127.0.0.1:1"), {}),
         (("create-queues",), {"PENSTOCK_SQS_ENDPOINT_URL": "http://127.0.0.1:1"}),
     ):
         code, said = run(*arguments, **settings)

@@ -178,7 +178,7 @@ def test_the_installed_command_knows_its_version_its_help_and_its_migrations(
 
 
 # Repeating them changes nothing, so what they print may come later.
-_LOOKS = re.compile(r"penstock (status|result|list|stats|top|doctor|schedule runs|workflow status) ?")
+_LOOKS = re.compile(r"penstock (task show|task result|tasks|stats|top|doctor|schedules runs|workflows show) ?")
 
 
 def follow(place: Place, step: tutorial.Step) -> None:

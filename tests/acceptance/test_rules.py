@@ -72,8 +72,8 @@ def most_at_once(runs: list[tuple[float, float, str]]) -> int:
 def test_schedulers_and_workers_never_pass_a_limit_or_break_an_order_though_some_are_killed(
     stack: RunningStack, tmp_path: Path
 ) -> None:
-    cli(stack, "action", "set", "span", "--max-in-flight", "4")
-    shown = json.loads(cli(stack, "action", "list", "--json"))
+    cli(stack, "actions", "set", "span", "--max-in-flight", "4")
+    shown = json.loads(cli(stack, "actions", "--json"))
     assert [(row["action"], row["max_in_flight"]) for row in shown["actions"]] == [("span", 4)]
     ledger = tmp_path / "ledger"
     ids = enqueue(
@@ -101,24 +101,24 @@ def test_schedulers_and_workers_never_pass_a_limit_or_break_an_order_though_some
 
 
 def test_a_paused_action_sends_none_and_a_route_leads_to_its_own_workers(stack: RunningStack) -> None:
-    cli(stack, "action", "pause", "whose")
+    cli(stack, "actions", "pause", "whose")
     ids = enqueue(stack, *({"action": "whose"} for _ in range(4)))
     others = enqueue(stack, {"action": "echo"})
     stack.settled(others)
     time.sleep(1)
     assert {task["state"] for task in stack.rpc("status", {"ids": ids})} == {"SCHEDULED"}
-    cli(stack, "route", "set", "own", "--queue", "own-queue", "--action", "who*")
-    assert "own-queue" in cli(stack, "route", "list")
-    cli(stack, "action", "resume", "whose")
+    cli(stack, "routes", "set", "own", "--queue", "own-queue", "--action", "who*")
+    assert "own-queue" in cli(stack, "routes")
+    cli(stack, "actions", "resume", "whose")
     pid = stack.pid_of("own-queue-1")
     assert {task["result"]["pid"] for task in stack.settled(ids)} == {pid}
-    cli(stack, "route", "delete", "own")
+    cli(stack, "routes", "delete", "own")
     (task,) = stack.settled(enqueue(stack, {"action": "whose"}))
     assert task["result"]["pid"] != pid
 
 
 def test_supervisors_fire_each_second_once_and_none_is_missed_though_one_is_killed(stack: RunningStack) -> None:
-    cli(stack, "schedule", "create", "ticks", "* * * * * *", "echo", '{"at": "{{scheduled_time}}"}', "--missed", "all")
+    cli(stack, "schedules", "create", "ticks", "* * * * * *", "echo", '{"at": "{{scheduled_time}}"}', "--missed", "all")
 
     def runs() -> list[dict[str, object]]:
         found: list[dict[str, object]] = stack.rpc("schedule.runs", {"name": "ticks", "limit": 1000})["runs"]
@@ -130,7 +130,7 @@ def test_supervisors_fire_each_second_once_and_none_is_missed_though_one_is_kill
     stack.wait_for(lambda: stack.pid_of("supervisor") not in (pid, 0), what="a new supervisor")
     before = len(runs())
     stack.wait_for(lambda: len(runs()) >= before + 3, what="three more")
-    cli(stack, "schedule", "pause", "ticks")
+    cli(stack, "schedules", "pause", "ticks")
     fired = runs()
     instants = sorted(datetime.fromisoformat(str(run["scheduled_at"])) for run in fired)
     assert [after - earlier for earlier, after in pairwise(instants)] == [timedelta(seconds=1)] * (len(instants) - 1)

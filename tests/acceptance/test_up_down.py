@@ -200,15 +200,15 @@ def test_plain_sqs_message_ends_in_success(shared: Place) -> None:
 def test_commands_show_list_cancel_and_retry_tasks(shared: Place) -> None:
     done = shared.call("enqueue", "greet", '{"name": "cli"}')["id"]
     shared.wait_success(done, "cli")
-    assert "SUCCESS" in shared.run("status", str(done)).stdout
+    assert "SUCCESS" in shared.run("task", "show", str(done)).stdout
     later = shared.call("enqueue", "greet", '{"name": "later"}', "--delay", "3600", "--priority", "-5")["id"]
-    listed = shared.run("list", "--state", "scheduled").stdout
+    listed = shared.run("tasks", "--state", "scheduled").stdout
     assert str(later) in listed
-    assert shared.run("cancel", str(later)).stdout == f"task {later} CANCELLED\n"
-    assert shared.run("retry", str(later)).stdout == f"task {later} SCHEDULED\n"
+    assert shared.run("task", "cancel", str(later)).stdout == f"task {later} CANCELLED\n"
+    assert shared.run("task", "retry", str(later)).stdout == f"task {later} SCHEDULED\n"
     shared.wait_success(later, "later")
-    for refused in (["cancel", str(done)], ["status", "999999999"], ["retry", str(done)]):
-        result = shared.run(*refused, check=False)
+    for refused in (["cancel", str(done)], ["show", "999999999"], ["retry", str(done)]):
+        result = shared.run("task", *refused, check=False)
         assert result.returncode == 1
         assert "code -32" in result.stderr
     assert "greet" in shared.run("stats").stdout
@@ -218,7 +218,7 @@ def test_rejected_message_is_listed_and_purged_by_command(shared: Place) -> None
     state = shared.state()
     sqs(state).send_message(QueueUrl=state["queues"]["inbound"], MessageBody="{ no json")
     wait_until(lambda: shared.rpc("rejected.list", {})["rejected"], "the message to be rejected")
-    assert "{ no json" in shared.run("rejected", "list").stdout
+    assert "{ no json" in shared.run("rejected").stdout
     shared.run("rejected", "purge", "--all")
     assert shared.call("rejected", "list")["rejected"] == []
     assert shared.run("rejected", "purge", "--all").stdout == "there is none\n"

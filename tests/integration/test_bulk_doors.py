@@ -149,28 +149,28 @@ async def test_the_command_does_each_operation_and_shows_its_job(
 
     def use(url: str) -> None:
         run = command(url)
-        told = run("bulk", "cancel", "--action", "mail", "--dry-run")
+        told = run("tasks", "cancel", "--action", "mail", "--dry-run")
         assert (told.exit_code, told.stdout) == (0, "40 tasks\nthe first: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10\n")
-        done = run("bulk", "cancel", "--action", "mail", "--state", "scheduled", "--from-id", "1", "--to-id", "39",
+        done = run("tasks", "cancel", "--action", "mail", "--state", "scheduled", "--from-id", "1", "--to-id", "39",
                    "--older-than", "0", "--newer-than", "3600", "--yes", "--json")  # fmt: skip
         assert done.exit_code == 0, done.output
         job = json.loads(done.stdout)
         assert (job["state"], job["changed"]) == ("DONE", 39)
-        assert run("bulk", "retry", "--all", "--yes").exit_code == 0
-        moved = run("bulk", "reschedule", "--all", "--run-at", "2040-01-01T00:00:00Z", "--spread", "9", "--yes")
+        assert run("tasks", "retry", "--all", "--yes").exit_code == 0
+        moved = run("tasks", "reschedule", "--all", "--run-at", "2040-01-01T00:00:00Z", "--spread", "9", "--yes")
         assert "changed      60" in moved.stdout
-        run("bulk", "cancel", "--action", "report", "--yes")
-        assert "changed      20" in run("bulk", "delete", "--state", "CANCELLED", "--yes").stdout
-        later = run("bulk", "reschedule", "--all", "--priority", "5", "--no-wait", "--yes")
-        assert later.stdout == "job 6: see `penstock job show 6`\n"
-        listed = run("job", "list", "--limit", "2")
+        run("tasks", "cancel", "--action", "report", "--yes")
+        assert "changed      20" in run("tasks", "delete", "--state", "CANCELLED", "--yes").stdout
+        later = run("tasks", "reschedule", "--all", "--priority", "5", "--no-wait", "--yes")
+        assert later.stdout == "job 6: see `penstock jobs show 6`\n"
+        listed = run("jobs", "--limit", "2")
         assert [line.split()[:2] for line in listed.stdout.splitlines()[1:]] == [
             ["6", "bulk.reschedule"],
             ["5", "bulk.delete"],
         ]
-        shown = run("job", "show", "5")
+        shown = run("jobs", "show", "5")
         assert "state        DONE" in shown.stdout
-        assert run("job", "cancel", "5").exit_code == 0
+        assert run("jobs", "cancel", "5").exit_code == 0
 
     async with stack(store, settings) as url:
         await asyncio.to_thread(use, url)
@@ -181,16 +181,16 @@ async def test_the_command_asks_before_it_changes_anything_and_names_the_number(
 ) -> None:
     def use(url: str) -> None:
         run = command(url)
-        alone = run("bulk", "cancel", "--action", "report")
+        alone = run("tasks", "cancel", "--action", "report")
         assert alone.exit_code == 2
         assert "Cancel 20 tasks? Nobody is there to ask: say --yes" in " ".join(alone.output.replace("│", " ").split())
-        monkeypatch.setattr("penstock.cli.bulk.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
-        declined = run("bulk", "cancel", "--action", "report", answer="n\n")
+        monkeypatch.setattr("penstock.cli.tasks.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+        declined = run("tasks", "cancel", "--action", "report", answer="n\n")
         assert declined.exit_code == 1
         assert "Cancel 20 tasks? [y/N]" in declined.output
         with Client(url) as client:
             assert client.jobs()["jobs"] == []
-        assert run("bulk", "cancel", "--action", "report", answer="y\n").exit_code == 0
+        assert run("tasks", "cancel", "--action", "report", answer="y\n").exit_code == 0
         with Client(url) as client:
             assert client.stats()["states"]["CANCELLED"] == 20
 
@@ -201,11 +201,11 @@ async def test_the_command_asks_before_it_changes_anything_and_names_the_number(
 async def test_the_command_tells_what_is_wrong_with_a_filter(store: Store, settings: Settings) -> None:
     def use(url: str) -> None:
         run = command(url)
-        assert "--label is NAME=VALUE, not 'tenant'" in run("bulk", "cancel", "--label", "tenant").output
+        assert "'tenant' is not NAME=TEXT" in run("tasks", "cancel", "--label", "tenant").output
         for arguments, said in (
-            (["bulk", "cancel"], "all must be true where no task is left out"),
-            (["bulk", "retry", "--state", "error"], r"states\[0\] is ERROR; bulk.retry is about CRITICAL_ERROR"),
-            (["job", "show", "9"], "No such job: 9"),
+            (["tasks", "cancel"], "all must be true where no task is left out"),
+            (["tasks", "retry", "--state", "error"], r"states\[0\] is ERROR; bulk.retry is about CRITICAL_ERROR"),
+            (["jobs", "show", "9"], "No such job: 9"),
         ):
             failed = run(*arguments)
             assert isinstance(failed.exception, PenstockError)

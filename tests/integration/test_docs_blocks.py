@@ -26,7 +26,6 @@ import asyncpg
 import hcl2
 import httpx
 import pytest
-import typer.main
 import yaml
 from typer.testing import CliRunner
 
@@ -42,6 +41,7 @@ from penstock.supervisor.jobs import Jobs
 from penstock.transports import Outgoing
 from penstock.transports.sqs import SqsTransport
 from penstock.wire import Succeeded, decode_reports
+from tests.command_lines import find_command, options_of
 from tests.docs_blocks import REASONS, ROOT, TESTED, Block, all_blocks, blocks_in, run_by
 from tests.integration.apis import JSON, running
 from tests.integration.doors import rejected
@@ -54,11 +54,12 @@ DRAWN = {"mermaid": r"(stateDiagram-v2|flowchart|sequenceDiagram|graph)\b"}
 HERE = [block for block in all_blocks() if block.mark is None and run_by(block) is None]
 # Commands that go on for ever, or change this machine: that there are such, with such options, is all that is checked.
 NOT_CALLED = {"up", "down", "ps", "logs", "worker"}
+ASKING = {("tasks", verb) for verb in ("cancel", "retry", "delete", "reschedule")}
 ENDLESS = {"--interval", "--install-completion", "--show-completion"}
 # The server's answer is that the task or workflow is in another state; that it was asked is what the page shows.
 REFUSED = {
-    ("docs/tasks.md", "penstock retry 42"): "cannot be retried",
-    ("docs/workflows.md", "penstock workflow retry 1"): "cannot be retried",
+    ("docs/tasks.md", "penstock task retry 42"): "cannot be retried",
+    ("docs/workflows.md", "penstock workflows retry 1"): "cannot be retried",
 }
 SEEDS = 50  # tasks that are there before a page begins; pages speak of 1 and 42
 
@@ -274,7 +275,9 @@ class Stage:
         if words[0] in NOT_CALLED or ENDLESS & set(words):
             self.parse(words)
             return ""
-        asks = words[0] == "bulk" and "--dry-run" not in words  # a question is for a terminal, which this is not
+        asks = (
+            tuple(words[:2]) in ASKING and "--dry-run" not in words
+        )  # a question is for a terminal, which this is not
         given = [*words, "--yes"] if asks else words
         done = await asyncio.to_thread(CliRunner().invoke, app, given, env=self.env)
         printed = f"{done.output}{done.exception or ''}"
@@ -286,11 +289,9 @@ class Stage:
         return done.stdout
 
     def parse(self, words: list[str]) -> None:
-        command: Any = typer.main.get_command(app)
-        while hasattr(command, "commands") and not words[0].startswith("-"):
-            command, words = command.commands[words[0]], words[1:]
+        command, words = find_command(words)
         if hasattr(command, "commands"):  # an option of penstock itself
-            assert words[0] in {option for parameter in command.params for option in parameter.opts}
+            assert words[0] in options_of(command)
         else:
             command.make_context(command.name, words)
 

@@ -456,13 +456,13 @@ async def test_the_command_prints_the_result_and_tells_by_its_exit_code(store: S
             done = CliRunner().invoke(app, [*arguments, "--api-url", url])
             return done.exit_code, done.output
 
-        code, output = run("result", str(good))
+        code, output = run("task", "result", str(good))
         assert (code, json.loads(output)) == (0, {"of": good})
-        code, output = run("result", str(bad))
+        code, output = run("task", "result", str(bad))
         assert code == 3
         assert f"task {bad} failed: no luck" in output
         assert "Traceback: here" in output
-        code, output = run("result", str(open_), "--timeout", "0")
+        code, output = run("task", "result", str(open_), "--timeout", "0")
         assert (code, "ACQUIRED" in output) == (4, True)
         code, output = run("enqueue", "later", "--delay", "60", "--wait", "--wait-timeout", "0")
         assert (code, "SCHEDULED" in output) == (4, True)

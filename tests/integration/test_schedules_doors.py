@@ -195,7 +195,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(url: str, *arguments: str, stdin: str | None = None) -> Result:
-        return CliRunner().invoke(app, ["schedule", *arguments, "--api-url", url], input=stdin)
+        return CliRunner().invoke(app, ["schedules", *arguments, "--api-url", url], input=stdin)
 
     return run
 
@@ -210,7 +210,7 @@ async def test_every_command_of_the_shell(store: Store, settings: Settings, shel
         assert "2040-03-24T01:30:00.000000Z, 2040-03-25T01:00:00.000000Z" in made.output
         updated = json.loads(shell(url, "update", "nightly", "--priority", "3", "--clear", "start-at", "--json").output)
         assert (updated["priority"], updated["start_at"], updated["overlap"]) == (3, None, "skip")
-        assert json.loads(shell(url, "get", "nightly", "--json").output)["payload"] == {"a": 1}
+        assert json.loads(shell(url, "show", "nightly", "--json").output)["payload"] == {"a": 1}
         assert "Europe/Berlin" in shell(url, "list", "--label", "team=a").output
         assert shell(url, "list", "--label", "team=b").output == "there is none\n"
         assert shell(url, "run-now", "nightly").output.startswith("task 1 SCHEDULED")
@@ -221,10 +221,11 @@ async def test_every_command_of_the_shell(store: Store, settings: Settings, shel
         assert "PAUSED" in shell(url, "pause", "nightly").output
         assert "ACTIVE" in shell(url, "resume", "nightly").output
         assert shell(url, "delete", "nightly").output.endswith("schedule nightly is deleted\n")
-        failed = shell(url, "get", "nightly")
+        failed = shell(url, "show", "nightly")
         assert isinstance(failed.exception, ScheduleNotFound)
         assert shell(url, "create", "n", "@daily", "a", "{").exit_code == 2
-        assert shell(url, "create", "n", "@daily", "a", "--label", "team").exit_code == 2
+        refused = shell(url, "create", "n", "@daily", "a", "--label", "team")
+        assert (refused.exit_code, "is not NAME=TEXT" in refused.output) == (2, True)
 
     async with running(store, settings) as api:
         await asyncio.to_thread(use, api.url)

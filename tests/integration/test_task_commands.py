@@ -28,7 +28,7 @@ async def test_a_tasks_options_go_over_the_command_line(store: Store, settings: 
     def use(url: str) -> None:
         options = ("--label", "tenant=acme", "--label", "note=a=b", "--expires-in", "60", "--limit-key", "l")
         first = json.loads(run(url, "enqueue", "a", "--unique-key", "k", *options, "--json"))
-        task: dict[str, Any] = json.loads(run(url, "status", str(first["id"]), "--detail", "--json"))
+        task: dict[str, Any] = json.loads(run(url, "task", "show", str(first["id"]), "--detail", "--json"))
         assert (task["labels"], task["limit_key"]) == ({"tenant": "acme", "note": "a=b"}, "l")
         assert task["expires_at"] > task["created_at"]
         again = run(url, "enqueue", "a", "--unique-key", "k", "--unique", "live", "--on-duplicate", "replace")
@@ -39,12 +39,12 @@ async def test_a_tasks_options_go_over_the_command_line(store: Store, settings: 
             url, "enqueue", "a", "--unique-key", "k", "--on-duplicate", "error", fails=True
         )
         assert "is not NAME=TEXT" in run(url, "enqueue", "a", "--label", "tenant", fails=True)
-        moved = run(url, "reschedule", str(first["id"]), "--run-at", "4102444800000", "--priority", "3")
+        moved = run(url, "task", "reschedule", str(first["id"]), "--run-at", "4102444800000", "--priority", "3")
         assert moved == f"task {first['id']} SCHEDULED\n"
-        shown = json.loads(run(url, "status", str(first["id"]), "--json"))
+        shown = json.loads(run(url, "task", "show", str(first["id"]), "--json"))
         assert (shown["run_at"], shown["priority"]) == ("2100-01-01T00:00:00.000000Z", 3)
-        run(url, "cancel", str(first["id"]), "--reason", "no longer wanted")
-        assert "no longer wanted" in run(url, "status", str(first["id"]))
+        run(url, "task", "cancel", str(first["id"]), "--reason", "no longer wanted")
+        assert "no longer wanted" in run(url, "task", "show", str(first["id"]))
 
     async with running(store, settings) as api:
         await asyncio.to_thread(use, api.url)
@@ -53,7 +53,7 @@ async def test_a_tasks_options_go_over_the_command_line(store: Store, settings: 
 async def test_tasks_are_found_by_every_filter_that_the_api_has(store: Store, settings: Settings) -> None:
     def use(url: str) -> None:
         def ids(*options: str) -> list[int]:
-            return [task["id"] for task in json.loads(run(url, "list", *options, "--json"))["tasks"]]
+            return [task["id"] for task in json.loads(run(url, "tasks", *options, "--json"))["tasks"]]
 
         run(url, "enqueue", "a", "--label", "tenant=acme", "--label", "kind=x", "--unique-key", "k")
         run(url, "enqueue", "a", "--label", "tenant=acme", "--ordering-key", "k")
@@ -63,13 +63,13 @@ async def test_tasks_are_found_by_every_filter_that_the_api_has(store: Store, se
         assert ids("--label", "tenant=acme", "--label", "kind=x") == [1]
         assert ids("--key", "k") == [2, 1]
         assert ids("--action", "a", "--state", "scheduled", "--key", "k", "--limit", "1") == [2]
-        second = json.loads(run(url, "status", "2", "--json"))["created_at"]
+        second = json.loads(run(url, "task", "show", "2", "--json"))["created_at"]
         assert ids("--since", second) == [3, 2]
         assert ids("--until", second) == [1]
         assert ids("--since", "0", "--until", "4102444800000") == [3, 2, 1]
-        assert run(url, "list", "--key", "none") == "there is none\n"
-        assert "is not NAME=TEXT" in run(url, "list", "--label", "tenant", fails=True)
-        assert "until must be later than since" in run(url, "list", "--since", "2", "--until", "1", fails=True)
+        assert run(url, "tasks", "--key", "none") == "there is none\n"
+        assert "is not NAME=TEXT" in run(url, "tasks", "--label", "tenant", fails=True)
+        assert "until must be later than since" in run(url, "tasks", "--since", "2", "--until", "1", fails=True)
 
     async with running(store, settings) as api:
         await asyncio.to_thread(use, api.url)
@@ -78,14 +78,14 @@ async def test_tasks_are_found_by_every_filter_that_the_api_has(store: Store, se
 async def test_held_ordering_keys_are_listed_and_let_go(store: Store, settings: Settings) -> None:
     def use(url: str) -> None:
         ids = [json.loads(run(url, "enqueue", "a", "--ordering-key", "o", "--json"))["id"] for _ in range(2)]
-        assert run(url, "ordering", "list") == "there is none\n"
+        assert run(url, "ordering") == "there is none\n"
         asyncio.run(fail())
-        listed = run(url, "ordering", "list")
+        listed = run(url, "ordering")
         assert "o" in listed.splitlines()[1].split()
         assert str(ids[0]) in listed.splitlines()[1].split()
         assert run(url, "ordering", "release", "o") == f"released; task {ids[1]} may run\n"
         assert run(url, "ordering", "release", "o") == "it is not held\n"
-        assert json.loads(run(url, "ordering", "list", "--json")) == {"keys": [], "cursor": None}
+        assert json.loads(run(url, "ordering", "--json")) == {"keys": [], "cursor": None}
 
     async def fail() -> None:
         other = Store(settings.require_database_url)
@@ -109,8 +109,8 @@ async def test_rejected_messages_are_listed_shown_read_again_and_purged(
         await submitter.run_once()
 
     def use(url: str) -> None:
-        first, second = json.loads(run(url, "rejected", "list", "--json"))["rejected"]
-        listed = run(url, "rejected", "list", "--source", "inbound").splitlines()
+        first, second = json.loads(run(url, "rejected", "--json"))["rejected"]
+        listed = run(url, "rejected", "--source", "inbound").splitlines()
         assert [line.split()[0] for line in listed] == ["id", str(first["id"]), str(second["id"])]
         junk, typo = sorted((first, second), key=lambda message: message["body"] != "no json")
         assert run(url, "rejected", "show", str(junk["id"])).endswith("\n\nno json\n")
@@ -119,7 +119,7 @@ async def test_rejected_messages_are_listed_shown_read_again_and_purged(
         # What the api logs, here in the same process, comes before.
         assert run(url, "rejected", "purge", str(junk["id"])).endswith("\npurged  1\n")
         assert run(url, "rejected", "purge", "--all").endswith("\npurged  1\n")
-        assert run(url, "rejected", "list") == "there is none\n"
+        assert run(url, "rejected") == "there is none\n"
 
     async with running(store, settings) as api:
         await asyncio.to_thread(use, api.url)
@@ -132,5 +132,5 @@ async def test_a_traced_task_is_shown_with_its_trace(store: Store, settings: Set
         await session.fetch("note_traces", [traced.id], [f"00-{trace_id}-00f067aa0ba902b7-01"])
     async with running(store, settings) as api:
         for detail in ((), ("--detail",)):
-            assert trace_id in await asyncio.to_thread(run, api.url, "status", str(traced.id), *detail)
-            assert "trace_id" not in await asyncio.to_thread(run, api.url, "status", str(plain.id), *detail)
+            assert trace_id in await asyncio.to_thread(run, api.url, "task", "show", str(traced.id), *detail)
+            assert "trace_id" not in await asyncio.to_thread(run, api.url, "task", "show", str(plain.id), *detail)

@@ -27,25 +27,25 @@ async def test_tasks_workflows_and_schedules_are_given_a_tenant_and_found_by_it(
     def use(url: str) -> None:
         one = json.loads(run(url, "enqueue", "a", "--tenant", "acme", "--delay", "3600", "--json"))["id"]
         two = json.loads(run(url, "enqueue", "a", "--delay", "3600", "--json"))["id"]
-        assert json.loads(run(url, "status", str(one), "--json"))["tenant"] == "acme"
-        assert "tenant" not in json.loads(run(url, "status", str(two), "--json"))
-        assert [task["id"] for task in json.loads(run(url, "list", "--tenant", "acme", "--json"))["tasks"]] == [one]
-        assert "acme" in run(url, "list")
-        assert "tenant" not in run(url, "list", "--action", "none")
+        assert json.loads(run(url, "task", "show", str(one), "--json"))["tenant"] == "acme"
+        assert "tenant" not in json.loads(run(url, "task", "show", str(two), "--json"))
+        assert [task["id"] for task in json.loads(run(url, "tasks", "--tenant", "acme", "--json"))["tasks"]] == [one]
+        assert "acme" in run(url, "tasks")
+        assert "tenant" not in run(url, "tasks", "--action", "none")
         assert "stands for every tenant" in run(url, "enqueue", "a", "--tenant", "*", fails=True)
-        counted = json.loads(run(url, "bulk", "cancel", "--tenant", "acme", "--dry-run", "--json"))
+        counted = json.loads(run(url, "tasks", "cancel", "--tenant", "acme", "--dry-run", "--json"))
         assert counted["count"] == 1
         assert json.loads(run(url, "stats", "--tenant", "acme", "--json"))["actions"] == {"a": {"SCHEDULED": 1}}
         assert "rates" not in run(url, "stats", "--tenant", "acme")
         assert json.loads(run(url, "stats", "--json"))["states"]["SCHEDULED"] == 2
-        run(url, "schedule", "create", "n", "@daily", "a", "--tenant", "acme")
-        assert json.loads(run(url, "schedule", "get", "n", "--json"))["tenant"] == "acme"
-        assert len(json.loads(run(url, "schedule", "list", "--tenant", "acme", "--json"))["schedules"]) == 1
-        assert json.loads(run(url, "schedule", "list", "--tenant", "other", "--json"))["schedules"] == []
-        flow = json.loads(run(url, "workflow", "create", '[{"action": "a"}]', "--tenant", "acme", "--json"))
-        assert json.loads(run(url, "workflow", "status", str(flow["id"]), "--json"))["tenant"] == "acme"
-        assert len(json.loads(run(url, "workflow", "list", "--tenant", "acme", "--json"))["workflows"]) == 1
-        assert json.loads(run(url, "workflow", "list", "--tenant", "other", "--json"))["workflows"] == []
+        run(url, "schedules", "create", "n", "@daily", "a", "--tenant", "acme")
+        assert json.loads(run(url, "schedules", "show", "n", "--json"))["tenant"] == "acme"
+        assert len(json.loads(run(url, "schedules", "--tenant", "acme", "--json"))["schedules"]) == 1
+        assert json.loads(run(url, "schedules", "--tenant", "other", "--json"))["schedules"] == []
+        flow = json.loads(run(url, "workflows", "create", '[{"action": "a"}]', "--tenant", "acme", "--json"))
+        assert json.loads(run(url, "workflows", "show", str(flow["id"]), "--json"))["tenant"] == "acme"
+        assert len(json.loads(run(url, "workflows", "--tenant", "acme", "--json"))["workflows"]) == 1
+        assert json.loads(run(url, "workflows", "--tenant", "other", "--json"))["workflows"] == []
 
     async with running(store, settings) as api:
         await asyncio.to_thread(use, api.url)
@@ -56,18 +56,18 @@ def find_by_key(url: str) -> None:
     made = {}
     for tenant in ("acme", "other", None):
         whose = () if tenant is None else ("--tenant", tenant)
-        made[tenant] = json.loads(run(url, "workflow", "create", '[{"action": "a"}]', "--key", "k", *whose, "--json"))
+        made[tenant] = json.loads(run(url, "workflows", "create", '[{"action": "a"}]', "--key", "k", *whose, "--json"))
     for tenant, flow in made.items():
         whose = () if tenant is None else ("--tenant", tenant)
-        found = json.loads(run(url, "workflow", "status", "k", "--key", *whose, "--json"))
+        found = json.loads(run(url, "workflows", "show", "k", "--key", *whose, "--json"))
         assert (found["id"], found["tenant"]) == (flow["id"], tenant)
     acme = made["acme"]["id"]
-    assert "acme" in run(url, "workflow", "status", "k", "--key", "--tenant", "acme")
-    assert f"workflow {acme} is CANCELLED" in run(url, "workflow", "cancel", "k", "--key", "--tenant", "acme")
-    assert f"workflow {acme} is RUNNING" in run(url, "workflow", "retry", "k", "--key", "--tenant", "acme")
+    assert "acme" in run(url, "workflows", "show", "k", "--key", "--tenant", "acme")
+    assert f"workflow {acme} is CANCELLED" in run(url, "workflows", "cancel", "k", "--key", "--tenant", "acme")
+    assert f"workflow {acme} is RUNNING" in run(url, "workflows", "retry", "k", "--key", "--tenant", "acme")
     for tenant in ("other", None):
-        assert json.loads(run(url, "workflow", "status", str(made[tenant]["id"]), "--json"))["state"] == "RUNNING"
-    assert "goes with --key" in run(url, "workflow", "status", "1", "--tenant", "acme", fails=True)
+        assert json.loads(run(url, "workflows", "show", str(made[tenant]["id"]), "--json"))["state"] == "RUNNING"
+    assert "goes with --key" in run(url, "workflows", "show", "1", "--tenant", "acme", fails=True)
 
 
 async def test_a_key_that_is_a_tenants_own_is_looked_up_with_the_tenant(store: Store, settings: Settings) -> None:
@@ -102,22 +102,22 @@ async def test_a_key_that_is_a_tenants_own_is_looked_up_with_the_tenant(store: S
 
 async def test_rules_of_tenants_from_a_shell(store: Store, settings: Settings) -> None:
     def use(url: str) -> None:
-        assert run(url, "tenant", "list") == "there is none\n"
-        run(url, "tenant", "set", "*", "--max-in-flight", "5")
-        own = json.loads(run(url, "tenant", "set", "acme", "--rate", "60", "--per", "minute", "--json"))
+        assert run(url, "tenants") == "there is none\n"
+        run(url, "tenants", "set", "*", "--max-in-flight", "5")
+        own = json.loads(run(url, "tenants", "set", "acme", "--rate", "60", "--per", "minute", "--json"))
         assert (own["rate"], own["max_in_flight"], own["own"]) == (1.0, None, True)
-        assert json.loads(run(url, "tenant", "get", "other", "--json"))["max_in_flight"] == 5
-        assert json.loads(run(url, "tenant", "pause", "other", "--json"))["paused"] is True
-        listed = run(url, "tenant", "list").splitlines()
+        assert json.loads(run(url, "tenants", "show", "other", "--json"))["max_in_flight"] == 5
+        assert json.loads(run(url, "tenants", "pause", "other", "--json"))["paused"] is True
+        listed = run(url, "tenants").splitlines()
         assert [line.split()[0] for line in listed[1:]] == ["*", "acme", "other"]
-        assert json.loads(run(url, "tenant", "resume", "other", "--json"))["paused"] is False
-        assert json.loads(run(url, "tenant", "set", "acme", "--none", "all", "--json"))["rate"] is None
-        run(url, "tenant", "delete", "acme")
-        run(url, "tenant", "delete", "*")
-        assert json.loads(run(url, "tenant", "list", "--json")) == {"tenants": [], "cursor": None}
-        assert "has no rule of its own" in run(url, "tenant", "delete", "acme", fails=True)
-        assert "exclude each other" in run(url, "tenant", "set", "a", "--rate", "1", "--none", "rate", fails=True)
-        assert "name a limit" in run(url, "tenant", "set", "a", fails=True)
+        assert json.loads(run(url, "tenants", "resume", "other", "--json"))["paused"] is False
+        assert json.loads(run(url, "tenants", "set", "acme", "--none", "all", "--json"))["rate"] is None
+        run(url, "tenants", "delete", "acme")
+        run(url, "tenants", "delete", "*")
+        assert json.loads(run(url, "tenants", "--json")) == {"tenants": [], "cursor": None}
+        assert "has no rule of its own" in run(url, "tenants", "delete", "acme", fails=True)
+        assert "exclude each other" in run(url, "tenants", "set", "a", "--rate", "1", "--none", "rate", fails=True)
+        assert "name a limit" in run(url, "tenants", "set", "a", fails=True)
 
     async with running(store, settings) as api:
         await asyncio.to_thread(use, api.url)

@@ -1,4 +1,4 @@
-"""`penstock top` and `penstock status --follow` against a running api, as a person and as a script have them."""
+"""`penstock top` and `penstock task show --follow` against a running api, as a person and as a script have them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_limits_pauses_and_the_health_of_processes_are_shown(store: Store,
     ill.failed("Postgres is away")
 
     def use(url: str) -> None:
-        for words in (["action", "set", "export", "--max-in-flight", "9"], ["action", "pause", "export"]):
+        for words in (["actions", "set", "export", "--max-in-flight", "9"], ["actions", "pause", "export"]):
             assert CliRunner().invoke(app, [*words, "--api-url", url]).exit_code == 0
         with closing(serve_health(well, "127.0.0.1", 0)) as one, closing(serve_health(ill, "127.0.0.1", 0)) as two:
             urls = [one.url, two.url, "http://127.0.0.1:1"]
@@ -186,7 +186,7 @@ async def test_a_task_is_followed_to_its_end_with_every_failed_attempt(store: St
 
     async def follow(url: str, task_id: int) -> tuple[int | None, str]:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "penstock", "status", str(task_id), "--follow", "--api-url", url,
+            sys.executable, "-m", "penstock", "task", "show", str(task_id), "--follow", "--api-url", url,
             stdout=subprocess.PIPE, env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "services")},
         )  # fmt: skip
         out, _ = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)

@@ -64,18 +64,18 @@ async def test_every_example_of_the_workflows_page_is_true(store: Store, setting
 async def test_workflows_over_the_command_line_and_the_client(store: Store, settings: Settings) -> None:
     def use(url: str) -> None:
         chain = '[{"action": "a"}, [{"action": "b"}, {"action": "c"}], {"action": "d"}]'
-        assert run(url, "workflow", "create", chain, "--key", "k", "--name", "nightly") == "workflow 1 is RUNNING\n"
-        again = run(url, "workflow", "create", chain, "--key", "k", "--name", "nightly")
+        assert run(url, "workflows", "create", chain, "--key", "k", "--name", "nightly") == "workflow 1 is RUNNING\n"
+        again = run(url, "workflows", "create", chain, "--key", "k", "--name", "nightly")
         assert again == "workflow 1 is RUNNING (it was there already)\n"
-        shown = run(url, "workflow", "status", "k", "--key")
+        shown = run(url, "workflows", "show", "k", "--key")
         assert "nightly" in shown
         assert re.search(r"a  SCHEDULED  task 1\n.*b  WAITING", shown)
         assert "also after b" in shown
-        assert run(url, "workflow", "cancel", "1", "--reason", "no").endswith("workflow 1 is CANCELLED\n")
-        assert "CANCELLED" in run(url, "workflow", "list", "--state", "CANCELLED")
-        assert run(url, "workflow", "retry", "1").endswith("workflow 1 is RUNNING, 4 steps begin again\n")
-        assert json.loads(run(url, "workflow", "status", "1", "--json"))["open"] == 4
-        assert "is no JSON" in run(url, "workflow", "create", "[", fails=True)
+        assert run(url, "workflows", "cancel", "1", "--reason", "no").endswith("workflow 1 is CANCELLED\n")
+        assert "CANCELLED" in run(url, "workflows", "--state", "CANCELLED")
+        assert run(url, "workflows", "retry", "1").endswith("workflow 1 is RUNNING, 4 steps begin again\n")
+        assert json.loads(run(url, "workflows", "show", "1", "--json"))["open"] == 4
+        assert "definition is not JSON" in run(url, "workflows", "create", "[", fails=True)
         with Client(url) as client:
             flow = Workflow("built")
             first, second = flow.step("a"), flow.step("a")

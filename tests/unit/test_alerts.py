@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 import yaml
 
-from penstock.cli import app
+from tests.command_lines import find_command, options_of
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "docs" / "operations" / "compose" / "alerts.yml"
@@ -104,13 +103,8 @@ def test_an_alert_says_what_is_wrong_what_to_do_and_where_more_is_said(rule: dic
 
 
 def test_commands_of_the_alerts_exist() -> None:
-    tree: Any = typer.main.get_command(app)
     lines = [line for rule in rules() for line in re.findall(r"`penstock ([^`]+)`", rule["annotations"]["description"])]
     assert lines
     for line in lines:
-        command, words = tree, line.split()
-        while words and hasattr(command, "commands"):
-            assert words[0] in command.commands, line
-            command = command.commands[words.pop(0)]
-        options = {option for param in command.params for option in param.opts}
-        assert {word for word in words if word.startswith("-")} <= options, line
+        command, words = find_command(line.split())
+        assert {word for word in words if word.startswith("-")} <= options_of(command), line

@@ -19,26 +19,28 @@ from docs import generate_cli, generated
 from docs.generate_cli import Command, commands
 from penstock import __version__
 from penstock.cli import app, main
+from penstock.cli.groups import DEFAULT
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = list(commands())
 NAMES = [" ".join(command.path) for command in COMMANDS]
+LISTING = [command.path[0] for command in COMMANDS if command.is_default]
 NOWHERE = "http://127.0.0.1:1"
 OF_THE_API = [command for command in COMMANDS if command.has("--api-url")]
 PROCESSES = (
     "submitter", "scheduler", "worker", "resulter", "supervisor", "api", "kafka-source", "clockwork-source",
 )  # fmt: skip
 # They print no data of their own: they start, stop or change something and say so, or pass on lines as they are.
-# `result` prints JSON anyhow.
-WITHOUT_JSON = {*PROCESSES, "up", "down", "logs", "migrate", "result"}
+# `task result` prints JSON anyhow.
+WITHOUT_JSON = {*PROCESSES, "up", "down", "logs", "migrate", "task result"}
 # What a command needs beyond a value for each argument.
 MORE = {
-    "action set": ["--rate", "1"], "tenant set": ["--rate", "1"],
+    "actions set": ["--rate", "1"], "tenants set": ["--rate", "1"],
     "rejected retry": ["7"], "rejected purge": ["7"], "dlq replay": ["x"],
-    "dlq purge": ["x", "--yes"], "reschedule": ["--delay", "1"], "schedule update": ["--action", "b"],
-    "route set": ["--queue", "q", "--action", "a"], "top": ["--once"],
-    **{f"bulk {verb}": ["--all", "--yes"] for verb in ("cancel", "retry", "delete")},
-    "bulk reschedule": ["--all", "--yes", "--delay", "1"],
+    "dlq purge": ["x", "--yes"], "task reschedule": ["--delay", "1"], "schedules update": ["--action", "b"],
+    "routes set": ["--queue", "q", "--action", "a"], "top": ["--once"],
+    **{f"tasks {verb}": ["--all", "--yes"] for verb in ("cancel", "retry", "delete")},
+    "tasks reschedule": ["--all", "--yes", "--delay", "1"],
 }  # fmt: skip
 VALUES = {"definition": '{"steps": [{"name": "a", "action": "a"}]}', "expression": "@daily", "queue": "inbound",
           "which": "1", "payload": "{}", "result": "{}"}  # fmt: skip
@@ -154,6 +156,65 @@ def test_ctrl_c_ends_a_command_with_130() -> None:
         run.kill()
 
 
+# Groups
+
+
+def test_a_group_with_a_list_lists_when_no_command_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With options of `list`, with none, and with options before its help."""
+    monkeypatch.chdir(tmp_path)
+    for group in LISTING:
+        of_the_api = group not in ("keys", "credential")
+        nowhere = ["--api-url", NOWHERE] if of_the_api else ["--database-url", "postgresql://x@127.0.0.1:1/x"]
+        code, out, err = call(capsys, monkeypatch, group, *nowhere)
+        assert (code, out) == (1, ""), err
+        assert (group, code, out, err) == (group, *call(capsys, monkeypatch, group, "list", *nowhere))
+        code, out, _ = call(capsys, monkeypatch, group, "--json", "--help")
+        assert (code, out) == (0, call(capsys, monkeypatch, group, "list", "--help")[1])
+    monkeypatch.setenv("PENSTOCK_API_URL", NOWHERE)
+    assert NOWHERE in call(capsys, monkeypatch, "tasks")[2]
+
+
+def test_a_group_without_a_list_shows_its_help(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert {path[0] for path in (command.path for command in COMMANDS) if len(path) > 1} - set(LISTING) == {
+        "task", "config",
+    }  # fmt: skip
+    code, out, err = call(capsys, monkeypatch, "task")
+    assert (code, "reschedule" in out + err) == (2, True)
+
+
+@pytest.mark.parametrize(("group", "word", "meant"), [("tasks", "lst", "list"), ("schedules", "resum", "resume")])
+def test_a_misspelt_command_of_a_group_is_told_as_such(
+    group: str, word: str, meant: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, err = call(capsys, monkeypatch, group, word, "--json")
+    assert (code, out) == (2, "")
+    assert f"No such command '{word}'. Did you mean '{meant}'?" in err
+
+
+def test_an_option_that_list_does_not_have_is_told_as_one_of_list(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, err = call(capsys, monkeypatch, "tasks", "--stat", "ERROR")
+    assert (code, out) == (2, "")
+    assert "penstock tasks list" in err
+    assert "--stat" in err
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+@pytest.mark.parametrize("group", LISTING)
+def test_the_help_of_a_group_shows_its_commands_and_what_it_does_by_itself(
+    group: str, option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, _ = call(capsys, monkeypatch, group, option)
+    assert code == 0
+    assert f"penstock {group} alone is penstock {group} list" in " ".join(out.split())
+    assert {command.path[1] for command in COMMANDS if command.path[0] == group} <= set(re.findall(r"[\w-]+", out))
+
+
 # Completion
 
 
@@ -180,10 +241,22 @@ def test_commands_groups_and_options_are_completed() -> None:
     def words(line: str, number: int) -> list[str]:
         return complete(_PENSTOCK_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(number)).split()
 
-    assert set(words("penstock sched", 1)) == {"scheduler", "schedule"}
-    assert "run-now" in words("penstock schedule r", 2)
+    assert set(words("penstock sched", 1)) == {"scheduler", "schedules"}
+    assert "run-now" in words("penstock schedules r", 2)
     assert "--ordering-key" in words("penstock enqueue --ord", 2)
-    assert "CRITICAL_ERROR" in words("penstock list --state ", 3)
+    assert "CRITICAL_ERROR" in words("penstock tasks list --state ", 4)
+
+
+def test_a_group_completes_its_commands_and_the_options_of_list() -> None:
+    def words(line: str, number: int) -> list[str]:
+        return complete(_PENSTOCK_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(number)).split()
+
+    assert words("penstock tasks ", 2) == ["list", "cancel", "retry", "delete", "reschedule"]
+    options = words("penstock tasks --", 2)
+    assert {"--state", "--json", "--help"} <= set(options)
+    assert len(set(options)) == len(options)
+    assert "CRITICAL_ERROR" in words("penstock tasks --state ", 3)
+    assert words("penstock tasks --json --ten", 3) == ["--tenant"]
 
 
 # docs/cli.md
@@ -211,7 +284,8 @@ def test_a_command_that_a_page_shows_is_one() -> None:
     for path in [*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "SECURITY.md"]:
         for line in re.findall(r"^(?:\$ )?penstock ([^\n`]+)$", path.read_text("utf-8"), re.MULTILINE):
             words = line.split("#")[0].split()
-            found = next((known[tuple(words[:n])] for n in (2, 1) if tuple(words[:n]) in known), None)
+            named = (tuple(words[:2]), tuple(words[:1]), (words[0], DEFAULT))
+            found = next((known[path] for path in named if path in known), None)
             options = {word.split("=")[0] for word in words if re.fullmatch(r"--[a-z-]+(=.*)?", word)}
             if found is None:
                 if not options & {"--version", "--install-completion", "--show-completion"}:

@@ -1,4 +1,4 @@
-"""What `penstock status --follow` says of a change, and when it ends."""
+"""What `penstock task show --follow` says of a change, and when it ends."""
 
 from __future__ import annotations
 

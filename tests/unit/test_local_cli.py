@@ -32,9 +32,9 @@ def test_version_is_the_package_version(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["up", "down", "ps", "logs", "enqueue", "status", "cancel", "retry", "reschedule", "list", "stats", "ordering",
-     "rejected", "schedule", "dlq", "bulk", "job", "action", "route", "migrate", "create-queues", "submitter",
-     "scheduler", "resulter", "supervisor", "api", "worker"],
+    ["up", "down", "ps", "logs", "enqueue", "stats", "top", "task", "tasks", "jobs", "workflows", "schedules",
+     "actions", "routes", "tenants", "ordering", "rejected", "dlq", "keys", "credential", "config", "doctor",
+     "migrate", "create-queues", "submitter", "scheduler", "resulter", "supervisor", "api", "worker"],
 )  # fmt: skip
 def test_every_command_is_listed_and_has_help(command: str, tmp_path: Path) -> None:
     from typer.testing import CliRunner
@@ -129,14 +129,14 @@ def test_unknown_log_level_is_refused(tmp_path: Path) -> None:
 
 def test_api_that_is_away_is_named_and_the_exit_code_is_1(tmp_path: Path) -> None:
     url = f"http://{HOST}:{free_port()}"
-    result = penstock("status", "1", "--api-url", url, cwd=tmp_path)
+    result = penstock("task", "show", "1", "--api-url", url, cwd=tmp_path)
     assert result.returncode == 1
     assert url in result.stderr
     assert "Traceback" not in result.stderr
 
 
 def test_id_that_is_no_number_is_wrong_usage(tmp_path: Path) -> None:
-    assert penstock("status", "abc", cwd=tmp_path).returncode == 2
+    assert penstock("task", "show", "abc", cwd=tmp_path).returncode == 2
 
 
 def test_rejected_retry_wants_ids_or_all(tmp_path: Path) -> None:

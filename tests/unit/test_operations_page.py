@@ -6,15 +6,13 @@ import ast
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer.main
 import yaml
 
 from penstock import metrics
-from penstock.cli import app
 from penstock.settings import PREFIX, Settings
+from tests.command_lines import find_command, options_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text("utf-8")
@@ -56,13 +54,8 @@ def test_every_alert_has_its_section_and_no_other() -> None:
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_a_command_that_the_page_names_exists_with_its_options(line: str) -> None:
-    command: Any = typer.main.get_command(app)
-    words = line.split()
-    while words and hasattr(command, "commands"):
-        assert words[0] in command.commands, f"there is no command {words[0]!r}"
-        command = command.commands[words.pop(0)]
-    options = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
-    assert {word for word in words if word.startswith("-")} <= options
+    command, words = find_command(line.split())
+    assert {word for word in words if word.startswith("-")} <= options_of(command)
 
 
 def test_settings_metrics_and_log_events_of_the_page_exist() -> None:

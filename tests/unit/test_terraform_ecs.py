@@ -48,8 +48,8 @@ def test_every_process_runs_its_command_with_options_that_it_has() -> None:
     assert 'command     = ["migrate"]' in TEXT["processes.tf"]
     options = {option for param in command.commands["worker"].params for option in param.opts}
     assert set(re.findall(r'"(--[a-z-]+)"', TEXT["processes.tf"])) <= options
-    routes = {option for param in command.commands["route"].commands["set"].params for option in param.opts}
-    assert set(re.findall(r"--\w+", TEXT["outputs.tf"].split("penstock route set")[1])) <= routes
+    routes = {option for param in command.commands["routes"].commands["set"].params for option in param.opts}
+    assert set(re.findall(r"--\w+", TEXT["outputs.tf"].split("penstock routes set")[1])) <= routes
 
 
 def test_the_health_check_asks_what_the_health_port_answers() -> None:

@@ -9,24 +9,28 @@ import typer
 
 from penstock import __version__
 from penstock.cli import (
+    actions,
     bench,
-    bulk,
     config,
     credentials,
     dlq,
     doctor,
+    enqueue,
+    jobs,
     keys,
     local,
+    ordering,
     payload_key,
     processes,
     rejected,
-    rules,
+    routes,
     schedules,
     sources,
+    stats,
+    task,
     tasks,
     tenants,
     top,
-    waits,
     workflows,
 )
 from penstock.cli.common import EPILOG, error_text
@@ -59,8 +63,8 @@ def _root(
 
 
 for part in (
-    local, tasks, top, rejected, waits, workflows, schedules, bulk, dlq, rules, tenants, processes, sources, config,
-    keys, payload_key, credentials, doctor, bench,
+    local, bench, enqueue, stats, top, task, tasks, jobs, workflows, schedules, actions, routes, tenants, ordering,
+    rejected, dlq, processes, sources, payload_key, doctor, config, keys, credentials,
 ):  # fmt: skip
     part.add_to(app)
 

@@ -36,6 +36,12 @@ ApiUrlOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the api's result as JSON.")]
 
+RunAtOption = Annotated[
+    str | None, typer.Option(show_default=False, help="Not before: RFC 3339 with a zone, or epoch milliseconds.")
+]
+DelayOption = Annotated[float | None, typer.Option(show_default=False, help="Not before so many seconds from now.")]
+PriorityOption = Annotated[int | None, typer.Option(show_default=False, help="-32768 to 32767, higher first.")]
+
 
 def error_text(exc: PenstockError) -> str:
     """An error for a person: the message, and for an answer of the api its code and what the message leaves out."""
@@ -111,6 +117,14 @@ def print_fields(fields: Iterable[tuple[str, Any]]) -> None:
     for name, value in pairs:
         shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         typer.echo(f"{name:<{width}}  {shown}")
+
+
+def print_answer(answer: dict[str, Any], as_json: bool) -> None:
+    """What the api answered, as JSON or field by field."""
+    if as_json:
+        print_json(answer)
+    else:
+        print_fields(answer.items())
 
 
 def print_cursor(cursor: str | None) -> None:

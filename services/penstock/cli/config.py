@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.common import EPILOG, print_json, print_table
+from penstock.cli.common import print_json, print_table
+from penstock.cli.groups import add_group
 
 if TYPE_CHECKING:
     from penstock.settings import Settings
@@ -16,11 +17,7 @@ _MASK = "***"
 
 
 def add_to(app: typer.Typer) -> None:
-    config = typer.Typer(
-        no_args_is_help=True, epilog=EPILOG, help="Settings as a process started here would have them."
-    )
-    config.command("show")(show)
-    app.add_typer(config, name="config", rich_help_panel="Set-up")
+    add_group(app, "config", {"show": show}, panel="Set-up", help="Settings as a process started here would have them.")
 
 
 def show(

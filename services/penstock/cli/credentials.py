@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.common import EPILOG, DataDirOption, print_fields, print_json, print_table
+from penstock.cli.common import DataDirOption, print_fields, print_json, print_table
+from penstock.cli.groups import add_group
 from penstock.cli.keys import in_database, settings_of
 from penstock.cli.processes import DatabaseUrlOption
 from penstock.errors import PenstockError
@@ -21,15 +22,13 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def add_to(app: typer.Typer) -> None:
-    credential = typer.Typer(
-        no_args_is_help=True,
-        epilog=EPILOG,
+    add_group(
+        app,
+        "credential",
+        {"list": list_credentials, "create": create, "archive": archive},
+        panel="Set-up",
         help="Credentials of scheduler0's API: made, listed and archived in the database; the api needs none for it.",
     )
-    credential.command("create")(create)
-    credential.command("list")(list_credentials)
-    credential.command("archive")(archive)
-    app.add_typer(credential, name="credential", rich_help_panel="Set-up")
 
 
 def create(as_json: JsonOption = False, database_url: DatabaseUrlOption = None, data_dir: DataDirOption = None) -> None:

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.common import (
-    EPILOG,
     ApiUrlOption,
     DataDirOption,
     JsonOption,
@@ -20,6 +19,7 @@ from penstock.cli.common import (
     print_table,
     progress,
 )
+from penstock.cli.groups import add_group
 from penstock.errors import PenstockError
 
 _AT_ONCE = 50  # messages a call, so that progress shows and no call takes long
@@ -33,7 +33,9 @@ class QueueName(StrEnum):
 
 
 QueueArgument = Annotated[QueueName, typer.Argument(metavar="QUEUE", help="inbound, outbound or results.")]
-IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids from `dlq list`.", show_default=False)]
+IdsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="ID", help="Ids from `penstock dlq list QUEUE`.", show_default=False)
+]
 AllOption = Annotated[bool, typer.Option("--all", help="All messages that are there now.")]
 MostOption = Annotated[
     int | None, typer.Option("--limit", min=1, show_default=False, help="Any messages, so many at the most.")
@@ -41,16 +43,13 @@ MostOption = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    dlq = typer.Typer(
-        no_args_is_help=True,
-        epilog=EPILOG,
+    add_group(
+        app,
+        "dlq",
+        {"list": list_messages, "show": show, "replay": replay, "purge": purge},
+        panel="Tasks",
         help="Messages that were received too often without being dealt with. docs/operations.md tells what to do.",
     )
-    dlq.command("list")(list_messages)
-    dlq.command("show")(show)
-    dlq.command("replay")(replay)
-    dlq.command("purge")(purge)
-    app.add_typer(dlq, name="dlq", rich_help_panel="Tasks")
 
 
 def list_messages(
@@ -96,7 +95,7 @@ def list_messages(
 
 def show(
     queue: QueueArgument,
-    message_id: Annotated[str, typer.Argument(metavar="ID", help="From `dlq list`.")],
+    message_id: Annotated[str, typer.Argument(metavar="ID", help="From `penstock dlq list QUEUE`.")],
     as_json: JsonOption = False,
     api_url: ApiUrlOption = None,
     data_dir: DataDirOption = None,

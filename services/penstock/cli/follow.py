@@ -1,4 +1,4 @@
-"""`penstock status --follow`: what becomes of tasks, line by line, until they have settled."""
+"""`penstock task show --follow`: what becomes of tasks, line by line, until they have settled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.5
 _SETTLED = frozenset((State.SUCCESS, State.CRITICAL_ERROR, State.CANCELLED))
-NOT_DONE = 3  # exit code, as of `penstock result`
+NOT_DONE = 3  # exit code, as of `penstock task result`
 
 
 def follow(client: Client, ids: Sequence[int], *, as_json: bool) -> int:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from penstock.cli.common import EPILOG, DataDirOption, print_fields, print_json, print_table
+from penstock.cli.common import DataDirOption, print_fields, print_json, print_table
+from penstock.cli.groups import add_group
 from penstock.cli.processes import DatabaseUrlOption
 from penstock.errors import PenstockError, SettingsError
 from penstock.keys import NAME_MAX_CHARS, Permission, check_name
@@ -27,15 +28,13 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def add_to(app: typer.Typer) -> None:
-    keys = typer.Typer(
-        no_args_is_help=True,
-        epilog=EPILOG,
+    add_group(
+        app,
+        "keys",
+        {"list": list_keys, "create": create, "revoke": revoke},
+        panel="Set-up",
         help="API keys: made, listed and revoked in the database; the api needs none for it.",
     )
-    keys.command("create")(create)
-    keys.command("list")(list_keys)
-    keys.command("revoke")(revoke)
-    app.add_typer(keys, name="keys", rich_help_panel="Set-up")
 
 
 def create(
@@ -140,7 +139,7 @@ def revoke(
 
     record = in_database(settings_of(database_url, data_dir), change)
     if record is None:
-        raise PenstockError(f"there is no key {key!r}: `penstock keys list` shows those there are")
+        raise PenstockError(f"there is no key {key!r}: `penstock keys` shows those there are")
     if as_json:
         print_json(_members(record))
     else:

@@ -41,7 +41,7 @@ def up(
             "--fleet",
             metavar="QUEUE=N",
             show_default=False,
-            help="N more workers that take from a queue of their own, which is made; see `penstock route`. "
+            help="N more workers that take from a queue of their own, which is made; see `penstock routes`. "
             "May be repeated.",
         ),
     ] = None,

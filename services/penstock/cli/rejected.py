@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.common import (
-    EPILOG,
     ApiUrlOption,
     DataDirOption,
     JsonOption,
@@ -22,17 +21,14 @@ from penstock.cli.common import (
     progress,
     short,
 )
+from penstock.cli.groups import Commands, add_group
 
 PAGE = 100  # records a call: a retry takes each in a transaction of its own, and progress is to be seen
 
 
 def add_to(app: typer.Typer) -> None:
-    rejected = typer.Typer(no_args_is_help=True, epilog=EPILOG, help="Messages that could not be understood, and why.")
-    rejected.command("list")(list_rejected)
-    rejected.command()(show)
-    rejected.command()(retry)
-    rejected.command()(purge)
-    app.add_typer(rejected, name="rejected", rich_help_panel="Tasks")
+    commands: Commands = {"list": list_rejected, "show": show, "retry": retry, "purge": purge}
+    add_group(app, "rejected", commands, panel="Tasks", help="Messages that could not be understood, and why.")
 
 
 class Source(StrEnum):
@@ -66,7 +62,7 @@ def list_rejected(
 
 
 def show(
-    rejected_id: Annotated[int, typer.Argument(metavar="ID", help="From `rejected list`.")],
+    rejected_id: Annotated[int, typer.Argument(metavar="ID", help="From `penstock rejected`.")],
     as_json: JsonOption = False,
     api_url: ApiUrlOption = None,
     data_dir: DataDirOption = None,
@@ -82,7 +78,7 @@ def show(
 
 
 def retry(
-    ids: Annotated[list[int] | None, typer.Argument(metavar="ID", help="Ids from `rejected list`.")] = None,
+    ids: Annotated[list[int] | None, typer.Argument(metavar="ID", help="Ids from `penstock rejected`.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     source: SourceOption = None,
     as_json: JsonOption = False,
@@ -94,7 +90,7 @@ def retry(
 
 
 def purge(
-    ids: Annotated[list[int] | None, typer.Argument(metavar="ID", help="Ids from `rejected list`.")] = None,
+    ids: Annotated[list[int] | None, typer.Argument(metavar="ID", help="Ids from `penstock rejected`.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     source: SourceOption = None,
     as_json: JsonOption = False,

@@ -1,4 +1,4 @@
-"""`penstock schedule`: cron schedules, by the api's methods."""
+"""`penstock schedules`: cron schedules, by the api's methods."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.common import (
-    EPILOG,
     ApiUrlOption,
     DataDirOption,
     JsonOption,
+    PriorityOption,
     connect,
     print_cursor,
     print_fields,
@@ -22,6 +22,8 @@ from penstock.cli.common import (
     print_table,
     progress,
 )
+from penstock.cli.groups import Commands, add_group
+from penstock.cli.values import instant, json_value, labels
 from penstock.errors import PenstockError
 from penstock.firing import Missed, Overlap
 
@@ -53,7 +55,6 @@ OverlapOption = Annotated[
     Overlap | None,
     typer.Option(show_default=False, help="While the task before is not settled; a new one's default is allow."),
 ]
-PriorityOption = Annotated[int | None, typer.Option(show_default=False, help="-32768 to 32767, higher first.")]
 MaxAttemptsOption = Annotated[int | None, typer.Option(show_default=False, help="Attempts before CRITICAL_ERROR.")]
 TimeoutOption = Annotated[float | None, typer.Option(show_default=False, help="Seconds that one attempt may take.")]
 OrderingKeyOption = Annotated[
@@ -66,15 +67,13 @@ LabelOption = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    schedule = typer.Typer(
-        no_args_is_help=True, epilog=EPILOG, help="Cron schedules: tasks made by the clock, again and again."
+    commands: Commands = {
+        "list": list_schedules, "show": show, "create": create, "update": update, "delete": delete, "pause": pause,
+        "resume": resume, "runs": runs, "run-now": run_now, "import": import_schedules,
+    }  # fmt: skip
+    add_group(
+        app, "schedules", commands, panel="Tasks", help="Cron schedules: tasks made by the clock, again and again."
     )
-    for command in (create, update, get, delete, pause, resume, runs):
-        schedule.command()(command)
-    schedule.command("list")(list_schedules)
-    schedule.command("run-now")(run_now)
-    schedule.command("import")(import_schedules)
-    app.add_typer(schedule, name="schedule", rich_help_panel="Tasks")
 
 
 def create(
@@ -103,7 +102,7 @@ def create(
     ordering_key: OrderingKeyOption = None,
     label: LabelOption = None,
     tenant: TenantOption = None,
-    paused: Annotated[bool, typer.Option("--paused", help="It waits for `penstock schedule resume`.")] = False,
+    paused: Annotated[bool, typer.Option("--paused", help="It waits for `penstock schedules resume`.")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="One of that name becomes this one.")] = False,
     as_json: JsonOption = False,
     api_url: ApiUrlOption = None,
@@ -114,7 +113,7 @@ def create(
         timezone, start_at, end_at, jitter, missed, max_missed, max_lateness, overlap, priority, max_attempts, timeout,
         ordering_key, label, tenant,
     ) | {"paused": paused or None, "replace": replace}  # fmt: skip
-    body = _payload(payload)
+    body = json_value(payload, "payload")
     _print_schedule(connect(api_url, data_dir).schedules.create(name, expression, action, body, **given), as_json)
 
 
@@ -157,12 +156,12 @@ def update(
     if action is not None:
         changes["action"] = action
     if payload is not None:
-        changes["payload"] = _payload(payload)
+        changes["payload"] = json_value(payload, "payload")
     changes |= dict.fromkeys((field.replace("-", "_") for field in clear or ()), None)
     _print_schedule(connect(api_url, data_dir).schedules.update(name, **changes), as_json)
 
 
-def get(
+def show(
     name: NameArgument, as_json: JsonOption = False, api_url: ApiUrlOption = None, data_dir: DataDirOption = None
 ) -> None:
     """Show a schedule, its payload and its next few instants."""
@@ -185,7 +184,7 @@ def list_schedules(
     """List schedules, newest first."""
     given: dict[str, Any] = {"action": action, "paused": paused, "limit": limit, "cursor": cursor, "tenant": tenant}
     if label:
-        given["labels"] = _labels(label)
+        given["labels"] = labels(label)
     page = connect(api_url, data_dir).schedules.list(**given)
     if as_json:
         print_json(page)
@@ -314,33 +313,12 @@ def _options(
 ) -> dict[str, Any]:  # fmt: skip
     """What was given of that which create and update share."""
     given = {
-        "timezone": timezone, "start_at": _instant(start_at), "end_at": _instant(end_at), "jitter": jitter,
+        "timezone": timezone, "start_at": instant(start_at), "end_at": instant(end_at), "jitter": jitter,
         "missed": missed, "max_missed": max_missed, "max_lateness": max_lateness, "overlap": overlap,
         "priority": priority, "max_attempts": max_attempts, "timeout": timeout, "ordering_key": ordering_key,
-        "labels": _labels(label) if label else None, "tenant": tenant,
+        "labels": labels(label), "tenant": tenant,
     }  # fmt: skip
     return {name: value for name, value in given.items() if value is not None}
-
-
-def _instant(text: str | None) -> str | int | None:
-    return int(text) if text is not None and text.lstrip("-").isdecimal() else text
-
-
-def _labels(given: list[str]) -> dict[str, str]:
-    labels = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"a label is NAME=TEXT, not {text!r}")
-        labels[name] = value
-    return labels
-
-
-def _payload(text: str) -> Any:
-    try:
-        return json.loads(sys.stdin.read() if text == "-" else text)
-    except ValueError as exc:
-        raise typer.BadParameter(f"the payload is not valid JSON: {exc}") from None
 
 
 def _entries(path: Path) -> list[Any]:

@@ -1,16 +1,13 @@
-"""`penstock workflow`: tasks that wait for each other, by the api's methods."""
+"""`penstock workflows`: tasks that wait for each other, by the api's methods."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from penstock.cli.common import (
-    EPILOG,
     ApiUrlOption,
     DataDirOption,
     JsonOption,
@@ -19,6 +16,8 @@ from penstock.cli.common import (
     print_json,
     print_table,
 )
+from penstock.cli.groups import Commands, add_group
+from penstock.cli.values import json_value
 from penstock.workflows import WorkflowState
 
 WhichArgument = Annotated[
@@ -35,11 +34,8 @@ _MARKS = {
 
 
 def add_to(app: typer.Typer) -> None:
-    workflow = typer.Typer(no_args_is_help=True, epilog=EPILOG, help="Workflows: tasks that wait for each other.")
-    for command in (create, status, cancel, retry):
-        workflow.command()(command)
-    workflow.command("list")(list_workflows)
-    app.add_typer(workflow, name="workflow", rich_help_panel="Tasks")
+    commands: Commands = {"list": list_workflows, "show": show, "create": create, "cancel": cancel, "retry": retry}
+    add_group(app, "workflows", commands, panel="Tasks", help="Workflows: tasks that wait for each other.")
 
 
 def create(
@@ -75,7 +71,7 @@ def create(
     typer.echo(f"workflow {answer['id']} is {answer['state']}{known}")
 
 
-def status(
+def show(
     which: WhichArgument,
     key: KeyOption = False,
     tenant: TenantOption = None,
@@ -208,17 +204,12 @@ def _which(which: str, is_key: bool, tenant: str | None) -> dict[str, Any]:
 
 
 def _definition(text: str) -> Any:
-    if text == "-":
-        text = sys.stdin.read()
-    elif text.startswith("@"):
+    if text.startswith("@"):
         try:
             text = Path(text[1:]).read_text("utf-8")
         except OSError as exc:
             raise typer.BadParameter(f"{text[1:]} cannot be read: {exc.strerror}", param_hint="JSON") from None
-    try:
-        given = json.loads(text)
-    except ValueError as exc:
-        raise typer.BadParameter(f"is no JSON: {exc}", param_hint="JSON") from None
+    given = json_value(text, "definition")
     if not isinstance(given, dict | list):
         raise typer.BadParameter("must be an array of steps, or an object", param_hint="JSON")
     return given

@@ -1,0 +1,198 @@
+"""`penstock task`: one task, by its id, or by what it waits for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.common import (
+    ApiUrlOption,
+    DataDirOption,
+    DelayOption,
+    JsonOption,
+    PriorityOption,
+    RunAtOption,
+    connect,
+    given,
+    print_fields,
+    print_json,
+)
+from penstock.cli.follow import follow
+from penstock.cli.groups import Commands, add_group
+from penstock.cli.tasks import print_tasks
+from penstock.cli.values import instant, json_value
+from penstock.errors import NoResult, PenstockError, ResultTimeout
+
+if TYPE_CHECKING:
+    from penstock.client import Client
+
+TaskId = Annotated[int, typer.Argument(metavar="ID", help="The task's id.")]
+TokenArgument = Annotated[
+    str, typer.Argument(help="What the task waits for: `penstock task show ID --detail` shows it as waits_for.")
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    commands: Commands = {
+        "show": show, "result": result, "cancel": cancel, "retry": retry, "reschedule": reschedule,
+        "complete": complete, "fail": fail,
+    }  # fmt: skip
+    add_group(app, "task", commands, panel="Tasks", help="One task: look at it, change it, answer what it waits for.")
+
+
+def show(
+    ids: Annotated[list[int], typer.Argument(metavar="ID", help="One task's id, or several.")],
+    detail: Annotated[
+        bool, typer.Option("--detail", help="With payload, keys, labels, expiry and every failed attempt.")
+    ] = False,
+    until_settled: Annotated[
+        bool,
+        typer.Option(
+            "--follow", "-f", help="Print each change until all have settled; with --json, each as a line of JSON."
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+    api_url: ApiUrlOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Show a task: its state, attempts, times, result or error.
+
+    With --follow the exit codes are 0 when all have succeeded, 3 when one has failed or was cancelled.
+    """
+    client = connect(api_url, data_dir)
+    if until_settled:
+        raise typer.Exit(follow(client, ids, as_json=as_json))
+    if len(ids) > 1:
+        tasks = client.call("status", {"ids": ids, "detail": detail})
+        if as_json:
+            print_json(tasks)
+            return
+        print_tasks([task for task in tasks if task is not None])
+        unknown = [task_id for task_id, task in zip(ids, tasks, strict=True) if task is None]
+        if unknown:
+            raise PenstockError(f"no such task: {', '.join(map(str, unknown))}")
+        return
+    task = client.call("status", {"id": ids[0], "detail": detail})
+    if as_json:
+        print_json(task)
+        return
+    _print_task(task)
+
+
+def result(
+    task_id: TaskId,
+    timeout: Annotated[
+        float | None, typer.Option(min=0, show_default=False, help="Seconds to wait; default for ever.")
+    ] = None,
+    api_url: ApiUrlOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Wait until a task has settled and print its result as JSON.
+
+    Exit codes: 0 it succeeded; 3 it failed, was cancelled, or its result is no longer kept; 4 it has not settled in
+    time; 1 and 2 as ever.
+    """
+    print_result(connect(api_url, data_dir), task_id, timeout)
+
+
+def cancel(
+    task_id: TaskId,
+    reason: Annotated[str | None, typer.Option(show_default=False, help="Shown with the task.")] = None,
+    as_json: JsonOption = False,
+    api_url: ApiUrlOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Cancel a task that is not settled; a result that comes later is ignored, and its handler is told to stop."""
+    _print_change(connect(api_url, data_dir).call("cancel", given({"id": task_id, "reason": reason})), as_json)
+
+
+def retry(
+    task_id: TaskId, as_json: JsonOption = False, api_url: ApiUrlOption = None, data_dir: DataDirOption = None
+) -> None:
+    """Start a CRITICAL_ERROR or CANCELLED task anew, its attempts at 0."""
+    _print_change(connect(api_url, data_dir).call("retry", {"id": task_id}), as_json)
+
+
+def reschedule(
+    task_id: TaskId,
+    run_at: RunAtOption = None,
+    delay: DelayOption = None,
+    priority: PriorityOption = None,
+    as_json: JsonOption = False,
+    api_url: ApiUrlOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Move a task that waits (WAITING, SCHEDULED, ERROR) to another time or priority."""
+    params = {"id": task_id, "run_at": instant(run_at), "delay": delay, "priority": priority}
+    _print_change(connect(api_url, data_dir).call("reschedule", given(params)), as_json)
+
+
+def complete(
+    token: TokenArgument,
+    result: Annotated[str, typer.Argument(metavar="[JSON]", help="The result; - reads standard input.")] = "null",
+    as_json: JsonOption = False,
+    api_url: ApiUrlOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Give a task the result that it waits for; one that comes before its task waits is kept."""
+    value = json_value(result, "result")
+    _print_answered(connect(api_url, data_dir).call("task.complete", {"token": token, "result": value}), as_json)
+
+
+def fail(
+    token: TokenArgument,
+    error: Annotated[str, typer.Argument(metavar="MESSAGE", help="What went wrong.")],
+    final: Annotated[bool, typer.Option("--final", help="No more attempts: CRITICAL_ERROR now.")] = False,
+    retry_after: Annotated[
+        float | None, typer.Option(show_default=False, help="Seconds until the next attempt.")
+    ] = None,
+    as_json: JsonOption = False,
+    api_url: ApiUrlOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Fail the attempt of a task that waits; it is tried again as after any other failure."""
+    params = {"token": token, "error": error, "final": final, "retry_after": retry_after}
+    _print_answered(connect(api_url, data_dir).call("task.fail", given(params)), as_json)
+
+
+def print_result(client: Client, task_id: int, timeout: float | None) -> None:
+    """Wait for a result and print it. Raises typer.Exit with the code of what came instead."""
+    try:
+        print_json(client.result(task_id, timeout=timeout))
+    except NoResult as exc:
+        typer.echo(f"penstock: {exc}", err=True)
+        error = getattr(exc, "error", None)
+        if isinstance(error, dict) and isinstance(error.get("data"), dict) and error["data"].get("traceback"):
+            typer.echo(f"\n{error['data']['traceback'].rstrip()}", err=True)
+        raise typer.Exit(4 if isinstance(exc, ResultTimeout) else 3) from None
+
+
+def _print_task(task: dict[str, Any]) -> None:
+    traceback = None
+    error = task.get("error")
+    if isinstance(error, dict) and isinstance(error.get("data"), dict):
+        # Lines of a traceback are worth more than its JSON.
+        data = dict(error["data"])
+        traceback = data.pop("traceback", None)
+        task = task | {"error": error | {"data": data}}
+    print_fields(task.items())
+    if traceback:
+        typer.echo(f"\n{traceback.rstrip()}")
+
+
+def _print_change(result: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(result)
+    else:
+        typer.echo(f"task {result['id']} {result['state']}")
+
+
+def _print_answered(answer: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(answer)
+    elif answer["id"] is None:
+        typer.echo("kept until a task waits for it" + (" (it was there already)" if answer["duplicate"] else ""))
+    else:
+        note = " (it was answered already)" if answer["duplicate"] else ""
+        typer.echo(f"task {answer['id']} {answer['state'] or 'is gone'}{note}")
