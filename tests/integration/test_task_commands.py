@@ -75,6 +75,27 @@ async def test_tasks_are_found_by_every_filter_that_the_api_has(store: Store, se
         await asyncio.to_thread(use, api.url)
 
 
+async def test_a_group_alone_lists_and_says_where_there_is_none(store: Store, settings: Settings) -> None:
+    def use(url: str) -> None:
+        for group in (
+            "tasks",
+            "jobs",
+            "workflows",
+            "schedules",
+            "actions",
+            "routes",
+            "tenants",
+            "ordering",
+            "rejected",
+        ):
+            assert (group, run(url, group)) == (group, "there is none\n")
+        run(url, "actions", "pause", "a")
+        assert "paused" in run(url, "actions").splitlines()[1].split()
+
+    async with running(store, settings) as api:
+        await asyncio.to_thread(use, api.url)
+
+
 async def test_held_ordering_keys_are_listed_and_let_go(store: Store, settings: Settings) -> None:
     def use(url: str) -> None:
         ids = [json.loads(run(url, "enqueue", "a", "--ordering-key", "o", "--json"))["id"] for _ in range(2)]

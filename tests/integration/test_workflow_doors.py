@@ -69,6 +69,7 @@ async def test_workflows_over_the_command_line_and_the_client(store: Store, sett
         assert again == "workflow 1 is RUNNING (it was there already)\n"
         shown = run(url, "workflows", "show", "k", "--key")
         assert "nightly" in shown
+        assert "more: add --cursor" in run(url, "workflows", "show", "1", "--limit", "1")
         assert re.search(r"a  SCHEDULED  task 1\n.*b  WAITING", shown)
         assert "also after b" in shown
         assert run(url, "workflows", "cancel", "1", "--reason", "no").endswith("workflow 1 is CANCELLED\n")

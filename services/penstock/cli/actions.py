@@ -14,7 +14,7 @@ from penstock.cli.common import (
     connect,
     print_answer,
     print_json,
-    print_table,
+    print_page,
 )
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.limits import NONE_HELP, BurstOption, Per, PerOption, RateOption, changes
@@ -51,7 +51,7 @@ def list_actions(as_json: JsonOption = False, api_url: ApiUrlOption = None, data
         (row["action"], "paused" if row["paused"] else "", *(row[name] for name in _LIMITS), row["in_flight"])
         for row in result["actions"]
     ]
-    print_table(columns, rows, right=columns[2:])
+    print_page(columns, rows, right=columns[2:])
 
 
 def show(

@@ -127,6 +127,17 @@ def print_answer(answer: dict[str, Any], as_json: bool) -> None:
         print_fields(answer.items())
 
 
+def print_page(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], cursor: str | None = None, *, right: Sequence[str] = ()
+) -> None:
+    """What a list shows: a table, or that there is none, and how to see more."""
+    if rows:
+        print_table(columns, rows, right=right)
+    else:
+        typer.echo("there is none")
+    print_cursor(cursor)
+
+
 def print_cursor(cursor: str | None) -> None:
     """How to see more of a list, on standard error."""
     if cursor is not None:

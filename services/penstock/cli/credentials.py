@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.common import DataDirOption, print_fields, print_json, print_table
+from penstock.cli.common import DataDirOption, print_fields, print_json, print_page
 from penstock.cli.groups import add_group
 from penstock.cli.keys import in_database, settings_of
 from penstock.cli.processes import DatabaseUrlOption
@@ -70,8 +70,8 @@ def list_credentials(
     if as_json:
         print_json([_members(one) for one in found])
         return
-    rows = ((one.id, one.api_key, "yes" if one.archived else "", _shown(one.created_at)) for one in found)
-    print_table(("id", "api key", "archived", "created"), rows, right=("id",))
+    rows = [(one.id, one.api_key, "yes" if one.archived else "", _shown(one.created_at)) for one in found]
+    print_page(("id", "api key", "archived", "created"), rows, right=("id",))
 
 
 def archive(

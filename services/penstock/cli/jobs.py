@@ -11,10 +11,9 @@ from penstock.cli.common import (
     DataDirOption,
     JsonOption,
     connect,
-    print_cursor,
     print_fields,
     print_json,
-    print_table,
+    print_page,
 )
 from penstock.cli.groups import Commands, add_group
 from penstock.errors import PenstockError
@@ -39,19 +38,13 @@ def list_jobs(
     if as_json:
         print_json(result)
         return
-    if not result["jobs"]:
-        typer.echo("there is none")
-        return
-    numbers = ("id", "total", "seen", "changed", "refused")
-    rows = (
+    columns = ("id", "kind", "state", "total", "seen", "changed", "refused", "created", "finished")
+    rows = [
         (job["id"], job["kind"], job["state"], _total(job), job["seen"], job["changed"], job["refused"],
          job["created_at"], job["finished_at"])
         for job in result["jobs"]
-    )  # fmt: skip
-    print_table(
-        ("id", "kind", "state", "total", "seen", "changed", "refused", "created", "finished"), rows, right=numbers
-    )
-    print_cursor(result["cursor"])
+    ]  # fmt: skip
+    print_page(columns, rows, result["cursor"], right=("id", "total", "seen", "changed", "refused"))
 
 
 def show(

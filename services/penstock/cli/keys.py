@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from penstock.cli.common import DataDirOption, print_fields, print_json, print_table
+from penstock.cli.common import DataDirOption, print_fields, print_json, print_page
 from penstock.cli.groups import add_group
 from penstock.cli.processes import DatabaseUrlOption
 from penstock.errors import PenstockError, SettingsError
@@ -112,14 +112,14 @@ def list_keys(
         print_json([_members(record) for record in records])
         return
     columns = ("id", "name", "key", "permissions", "tenant", "created", "expires", "revoked", "last used")
-    rows = (
+    rows = [
         (
             record.id, record.name, f"{record.prefix}…", ", ".join(record.permissions), record.tenant,
             *map(_shown, (record.created_at, record.expires_at, record.revoked_at, record.last_used_at)),
         )
         for record in records
-    )  # fmt: skip
-    print_table(columns, rows, right=("id",))
+    ]  # fmt: skip
+    print_page(columns, rows, right=("id",))
 
 
 def revoke(

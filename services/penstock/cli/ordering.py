@@ -12,9 +12,8 @@ from penstock.cli.common import (
     JsonOption,
     connect,
     given,
-    print_cursor,
     print_json,
-    print_table,
+    print_page,
 )
 from penstock.cli.groups import Commands, add_group
 
@@ -36,12 +35,9 @@ def list_keys(
     if as_json:
         print_json(result)
         return
-    if not result["keys"]:
-        typer.echo("there is none")
-        return
     columns = ("key", "tenant", "task_id", "action", "since", "waiting")
-    print_table(columns, [[row[c] for c in columns] for row in result["keys"]], right=("task_id", "waiting"))
-    print_cursor(result["cursor"])
+    rows = [[row[c] for c in columns] for row in result["keys"]]
+    print_page(columns, rows, result["cursor"], right=("task_id", "waiting"))
 
 
 def release(

@@ -14,10 +14,9 @@ from penstock.cli.common import (
     JsonOption,
     connect,
     given,
-    print_cursor,
     print_fields,
     print_json,
-    print_table,
+    print_page,
     progress,
     short,
 )
@@ -53,12 +52,8 @@ def list_rejected(
     if as_json:
         print_json(result)
         return
-    if not result["rejected"]:
-        typer.echo("there is none")
-        return
     rows = [(row["id"], row["source"], row["at"], row["reason"], short(row["body"])) for row in result["rejected"]]
-    print_table(("id", "source", "at", "reason", "body"), rows, right=("id",))
-    print_cursor(result["cursor"])
+    print_page(("id", "source", "at", "reason", "body"), rows, result["cursor"], right=("id",))
 
 
 def show(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.common import ApiUrlOption, DataDirOption, JsonOption, connect, print_json, print_table
+from penstock.cli.common import ApiUrlOption, DataDirOption, JsonOption, connect, print_json, print_page
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.values import labels
 
@@ -33,7 +33,7 @@ def list_routes(as_json: JsonOption = False, api_url: ApiUrlOption = None, data_
         )
         for row in result["routes"]
     ]  # fmt: skip
-    print_table(("route", "queue", "actions", "labels", "position", "in flight"), rows, right=("position", "in flight"))
+    print_page(("route", "queue", "actions", "labels", "position", "in flight"), rows, right=("position", "in flight"))
 
 
 def set_route(

@@ -16,10 +16,9 @@ from penstock.cli.common import (
     JsonOption,
     PriorityOption,
     connect,
-    print_cursor,
     print_fields,
     print_json,
-    print_table,
+    print_page,
     progress,
 )
 from penstock.cli.groups import Commands, add_group
@@ -193,7 +192,7 @@ def list_schedules(
         (one["name"], one["state"], one["expression"], one["timezone"], one["action"], one["next_at"], one["last_at"])
         for one in page["schedules"]
     ]
-    _print_page(("name", "state", "expression", "zone", "action", "next", "last"), rows, page["cursor"])
+    print_page(("name", "state", "expression", "zone", "action", "next", "last"), rows, page["cursor"])
 
 
 def delete(
@@ -257,7 +256,7 @@ def runs(
         )
         for run in page["runs"]
     ]
-    _print_page(("scheduled", "outcome", "task", "at", ""), rows, page["cursor"])
+    print_page(("scheduled", "outcome", "task", "at", ""), rows, page["cursor"])
 
 
 def import_schedules(
@@ -353,14 +352,6 @@ def _print_schedule(schedule: dict[str, Any], as_json: bool) -> None:
     fields = [(name, value) for name, value in schedule.items() if name not in hidden and value not in ({}, 0, 0.0)]
     fields.append(("upcoming", ", ".join(schedule["upcoming"]) or None))
     print_fields(fields)
-
-
-def _print_page(columns: tuple[str, ...], rows: list[tuple[Any, ...]], cursor: str | None) -> None:
-    if not rows:
-        typer.echo("there is none")
-        return
-    print_table(columns, rows)
-    print_cursor(cursor)
 
 
 def _span(run: dict[str, Any]) -> str | None:

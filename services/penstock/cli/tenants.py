@@ -14,9 +14,8 @@ from penstock.cli.common import (
     connect,
     given,
     print_answer,
-    print_cursor,
     print_json,
-    print_table,
+    print_page,
 )
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.limits import NONE_HELP, BurstOption, Per, PerOption, RateOption, changes
@@ -56,9 +55,6 @@ def list_tenants(
     if as_json:
         print_json(result)
         return
-    if not result["tenants"]:
-        typer.echo("there is none")
-        return
     columns = ("tenant", "paused", "limits", *(name.replace("_", " ") for name in _LIMITS))
     rows = [
         (
@@ -67,8 +63,7 @@ def list_tenants(
         )
         for row in result["tenants"]
     ]  # fmt: skip
-    print_table(columns, rows, right=columns[3:])
-    print_cursor(result["cursor"])
+    print_page(columns, rows, result["cursor"], right=columns[3:])
 
 
 def show(

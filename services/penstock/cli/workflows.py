@@ -12,9 +12,10 @@ from penstock.cli.common import (
     DataDirOption,
     JsonOption,
     connect,
+    print_cursor,
     print_fields,
     print_json,
-    print_table,
+    print_page,
 )
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.values import json_value
@@ -96,8 +97,7 @@ def show(
         ]
     )  # fmt: skip
     _print_tree(found["tree"])
-    if found["cursor"] is not None:
-        typer.echo(f"more steps: --cursor {found['cursor']}")
+    print_cursor(found["cursor"])
 
 
 def list_workflows(
@@ -116,13 +116,12 @@ def list_workflows(
     if as_json:
         print_json(page)
         return
-    print_table(
-        ("id", "name", "state", "steps", "open", "key", "created"),
-        ((w["id"], w["name"], w["state"], w["steps"], w["open"], w["key"], w["created_at"]) for w in page["workflows"]),
-        right=("id", "steps", "open"),
-    )
-    if page["cursor"] is not None:
-        typer.echo(f"more: --cursor {page['cursor']}")
+    rows = [
+        (one["id"], one["name"], one["state"], one["steps"], one["open"], one["key"], one["created_at"])
+        for one in page["workflows"]
+    ]
+    columns = ("id", "name", "state", "steps", "open", "key", "created")
+    print_page(columns, rows, page["cursor"], right=("id", "steps", "open"))
 
 
 def cancel(
