@@ -61,7 +61,7 @@ async def postgres_away(postgres: EmbeddedPostgres, database_url: str) -> AsyncI
     """Inside the block nobody is connected to the database and nobody can connect."""
     name = urlsplit(database_url).path.removeprefix("/")
     postgres.execute(f'alter database "{name}" allow_connections false')
-    postgres.execute(f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'")
+    postgres.execute(f"select pg_terminate_backend(pid, 10_000) from pg_stat_activity where datname = '{name}'")
     try:
         yield
     finally:
