@@ -20,24 +20,13 @@ PAGES = sorted(
     if "node_modules" not in path.parts
 )  # fmt: skip
 
-# Why a block is not run: said by a comment on the line before it, `<!-- not run: REASON -->`.
-REASONS = {
-    "a drawing": "nothing that a program would read",
-    "a formula": "nothing that a program would read",
-    "needs AWS": "an account, or what terraform made in one",
-    "needs Docker": "an image, and a daemon to run it",
-    "needs Kubernetes": "a cluster",
-    "needs npm": "packages from a registry",
-    "installs": "the wheel is built and installed by tests/acceptance/test_packaging.py, in other words",
-}
 
-# Blocks that tests of their pages run or hold against the code: (page, what stands behind the fence) by test.
+# Blocks by (page, what stands behind the fence). Those that a test of their page runs, against the real thing:
 TESTED = {
     ("docs/autoscaling.md", "json lane"): "tests/integration/test_scaling.py::"
     "test_a_lane_is_plain_numbers_as_the_page_shows_and_all_lanes_stand_by_name",
     ("docs/batches.md", "python app"): "tests/integration/test_waiting_page.py::"
     "test_the_handler_of_the_batches_page_answers_for_each",
-    ("docs/cli.md", "generated"): "tests/unit/test_cli_tree.py::test_the_page_has_the_reference_of_these_commands",
     ("docs/deliveries.md", "toml"): "tests/integration/test_deliveries_page.py::test_every_example_is_true",
     ("docs/deliveries.md", "json http"): "tests/integration/test_deliveries_page.py::test_every_example_is_true",
     ("docs/deliveries.md", "python"): "tests/integration/test_deliveries_page.py::test_every_example_is_true",
@@ -52,8 +41,6 @@ TESTED = {
     "test_every_example_of_the_protocol_page_is_true",
     ("docs/results.md", "python"): "tests/integration/test_results_page.py::"
     "test_the_example_of_the_results_page_prints_what_it_says",
-    ("docs/states.md", "mermaid"): "tests/unit/test_states_page.py::"
-    "test_the_diagram_draws_every_transition_and_no_other",
     ("docs/tasks.md", "json http"): "tests/integration/test_tasks_page.py::"
     "test_every_example_of_the_tasks_page_is_true",
     ("docs/tenants.md", "json http"): "tests/integration/test_tenants_page.py::"
@@ -83,19 +70,82 @@ TESTED = {
 } | {
     ("docs/tutorial.md", kind): "tests/acceptance/test_packaging.py::"
     "test_the_tutorial_holds_with_the_installed_wheel_up_to_the_end_of_penstock_up"
-    for kind in ("python", "python shop.py", "console", "console up", "console exit-code=3", "console production")
+    for kind in (
+        "sh install", "python", "python shop.py", "console", "console up", "console exit-code=3", "console production",
+    )
+}  # fmt: skip
+
+# Those that are nothing to be run, or run by a tool that a machine may not have: by the test that holds them on every
+# machine against the code, the files and the options that they speak of.
+HELD = {
+    ("README.md", "mermaid"): "tests/unit/test_drawings.py::"
+    "test_arrows_to_and_from_queues_are_the_calls_of_the_processes",
+    ("docs/autoscaling.md", "sh kubectl"): "tests/unit/test_docs_kubernetes.py::"
+    "test_files_that_are_applied_are_held_by_the_tests_of_the_manifests",
+    ("docs/cli.md", "generated"): "tests/unit/test_cli_tree.py::test_the_page_has_the_reference_of_these_commands",
+    ("docs/operations.md", "mermaid"): "tests/unit/test_operations_page.py::"
+    "test_the_drawing_of_the_silent_ends_where_the_repair_does_and_names_what_it_goes_by",
+    ("docs/states.md", "mermaid"): "tests/unit/test_states_page.py::"
+    "test_the_diagram_draws_every_transition_and_no_other",
+    ("docs/threat-model.md", "mermaid"): "tests/unit/test_drawings.py::"
+    "test_arrows_to_and_from_queues_are_the_calls_of_the_processes",
+    ("docs/tutorial.md", "hcl"): "tests/unit/test_terraform.py::"
+    "test_examples_of_the_module_give_variables_that_it_has",
+    ("docs/tutorial.md", "sh docker"): "tests/unit/test_docs_docker.py::"
+    "test_every_process_is_started_from_the_image_that_is_built_with_what_was_written_before",
+    ("docs/tutorial.md", "sh image"): "tests/unit/test_docs_docker.py::"
+    "test_every_process_is_started_from_the_image_that_is_built_with_what_was_written_before",
+    ("docs/tutorial.md", "sh terraform"): "tests/unit/test_docs_terraform.py::"
+    "test_outputs_that_a_page_asks_for_are_there",
+    ("examples/kubernetes/README.md", "sh kubectl"): "tests/unit/test_docs_kubernetes.py::"
+    "test_files_that_are_applied_are_held_by_the_tests_of_the_manifests",
+    ("examples/scheduler0-node/README.md", "sh npm"): "tests/unit/test_moving_from_scheduler0_page.py::"
+    "test_the_example_can_be_installed_and_started_as_its_page_says",
+    ("examples/terraform-ecs/README.md", "hcl"): "tests/unit/test_terraform_ecs.py::"
+    "test_the_page_speaks_of_variables_outputs_and_files_that_exist",
+    ("examples/terraform-ecs/README.md", "sh terraform"): "tests/unit/test_docs_terraform.py::"
+    "test_outputs_that_a_page_asks_for_are_there",
+    ("terraform/README.md", "hcl"): "tests/unit/test_terraform.py::"
+    "test_examples_of_the_module_give_variables_that_it_has",
+    ("terraform/README.md", "console terraform"): "tests/unit/test_docs_terraform.py::"
+    "test_outputs_that_a_page_asks_for_are_there",
+}  # fmt: skip
+
+# Those of the held ones that are run too, as they stand, where the tool is installed: by the tool and the test. What
+# lies behind the tool is stood in for: AWS by a provider of its schema, a cluster by the schemas of its objects, the
+# daemon of Docker by one that keeps what it is told. Nothing stands in for npm's registry.
+RUN_WHERE = {
+    ("docs/autoscaling.md", "sh kubectl"): ("kubectl", "tests/unit/test_docs_kubernetes.py::"
+    "test_a_block_makes_the_objects_of_the_files_that_it_names"),
+    ("docs/tutorial.md", "hcl"): ("terraform", "tests/unit/test_docs_terraform.py::"
+    "test_the_configuration_of_the_tutorial_gives_the_environment_of_the_processes"),
+    ("docs/tutorial.md", "sh docker"): ("docker", "tests/unit/test_docs_docker.py::"
+    "test_docker_makes_the_image_and_the_containers_of_every_process"),
+    ("docs/tutorial.md", "sh image"): ("docker", "tests/unit/test_docs_docker.py::"
+    "test_docker_makes_the_image_and_the_containers_of_every_process"),
+    ("docs/tutorial.md", "sh terraform"): ("terraform", "tests/unit/test_docs_terraform.py::"
+    "test_the_configuration_of_the_tutorial_gives_the_environment_of_the_processes"),
+    ("examples/kubernetes/README.md", "sh kubectl"): ("kubectl", "tests/unit/test_docs_kubernetes.py::"
+    "test_a_block_makes_the_objects_of_the_files_that_it_names"),
+    ("examples/scheduler0-node/README.md", "sh npm"): ("npm", "tests/acceptance/test_scheduler0_node.py::"
+    "test_the_example_is_called_back_for_every_job"),
+    ("examples/terraform-ecs/README.md", "hcl"): ("terraform", "tests/unit/test_docs_terraform.py::"
+    "test_the_steps_of_the_ecs_example_end_in_a_run_of_the_migration"),
+    ("examples/terraform-ecs/README.md", "sh terraform"): ("terraform", "tests/unit/test_docs_terraform.py::"
+    "test_the_steps_of_the_ecs_example_end_in_a_run_of_the_migration"),
+    ("terraform/README.md", "console terraform"): ("terraform", "tests/unit/test_docs_terraform.py::"
+    "test_the_module_as_it_is_gives_the_environment_of_the_processes"),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Block:
-    """info: what stands behind its fence, "generated" for one of docs/cli.md's reference. mark: why it is not run."""
+    """info: what stands behind its fence, "generated" for one of docs/cli.md's reference."""
 
     page: str
     line: int
     info: str
     text: str
-    mark: str | None = None
 
     @property
     def place(self) -> str:
@@ -103,30 +153,26 @@ class Block:
 
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)$")
-_MARK = re.compile(r"^ *<!-- not run: (.*?) -->$")
 
 
 def blocks_in(page: str, text: str) -> Iterator[Block]:
     """Every fenced block of a page, in its order, without its indentation. Raises ValueError for one without an end."""
-    opened: tuple[int, str, str, str, str | None] | None = None
+    opened: tuple[int, str, str, str] | None = None
     lines: list[str] = []
-    is_generated, before = False, ""
+    is_generated = False
     for number, line in enumerate(text.splitlines(), 1):
         match = _FENCE.match(line)
         if opened is None:
             is_generated |= line == MARK.strip()
             if match is not None:
-                mark = _MARK.match(before)
                 info = "generated" if is_generated else match["info"].strip()
-                opened = number, match["indent"], match["fence"], info, mark[1] if mark else None
+                opened = number, match["indent"], match["fence"], info
                 lines = []
-            if line.strip():
-                before = line
         elif match is not None and match["fence"] == opened[2] and not match["info"].strip():
             indent = len(opened[1])
             body = "".join(f"{one[indent:] if one[:indent].isspace() or not indent else one}\n" for one in lines)
-            yield Block(page, opened[0], opened[3], body, opened[4])
-            opened, before = None, ""
+            yield Block(page, opened[0], opened[3], body)
+            opened = None
         else:
             lines.append(line)
     if opened is not None:
@@ -136,8 +182,3 @@ def blocks_in(page: str, text: str) -> Iterator[Block]:
 @cache
 def all_blocks() -> tuple[Block, ...]:
     return tuple(block for page in PAGES for block in blocks_in(page, (ROOT / page).read_text("utf-8")))
-
-
-def run_by(block: Block) -> str | None:
-    """The test of its own page that runs it, None where there is none."""
-    return TESTED.get((block.page, block.info))

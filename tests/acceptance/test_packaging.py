@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import tomllib
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from email.parser import Parser
 from functools import partial
 from pathlib import Path
@@ -45,12 +47,60 @@ def build(source: Path, into: Path, *targets: str) -> None:
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Installation:
+    """What the tutorial's first block leaves behind, done in a clone and a home of its own."""
+
+    wheel: Path
+    source: Path
+    environment: Path
+
+
 @pytest.fixture(scope="module")
-def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """The block as it stands, in one shell; the dependencies are those of the environment that runs this."""
+    clone = tmp_path_factory.mktemp("clone")
+    shutil.copytree(
+        ROOT,
+        clone,
+        dirs_exist_ok=True,
+        ignore=shutil.ignore_patterns(
+            ".git", ".venv", ".bench-peers", ".penstock", "dist", "node_modules", *_LEFT_OVER
+        ),
+    )
+    tools = Path(sys.executable).parent
+    ready = clone / "ready"
+    ready.touch()
+    (step,) = (step for step in tutorial.STEPS if step.option == "install")
+    with reachable_folder() as home:
+        environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+        environment |= {
+            "HOME": str(home), "PATH": f"{tools}:{os.environ['PATH']}",
+            "MAKEFLAGS": f"-- BIN={tools} INSTALLED={ready}",  # `make setup` was there before
+            "PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        }  # fmt: skip
+        done = subprocess.run(
+            ["sh", "-euc", f"{step.text}\npwd; command -v penstock"], cwd=clone, env=environment,
+            capture_output=True, text=True, timeout=240, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        folder, command = done.stdout.splitlines()[-2:]
+        assert Path(folder) == home / "shop"
+        found = Path(command).parents[1]
+        assert found == home / "shop" / ".venv"
+        # A path in a .pth file is looked in last, and the .pth files that lie there, as that of an editable
+        # installation, are not read.
+        (packages,) = (found / "lib").glob("python*/site-packages")
+        elsewhere = [path for path in sys.path if path.endswith("-packages")]
+        (packages / "dependencies.pth").write_text("\n".join(elsewhere) + "\n")
+        built = clone / "dist"
+        yield Installation(next(built.glob("*.whl")), next(built.glob("*.tar.gz")), found)
+
+
+@pytest.fixture(scope="module")
+def distributions(installation: Installation) -> tuple[Path, Path]:
     """The wheel and the source distribution."""
-    folder = tmp_path_factory.mktemp("dist")
-    build(ROOT, folder, "sdist", "wheel")
-    return next(folder.glob("*.whl")), next(folder.glob("*.tar.gz"))
+    return installation.wheel, installation.source
 
 
 def files_of(wheel: Path) -> list[str]:
@@ -67,22 +117,9 @@ def files_below(folder: Path) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def installed(distributions: tuple[Path, Path]) -> Iterator[Path]:
-    """A virtual environment with the wheel in it; its dependencies are those of the environment that runs this."""
-    with reachable_folder() as folder:
-        python = folder / "bin" / "python"
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=120)
-        subprocess.run(
-            [sys.executable, "-m", "pip", "--python", python, "install", "-qq", "--no-deps", "--no-index",
-             "--disable-pip-version-check", distributions[0]],
-            check=True, timeout=120,
-        )  # fmt: skip
-        # A path in a .pth file is looked in last, and the .pth files that lie there, as that of an editable
-        # installation, are not read.
-        (packages,) = (folder / "lib").glob("python*/site-packages")
-        elsewhere = [path for path in sys.path if path.endswith("-packages")]
-        (packages / "dependencies.pth").write_text("\n".join(elsewhere) + "\n")
-        yield folder
+def installed(installation: Installation) -> Path:
+    """The virtual environment with the wheel in it."""
+    return installation.environment
 
 
 @pytest.fixture

@@ -7,10 +7,6 @@ import re
 from pathlib import Path
 
 import hcl2
-from typer.testing import CliRunner
-
-import penstock
-from penstock.cli import app
 
 ROOT = Path(__file__).parents[2]
 COMPARISON = (ROOT / "docs" / "comparison.md").read_text("utf-8")
@@ -41,16 +37,6 @@ def test_everything_that_is_compared_says_where_it_is_better() -> None:
 
 def blocks(language: str) -> str:
     return "\n".join(re.findall(rf"^```{language}\n(.*?)^```$", TUTORIAL, re.MULTILINE | re.DOTALL))
-
-
-def test_commands_of_the_tutorial_that_are_not_run_exist() -> None:
-    shell = blocks("sh")
-    assert f"penstock-{penstock.__version__}-py3-none-any.whl[local]" in shell
-    named = set(re.findall(r"^docker run .* penstock:[\d.]+ (\w+)", shell, re.MULTILINE))
-    assert named == {"api", "submitter", "scheduler", "worker", "resulter", "supervisor"}
-    for command in [*named, *re.findall(r"^penstock (\w+)", shell, re.MULTILINE)]:
-        assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0, command
-    assert set(re.findall(r"make (\w+)", shell)) <= set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M))
 
 
 def test_the_terraform_of_the_tutorial_is_that_of_the_module() -> None:

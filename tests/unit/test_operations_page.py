@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,8 @@ import yaml
 
 from penstock import metrics
 from penstock.settings import PREFIX, Settings
+from penstock.supervisor.repair import Repair
+from penstock.tasks import State
 from tests.command_lines import find_command, options_of
 
 ROOT = Path(__file__).parents[2]
@@ -69,3 +72,31 @@ def test_settings_metrics_and_log_events_of_the_page_exist() -> None:
     for event in ("backing_off", "recovered", "pass_failed", "send_failed", "dead_letters_rose"):
         assert event in PAGE
         assert f'"{event}"' in source, event
+
+
+def test_the_drawing_of_the_silent_ends_where_the_repair_does_and_names_what_it_goes_by() -> None:
+    (drawing,) = re.findall(r"```mermaid\nflowchart TD\n(.*?)```", PAGE, re.DOTALL)
+    node = r'(\w)(?:\["(.*?)"\]|\{"(.*?)"\})?'
+    arrows = [re.fullmatch(rf'    {node} --(?: "?(.*?)"? --)?> {node}', line) for line in drawing.splitlines()]
+    titles, questions, after = {}, set(), {}
+    for arrow in arrows:
+        assert arrow is not None
+        start, start_text, start_question, answer, stop, text, question = arrow.groups()
+        for name, told, asked in ((start, start_text, start_question), (stop, text, question)):
+            titles |= {name: told or asked} if told or asked else {}
+            questions |= {name} if asked else set()
+        after.setdefault(start, []).append((answer, stop))
+    assert {stop for answers in after.values() for _, stop in answers} | {"S"} == titles.keys()
+    for name, answers in after.items():
+        words = {re.split("[:,]", answer)[0] for answer, _ in answers if answer}
+        assert words == ({"yes", "no"} if name in questions else set()), titles[name]
+    ends = {name for name in titles if name not in after}
+    repair = Path(inspect.getfile(Repair)).read_text("utf-8")
+    told = " ".join(titles.values())
+    assert set(re.findall(r"\w+_seconds", told)) == set(re.findall(r"_settings\.(un\w+_seconds)", repair))
+    assert set(re.findall(r"\b[A-Z_]{4,}\b", told)) <= set(State)
+    (quoted,) = re.findall(r"'(.*)'", told)
+    assert quoted in repair
+    # What the repair does: give back unsent, untaken and once more alone, and fail.
+    released = set(re.findall(r'RELEASED\.labels\("(\w+)"\)', repair))
+    assert (released, len(ends)) == ({"unsent", "untaken", "suspect"}, len(released) + 1)

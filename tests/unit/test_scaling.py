@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,6 +55,17 @@ def test_one_handler_is_asked_for_while_no_run_time_is_known_and_none_without_ta
 def test_an_action_of_unknown_run_time_counts_as_the_others_of_its_lane() -> None:
     known = work(waiting=600, run_seconds=2, action="known")
     assert slots(known, work(waiting=300, action="new")) == pytest.approx(900 * 2 / 60)
+
+
+def test_the_examples_of_the_page_are_what_is_reckoned() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "autoscaling.md").read_text("utf-8")
+    table = page.split("| ran at once |", 1)[1].split("\n\n", 1)[0]
+    rows = [[cell.strip().replace(",", "") for cell in line.split("|")[1:6]] for line in table.splitlines()[2:]]
+    assert len(rows) == 7
+    for running, tasks, run_seconds, drain_seconds, told in rows:
+        seconds = None if run_seconds == "unknown" else float(run_seconds)
+        lane = work(waiting=int(tasks), running=float(running), run_seconds=seconds)
+        assert slots(lane, drain_seconds=float(drain_seconds)) == pytest.approx(float(told), abs=0.5), (tasks, told)
 
 
 works = st.builds(
