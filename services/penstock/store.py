@@ -119,7 +119,7 @@ class Stale:
     """An ACQUIRED task without a sign of life.
 
     taken: a worker has reported it at least once. suspect: it travelled alone, after another silence. route: by which
-    it was sent.
+    it was sent. worker: which one has reported it, where it told. trace: what its claim told; see wire.read_carried.
     """
 
     id: int
@@ -132,6 +132,8 @@ class Stale:
     suspect: bool
     held_seconds: float
     route: str | None
+    worker: str | None
+    trace: str | None
 
 
 class Session:
@@ -353,10 +355,10 @@ class Session:
         """Everything of the dispatch was sent or released."""
         await self.fetch("confirm_dispatch", dispatch_id)
 
-    async def release(self, pairs: Iterable[Pair], *, suspect: bool = False) -> int:
-        """Give claims back, with their attempt; returns how many still held. ``suspect``: from now on sent alone."""
+    async def release(self, pairs: Iterable[Pair]) -> int:
+        """Give claims back, with their attempt; returns how many still held."""
         ids, claims = _columns(pairs)
-        return len(await self.fetch("release_tasks", ids, claims, suspect)) if ids else 0
+        return len(await self.fetch("release_tasks", ids, claims)) if ids else 0
 
     async def count_in_flight(
         self, limit: int, *, since: datetime = BEGINNING.run_at, route: str | None = None
@@ -436,6 +438,15 @@ class Session:
             columns = [f.id for f in buried], [f.claim for f in buried], [f.error for f in buried]
             settled += await self._settle("bury_tasks", *columns, [f.worker for f in buried], hold_keys=hold_keys)
         return settled
+
+    async def spare(self, failures: Sequence[Failure]) -> set[int]:
+        """Give back the claims of lost attempts, which are kept as failures and not counted; from now on sent alone.
+
+        Ids are distinct. Returns those that still held.
+        """
+        ids, claims = _columns((failure.id, failure.claim) for failure in failures)
+        rows = await self.fetch("spare_tasks", ids, claims, [failure.error for failure in failures]) if ids else []
+        return {row["id"] for row in rows}
 
     async def note_heartbeats(
         self, beats: dict[Pair, str | None], workers: Mapping[Pair, str | None] | None = None

@@ -272,7 +272,7 @@ async def test_a_suspect_is_sent_in_a_message_of_its_own(
     async with store.session() as session:
         dispatch = await session.claim(1)
         assert dispatch is not None
-        await session.release([(suspect, dispatch.id)], suspect=True)
+        await session.spare([Failure(suspect, dispatch.id, '{"code":-32000,"message":"silent"}', None)])
         await session.confirm(dispatch.id)
     await enqueue(store, *(NewTask("a") for _ in range(99)))
     assert await scheduler.run_once() == 100

@@ -220,14 +220,15 @@ class Lives(RuleBasedStateMachine):
         key = task.new.ordering_key
         task.state = State.SCHEDULED if key is None or self.heads.setdefault(key, task_id) == task_id else State.WAITING
 
-    def release_model(self, pairs: Iterable[Pair], *, suspect: bool = False) -> int:
+    def release_model(self, pairs: Iterable[Pair], *, lost: bool = False) -> int:
         count = 0
         for task_id, claim in pairs:
             task = self.tasks.get(task_id)
             if task and task.state is State.ACQUIRED and task.claim == claim:
                 task.attempts -= 1
                 task.state = State.ERROR if task.attempts else State.SCHEDULED
-                task.suspect = task.suspect or suspect
+                task.suspect = task.suspect or lost
+                task.failures += lost
                 count += 1
         return count
 
@@ -701,16 +702,19 @@ class Lives(RuleBasedStateMachine):
         return data.draw(st.lists(any_claim, min_size=1, max_size=4, unique_by=lambda pair: pair[0]))
 
     @precondition(lambda self: self.handed_out)
-    @rule(data=st.data(), suspect=st.booleans())
+    @rule(data=st.data(), lost=st.booleans())
     @step
-    def release_claims_that_may_have_been_lost_meanwhile(self, data: st.DataObject, suspect: bool) -> None:
+    def release_claims_that_may_have_been_lost_meanwhile(self, data: st.DataObject, lost: bool) -> None:
+        """lost: their attempts, so that they are spared."""
         pairs = self.draw_claims(data)
 
         async def work() -> int:
             async with self.store.session() as session:
-                return await session.release(pairs, suspect=suspect)
+                if not lost:
+                    return await session.release(pairs)
+                return len(await session.spare([Failure(*pair, '{"code":1,"message":"lost"}', None) for pair in pairs]))
 
-        assert self.run(work()) == self.release_model(pairs, suspect=suspect)
+        assert self.run(work()) == self.release_model(pairs, lost=lost)
 
     @precondition(lambda self: self.handed_out)
     @rule(data=st.data())
@@ -1134,11 +1138,15 @@ async def _release(session: Session, pair: Pair) -> int:
     return await session.release([pair])
 
 
+async def _spare(session: Session, pair: Pair) -> int:
+    return len(await session.spare([Failure(*pair, BOOM, None)]))
+
+
 async def _postpone(session: Session, pair: Pair) -> int:
     return len(await session.fetch("postpone_tasks", [pair[0]], [pair[1]], [1.0], ["{}"]))
 
 
-@pytest.mark.parametrize("change", [_beat, _finish, _delay, _bury, _release, _postpone])
+@pytest.mark.parametrize("change", [_beat, _finish, _delay, _bury, _release, _spare, _postpone])
 async def test_no_statement_touches_a_task_by_an_older_claim(
     store: Store, change: Callable[[Session, Pair], Awaitable[int]]
 ) -> None:

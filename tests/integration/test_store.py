@@ -219,15 +219,15 @@ async def test_release_gives_the_attempt_back_and_the_state_it_came_from(store: 
     assert (row["state"], row["attempts"]) == ("ERROR", 1)
 
 
-@pytest.mark.parametrize("how", ["release", "failure"])
+@pytest.mark.parametrize("how", ["sparing", "failure"])
 async def test_a_suspect_is_claimed_as_one_until_it_begins_a_new_life(store: Store, how: str) -> None:
     suspect, other = await enqueue(store, NewTask("a"), NewTask("a"))
     first = await claim(store)
     assert [task.suspect for task in first.tasks] == [False, False]
     async with store.transaction() as session:
         for task in first.tasks:
-            if how == "release":
-                await session.release([(task.id, task.claim)], suspect=task.id == suspect)
+            if how == "sparing" and task.id == suspect:
+                await session.spare([Failure(task.id, task.claim, ERROR, None)])
             else:
                 await session.fail([Failure(task.id, task.claim, ERROR, 0.0, suspect=task.id == suspect)])
     for _ in range(2):  # a release of another cause does not clear it

@@ -154,6 +154,35 @@ async def test_a_task_that_kills_every_worker_is_given_up_within_its_cap(
     assert len(json.loads(row["failures"])) == 4
 
 
+async def test_an_attempt_lost_in_company_is_given_back_and_told_among_the_failures(
+    repair: Repair, store: Store, settings: Settings, task_of: TaskOf, sql: Any
+) -> None:
+    dispatch = await claimed(store, NewTask("a", max_attempts=1), NewTask("a", max_attempts=1))
+    (first, second) = dispatch.tasks
+    async with store.session() as session:
+        beats = {(task.id, task.claim): '{"percent":50}' for task in dispatch.tasks}
+        await session.note_heartbeats(beats, dict.fromkeys(beats, "worker-7"))
+    await age(sql, settings.stale_after_seconds + 1)
+    async with store.transaction() as session:
+        await session.finish({(second.id, second.claim): "1"})
+    before = sample("penstock_released_total", reason="suspect")
+    assert await repair.run_once() == 1
+    assert sample("penstock_released_total", reason="suspect") == before + 1
+    row = await task_of(first.id)
+    assert (row["state"], row["attempts"], row["progress"]) == ("SCHEDULED", 0, None)
+    (lost,) = json.loads(row["failures"])
+    assert (lost["attempt"], lost["claim"], lost["worker"]) == (1, first.claim, "worker-7")
+    assert lost["error"]["data"]["type"] == "StaleTask"
+    again = await claim(store)
+    assert [task.suspect for task in again.tasks] == [True]
+    await beat(store, again)
+    await age(sql, settings.stale_after_seconds + 1)
+    assert await repair.run_once() == 1
+    row = await task_of(first.id)
+    assert (row["state"], row["attempts"]) == ("CRITICAL_ERROR", 1)
+    assert len(json.loads(row["failures"])) == 2
+
+
 async def test_a_task_with_a_recent_heartbeat_is_left_alone_however_old_its_claim(
     repair: Repair, store: Store, settings: Settings, task_of: TaskOf, sql: Any
 ) -> None:

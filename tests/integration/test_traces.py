@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from time import monotonic
 from typing import Any
 
@@ -32,11 +33,12 @@ from penstock.settings import Settings
 from penstock.store import Store
 from penstock.submitter import Submitter
 from penstock.supervisor import Supervisor
+from penstock.supervisor.repair import Repair
 from penstock.tasks import NewTask
 from penstock.tracing.spans import Spans
 from penstock.transports import Outgoing
 from penstock.transports.sqs import SqsQueue
-from penstock.wire import encode_result
+from penstock.wire import encode_progress, encode_result
 from penstock.worker import Worker
 from tests.integration.apis import JSON, queues_of, running
 
@@ -133,7 +135,13 @@ class Item(msgspec.Struct):
 
 @pytest.fixture
 async def pipeline(store: Store, settings: Settings, registry: Registry) -> AsyncIterator[None]:
-    """All processes but the api, pass after pass."""
+    async with all_processes(store, settings, registry):
+        yield
+
+
+@asynccontextmanager
+async def all_processes(store: Store, settings: Settings, registry: Registry) -> AsyncIterator[None]:
+    """All but the api, pass after pass."""
     transport, queues, dead_letters = queues_of(settings)
 
     def open_queue(name: str, label: str) -> Any:
@@ -178,6 +186,29 @@ async def passing(services: list[Service]) -> AsyncIterator[None]:
 
 async def _run(side: Callable[[], Awaitable[None]]) -> None:
     await side()
+
+
+async def lost_with_its_worker(
+    store: Store, settings: Settings, outbound: SqsQueue, results: SqsQueue, sql: Any
+) -> int:
+    """The only task is sent, a worker takes it, tells that it is alive, and is gone, long ago; returns the claim."""
+    scheduler = Scheduler(store=store, outbound=outbound, settings=settings, open_queue=lambda name, label: outbound)
+    await scheduler.open()
+    assert await scheduler.run_once() == 1
+    while not (messages := await outbound.receive(wait_seconds=1, visibility_seconds=30)):
+        pass
+    await outbound.delete(messages)
+    claim_id = json.loads(messages[0].body)["id"]
+    await results.send([Outgoing(encode_progress(claim_id), {"worker": "host-3:77"})])
+    resulter = Resulter(store=store, results=results, settings=settings)
+    await resulter.open()
+    while not await resulter.run_once():
+        pass
+    long_ago = timedelta(seconds=settings.stale_after_seconds + 1)
+    await sql.execute(
+        "update penstock.task set claimed_at = now() - $1::interval, heartbeat_at = now() - $1::interval", long_ago
+    )
+    return int(claim_id.partition(":")[2])
 
 
 async def until(what: str, look: Callable[[], Awaitable[Any]]) -> Any:
@@ -295,6 +326,72 @@ async def test_a_failure_for_good_ends_in_error(tracer: Tracer, store: Store, pi
     again = (await spans_of(tracer, "process bad", 2))[1]
     assert ids_of(again)[0] == ids_of(attempt)[0]
     assert links_of(again) == [ids_of(attempt)[1]]
+
+
+@pytest.mark.parametrize("max_attempts", [5, 1], ids=["in time", "at the cap"])
+async def test_an_attempt_whose_worker_is_gone_stands_in_the_trace_and_the_next_one_links_to_it(
+    tracer: Tracer, store: Store, settings: Settings, outbound: SqsQueue, results: SqsQueue, sql: Any,
+    task_of: TaskOf, registry: Registry, max_attempts: int,
+) -> None:  # fmt: skip
+    async with store.session() as session:
+        (made,) = await session.enqueue([NewTask("add", '{"a":1,"b":2}', trace=TRACEPARENT, max_attempts=max_attempts)])
+    claim = await lost_with_its_worker(store, settings, outbound, results, sql)
+    repair = Repair(store=store, queue_of=lambda _: outbound, results=results, settings=settings)
+    assert await repair.run_once() == 1
+
+    (lost,), (enqueue,) = tracer.named("lost add"), tracer.named("enqueue add")
+    assert (ids_of(lost)[0], parent_of(lost), links_of(lost)) == (TRACE_ID, ids_of(enqueue)[1], [])
+    assert (lost.status.status_code, lost.status.description) == (StatusCode.ERROR, "its worker fell silent")
+    assert lost.kind is SpanKind.INTERNAL
+    assert lost.attributes is not None
+    assert dict(lost.attributes) == {
+        "messaging.system": "penstock",
+        "messaging.operation.name": "lost",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": "add",
+        "messaging.message.id": str(made.id),
+        "penstock.claim": claim,
+        "penstock.worker": "host-3:77",
+        "error.type": "StaleTask",
+    }
+    assert lost.start_time is not None
+    assert lost.end_time is not None
+    assert (lost.end_time - lost.start_time) / 1e9 == pytest.approx(settings.stale_after_seconds + 1, abs=30)
+    (failure,) = json.loads((await task_of(made.id))["failures"])
+    assert failure["error"]["traceparent"] == f"00-{TRACE_ID}-{ids_of(lost)[1]}-01"
+
+    chain = [lost]
+    if max_attempts > 1:
+        await sql.execute("update penstock.task set run_at = now()")
+        await lost_with_its_worker(store, settings, outbound, results, sql)
+        assert await repair.run_once() == 1
+        chain.append(tracer.named("lost add")[1])
+        await sql.execute("update penstock.task set run_at = now()")
+    async with all_processes(store, settings, registry):
+        await settled(task_of, made.id)
+        chain += await spans_of(tracer, "process add")
+    assert [ids_of(span)[0] for span in chain] == [TRACE_ID] * len(chain)
+    assert [parent_of(span) for span in chain] == [ids_of(enqueue)[1]] * len(chain)
+    assert [links_of(span) for span in chain] == [[], *([ids_of(span)[1]] for span in chain[:-1])]
+    assert chain[-1].status.status_code is StatusCode.UNSET
+    assert (await task_of(made.id))["state"] == "SUCCESS"
+
+
+async def test_an_attempt_that_is_answered_while_it_is_repaired_is_not_told_as_lost(
+    tracer: Tracer, store: Store, settings: Settings, outbound: SqsQueue, results: SqsQueue, sql: Any, task_of: TaskOf
+) -> None:
+    async with store.session() as session:
+        (made,) = await session.enqueue([NewTask("add", trace=TRACEPARENT)])
+    claim = await lost_with_its_worker(store, settings, outbound, results, sql)
+    repair = Repair(store=store, queue_of=lambda _: outbound, results=results, settings=settings)
+    async with store.transaction() as session:
+        assert await session.finish({(made.id, claim): "3"}) == 1
+        repairing = asyncio.create_task(repair.run_once())
+        # It has found the task, and waits for its row.
+        await until("the repair", lambda: sql.fetchval("select count(*) from pg_locks where not granted"))
+    assert await repairing == 0
+    assert (await task_of(made.id))["state"] == "SUCCESS"
+    assert tracer.named("lost add") == []
 
 
 async def test_what_a_task_spawns_continues_its_trace(tracer: Tracer, store: Store, pipeline: None) -> None:

@@ -251,12 +251,12 @@ from levels cross join lateral (
 delete from penstock.dispatch where id = $1;
 
 -- name: release_tasks
--- $1 ids, $2 claims, $3 whether they are suspect from now on. Back to the state it came from, its attempt given back.
--- Returns ids. The test of the pairs: see settle.sql.
+-- $1 ids, $2 claims. Back to the state it came from, its attempt given back. Returns ids. The test of the pairs: see
+-- settle.sql.
 update penstock.task
 set state = case when attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
-    attempts = attempts - 1, claimed_at = null, heartbeat_at = null, updated_at = now(), suspect = suspect or $3,
-    route = null, gate = null
+    attempts = attempts - 1, claimed_at = null, heartbeat_at = null, updated_at = now(), route = null,
+    gate = null
 where id = any($1::bigint[]) and state::text = 'ACQUIRED'
   and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
 returning id;

@@ -94,6 +94,20 @@ with failed as materialized (
 )
 select id, action from changed;
 
+-- name: spare_tasks
+-- $1 ids (distinct), $2 claims, $3 errors as JSON text. ACQUIRED back to the state it came from, suspect from now on: the
+-- attempt was lost in company, so it is told among the failures and given back all the same. Returns ids.
+update penstock.task t
+set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
+    attempts = t.attempts - 1, claimed_at = null, heartbeat_at = null, progress = null, updated_at = now(),
+    suspect = true, route = null, gate = null,
+    failures = coalesce(t.failures, '[]') || jsonb_build_array(jsonb_build_object(
+        'attempt', t.attempts, 'claim', t.claim, 'at', now(), 'error', f.error::jsonb, 'worker', t.worker))
+from (select * from unnest($1::bigint[], $3::text[]) f (id, error)) f
+where t.id = f.id and t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED'
+  and case when (t.id, t.claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
+returning t.id;
+
 -- name: bury_tasks
 -- $1 ids (distinct), $2 claims, $3 errors as JSON text, $4 workers or null. ACQUIRED to CRITICAL_ERROR: the row moves to the history.
 with gone as (

@@ -23,8 +23,11 @@ returning t.id;
 -- $1 seconds, $2 how many, $3 now or null, $4 and $5 behind this claimed_at and id or null (keyset; the tasks of
 -- one claim share their claimed_at). No sign of life for that long. `claimed_at` bounds the scan of task_acquired:
 -- a heartbeat is never older than its claim.
+-- trace: as the claim told it; see claim.sql.
 select id, claim, action, attempts, max_attempts, claimed_at, heartbeat_at is not null as taken, suspect,
-       route, extract(epoch from coalesce($3::timestamptz, now()) - claimed_at)::float8 as held_seconds
+       route, extract(epoch from coalesce($3::timestamptz, now()) - claimed_at)::float8 as held_seconds, worker,
+       case when trace is not null then concat_ws(E'\n', trace, failures -> -1 -> 'error' ->> 'traceparent')
+            end as trace
 from penstock.task
 where state = 'ACQUIRED'
   and claimed_at < coalesce($3::timestamptz, now()) - make_interval(secs => $1)

@@ -11,11 +11,14 @@ Three cases, told apart:
 
 One task may kill its worker, and all that travelled with it fall silent too. So a task that was silent once is a
 suspect: from then on it is sent alone. Only a suspect whose worker fell silent again, at the cap of its attempts, is
-given up (CRITICAL_ERROR); one that reached the cap in company has that attempt given back and is tried once more,
-alone.
+given up (CRITICAL_ERROR); one that reached the cap in company has that attempt given back, which stands among its
+failures all the same, and is tried once more, alone.
 
 No attempt is called failed while messages wait unread in the results queue: the answer, or the sign of life, may be
 among them. So an outage of the resulters or of Postgres costs no attempt.
+
+A process that was killed exports no span of what it was at. So where the task is traced, a span made here stands for
+the lost attempt, and the next one links to it.
 """
 
 from __future__ import annotations
@@ -23,8 +26,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from penstock import metrics
+from penstock import metrics, tracing
 from penstock.errors import HANDLER_ERROR
 from penstock.logs import get_logger
 from penstock.outcomes import delay_after
@@ -32,10 +37,14 @@ from penstock.settings import Settings
 from penstock.store import Session, Stale, Store
 from penstock.tasks import Failure
 from penstock.transports import Queue
-from penstock.wire import NO_HINTS
+from penstock.wire import NO_HINTS, read_carried
+
+if TYPE_CHECKING:
+    from penstock.tracing.spans import Attempt
 
 _BATCH = 500
 _UNSENT_DISPATCHES = 20
+_ERROR = "StaleTask"  # its type
 
 log = get_logger()
 
@@ -75,8 +84,14 @@ class Repair:
             for task in stale:
                 is_silent = results_are_read and (task.taken or (is_empty[task.route] and self._is_gone(task)))
                 (silent if is_silent else waiting).append(task)
+            lost = [_lost(task) for task in silent]
             async with self._store.transaction() as session:
-                changed += await self._settle(session, silent, waiting)
+                failed = await self._fail(session, lost)
+                released = await self._release_overdue(session, waiting)
+            for one in lost:
+                if one.attempt is not None and one.task.id in failed:  # the others were answered meanwhile
+                    one.attempt.end(_ERROR, one.why)
+            changed += len(failed) + released
             if len(stale) < _BATCH:
                 break
             after = stale[-1]
@@ -111,32 +126,64 @@ class Repair:
             return True
         return task.held_seconds > queue.limits.max_extend_seconds
 
-    async def _settle(self, session: Session, silent: Sequence[Stale], waiting: Sequence[Stale]) -> int:
-        in_company = [task for task in silent if task.attempts >= task.max_attempts and not task.suspect]
-        cleared = await session.release([(task.id, task.claim) for task in in_company], suspect=True)
-        if cleared:
-            metrics.RELEASED.labels("suspect").inc(cleared)
-            log.warning("suspects_tried_alone", tasks=cleared)
-        failures = [self._failure(task) for task in silent if task not in in_company]
-        failed = len(await session.fail(failures, hold_keys=self._settings.holds_ordering_keys))
+    async def _fail(self, session: Session, lost: Sequence[_Lost]) -> set[int]:
+        """Returns which of them still held their claim."""
+        in_company = [one for one in lost if one.task.attempts >= one.task.max_attempts and not one.task.suspect]
+        spared = await session.spare([Failure(one.task.id, one.task.claim, one.error, None) for one in in_company])
+        if spared:
+            metrics.RELEASED.labels("suspect").inc(len(spared))
+            log.warning("suspects_tried_alone", tasks=len(spared))
+        failures = [self._failure(one) for one in lost if one not in in_company]
+        failed = {task.id for task in await session.fail(failures, hold_keys=self._settings.holds_ordering_keys)}
         if failed:
-            metrics.REPAIRED.inc(failed)
-            log.warning("stale_tasks_failed", tasks=failed)
+            metrics.REPAIRED.inc(len(failed))
+            log.warning("stale_tasks_failed", tasks=len(failed))
+        return spared | failed
+
+    async def _release_overdue(self, session: Session, waiting: Sequence[Stale]) -> int:
         overdue = [task for task in waiting if task.held_seconds > self._settings.untaken_after_seconds]
         released = await session.release((task.id, task.claim) for task in overdue)
         if released:
             metrics.RELEASED.labels("untaken").inc(released)
             log.warning("untaken_tasks_released", tasks=released)
-        return cleared + failed + released
+        return released
 
-    def _failure(self, task: Stale) -> Failure:
-        why = "its worker fell silent" if task.taken else "its message is gone and no worker answered"
-        if task.suspect:
-            why += "; it was sent alone, so it may be this task that workers do not survive"
-        error = {
-            "code": HANDLER_ERROR,
-            "message": f"no result {task.held_seconds:.0f} s after the claim: {why}",
-            "data": {"type": "StaleTask", "message": why},
-        }
+    def _failure(self, lost: _Lost) -> Failure:
+        task = lost.task
         delay = delay_after(task.attempts, task.max_attempts, NO_HINTS, self._settings.backoff)
-        return Failure(task.id, task.claim, json.dumps(error), delay, suspect=True)
+        return Failure(task.id, task.claim, lost.error, delay, suspect=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Lost:
+    """A task without a sign of life, and why its attempt is taken for lost. attempt: its span, where it is traced."""
+
+    task: Stale
+    why: str
+    attempt: Attempt | None
+
+    @property
+    def error(self) -> str:
+        """As JSON text, by which the next attempt knows this one."""
+        error: dict[str, Any] = {
+            "code": HANDLER_ERROR,
+            "message": f"no result {self.task.held_seconds:.0f} s after the claim: {self.why}",
+            "data": {"type": _ERROR, "message": self.why},
+        }
+        trace = None if self.attempt is None else self.attempt.context
+        if trace is not None and trace.is_sampled:
+            error["traceparent"] = trace.traceparent
+        return json.dumps(error)
+
+
+def _lost(task: Stale) -> _Lost:
+    why = "its worker fell silent" if task.taken else "its message is gone and no worker answered"
+    if task.suspect:
+        why += "; it was sent alone, so it may be this task that workers do not survive"
+    spans, carried = tracing.active(), read_carried(task.trace)
+    if spans is None or carried is None:
+        return _Lost(task, why, None)
+    attempt = spans.lost(
+        task.action, task.id, task.claim, carried, worker=task.worker, held_seconds=task.held_seconds
+    )  # fmt: skip
+    return _Lost(task, why, attempt)

@@ -72,10 +72,10 @@ class Attempt:
         if self._span.is_recording():  # a handler that ignored its cancellation ends after its span
             self._span.record_exception(exc)
 
-    def end(self, error: str) -> None:
-        """error: kind of the failure, empty for a success."""
+    def end(self, error: str, why: str = "") -> None:
+        """error: kind of the failure, empty for a success. why: in words, where there is more to say."""
         if error:
-            _fail(self._span, error)
+            _fail(self._span, error, why)
         self._span.end()
 
 
@@ -192,9 +192,6 @@ class Spans:
         self, action: str, task_id: int, claim: int, carried: CarriedTrace | None, *, redelivered: bool
     ) -> Attempt:
         """An attempt begins: child of the enqueue, linked to the attempt before it; without either it is a root."""
-        links = []
-        if carried is not None and carried.former is not None:
-            links.append(Link(_context(carried.former), {"penstock.link": "former_attempt"}))
         attributes = {
             **_about("process", "process"),
             "messaging.destination.name": action,
@@ -204,7 +201,30 @@ class Spans:
         if redelivered:
             attributes["penstock.redelivered"] = True
         parent = _ROOT if carried is None else _under(carried.context)
+        links = _former(carried)
         return Attempt(self._tracer.start_span(f"process {action}", parent, SpanKind.CONSUMER, attributes, links))
+
+    def lost(
+        self, action: str, task_id: int, claim: int, carried: CarriedTrace, *, worker: str | None, held_seconds: float
+    ) -> Attempt:
+        """What stands in the trace for an attempt that nobody will tell the end of, where its own span never comes.
+
+        It is no consumer, lest a map of services be drawn by it. worker: which one had it, None where none has told.
+        """
+        attributes = {
+            **_about("lost", "process"),
+            "messaging.destination.name": action,
+            "messaging.message.id": str(task_id),
+            "penstock.claim": claim,
+        }
+        if worker is not None:
+            attributes["penstock.worker"] = worker
+        started_ns = time_ns() - round(held_seconds * 1e9)  # the claim was at the database's clock, which is not ours
+        span = self._tracer.start_span(
+            f"lost {action}", _under(carried.context), SpanKind.INTERNAL, attributes, _former(carried),
+            start_time=started_ns,
+        )  # fmt: skip
+        return Attempt(span)
 
     def batch(self, action: str, attempts: Sequence[Attempt]) -> Attempt:
         """One call of a handler for many tasks begins, linked to the attempt of each."""
@@ -250,6 +270,13 @@ def _told(span: Span) -> TraceContext | None:
     )
 
 
-def _fail(span: Span, error: str) -> None:
+def _former(carried: CarriedTrace | None) -> list[Link]:
+    """The link to the attempt before, if there was one."""
+    if carried is None or carried.former is None:
+        return []
+    return [Link(_context(carried.former), {"penstock.link": "former_attempt"})]
+
+
+def _fail(span: Span, error: str, why: str = "") -> None:
     span.set_attribute("error.type", error)
-    span.set_status(Status(StatusCode.ERROR, error))
+    span.set_status(Status(StatusCode.ERROR, why or error))
