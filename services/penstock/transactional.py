@@ -22,7 +22,6 @@ from penstock.errors import DuplicateTask, InvalidParams
 from penstock.settings import Settings, load_settings
 from penstock.tasks import Enqueued, NewTask, State
 
-_NOTE_TRACE = "select public.penstock_note_trace({}::text::bigint[], {}::text)"
 _STATEMENT = "select id, state, duplicate, replaced from public.penstock_enqueue_many({}, {}) order by place"
 _ASYNC = "asyncpg Connection, SQLAlchemy AsyncConnection or AsyncSession, psycopg AsyncConnection or AsyncCursor"
 _SYNC = "SQLAlchemy Connection or Session, psycopg Connection or Cursor"
@@ -30,9 +29,8 @@ _SQLALCHEMY_ASYNC = {"AsyncConnection", "AsyncSession", "async_scoped_session"}
 _SQLALCHEMY_SYNC = {"Connection", "Session", "scoped_session"}
 # What a database that cannot be asked this way answers, and what to do about it
 _ADVICE = {
-    "42883": "the database lacks penstock_enqueue_many, or penstock_note_trace: run `penstock migrate` against it",
-    "42501": "grant it: grant execute on function penstock_enqueue, penstock_enqueue_many, penstock_note_trace "
-    "to <role>",
+    "42883": "the database lacks penstock_enqueue_many: run `penstock migrate` against it",
+    "42501": "grant it: grant execute on function penstock_enqueue, penstock_enqueue_many to <role>",
 }
 
 
@@ -102,23 +100,17 @@ def _settings() -> Settings:
 
 async def _ask(connection: Any, tasks: Sequence[NewTask], settings: Settings | None) -> list[Any]:
     family, kind = _kind_of(connection)
-    body, limit_bytes = _body(tasks), (settings or _settings()).payload_limit_bytes
+    body, limit_bytes = _parameters(tasks, settings or _settings())
     rows: Iterable[Any]
     try:
         if family == "asyncpg" and hasattr(connection, "fetch"):
             rows = await connection.fetch(_STATEMENT.format("$1::text", "$2::int"), body, limit_bytes)
-            if noted := _noted(rows, settings):
-                await connection.execute(_NOTE_TRACE.format("$1", "$2"), *noted)
         elif family == "sqlalchemy" and kind in _SQLALCHEMY_ASYNC:
             rows = (await connection.execute(*_for_sqlalchemy(connection, body, limit_bytes))).all()
-            if noted := _noted(rows, settings):
-                await connection.execute(*_note_by_sqlalchemy(noted))
         elif family == "psycopg" and kind.startswith("Async"):
             async with _psycopg_cursor(connection) as cursor:
                 await cursor.execute(_STATEMENT.format("%s::text", "%s::int"), (body, limit_bytes))
                 rows = await cursor.fetchall()
-                if noted := _noted(rows, settings):
-                    await cursor.execute(_NOTE_TRACE.format("%s", "%s"), noted)
         else:
             raise _wrong(connection, _ASYNC, "enqueue_sync", _SYNC)
     except Exception as exc:
@@ -129,39 +121,21 @@ async def _ask(connection: Any, tasks: Sequence[NewTask], settings: Settings | N
 
 def _ask_sync(connection: Any, tasks: Sequence[NewTask], settings: Settings | None) -> list[Any]:
     family, kind = _kind_of(connection)
-    body, limit_bytes = _body(tasks), (settings or _settings()).payload_limit_bytes
+    body, limit_bytes = _parameters(tasks, settings or _settings())
     rows: Iterable[Any]
     try:
         if family == "sqlalchemy" and kind in _SQLALCHEMY_SYNC:
             rows = connection.execute(*_for_sqlalchemy(connection, body, limit_bytes)).all()
-            if noted := _noted(rows, settings):
-                connection.execute(*_note_by_sqlalchemy(noted))
         elif family == "psycopg" and not kind.startswith("Async"):
             with _psycopg_cursor(connection) as cursor:
                 cursor.execute(_STATEMENT.format("%s::text", "%s::int"), (body, limit_bytes))
                 rows = cursor.fetchall()
-                if noted := _noted(rows, settings):
-                    cursor.execute(_NOTE_TRACE.format("%s", "%s"), noted)
         else:
             raise _wrong(connection, _SYNC, "enqueue", _ASYNC)
     except Exception as exc:
         _advise(exc)
         raise
     return _answers(tasks, rows)
-
-
-def _noted(rows: Iterable[Any], settings: Settings | None) -> tuple[str, str] | None:
-    """The tasks that were added, and the trace that they belong to from now on, both as text; None for no trace."""
-    trace = tracecontext.current() if (settings or _settings()).traces else None
-    added = [str(row[0]) for row in rows if not row[2]]
-    return None if trace is None or not added else (f"{{{','.join(added)}}}", trace.text)
-
-
-def _note_by_sqlalchemy(noted: tuple[str, str]) -> tuple[Any, dict[str, Any]]:
-    from sqlalchemy import text
-
-    statement = "select public.penstock_note_trace(cast(cast(:ids as text) as bigint[]), cast(:trace as text))"
-    return text(statement), dict(zip(("ids", "trace"), noted, strict=True))
 
 
 def _kind_of(connection: Any) -> tuple[str, str]:
@@ -230,9 +204,14 @@ class _Task(msgspec.Struct, omit_defaults=True):
     unique: str | float = "retained"
     on_duplicate: str = "return"
     tenant: str | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
 
 
-def _body(tasks: Sequence[NewTask]) -> str:
+def _parameters(tasks: Sequence[NewTask], settings: Settings) -> tuple[str, int]:
+    """What the function is told: the tasks, which belong to the caller's span where traces are on, and the limit."""
+    trace = tracecontext.current() if settings.traces else None
+    headers = {} if trace is None else trace.headers
     entries = [
         _Task(
             action=task.action,
@@ -252,10 +231,11 @@ def _body(tasks: Sequence[NewTask]) -> str:
             # "error" is raised here: by the database, it would end the caller's transaction.
             on_duplicate="replace" if task.on_duplicate == "replace" else "return",
             tenant=task.tenant,
+            **headers,
         )
         for task in tasks
     ]
-    return msgspec.json.encode(entries).decode()
+    return msgspec.json.encode(entries).decode(), settings.payload_limit_bytes
 
 
 def _answers(tasks: Sequence[NewTask], rows: Iterable[Any]) -> list[Any]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from moto.server import ThreadedMotoServer
 
+from penstock import AsyncClient
 from penstock.api.dead_letters import DeadLetters
 from penstock.commands import ReplayDead, read_command
 from penstock.fires import fire_due
@@ -33,6 +34,7 @@ from penstock.transports.groups import group_id
 from penstock.transports.sqs import SqsQueue, SqsTransport
 from penstock.wire import parse_claim_id
 from penstock.workflowstore import advance_workflows, change_workflow
+from tests.integration.apis import running
 from tests.integration.doors import take
 
 
@@ -347,6 +349,28 @@ async def test_schedulers_at_once_never_pass_a_tenants_limit(
                 await session.finish(dict.fromkeys(fresh, "1"))
             done.update(fresh)
             await asyncio.sleep(0.01)
+
+
+async def test_what_sql_enqueues_for_a_tenant_is_held_to_its_limits_and_found_by_it(
+    store: Store, sent: Outbound, sql: Any, settings: Settings
+) -> None:
+    await change(store, SetTenant("acme", {"max_in_flight": 2}))
+    await sql.execute(
+        "select penstock_enqueue('a', tenant => 'acme'), penstock_enqueue('a') from generate_series(1, 5)"
+    )
+    await sql.execute(
+        "select penstock_enqueue('a', tenant => t, unique_key => 'k') from unnest('{acme,other}'::text[]) t"
+    )
+    await settle_passes(scheduler_of(store, sent, settings), sent)
+    went = await tenants_of(sql, [task for task, _ in sent.pairs])
+    assert went == {"acme": 2, "other": 1, None: 5}
+    async with store.session() as session:
+        record = await read_tenant_record(session, "acme")
+    assert (record.waiting, record.in_flight) == (4, 2)
+    async with running(store, settings) as api, AsyncClient(api.url) as client:
+        assert len((await client.list(tenant="acme"))["tasks"]) == 6
+        (found,) = (await client.list(tenant="other", key="k"))["tasks"]
+        assert found["tenant"] == "other"
 
 
 async def test_the_default_holds_for_every_tenant_but_those_with_limits_of_their_own(

@@ -12,8 +12,9 @@ from typing import Any
 
 import httpx
 import msgspec
+import psycopg
 import pytest
-from opentelemetry import trace
+from opentelemetry import propagate, trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -476,18 +477,36 @@ async def test_clients_pass_the_active_span_on(
 
 
 async def test_an_enqueue_in_the_callers_own_transaction_belongs_to_the_callers_span(
-    tracer: Tracer, sql: Any, settings: Settings, task_of: TaskOf
+    tracer: Tracer, sql: Any, settings: Settings, task_of: TaskOf, database_url: str
 ) -> None:
     traced = settings.model_copy(update={"traces": True})
-    with tracer.tracer.start_as_current_span("caller") as caller:
+    caller = propagate.extract({"traceparent": TRACEPARENT, "tracestate": "rojo=1"})
+    with tracer.tracer.start_as_current_span("caller", caller) as span:
         async with sql.transaction():
             first = await penstock.enqueue(sql, "add", unique_key="a", settings=traced)
         again = await penstock.enqueue(sql, "add", unique_key="a", settings=traced)
         other = await penstock.enqueue(sql, "add", settings=settings)
-    context = caller.get_span_context()
-    assert (await task_of(first["id"]))["trace"][:-2] == f"00-{context.trace_id:032x}-{context.span_id:016x}-"
+        with psycopg.connect(database_url) as connection:
+            many = penstock.enqueue_many_sync(connection, [{"action": "add"}, {"action": "add"}], settings=traced)
+    own = f"00-{TRACE_ID}-{span.get_span_context().span_id:016x}-01 rojo=1"
+    for task in (first, *many):
+        assert (await task_of(task["id"]))["trace"] == own
     assert again["duplicate"]
     assert (await task_of(other["id"]))["trace"] is None
+
+
+async def test_a_trace_that_sql_enqueues_goes_through_to_the_attempt(
+    tracer: Tracer, sql: Any, pipeline: None, task_of: TaskOf
+) -> None:
+    options = "ordering_key => $3, traceparent => $4, tracestate => 'a=b'"
+    enqueue = f"select id from penstock_enqueue($1, $2::json, {options})"
+    plain = await sql.fetchval(enqueue, "add", '{"a":1,"b":2}', None, TRACEPARENT)
+    keyed = await sql.fetchval(enqueue, "plain", "{}", "o", TRACEPARENT)
+    await settled(task_of, plain, keyed)
+    for name in ("process add", "process plain"):
+        (span,) = await spans_of(tracer, name)
+        assert (ids_of(span)[0], parent_of(span)) == (TRACE_ID, CALLER)
+        assert span.context.trace_state.to_header() == "a=b"
 
 
 async def test_many_tasks_at_once_link_to_what_was_done_with_them_together(

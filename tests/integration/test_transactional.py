@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -27,8 +28,11 @@ from penstock.settings import Settings
 from penstock.sql import SQL
 from penstock.store import Store
 from penstock.tasks import NewTask
+from penstock.tracecontext import parse
 from penstock.transports.sqs import SqsQueue
 from tests.integration.doors import no_routes, take
+
+TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -314,20 +318,83 @@ async def test_every_option_of_the_function_reaches_the_task(sql: Any) -> None:
     row = await sql.fetchrow(
         """select * from penstock_enqueue('export', jsonb_build_object('objectID', 7), priority => 5,
             run_at => '2030-01-31 09:00+01', unique_key => 'u', ordering_key => 'o', max_attempts => 4, timeout => 1.5,
-            labels => '{"tenant": "acme"}', expires_in => 3600, limit_key => 'l', "unique" => 'live',
-            on_duplicate => 'replace')"""
+            labels => '{"team": "x"}', expires_in => 3600, limit_key => 'l', "unique" => 'live',
+            on_duplicate => 'replace', tenant => 'acme', traceparent => $1, tracestate => 'rojo=1')""",
+        TRACEPARENT,
     )
     assert tuple(row) == (1, "SCHEDULED", False, False)
     kept = await sql.fetchrow(
         """select action, payload::text, priority, run_at = '2030-01-31T08:00:00Z', unique_key, ordering_key,
-           max_attempts, timeout_seconds, labels::text, extract(epoch from expires_at - created_at)::int, limit_key
+           max_attempts, timeout_seconds, labels::text, extract(epoch from expires_at - created_at)::int, limit_key,
+           tenant, trace
            from penstock.task"""
     )
     assert tuple(kept) == (
-        "export", '{"objectID": 7}', 5, True, "u", "o", 4, 1.5, '{"tenant": "acme"}', 3600, "l",
+        "export", '{"objectID": 7}', 5, True, "acme\x1fu", "acme\x1fo", 4, 1.5, '{"team": "x"}', 3600, "l", "acme",
+        f"{TRACEPARENT} rojo=1",
     )  # fmt: skip
     assert await sql.fetchval("select id from penstock_enqueue('later', delay => 90)") == 2
     assert await sql.fetchval("select run_at - created_at = interval '90 s' from penstock.task where id = 2")
+
+
+async def test_each_task_of_a_call_has_the_trace_that_stands_beside_it(sql: Any) -> None:
+    other = TRACEPARENT.replace("4bf9", "aaaa")
+    plain = [
+        {"traceparent": TRACEPARENT}, {}, {"traceparent": TRACEPARENT}, {"traceparent": other, "tracestate": "rojo=1"},
+        {"traceparent": other}, {"traceparent": "junk"}, {"tracestate": "rojo=1"},
+    ]  # fmt: skip
+    keyed = [{"unique_key": "k", "traceparent": TRACEPARENT}, {"unique_key": "k", "traceparent": other}, {}]
+    for tasks in (plain, keyed):
+        await sql.execute(
+            "select penstock_enqueue_many($1::text)", json.dumps([{"action": "a"} | one for one in tasks])
+        )
+    traces = await sql.fetch("select trace from penstock.task order by id")
+    of_plain = [TRACEPARENT, None, TRACEPARENT, f"{other} rojo=1", other, None, None]
+    assert [row["trace"] for row in traces] == [*of_plain, TRACEPARENT, None]
+    # What is already there keeps the trace that it has.
+    await sql.execute(
+        "select penstock_enqueue('a', unique_key => 'k', on_duplicate => 'replace', traceparent => $1)", other
+    )
+    assert await sql.fetchval("select trace from penstock.task where unique_key = 'k'") == TRACEPARENT
+
+
+async def test_what_breaks_the_grammar_of_a_trace_is_left_out_and_the_task_is_taken(sql: Any) -> None:
+    states = [
+        None, "", "rojo=1, congo=t61 ,,", "fw529a3039@dt=FfAAAAA", "rojo=1,rojo=2", "Rojo=1", "rojo=1=2", "rojo",
+        "rojo=", "=1", ",", " \t", "a= b ", "a=b\nc", "a=\u00fc", "k=" + "v" * 256, "k=" + "v" * 257, "k" * 256 + "=v",
+        "k" * 257 + "=v", "1a=v", "1a@b=v", "1a@1b=v", "a@b@c=v", f"{'t' * 241}@{'s' * 14}=v", f"{'t' * 242}@s=v",
+        f"t@{'s' * 15}=v", ",".join(f"k{n}=v" for n in range(32)), ",".join(f"k{n}=v" for n in range(33)),
+        ",".join(f"k{n:03}={'v' * 40}" for n in range(12)),
+    ]  # fmt: skip
+    trace_id, span_id = TRACEPARENT.split("-")[1:3]
+    parents = [
+        f" \t{TRACEPARENT}\t", f"{TRACEPARENT}-more", f"{TRACEPARENT}\n", f"\u00a0{TRACEPARENT}", TRACEPARENT.upper(),
+        "", f"cc-{trace_id}-{span_id}-ff-what-comes", f"cc-{trace_id}-{span_id}-04", f"01-{trace_id}-{span_id}-01.more",
+        f"ff-{trace_id}-{span_id}-01", f"00-{'0' * 32}-{span_id}-01", f"00-{trace_id}-{'0' * 16}-01",
+        f"00-{trace_id}-{span_id}", f"00-{trace_id}-{span_id}-1", f"1-{trace_id}-{span_id}-01", "junk",
+        f"01-{trace_id}-{span_id}-03-a\nb",
+    ]  # fmt: skip
+    pairs = [(TRACEPARENT, state) for state in states] + [(parent, "rojo=1") for parent in parents]
+    noise = random.Random(7)
+    for _ in range(2000):
+        text = list(noise.choice(states[2:]) if noise.random() < 0.7 else TRACEPARENT)
+        text[noise.randrange(len(text))] = noise.choice("az09AZ_*/-@=, \t\n~\x7f\u00fc-")
+        pairs.append((TRACEPARENT, "".join(text)) if noise.random() < 0.8 else ("".join(text)[:60], None))
+    read = [parse(*pair) for pair in pairs]
+    assert len({None if one is None else one.state for one in read}) > 20
+    seen = await sql.fetch(
+        "select penstock.read_trace(parent, state) from unnest($1::text[], $2::text[]) with ordinality"
+        " i (parent, state, n) order by n",
+        *map(list, zip(*pairs, strict=True)),
+    )
+    found = [(pair, row[0]) for pair, row in zip(pairs, seen, strict=True)]
+    assert found == [(pair, one and one.text) for pair, one in zip(pairs, read, strict=True)]
+    for junk in ('"00-zz-01"', "7", '{"a": []}', "null"):
+        await sql.execute(
+            "select penstock_enqueue_many($1::text)",
+            f'[{{"action": "a", "traceparent": {junk}, "tracestate": {junk}}}]',
+        )
+    assert await sql.fetchval("select count(*) filter (where trace is null) from penstock.task") == 4
 
 
 async def test_the_payload_may_be_json_jsonb_or_text_and_is_kept_as_it_came(sql: Any) -> None:
@@ -371,6 +438,10 @@ REFUSED = [
     ("'a', \"unique\" => 'live'", "unique", "goes with unique_key"),
     ("'a', unique_key => 'k', \"unique\" => 'soon'", "unique", "must be retained, live or a number of seconds"),
     ("'a', on_duplicate => 'error'", "on_duplicate", "goes with unique_key"),
+    ("'a', tenant => ''", "tenant", "must have 1 to 128 characters, not 0"),
+    ("'a', tenant => repeat('x', 129)", "tenant", "must have 1 to 128 characters, not 129"),
+    ("'a', tenant => E'a\\nb'", "tenant", "holds a control character"),
+    ("'a', tenant => '*'", "tenant", "must not be *, which stands for every tenant in rules"),
     ("'a', unique_key => 'k', on_duplicate => 'x'", "on_duplicate", "must be return, replace or error, not x"),
 ]  # fmt: skip
 

@@ -35,9 +35,12 @@ async def test_every_example_of_the_transactions_page_runs(
     assert [tuple(row) for row in rows] == [
         ("ship", "SCHEDULED", "1", "1"), ("ship", "SCHEDULED", "2", None), ("ship", "WAITING", "3", None),
         ("remind", "SCHEDULED", "4", None), ("export", "SCHEDULED", None, None), ("sync", "SCHEDULED", None, "7"),
-        ("ship", "SCHEDULED", "4", "4"),
+        ("export", "SCHEDULED", None, None), ("ship", "SCHEDULED", "4", "4"),
     ]  # fmt: skip
-    assert await sql.fetchval("select count(*) from penstock.task where action = 'audit'") == 4
+    told = await sql.fetch("select tenant, trace from penstock.task where action = 'export' order by id")
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01 rojo=1"
+    assert [tuple(row) for row in told] == [(None, None), ("acme", trace)]
+    assert await sql.fetchval("select count(*) from penstock.task where action = 'audit' and tenant = 'acme'") == 4
     task = await sql.fetchrow("select priority, labels::text, run_at > now() as later from penstock.task where id = 1")
     assert tuple(task) == (5, None, False)
 

@@ -174,14 +174,17 @@ def test_a_downgrade_leaves_no_function_in_the_public_schema(migrated_url: str) 
     assert query(migrated_url, ours) == []
 
 
-@pytest.mark.parametrize("name", ["enqueue_plain_tasks", "enqueue_keyed_tasks", "replace_tasks"])
+@pytest.mark.parametrize(
+    "name", ["enqueue_plain_tasks", "enqueue_keyed_tasks", "replace_tasks", "enqueue_traced_tasks", "note_traces"]
+)
 def test_a_function_of_the_database_is_the_statement_of_the_code(migrated_url: str, name: str) -> None:
     """Whoever changes the statement puts the function right by a migration of its own."""
     rows = query(
         migrated_url,
         "select prosrc from pg_proc where proname = $1 and pronamespace = 'penstock'::regnamespace", name,
     )  # fmt: skip
-    body = rows[0][0].partition("return query")[2].rpartition(";\n")[0].strip()
+    source = rows[0][0]
+    body = (source.partition("return query")[2] or source.partition("begin")[2]).rpartition(";\n")[0].strip()
     assert body == SQL[name]
 
 

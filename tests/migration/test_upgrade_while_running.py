@@ -15,6 +15,7 @@ from penstock.migrate import _config, downgrade, head_revision, upgrade
 from penstock.store import Store
 from penstock.tasks import Failure, State
 
+_TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 # The rules hold for what comes after this revision.
 FIRST = "0007"
 
@@ -180,6 +181,67 @@ def test_tasks_in_every_state_live_on_over_an_upgrade(empty_database_url: str, r
     claim = asyncio.run(begin())
     upgrade(empty_database_url)
     asyncio.run(live(claim))
+
+
+_GRANTS = """
+select a.grantee::regrole::text, a.is_grantable from pg_proc p cross join aclexplode(p.proacl) a
+where p.proname = 'penstock_enqueue' and a.grantee <> p.proowner order by 1
+"""
+_TRIGGER = """
+create table public.orders (id int primary key);
+create function public.order_came() returns trigger language plpgsql as $$
+begin
+    perform penstock_enqueue('ship', jsonb_build_object('order', new.id), unique_key => new.id::text);
+    return null;
+end $$;
+create trigger order_came after insert on public.orders for each row execute function public.order_came();
+"""
+
+
+def test_who_enqueues_by_sql_goes_on_over_the_upgrade_that_gives_it_a_tenant(empty_database_url: str) -> None:
+    """In one session, by statements prepared before, without being granted anything anew; and so on the way back."""
+
+    async def live() -> None:
+        keeper = await asyncpg.connect(empty_database_url)
+        try:
+            await keeper.execute(_TRIGGER)
+            await keeper.execute('create role "an app"; create role reader')
+            await keeper.execute("grant execute on function penstock_enqueue to reader")
+            await keeper.execute('grant execute on function penstock_enqueue to "an app" with grant option')
+            await keeper.execute('grant execute on function penstock_enqueue_many, penstock_note_trace to "an app"')
+            await keeper.execute('grant insert on public.orders to "an app"')
+            granted = await fetch(empty_database_url, _GRANTS)
+            assert granted == [('"an app"', True), ("reader", False)]
+            connection = await asyncpg.connect(empty_database_url)
+            await connection.execute('set role "an app"')
+            calls = [
+                await connection.prepare("select duplicate from penstock_enqueue('a', $1::json, unique_key => $2)"),
+                await connection.prepare(
+                    "select duplicate from penstock_enqueue('b', $1::json, null, 0, 1, $2, null, 3, 5, '{}', null, 60,"
+                    " 'l', 'live', 'replace')"
+                ),
+            ]
+            for order, change in enumerate([None, upgrade, lambda url: downgrade(url, "0015"), upgrade]):
+                if change is not None:
+                    await asyncio.to_thread(change, empty_database_url)
+                    assert await fetch(empty_database_url, _GRANTS) == granted
+                for call in calls:
+                    assert [await call.fetchval("{}", f"key {order}") for _ in range(2)] == [False, True]
+                await connection.execute(f"insert into public.orders values ({order})")
+                # As programs of the version before tell their trace.
+                async with connection.transaction():
+                    task = await connection.fetchval('select id from penstock_enqueue_many(\'[{"action":"c"}]\')')
+                    await connection.execute("select penstock_note_trace($1, $2)", [task], _TRACEPARENT)
+                trace = await keeper.fetchval("select trace from penstock.task where id = $1", task)
+                assert trace == _TRACEPARENT
+            await connection.close()
+            assert await keeper.fetchval("select count(*) from penstock.task") == 16
+        finally:
+            await keeper.execute('drop owned by "an app", reader; drop role "an app", reader')
+            await keeper.close()
+
+    upgrade(empty_database_url, "0015")
+    asyncio.run(live())
 
 
 class Holder(threading.Thread):

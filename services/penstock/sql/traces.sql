@@ -1,4 +1,4 @@
--- Tasks that belong to a trace. None of this runs while tracing is off.
+-- Tasks that belong to a trace. None of this runs while tracing is off. What enqueues is a function of the database too.
 
 -- name: enqueue_traced_tasks
 -- $1 actions, $2 payloads (JSON text), $3 run_at or null, $4 delay in seconds or null, $5 priorities, $6 max_attempts,
@@ -21,8 +21,8 @@ with inserted as (
 select id from inserted order by id;
 
 -- name: note_traces
--- $1 ids (distinct) of tasks that this transaction has added, $2 traces. Behind enqueue_keyed_tasks, which is a function
--- of the database as well. Touches no indexed column, so the update is HOT.
+-- $1 ids (distinct) of tasks that this transaction has added, $2 traces. Behind enqueue_keyed_tasks. Touches no indexed
+-- column, so the update is HOT.
 update penstock.task t set trace = i.trace
 from (select * from unnest($1::bigint[], $2::text[]) i (id, trace)) i
 where t.id = i.id and t.id = any($1::bigint[]);
