@@ -63,6 +63,8 @@ TESTED = {
     "test_every_example_of_the_workflows_page_is_true",
     ("docs/workflows.md", "json inbound"): "tests/integration/test_workflow_doors.py::"
     "test_every_example_of_the_workflows_page_is_true",
+    ("docs/workflows.md", "json results"): "tests/integration/test_workflow_doors.py::"
+    "test_the_answer_of_the_page_makes_its_child",
 } | {
     ("docs/protocol.md", f"json {kind}"): "tests/integration/test_protocol_page.py::"
     "test_every_example_of_the_protocol_page_is_true"

@@ -16,12 +16,15 @@ from penstock import Client, Workflow
 from penstock.handlers import Context, Registry, action
 from penstock.intake import accept_inbound, read_inbound
 from penstock.notify import Notifier
+from penstock.outcomes import apply_reports
 from penstock.resulter import Resulter
 from penstock.scheduler import Scheduler
 from penstock.settings import Settings
 from penstock.store import Store
 from penstock.supervisor.workflows import Advancing, WorkflowRetention
+from penstock.tasks import NewTask
 from penstock.transports import Queue
+from penstock.wire import decode_reports
 from penstock.worker import Worker
 from tests.integration.apis import JSON, running
 from tests.integration.doors import no_routes, request
@@ -59,6 +62,21 @@ async def test_every_example_of_the_workflows_page_is_true(store: Store, setting
         await using
         assert told == [("SUCCESS", {"SUCCESS": 5})]
     assert asked == 10
+
+
+async def test_the_answer_of_the_page_makes_its_child(store: Store, settings: Settings, sql: Any) -> None:
+    (answer,) = re.findall(r"^```json results\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    async with store.transaction() as session:
+        (parent,) = await session.enqueue([NewTask("scan", "{}")])
+    async with store.session() as session:
+        dispatch = await session.claim(1)
+    assert dispatch is not None
+    told = answer.replace("42:7", f"{parent.id}:{dispatch.tasks[0].claim}")
+    async with store.transaction() as session:
+        applied = await apply_reports(session, decode_reports(told, batch_limit=1), settings)
+    assert applied.succeeded == 1
+    (child,) = await sql.fetch("select action, payload::text as payload, state::text as state from penstock.task")
+    assert dict(child) == {"action": "index", "payload": '{"file": "a"}', "state": "SCHEDULED"}
 
 
 async def test_workflows_over_the_command_line_and_the_client(store: Store, settings: Settings) -> None:
