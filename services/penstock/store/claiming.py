@@ -1,0 +1,108 @@
+"""Claiming tasks, and what is known of the claims: which were sent, how many are in flight, how fast they go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import asyncpg
+
+from penstock import metrics
+from penstock.store.rows import Dispatch, InFlight, Pace, Pair, columns
+from penstock.store.statements import Statements
+from penstock.tasks import BEGINNING, EVERYTHING, Claimed, Position, Stretch
+
+_MEMBERS = len(Claimed._fields)
+
+
+class Claiming(Statements):
+    """From SCHEDULED or ERROR to ACQUIRED, and back where a claim is given up."""
+
+    async def claim(
+        self,
+        limit: int,
+        *,
+        stretches: Sequence[Stretch] = EVERYTHING,
+        now: datetime | None = None,
+        due_seconds: float = 0.0,
+    ) -> Dispatch | None:
+        """Claim up to ``limit`` due tasks by priority, run_at, id, out of ``stretches``; None when there is none.
+
+        due_seconds: only those that have been due for so long. Once there are rules, this finds nothing; see
+        ``claim_by_rules``.
+        """
+        rows = await self.fetch("claim_tasks", limit, now, *_columns_of(stretches), due_seconds)
+        return _dispatch(rows) if rows else None
+
+    async def claim_by_rules(
+        self, limit: int, *, stretches: Sequence[Stretch] = EVERYTHING, due_seconds: float = 0.0
+    ) -> tuple[Dispatch | None, int]:
+        """As ``claim``, where there are rules; also how many tasks were put aside, at a gate or for a route."""
+        rows = await self.fetch("claim_tasks_by_rules", limit, None, *_columns_of(stretches), due_seconds)
+        diverted: int = rows[0]["diverted"]
+        return (None if rows[0][0] is None else _dispatch(rows)), diverted
+
+    async def put_aside(self, limit: int, priority: int, after: Position) -> tuple[int, int, Position | None]:
+        """Put what is of a limited action or goes by a route aside, among ``limit`` due tasks of a priority behind a
+        position, and claim nothing; returns how many were looked at, how many put aside, and the last position."""
+        ((looked, diverted, run_at, task_id),) = await self.fetch("put_tasks_aside", limit, priority, *after)
+        return looked, diverted, None if task_id is None else Position(run_at, task_id)
+
+    async def claim_by_route(self, limit: int, route: str) -> Dispatch | None:
+        """Claim up to ``limit`` due tasks of a route, in the same order."""
+        rows = await self.fetch("claim_tasks_by_route", limit, route)
+        return _dispatch(rows) if rows else None
+
+    async def claim_at_gates(self, limits: Mapping[str, int]) -> tuple[Dispatch | None, Counter[str]]:
+        """Claim due tasks at gates, up to so many of each; also how many that were by gate.
+
+        The gates are locked before, in the same transaction.
+        """
+        rows = await self.fetch("claim_tasks_at_gates", list(limits), list(limits.values()))
+        return (_dispatch(rows) if rows else None), Counter(row["gate"] for row in rows)
+
+    async def read_priorities(self, limit: int) -> list[int]:
+        """Up to ``limit`` priorities, highest first, that any task has which is due now or later."""
+        return [row[0] for row in await self.fetch("read_priorities", limit)]
+
+    async def confirm(self, dispatch_id: int) -> None:
+        """Everything of the dispatch was sent or released."""
+        await self.fetch("confirm_dispatch", dispatch_id)
+
+    async def release(self, pairs: Iterable[Pair]) -> int:
+        """Give claims back, with their attempt; returns how many still held."""
+        ids, claims = columns(pairs)
+        return len(await self.fetch("release_tasks", ids, claims)) if ids else 0
+
+    async def count_in_flight(
+        self, limit: int, *, since: datetime = BEGINNING.run_at, route: str | None = None
+    ) -> InFlight:
+        """Tasks of a route, None for no route, ACQUIRED now, counted up to ``limit``, claimed at ``since`` or later."""
+        if route is None:
+            (row,) = await self.fetch("count_in_flight", limit, since)
+        else:
+            (row,) = await self.fetch("count_in_flight_by_route", limit, since, route)
+        return InFlight(*row)
+
+    async def read_pace(self, seconds: float) -> list[Pace]:
+        """What attempts of each action did within the last ``seconds``."""
+        return [Pace(*row) for row in await self.fetch("read_pace", seconds)]
+
+
+def _columns_of(stretches: Sequence[Stretch]) -> list[list[Any]]:
+    return [
+        [s.low for s in stretches], [s.high for s in stretches],
+        [s.after.run_at for s in stretches], [s.after.id for s in stretches],
+    ]  # fmt: skip
+
+
+def _dispatch(rows: Sequence[asyncpg.Record]) -> Dispatch:
+    """Of the rows of a claim: the members of Claimed, then perhaps its priority and its last run_at."""
+    metrics.BATCH_SIZE.labels("claim").observe(len(rows))
+    reached: dict[int, Position] = {}
+    if "last_run_at" in rows[0].keys():  # noqa: SIM118 - of a Record, `in` asks for a value
+        at = _MEMBERS + 1
+        reached = {row["priority"]: Position(row[at], row[0]) for row in rows if row[at] is not None}
+    return Dispatch(rows[0][1], [tuple.__new__(Claimed, row[:_MEMBERS]) for row in rows], reached)

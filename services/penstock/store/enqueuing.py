@@ -1,0 +1,178 @@
+"""Bringing tasks in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import asyncpg
+
+from penstock import metrics, tracing
+from penstock.objects import adopt, doom
+from penstock.payloads import payload_bound
+from penstock.store.statements import Statements
+from penstock.tasks import Enqueued, NewTask, State
+from penstock.wire import reference_of
+
+_DEADLOCK_TRIES = 3
+
+
+class Enqueuing(Statements):
+    """Tasks that are new or take the place of others, and what was no task."""
+
+    async def enqueue(self, tasks: Sequence[NewTask]) -> list[Enqueued]:
+        """Insert tasks, all or none; the answers stand in the order of ``tasks``. Payloads are sealed."""
+        if not tasks:
+            return []
+        spans = tracing.active()
+        if spans is None:
+            return await self._enqueue(tasks)
+        with spans.enqueuing(tasks) as producing:
+            enqueued = await self._enqueue(producing.tasks)
+            producing.stored(enqueued)
+            return enqueued
+
+    async def _enqueue(self, tasks: Sequence[NewTask]) -> list[Enqueued]:
+        if self.vault.is_on:
+            return await self._enqueue_sealed(tasks)
+        return await self.insert(tasks)
+
+    async def _enqueue_sealed(self, tasks: Sequence[NewTask]) -> list[Enqueued]:
+        """Insert tasks with their payloads sealed, and note the objects that they name, all or none."""
+        sealed = [replace(t, payload=self.vault.seal(t.payload, payload_bound(t.action))) for t in tasks]
+        offered = [t.offered for t in tasks if t.offered is not None]
+        if not offered and all(reference_of(t.payload) is None for t in sealed):
+            return await self.insert(sealed)
+        async with self.savepoint():
+            enqueued = await self.insert(sealed)
+            await adopt(self, ((t.payload, one.id) for t, one in zip(sealed, enqueued, strict=True)))
+            await doom(self, offered)
+        return enqueued
+
+    async def insert(self, tasks: Sequence[NewTask]) -> list[Enqueued]:
+        """As ``enqueue``, of tasks whose payloads are as they are to be stored."""
+        metrics.BATCH_SIZE.labels("enqueue").observe(len(tasks))
+        traced = tracing.active() is not None
+        if all(t.is_plain for t in tasks):
+            if traced:
+                rows = await self.fetch("enqueue_traced_tasks", *_plain_columns(tasks), [t.trace for t in tasks])
+            else:
+                rows = await self.fetch("enqueue_plain_tasks", *_plain_columns(tasks))
+            return [Enqueued(row[0], State.SCHEDULED, False) for row in rows]
+        parts = _cut_at_repeated_keys(tasks)
+        tries = _DEADLOCK_TRIES
+        while True:
+            tries -= 1
+            try:
+                async with self._connection.transaction():
+                    await self.plan_for(len(tasks))
+                    enqueued = [answer for part in parts for answer in await self._enqueue_keyed(part)]
+                    if traced:
+                        await self._note_traces(tasks, enqueued)
+                    return enqueued
+            except asyncpg.DeadlockDetectedError:
+                # Each statement takes its keys in sorted order, but several of them together do not; and one that
+                # replaces a task wants its row behind the heads, where whoever settles it comes from the row.
+                if not tries:
+                    raise
+
+    async def _note_traces(self, tasks: Sequence[NewTask], enqueued: Sequence[Enqueued]) -> None:
+        traces = {
+            made.id: task.trace
+            for task, made in zip(tasks, enqueued, strict=True)
+            if task.trace is not None and not made.duplicate
+        }
+        if traces:
+            await self.fetch("note_traces", list(traces), list(traces.values()))
+
+    async def _enqueue_keyed(self, tasks: Sequence[NewTask]) -> list[Enqueued]:
+        rows = await self.fetch(
+            "enqueue_keyed_tasks",
+            *_plain_columns(tasks),
+            [t.unique_key for t in tasks],
+            [t.ordering_key for t in tasks],
+            [t.labels for t in tasks],
+            [t.expires_at for t in tasks],
+            [t.expires_in_seconds for t in tasks],
+            [t.limit_key for t in tasks],
+            [t.unique == "live" for t in tasks],
+            [None if isinstance(t.unique, str) else t.unique for t in tasks],
+            [t.tenant for t in tasks],
+        )
+        states = {row["id"]: row["state"] for row in rows if row["state"] is not None}
+        replacing = {
+            row["id"]: task
+            for row, task in zip(rows, tasks, strict=True)
+            if task.on_duplicate == "replace" and not row["fresh"]
+        }
+        replaced = await self._replace(replacing)
+        states |= replaced
+        earlier = {row["id"] for row in rows if not row["fresh"]} - states.keys()
+        if earlier:
+            states |= {row["id"]: row["state"] for row in await self.fetch("read_states", list(earlier))}
+        # A first task cleaned between the two statements is answered as it last must have been.
+        return [
+            Enqueued(
+                row["id"],
+                State(states.get(row["id"], State.SUCCESS)),
+                duplicate=not row["fresh"],
+                replaced=row["id"] in replaced if task.on_duplicate == "replace" else None,
+            )
+            for row, task in zip(rows, tasks, strict=True)
+        ]
+
+    async def _replace(self, tasks: Mapping[int, NewTask]) -> dict[int, str]:
+        """Put these in the place of the tasks of those ids; returns the states of those that waited."""
+        if not tasks:
+            return {}
+        given = tasks.values()
+        rows = await self.fetch(
+            "replace_tasks", list(tasks), [t.payload for t in given], [t.run_at for t in given],
+            [t.delay_seconds for t in given], [t.priority if t.replaces_priority else None for t in given],
+        )  # fmt: skip
+        return {row["id"]: row["state"] for row in rows}
+
+    async def record_receipts(self, message_ids: Sequence[str]) -> set[str]:
+        """Note inbound messages as accepted; returns those that were not before."""
+        return {row[0] for row in await self.fetch("record_receipts", list(message_ids))}
+
+    async def insert_rejected(self, source: str, bodies: Sequence[tuple[str, str]]) -> None:
+        """Keep (body, reason) pairs that could not be understood."""
+        if bodies:
+            texts = [body.encode("utf-8", "surrogatepass") for body, _ in bodies]
+            reasons = [reason.replace("\0", "\ufffd") for _, reason in bodies]
+            await self.fetch("insert_rejected", [source] * len(bodies), texts, reasons)
+            metrics.REJECTED.labels(source).inc(len(bodies))
+
+
+def _plain_columns(tasks: Sequence[NewTask]) -> list[list[Any]]:
+    return [
+        [t.action for t in tasks],
+        [t.payload for t in tasks],
+        [t.run_at for t in tasks],
+        [t.delay_seconds for t in tasks],
+        [t.priority for t in tasks],
+        [t.max_attempts for t in tasks],
+        [t.timeout_seconds for t in tasks],
+    ]
+
+
+def _cut_at_repeated_keys(tasks: Sequence[NewTask]) -> list[Sequence[NewTask]]:
+    """Tasks in parts, one after the other, so that none meets a task of its own part by a key that it would take or
+    whose task it would replace: a statement does not see the rows that it makes itself."""
+    usual = all(t.unique == "retained" and t.on_duplicate != "replace" for t in tasks)
+    if usual:
+        return [tasks]
+    parts: list[Sequence[NewTask]] = []
+    seen: set[tuple[str, str | None, str]] = set()
+    start = 0
+    for place, task in enumerate(tasks):
+        if task.unique_key is None:
+            continue
+        key = task.action, task.tenant, task.unique_key
+        if key in seen:
+            parts.append(tasks[start:place])
+            seen, start = set(), place
+        seen.add(key)
+    return [*parts, tasks[start:]]

@@ -1,0 +1,67 @@
+"""Ordering keys: of each, one task at a time may run; the others wait for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from penstock import metrics
+from penstock.store.statements import Statements
+from penstock.tasks import HeldKey, State
+
+_WAITING_COUNTED = 10_000  # behind one ordering key
+
+
+class Ordering(Statements):
+    """Letting the next task of a key go, or none while a failed one holds it."""
+
+    async def list_held_keys(self, limit: int, after: str | None = None) -> list[HeldKey]:
+        """Ordering keys that a task in CRITICAL_ERROR holds, by key, from behind ``after``."""
+        rows = await self.fetch("list_held_keys", after, limit, _WAITING_COUNTED)
+        return [HeldKey(row["key"], row["task_id"], row["action"], row["finished_at"], row["waiting"]) for row in rows]
+
+    async def release_keys(self, keys: Sequence[str]) -> dict[str, int | None]:
+        """Let held ordering keys go, inside a transaction; of each that was held, the task that may run next."""
+        held = [row["key"] for row in await self.fetch("release_ordering_keys", list(keys))]
+        promoted = await self._promote(held) if held else {}
+        return {key: promoted.get(key) for key in held}
+
+    async def release_orphaned_keys(self, limit: int) -> int:
+        """Let go of ordering keys whose failed task is no longer kept, inside a transaction; returns how many."""
+        keys = [row["key"] for row in await self.fetch("release_orphaned_keys", limit)]
+        if keys:
+            await self._promote(keys)
+        return len(keys)
+
+    async def _promote(self, keys: Collection[str]) -> dict[str, int]:
+        """Let the next of each ordering key go, of which nothing runs any more; returns the tasks promoted, by key.
+
+        Where none waits the key is forgotten, and only for that its head is locked: the row that an enqueuer holds
+        until its task can be seen. What a look finds may be cancelled before it is promoted; then it looks again.
+        """
+        promoted: dict[str, int] = {}
+        actions: Counter[str] = Counter()
+        rest, locked = list(keys), set[str]()
+        while rest:
+            taken, empty = [], []
+            for key, task_id, action in await self.fetch("promote_successors", rest):
+                if task_id is None:
+                    empty.append(key)
+                elif action is None:
+                    taken.append(key)
+                else:
+                    promoted[key] = task_id
+                    actions[action] += 1
+            rest = taken
+            if empty:
+                rest += [key for key in await self._forget(empty) if key not in locked]
+                locked.update(empty)
+        for action, count in actions.items():
+            metrics.TRANSITIONS.labels(action, State.SCHEDULED).inc(count)
+        return promoted
+
+    async def _forget(self, keys: Sequence[str]) -> list[str]:
+        """Forget the keys of which nobody waits; returns the others, of which somebody does by now."""
+        await self.fetch("lock_ordering_heads", keys)
+        forgotten = {row["key"] for row in await self.fetch("forget_ordering_keys", keys)}
+        return [key for key in keys if key not in forgotten]

@@ -1,0 +1,125 @@
+"""The pool of connections that sessions run on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+
+from penstock.errors import Unavailable
+from penstock.payloads import Vault
+from penstock.store.driver_errors import TRANSIENT, Translated
+from penstock.store.session import Session
+
+PLANNING = {"jit": "off", "enable_seqscan": "off"}
+"""Settings of every connection that decide on plans.
+
+A plan outlives the state it was made for. One that is kept from the moment at which the live table was empty reads all
+of it and sorts, for each claim and each handful of results, until the next analyze; of an empty table that is cheapest.
+Every statement of ours has an index to go by; where one has not, Postgres scans all the same.
+"""
+
+
+class Store:
+    """A pool of connections to the database that holds the tasks; opened when first used."""
+
+    def __init__(self, database_url: str, *, pool_size: int = 8, statement_timeout_seconds: float = 30,
+                 acquire_timeout_seconds: float = 30, application_name: str = "penstock",
+                 vault: Vault | None = None) -> None:  # fmt: skip
+        self.vault = vault or Vault()
+        self._url = database_url
+        self._pool_size = pool_size
+        self._statement_timeout_seconds = statement_timeout_seconds
+        self._acquire_timeout_seconds = acquire_timeout_seconds
+        self._application_name = application_name
+        self._pool: Any = None
+        self._opening = asyncio.Lock()
+        self.has_told = False
+        """Whether a task of a workflow was settled here, since somebody last took this back."""
+
+    async def open(self) -> Any:
+        """The pool, made if there is none yet. Raises Unavailable while the database is away."""
+        async with self._opening:
+            if self._pool is None:
+                with Translated():
+                    self._pool = await asyncpg.create_pool(
+                        self._url,
+                        min_size=1,
+                        max_size=self._pool_size,
+                        timeout=10,
+                        command_timeout=self._statement_timeout_seconds + 5,
+                        reset=_no_reset,
+                        server_settings={
+                            "application_name": self._application_name,
+                            "statement_timeout": str(int(self._statement_timeout_seconds * 1000)),
+                            "idle_in_transaction_session_timeout": "60000",
+                            **PLANNING,
+                        },
+                    )
+        return self._pool
+
+    async def close(self) -> None:
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            try:
+                await asyncio.wait_for(pool.close(), 5)
+            except (TimeoutError, *TRANSIENT):
+                pool.terminate()
+        await self.vault.close()
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Session]:
+        """Statements that commit one by one."""
+        with Translated():
+            pool, connection = await self._acquire()
+            session = Session(connection, self.vault)
+            try:
+                yield session
+            finally:
+                self.has_told |= session.has_told
+                await pool.release(connection)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Session]:
+        """Statements that commit together when the block ends without an error."""
+        with Translated():
+            pool, connection = await self._acquire()
+            try:
+                async with connection.transaction():
+                    session = Session(connection, self.vault)
+                    yield session
+                self.has_told |= session.has_told
+            finally:
+                await pool.release(connection)
+
+    async def _acquire(self) -> tuple[Any, Any]:
+        """The pool and a connection of it. Raises Unavailable when none comes free in time."""
+        pool = await self.open()
+        try:
+            return pool, await pool.acquire(timeout=self._acquire_timeout_seconds)
+        except TimeoutError:
+            if pool.get_size() < self._pool_size or pool.get_idle_size():
+                raise
+            raise Unavailable(
+                f"all {self._pool_size} connections of the pool were in use for {self._acquire_timeout_seconds:g} s: "
+                "is Postgres slow, or is PENSTOCK_DATABASE_POOL_SIZE too small?"
+            ) from None
+
+    async def ping(self) -> None:
+        """Ask the database for an answer. Raises Unavailable."""
+        async with self.session() as session:
+            await session.fetch("read_clock")
+
+    async def connect(self) -> Any:
+        """A connection of its own beside the pool, for LISTEN; the caller closes it."""
+        with Translated():
+            return await asyncpg.connect(
+                self._url, timeout=10, server_settings={"application_name": f"{self._application_name}-listen"}
+            )
+
+
+async def _no_reset(_connection: Any) -> None:
+    """Nothing of ours survives a statement or its transaction, so the reset's round trip is saved."""

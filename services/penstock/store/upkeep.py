@@ -1,0 +1,30 @@
+"""Finding what was left behind: tasks past their time, claims never sent, attempts without a sign of life."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from penstock.store.rows import Stale
+from penstock.store.settling import Settling
+from penstock.tasks import EXPIRED
+
+
+class Upkeep(Settling):
+    """What the supervisor repairs, in bounded rounds."""
+
+    async def expire(self, limit: int, *, now: datetime | None = None) -> int:
+        """Cancel up to ``limit`` tasks that were not started in time, inside a transaction; returns how many."""
+        ids = [row["id"] for row in await self.fetch("find_expired", limit, now)]
+        return len(await self.cancel(ids, EXPIRED)) if ids else 0
+
+    async def release_unsent(self, after_seconds: float, *, limit: int, now: datetime | None = None) -> int:
+        """Give back the claims of dispatches never confirmed; returns how many tasks."""
+        return len(await self.fetch("release_unsent", after_seconds, limit, now))
+
+    async def find_stale(
+        self, after_seconds: float, *, limit: int, now: datetime | None = None, after: Stale | None = None
+    ) -> list[Stale]:
+        """ACQUIRED tasks without a sign of life for that long, oldest claim first, from behind ``after``."""
+        claimed_at, task_id = (after.claimed_at, after.id) if after else (None, None)
+        rows = await self.fetch("find_stale", after_seconds, limit, now, claimed_at, task_id)
+        return [Stale(**{name: row[name] for name in Stale.__slots__}) for row in rows]
