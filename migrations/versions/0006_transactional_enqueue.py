@@ -142,8 +142,9 @@ _STATEMENTS = [
     """,
 ]
 
-# What commands.py checks, in the same words. One pass over each task's members, for a payload may be large. Whatever
-# Postgres itself refuses (an instant that is none, \\u0000, half a surrogate pair) is told with the member it is in.
+# What penstock.commands checks, in the same words. One pass over each task's members, for a payload may be large.
+# Whatever Postgres itself refuses (an instant that is none, \\u0000, half a surrogate pair) is told with the member
+# that it is in.
 _READ = r"""
 create function penstock.read_instant(value json, name text) returns timestamptz language plpgsql as $$
 declare
