@@ -319,7 +319,7 @@ async def test_list_pages_through_live_and_settled_tasks_newest_first(rpc: Rpc, 
 async def test_list_finds_a_rare_task_behind_more_than_one_page_looks_at(
     rpc: Rpc, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.api.methods.SCAN_TASKS", 100)
+    monkeypatch.setattr("penstock.api.task_lists.SCAN_TASKS", 100)
     async with store.session() as session:
         rare = (await session.enqueue([NewTask("rare")]))[0].id
         await session.enqueue([NewTask("common")] * 450)
@@ -420,7 +420,7 @@ async def test_rejected_are_listed_newest_first_with_their_text_and_reason(rpc: 
 async def test_rejected_page_of_large_bodies_is_cut_and_goes_on(
     rpc: Rpc, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.api.methods.REJECTED_PAGE_BYTES", 5000)
+    monkeypatch.setattr("penstock.api.rejected.REJECTED_PAGE_BYTES", 5000)
     ids = await reject(store, *["x" * 100] * 160)
     page = await rpc.result("rejected.list", {"limit": 1000})
     assert len(page["rejected"]) == 50

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.api import views
+from penstock.api import audit_views as views
 from penstock.auditstore import Deed, begin_audit, end_audit, list_audit
 from penstock.batching import Batcher
 from penstock.commands import ListAudit

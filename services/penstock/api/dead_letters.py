@@ -20,7 +20,7 @@ import msgspec
 
 from penstock.api.contents import Contents, Entry, find_current, find_states, find_tasks, is_current
 from penstock.api.hold import Hold, hold, queue_away
-from penstock.api.views import (
+from penstock.api.message_views import (
     DeadEntry,
     DeadLetterQueue,
     DeadLetterQueues,
@@ -30,8 +30,8 @@ from penstock.api.views import (
     DeadPurged,
     DeadReplayed,
     NotReplayed,
-    timestamp,
 )
+from penstock.api.views import timestamp
 from penstock.commands import ListDead, PurgeDead, QueueName, ReplayDead, ShowDead
 from penstock.errors import MessageNotFound, Refused, Unavailable
 from penstock.intake import accept_inbound, read_inbound, take_in

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock import __version__, errors
-from penstock.api import views
+from penstock.api import audit_views, job_views, key_views, message_views, rule_views, views
 from penstock.api.schedule_discover import RESULTS, SCHEDULE_PARAMETERS, SCHEDULE_SUMMARIES
 from penstock.api.tenant_discover import TENANT_PARAMETERS, TENANT_SUMMARIES
 from penstock.api.tenants import TENANT_RESULTS
@@ -347,13 +347,15 @@ PARAMETERS: dict[str, dict[str, str]] = {
 
 _RAW: dict[str, dict[str, Any]] = {"payload": {"type": ["object", "array"]}, "result": {}}  # taken as they are written
 _RESULTS = (
-    views.Accepted, views.Changed, views.Outcome, views.Task, views.TaskDetail, views.TaskPage, views.Statistics,
-    views.RejectedPage, views.Rejected, views.Replayed, views.Purged, views.DeadLetterQueues, views.DeadMessages,
-    views.DeadMessageDetail,
-    views.Action, views.Actions, views.Routes, views.RouteChanged,
-    views.BulkStarted, views.BulkPreview, views.Job, views.JobPage,
-    views.DeadReplayed, views.DeadPurged, views.Key, views.NewKey, views.KeyPage, views.HeldKeys, views.ReleasedKey,
-    views.CheckedClaims, views.Answered, views.Audited, views.AuditPage,
+    views.Accepted, views.Changed, views.Answered, views.Outcome, views.Task, views.TaskDetail, views.TaskPage,
+    views.Statistics, views.HeldKeys, views.ReleasedKey, views.CheckedClaims,
+    message_views.RejectedPage, message_views.Rejected, message_views.Replayed, message_views.Purged,
+    message_views.DeadLetterQueues, message_views.DeadMessages, message_views.DeadMessageDetail,
+    message_views.DeadReplayed, message_views.DeadPurged,
+    key_views.Key, key_views.NewKey, key_views.KeyPage,
+    audit_views.Audited, audit_views.AuditPage,
+    rule_views.Action, rule_views.Actions, rule_views.Routes, rule_views.RouteChanged,
+    job_views.BulkStarted, job_views.BulkPreview, job_views.Job, job_views.JobPage,
     *RESULTS,
     *WORKFLOW_RESULTS,
     *TENANT_RESULTS,

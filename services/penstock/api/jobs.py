@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
-from penstock.api import views
+from penstock.api import job_views as views
 from penstock.api.tenancy import bound_to, sees, tenant_of_job
 from penstock.bulk import preview
 from penstock.commands import CancelJob, GetJob, ListJobs, PreviewBulk, StartBulk

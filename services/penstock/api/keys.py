@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
-from penstock.api import views
+from penstock.api import key_views as views
 from penstock.commands import CreateKey, ListKeys, RevokeKey
 from penstock.errors import InvalidParams, KeyNotFound, Unavailable
 from penstock.keystore import create_key, list_keys, revoke_key

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
-from time import monotonic
 from typing import Any
 
 import msgspec
@@ -21,11 +19,13 @@ from penstock.api.discover import describe
 from penstock.api.hidden import hide_others
 from penstock.api.jobs import Jobs
 from penstock.api.keys import Keys
-from penstock.api.replay import purge_rejected, retry_rejected
+from penstock.api.rejected import RejectedMessages
 from penstock.api.results import Results
 from penstock.api.rpc import Handler, Outcome, each
 from penstock.api.rules import Rules
 from penstock.api.schedules import Schedules
+from penstock.api.task_lists import TaskLists
+from penstock.api.task_stats import TaskCounts
 from penstock.api.tenant_stats import TenantCounts, TenantStatistics
 from penstock.api.tenants import Tenants
 from penstock.api.workflows import Workflows
@@ -66,28 +66,22 @@ from penstock.commands import (
     Status,
     read_command,
 )
-from penstock.errors import InvalidParams, MessageNotFound, Refused, RpcError, TaskNotFound, Unavailable
+from penstock.errors import InvalidParams, Refused, RpcError, TaskNotFound, Unavailable
 from penstock.intake import apply_change, count_enqueued, refusal_of, take_in_task
 from penstock.logs import get_logger
 from penstock.notify import Notifier
 from penstock.payloads import shown_rows
 from penstock.settings import Settings
 from penstock.store import Session, Store
-from penstock.tasks import FINAL_STATES, Enqueued, NewTask, State
-from penstock.tenants import kept_key, own_key
+from penstock.tasks import Enqueued, NewTask, State
+from penstock.tenants import own_key
 from penstock.transports import Depth, Queue
 from penstock.wire import Request
 
 MAX_INSERT_TASKS = 1000
 PARALLEL_INSERTS = 2
-STATISTICS_KEPT_SECONDS = 1.0
-RATES_OVER_SECONDS = 60.0
 SHOWN_BYTES = 8 * 1024 * 1024  # of large payloads and results in one answer
-SCAN_TASKS = 20_000  # that one page of a filtered list looks at; a rare action must not read the whole history
-REJECTED_PAGE_BYTES = 8 * 1024 * 1024
-_REJECTED_AT_ONCE = 50
 _SPARED_CONNECTIONS = PARALLEL_INSERTS + 1  # for enqueues and the ping, whatever the other methods are busy with
-_NO_CURSOR = 2**63 - 1
 
 log = get_logger()
 
@@ -118,9 +112,7 @@ class Methods:
             self._insert, max_items=MAX_INSERT_TASKS, max_parallel=PARALLEL_INSERTS
         )
         self._others = asyncio.Semaphore(max(1, settings.database_pool_size - _SPARED_CONNECTIONS))
-        self._statistics: msgspec.Raw | None = None
-        self._statistics_at = 0.0
-        self._counting = asyncio.Lock()
+        self._of_all = TaskCounts(self._session)
         self._of_tenants = TenantCounts(self._session)
         self._description: msgspec.Raw | None = None
         dead = DeadLetters(
@@ -131,6 +123,7 @@ class Methods:
             dead_letters=dead_letters,
             settings=settings,
         )
+        rejected = RejectedMessages(store, self._session, settings, turns=self._others, changed=notifier.poke)
         keys = Keys(self._session, keys_changed)
         self.audit = Audit(self._session)
         rules = Rules(self._session, self._transaction, notifier.poke)
@@ -150,12 +143,12 @@ class Methods:
             Restart: self._change,
             Reschedule: self._change,
             AnswerWait: self._answer_wait,
-            ListTasks: self._list,
+            ListTasks: TaskLists(self._session, self.vault).list,
             Stats: self._stats,
-            ListRejected: self._list_rejected,
-            ShowRejected: self._show_rejected,
-            RetryRejected: self._retry_rejected,
-            PurgeRejected: self._purge_rejected,
+            ListRejected: rejected.list,
+            ShowRejected: rejected.show,
+            RetryRejected: rejected.retry,
+            PurgeRejected: rejected.purge,
             CountDead: lambda _: dead.count(),
             ListDead: dead.browse,
             ShowDead: dead.show,
@@ -341,121 +334,11 @@ class Methods:
             self._notifier.poke()  # a successor by ordering key may run, or the next attempt
         return views.Answered(**answered)
 
-    async def _list(self, command: ListTasks) -> views.TaskPage:
-        """A page, newest first. With a filter that no index serves, a bounded stretch of ids is looked at."""
-        if command.is_search:
-            return await self._search(command)
-        before = _NO_CURSOR if command.before is None else command.before
-        served = command.action is None and (command.state is None or command.state in FINAL_STATES)
-        scan = command.limit if served else max(command.limit, SCAN_TASKS)
-        arguments = [before, command.limit, scan, command.action]
-        async with self._session() as session:
-            if command.state is None:
-                seen = await session.fetch("list_tasks", *arguments)
-            elif command.state in FINAL_STATES:
-                seen = await session.fetch("list_settled_tasks", *arguments, command.state)
-            else:
-                seen = await session.fetch("list_live_tasks", *arguments, command.state)
-            ids: list[int] = seen[0]["ids"]
-            rows: Sequence[Any] = await session.fetch("read_tasks", ids) if ids else []
-        rows = await shown_rows(self.vault, rows, room_bytes=0)
-        tasks = sorted((views.task(row) for row in rows), key=lambda task: task.id, reverse=True)
-        return views.TaskPage(tasks, _cursor(ids, command.limit, seen[0]["last"], seen[0]["count"], scan))
-
-    async def _search(self, command: ListTasks) -> views.TaskPage:
-        """The same by labels, key and time of creation; a key is looked up in the indexes first, however old it is."""
-        labels = None if command.labels is None else msgspec.json.encode(command.labels).decode("utf-8")
-        before = _NO_CURSOR if command.before is None else command.before
-        first, extra = 0, list[int]()
-        async with self._session() as session:
-            if command.until is not None:
-                before = min(before, await session.value("find_first_id", command.until))
-            if command.since is not None:
-                first = await session.value("find_first_id", command.since)
-            arguments = [before, command.limit, SCAN_TASKS, command.action, first, labels, command.key, command.tenant]
-            if command.state is None:
-                seen = await session.fetch("search_tasks", *arguments)
-            elif command.state in FINAL_STATES:
-                seen = await session.fetch("search_settled_tasks", *arguments, command.state)
-            else:
-                seen = await session.fetch("search_live_tasks", *arguments, command.state)
-            ids: list[int] = seen[0]["ids"]
-            if command.key is not None and command.before is None:
-                kept = kept_key(command.tenant, command.key)
-                found = {row["id"] for row in await session.fetch("find_by_key", kept, command.limit)}
-                extra = sorted(found - set(ids), reverse=True)
-            rows: Sequence[Any] = await session.fetch("read_tasks", ids + extra) if ids or extra else []
-        rows = await shown_rows(self.vault, rows, room_bytes=0)
-        found_late = [row for row in rows if row["id"] in extra and _fits(row, command)]
-        found_late.sort(key=lambda row: row["id"], reverse=True)
-        # What has no room on the page stands on a later one, for it is among those that were not looked at yet.
-        shown = [row for row in rows if row["id"] not in extra] + found_late[: command.limit - len(ids)]
-        tasks = sorted(map(views.task, shown), key=lambda task: task.id, reverse=True)
-        return views.TaskPage(tasks, _cursor(ids, command.limit, seen[0]["last"], seen[0]["count"], SCAN_TASKS))
-
     async def _stats(self, command: Stats) -> msgspec.Raw | TenantStatistics:
-        """Counts, rates and lag; read at most once a second, however many ask. Of one tenant, counts alone."""
+        """Counts, rates and lag; of one tenant, counts alone."""
         if command.tenant is not None:
             return await self._of_tenants.count(command.tenant)
-        async with self._counting:
-            if self._statistics is None or monotonic() - self._statistics_at >= STATISTICS_KEPT_SECONDS:
-                self._statistics = msgspec.Raw(msgspec.json.encode(await self._count()))
-                self._statistics_at = monotonic()
-            return self._statistics
-
-    async def _count(self) -> views.Statistics:
-        async with self._session() as session:
-            counts = await session.fetch("count_live") + await session.fetch("count_settled")
-            counted: dict[str, int] = dict(map(tuple, await session.fetch("read_rates", RATES_OVER_SECONDS)))
-            lag = (await session.fetch("read_lag"))[0]
-        actions: dict[str, Counter[State]] = defaultdict(Counter)
-        for row in counts:
-            actions[row["action"]][State(row["state"])] += row["count"]
-
-        return views.Statistics(
-            {state: sum(of_action[state] for of_action in actions.values()) for state in State},
-            {
-                action: {state: of_action[state] for state in State if of_action[state]}
-                for action, of_action in sorted(actions.items())
-            },
-            views.rates(counted, RATES_OVER_SECONDS),
-            views.Lag(lag["due"], round(max(0.0, lag["oldest_seconds"]), 3)),
-        )
-
-    async def _list_rejected(self, command: ListRejected) -> views.RejectedPage:
-        """A page, newest first, shorter than asked for where the bodies are large."""
-        page: list[views.Rejected] = []
-        before, size = command.before, 0
-        async with self._session() as session:
-            while len(page) < command.limit and size < REJECTED_PAGE_BYTES:
-                at_once = min(_REJECTED_AT_ONCE, command.limit - len(page))
-                rows = await session.fetch("list_rejected", before, at_once, command.source)
-                page += map(views.rejected, rows)
-                size += sum(len(row["body"]) for row in rows)
-                if len(rows) < at_once:
-                    return views.RejectedPage(page, None)
-                before = rows[-1]["id"]
-        return views.RejectedPage(page, str(before))
-
-    async def _show_rejected(self, command: ShowRejected) -> views.Rejected:
-        async with self._session() as session:
-            rows = await session.fetch("read_rejected", command.id)
-        if not rows:
-            raise MessageNotFound(command.id, "among the rejected")
-        return views.rejected(rows[0])
-
-    async def _retry_rejected(self, command: RetryRejected) -> views.Replayed:
-        async with self._session() as session:
-            ids, cursor = await _choose_rejected(session, command.which)
-        async with self._others:
-            replayed = await retry_rejected(self._store, ids, self._settings, cursor=cursor)
-        self._notifier.poke()
-        return replayed
-
-    async def _purge_rejected(self, command: PurgeRejected) -> views.Purged:
-        async with self._session() as session:
-            ids, cursor = await _choose_rejected(session, command.which)
-            return views.Purged(await purge_rejected(session, ids), cursor)
+        return await self._of_all.count()
 
     async def _list_held_keys(self, command: ListHeldKeys) -> views.HeldKeys:
         async with self._session() as session:
@@ -478,36 +361,3 @@ class Methods:
         if self._description is None:
             self._description = msgspec.Raw(msgspec.json.encode(describe()))
         return self._description
-
-
-async def _choose_rejected(session: Session, which: Sequence[int] | ListRejected) -> tuple[Sequence[int], str | None]:
-    """Ids of rejected messages, and where the next page of them begins.
-
-    Newest first, so that what a retry rejects again, as a record of its own, is on no later page.
-    """
-    if not isinstance(which, ListRejected):
-        return which, None
-    rows = await session.fetch("list_rejected_ids", which.before, which.limit, which.source)
-    ids = [row["id"] for row in rows]
-    return ids, str(ids[-1]) if len(ids) == which.limit else None
-
-
-def _fits(row: Any, command: ListTasks) -> bool:
-    """Whether a task that was found by its key fits the rest of a search."""
-    labels = msgspec.json.decode(row["labels"] or "{}")
-    return (
-        (command.state is None or row["state"] == command.state)
-        and (command.action is None or row["action"] == command.action)
-        and (command.tenant is None or row["tenant"] == command.tenant)
-        and all(labels.get(name) == value for name, value in (command.labels or {}).items())
-        and (command.since is None or row["created_at"] >= command.since)
-        and (command.until is None or row["created_at"] < command.until)
-    )
-
-
-def _cursor(ids: Sequence[int], limit: int, last: int | None, seen: int, scan: int) -> str | None:
-    """Where the next page begins: behind the last task of a full page, else behind the last one looked at."""
-    if len(ids) >= limit:
-        at_end = seen < scan and ids[-1] == last
-        return None if at_end else str(ids[-1])
-    return str(last) if seen >= scan else None

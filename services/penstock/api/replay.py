@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.api.views import Replayed, StillRejected
+from penstock.api.message_views import Replayed, StillRejected
 from penstock.errors import Refused
 from penstock.intake import accept_inbound, read_inbound, take_in
 from penstock.logs import get_logger

@@ -7,7 +7,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
 from typing import Any
 
-from penstock.api import views
+from penstock.api import rule_views as views
+from penstock.api.views import timestamp
 from penstock.rules import DeleteRoute, GetAction, ListActions, ListRoutes, RuleChange, SetLimits, SetRoute
 from penstock.rulestore import ActionRecord, change_rule, list_actions, list_routes, read_action
 from penstock.store import Session
@@ -64,5 +65,5 @@ class Rules:
 
 
 def _action(record: ActionRecord) -> views.Action:
-    updated = None if record.updated_at is None else views.timestamp(record.updated_at)
+    updated = None if record.updated_at is None else timestamp(record.updated_at)
     return views.Action(record.name, **asdict(record.limits), in_flight=record.in_flight, updated_at=updated)

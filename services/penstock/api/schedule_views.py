@@ -6,9 +6,8 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
 
-from penstock.api.views import Instant, raw, timestamp
+from penstock.api.views import Instant, about, raw, timestamp
 from penstock.firing import Missed, Overlap, run_name
 from penstock.timetable import RunRecord, ScheduleRecord
 
@@ -27,19 +26,15 @@ RunOutcome = Literal[
 ]
 
 
-def _about(description: str) -> Meta:
-    return Meta(description=description)
-
-
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     name: str
-    state: Annotated[Standing, _about("ENDED: nothing is to come; STOPPED: it cannot be fired, `problem` says why.")]
+    state: Annotated[Standing, about("ENDED: nothing is to come; STOPPED: it cannot be fired, `problem` says why.")]
     expression: str
     timezone: str
     action: str
-    next_at: Annotated[str | None, _about("The instant to be fired next; null unless the state is ACTIVE.")]
-    last_at: Annotated[str | None, _about("The last instant that was dealt with.")]
+    next_at: Annotated[str | None, about("The instant to be fired next; null unless the state is ACTIVE.")]
+    last_at: Annotated[str | None, about("The last instant that was dealt with.")]
     last_task_id: int | None
     problem: str | None
     start_at: Instant | None
@@ -55,19 +50,19 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     ordering_key: str | None
     labels: dict[str, str]
     paused: bool
-    tenant: Annotated[str | None, _about("For whom its tasks are.")]
+    tenant: Annotated[str | None, about("For whom its tasks are.")]
     created_at: Instant
     updated_at: Instant
 
 
 class ScheduleDetail(Schedule, frozen=True, kw_only=True):
     payload: Any
-    upcoming: Annotated[list[str], _about("The next few instants.")]
+    upcoming: Annotated[list[str], about("The next few instants.")]
 
 
 class SchedulePage(msgspec.Struct, frozen=True):
     schedules: list[Schedule]
-    cursor: Annotated[str | None, _about("Pass it on for the next page; null at the end.")]
+    cursor: Annotated[str | None, about("Pass it on for the next page; null at the end.")]
 
 
 class ScheduleDeleted(msgspec.Struct, frozen=True):
@@ -77,29 +72,29 @@ class ScheduleDeleted(msgspec.Struct, frozen=True):
 
 
 class ScheduleRun(msgspec.Struct, frozen=True, kw_only=True):
-    run: Annotated[str, _about("What `{{run}}` in the payload became.")]
+    run: Annotated[str, about("What `{{run}}` in the payload became.")]
     scheduled_at: Instant
     fired_at: Instant
     outcome: Annotated[
         RunOutcome,
-        _about(
+        about(
             "The task's state; SKIPPED: the task before it was not settled; MISSED: too late; "
             "CLEANED: the task's record is gone."
         ),
     ]
     task_id: int | None
-    manual: Annotated[bool, _about("By schedule.run_now.")]
-    since: Annotated[str | None, _about("MISSED: the row stands for every instant from this one.")]
-    instants: Annotated[int, _about("How many instants the row stands for; 10000 stands for more, too.")]
+    manual: Annotated[bool, about("By schedule.run_now.")]
+    since: Annotated[str | None, about("MISSED: the row stands for every instant from this one.")]
+    instants: Annotated[int, about("How many instants the row stands for; 10000 stands for more, too.")]
 
 
 class SchedulePageOfRuns(msgspec.Struct, frozen=True):
     runs: list[ScheduleRun]
-    cursor: Annotated[str | None, _about("Pass it on for the next page; null at the end.")]
+    cursor: Annotated[str | None, about("Pass it on for the next page; null at the end.")]
 
 
 class ImportStarted(msgspec.Struct, frozen=True):
-    id: Annotated[int, _about("For schedule.import_status.")]
+    id: Annotated[int, about("For schedule.import_status.")]
     total: int
 
 
@@ -111,7 +106,7 @@ class ImportStatus(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     replaced: int
     refused: int
-    errors: Annotated[list[Any], _about("Of the first that were refused: `index`, `name`, `field`, `problem`.")]
+    errors: Annotated[list[Any], about("Of the first that were refused: `index`, `name`, `field`, `problem`.")]
     created_at: Instant
     updated_at: Instant
     finished_at: Instant | None

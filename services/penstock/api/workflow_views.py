@@ -6,28 +6,23 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
 
-from penstock.api.views import Instant, timestamp
+from penstock.api.views import Instant, about, timestamp
 from penstock.tasks import State
 from penstock.workflows import StepKind, WorkflowState
 from penstock.workflowstore import Changed, StepRecord, WorkflowRecord
 
 
-def _about(description: str) -> Meta:
-    return Meta(description=description)
-
-
 class WorkflowAccepted(msgspec.Struct, frozen=True):
     id: int
     state: WorkflowState
-    duplicate: Annotated[bool, _about("True: this key was used before with this definition; nothing was added.")]
+    duplicate: Annotated[bool, about("True: this key was used before with this definition; nothing was added.")]
 
 
 class WorkflowChanged(msgspec.Struct, frozen=True):
     id: int
     state: WorkflowState
-    restarted: Annotated[int, _about("How many steps begin again.")]
+    restarted: Annotated[int, about("How many steps begin again.")]
 
 
 class Workflow(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,40 +30,40 @@ class Workflow(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None
     name: str
     state: WorkflowState
-    steps: Annotated[int, _about("How many there are, children and compensations included.")]
-    open: Annotated[int, _about("How many have not come to their end.")]
-    reason: Annotated[str | None, _about("Which step it failed by, or why it was cancelled.")]
-    compensated: Annotated[bool, _about("What had succeeded is being undone, or was.")]
+    steps: Annotated[int, about("How many there are, children and compensations included.")]
+    open: Annotated[int, about("How many have not come to their end.")]
+    reason: Annotated[str | None, about("Which step it failed by, or why it was cancelled.")]
+    compensated: Annotated[bool, about("What had succeeded is being undone, or was.")]
     created_at: Instant
     updated_at: Instant
     finished_at: Instant | None
-    tenant: Annotated[str | None, _about("For whom its steps are.")]
+    tenant: Annotated[str | None, about("For whom its steps are.")]
 
 
 class WorkflowPage(msgspec.Struct, frozen=True):
     workflows: list[Workflow]
-    cursor: Annotated[str | None, _about("Pass it on for the next page; null at the end.")]
+    cursor: Annotated[str | None, about("Pass it on for the next page; null at the end.")]
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     number: int
     name: str
     kind: StepKind
-    state: Annotated[State, _about("Of its task; of a step without one, SCHEDULED while its children run.")]
+    state: Annotated[State, about("Of its task; of a step without one, SCHEDULED while its children run.")]
     action: str | None = None
     task_id: int | None = None
     reason: str | None = None
-    parent: Annotated[str | None, _about("The step that made it; of a compensation, the one that it undoes.")] = None
-    after: Annotated[list[str], _about("Its predecessors, the first 20 of them.")] = msgspec.field(default_factory=list)
-    after_count: Annotated[int, _about("How many predecessors it has.")] = 0
-    children: Annotated[int, _about("How many steps it has made.")] = 0
-    open_children: Annotated[int, _about("How many of these have not come to their end.")] = 0
+    parent: Annotated[str | None, about("The step that made it; of a compensation, the one that it undoes.")] = None
+    after: Annotated[list[str], about("Its predecessors, the first 20 of them.")] = msgspec.field(default_factory=list)
+    after_count: Annotated[int, about("How many predecessors it has.")] = 0
+    children: Annotated[int, about("How many steps it has made.")] = 0
+    open_children: Annotated[int, about("How many of these have not come to their end.")] = 0
 
 
 class WorkflowDetail(Workflow, frozen=True, kw_only=True):
-    counts: Annotated[Mapping[State, int], _about("Steps by state; SCHEDULED: let go and not settled.")]
-    tree: Annotated[list[Step], _about("A page of its steps, by number.")]
-    cursor: Annotated[str | None, _about("Pass it on for the next page; null at the end.")]
+    counts: Annotated[Mapping[State, int], about("Steps by state; SCHEDULED: let go and not settled.")]
+    tree: Annotated[list[Step], about("A page of its steps, by number.")]
+    cursor: Annotated[str | None, about("Pass it on for the next page; null at the end.")]
 
 
 def accepted(changed: Changed) -> WorkflowAccepted:

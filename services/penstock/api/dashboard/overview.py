@@ -19,7 +19,7 @@ from penstock.api.dashboard.alive import Alive
 from penstock.api.dashboard.asking import Ask
 from penstock.api.dashboard.charts import Series
 from penstock.api.dashboard.tenants import show_tenant
-from penstock.api.methods import RATES_OVER_SECONDS
+from penstock.api.task_stats import RATES_OVER_SECONDS
 from penstock.settings import Settings
 from penstock.tasks import State
 
