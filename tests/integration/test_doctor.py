@@ -19,8 +19,8 @@ from penstock.doctor.database import PROCESSES
 from penstock.doctor.deliveries import examine_deliveries
 from penstock.doctor.payloads import examine_payloads
 from penstock.local.postgres import EmbeddedPostgres
-from penstock.payload_settings import fingerprint, new_key, read_key
 from penstock.settings import Settings, load_settings
+from penstock.settings.payload_values import fingerprint, new_key, read_key
 from penstock.store import Store
 from penstock.transports.sqs import SqsTransport
 from tests.integration.apis import running

@@ -14,9 +14,9 @@ import pytest
 from penstock import AsyncClient, Call, Client, Context, Fail, InboundClient, action
 from penstock.errors import PayloadUnavailable
 from penstock.handlers import Registry
-from penstock.payload_settings import fingerprint, new_key, read_key
 from penstock.payloads import Bucket, payload_bound
 from penstock.settings import Settings, load_settings
+from penstock.settings.payload_values import fingerprint, new_key, read_key
 from penstock.supervisor.emptying import Emptying
 from penstock.supervisor.objects import Objects
 from penstock.supervisor.retention import Retention

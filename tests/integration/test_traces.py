@@ -26,11 +26,11 @@ import penstock
 from penstock import AsyncClient, Call, Client, Context, Fail, InboundClient, Retry, action, metrics, tracing
 from penstock.handlers import Registry
 from penstock.loop import Service
-from penstock.payload_settings import new_key
 from penstock.payloads import Vault
 from penstock.resulter import Resulter
 from penstock.scheduler import Scheduler
 from penstock.settings import Settings
+from penstock.settings.payload_values import new_key
 from penstock.store import Store
 from penstock.submitter import Submitter
 from penstock.supervisor import Supervisor

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import PayloadLost, PayloadUnavailable, SettingsError
-from penstock.payload_settings import fingerprint, new_key, parse_bucket_url, read_key
 from penstock.payloads import Vault, payload_bound, seal_error
 from penstock.payloads.bucket import Bucket
 from penstock.payloads.records import open_error
 from penstock.settings import load_settings
+from penstock.settings.payload_values import fingerprint, new_key, parse_bucket_url, read_key
 from penstock.wire import (
     Reference,
     Succeeded,

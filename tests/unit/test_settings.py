@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from penstock.errors import SettingsError
 from penstock.retry import Backoff
 from penstock.settings import Settings, is_loopback, load_settings, misspelt_variables
+from penstock.settings.values import Group
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -179,6 +181,18 @@ def test_a_secret_may_stand_twice_under_one_name_and_hold_colons() -> None:
     settings = load_settings(http_signing_secrets="a:geheim, b:x:y ,a:two")
     assert settings.signing_secrets == {"a": ("geheim", "two"), "b": ("x:y",)}
     assert "geheim" not in repr(settings)
+
+
+def test_nothing_in_a_group_takes_the_place_of_what_another_group_says() -> None:
+    groups = [base for base in Settings.__mro__ if issubclass(base, Group) and base not in (Settings, Group)]
+    seen = Counter(
+        name
+        for group in groups
+        for name in {*vars(group), *group.__annotations__}
+        if not name.startswith(("__", "_abc_"))
+    )
+    assert {"database_url", "_unset_database", "_database_problems", "backoff"} <= set(seen)
+    assert [name for name, count in seen.items() if count > 1] == ["model_config"]
 
 
 # docs/configuration.md

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,7 +31,7 @@ def show(
 
     Secrets are masked. The current folder and environment count, as they would for a process started here.
     """
-    from penstock.settings import PREFIX, Settings, load_settings, misspelt_variables
+    from penstock.settings import PREFIX, Settings, load_settings, misspelt_variables, sources_of
 
     settings = load_settings()
     sources = sources_of(settings)
@@ -51,21 +50,6 @@ def show(
         print_table(("setting", "value", "from"), [(row["name"], _text(row["value"]), row["source"]) for row in rows])
     for seen, meant in misspelt_variables():
         typer.echo(f"{seen} is no setting; did you mean {meant}?", err=True)
-
-
-def sources_of(settings: Settings) -> dict[str, str]:
-    """Where each value comes from: "environment", the path of the file, or "default"."""
-    from penstock.settings import PREFIX, TomlFile, toml_path
-
-    in_file = TomlFile(type(settings))()
-    in_environment = {name.upper() for name in os.environ}
-    sources = {}
-    for name in type(settings).model_fields:
-        if PREFIX + name.upper() in in_environment:
-            sources[name] = "environment"
-        else:
-            sources[name] = str(toml_path()) if name in in_file else "default"
-    return sources
 
 
 def shown_value(value: Any) -> Any:

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 
 from penstock.doctor.findings import Finding
 from penstock.errors import PayloadLost, PayloadUnavailable, SettingsError
-from penstock.payload_settings import fingerprint, read_key
 from penstock.payloads import Bucket, Vault
 from penstock.payloads.bucket import new_name
 from penstock.settings import Settings
+from penstock.settings.payload_values import fingerprint, read_key
 
 _POLICY = (
     "let this role call s3:PutObject, s3:GetObject and s3:DeleteObject below the prefix, "

@@ -15,7 +15,7 @@ from datetime import UTC, date, datetime
 from typing import Any
 
 from penstock.errors import PayloadLost, PayloadUnavailable
-from penstock.payload_settings import parse_bucket_url
+from penstock.settings.payload_values import parse_bucket_url
 
 DELETED_AT_ONCE = 1000  # of one DeleteObjects
 _ANSWER_SECONDS = 30

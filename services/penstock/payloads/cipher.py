@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.errors import PayloadLost, PayloadUnavailable, SettingsError
-from penstock.payload_settings import fingerprint, read_key
+from penstock.settings.payload_values import fingerprint, read_key
 from penstock.wire import Sealed
 
 if TYPE_CHECKING:

@@ -1,0 +1,112 @@
+"""Settings of HTTP: the api, its keys and its dashboard, the commands that call it, and /metrics of each process."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Annotated, Any
+
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import NoDecode
+
+from penstock.keys import ApiKey, parse_entries
+from penstock.named_urls import named_url
+from penstock.settings.values import DAY, PREFIX, Group, Secrets, empty_is_unset, http_url
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address or name means this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class HttpSettings(Group):
+    """The section HTTP of docs/configuration.md."""
+
+    http_host: str = Field("127.0.0.1", description="Address of the api; other than loopback needs API keys.")
+    http_port: int = Field(8080, ge=0, le=65535, description="Port of the api; 0 takes a free one.")
+    api_keys: Secrets = Field(
+        (),
+        description="Comma-separated keys that may do all, or entries `name:permissions:sha256` of keys that are not "
+        "shown here, `:tenant` behind it to bind one; none = loopback only.",
+    )
+    api_require_keys: bool = Field(
+        False, description="Ask for a key even if none is set here: those made by `penstock keys create`."
+    )
+    api_rate_limit: float | None = Field(
+        None, gt=0, description="Requests (entries of batches) a second and key, or address; unset means any number."
+    )
+    api_rate_burst: int | None = Field(
+        None, ge=1, description="Requests that may come at once; unset means those of one second."
+    )
+    http_connections: int = Field(500, ge=1, description="Connections of one api process; more are answered with 503.")
+    result_waits_limit: int = Field(
+        20_000, ge=1, description="Tasks that one api process waits for at once, over all calls of `result`."
+    )
+    request_timeout_seconds: float = Field(
+        30, gt=0, le=3600, description="A request must have arrived within this; its first line and headers in 10 s."
+    )
+    dashboard: bool = Field(True, description="The api serves the dashboard at `/`, beside `/rpc`.")
+    dashboard_session_seconds: float = Field(
+        12 * 3600, ge=60, le=30 * DAY, description="Who signs in to the dashboard by an API key stays so this long."
+    )
+    dashboard_processes: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Comma-separated base URLs of /readyz of processes, such as workers, that the dashboard asks "
+        "whether they are alive; `http://host:9464`, or `worker-1=http://host:9464` to have them named.",
+    )
+    api_url: str | None = Field(None, description="Where commands such as `penstock task show` find the api.")
+    api_key: SecretStr | None = Field(None, description="The key such commands send.")
+    metrics_host: str = Field("127.0.0.1", description="Address of /metrics, /healthz and /readyz.")
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="Their port; unset means 9464 or, if that is taken, a free one; 0 a free one."
+    )
+
+    _unset_http = field_validator(
+        "api_url", "api_key", "api_rate_limit", "api_rate_burst", "metrics_port", mode="before"
+    )(empty_is_unset)
+    _http_of_api = field_validator("api_url")(http_url)
+
+    @field_validator("api_keys")
+    @classmethod
+    def _entries_can_be_read(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        parse_entries(entry.get_secret_value() for entry in value)
+        return value
+
+    @field_validator("dashboard_processes", mode="before")
+    @classmethod
+    def _split_processes(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return tuple(url.strip().rstrip("/") for url in value.split(",") if url.strip())
+        return value
+
+    @field_validator("dashboard_processes")
+    @classmethod
+    def _are_http(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for entry in value:
+            named_url(entry)
+        return value
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether the api asks for a key."""
+        return bool(self.api_keys) or self.api_require_keys
+
+    @property
+    def known_keys(self) -> tuple[ApiKey, ...]:
+        """The keys of ``api_keys``."""
+        return parse_entries(entry.get_secret_value() for entry in self.api_keys)
+
+    def _http_problems(self) -> list[str]:
+        problems = []
+        if not is_loopback(self.http_host) and not self.needs_keys:
+            problems.append(
+                f"http_host {self.http_host} is not loopback: set {PREFIX}API_KEYS first, "
+                f"or {PREFIX}API_REQUIRE_KEYS=true"
+            )
+        if self.api_rate_burst is not None and self.api_rate_limit is None:
+            problems.append("api_rate_burst needs api_rate_limit")
+        return problems

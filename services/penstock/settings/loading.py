@@ -1,0 +1,59 @@
+"""Reading all settings from where they stand, and telling people of mistakes and of where a value comes from."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_settings import SettingsError as _UnreadableValue
+
+from penstock.errors import SettingsError
+from penstock.settings.model import Settings
+from penstock.settings.toml_file import TomlFile, toml_path
+from penstock.settings.values import PREFIX
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Read and check every setting; raises SettingsError listing all mistakes, with no secret's value in the text."""
+    try:
+        return Settings(**overrides)
+    except _UnreadableValue as exc:
+        raise SettingsError(f"settings are wrong: {exc}; its value must be JSON") from None
+    except ValidationError as exc:
+        lines = []
+        for error in exc.errors(include_input=False, include_url=False, include_context=False):
+            name = str(error["loc"][0]) if error["loc"] else ""
+            message = error["msg"].removeprefix("Value error, ")
+            if error["type"] == "extra_forbidden":
+                near = difflib.get_close_matches(name, Settings.model_fields, n=1)
+                message = "is no setting" + (f"; did you mean {near[0]}?" if near else "")
+            within = ".".join(str(part) for part in error["loc"][1:])
+            lines.append(f"{PREFIX}{name.upper()}: {within and within + ': '}{message}" if name else message)
+        raise SettingsError("settings are wrong:\n  " + "\n  ".join(lines)) from None
+
+
+def sources_of(settings: Settings) -> dict[str, str]:
+    """Where each value comes from: "environment", the path of the file, or "default"."""
+    in_file = TomlFile(type(settings))()
+    in_environment = {name.upper() for name in os.environ}
+    sources = {}
+    for name in type(settings).model_fields:
+        if PREFIX + name.upper() in in_environment:
+            sources[name] = "environment"
+        else:
+            sources[name] = str(toml_path()) if name in in_file else "default"
+    return sources
+
+
+def misspelt_variables(environ: dict[str, str] | os._Environ[str] = os.environ) -> list[tuple[str, str]]:
+    """``PENSTOCK_*`` variables that are no setting but look like one: pairs of (seen, meant)."""
+    known = {PREFIX + name.upper() for name in Settings.model_fields} | {PREFIX + "CONFIG"}
+    pairs = []
+    for name in environ:
+        if name.startswith(PREFIX) and name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+            if near:
+                pairs.append((name, near[0]))
+    return pairs

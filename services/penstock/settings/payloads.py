@@ -1,0 +1,91 @@
+"""Settings of what payloads may be: their limits, the bucket of large ones, and encryption; see docs/payloads.md."""
+
+from __future__ import annotations
+
+from pydantic import Field, SecretStr, field_validator
+
+from penstock.settings.payload_values import LONGEST_SEALED_BYTES, parse_bucket_url, read_key
+from penstock.settings.values import DAY, Group, Secrets, empty_is_unset
+
+_REQUEST_ROOM_BYTES = 65_536  # for what surrounds a payload
+
+
+class PayloadSettings(Group):
+    """The sections Limits on input and Large payloads, and payloads at rest, of docs/configuration.md."""
+
+    payload_limit_bytes: int = Field(262144, ge=2, le=900_000, description="A task's payload as JSON, UTF-8 bytes.")
+    result_limit_bytes: int = Field(262144, ge=2, le=900_000, description="A task's result as JSON, UTF-8 bytes.")
+    request_limit_bytes: int = Field(16 * 1024 * 1024, ge=1024, description="Body of one HTTP request.")
+    batch_limit: int = Field(10000, ge=1, description="Requests in one JSON-RPC batch.")
+
+    payload_bucket: str | None = Field(
+        None,
+        description="Payloads and results over the threshold are kept as objects here, `s3://bucket/prefix`; unset: "
+        "everything stays in Postgres and the queues.",
+    )
+    payload_s3_endpoint_url: str | None = Field(None, description="Endpoint of that bucket; unset means AWS.")
+    payload_threshold_bytes: int = Field(
+        131_072, ge=1024, le=LONGEST_SEALED_BYTES, description="What is larger becomes an object; JSON, UTF-8 bytes."
+    )
+    payload_max_bytes: int = Field(
+        64 * 1024 * 1024, ge=1024, le=1024**3, description="A payload, or a result, that may become an object."
+    )
+    payload_sweep_seconds: float = Field(
+        3600, ge=0, description="An object is looked at after this, again and again, whether its task still needs it."
+    )
+    payload_orphan_seconds: float = Field(
+        45 * DAY,
+        ge=DAY,
+        description="Objects of which no task ever came are deleted after this; longer than messages, dead letters and "
+        "rejected messages are kept.",
+    )
+    payload_keys: Secrets = Field(
+        (),
+        description="Comma-separated keys of `penstock payload-key`: payloads, results and errors are encrypted with "
+        "the first, and decrypted with any; none: they are kept as they are.",
+    )
+
+    _unset_payloads = field_validator("payload_bucket", "payload_s3_endpoint_url", mode="before")(empty_is_unset)
+
+    @field_validator("payload_bucket")
+    @classmethod
+    def _bucket_url(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_bucket_url(value)
+        return value
+
+    @field_validator("payload_keys")
+    @classmethod
+    def _keys_of_payloads(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        for entry in value:
+            read_key(entry.get_secret_value())
+        return value
+
+    @property
+    def largest_payload_bytes(self) -> int:
+        """The limit of a payload that may become an object, that of any where there is no bucket."""
+        return self.payload_limit_bytes if self.payload_bucket is None else self.payload_max_bytes
+
+    @property
+    def largest_result_bytes(self) -> int:
+        """Of a result, likewise."""
+        return self.result_limit_bytes if self.payload_bucket is None else self.payload_max_bytes
+
+    @property
+    def largest_request_bytes(self) -> int:
+        """The limit of a request's body: one payload of the greatest size has room in it."""
+        if self.payload_bucket is None:
+            return self.request_limit_bytes
+        return max(self.request_limit_bytes, self.payload_max_bytes + _REQUEST_ROOM_BYTES)
+
+    def _payload_problems(self) -> list[str]:
+        problems = []
+        if self.payload_keys:
+            problems = [
+                f"{name} may be at most {LONGEST_SEALED_BYTES} with payload_keys, for what is encrypted is longer"
+                for name in ("payload_limit_bytes", "result_limit_bytes")
+                if getattr(self, name) > LONGEST_SEALED_BYTES
+            ]
+        if self.payload_bucket is not None and self.payload_max_bytes < self.payload_threshold_bytes:
+            problems.append("payload_max_bytes must be at least payload_threshold_bytes")
+        return problems

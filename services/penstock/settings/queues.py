@@ -1,0 +1,65 @@
+"""Settings of the queues that carry the work, on SQS, RabbitMQ or Kafka."""
+
+from __future__ import annotations
+
+from pydantic import Field, SecretStr, field_validator
+
+from penstock.brokers import BrokerUrl, parse_broker_url
+from penstock.settings.values import Group, empty_is_unset, http_url
+
+
+class QueueSettings(Group):
+    """The section Queues of docs/configuration.md."""
+
+    transport_url: SecretStr | None = Field(
+        None,
+        description="What carries the work: `sqs://`, which unset means too, `amqp://user:password@host:port/vhost` "
+        "(or `amqps://`) for RabbitMQ, or `kafka://host:port,host:port`.",
+    )
+    sqs_endpoint_url: str | None = Field(None, description="SQS endpoint; unset means AWS.")
+    aws_region: str | None = Field(None, description="AWS region; unset means the SDK's own chain.")
+    inbound_queue: str = Field("penstock-inbound", min_length=1, description="Name or URL: producers to submitter.")
+    outbound_queue: str = Field("penstock-outbound", min_length=1, description="Name or URL: scheduler to workers.")
+    results_queue: str = Field("penstock-results", min_length=1, description="Name or URL: workers to resulter.")
+    receive_wait_seconds: int = Field(
+        20, ge=0, le=20, description="Long poll of a receive; shorter stops sooner, longer costs fewer empty calls."
+    )
+    visibility_timeout_seconds: int = Field(
+        60, ge=3, le=43200, description="A received message reappears after this long unless deleted or extended."
+    )
+    amqp_consumer_timeout_seconds: float = Field(
+        1800,
+        ge=10,
+        description="As RabbitMQ's consumer_timeout is set: a message held for nearly as long is deleted, and the "
+        "signs of life of its tasks stand in for it.",
+    )
+    kafka_partitions: int = Field(
+        12, ge=1, le=10_000, description="Of topics that are made for queues: no more workers take tasks from one."
+    )
+    kafka_replication: int = Field(
+        -1, ge=-1, le=100, description="Copies of topics that are made for queues; -1 leaves it to the brokers."
+    )
+
+    _unset_queues = field_validator("transport_url", "sqs_endpoint_url", "aws_region", mode="before")(empty_is_unset)
+    _http_of_queues = field_validator("sqs_endpoint_url")(http_url)
+
+    @field_validator("transport_url")
+    @classmethod
+    def _known_broker(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            parse_broker_url(value.get_secret_value())
+        return value
+
+    @property
+    def transport(self) -> BrokerUrl:
+        """What carries the work, taken apart."""
+        return parse_broker_url(self.transport_url.get_secret_value() if self.transport_url else "sqs://")
+
+    def _queue_problems(self) -> list[str]:
+        kind = self.transport.kind
+        names = {name: getattr(self, name) for name in ("inbound_queue", "outbound_queue", "results_queue")}
+        return [
+            f"{name} {value} is a URL of SQS, and transport_url begins with {self.transport.scheme}://: name the queue"
+            for name, value in names.items()
+            if kind != "sqs" and "://" in value
+        ]

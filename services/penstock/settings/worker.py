@@ -1,0 +1,46 @@
+"""Settings of workers: what they run at once and for how long, and what they ask the api."""
+
+from __future__ import annotations
+
+from pydantic import Field, SecretStr, field_validator
+
+from penstock.settings.values import DAY, Group, empty_is_unset, http_url
+
+
+class WorkerSettings(Group):
+    """The section Worker of docs/configuration.md."""
+
+    worker_concurrency: int = Field(100, ge=1, description="Tasks that one worker process runs at once.")
+    worker_name: str | None = Field(
+        None, description="What a worker is called in what is shown of the tasks it ran; unset: `host:pid`."
+    )
+    worker_threads: int = Field(16, ge=1, description="Threads for handlers that are plain functions.")
+    task_timeout_seconds: float = Field(
+        900, gt=0, description="Run time of one attempt, unless the task or its action says otherwise."
+    )
+
+    control_url: str | None = Field(
+        None,
+        description="The api, asked by workers which of their tasks were cancelled; unset: handlers are not told.",
+    )
+    control_api_key: SecretStr | None = Field(None, description="The key that workers send there; it needs `read`.")
+
+    result_compress_bytes: int | None = Field(
+        65_536, ge=1024, description="Results over this travel compressed, where that makes them smaller; unset: none."
+    )
+
+    wait_timeout_seconds: float = Field(
+        7 * DAY, gt=0, le=100 * 366 * DAY, description="A task waits so long for its event, unless its handler says."
+    )
+
+    _unset_worker = field_validator(
+        "control_url", "control_api_key", "worker_name", "result_compress_bytes", mode="before"
+    )(empty_is_unset)
+    _http_of_worker = field_validator("control_url")(http_url)
+
+    @field_validator("worker_name")
+    @classmethod
+    def _worker_name(cls, value: str | None) -> str | None:
+        from penstock.wire import check_worker_name
+
+        return None if value is None else check_worker_name(value)
