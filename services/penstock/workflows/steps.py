@@ -1,0 +1,173 @@
+"""Each step of a definition, checked, and the order among them. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.errors import InvalidParams, TooLarge
+from penstock.tasks import NewTask
+from penstock.workflows.commands import NewStep, StepOptions
+from penstock.workflows.names import CONTROL, check_action, check_name, name_of
+from penstock.workflows.params import MAX_CHILDREN, NAME_MAX_CHARS, ChildParams, Compensate, StepKind, StepParams
+
+MakeTask = Callable[[ChildParams], NewTask]
+"""Checks what is a task's own of a step. Raises InvalidParams, TooLarge."""
+
+
+def number_steps(steps: Sequence[StepParams], field: str) -> dict[str, int]:
+    """The place of each step, by name. Raises InvalidParams."""
+    numbers: dict[str, int] = {}
+    for place, step in enumerate(steps):
+        name = name_of(step)
+        if not name:
+            raise InvalidParams(f"{field}[{place}].name", "is missing, and there is no action to be named after")
+        check_name(name, f"{field}[{place}]")
+        if name in numbers:
+            raise InvalidParams(
+                f"{field}[{place}].name", f"is that of step {numbers[name]} too: {name!r}; a step has a name of its own"
+            )
+        numbers[name] = place
+    return numbers
+
+
+def new_step(step: StepParams, place: int, numbers: dict[str, int], field: str, make: MakeTask) -> NewStep:
+    """Checks one step by itself. Raises InvalidParams, TooLarge."""
+    name = name_of(step)
+    at = f"{field}[{place}]"
+    after = _predecessors(step, name, numbers, at)
+    policy, undo = policy_of(step)
+    check_action(step.compensate, f"{at}.compensate")
+    if isinstance(step.on_failure, Compensate):
+        check_action(step.on_failure.compensate, f"{at}.on_failure.compensate")
+    shared: dict[str, Any] = {"after": after, "on_failure": policy, "undo": undo}
+    if step.action is None:
+        return _joint(step, name, after, at)
+    task = made_task(step, at, make)
+    if step.over is not None:
+        return _map(step, name, task, numbers, at, shared)
+    if step.item_as is not None:
+        raise InvalidParams(f"{at}.item_as", "goes with over")
+    for member in ("results_as", "errors_as"):
+        _check_member(getattr(step, member), member, step, at)
+    if step.results_as is not None and step.results_as == step.errors_as:
+        raise InvalidParams(f"{at}.errors_as", f"is the member that results_as names: {step.errors_as!r}")
+    if (step.results_as or step.errors_as) and not after:
+        raise InvalidParams(
+            f"{at}.{'results_as' if step.results_as else 'errors_as'}", "needs predecessors: give after"
+        )
+    options = StepOptions(task.ordering_key, task.delay_seconds, task.expires_in_seconds)
+    return NewStep(
+        name, StepKind.TASK, task.action, task, **shared, results_as=step.results_as, errors_as=step.errors_as,
+        options=options,
+    )  # fmt: skip
+
+
+def _predecessors(step: StepParams, name: str, numbers: dict[str, int], at: str) -> list[int]:
+    after = []
+    for before in dict.fromkeys([*step.after, *([step.over] if isinstance(step.over, str) else [])]):
+        number = numbers.get(before)
+        if number is None:
+            raise InvalidParams(f"{at}.after", f"of {name!r} names {before[:200]!r}, and there is no such step")
+        if before == name:
+            raise InvalidParams(f"{at}.after", f"of {name!r} names itself")
+        after.append(number)
+    return after
+
+
+def _joint(step: StepParams, name: str, after: list[int], at: str) -> NewStep:
+    usual = StepParams(name=step.name, after=step.after, payload=step.payload)
+    names = (f.name for f in msgspec.structs.fields(step))
+    given = [name for name in names if getattr(step, name) != getattr(usual, name)]
+    if bytes(step.payload) != b"{}":
+        given.append("payload")
+    if given:
+        raise InvalidParams(f"{at}.action", f"is missing, and {name!r} says {given[0]}, which is an action's")
+    if not after:
+        raise InvalidParams(f"{at}.action", f"is missing; without one, {name!r} is to join others: give after")
+    return NewStep(name, StepKind.JOIN, None, None, after)
+
+
+def _map(
+    step: StepParams, name: str, task: NewTask, numbers: dict[str, int], at: str, shared: dict[str, Any]
+) -> NewStep:
+    for member in ("results_as", "errors_as"):
+        if getattr(step, member) is not None:
+            raise InvalidParams(f"{at}.{member}", "does not go with over: its tasks are given the items")
+    item_as = "item" if step.item_as is None else step.item_as
+    _check_member(item_as, "item_as", step, at)
+    if isinstance(step.over, list) and len(step.over) > MAX_CHILDREN:
+        raise InvalidParams(f"{at}.over", f"holds {len(step.over)} items; the limit is {MAX_CHILDREN}")
+    over = numbers[step.over] if isinstance(step.over, str) else None
+    items = step.over if isinstance(step.over, list) else None
+    common = {f.name: getattr(step, f.name) for f in msgspec.structs.fields(ChildParams) if f.name != "name"}
+    options = StepOptions(over=over, items=items, item_as=item_as, template=ChildParams(**common))
+    return NewStep(name, StepKind.MAP, task.action, None, **shared, options=options)
+
+
+def _check_member(member: str | None, field: str, step: StepParams, at: str) -> None:
+    if member is None:
+        return
+    if not 1 <= len(member) <= NAME_MAX_CHARS or CONTROL.search(member):
+        raise InvalidParams(f"{at}.{field}", f"must have 1 to {NAME_MAX_CHARS} characters, none of them a control one")
+    payload = bytes(step.payload)
+    if not payload.lstrip().startswith(b"{"):
+        raise InvalidParams(f"{at}.{field}", "adds a member to the payload, which must be an object")
+    if member in msgspec.json.decode(payload, type=dict[str, msgspec.Raw]):
+        raise InvalidParams(f"{at}.{field}", f"names a member that the payload has already: {member!r}")
+
+
+def policy_of(child: ChildParams) -> tuple[str, str | None]:
+    """What is kept of a failure policy: its name, and for `compensate` with an action both, joined by a colon."""
+    if isinstance(child.on_failure, Compensate):
+        return f"compensate:{child.on_failure.compensate}", child.compensate
+    return child.on_failure, child.compensate
+
+
+def fallback_of(policy: str) -> str | None:
+    """Of a kept policy: None where nothing is undone, else the action for steps that name none, or empty."""
+    name, _, action = policy.partition(":")
+    return action if name == "compensate" else None
+
+
+def made_task(step: ChildParams, at: str, make: MakeTask) -> NewTask:
+    """The task of a step; what is wrong with it is told of the step. Raises InvalidParams, TooLarge."""
+    try:
+        if step.action is None:
+            raise InvalidParams("action", "is missing")
+        return make(step)
+    except InvalidParams as exc:
+        raise InvalidParams(f"{at}.{exc.data['field']}", exc.data["problem"]) from None
+    except TooLarge as exc:
+        raise TooLarge(f"{at}.payload", exc.data["size"], exc.data["limit"]) from None
+
+
+def check_order(steps: Sequence[NewStep], field: str) -> None:
+    """Raises InvalidParams when steps wait for each other in a circle, naming one."""
+    pending = [len(step.after) for step in steps]
+    followers: list[list[int]] = [[] for _ in steps]
+    for number, step in enumerate(steps):
+        for before in step.after:
+            followers[before].append(number)
+    ready = deque(number for number, count in enumerate(pending) if not count)
+    seen = 0
+    while ready:
+        seen += 1
+        for number in followers[ready.popleft()]:
+            pending[number] -= 1
+            if not pending[number]:
+                ready.append(number)
+    if seen == len(steps):
+        return
+    # Whoever is left waits for one that is left: backwards from any of them lies a circle.
+    number = next(number for number, count in enumerate(pending) if count)
+    walked: dict[int, int] = {}
+    while number not in walked:
+        walked[number] = len(walked)
+        number = next(before for before in steps[number].after if pending[before])
+    circle = [steps[n].name for n, place in walked.items() if place >= walked[number]]
+    shown = " after ".join(repr(name) for name in [*circle[:5], *(["..."] if len(circle) > 5 else []), circle[0]])
+    raise InvalidParams(f"{field}[{number}].after", f"goes in a circle: {shown}")
