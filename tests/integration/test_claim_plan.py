@@ -247,6 +247,24 @@ async def test_the_priorities_in_use_are_read_by_one_look_each(seeded: Any) -> N
     assert pages_of(plan) < 40
 
 
+async def test_what_comes_next_is_read_without_passing_what_was_claimed(seeded: Any) -> None:
+    levels = stretches_of({})
+    transaction = seeded.transaction()
+    await transaction.start()
+    try:
+        # Their entries stand in front of what is due later, for as long as anybody can see them as they were.
+        await seeded.execute(
+            "update penstock.task set state = 'ACQUIRED', claimed_at = now(), claim = 1, attempts = 1"
+            " where state in ('SCHEDULED', 'ERROR') and run_at <= now()"
+        )
+        args = [level.low for level in levels], [level.high for level in levels], 16
+        plan = await explain(seeded, SQL["read_seconds_to_next"], *args, analyze=True)
+    finally:
+        await transaction.rollback()
+    expect_scans(plan, "task", "task_ready")
+    assert pages_of(plan) < 60
+
+
 @pytest.mark.parametrize("since", [BEGINNING.run_at, datetime(2100, 1, 1).astimezone()])
 async def test_the_window_is_counted_in_the_index_of_claimed_tasks(seeded: Any, since: datetime) -> None:
     plan = await explain(seeded, SQL["count_in_flight"], 5000, since, analyze=True)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -343,6 +343,20 @@ async def test_an_urgent_task_of_a_new_priority_is_found_at_once_behind_the_boun
         urgent = await enqueue(store, *(NewTask("a", priority=priority) for _ in range(2)))
         expected = urgent if priority > 0 else backlog[3:5]
         assert await next_two(by_two, outbound) == expected
+
+
+@pytest.mark.parametrize("known", [(), (0,), (5, 0), (7, 0, -3), tuple(range(bounds.LEVELS))])
+async def test_the_next_task_is_known_whether_its_priority_is_or_not(store: Store, known: Sequence[int]) -> None:
+    here = bounds.Bounds()
+    here.set_levels(known, 0.0)
+    delays = {0: 90.0, 5: 60.0, 7: 0.0, -3: 70.0}
+    await enqueue(store, *(NewTask("a", priority=level, delay_seconds=delay) for level, delay in delays.items()))
+    async with store.session() as session:
+        seconds = await session.read_seconds_to_next(here.from_bounds(), bounds.LEVELS)
+        assert seconds is not None
+        assert 30 < seconds <= 60
+        await session.cancel(list(range(1, 100)))
+        assert await session.read_seconds_to_next(here.from_bounds(), bounds.LEVELS) is None
 
 
 async def test_more_priorities_than_have_bounds_are_claimed_in_their_order(

@@ -83,7 +83,7 @@ class Scheduler(Service):
                 seconds = min(seconds, self._gates.idle_seconds())
             if not self._listener.event.is_set():
                 async with self._store.session() as session:
-                    next_due = await session.value("read_seconds_to_next", LEVELS)
+                    next_due = await session.read_seconds_to_next(self._bounds.from_bounds(), LEVELS)
                 if next_due is not None:
                     seconds = min(seconds, max(_SOONEST_SECONDS, next_due))
             with suppress(TimeoutError):

@@ -226,18 +226,27 @@ with recursive step as (
 select priority from step where priority is not null limit $1;
 
 -- name: read_seconds_to_next
--- $1 how many priorities at the most. Seconds until the next task is due that is not due yet, null for none.
-with recursive step as (
-    (select priority from penstock.task
-     where state in ('SCHEDULED', 'ERROR') and route is null and gate is null order by priority desc limit 1)
+-- $1 and $2 lowest and highest priority of each stretch to look through (see Bounds), $3 how many priorities at the most of
+-- those that cover several. Seconds until the next task is due that is not due yet, null for none. Where a stretch is one
+-- priority, the look begins at what is due now: dead entries of what was claimed before stand in front of that.
+with recursive stretch as materialized (
+    select low, high from unnest($1::int2[], $2::int2[]) as s (low, high)
+), step as (
+    select s.low, (select t.priority from penstock.task t
+                   where t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
+                     and t.priority between s.low and s.high
+                   order by t.priority desc limit 1) as priority
+    from stretch s where s.low < s.high
     union all
-    select (select t.priority from penstock.task t
-            where t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
-              and t.priority < step.priority
-            order by t.priority desc limit 1)
+    select step.low, (select t.priority from penstock.task t
+                      where t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
+                        and t.priority >= step.low and t.priority < step.priority
+                      order by t.priority desc limit 1)
     from step where step.priority is not null
 ), levels as materialized (
-    select priority from step where priority is not null limit $1
+    select low as priority from stretch where low = high
+    union all
+    (select priority from step where priority is not null limit $3)
 )
 select date_part('epoch', min(next.run_at) - now())
 from levels cross join lateral (

@@ -67,6 +67,15 @@ class Claiming(Statements):
         """Up to ``limit`` priorities, highest first, that any task has which is due now or later."""
         return [row[0] for row in await self.fetch("read_priorities", limit)]
 
+    async def read_seconds_to_next(self, stretches: Sequence[Stretch], limit: int) -> float | None:
+        """Seconds until the next task of these stretches is due that is not due yet, None for none.
+
+        limit: how many priorities at the most are looked through, of stretches that cover several.
+        """
+        lows, highs, *_ = _columns_of(stretches)
+        seconds: float | None = await self.value("read_seconds_to_next", lows, highs, limit)
+        return seconds
+
     async def confirm(self, dispatch_id: int) -> None:
         """Everything of the dispatch was sent or released."""
         await self.fetch("confirm_dispatch", dispatch_id)
