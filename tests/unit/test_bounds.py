@@ -132,9 +132,9 @@ def test_a_costly_sweep_is_followed_by_a_rest_of_nine_times_its_duration() -> No
     bounds = Bounds()
     bounds.sweep_begins(10)
     assert not bounds.may_sweep(10.5)  # it is under way
-    bounds.swept({0: at(5)}, True, 11.02)
-    assert not bounds.sweep_is_due(11.02 + 8.9)
-    assert bounds.sweep_is_due(11.02 + 9.1)
+    bounds.swept({0: at(5)}, True, 11.06)
+    assert not bounds.sweep_is_due(11.06 + 8.9)
+    assert bounds.sweep_is_due(11.06 + 9.1)
 
 
 def test_a_process_that_stood_still_in_a_sweep_rests_for_no_more_than_ten_seconds() -> None:

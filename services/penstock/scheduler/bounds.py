@@ -17,7 +17,7 @@ from penstock.tasks import BEGINNING, EVERYTHING, PRIORITY_MAX, PRIORITY_MIN, Po
 LEVELS = 16  # priorities with a bound of their own; where there are more, every claim sweeps
 _SWEEP_SECONDS = 1.0
 _LEVELS_SECONDS = 10.0
-_CHEAP_SECONDS = 0.02
+_CHEAP_SECONDS = 0.06  # a few ms of work take so long on a busy machine
 _REST = 9  # a sweep that takes longer is followed by so many times the excess without one,
 _REST_SECONDS = 10.0  # yet no longer than this: a process that was stopped in the midst of one took it for slow
 
