@@ -230,6 +230,8 @@ async def test_a_watch_outlives_a_postgres_that_goes_away(
         looks = sample("penstock_statement_seconds_count", statement="read_settled")
         asking = asyncio.create_task(ask(http, id=task_id, timeout=60))
         await until(lambda: sample("penstock_statement_seconds_count", statement="read_settled") > looks)
+        pool = await store.open()
+        await until(lambda: pool.get_idle_size() == pool.get_size())  # the other look may be under way
         async with postgres_away(postgres, database_url):
             await asyncio.sleep(0)
             assert (await http.post("/rpc", json={"jsonrpc": "2.0", "method": "result", "params": [1], "id": 1})
