@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import time_ns
 
 from penstock import tracing
 from penstock.consumer import Consumer
 from penstock.errors import HANDLER_ERROR, Refused
 from penstock.logs import get_logger
+from penstock.loop import SideTask
 from penstock.outcomes import Applied, apply_reports
 from penstock.settings import Settings
 from penstock.store import Store
 from penstock.tracing import Way
 from penstock.transports import Message, Queue
+from penstock.turns import Turns
 from penstock.wire import (
     NO_HINTS,
     Failed,
@@ -38,6 +40,10 @@ class Resulter(Consumer):
 
     def __init__(self, *, store: Store, results: Queue, settings: Settings) -> None:
         super().__init__(store=store, queue=results, settings=settings)
+        self._turns = Turns(store=store, notifier=self._notifier)
+
+    def side_tasks(self) -> Mapping[str, SideTask]:
+        return {**super().side_tasks(), "turns": self._turns.run}
 
     async def commit(self, messages: Sequence[Message]) -> Sequence[Message]:
         reports: list[Report] = []

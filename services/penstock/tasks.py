@@ -42,6 +42,7 @@ READY_STATES = frozenset({State.SCHEDULED, State.ERROR})
 TRANSITIONS: frozenset[tuple[State, State]] = frozenset(
     {
         (State.WAITING, State.SCHEDULED),  # its predecessor settled
+        (State.WAITING, State.ACQUIRED),  # claim of one whose turn in its ordering key has come
         (State.SCHEDULED, State.ACQUIRED),  # claim
         (State.ERROR, State.ACQUIRED),  # claim
         (State.ACQUIRED, State.SUCCESS),  # result

@@ -57,7 +57,7 @@ LATER_SECONDS = 50_000.0
 RETRY_SECONDS = 10_000.0
 STALE_AFTER_SECONDS = 60.0
 ALIVE = '{"percent":40.0,"note":null}'
-TABLES = "task, task_history, unique_key, ordering_head, dispatch, tally, wait"
+TABLES = "task, task_history, unique_key, ordering_head, dispatch, tally, wait, turn"
 FEWEST_STEPS = 2000
 STEPS: set[str] = set()
 # What the run must have met, beside each of its steps, to count as having tried the interleavings.
@@ -69,6 +69,7 @@ MET = {
     "hold", "hold ended by a retry", "hold ended by hand", "hold ended by cleaning", "reschedule to now",
     "wait", "event", "event kept", "kept event taken", "event again", "late event refused", "next event kept",
     "wait timed out", "token of another", "second token", "cancel of a waiting task",
+    "claim of a turn", "turn left", "turn over",
 }  # fmt: skip
 
 
@@ -177,6 +178,7 @@ class Lives(RuleBasedStateMachine):
         self.missed: set[int] = set()
         self.seen: dict[int, State] = {}
         self.now = 0.0
+        self.turned: set[int] = set()  # SCHEDULED here, and there WAITING with their turn
         self.bounds = [Bounds(), Bounds()]  # of two schedulers, each of which knows only its own claims
 
     # Running the real thing
@@ -289,8 +291,10 @@ class Lives(RuleBasedStateMachine):
 
     # Steps
 
-    @initialize(batch=batches)
-    def begin_with_a_few_tasks_in_empty_tables(self, batch: list[NewTask]) -> None:
+    @initialize(batch=batches, turns_from=st.sampled_from([1, 1000]))
+    def begin_with_a_few_tasks_in_empty_tables(self, batch: list[NewTask], turns_from: int) -> None:
+        Session.turns_from = turns_from
+
         async def work() -> None:
             async with self.store.session() as session:
                 await session._connection.execute(
@@ -354,6 +358,25 @@ class Lives(RuleBasedStateMachine):
     def in_state(self, *states: State) -> list[int]:
         return [task_id for task_id, task in self.tasks.items() if task.state in states]
 
+    # Turns
+
+    def end_turns(self) -> None:
+        """As a scheduler does; it would find out about the moved and the cancelled ones by and by."""
+
+        async def work() -> tuple[int, set[int]]:
+            async with self.store.transaction() as session:
+                await session._connection.execute(
+                    "update penstock.turn u set ends_at = now() where exists (select from unnest(u.task_ids, u.run_ats)"
+                    " e (id, run_at) left join penstock.task t on t.id = e.id and t.run_at = e.run_at"
+                    " and t.priority = u.priority where t.id is null)"
+                )
+                promoted = await session.end_turns(100)
+                rows = await session._connection.fetch("select unnest(task_ids) as id from penstock.turn")
+                return promoted, {row["id"] for row in rows}
+
+        promoted, self.turned = self.run(work())
+        self.met["turn over"] += promoted > 0
+
     # Claiming
 
     @precondition(lambda self: self.in_state(*READY_STATES))
@@ -369,6 +392,7 @@ class Lives(RuleBasedStateMachine):
         """The bounds may be as old as they like: what stands before them is not found, and nothing else is missed."""
         bounds = self.bounds[scheduler]
         stretches = bounds.from_bounds()
+        self.end_turns()
         missed = set(self.due_in(EVERYTHING, much_later)) - set(self.due_in(stretches, much_later))
         dispatch = self.claim_out_of(stretches, limit, much_later)
         found = len(dispatch.tasks) if dispatch else 0
@@ -410,7 +434,8 @@ class Lives(RuleBasedStateMachine):
                 return await session.read_priorities(LEVELS)
 
         levels = self.run(work())
-        assert levels == sorted({self.tasks[i].priority for i in self.in_state(*READY_STATES)}, reverse=True)
+        found = {self.tasks[i].priority for i in self.in_state(*READY_STATES) if i not in self.turned}
+        assert levels == sorted(found, reverse=True)
         return levels
 
     def positions(self) -> dict[int, Position]:
@@ -424,13 +449,13 @@ class Lives(RuleBasedStateMachine):
             for i, task in self.tasks.items()
             if task.state in READY_STATES and ((task.due and not much_later) or (much_later and not task.expires))
         ]
-        found = []
+        found = self.turned & set(due)  # those are found wherever the bounds are
         for low, high, after in stretches:
-            inside = [i for i in due if low <= self.tasks[i].priority <= high and (low < high or at[i] > after)]
-            found += sorted(inside, key=lambda i: (-self.tasks[i].priority, at[i]))
-        return found
+            found |= {i for i in due if low <= self.tasks[i].priority <= high and (low < high or at[i] > after)}
+        return sorted(found, key=lambda i: (-self.tasks[i].priority, at[i]))
 
     def claim_out_of(self, stretches: Sequence[Stretch], limit: int, much_later: bool) -> Dispatch | None:
+        self.end_turns()
         at = self.positions()
         expected = self.due_in(stretches, much_later)[:limit]
 
@@ -451,6 +476,10 @@ class Lives(RuleBasedStateMachine):
             self.met["suspect sent again"] += claimed.suspect
             task.state, task.attempts = State.ACQUIRED, task.attempts + 1
             task.claims.append(claimed.claim)
+        took = self.turned & set(expected)
+        self.turned -= took
+        self.met["claim of a turn"] += bool(took)
+        self.met["turn left"] += bool(took and self.turned)
         assert dispatch.reached == {self.tasks[i].priority: at[i] for i in expected}  # the last of each stays
         self.dispatches[dispatch.id] = [(task.id, task.claim) for task in dispatch.tasks]
         self.handed_out += self.dispatches[dispatch.id]
@@ -819,14 +848,17 @@ class Lives(RuleBasedStateMachine):
     @step
     def reschedule(self, data: st.DataObject, delay: float | None, priority: int | None) -> None:
         ids = data.draw(st.lists(st.sampled_from(list(self.tasks)), min_size=1, max_size=3, unique=True))
+        self.reschedule_these(ids, delay, priority)
 
+    def reschedule_these(self, ids: list[int], delay: float | None, priority: int | None) -> None:
         async def work() -> dict[int, State]:
             async with self.store.session() as session:
                 return await session.reschedule(ids, delay_seconds=delay, priority=priority)
 
         waiting = self.in_state(State.WAITING, *READY_STATES)
         moved = {task_id for task_id in set(ids) & set(waiting) if not self.tasks[task_id].awaits_event}
-        assert self.run(work()) == {task_id: self.tasks[task_id].state for task_id in moved}
+        states = {i: State.WAITING if i in self.turned else self.tasks[i].state for i in moved}
+        assert self.run(work()) == states
         for task_id in moved:
             task = self.tasks[task_id]
             if delay is not None:
@@ -854,6 +886,33 @@ class Lives(RuleBasedStateMachine):
             self.restart_these([head])
         elif end == "by cleaning":
             self.clean_all(State.CRITICAL_ERROR)
+
+    @precondition(lambda self: not self.held)
+    @rule(end=st.sampled_from(["one by one", "cancel", "move"]))
+    @step
+    def let_two_keys_have_their_turn(self, end: str) -> None:
+        """Another such life."""
+        self.enqueue(batch=[NewTask("a", ordering_key=key) for key in ("o1", "o2", "o1", "o2")])
+        self.claim_out_of(EVERYTHING, 100, much_later=True)
+        self.the_database_agrees_with_the_model()
+        running = [i for i in self.heads.values() if self.tasks[i].state is State.ACQUIRED]
+        results = {(i, self.tasks[i].claim): json.dumps({"claim": self.tasks[i].claim}) for i in running}
+
+        async def work() -> int:
+            async with self.store.transaction() as session:
+                return await session.finish(results)
+
+        assert self.run(work()) == len(running)
+        for task_id in running:
+            self.tasks[task_id].result = self.tasks[task_id].claim
+        self.settle(running, State.SUCCESS)
+        self.the_database_agrees_with_the_model()
+        if end == "one by one" or not self.turned:
+            self.claim_out_of(EVERYTHING, 1, much_later=False)
+        elif end == "cancel":
+            self.cancel_these([min(self.turned)])
+        else:
+            self.reschedule_these([min(self.turned)], LATER_SECONDS, None)
 
     @rule(keys=st.lists(st.sampled_from(["o1", "o2"]), min_size=1, unique=True))
     @step
@@ -990,7 +1049,13 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def the_database_agrees_with_the_model(self) -> None:
+        self.end_turns()
         live, settled, unique, heads, held, dispatches, counts, found_tokens = self.run(self.look())
+        for task_id in self.turned:
+            assert live[task_id]["state"] == State.WAITING
+            live[task_id] = dict(live[task_id]) | {"state": State.SCHEDULED.value}
+            counts[live[task_id]["action"], State.WAITING.value] -= 1
+            counts[live[task_id]["action"], State.SCHEDULED.value] += 1
         rows = live | settled
         assert not live.keys() & settled.keys(), "a task stands in both tables"
         assert rows.keys() == self.tasks.keys()
@@ -1008,7 +1073,7 @@ class Lives(RuleBasedStateMachine):
         waiting_for = {token.pair for token in self.tokens.values() if token.is_active}
         assert waiting_for == {(i, task.claim) for i, task in self.tasks.items() if task.awaits_event}
         expected = Counter((task.new.action, task.state.value) for task in self.tasks.values())
-        assert counts == expected
+        assert +counts == expected
         self.check_order(rows.values())
 
     async def look(self) -> tuple[Any, ...]:
@@ -1089,6 +1154,7 @@ async def count_all(session: Session) -> Counter[tuple[str, str]]:
 
 
 def test_any_interleaving_of_what_can_happen_to_tasks_agrees_with_the_model(database_url: str) -> None:
+    usual = Session.turns_from
     with asyncio.Runner() as runner:
         store = Store(database_url, application_name="penstock-test")
 
@@ -1108,6 +1174,7 @@ def test_any_interleaving_of_what_can_happen_to_tasks_agrees_with_the_model(data
         try:
             run_rounds(OfThisTest, is_enough, examples=45, steps=60)
         finally:
+            Session.turns_from = usual
             runner.run(store.close())
     print(f"{OfThisTest.steps.total()} steps: {dict(OfThisTest.steps)}; met: {dict(OfThisTest.met)}")
     assert OfThisTest.steps.total() >= FEWEST_STEPS

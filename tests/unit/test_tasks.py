@@ -38,8 +38,8 @@ def test_success_is_for_ever() -> None:
     assert not any(is_legal(State.SUCCESS, after) for after in State)
 
 
-def test_only_a_claim_leads_to_acquired_and_only_from_a_ready_state() -> None:
-    assert {before for before, after in TRANSITIONS if after is State.ACQUIRED} == READY_STATES
+def test_only_a_claim_leads_to_acquired_from_a_ready_state_or_where_a_turn_has_come() -> None:
+    assert {before for before, after in TRANSITIONS if after is State.ACQUIRED} == READY_STATES | {State.WAITING}
 
 
 def test_only_a_claimed_task_succeeds_or_fails_and_one_that_waits_with_its_claim() -> None:

@@ -7,25 +7,84 @@
 -- The limit stands in a select of its own, which hides its value from the planner: with the statistics of a table that
 -- was empty a moment ago, a limit above the rows expected would have all due tasks sorted for each claim. Each stretch
 -- repeats it: without, they are sorted with the statistics of a full table.
-    select ready.id, ready.action, ready.labels, ready.tenant
+    select ready.id, ready.action, ready.labels, ready.tenant, ready.priority, ready.run_at
     from unnest($3::int2[], $4::int2[], $5::timestamptz[], $6::bigint[]) as stretch (low, high, run_at, id)
     cross join lateral (
-        select id, action, labels, tenant from (
-            select t.id, t.action, t.labels, t.tenant from penstock.task t
+        select id, action, labels, tenant, priority, run_at from (
+            select t.id, t.action, t.labels, t.tenant, t.priority, t.run_at from penstock.task t
             where stretch.low = stretch.high and t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
               and t.priority = stretch.low and (t.run_at, t.id) > (stretch.run_at, stretch.id)
               and t.run_at <= coalesce($2::timestamptz, now()) - make_interval(secs => $7)
               and (t.expires_at is null or t.expires_at > coalesce($2::timestamptz, now()))
             order by t.run_at, t.id limit (select $1::bigint) for update skip locked) one
         union all
-        select id, action, labels, tenant from (
-            select t.id, t.action, t.labels, t.tenant from penstock.task t
+        select id, action, labels, tenant, priority, run_at from (
+            select t.id, t.action, t.labels, t.tenant, t.priority, t.run_at from penstock.task t
             where stretch.low < stretch.high and t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
               and t.priority between stretch.low and stretch.high
               and t.run_at <= coalesce($2::timestamptz, now()) - make_interval(secs => $7)
               and (t.expires_at is null or t.expires_at > coalesce($2::timestamptz, now()))
             order by t.priority desc, t.run_at, t.id limit (select $1::bigint) for update skip locked) several
     ) ready
+
+-- part: turns
+-- Tasks that no index knows as ready, for it was told by the batch that their turn in their ordering key has come (see
+-- finish_tasks): those that come before the last one in `behind`, or find room. They are merged with these, and locked
+-- only then. What is taken leaves its turn. One of which something chosen cannot be taken, for it was cancelled, moved in
+-- time or is locked, is over (see end_turns). By the index on ends_at no dead entry is passed that is older than a turn can
+-- be. A claim for tasks that have waited long leaves turns alone, which do not last.
+turns as materialized (
+    select id, priority, size, task_ids, run_ats, keys from penstock.turn
+    where id = any(array(
+        select id from (
+            select live.id, sum(live.size) over (order by live.priority desc, live.run_at, live.task_id) - live.size as before
+            from (select u.id, u.priority, u.run_at, u.task_id, u.size from penstock.turn u
+                  where {unruled} and $7::float8 = 0 and u.ends_at > now()
+                  order by u.ends_at limit 1000) live
+            where case when (select count(*) from behind) < $1::bigint then true
+                       else (-live.priority, live.run_at, live.task_id)
+                            < (select -priority, run_at, id from behind order by priority, run_at desc, id desc limit 1) end
+            ) near
+        where before < $1::bigint))
+    for update skip locked
+), merged as materialized (
+    select id, priority, run_at, turn from (
+        select id, priority, run_at, null::bigint as turn from behind where exists (select from turns)
+        union all
+        select e.id, u.priority, e.run_at, u.id
+        from turns u cross join lateral unnest(u.task_ids, u.run_ats) as e (id, run_at)) either
+    order by priority desc, run_at, id limit (select $1::bigint)
+), found as materialized (
+    select t.id, t.priority, t.run_at from penstock.task t
+    where t.id = any(array(select id from merged where turn is not null))
+      and t.state::text = 'WAITING' and t.claimed_at is null and t.ordering_key is not null
+      and (t.expires_at is null or t.expires_at > coalesce($2::timestamptz, now()))
+    for update skip locked
+), taken as materialized (
+    select m.id, m.turn from merged m join found f using (id, priority, run_at) where m.turn is not null
+), used_up as (
+    -- Of the sizes as they were locked: the row may be a newer one than this statement sees.
+    delete from penstock.turn
+    where id = any(array(select u.id from turns u join (select turn, count(*) as count from taken group by turn) t
+                         on t.turn = u.id and t.count = u.size))
+    returning id
+), kept as materialized (
+    select u.id, array_agg(e.id order by e.place) as task_ids, array_agg(e.run_at order by e.place) as run_ats,
+           array_agg(e.key order by e.place) as keys, bool_or(e.id in (select id from merged)) as is_passed_over
+    from turns u cross join lateral unnest(u.task_ids, u.run_ats, u.keys) with ordinality as e (id, run_at, key, place)
+    where u.id in (select turn from merged) and u.id not in (select id from used_up)
+      and e.id not in (select id from taken)
+    group by u.id
+), shortened as (
+    update penstock.turn u
+    set task_ids = k.task_ids, run_ats = k.run_ats, keys = k.keys, run_at = k.run_ats[1], task_id = k.task_ids[1],
+        size = cardinality(k.task_ids), ends_at = case when k.is_passed_over then now() else u.ends_at end
+    from kept k where u.id = k.id and u.id = any(array(select id from turns))
+)
+
+-- part: unruled
+not exists (select from penstock.action) and not exists (select from penstock.route)
+      and not exists (select from penstock.tenant)
 
 -- part: claimed
 -- Of the tasks in `due`. They are chosen in a materialised CTE: a plain subquery in FROM may be run again by some plans
@@ -107,18 +166,24 @@ aside as materialized (
 )
 
 -- name: claim_tasks
+-- Those that are ready, and those that have their turn.
 -- $1 how many, $2 now or null for the database's clock; $3 to $6 the stretches of the index to look through, in the
 -- claim's order: lowest and highest priority of each, and the (run_at, id) behind which it begins (see Bounds);
 -- $7 seconds for which they have been due. Finds nothing once any action or tenant is limited or any route is set: whoever does
 -- not know of that yet has to look (read_rules) and to go on with claim_tasks_by_rules.
 -- last_run_at: run_at, on the last row of each priority only, null on the others.
-with due as materialized (
-    select id from (
+with behind as materialized (
+    select id, priority, run_at from (
 {candidates}
     ) candidate
-    where not exists (select from penstock.action) and not exists (select from penstock.route)
-      and not exists (select from penstock.tenant)
+    where {unruled}
     limit (select $1::bigint)
+), {turns}, due as materialized (
+    select id from behind where not exists (select from turns)
+    union all
+    select id from merged where turn is null
+    union all
+    select id from taken
 ), {claimed}
 select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
        date_part('epoch', coalesce($2::timestamptz, now()) - c.run_at) as waited_seconds, c.suspect, c.route, c.tenant,

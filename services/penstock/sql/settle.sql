@@ -7,26 +7,29 @@
 -- whole array for every row. `state::text` keeps the planner from the partial indexes on state.
 -- Whatever makes a task of a workflow final adds to workflow_event in the same statement: see workflows.sql.
 
--- part: successors
+-- part: next
 -- Of the ordering keys in `ended`, of which this transaction has settled the task that ran, or which it lets go: the
--- oldest that waits in each may run. The row of the head stays as it is, and is not even locked: while tasks wait, it
--- costs nothing. In `next` the id is null where this snapshot knows of none that waits (see forget_ordering_keys); what
--- is in `next` and not in `promoted` was taken away by somebody meanwhile.
+-- oldest that waits in each, which may run. The row of the head stays as it is, and is not even locked: while tasks wait,
+-- it costs nothing. The id is null where this snapshot knows of none that waits (see forget_ordering_keys).
 next as materialized (
-    select e.key, (select t.id from penstock.task t where t.ordering_key = e.key and t.state = 'WAITING'
-                     and t.claimed_at is null order by t.id limit 1) as id
-    from ended e
-), promoted as (
-    update penstock.task t set state = 'SCHEDULED', updated_at = now()
-    where t.id = any(array(select id from next)) and t.state = 'WAITING' and t.claimed_at is null
-    returning t.id, t.action
+    select e.key, t.id, t.priority, t.run_at
+    from ended e left join lateral (
+        select id, priority, run_at from penstock.task
+        where ordering_key = e.key and state = 'WAITING' and claimed_at is null order by id limit 1) t on true
 )
+
+-- part: ruled
+exists (select from penstock.action) or exists (select from penstock.route) or exists (select from penstock.tenant)
 
 -- name: finish_tasks
 -- $1 ids (distinct), $2 claims, $3 results as JSON text, $4 workers or null: of one that does not tell, the row may know
--- by a sign of life. ACQUIRED to SUCCESS: the row moves to the history.
+-- by a sign of life, $5 from how many on a turn is given. ACQUIRED to SUCCESS: the row moves to the history.
+-- The next of each ordering key is promoted. Where they are many, of one priority and due, they are given a turn instead:
+-- one row that names them all, by which the claim takes them as they are (see turns in claim.sql). A row rewritten for each,
+-- with its entries in the indexes, is what a key costs otherwise. Not where there are rules: those go by the tasks' rows.
 -- Returns (action, how many of it moved, how many of those belong to workflows, how many of it were promoted), and a row
--- with the ordering keys, and no action, for which the caller has to look again.
+-- with the ordering keys, and no action, for which the caller has to look again: what was found to be next was taken away
+-- by somebody meanwhile, or nothing was found.
 with gone as (
     delete from penstock.task
     where id = any($1::bigint[]) and state::text = 'ACQUIRED'
@@ -48,14 +51,29 @@ with gone as (
     select action, 'SUCCESS', count(*) from gone group by action
 ), ended as (
     select ordering_key as key from gone where ordering_key is not null
-), {successors}
+), {next}, turned as (
+    insert into penstock.turn (priority, run_at, task_id, size, task_ids, run_ats, keys, ends_at)
+    select priority, min(run_at), (array_agg(id order by run_at, id))[1], count(*), array_agg(id order by run_at, id),
+           array_agg(run_at order by run_at, id), array_agg(key order by run_at, id), now() + interval '5 seconds'
+    from next
+    where id is not null and run_at <= now() and not ({ruled})
+    group by priority having count(*) >= $5::int
+    returning task_ids
+), given as materialized (
+    select unnest(task_ids) as id from turned
+), promoted as (
+    update penstock.task t set state = 'SCHEDULED', updated_at = now()
+    where t.id = any(array(select id from next where id not in (select id from given)))
+      and t.state = 'WAITING' and t.claimed_at is null
+    returning t.id, t.action
+)
 select action, count(*) as finished, count(workflow) as told, 0 as promoted, null::text[] as keys
 from gone group by action
 union all
 select action, 0, 0, count(*), null from promoted group by action
 union all
-select null, 0, 0, 0, array_agg(n.key) from next n left join promoted p on p.id = n.id
-where p.id is null having count(*) > 0;
+select null, 0, 0, 0, array_agg(key) from next
+where id is null or id not in (select id from given) and id not in (select id from promoted) having count(*) > 0;
 
 -- name: read_attempts
 -- $1 ids, $2 claims. The attempts of claims that still hold their task, to decide what their failure means.
@@ -245,8 +263,28 @@ select key from penstock.ordering_head where key = any($1::text[]) order by key 
 -- away meanwhile.
 with ended as (
     select * from unnest($1::text[]) k (key)
-), {successors}
+), {next}, promoted as (
+    update penstock.task t set state = 'SCHEDULED', updated_at = now()
+    where t.id = any(array(select id from next)) and t.state = 'WAITING' and t.claimed_at is null
+    returning t.id, t.action
+)
 select n.key, n.id, p.action from next n left join promoted p on p.id = n.id;
+
+-- name: take_turns_over
+-- $1 how many. Turns that have lasted too long, or of which the claim could not take what it chose; once there are rules,
+-- all of them, for the claims by rules know of none. Returns (task_ids, keys) of each.
+delete from penstock.turn where id = any(array(
+    select id from penstock.turn
+    where ends_at <= case when {ruled} then 'infinity' else now() end
+    order by ends_at limit $1 for update skip locked))
+returning task_ids, keys;
+
+-- name: promote_tasks
+-- $1 ids whose turn was taken in this transaction. Returns (id, action); those that are missing were cancelled. A step that
+-- has come back since, with its workflow, waits without its key.
+update penstock.task t set state = 'SCHEDULED', updated_at = now()
+where t.id = any($1::bigint[]) and t.state::text = 'WAITING' and t.claimed_at is null and t.ordering_key is not null
+returning t.id, t.action;
 
 -- name: forget_ordering_keys
 -- $1 ordering keys, locked before in the same transaction. Those of which nobody waits are forgotten; returns them.

@@ -33,6 +33,24 @@ class Ordering(Statements):
             await self._promote(keys)
         return len(keys)
 
+    async def end_turns(self, limit: int) -> int:
+        """Promote the tasks of up to ``limit`` turns that are over, inside a transaction; returns how many may run.
+
+        In the place of one that was cancelled meanwhile, the next of its ordering key goes.
+        """
+        behind: dict[int, str] = {}
+        for task_ids, keys in await self.fetch("take_turns_over", limit):
+            behind.update(zip(task_ids, keys, strict=True))
+        if not behind:
+            return 0
+        await self.plan_for(len(behind))
+        rows = await self.fetch("promote_tasks", list(behind))
+        for task_id, _ in rows:
+            del behind[task_id]
+        for action, count in Counter(action for _, action in rows).items():
+            metrics.TRANSITIONS.labels(action, State.SCHEDULED).inc(count)
+        return len(rows) + len(await self._promote(behind.values()))
+
     async def _promote(self, keys: Collection[str]) -> dict[str, int]:
         """Let the next of each ordering key go, of which nothing runs any more; returns the tasks promoted, by key.
 

@@ -19,7 +19,12 @@ _STATE_AFTER = {
 
 
 class Settling(Ordering):
-    """From ACQUIRED to SUCCESS, ERROR or CRITICAL_ERROR, and from any live state to CANCELLED."""
+    """From ACQUIRED to SUCCESS, ERROR or CRITICAL_ERROR, and from any live state to CANCELLED.
+
+    turns_from: of how many tasks, promoted at a time, one row is cheaper than one for each.
+    """
+
+    turns_from = 16
 
     async def finish(self, results: dict[Pair, str], workers: Mapping[Pair, str | None] | None = None) -> int:
         """ACQUIRED to SUCCESS for each (id, claim) that still holds; returns how many. Ids are distinct.
@@ -33,7 +38,7 @@ class Settling(Ordering):
         await self.plan_for(len(ids))
         finished = 0
         given = ids, claims, list(results.values()), [*map((workers or {}).get, results)]
-        rows = await self.fetch("finish_tasks", *given)
+        rows = await self.fetch("finish_tasks", *given, self.turns_from)
         for action, count, told, promoted, keys in rows:
             if count:
                 self.has_told |= told > 0

@@ -10,8 +10,8 @@ from penstock import metrics
 from penstock.armed import FIRED_AT_ONCE, fire_armed
 from penstock.logs import get_logger
 from penstock.notify import ARMED, Listener, Notifier
+from penstock.repeating import repeat
 from penstock.store import Store
-from penstock.supervisor.repeating import repeat
 
 LOOK_SECONDS = 1.0
 _HELD_SECONDS = 0.05  # another supervisor is at them

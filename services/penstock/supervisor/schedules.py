@@ -18,10 +18,10 @@ from penstock.errors import InvalidParams, Refused, RpcError
 from penstock.fires import Fired, fire_due
 from penstock.logs import get_logger
 from penstock.notify import Notifier
+from penstock.repeating import repeat
 from penstock.schedules import CreateSchedule, NewSchedule
 from penstock.settings import Settings
 from penstock.store import Session, Store
-from penstock.supervisor.repeating import repeat
 from penstock.timetable import Written, create_batch, note_import
 
 LOOK_SECONDS = 1.0

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, BigInteger, Boolean, Column, Double, Identity, LargeBinary, SmallInteger, Table, Text, text
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    DateTime,
+    Double,
+    Identity,
+    Integer,
+    LargeBinary,
+    SmallInteger,
+    Table,
+    Text,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from penstock.tables.schema import instant, metadata, task_state
 
@@ -75,6 +89,20 @@ ordering_head = Table(
     Column("key", Text, primary_key=True),
     Column("task_id", BigInteger, nullable=False),
     Column("held", Boolean, nullable=False, server_default=text("false")),
+)
+
+turn = Table(
+    "turn",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("priority", SmallInteger, nullable=False),
+    instant("run_at"),
+    Column("task_id", BigInteger, nullable=False),
+    Column("size", Integer, nullable=False),
+    Column("task_ids", ARRAY(BigInteger), nullable=False),
+    Column("run_ats", ARRAY(DateTime(timezone=True)), nullable=False),
+    Column("keys", ARRAY(Text), nullable=False),
+    instant("ends_at"),
 )
 
 wait = Table(

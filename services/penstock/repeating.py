@@ -1,4 +1,4 @@
-"""A loop beside the rounds of upkeep, of a duty that has a rhythm of its own."""
+"""A loop beside the passes of a process, of a duty that has a rhythm of its own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def repeat(what: str, work: Callable[[], Awaitable[float]]) -> None:
         try:
             pause = await work()
         except Exception as exc:
-            # A mistake of ours must not become a crash loop of all upkeep; it stays loud.
+            # A mistake of ours must not become a crash loop of the process; it stays loud.
             if failures % 10 == 0:
                 if isinstance(exc, Unavailable):
                     log.warning("backing_off", duty=what, reason=str(exc), failures=failures + 1)

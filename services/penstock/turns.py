@@ -1,0 +1,36 @@
+"""Turns that are over: their tasks are promoted, each by itself.
+
+A resulter that lets the next of many ordering keys go tells so in one row, from which a scheduler claims them (see
+finish_tasks). What is not claimed within a few seconds, or could not be, is promoted here, and so becomes to everybody
+what it would have been without: to an older scheduler, to one whose claims go by rules, to whoever looks for it by its
+state. Resulters do it, for they give the turns.
+"""
+
+from __future__ import annotations
+
+from penstock.notify import Notifier
+from penstock.repeating import repeat
+from penstock.store import Store
+
+_LOOK_SECONDS = 1.0
+_AT_ONCE = 10  # turns, some thousand tasks
+
+
+class Turns:
+    """``run_once`` promotes the tasks of a few turns and returns after how many seconds to look again."""
+
+    def __init__(self, *, store: Store, notifier: Notifier) -> None:
+        self._store = store
+        self._notifier = notifier
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        await repeat("turns", self.run_once)
+
+    async def run_once(self) -> float:
+        async with self._store.transaction() as session:
+            promoted = await session.end_turns(_AT_ONCE)
+        if not promoted:
+            return _LOOK_SECONDS
+        self._notifier.poke()
+        return 0.0
