@@ -67,7 +67,7 @@ async def span(ctx: Context, seconds: float, ledger: str, key: str) -> None:
     began = time.time()
     await asyncio.sleep(seconds)
     with Path(ledger).open("a") as file:
-        file.write(json.dumps({"began": began, "ended": time.time(), "key": key}) + "\n")
+        file.write(json.dumps({"began": began, "ended": time.time(), "key": key, "task": ctx.task_id}) + "\n")
 
 
 @action("whose")

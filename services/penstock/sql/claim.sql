@@ -294,8 +294,9 @@ select priority from step where priority is not null limit $1;
 -- $1 and $2 lowest and highest priority of each stretch to look through (see Bounds), $3 how many priorities at the most of
 -- those that cover several. Seconds until the next task is due that is not due yet, null for none. Where a stretch is one
 -- priority, the look begins at what is due now: dead entries of what was claimed before stand in front of that.
+-- Selects of their own hide the parameters from the planner, which would plan anew for each: 0.7 ms, and 0.1 to run.
 with recursive stretch as materialized (
-    select low, high from unnest($1::int2[], $2::int2[]) as s (low, high)
+    select low, high from unnest((select $1::int2[]), (select $2::int2[])) as s (low, high)
 ), step as (
     select s.low, (select t.priority from penstock.task t
                    where t.state in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
@@ -311,7 +312,7 @@ with recursive stretch as materialized (
 ), levels as materialized (
     select low as priority from stretch where low = high
     union all
-    (select priority from step where priority is not null limit $3)
+    (select priority from step where priority is not null limit (select $3::bigint))
 )
 select date_part('epoch', min(next.run_at) - now())
 from levels cross join lateral (

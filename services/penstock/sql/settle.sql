@@ -58,13 +58,13 @@ with gone as (
     from next
     where id is not null and run_at <= now() and not ({ruled})
     group by priority having count(*) >= $5::int
-    returning task_ids
-), given as materialized (
-    select unnest(task_ids) as id from turned
+    returning priority
+), others as materialized (
+    select key, id from next
+    where id is null or run_at > now() or priority not in (select priority from turned)
 ), promoted as (
     update penstock.task t set state = 'SCHEDULED', updated_at = now()
-    where t.id = any(array(select id from next where id not in (select id from given)))
-      and t.state = 'WAITING' and t.claimed_at is null
+    where t.id = any(array(select id from others)) and t.state = 'WAITING' and t.claimed_at is null
     returning t.id, t.action
 )
 select action, count(*) as finished, count(workflow) as told, 0 as promoted, null::text[] as keys
@@ -72,8 +72,8 @@ from gone group by action
 union all
 select action, 0, 0, count(*), null from promoted group by action
 union all
-select null, 0, 0, 0, array_agg(key) from next
-where id is null or id not in (select id from given) and id not in (select id from promoted) having count(*) > 0;
+select null, 0, 0, 0, array_agg(o.key) from others o left join promoted p on p.id = o.id
+where p.id is null having count(*) > 0;
 
 -- name: read_attempts
 -- $1 ids, $2 claims. The attempts of claims that still hold their task, to decide what their failure means.
