@@ -10,8 +10,8 @@ branch_labels = None
 depends_on = None
 
 UPGRADE = [
-    # One row for many tasks of one priority, with the run_at and the key of each; run_at and task_id are those of the
-    # first. It lives for a moment, so compressing it would cost more than it saves.
+    # One row for many tasks of one priority, with the run_at and the key of each. Turns are put in order by the lowest
+    # run_at and id. One lives for a moment, so compressing it would cost more than it saves.
     """
     create table penstock.turn (
         id         bigint generated always as identity primary key,

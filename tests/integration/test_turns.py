@@ -75,8 +75,9 @@ async def turns(sql: Any) -> list[Any]:
 async def test_what_a_batch_lets_go_is_told_in_one_row_and_claimed_as_it_is(store: Store, sql: Any) -> None:
     keys = await turned(store)
     (turn,) = await turns(sql)
-    assert (turn["task_ids"], turn["size"], turn["task_id"]) == (seconds_of(keys), MANY, keys[0][1])
-    assert turn["keys"] == [f"k{n}" for n in range(MANY)]
+    named = list(zip(turn["keys"], turn["task_ids"], strict=True))
+    assert sorted(named) == sorted((f"k{n}", tasks[1]) for n, tasks in enumerate(keys))
+    assert (turn["size"], turn["run_at"], turn["task_id"]) == (MANY, min(turn["run_ats"]), min(turn["task_ids"]))
     assert await states(store, seconds_of(keys)) == {"WAITING"}
     dispatch = await claim(store)
     assert dispatch is not None
@@ -100,7 +101,7 @@ async def test_a_turn_is_of_one_priority_and_of_what_is_due(store: Store, sql: A
     few = await add(store, *(NewTask("a", ordering_key=f"k{n}", priority=2) for n in range(36, 41)))
     later = await add(store, *(NewTask("a", ordering_key=f"k{n}", delay_seconds=60) for n in range(41, 60)))
     await finish(store, await claim(store, len(heads)))
-    assert {turn["priority"]: turn["task_ids"] for turn in await turns(sql)} == {-1: low, 1: high}
+    assert {turn["priority"]: sorted(turn["task_ids"]) for turn in await turns(sql)} == {-1: low, 1: high}
     assert await states(store, few + later) == {"SCHEDULED"}
     assert await claimed(store, 10) == few + high[:5]
     assert await claimed(store, 20) == high[5:] + low[:9]
@@ -361,7 +362,7 @@ async def test_whatever_happens_at_once_no_key_is_broken_and_nothing_is_left(
 
     async def ender() -> None:
         while not stop.is_set():
-            if chance.random() < 0.1:
+            if chance.random() < 0.3:
                 await sql.execute("update penstock.turn set ends_at = now() where random() < 0.5")
             met["ended"] += await tried(end_turns, store)
             met["turns"] += await sql.fetchval("select count(*) from penstock.turn")
@@ -387,7 +388,7 @@ async def test_whatever_happens_at_once_no_key_is_broken_and_nothing_is_left(
         assert len(ids) == await sql.fetchval("select count(*) from penstock.task_history")
         for key, order in ran.items():
             assert order == sorted(order), key
-        assert all(met[what] for what in ("released", "cancelled", "moved", "turns", "ended"))
+        assert {what for what in met if met[what]} >= {"released", "cancelled", "moved", "turns", "ended"}
     finally:
         await watching.close()
         await store.close()

@@ -69,16 +69,16 @@ turns as materialized (
                          on t.turn = u.id and t.count = u.size))
     returning id
 ), kept as materialized (
-    select u.id, array_agg(e.id order by e.place) as task_ids, array_agg(e.run_at order by e.place) as run_ats,
-           array_agg(e.key order by e.place) as keys, bool_or(e.id in (select id from merged)) as is_passed_over
-    from turns u cross join lateral unnest(u.task_ids, u.run_ats, u.keys) with ordinality as e (id, run_at, key, place)
+    select u.id, count(*) as size, min(e.run_at) as run_at, min(e.id) as task_id, array_agg(e.id) as task_ids,
+           array_agg(e.run_at) as run_ats, array_agg(e.key) as keys, bool_or(e.id in (select id from merged)) as is_passed_over
+    from turns u cross join lateral unnest(u.task_ids, u.run_ats, u.keys) as e (id, run_at, key)
     where u.id in (select turn from merged) and u.id not in (select id from used_up)
       and e.id not in (select id from taken)
     group by u.id
 ), shortened as (
     update penstock.turn u
-    set task_ids = k.task_ids, run_ats = k.run_ats, keys = k.keys, run_at = k.run_ats[1], task_id = k.task_ids[1],
-        size = cardinality(k.task_ids), ends_at = case when k.is_passed_over then now() else u.ends_at end
+    set size = k.size, run_at = k.run_at, task_id = k.task_id, task_ids = k.task_ids, run_ats = k.run_ats, keys = k.keys,
+        ends_at = case when k.is_passed_over then now() else u.ends_at end
     from kept k where u.id = k.id and u.id = any(array(select id from turns))
 )
 

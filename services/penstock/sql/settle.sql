@@ -53,8 +53,8 @@ with gone as (
     select ordering_key as key from gone where ordering_key is not null
 ), {next}, turned as (
     insert into penstock.turn (priority, run_at, task_id, size, task_ids, run_ats, keys, ends_at)
-    select priority, min(run_at), (array_agg(id order by run_at, id))[1], count(*), array_agg(id order by run_at, id),
-           array_agg(run_at order by run_at, id), array_agg(key order by run_at, id), now() + interval '5 seconds'
+    select priority, min(run_at), min(id), count(*), array_agg(id), array_agg(run_at), array_agg(key),
+           now() + interval '5 seconds'
     from next
     where id is not null and run_at <= now() and not ({ruled})
     group by priority having count(*) >= $5::int
