@@ -446,6 +446,60 @@ async def test_tasks_that_no_rule_concerns_are_not_looked_at_one_by_one(swinging
         await swinging.execute("delete from penstock.action")
 
 
+# Turns in ordering keys
+
+_WAITING = (
+    "insert into penstock.task (state, action, payload, priority, run_at, max_attempts, ordering_key, created_at,"
+    " updated_at) select 'WAITING', 'a', '{}', 3, now() - interval '2 days', 10, 'k' || n, now(), now()"
+    " from generate_series(1, 1000) n"
+)
+_TURN = (
+    "insert into penstock.turn (priority, run_at, task_id, size, task_ids, run_ats, keys, ends_at)"
+    " select 3, min(run_at), min(id), count(*), array_agg(id), array_agg(run_at), array_agg(ordering_key),"
+    " now() + interval '1 h' from penstock.task where state = 'WAITING'"
+)
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+@pytest.mark.parametrize("limit", [1000, 700])
+async def test_turns_are_claimed_in_a_few_steps_a_task(swinging: Any, limit: int, mode: str) -> None:
+    whole = "'{-32768}', '{32767}', '{-infinity}', '{0}'"
+    async with swinging.transaction():
+        await swinging.execute("analyze penstock.turn")
+        await swinging.execute(f"set local plan_cache_mode = {mode}")
+        await swinging.execute(f"prepare claiming as {SQL['claim_tasks']}")
+        await swinging.execute(_WAITING)
+        await swinging.execute(_TURN)
+        text = await swinging.fetchval(
+            f"explain (analyze, timing off, format json) execute claiming ({limit}, null, {whole}, 0)"
+        )
+        await swinging.execute("deallocate claiming")
+        plan = json.loads(text)[0]["Plan"]
+        assert plan["Actual Rows"] == limit
+        assert rows_walked(plan) < 60_000, "it walks what it has found once for each task"
+        for table in ("task where state in ('WAITING', 'ACQUIRED') and ordering_key is not null", "turn", "dispatch"):
+            await swinging.execute(f"delete from penstock.{table}")
+
+
+@pytest.mark.parametrize("name", ["finish_tasks", "promote_successors"])
+@pytest.mark.parametrize("turns_from", [16, 10_000])
+async def test_those_who_are_next_are_let_go_in_a_few_steps_a_task(swinging: Any, name: str, turns_from: int) -> None:
+    async with swinging.transaction():
+        await swinging.execute(_WAITING)
+        rows = await swinging.fetch(
+            "update penstock.task t set ordering_key = 'k' || n.n from (select id, row_number() over () as n"
+            " from penstock.task where state = 'ACQUIRED' limit 1000) n where t.id = n.id returning t.id, t.claim"
+        )
+        assert len(rows) == 1000
+        ids, claims = [row["id"] for row in rows], [row["claim"] for row in rows]
+        args = (*_SETTLING["finish_tasks"](ids, claims)[:-1], turns_from)
+        if name == "promote_successors":
+            args = ([f"k{n}" for n in range(1, 1001)],)
+        plan = await explain(swinging, SQL[name], *args, analyze=True)
+        assert rows_walked(plan) < 60_000, "it walks what it has found once for each task"
+        await swinging.execute("delete from penstock.task where state = 'WAITING'")
+
+
 # Plans that are kept from a moment at which the table was empty
 
 _BY_INDEX = {

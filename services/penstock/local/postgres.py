@@ -35,6 +35,7 @@ DEFAULT_OPTIONS = {
     "shared_buffers": "256MB",
     "timezone": "UTC",
     "log_timezone": "UTC",
+    "autovacuum_naptime": "15s",  # after a minute of full load two million dead rows would lie in the live table
     "log_checkpoints": "off",  # one line every five minutes that says nothing to a laptop
     "jit": "off",
 }

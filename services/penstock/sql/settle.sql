@@ -72,8 +72,8 @@ from gone group by action
 union all
 select action, 0, 0, count(*), null from promoted group by action
 union all
-select null, 0, 0, 0, array_agg(o.key) from others o left join promoted p on p.id = o.id
-where p.id is null having count(*) > 0;
+select null, 0, 0, 0, array_agg(key) from others
+where case when id in (select id from promoted) then false else true end having count(*) > 0;
 
 -- name: read_attempts
 -- $1 ids, $2 claims. The attempts of claims that still hold their task, to decide what their failure means.
@@ -266,9 +266,11 @@ with ended as (
 ), {next}, promoted as (
     update penstock.task t set state = 'SCHEDULED', updated_at = now()
     where t.id = any(array(select id from next)) and t.state = 'WAITING' and t.claimed_at is null
-    returning t.id, t.action
+    returning t.ordering_key, t.id, t.action
 )
-select n.key, n.id, p.action from next n left join promoted p on p.id = n.id;
+select ordering_key as key, id, action from promoted
+union all
+select key, id, null from next where case when id in (select id from promoted) then false else true end;
 
 -- name: take_turns_over
 -- $1 how many. Turns that have lasted too long, or of which the claim could not take what it chose; once there are rules,
