@@ -299,7 +299,7 @@ select priority from step where priority is not null limit $1;
 -- $1 and $2 lowest and highest priority of each stretch to look through (see Bounds), $3 how many priorities at the most of
 -- those that cover several. Seconds until the next task is due that is not due yet, null for none. Where a stretch is one
 -- priority, the look begins at what is due now: dead entries of what was claimed before stand in front of that.
--- Selects of their own hide the parameters from the planner, which would plan anew for each: 0.7 ms, and 0.1 to run.
+-- Selects of their own hide the parameters from the planner, which would plan anew each time: 0.8 ms a look in place of 0.4.
 with recursive stretch as materialized (
     select low, high from unnest((select $1::int2[]), (select $2::int2[])) as s (low, high)
 ), step as (

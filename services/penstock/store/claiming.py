@@ -18,7 +18,7 @@ _MEMBERS = len(Claimed._fields)
 
 
 class Claiming(Statements):
-    """From SCHEDULED or ERROR to ACQUIRED, and back where a claim is given up."""
+    """From SCHEDULED, ERROR, or WAITING with its turn, to ACQUIRED, and back where a claim is given up."""
 
     async def claim(
         self,
@@ -30,8 +30,8 @@ class Claiming(Statements):
     ) -> Dispatch | None:
         """Claim up to ``limit`` due tasks by priority, run_at, id, out of ``stretches``; None when there is none.
 
-        due_seconds: only those that have been due for so long. Once there are rules, this finds nothing; see
-        ``claim_by_rules``.
+        Those that have their turn in an ordering key are found wherever they are. due_seconds: only those that have
+        been due for so long, and none by its turn. Once there are rules, this finds nothing; see ``claim_by_rules``.
         """
         rows = await self.fetch("claim_tasks", limit, now, *_columns_of(stretches), due_seconds)
         return _dispatch(rows) if rows else None
