@@ -416,6 +416,10 @@ async def test_claims_and_results_beside_a_cancel_lose_nothing(
     counts = Counter((await states(sql)).values())
     assert counts == {"CANCELLED": ended.changed, "SUCCESS": finished}
     assert sum(counts.values()) == 3000
+    await sql.execute("update penstock.turn set ends_at = now()")  # of tasks that were cancelled in their turn
+    async with store.transaction() as session:
+        await session.end_turns(1000)
+    assert await sql.fetchval("select count(*) from penstock.turn") == 0
     await expect_order_holds(sql)
     await expect_tally_agrees(store, sql)
 
