@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple, Protocol, TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
@@ -27,7 +28,7 @@ ROBFIG = "@robfig "
 """Begins an expression of that dialect."""
 LONGEST_EVERY_SECONDS = 10 * 366 * 86_400
 COUNTED = 10_000
-"""Instants that have passed are counted up to here; more are as many."""
+"""Instants of a cron expression that have passed are counted up to here; more are as many."""
 
 MACROS = {
     "@yearly": "0 0 1 1 *",
@@ -52,6 +53,7 @@ _UNIT_SECONDS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 _SECOND = timedelta(seconds=1)
 _LONGEST_SEARCH_YEARS = 60
 _REMEMBERED = 256
+_SHARED = 64
 Read = TypeVar("Read")
 
 
@@ -64,11 +66,18 @@ class CronError(ValueError):
         self.problem = problem
 
 
-class Timing(Protocol):
+class Timing(Hashable, Protocol):
     """When something is to happen, again and again. Instants are aware, in UTC, on whole seconds."""
 
     def next_after(self, instant: datetime) -> datetime | None:
         """The first instant later than that one; None when there is none within fifty years."""
+
+
+class Passed(NamedTuple):
+    """Instants that have passed: how many, as far as they were counted, and the newest of them, oldest first."""
+
+    total: int
+    newest: tuple[datetime, ...]
 
 
 class Every:
@@ -84,6 +93,12 @@ class Every:
             return self._anchor + timedelta(seconds=max(0, steps) * self._seconds)
         except OverflowError:
             return None
+
+    def passed(self, first: datetime, until: datetime, keep: int) -> Passed:
+        """See :func:`passed`; counted without a walk, so to the last one."""
+        step = timedelta(seconds=self._seconds)
+        total = (until - first) // step + 1
+        return Passed(total, tuple(first + place * step for place in range(max(0, total - keep), total)))
 
 
 class Cron:
@@ -144,13 +159,6 @@ class Cron:
         return next(self._matches, None)
 
 
-class Passed(NamedTuple):
-    """Instants that have passed: how many, up to COUNTED, and the newest of them, oldest first."""
-
-    total: int
-    newest: list[datetime]
-
-
 def timing(expression: str, timezone: str, anchor: datetime) -> Timing:
     """What an expression means in a zone; anchor: where ``@every`` counts from. Raises CronError."""
     seconds = every_seconds(expression)
@@ -187,24 +195,32 @@ def read_zone(timezone: str) -> ZoneInfo:
         raise CronError("timezone", f"{_shown(timezone)} is no IANA zone{hint}") from None
 
 
-def passed(when: Timing, first: datetime, until: datetime, keep: int) -> Passed:
-    """Count the instants from ``first``, which is one, through ``until``, and keep the newest."""
-    instants = [first]
-    for instant in _between(when, first, until):
-        instants.append(instant)
-        if len(instants) > COUNTED:
-            break
-    else:
-        return Passed(len(instants), instants[-keep:])
-    back = timedelta(seconds=keep)
-    while True:  # so many that counting on is of no use: the newest are found from the end
+def passed(when: Timing, first: datetime, until: datetime, keep: int, counted: int = COUNTED) -> Passed:
+    """Count the instants from ``first``, which is one, through ``until``, and keep the newest.
+
+    counted: where to stop counting those of a cron expression, no fewer than ``keep``.
+    """
+    return when.passed(first, until, keep) if isinstance(when, Every) else _walk(when, first, until, keep, counted)
+
+
+@lru_cache(maxsize=_SHARED)  # after an outage thousands of schedules of one expression ask the same in one round
+def _walk(when: Timing, first: datetime, until: datetime, keep: int, counted: int) -> Passed:
+    instants = [first, *islice(_between(when, first, until), counted)]
+    if len(instants) <= counted:
+        return Passed(len(instants), tuple(instants[-keep:]))
+    # So many that counting on is of no use: the newest are found from the end. Of a stretch that holds far more than
+    # wanted, which an expression of rare bursts has, a later part is tried.
+    few, many, back = timedelta(), None, timedelta(seconds=keep)
+    while True:
         start = max(first, until - back)
-        instants = []
-        for instant in _between(when, start, until):
-            instants.append(instant)
-        if len(instants) >= keep or start == first:
-            return Passed(COUNTED, instants[-keep:])
-        back *= 4
+        instants = list(islice(_between(when, start, until), 4 * keep + 1))
+        if len(instants) > 4 * keep:
+            many = back
+        elif len(instants) >= keep or start == first:
+            return Passed(counted, tuple(instants[-keep:]))
+        else:
+            few = back
+        back = back * 4 if many is None else few + (many - few) / 2
 
 
 def _between(when: Timing, after: datetime, until: datetime) -> Iterator[datetime]:

@@ -6,9 +6,11 @@ number of supervisors there are.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, NamedTuple
 
 from penstock import metrics
@@ -20,6 +22,9 @@ from penstock.store import Session
 from penstock.tasks import NewTask, State
 
 log = get_logger()
+DECIDING_SECONDS = 2.0
+"""So long a round decides at the most: Postgres ends a transaction that stands idle for a minute."""
+_AT_A_STRETCH_SECONDS = 0.02
 _MISSED = {policy.value: policy for policy in Missed}
 
 
@@ -54,9 +59,14 @@ async def fire_due(session: Session, *, limit: int, grace_seconds: float, max_at
     due: list[_Due] = []
     lateness: list[float] = []
     tasks = 0
+    began = paused = monotonic()
     for row in rows:
-        if tasks >= limit:
+        now = monotonic()
+        if tasks >= limit or now - began > DECIDING_SECONDS:
             break  # many instants were missed: the others have their turn in the next round
+        if now - paused > _AT_A_STRETCH_SECONDS:
+            await asyncio.sleep(0)  # the other duties of the process
+            paused = monotonic()
         try:
             one = _decide(row, grace_seconds, max_attempts)
         except CronError as exc:

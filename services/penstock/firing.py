@@ -10,9 +10,11 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
-from penstock.cron import Timing, passed
+from penstock.cron import COUNTED, Timing, passed
 
 MAX_MISSED_LIMIT = 1000
+FEW_COUNTED = 500
+"""How far missed instants of a cron expression are counted where at most one of them is made up for."""
 _KEPT = MAX_MISSED_LIMIT + 1  # of the instants that have passed: all that can be run, and one that is not
 _PLACE = re.compile(r"\{\{\s*(scheduled_time|schedule|run)\s*\}\}")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"(\s*:)?')  # of JSON text; with the colon it is a name and no value
@@ -101,8 +103,11 @@ def plan(rule: Rule, next_at: datetime, now: datetime, grace_seconds: float) -> 
     until = now - timedelta(seconds=rule.jitter_seconds)
     if rule.end_at is not None:
         until = min(until, rule.end_at)
-    total, seen = passed(rule.timing, next_at, max(until, next_at), keep=_KEPT)
     tolerance = _tolerance(rule, grace_seconds)
+    # Instants are whole seconds: those on time, and one that is not, are no more than this.
+    keep = _KEPT if rule.missed is Missed.ALL else min(_KEPT, int(tolerance) + 2)
+    counted = COUNTED if rule.missed is Missed.ALL else max(FEW_COUNTED, keep)
+    total, seen = passed(rule.timing, next_at, max(until, next_at), keep, counted)
     longest = float("inf") if rule.max_lateness_seconds is None else rule.max_lateness_seconds
     lateness = {instant: (now - rule.due(instant)).total_seconds() for instant in seen}  # jitter mixes their order
     on_time = [instant for instant in seen if lateness[instant] <= tolerance]

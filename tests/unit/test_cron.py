@@ -345,16 +345,16 @@ def test_passed_counts_and_keeps_the_newest() -> None:
     first = utc("2026-01-01T00:00")
     found = passed(when, first, utc("2026-01-01T01:05"), 3)
     assert found.total == 7
-    assert found.newest == [utc("2026-01-01T00:40"), utc("2026-01-01T00:50"), utc("2026-01-01T01:00")]
+    assert found.newest == (utc("2026-01-01T00:40"), utc("2026-01-01T00:50"), utc("2026-01-01T01:00"))
 
 
-@pytest.mark.parametrize("expression", ["* * * * * *", "@every 1s"])
-def test_passed_finds_the_newest_of_a_year_of_seconds_without_counting_them_all(expression: str) -> None:
+@pytest.mark.parametrize(("expression", "total"), [("* * * * * *", cron.COUNTED), ("@every 1s", 365 * 86_400 + 1)])
+def test_passed_finds_the_newest_of_a_year_of_seconds_without_walking_through_them(expression: str, total: int) -> None:
     when = timing(expression, "Europe/Berlin", ANCHOR)
     until = utc("2026-06-01T00:00:00")
     found = passed(when, utc("2025-06-01T00:00"), until, 100)
-    assert found.total == cron.COUNTED
-    assert found.newest == [until - timedelta(seconds=n) for n in reversed(range(100))]
+    assert found.total == total
+    assert found.newest == tuple(until - timedelta(seconds=n) for n in reversed(range(100)))
 
 
 def test_passed_finds_the_newest_of_bursts_far_apart() -> None:
@@ -362,4 +362,44 @@ def test_passed_finds_the_newest_of_bursts_far_apart() -> None:
     until = utc("2036-12-01T00:00")
     found = passed(when, utc("2020-01-01T00:00"), until, 5)
     assert found.total == cron.COUNTED
-    assert found.newest == [utc(f"2036-01-01T23:5{n}") for n in range(5, 10)]
+    assert found.newest == tuple(utc(f"2036-01-01T23:5{n}") for n in range(5, 10))
+
+
+class Walked:
+    """Tells how often it was asked for the next instant."""
+
+    def __init__(self, expression: str) -> None:
+        self._timing = timing(expression, "UTC", ANCHOR)
+        self.asked = 0
+
+    def next_after(self, instant: datetime) -> datetime | None:
+        self.asked += 1
+        return self._timing.next_after(instant)
+
+
+@pytest.mark.parametrize("expression", ["* * * * *", "* * * * * *", "* * * 1 1 *", "0 0 1 * *", "0 0 29 2 *"])
+def test_the_walk_through_what_has_passed_is_bounded_and_shared(expression: str) -> None:
+    """A burst of 86,400 seconds once a year included: the walk back stops as soon as it has found far too many."""
+    walked = Walked(expression)
+    first = walked.next_after(utc("2000-01-01T00:00"))
+    assert first is not None
+    until = utc("2026-07-01T00:00")
+    found = passed(walked, first, until, keep=60, counted=300)
+    assert found.newest[-1] <= until
+    assert len(found.newest) == min(60, found.total)
+    assert walked.asked < 10_000
+    asked = walked.asked
+    assert passed(walked, first, until, keep=60, counted=300) == found
+    assert walked.asked == asked
+
+
+@given(st.integers(1, 400), st.integers(1, 30), st.integers(0, 100_000))
+def test_every_counts_as_a_walk_would(seconds: int, keep: int, length: int) -> None:
+    when = timing(f"@every {seconds}s", "UTC", ANCHOR)
+    first = when.next_after(ANCHOR)
+    assert first is not None
+    until = first + timedelta(seconds=min(length, 200 * seconds))
+    walked = [first]
+    while (following := when.next_after(walked[-1])) is not None and following <= until:
+        walked.append(following)
+    assert passed(when, first, until, keep) == (len(walked), tuple(walked[-keep:]))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cron import COUNTED, timing
-from penstock.firing import Lost, Missed, Rule, plan, render, run_name
+from penstock.firing import FEW_COUNTED, Lost, Missed, Rule, plan, render, run_name
 
 BASE = datetime(2026, 5, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -115,6 +115,22 @@ def test_of_a_year_of_seconds_the_newest_are_made_up_for() -> None:
     assert decided.run == [now - timedelta(seconds=n) for n in reversed(range(1000))]
     assert decided.lost == Lost(COUNTED - 1000, BASE, now - timedelta(seconds=1000))
     assert decided.next.at == now + timedelta(seconds=1)
+
+
+@pytest.mark.parametrize("missed", [Missed.ONE, Missed.SKIP])
+def test_where_one_at_most_is_made_up_for_a_year_of_minutes_is_counted_in_part(missed: Missed) -> None:
+    now = BASE + timedelta(days=365, seconds=100)
+    decided = plan(rule(missed=missed), BASE, now, 60)
+    newest = now - timedelta(seconds=40)
+    assert decided.run == [newest]
+    assert decided.lost == Lost(FEW_COUNTED - 1, BASE, newest - MINUTE)
+    assert decided.next.at == newest + MINUTE
+
+
+def test_every_minute_of_a_year_is_counted_to_the_last() -> None:
+    decided = plan(rule("@every 1m", missed=Missed.SKIP), BASE, BASE + timedelta(days=365, seconds=50), 60)
+    assert decided.run == [BASE + timedelta(days=365)]
+    assert decided.lost == Lost(365 * 1440, BASE, BASE + timedelta(days=365) - MINUTE)
 
 
 @given(
