@@ -10,7 +10,6 @@ first time. What begins with ``@robfig`` is read as robfig/cron reads it (:mod:`
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Hashable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -22,6 +21,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 from cronsim import CronSim, CronSimError
 
 from penstock import robfig
+from penstock.spelling import did_you_mean
 
 EXPRESSION_MAX_CHARS = 200
 ROBFIG = "@robfig "
@@ -190,8 +190,7 @@ def read_zone(timezone: str) -> ZoneInfo:
     try:
         return ZoneInfo(timezone)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        near = difflib.get_close_matches(timezone[:60], available_timezones(), n=1)
-        hint = f"; did you mean {near[0]}?" if near else ", such as Europe/Berlin or UTC"
+        hint = did_you_mean(timezone, available_timezones()) or ", such as Europe/Berlin or UTC"
         raise CronError("timezone", f"{_shown(timezone)} is no IANA zone{hint}") from None
 
 

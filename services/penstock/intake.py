@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -33,6 +32,7 @@ from penstock.rules import RuleChange
 from penstock.rulestore import change_rule
 from penstock.schedules import ScheduleChange
 from penstock.settings import Settings
+from penstock.spelling import did_you_mean
 from penstock.store import Session
 from penstock.tasks import Enqueued, NewTask, State
 from penstock.tenant_rules import TenantChange
@@ -215,9 +215,7 @@ def count_enqueued(tasks: Iterable[NewTask], enqueued: Iterable[Enqueued], *, do
 
 def _reason(request: Request, exc: RpcError) -> str:
     if isinstance(exc, MethodNotFound):
-        near = difflib.get_close_matches(request.method, PARAMS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        return f"unknown method {request.method[:200]!r}{hint}"
+        return f"unknown method {request.method[:200]!r}{did_you_mean(request.method, PARAMS)}"
     return exc.message
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from datetime import UTC, datetime
 from typing import Any
 
@@ -450,6 +451,29 @@ def test_every_method_has_a_command(limits: Settings) -> None:
 )
 def test_a_wrong_parameter_of_another_method_is_named(limits: Settings, method: str, params: Any, field: str) -> None:
     assert mistake(limits, method, params)[0] == field
+
+
+def test_a_name_of_megabytes_is_refused_in_few_words_and_little_memory(limits: Settings) -> None:
+    """difflib keeps an index of each character of what it compares."""
+    name = "limi" * 1_000_000
+    body = json.dumps({"jsonrpc": "2.0", "method": name})
+    tracemalloc.start()
+    try:
+        field, problem = mistake(limits, "list", {name: 1})
+        ((_, reason),) = read_inbound(body, limits).refused
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (field, problem) == (name[:100], "is unknown")
+    assert len(reason) < 300
+    assert peak < 64 * 1024 * 1024
+    assert mistake(limits, "list", {"limi": 1}) == ("limi", "is unknown; did you mean limit?")
+
+
+def test_a_value_that_looks_like_the_place_of_a_mistake_is_not_taken_for_it(limits: Settings) -> None:
+    field, problem = mistake(limits, "list", {"state": " - at `$.limit`" * 1000})
+    assert field == "state"
+    assert len(problem) < 300
 
 
 def test_an_answer_is_bounded_as_a_result_is(limits: Settings) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -120,6 +121,19 @@ def test_a_request_without_id_is_a_notification_and_one_with_null_is_not() -> No
 def test_a_body_that_is_no_json_is_a_parse_error(body: bytes | str) -> None:
     with pytest.raises(ParseError, match=r"^Parse error: "):
         decode_body(body, batch_limit=10)
+
+
+@pytest.mark.parametrize(
+    "rest", ['\\"', '"\\"', '{"a":"', "\\", '"'], ids=["escaped", "both", "keys", "marks", "quotes"]
+)
+def test_a_mebibyte_that_is_nested_too_deeply_and_has_a_string_without_end_is_refused_at_once(rest: str) -> None:
+    """The bound is far above what a linear scan takes; a quadratic one took an hour."""
+    body = "[" * 3000 + '"' + rest * (2**20 // len(rest))
+    started = perf_counter()
+    with pytest.raises(ParseError):
+        decode_body(body, batch_limit=10)
+    assert isinstance(unreadable(body), Unreadable)
+    assert perf_counter() - started < 30
 
 
 def test_a_body_that_is_not_utf8_is_refused_with_the_place() -> None:

@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
+from time import perf_counter
 from typing import Any
 
-from hypothesis import given
+import msgspec
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidParams, InvalidRequest, ParseError
@@ -32,6 +35,7 @@ from penstock.wire import (
     replace_unstorable,
     utf8_size,
 )
+from penstock.wire.requests import _split_flat
 
 BATCH_LIMIT = 50
 IN_SQS = re.compile("[\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]*")
@@ -175,6 +179,34 @@ def test_any_body_is_decoded_or_refused_by_parse_error_or_invalid_request(body: 
             assert entry.id == b"null" or isinstance(json.loads(entry.id), str | int | float)
         else:
             assert bytes(entry.params)[:1] in (b"", b"{", b"[")
+
+
+@settings(max_examples=40)
+@given(
+    start=st.sampled_from(["", "[", "[" * 3000, '{"a":' * 3000, '["', '[{"id":"']),
+    piece=st.text(st.sampled_from('[]{},:"\\ua0 1.e-\n\ud800é'), min_size=1, max_size=6),
+    size=st.sampled_from([50_000, 200_000]),
+)
+def test_any_body_is_decoded_in_time_that_grows_with_its_size_alone(start: str, piece: str, size: int) -> None:
+    """The bound is a hundred times what these take; what is scanned again from each mark takes minutes."""
+    body = start + piece * (size // len(piece))
+    started = perf_counter()
+    with suppress(ParseError, InvalidRequest):
+        decode_body(body, batch_limit=BATCH_LIMIT)
+    decode_reports(body, batch_limit=BATCH_LIMIT)
+    assert perf_counter() - started < 30
+
+
+@given(text=st.text(st.sampled_from('[]{},"\\a 1:'), max_size=14), ends=st.booleans())
+def test_an_entry_nested_too_deeply_is_split_as_json_is(text: str, ends: bool) -> None:
+    """What is split by brackets alone has the entries that a parser finds, wherever there is JSON to be parsed."""
+    body = f"[{text}{']' if ends else ''}"
+    try:
+        meant = msgspec.json.decode(body, type=list[msgspec.Raw])
+    except ValueError:
+        return
+    if meant:
+        assert [json.loads(entry) for entry in _split_flat(body)] == [json.loads(bytes(raw)) for raw in meant]
 
 
 @given(body=bodies)

@@ -8,9 +8,10 @@ import typer
 
 from penstock.cli.common import print_json, print_table
 from penstock.cli.groups import add_group
+from penstock.spelling import did_you_mean
 
 if TYPE_CHECKING:
-    from penstock.settings import Settings
+    pass
 
 _MASK = "***"
 
@@ -38,7 +39,7 @@ def show(
     wanted = [name.lower().removeprefix(PREFIX.lower()) for name in names or Settings.model_fields]
     unknown = [name for name in wanted if name not in Settings.model_fields]
     if unknown:
-        raise typer.BadParameter(f"there is no setting {unknown[0]!r}{_nearest(unknown[0], Settings)}")
+        raise typer.BadParameter(f"there is no setting {unknown[0]!r}{did_you_mean(unknown[0], Settings.model_fields)}")
     rows = [
         {"name": PREFIX + name.upper(), "value": shown_value(getattr(settings, name)), "source": sources[name]}
         for name in wanted
@@ -82,10 +83,3 @@ def _text(value: Any) -> str:
     if value is None or value in ([], {}):
         return "unset"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _nearest(name: str, settings: type[Settings]) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(name, settings.model_fields, n=1)
-    return f"; did you mean {near[0]}?" if near else ""

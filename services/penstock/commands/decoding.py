@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -11,10 +10,12 @@ import msgspec
 
 from penstock.commands.params import PARAMS
 from penstock.errors import InvalidParams
+from penstock.spelling import did_you_mean
 
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {kind: msgspec.json.Decoder(kind) for kind in PARAMS.values()}
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_FIELD = re.compile(r" - at `\$\.?(.*)`$")
+_PLACE = " - at `$"
+_SHOWN_CHARS = 200  # of a message of msgspec, which quotes the caller's text
 _QUOTED = re.compile(r"`([^`]*)`")
 
 
@@ -31,15 +32,14 @@ def decode(kind: type[msgspec.Struct], raw: bytes) -> Any:
     except msgspec.ValidationError as exc:
         raise _mistake(str(exc), names) from None
     except (ValueError, RecursionError) as exc:
-        raise InvalidParams("params", f"cannot be read: {str(exc)[:200]}") from None
+        raise InvalidParams("params", f"cannot be read: {str(exc)[:_SHOWN_CHARS]}") from None
 
 
 def _mistake(text: str, names: Iterable[str]) -> InvalidParams:
     quoted = _QUOTED.findall(text)
     if "unknown field" in text and quoted:
-        near = difflib.get_close_matches(quoted[0], names, n=1)
-        return InvalidParams(quoted[0][:100], "is unknown" + (f"; did you mean {near[0]}?" if near else ""))
+        return InvalidParams(quoted[0][:100], f"is unknown{did_you_mean(quoted[0], names)}")
     if "missing required field" in text and quoted:
         return InvalidParams(quoted[0], "is missing")
-    at = _FIELD.search(text)
-    return InvalidParams((at[1] if at else "") or "params", f"is wrong: {_FIELD.sub('', text)}")
+    said, _, at = text.rpartition(_PLACE) if _PLACE in text else (text, "", "")
+    return InvalidParams(at.removeprefix(".").removesuffix("`") or "params", f"is wrong: {said[:_SHOWN_CHARS]}")

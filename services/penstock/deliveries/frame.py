@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Awaitable, Callable
 from functools import cached_property
@@ -12,6 +11,7 @@ from penstock.errors import SettingsError
 from penstock.handlers import Fail, Registry, Retry, action
 from penstock.logs import get_logger
 from penstock.settings import PREFIX, Settings
+from penstock.spelling import nearest
 
 if TYPE_CHECKING:
     from penstock.deliveries.client import HttpClient
@@ -60,10 +60,10 @@ class Deliveries:
     def _add(self, name: str) -> None:
         home = HOMES.get(name)
         if home is None:
-            near = difflib.get_close_matches(name, HOMES, n=1)
+            near = nearest(name, HOMES)
             raise SettingsError(
                 f"{PREFIX}DELIVERIES: there is no delivery {name!r}; "
-                + (f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(HOMES))}")
+                + (f"did you mean {near}?" if near else f"there are {', '.join(sorted(HOMES))}")
             )
         if self.registry.get(name) is not None:
             raise SettingsError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import json
@@ -22,6 +21,7 @@ from penstock.handlers.parameters import Arguments, Parameters, place
 from penstock.handlers.waiting import OnTimeout, Wait
 from penstock.logs import get_logger
 from penstock.retry import Backoff
+from penstock.spelling import nearest
 from penstock.tasks import ACTION_MAX_CHARS, MAX_ATTEMPTS_LIMIT
 from penstock.wire import check_token, check_wait_seconds, make_token
 
@@ -282,8 +282,7 @@ class Registry:
 
     def nearest(self, name: str) -> str | None:
         """The registered name most like ``name``, for a hint."""
-        near = difflib.get_close_matches(name, self._handlers, n=1)
-        return near[0] if near else None
+        return nearest(name, self._handlers)
 
     def add(self, handler: Handler) -> None:
         """Raises SettingsError when another function has the name. The same one again, reloaded, takes its place."""

@@ -5,7 +5,6 @@ Everything that can be found out beforehand is, when the handler is registered; 
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import types
 import typing
@@ -15,6 +14,7 @@ from typing import Any
 import msgspec
 
 from penstock.errors import InvalidParams, SettingsError
+from penstock.spelling import did_you_mean
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
@@ -87,10 +87,8 @@ class Parameters:
                 raise InvalidParams(name, f"is missing{how}")
         for name in given:
             if name == self._reserved or not (self._any_name or name in self._known):
-                near = difflib.get_close_matches(name, self._known, n=1)
-                raise InvalidParams(
-                    name, f"is no parameter of {self._action}" + (f"; did you mean {near[0]}?" if near else "")
-                )
+                near = did_you_mean(name, self._known)
+                raise InvalidParams(name[:100], f"is no parameter of {self._action}{near}")
 
     def _check_positions(self, given: Sequence[Any]) -> None:
         if self._required_alone:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from typing import Any
 
@@ -13,6 +12,7 @@ from penstock.errors import SettingsError
 from penstock.settings.model import Settings
 from penstock.settings.toml_file import TomlFile, toml_path
 from penstock.settings.values import PREFIX
+from penstock.spelling import did_you_mean, nearest
 
 
 def load_settings(**overrides: Any) -> Settings:
@@ -27,8 +27,7 @@ def load_settings(**overrides: Any) -> Settings:
             name = str(error["loc"][0]) if error["loc"] else ""
             message = error["msg"].removeprefix("Value error, ")
             if error["type"] == "extra_forbidden":
-                near = difflib.get_close_matches(name, Settings.model_fields, n=1)
-                message = "is no setting" + (f"; did you mean {near[0]}?" if near else "")
+                message = f"is no setting{did_you_mean(name, Settings.model_fields)}"
             within = ".".join(str(part) for part in error["loc"][1:])
             lines.append(f"{PREFIX}{name.upper()}: {within and within + ': '}{message}" if name else message)
         raise SettingsError("settings are wrong:\n  " + "\n  ".join(lines)) from None
@@ -53,7 +52,7 @@ def misspelt_variables(environ: dict[str, str] | os._Environ[str] = os.environ) 
     pairs = []
     for name in environ:
         if name.startswith(PREFIX) and name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
-            if near:
-                pairs.append((name, near[0]))
+            near = nearest(name, known, cutoff=0.85)
+            if near is not None:
+                pairs.append((name, near))
     return pairs

@@ -58,7 +58,9 @@ _strict_json = json.JSONDecoder(parse_constant=lambda name: _no_json(f"{name} is
 _NO_ID = frozenset((b"{", b"[", b"t", b"f"))
 _NO_PARAMS = frozenset(bytes((first,)) for first in b'"-0123456789ntf')
 _WHITESPACE = re.compile(r"[ \t\n\r]*")
-_STRUCTURE = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[][{},]', re.DOTALL)
+# A string that does not end is a match too, up to the end of the text. As a failed match it would be scanned again from
+# each of its quotes: in quadratic time.
+_STRUCTURE = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[][{},]', re.DOTALL)
 
 
 def _no_json(text: str) -> Any:
