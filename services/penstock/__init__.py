@@ -11,17 +11,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.async_client import AsyncClient
     from penstock.batching import Batcher
+    from penstock.calls import Unfinished
     from penstock.client import Client, InboundClient
     from penstock.errors import (
+        DuplicateTask,
+        InvalidParams,
+        JobNotFound,
         NoResult,
+        PayloadLost,
+        PayloadUnavailable,
         PenstockError,
+        RateLimited,
         ResultGone,
         ResultTimeout,
         RpcError,
+        ScheduleNotFound,
         SettingsError,
+        StateConflict,
         TaskCalledOff,
         TaskFailed,
+        TaskNotFound,
+        TooLarge,
+        TooManyWaits,
         Unavailable,
+        WorkflowConflict,
+        WorkflowNotFound,
     )
     from penstock.handlers import Context, Fail, Retry, action
     from penstock.handlers.batches import Call
@@ -41,22 +55,36 @@ _HOMES = {
     "Call": "handlers.batches",
     "Client": "client",
     "Context": "handlers",
+    "DuplicateTask": "errors",
     "Fail": "handlers",
     "InboundClient": "client",
+    "InvalidParams": "errors",
+    "JobNotFound": "errors",
     "NoResult": "errors",
+    "PayloadLost": "errors",
+    "PayloadUnavailable": "errors",
     "PenstockError": "errors",
+    "RateLimited": "errors",
     "ResultGone": "errors",
     "ResultTimeout": "errors",
     "Retry": "handlers",
     "RpcError": "errors",
+    "ScheduleNotFound": "errors",
     "Settings": "settings",
     "SettingsError": "errors",
+    "StateConflict": "errors",
     "TaskCalledOff": "errors",
     "TaskCancelled": "handlers.cancellation",
     "TaskFailed": "errors",
+    "TaskNotFound": "errors",
+    "TooLarge": "errors",
+    "TooManyWaits": "errors",
     "Unavailable": "errors",
+    "Unfinished": "calls",
     "Wait": "handlers.waiting",
     "Workflow": "workflow_client",
+    "WorkflowConflict": "errors",
+    "WorkflowNotFound": "errors",
     "action": "handlers",
     "enqueue": "transactional",
     "enqueue_many": "transactional",
@@ -72,22 +100,36 @@ __all__ = [
     "Call",
     "Client",
     "Context",
+    "DuplicateTask",
     "Fail",
     "InboundClient",
+    "InvalidParams",
+    "JobNotFound",
     "NoResult",
+    "PayloadLost",
+    "PayloadUnavailable",
     "PenstockError",
+    "RateLimited",
     "ResultGone",
     "ResultTimeout",
     "Retry",
     "RpcError",
+    "ScheduleNotFound",
     "Settings",
     "SettingsError",
+    "StateConflict",
     "TaskCalledOff",
     "TaskCancelled",
     "TaskFailed",
+    "TaskNotFound",
+    "TooLarge",
+    "TooManyWaits",
     "Unavailable",
+    "Unfinished",
     "Wait",
     "Workflow",
+    "WorkflowConflict",
+    "WorkflowNotFound",
     "__version__",
     "action",
     "enqueue",
@@ -98,7 +140,9 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
-    return getattr(import_module(f"penstock.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:  # a type checker that sees it believes every name
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+        return getattr(import_module(f"penstock.{_HOMES[name]}"), name)

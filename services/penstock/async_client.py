@@ -25,7 +25,7 @@ from penstock.calls import (
     result_of,
     task_params,
 )
-from penstock.client import http_headers, trace_headers, unreachable
+from penstock.client import base_url, http_headers, trace_headers, unreachable
 from penstock.errors import PenstockError, ResultTimeout, TaskNotFound
 from penstock.schedule_client import AsyncSchedules
 from penstock.workflow_client import AsyncWorkflows
@@ -41,8 +41,8 @@ class AsyncClient:
     However many results are awaited at once, they are asked for by one long poll for each thousand tasks.
     """
 
-    def __init__(self, url: str = "http://127.0.0.1:8080", api_key: str | None = None, timeout: float = 30) -> None:
-        self.url = url.rstrip("/").removesuffix("/rpc")
+    def __init__(self, url: str | None = None, api_key: str | None = None, timeout: float = 30) -> None:
+        self.url = base_url(url)
         self.schedules = AsyncSchedules(self.call)
         self.workflows = AsyncWorkflows(self.call)
         self._timeout = timeout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from penstock.transports import Queue, Transport
 
 MESSAGE_TASKS = 100
+_DEFAULT_URL = "http://127.0.0.1:8080"
 _SEND_TRIES = 4
 _ATTRIBUTES_BYTES = 64  # that a message's attributes take beside their names and values
 _FIRST_PAUSE_SECONDS = 0.1
@@ -47,14 +49,15 @@ _FIRST_PAUSE_SECONDS = 0.1
 class Client:
     """The api's methods over HTTP; safe to share between threads.
 
-    url: base of the api, or its ``/rpc``. api_key: None for an api without keys. timeout: seconds for one call.
+    url: base of the api, or its ``/rpc``; None for PENSTOCK_API_URL, else http://127.0.0.1:8080. api_key: None for
+    PENSTOCK_API_KEY, "" to send none. timeout: seconds for one call.
     Every method raises RpcError (or TaskNotFound, InvalidParams and the like) for an error that the api answers,
     and Unavailable when it cannot be reached or has lost its database. schedules: the methods about cron schedules;
     workflows: those about tasks that wait for each other.
     """
 
-    def __init__(self, url: str = "http://127.0.0.1:8080", api_key: str | None = None, timeout: float = 30) -> None:
-        self.url = url.rstrip("/").removesuffix("/rpc")
+    def __init__(self, url: str | None = None, api_key: str | None = None, timeout: float = 30) -> None:
+        self.url = base_url(url)
         # A refused connection is tried again, for nothing was sent yet; anything later might be done twice.
         self.schedules = Schedules(self.call)
         self.workflows = Workflows(self.call)
@@ -514,9 +517,16 @@ def trace_headers() -> dict[str, str]:
     return {} if trace is None else trace.headers
 
 
+def base_url(url: str | None) -> str:
+    """Where the api is: as given, else PENSTOCK_API_URL, else on this machine."""
+    return (url or os.environ.get("PENSTOCK_API_URL") or _DEFAULT_URL).rstrip("/").removesuffix("/rpc")
+
+
 def http_headers(api_key: str | None) -> dict[str, str]:
-    """Headers of every request."""
+    """Headers of every request, with PENSTOCK_API_KEY where no key is given."""
     headers = {"Content-Type": "application/json"}
-    if api_key is not None:
+    if api_key is None:
+        api_key = os.environ.get("PENSTOCK_API_KEY")
+    if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
     return headers

@@ -156,6 +156,8 @@ class AccessDenied(RpcError):
 
 
 class TaskNotFound(RpcError):
+    """There is no task of that id; ``data["id"]`` is the id."""
+
     code = TASK_NOT_FOUND
 
     def __init__(self, task_id: int) -> None:
@@ -186,6 +188,8 @@ class RouteNotFound(RpcError):
 
 
 class JobNotFound(RpcError):
+    """There is no bulk job of that id; ``data["id"]`` is the id."""
+
     code = JOB_NOT_FOUND
 
     def __init__(self, job_id: int) -> None:
@@ -236,6 +240,8 @@ class QueueAway(RpcError):
 
 
 class StateConflict(RpcError):
+    """The task's state forbids it; ``data`` has the id and the state."""
+
     code = STATE_CONFLICT
 
     def __init__(self, task_id: int, state: str, verb: str) -> None:
@@ -292,6 +298,8 @@ class DuplicateTask(RpcError):
 
 
 class TooLarge(RpcError):
+    """A payload, a result or a message is over its limit; ``data`` has the size and the limit in bytes."""
+
     code = TOO_LARGE
 
     def __init__(self, what: str, size: int, limit: int) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from penstock.async_client import AsyncClient
 from penstock.calls import error_of
 from penstock.client import Client, InboundClient
 from penstock.errors import (
@@ -59,6 +60,24 @@ def strange_server() -> Iterator[str]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_client_finds_the_api_and_its_key_in_the_environment(
+    kind: type[Client] | type[AsyncClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_API_URL", "https://penstock.example.org/rpc")
+    monkeypatch.setenv("PENSTOCK_API_KEY", "k-env")
+    found, given, without = kind(), kind("http://other.example.org", "k-given"), kind(api_key="")
+    assert found.url == "https://penstock.example.org"
+    assert given.url == "http://other.example.org"
+    assert [client._http.headers.get("Authorization") for client in (found, given, without)] == [
+        "Bearer k-env", "Bearer k-given", None,
+    ]  # fmt: skip
+    for name in ("PENSTOCK_API_URL", "PENSTOCK_API_KEY"):
+        monkeypatch.delenv(name)
+    assert kind().url == "http://127.0.0.1:8080"
+    assert "Authorization" not in kind()._http.headers
 
 
 @pytest.mark.parametrize(

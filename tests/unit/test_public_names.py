@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,22 +19,36 @@ PUBLIC = [
     "Call",
     "Client",
     "Context",
+    "DuplicateTask",
     "Fail",
     "InboundClient",
+    "InvalidParams",
+    "JobNotFound",
     "NoResult",
+    "PayloadLost",
+    "PayloadUnavailable",
     "PenstockError",
+    "RateLimited",
     "ResultGone",
     "ResultTimeout",
     "Retry",
     "RpcError",
+    "ScheduleNotFound",
     "Settings",
     "SettingsError",
+    "StateConflict",
     "TaskCalledOff",
     "TaskCancelled",
     "TaskFailed",
+    "TaskNotFound",
+    "TooLarge",
+    "TooManyWaits",
     "Unavailable",
+    "Unfinished",
     "Wait",
     "Workflow",
+    "WorkflowConflict",
+    "WorkflowNotFound",
     "__version__",
     "action",
     "enqueue",
@@ -57,6 +74,21 @@ def test_every_public_name_can_be_imported_and_has_a_docstring(name: str) -> Non
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         _ = penstock.nonsense
+
+
+def test_a_type_checker_knows_the_public_names_and_no_others(tmp_path: Path) -> None:
+    snippet = tmp_path / "snippet.py"
+    snippet.write_text("import penstock\nfrom penstock import InvalidParams, action\npenstock.enque_sync\n", "utf-8")
+    package = Path(penstock.__file__)
+    command = [
+        sys.executable, "-m", "mypy", "--config-file=", "--follow-imports=skip", "--no-site-packages",
+        f"--cache-dir={tmp_path}", str(snippet), str(package),
+    ]  # fmt: skip
+    found = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "MYPYPATH": str(package.parents[1])}, check=False
+    )
+    assert "snippet.py:3: error: Module has no attribute" in found.stdout, found.stdout + found.stderr
+    assert found.stdout.count("error:") == 1, found.stdout
 
 
 def test_the_version_is_the_one_of_the_package() -> None:

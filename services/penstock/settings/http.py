@@ -58,8 +58,10 @@ class HttpSettings(Group):
         description="Comma-separated base URLs of /readyz of processes, such as workers, that the dashboard asks "
         "whether they are alive; `http://host:9464`, or `worker-1=http://host:9464` to have them named.",
     )
-    api_url: str | None = Field(None, description="Where commands such as `penstock task show` find the api.")
-    api_key: SecretStr | None = Field(None, description="The key such commands send.")
+    api_url: str | None = Field(
+        None, description="Where commands such as `penstock task show`, and `Client()`, find the api."
+    )
+    api_key: SecretStr | None = Field(None, description="The key that they send.")
     metrics_host: str = Field("127.0.0.1", description="Address of /metrics, /healthz and /readyz.")
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="Their port; unset means 9464 or, if that is taken, a free one; 0 a free one."
