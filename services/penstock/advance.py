@@ -8,7 +8,7 @@ ends. Nothing is known outside the database, so a kill at any point loses nothin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,8 @@ from penstock.workflows import (
 )
 
 EVENTS_AT_ONCE = 5000
+NO_TASK = 0
+"""In an event: a step of the workflow waits to be tried again, which is not to be where the workflow fails."""
 _MANY = 50
 _HANDED_OVER_AT_ONCE = 100
 _REASON_CHARS = 500
@@ -110,12 +112,31 @@ class Mover:
 
     async def _take(self, events: Sequence[Any]) -> None:
         await self._session.plan_for(len(events))
+        for event in events:
+            if event["task_id"] == NO_TASK:
+                flow = self.flows[event["workflow_id"]]
+                flow.to_stop |= flow.state == WorkflowState.FAILING
+        events = [event for event in events if event["task_id"] != NO_TASK]
         asking = [event for event in events if event["children"] is not None]
-        refused = await self._spawn(asking) if asking else set()
-        states = {e["task_id"]: State.CRITICAL_ERROR if e["task_id"] in refused else e["state"] for e in events}
+        reasons = await self._spawn(asking) if asking else {}
+        states = {e["task_id"]: State.CRITICAL_ERROR if e["task_id"] in reasons else e["state"] for e in events}
         ids = {event["task_id"]: event["id"] for event in events}
-        settled = await self._session.fetch("settle_steps", list(states), list(states.values()), list(ids.values()))
+        if cancelled := [task_id for task_id, state in states.items() if state == State.CANCELLED]:
+            found = await self._session.fetch("read_results", cancelled)
+            reasons |= {row["id"]: row["reason"] for row in found if row["reason"] is not None}
+        settled = await self._session.fetch(
+            "settle_steps", list(states), list(states.values()), list(ids.values()), [*map(reasons.get, states)]
+        )
         await self._ended(settled)
+
+    async def spawn_again(self, steps: Sequence[Any]) -> None:
+        """Make the children that could not be made of what these steps asked for; see :func:`split_childless`."""
+        if steps:
+            asked = {step["task_id"]: _options(step).refused for step in steps}
+            reasons = await self._make_children(steps, asked)
+            ends = [State.CRITICAL_ERROR if step["task_id"] in reasons else State.SUCCESS for step in steps]
+            ended = [(step, end, reasons.get(step["task_id"])) for step, end in zip(steps, ends, strict=True)]
+            await self._ended(await self._settle_nodes(ended))
 
     async def start(self, ready: Sequence[Any]) -> None:
         """Start steps whose turn has come; rows of ready steps."""
@@ -300,28 +321,40 @@ class Mover:
         await self._add_children([(step, children, tasks)], as_step=True)
         return step, State.SUCCESS, None
 
-    async def _spawn(self, events: Sequence[Any]) -> set[int]:
-        """Make the children that accepted results ask for; returns the tasks of which that cannot be done.
+    async def _spawn(self, events: Sequence[Any]) -> dict[int, str]:
+        """Make the children that accepted results ask for; returns the tasks of which that cannot be done, with why.
 
-        They were checked when the result was accepted, so that only happens where the limits of two processes differ.
+        They were checked when the result was accepted, so that only happens where the settings of two processes differ.
+        What was asked for is kept with the step, for a retry of its workflow.
         """
-        steps = {row["task_id"]: row for row in await self._session.fetch("find_steps", [e["task_id"] for e in events])}
+        asked = {event["task_id"]: event["children"] for event in events}
+        steps = []
+        for step in await self._session.fetch("find_steps", list(asked)):
+            if step["kind"] == StepKind.COMPENSATION:
+                log.warning("children_ignored", task_id=step["task_id"], reason="a compensation has none")
+            else:
+                steps.append(step)
+        reasons = await self._make_children(steps, asked)
+        for task_id in reasons:
+            kept = msgspec.json.encode(StepOptions(refused=asked[task_id])).decode()
+            await self._session.fetch("keep_refused_children", task_id, kept)
+        return reasons
+
+    async def _make_children(self, steps: Sequence[Any], asked: Mapping[int, str | None]) -> dict[int, str]:
+        """Make what tasks have asked for, as it was told; returns why not, of those of which that cannot be done."""
         made = []
-        refused: set[int] = set()
-        for event in events:
-            step = steps.get(event["task_id"])
-            if step is not None and step["kind"] == StepKind.COMPENSATION:
-                log.warning("children_ignored", task_id=event["task_id"], reason="a compensation has none")
-            elif step is not None:
-                try:
-                    text = self._session.vault.unseal(event["children"], spawn_bound(event["task_id"]))
-                    children = read_children(text, lambda child: step_task(child, self._settings))
-                    made.append((step, children, [step_task(child, self._settings) for child in children]))
-                except (RpcError, PayloadLost) as exc:
-                    refused.add(event["task_id"])
-                    log.error("children_refused", workflow=step["workflow_id"], step=step["name"], reason=str(exc))
+        reasons: dict[int, str] = {}
+        for step in steps:
+            task_id: int = step["task_id"]
+            try:
+                text = self._session.vault.unseal(asked[task_id] or "[]", spawn_bound(task_id))
+                children = read_children(text, lambda child: step_task(child, self._settings))
+                made.append((step, children, [step_task(child, self._settings) for child in children]))
+            except (RpcError, PayloadLost) as exc:
+                reasons[task_id] = f"its children were refused: {exc}"[:_REASON_CHARS]
+                log.error("children_refused", workflow=step["workflow_id"], step=step["name"], reason=str(exc))
         await self._add_children(made, as_step=False)
-        return refused
+        return reasons
 
     async def _add_children(
         self, made: Sequence[tuple[Any, Sequence[ChildParams], Sequence[NewTask]]], *, as_step: bool
@@ -362,10 +395,11 @@ class Mover:
         everything = flow.state == WorkflowState.CANCELLED
         ids = [row["id"] for row in await self._session.fetch("hold_unstarted_steps", flow.id, everything)]
         await self._session.plan_for(len(ids))
-        reason = flow.reason if everything else f"workflow {flow.id} has failed: {flow.reason}"
+        why = flow.reason if everything else f"workflow {flow.id} has failed: {flow.reason}"
+        reason = (why or f"workflow {flow.id} was cancelled")[:_REASON_CHARS]
         if ids:
-            await self._session.cancel(ids, (reason or f"workflow {flow.id} was cancelled")[:_REASON_CHARS])
-        nodes = await self._session.fetch("cancel_nodes", flow.id)
+            await self._session.cancel(ids, reason)
+        nodes = await self._session.fetch("cancel_nodes", flow.id, reason)
         await self._ended(nodes)
         return bool(ids or nodes)
 
@@ -375,10 +409,10 @@ class Mover:
         for flow in self.flows.values():
             if flow.state != WorkflowState.FAILING or flow.open or flow.undo is None or flow.compensated:
                 continue
-            flow.compensated = True
             found = await self._session.fetch("find_undoable", flow.id, flow.undo)
             if not found:
                 continue
+            flow.compensated = True
             first = flow.steps + flow.added
             rows: list[tuple[int, int, int | None, NewStep]] = []
             for place, row in enumerate(found):
@@ -471,6 +505,15 @@ async def _traces(session: Session, rows: Sequence[tuple[int, int, int | None, N
         trace or (None if parent is None else of_step.get((flow, parent)))
         for trace, (flow, _, parent, _) in zip(given, rows, strict=True)
     ]
+
+
+def split_childless(steps: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Of steps that begin again: those that failed only because their children were refused, and the others.
+
+    The task of such a step has succeeded and is not run again.
+    """
+    childless = [step for step in steps if _options(step).refused is not None]
+    return childless, [step for step in steps if _options(step).refused is None]
 
 
 def _starts_at_once(step: NewStep) -> bool:

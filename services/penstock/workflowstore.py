@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from penstock.advance import Advanced, Mover, insert_steps
+from penstock.advance import Advanced, Mover, insert_steps, split_childless
 from penstock.errors import WorkflowConflict, WorkflowNotFound
 from penstock.logs import get_logger
 from penstock.settings import Settings
@@ -123,6 +123,11 @@ async def _cancel(session: Session, command: CancelWorkflow, settings: Settings)
     """Cancel all that has not ended; a workflow that is cancelled already stays so."""
     mover = await _hold(session, command.which, settings)
     (flow,) = mover.flows.values()
+    if not flow.state.final:
+        # Once its tasks are locked none of them can settle, and what has settled until then is noted before anything is
+        # cancelled: a workflow with nothing left to cancel has ended, and is not cancelled.
+        await session.fetch("hold_unstarted_steps", flow.id, True)
+        await mover.advance()
     if flow.state in (WorkflowState.SUCCESS, WorkflowState.FAILED):
         raise WorkflowConflict(flow.id, flow.state, f"is {flow.state}; it cannot be cancelled")
     if flow.state != WorkflowState.CANCELLED:
@@ -145,10 +150,11 @@ async def _retry(session: Session, command: RetryWorkflow, settings: Settings) -
         raise WorkflowConflict(flow.id, flow.state, f"is {flow.state}; it cannot be retried, for {why}")
     steps = await session.fetch("reopen_steps", flow.id, flow.compensated)
     again = [step for step in steps if step["again"]]
-    if not again:
+    if not again and flow.compensated:
         raise WorkflowConflict(
-            flow.id, flow.state, f"is {flow.state} and what had succeeded was undone: create it anew"
+            flow.id, flow.state, f"is {flow.state} and what had succeeded was undone: create a new one"
         )
+    childless, again = split_childless(again)
     tasks = [step["task_id"] for step in again if step["task_id"] is not None]
     await session.plan_for(len(tasks))
     restarted = await session.fetch("restart_steps", tasks)
@@ -162,10 +168,12 @@ async def _retry(session: Session, command: RetryWorkflow, settings: Settings) -
     if not flow.compensated:
         flow.reason, flow.undo = None, None
     await mover.write()
+    await mover.spawn_again(childless)
     await mover.start([step for step in again if not step["pending"]])
     await mover.advance()
-    log.info("workflow_retried", workflow=flow.id, steps=len(again))
-    return Changed(flow.id, flow.state, restarted=len(again))
+    restarting = len(again) + len(childless)
+    log.info("workflow_retried", workflow=flow.id, steps=restarting)
+    return Changed(flow.id, flow.state, restarted=restarting)
 
 
 async def _hold(session: Session, which: WhichWorkflow, settings: Settings) -> Mover:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from random import Random
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 
 from penstock.errors import WorkflowConflict, WorkflowNotFound
+from penstock.outcomes import apply_reports
 from penstock.settings import Settings, load_settings
 from penstock.store import Session, Store
-from penstock.tasks import NewTask
+from penstock.tasks import EXPIRED, NewTask
+from penstock.wire import Succeeded
 from penstock.workflows import GetWorkflow, WhichWorkflow
 from penstock.workflowstore import StepRecord, read_steps
 from tests.integration.lives import Broken, Lives, Spawned
@@ -274,6 +277,136 @@ async def test_a_workflow_that_is_cancelled_is_so_at_once_and_begins_again_where
         await lives.ask("workflow.cancel", id=flow)
 
 
+async def test_a_cancel_that_meets_the_last_result_leaves_the_workflow_to_its_success(
+    lives: Lives, store: Store
+) -> None:
+    """It waits for the transaction that settles the last step; then nothing is left to cancel."""
+    flow = await lives.create(chain=[{"action": "a"}])
+    (task,) = await lives.claim()
+    async with store.transaction() as session:
+        await apply_reports(session, [Succeeded(task.id, task.claim, None, "1")], lives.settings)
+        cancelling = asyncio.create_task(lives.ask("workflow.cancel", id=flow))
+        await asyncio.wait([cancelling], timeout=0.2)
+        assert not cancelling.done()
+    with pytest.raises(WorkflowConflict, match="is SUCCESS; it cannot be cancelled"):
+        await cancelling
+    await lives.advance()
+    record = await lives.look(flow)
+    assert (record.state, record.open, record.reason) == ("SUCCESS", 0, None)
+
+
+async def test_a_cancel_that_meets_a_result_before_the_last_cancels_the_rest(lives: Lives, store: Store) -> None:
+    flow = await lives.create(chain=[{"action": "a"}, {"action": "b"}])
+    (task,) = await lives.claim()
+    async with store.transaction() as session:
+        await apply_reports(session, [Succeeded(task.id, task.claim, None, "1")], lives.settings)
+        cancelling = asyncio.create_task(lives.ask("workflow.cancel", id=flow, reason="rain"))
+        await asyncio.wait([cancelling], timeout=0.2)
+    assert (await cancelling).state == "CANCELLED"
+    await lives.live()
+    steps = await lives.steps(flow)
+    assert (steps["a"].state, steps["b"].state, steps["b"].reason) == ("SUCCESS", "CANCELLED", "rain")
+
+
+async def test_a_retry_ends_what_an_earlier_version_had_cancelled_after_its_last_success(
+    lives: Lives, sql: Any
+) -> None:
+    flow = await lives.create(chain=[{"action": "a"}])
+    await lives.live()
+    await sql.execute("update penstock.workflow set state = 'CANCELLED'")
+    changed = await lives.ask("workflow.retry", id=flow)
+    assert (changed.state, changed.restarted) == ("SUCCESS", 0)
+    assert (await lives.look(flow)).state == "SUCCESS"
+
+
+async def test_a_workflow_that_failed_with_nothing_to_undo_is_retried_from_where_it_stood(lives: Lives) -> None:
+    flow = await lives.create(chain=[{"action": "a", "on_failure": "compensate"}, {"action": "b"}])
+    await lives.live(lambda *_: _break())
+    record = await lives.look(flow)
+    assert (record.state, record.compensated) == ("FAILED", False)
+    await lives.ask("workflow.retry", id=flow)
+    await lives.live()
+    assert (await lives.look(flow)).state == "SUCCESS"
+
+
+@pytest.mark.parametrize("settles", ["before the round", "in the midst of it"])
+async def test_a_step_that_fails_in_a_workflow_that_fails_is_not_tried_again(
+    lives: Lives, store: Store, settles: str
+) -> None:
+    flow = await lives.create(steps=[{"action": "a", "max_attempts": 10}, {"action": "b"}])
+    a, b = await lives.claim()
+    await lives.work([b], _break)
+
+    def fail(*_: Any) -> None:
+        raise ArithmeticError
+
+    if settles == "before the round":
+        await lives.advance()
+        await lives.work([a], fail)
+    else:
+        async with store.transaction() as session:
+            await lives.advance_in(session, 100)
+            await lives.work([a], fail)
+    await lives.advance()
+    assert await lives.claim() == []
+    record, steps = await lives.look(flow), await lives.steps(flow)
+    assert (record.state, record.open) == ("FAILED", 0)
+    assert steps["a"].state == "CANCELLED"
+    assert steps["a"].reason == f"workflow {flow} has failed: step b is CRITICAL_ERROR"
+
+
+async def test_children_that_were_refused_are_made_by_a_retry_and_their_step_is_not_run_again(
+    lives: Lives, store: Store
+) -> None:
+    """The supervisor takes smaller payloads than the resulter that accepted them."""
+    small = Lives(store, lives.settings.model_copy(update={"payload_limit_bytes": 20}))
+    flow = await small.create(chain=[{"action": "a"}, {"action": "end", "results_as": "r"}])
+
+    def spawn(action: str, payload: Any) -> Any:
+        if action != "a":
+            return payload
+        raise Spawned(1, [{"action": "child", "payload": {"text": "x" * 30}}])
+
+    await lives.work(await lives.claim(), spawn)
+    await small.advance()
+    step = (await lives.steps(flow))["a"]
+    assert (step.state, (await lives.look(flow)).state) == ("CRITICAL_ERROR", "FAILED")
+    assert step.reason is not None
+    assert "its children were refused" in step.reason
+    assert (await small.ask("workflow.retry", id=flow)).state == "FAILED"
+    assert (await lives.steps(flow))["a"].state == "CRITICAL_ERROR"
+    await lives.ask("workflow.retry", id=flow)
+    await lives.live(spawn)
+    assert (await lives.look(flow)).state == "SUCCESS"
+    assert [action for action, _ in lives.ran] == ["a", "child", "end"]
+    assert lives.ran[-1][1] == {"r": {"a": 1, "a/0": {"text": "x" * 30}}}
+
+
+async def test_a_step_that_is_cancelled_or_expires_tells_why(lives: Lives, store: Store, sql: Any) -> None:
+    flow = await lives.create(
+        steps=[
+            {"action": "a", "on_failure": "continue"},
+            {"action": "b", "on_failure": "continue", "expires_in": 100},
+            {"action": "c", "after": ["a"], "delay": 3600},
+            {"name": "all", "after": ["c"]},
+        ]
+    )
+    steps = await lives.steps(flow)
+    async with store.transaction() as session:
+        await session.cancel([steps["a"].task_id or 0], "not wanted")
+    await sql.execute("update penstock.task set expires_at = now() where id = $1", steps["b"].task_id)
+    async with store.transaction() as session:
+        assert await session.expire(10) == 1
+    await lives.advance()
+    steps = await lives.steps(flow)
+    assert (steps["a"].state, steps["a"].reason) == ("CANCELLED", "not wanted")
+    assert (steps["b"].state, steps["b"].reason) == ("CANCELLED", EXPIRED)
+    await lives.ask("workflow.cancel", id=flow, reason="rain")
+    await lives.advance()
+    steps = await lives.steps(flow)
+    assert [steps[name].reason for name in ("c", "all")] == ["rain", "rain"]
+
+
 async def test_retry_runs_what_failed_and_what_came_after_and_nothing_that_succeeded(lives: Lives) -> None:
     flow = await lives.create(
         steps=[
@@ -409,6 +542,27 @@ async def test_a_step_that_held_its_ordering_key_lets_it_go_once_it_is_retried_a
     (again,) = await lives.claim()
     assert again.action == "a"
     await lives.work([again], lambda *_: None)
+    assert [task.action for task in await lives.claim()] == ["behind"]
+
+
+async def test_a_step_that_held_its_ordering_key_lets_it_go_when_it_is_cancelled_before_it_starts_again(
+    store: Store, settings: Settings, sql: Any
+) -> None:
+    lives = Lives(store, settings.model_copy(update={"ordering_on_critical_error": "hold"}))
+    flow = await lives.create(chain=[{"action": "a"}, {"action": "b", "ordering_key": "k", "results_as": "r"}])
+    await lives.work(await lives.claim(), lambda *_: None)
+    await lives.advance()
+    async with store.transaction() as session:
+        await session.enqueue([NewTask("behind", ordering_key="k")])
+    await lives.work(await lives.claim(), _break)
+    await lives.advance()
+    await sql.execute("delete from penstock.task_history where action = 'a'")
+    await lives.ask("workflow.retry", id=flow)
+    step = (await lives.steps(flow))["b"]
+    assert (step.state, (await lives.look(flow)).state) == ("CANCELLED", "FAILED")
+    assert await lives.claim() == []
+    async with store.transaction() as session:
+        assert await session.release_orphaned_keys(10) == 1
     assert [task.action for task in await lives.claim()] == ["behind"]
 
 

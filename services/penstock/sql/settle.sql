@@ -90,7 +90,8 @@ where t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED';
 -- name: delay_tasks
 -- $1 ids (distinct), $2 claims, $3 errors as JSON text, $4 delays in seconds, $5 whether each is suspect from now on,
 -- $6 workers or null.
--- ACQUIRED to ERROR, to run again later.
+-- ACQUIRED to ERROR, to run again later. Workflows are told, by an event of no task: one that fails by now cancels what
+-- waits to be tried again.
 with failed as materialized (
     select * from unnest($1::bigint[], $3::text[], $4::float8[], $5::bool[], $6::text[])
         f (id, error, delay, suspect, worker)
@@ -105,7 +106,10 @@ with failed as materialized (
     from failed f
     where t.id = f.id and t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED'
       and case when (t.id, t.claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
-    returning t.id, t.action
+    returning t.id, t.action, t.workflow
+), told as (
+    insert into penstock.workflow_event (workflow_id, task_id, claim, state)
+    select distinct workflow, 0, 0, 'ERROR'::penstock.task_state from changed where workflow is not null
 ), tallied as (
     insert into penstock.tally (action, event, count)
     select action, 'ERROR', count(*) from changed group by action

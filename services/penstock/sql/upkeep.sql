@@ -43,13 +43,14 @@ where expires_at is not null and claimed_at is null and expires_at <= coalesce($
 order by expires_at limit $1 for update skip locked;
 
 -- name: release_orphaned_keys
--- $1 how many. Ordering keys held by a task whose record is gone, which nobody can retry any more; held no more and
--- locked. Relies on ordering_head_held.
+-- $1 how many. Ordering keys held by a task whose record is gone, which nobody can retry any more, or has no key: a step
+-- that came back with its workflow and was cancelled before it started. Held no more and locked. Relies on
+-- ordering_head_held.
 update penstock.ordering_head set held = false
 where key in (
     select h.key from penstock.ordering_head h
     where h.held and not exists (select 1 from penstock.task t where t.id = h.task_id)
-      and (select r.id from penstock.task_history r where r.id = h.task_id) is null
+      and (select r.id from penstock.task_history r where r.id = h.task_id and r.ordering_key is not null) is null
     order by h.key limit $1 for update skip locked)
 returning key;
 

@@ -115,14 +115,19 @@ where e.workflow_id = i.workflow_id and e.task_id = i.task_id and e.claim = i.cl
 -- $1 tasks. The steps that they are.
 select s.task_id, s.workflow_id, s.number, s.name, s.kind, s.on_failure, s.undo from penstock.workflow_step s where s.task_id = any($1::bigint[]);
 
+-- name: keep_refused_children
+-- $1 task, $2 options as JSON text: the children that it asked for. Its step has started, and needs no other options.
+update penstock.workflow_step set options = $2::json where task_id = $1;
+
 -- name: settle_steps
--- $1 tasks (distinct), $2 their final states, $3 the events. A step lets its successors go when it has succeeded, or
+-- $1 tasks (distinct), $2 their final states, $3 the events, $4 reasons or null. A step lets its successors go when it has succeeded, or
 -- failed under the policy `continue`, while the workflow runs.
 update penstock.workflow_step s
-set ended = i.event, state = i.state::penstock.task_state, done = s.open_children = 0,
+set ended = i.event, reason = i.reason, state = i.state::penstock.task_state, done = s.open_children = 0,
     passed = s.open_children = 0 and (i.state = 'SUCCESS' or s.on_failure = 'continue')
              and (w.state = 'RUNNING' or s.kind = 'compensation')
-from (select * from unnest($1::bigint[], $2::text[], $3::bigint[]) e (task_id, state, event)) i, penstock.workflow w
+from (select * from unnest($1::bigint[], $2::text[], $3::bigint[], $4::text[]) e (task_id, state, event, reason)) i,
+     penstock.workflow w
 where s.task_id = any($1::bigint[]) and s.task_id = i.task_id and w.id = s.workflow_id
       and s.state in ('WAITING', 'SCHEDULED')
 returning {settled_step};
@@ -264,8 +269,8 @@ where s.workflow_id = $1 and not s.done and s.state in ('WAITING', 'SCHEDULED')
 order by t.id for update of t;
 
 -- name: cancel_nodes
--- $1 workflow. Steps without a task that have not had their turn.
-update penstock.workflow_step s set done = s.open_children = 0, state = 'CANCELLED'
+-- $1 workflow, $2 the reason. Steps without a task that have not had their turn.
+update penstock.workflow_step s set done = s.open_children = 0, state = 'CANCELLED', reason = $2
 where s.workflow_id = $1 and s.task_id is null and s.state in ('WAITING', 'SCHEDULED')
 returning {settled_step};
 

@@ -89,12 +89,14 @@ class Retention:
         return dropped
 
     async def _release_orphaned_keys(self) -> None:
-        """Let go of ordering keys whose failed task was cleaned: nobody can retry it any more."""
+        """Release ordering keys whose failed task was cleaned, or cancelled as a step, so that no retry ends them."""
         for _ in range(_BATCHES_PER_ROUND):
             async with self._store.transaction() as session:
                 released = await session.release_orphaned_keys(_BATCH)
             if released:
-                log.warning("ordering_keys_released", keys=released, reason="the failed task is no longer kept")
+                log.warning(
+                    "ordering_keys_released", keys=released, reason="the failed task cannot be retried any more"
+                )
             if released < _BATCH:
                 break
 

@@ -15,7 +15,7 @@ class StepOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a step keeps until its turn comes.
 
     ordering_key, delay, expires_in: of its task. over: the step whose result is the list, items: the list itself.
-    template: of the children of a map.
+    template: of the children of a map. refused: children that its task asked for and that could not be made, as told.
     """
 
     ordering_key: str | None = None
@@ -25,6 +25,7 @@ class StepOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     items: list[msgspec.Raw] | None = None
     item_as: str | None = None
     template: ChildParams | None = None
+    refused: str | None = None
 
     @property
     def is_needed(self) -> bool:
