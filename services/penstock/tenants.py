@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from penstock.errors import InvalidParams
+from penstock.tasks import BYTES_PER_CHAR
 
 TENANT_MAX_CHARS = 128
 EVERY_TENANT = "*"  # in rules: every tenant that has no limits of its own
@@ -22,6 +23,9 @@ def check_tenant(tenant: str) -> str:
         raise ValueError(f"must have 1 to {TENANT_MAX_CHARS} characters, not {len(tenant)}")
     if _CONTROL.search(tenant):
         raise ValueError("holds a control character")
+    size = len(tenant.encode())
+    if size > TENANT_MAX_CHARS * BYTES_PER_CHAR:
+        raise ValueError(f"has {size} bytes in UTF-8; the limit is {TENANT_MAX_CHARS * BYTES_PER_CHAR}")
     if tenant == EVERY_TENANT:
         raise ValueError("must not be *, which stands for every tenant in rules")
     return tenant

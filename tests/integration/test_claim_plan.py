@@ -437,6 +437,21 @@ async def test_rules_are_looked_up_in_a_few_steps_a_task(swinging: Any, name: st
         await swinging.execute("delete from penstock.route")
 
 
+@pytest.mark.parametrize("rules", ["another action", "their action"])
+async def test_limits_of_what_a_route_sends_are_looked_up_in_a_few_steps_a_task(swinging: Any, rules: str) -> None:
+    async with swinging.transaction():
+        await swinging.execute(
+            "update penstock.task set route = 'r' where id in"
+            " (select id from penstock.task where state = 'SCHEDULED' and run_at <= now() limit 1500)"
+        )
+        await swinging.execute(_RULES[rules])
+        plan = await explain(swinging, SQL["claim_tasks_by_route"], 1000, "r", analyze=True)
+        assert rows_walked(plan) < 60_000, "it walks what it has found once for each task"
+        assert {index for _, index in scans_of(plan, "task")} == {"task_pkey", "task_ready_by_route"}
+        await swinging.execute("delete from penstock.action")
+        await swinging.execute("update penstock.task set route = null, gate = null where route is not null")
+
+
 async def test_tasks_that_no_rule_concerns_are_not_looked_at_one_by_one(swinging: Any) -> None:
     async with swinging.transaction():
         await swinging.execute(_RULES["another action"])

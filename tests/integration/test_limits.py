@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from penstock.commands import Enqueue, read_command
 from penstock.limits import Limits
 from penstock.rulestore import Route, delete_route, list_actions, list_routes, read_action, set_limits, set_route
 from penstock.scheduler import Scheduler
@@ -20,6 +22,8 @@ from penstock.store import Store
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.rules import Rules
 from penstock.tasks import NewTask
+from penstock.tenant_rules import DeleteTenant, PauseTenant, SetTenant
+from penstock.tenantstore import change_tenant
 from penstock.transports import Message, Queue, create_queues
 from penstock.transports.sqs import SqsQueue, SqsTransport
 from penstock.wire import parse_claim_id
@@ -98,6 +102,12 @@ async def finish(store: Store, sent: Outbound, count: int) -> None:
         await session.finish(dict.fromkeys(pairs, "{}"))
 
 
+async def settle(store: Store, ids: Sequence[int]) -> None:
+    async with store.transaction() as session:
+        rows = await session.fetch("read_tasks", list(ids))
+        await session.finish({(row["id"], row["claim"]): "{}" for row in rows})
+
+
 async def run_until_idle(scheduler: Scheduler, *, rounds: int = 50) -> None:
     for _ in range(rounds):
         if not await scheduler.run_once():
@@ -165,6 +175,47 @@ async def test_keys_are_limited_each_by_itself_and_one_key_holds_back_no_other(
     assert Counter(of[task_id] for task_id, _ in sent.pairs) == {"big": 2, "small": 2, "other": 2}
     # Within a key, by priority and then by age.
     assert [task_id for task_id, _ in sent.pairs if of[task_id] == "big"] == [ids[2], ids[5]]
+
+
+async def test_a_limit_by_key_holds_no_task_that_has_no_key(
+    scheduler: Scheduler, store: Store, sent: Outbound, task_of: TaskOf
+) -> None:
+    await limit(store, "mail", key_max_in_flight=1, key_rate=0.01)
+    plain = await enqueue(store, *(NewTask("mail") for _ in range(5)), *(NewTask("mail", tenant="a") for _ in range(5)))
+    keyed = await enqueue(store, *(NewTask("mail", limit_key="k") for _ in range(3)))
+    await run_until_idle(scheduler)
+    assert sorted(task_id for task_id, _ in sent.pairs) == [*plain, keyed[0]]
+    assert [(await task_of(task_id))["state"] for task_id in keyed] == ["ACQUIRED", "SCHEDULED", "SCHEDULED"]
+
+
+def wide(characters: int) -> str:
+    """Text of three bytes a character, which no index can compress."""
+    return "".join(chr(code) for code in random.Random(characters).choices(range(0x4E00, 0x9FFF), k=characters))
+
+
+@pytest.mark.parametrize("whose", ["action", "tenant"])
+async def test_the_longest_names_pass_a_gate_and_hold_nobody_up(
+    whose: str, scheduler: Scheduler, store: Store, sent: Outbound, outbound: SqsQueue, settings: Settings, sql: Any
+) -> None:
+    action, tenant, key = wide(200), wide(128), wide(500)
+    params = {"action": action, "tenant": tenant, "limit_key": key, "unique_key": key, "ordering_key": key}
+    task = read_command("enqueue", json.dumps(params).encode(), settings)
+    assert isinstance(task, Enqueue)
+    async with store.transaction() as session:
+        if whose == "action":
+            await set_limits(session, action, {"key_max_in_flight": 1})
+        else:
+            await change_tenant(session, SetTenant("*", {"max_in_flight": 1}))
+    long = await enqueue(store, task.task, NewTask(action, tenant=tenant, limit_key=key + "x"))
+    plain = await enqueue(store, *(NewTask("plain") for _ in range(5)))
+    await run_until_idle(scheduler)
+    # Two keys that differ in their last character are two gates, where the limit is one for each key.
+    assert sorted(task_id for task_id, _ in sent.pairs) == (long if whose == "action" else long[:1]) + plain
+    gate_of = "select id, gate from penstock.task where state = 'ACQUIRED' order by id"
+    by_claim = await sql.fetch(gate_of)
+    await sql.execute("update penstock.task set gate = null where state = 'ACQUIRED'")
+    await Rules(store=store, outbound=outbound, open_queue=open_none).run_once()  # adopts what is in flight
+    assert await sql.fetch(gate_of) == by_claim
 
 
 async def test_a_limit_of_the_action_and_one_by_key_hold_together_and_keys_share_evenly(
@@ -503,6 +554,49 @@ async def test_limits_hold_for_what_goes_by_a_route(
         await run_until_idle(routed)
         assert ids_of(await take(video)) == ids[:2]
         assert await take(outbound) == []
+
+
+@pytest.mark.parametrize("whose", ["action", "tenant", "every tenant"])
+async def test_a_pause_or_limit_holds_for_the_backlog_of_a_route_that_is_older(
+    whose: str, store: Store, transport: SqsTransport, outbound: SqsQueue, settings: Settings, sql: Any
+) -> None:
+    name = f"{settings.outbound_queue}-video"
+    few = settings.model_copy(update={"in_flight_floor": 3, "claim_batch_size": 3, "in_flight_limit": 3})
+    scheduler = Scheduler(
+        store=store, outbound=outbound, settings=few,
+        open_queue=lambda name, label: transport.queue(name, label=label),
+    )  # fmt: skip
+    async with queue_named(settings, transport, name) as video:
+        await route(store, "video", name, "*")
+        ids = await enqueue(store, *(NewTask("video", tenant="acme") for _ in range(8)))
+        ids += await enqueue(store, NewTask("audio", tenant="globex"))
+        await run_until_idle(scheduler)
+        assert ids_of(await take(video)) == ids[:3]
+        assert (
+            await sql.fetchval("select count(*) from penstock.task where state = 'SCHEDULED' and route = 'video'") == 6
+        )
+        async with store.transaction() as session:
+            match whose:
+                case "action":
+                    await set_limits(session, "video", {"paused": True})
+                case "tenant":
+                    await change_tenant(session, PauseTenant("acme", True))
+                case "every tenant":
+                    await change_tenant(session, SetTenant("*", {"max_in_flight": 3}))
+        await settle(store, ids[:1])
+        await run_until_idle(scheduler)
+        assert ids_of(await take(video)) == (ids[3:4] if whose == "every tenant" else []) + ids[-1:]
+        async with store.transaction() as session:
+            match whose:
+                case "action":
+                    await set_limits(session, "video", {"paused": False})
+                case "tenant":
+                    await change_tenant(session, PauseTenant("acme", False))
+                case "every tenant":
+                    await change_tenant(session, DeleteTenant("*"))
+        await run_until_idle(scheduler)
+        rest = ids[4:-1] if whose == "every tenant" else ids[3:-1]
+        assert ids_of(await take(video)) == rest
 
 
 async def test_what_waits_at_a_gate_goes_by_the_routes_of_the_moment_at_which_it_goes(

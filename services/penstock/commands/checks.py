@@ -9,7 +9,16 @@ import msgspec
 
 from penstock.commands.params import EnqueueParams, RescheduleParams, TaskId
 from penstock.errors import InvalidParams
-from penstock.tasks import ACTION_MAX_CHARS, BEGINNING, KEY_MAX_CHARS, PRIORITY_MAX, PRIORITY_MIN, REASON_MAX_CHARS
+from penstock.tasks import (
+    ACTION_MAX_CHARS,
+    BEGINNING,
+    BYTES_PER_CHAR,
+    KEY_MAX_CHARS,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    REASON_MAX_CHARS,
+)
+from penstock.wire import utf8_size
 
 MAX_IDS = 1000
 MAX_LIST = 1000
@@ -53,6 +62,7 @@ def read_action(action: str) -> str:
         raise InvalidParams("action", "holds a control character")
     if action.startswith("rpc."):
         raise InvalidParams("action", "must not begin with rpc., which JSON-RPC reserves")
+    _check_bytes(action, ACTION_MAX_CHARS, "action")
     return action
 
 
@@ -63,7 +73,15 @@ def read_key(key: str | None, name: str) -> str | None:
         raise InvalidParams(name, f"must have 1 to {KEY_MAX_CHARS} characters, not {len(key)}")
     if CONTROL.search(key):
         raise InvalidParams(name, "holds a control character")
+    _check_bytes(key, KEY_MAX_CHARS, name)
     return key
+
+
+def _check_bytes(text: str, max_chars: int, name: str) -> None:
+    """Indexes hold names and keys, some of them together, and an entry of an index is bounded in bytes."""
+    size = utf8_size(text)
+    if size > max_chars * BYTES_PER_CHAR:
+        raise InvalidParams(name, f"has {size} bytes in UTF-8; the limit is {max_chars * BYTES_PER_CHAR}")
 
 
 def read_reason(reason: str | None) -> str | None:

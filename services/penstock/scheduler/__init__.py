@@ -55,7 +55,10 @@ class Scheduler(Service):
         self._others_first = 0  # so many tasks have to be claimed by priority before the next that waited too long
         self._paces = paces = Paces(store)
         self._lane = Lane(store=store, settings=settings, paces=paces, route=None)
-        self._routes = Routes(store=store, settings=settings, paces=paces, outbound=outbound, open_queue=open_queue)
+        self._routes = Routes(
+            store=store, settings=settings, paces=paces, outbound=outbound, open_queue=open_queue,
+            put_aside=self._note,
+        )  # fmt: skip
         self._ahead = Ahead(store=store, at_once=settings.claim_batch_size)
         self._sender = Sender(
             store=store, settings=settings, times=paces.times, queue_of=self._routes.queue_of,

@@ -116,17 +116,15 @@ class Gates:
     async def _of_gates(self, session: Session, action: str, limits: Limits, room: int) -> tuple[list[Gate], Tenants]:
         rows = await session.fetch("lock_gates", action, _GATES_AT_ONCE, limits.key_max_in_flight)
         tenants = await look_at_tenants(session, rows, room)
-        gates = [
-            Gate(
-                row["name"],
-                allowance(
-                    max_in_flight=limits.key_max_in_flight, rate=limits.key_rate, burst=limits.key_burst,
-                    in_flight=row["in_flight"], tokens=row["tokens"], refilled_at=row["refilled_at"], now=row["at"],
-                    room=room,
-                ),
-            )
-            for row in rows
-        ]  # fmt: skip
+        of_keys = limits.key_max_in_flight, limits.key_rate, limits.key_burst
+        gates = []
+        for row in rows:
+            max_in_flight, rate, burst = of_keys if row["has_key"] else (None, None, None)
+            left = allowance(
+                max_in_flight=max_in_flight, rate=rate, burst=burst, in_flight=row["in_flight"],
+                tokens=row["tokens"], refilled_at=row["refilled_at"], now=row["at"], room=room,
+            )  # fmt: skip
+            gates.append(Gate(row["name"], left))
         return tenants.bound(gates), tenants
 
     async def _note(

@@ -30,7 +30,10 @@ class _Route:
 
 
 class Routes:
-    """The routes as they are known here. open_queue: makes a queue of a name, or URL, and a label."""
+    """The routes as they are known here.
+
+    open_queue: makes a queue of a name, or URL, and a label. put_aside: called with how many tasks a claim put aside.
+    """
 
     def __init__(
         self,
@@ -40,12 +43,14 @@ class Routes:
         paces: Paces,
         outbound: Queue,
         open_queue: Callable[[str, str], Queue],
+        put_aside: Callable[[int], None],
     ) -> None:
         self._store = store
         self._settings = settings
         self._paces = paces
         self._outbound = outbound
         self._open_queue = open_queue
+        self._put_aside = put_aside
         self._routes: dict[str, _Route] = {}
 
     def set(self, routes: Sequence[tuple[str, str]]) -> None:
@@ -75,7 +80,7 @@ class Routes:
             route.empty_until = float("-inf")
 
     async def run_once(self, sender: Sender) -> int:
-        """Send by each route what fits its window; returns how many tasks went."""
+        """Send by each route what fits its window; returns how many tasks went, or were put aside for a gate."""
         went = 0
         for name, route in list(self._routes.items()):
             if monotonic() >= max(route.rest_until, route.empty_until):
@@ -87,15 +92,17 @@ class Routes:
             if not limit:
                 return 0
             async with self._store.session() as session:
-                dispatch = await session.claim_by_route(limit, name)
+                dispatch, diverted = await session.claim_by_route(limit, name)
+            self._put_aside(diverted)
             if dispatch is None:
-                route.empty_until = monotonic() + _EMPTY_SECONDS
-                return 0
+                if not diverted:
+                    route.empty_until = monotonic() + _EMPTY_SECONDS
+                return diverted
             route.lane.claimed(dispatch.tasks)
         try:
-            return await sender.dispatch(dispatch)
+            return diverted + await sender.dispatch(dispatch)
         except Unavailable as exc:
             # What goes by other ways must not wait for this one.
             log.warning("route_rests", route=name, queue=route.queue_name, reason=str(exc), seconds=_PAUSE_SECONDS)
             route.rest_until = monotonic() + _PAUSE_SECONDS
-            return 0
+            return diverted

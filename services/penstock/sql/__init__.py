@@ -2,7 +2,7 @@
 
 A statement begins with ``-- name: verb_noun``; the comment lines after it tell its parameters and the reason for
 its shape. ``SQL["claim_tasks"]`` is its text. A block that begins with ``-- part: name`` is none by itself; it stands
-wherever statements of its file say ``{name}``.
+wherever statements of its file say ``{name}``, those of ``_parts.sql`` in every file.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ _BLOCK = re.compile(r"^-- (name|part): (.*?)(?=^-- (?:name|part): |\Z)", re.MULT
 
 def _load() -> dict[str, str]:
     statements: dict[str, str] = {}
+    shared: dict[str, str] = {}
     for path in sorted(files(__package__).iterdir(), key=lambda entry: entry.name):
         if not path.name.endswith(".sql"):
             continue
@@ -27,9 +28,11 @@ def _load() -> dict[str, str]:
             if kind == "part":
                 parts[name] = text
                 continue
-            for part, inserted in parts.items():
+            for part, inserted in [*parts.items(), *shared.items()]:
                 text = text.replace(f"{{{part}}}", inserted)
             statements[name] = text
+        if path.name == "_parts.sql":  # the first in the order of names
+            shared = parts
     return statements
 
 

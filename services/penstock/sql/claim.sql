@@ -122,20 +122,13 @@ case when t.trace is not null then concat_ws(E'\n', t.trace, t.failures -> -1 ->
 -- each kind of task; labels make kinds only where a route asks for some. Where no rule concerns any of them (is_concerned), nothing
 -- is made of them one by one: a CTE is read only by who asks for its rows.
 seen as materialized (
-    select distinct action, {kind} as labels, tenant from looked
-), held_tenants as materialized (
-    select t.tenant from (select distinct tenant from seen where tenant is not null) t
-    where exists (select from penstock.tenant r
-                  where r.name = t.tenant and (r.paused or r.max_in_flight is not null or r.rate is not null))
-       or exists (select from penstock.tenant r
-                  where r.name = '*' and (r.max_in_flight is not null or r.rate is not null))
-          and not exists (select from penstock.tenant r where r.name = t.tenant and r.own)
-), kinds as materialized (
+    select distinct action, {kind} as labels from looked
+), {held_tenants}, kinds as materialized (
     select k.action, k.labels, a.name is not null as is_limited,
            (select r.name from penstock.route r
             where k.action like any(r.actions) and (r.labels = '{}' or nullif(k.labels, '')::jsonb @> r.labels)
             order by r.position, r.name limit 1) as route
-    from (select distinct action, labels from seen) k left join penstock.action a on a.name = k.action
+    from seen k left join penstock.action a on a.name = k.action
 ), concerned as materialized (
     select exists (select from kinds where is_limited or route is not null)
         or exists (select from held_tenants) as is_concerned
@@ -160,11 +153,26 @@ aside as materialized (
     update penstock.task t
     set route = (select jsonb_object_agg(id, route) from aside where not is_limited) ->> t.id::text,
         gate = case when t.id in (select id from aside where is_limited) then
-                t.action || coalesce(E'\x1e' || t.tenant, '') || coalesce(E'\x1f' || t.limit_key, '') end
+                {gate_name} end
     where t.id = any(array(select id from aside))
       and t.state::text in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
     returning t.action, t.gate, t.tenant
-), opened as (
+), {opened}
+
+-- part: held_tenants
+-- Of the tenants of the tasks in `looked`, those that are limited or paused.
+held_tenants as materialized (
+    select t.tenant from (select distinct tenant from looked where tenant is not null) t
+    where exists (select from penstock.tenant r
+                  where r.name = t.tenant and (r.paused or r.max_in_flight is not null or r.rate is not null))
+       or exists (select from penstock.tenant r
+                  where r.name = '*' and (r.max_in_flight is not null or r.rate is not null))
+          and not exists (select from penstock.tenant r where r.name = t.tenant and r.own)
+)
+
+-- part: opened
+-- The gates of what is in `diverted`: there is something to look for at them.
+opened as (
     insert into penstock.gate as g (name, action, tenant)
     select distinct gate, action, tenant from diverted where gate is not null order by gate
     on conflict (name) do update set next_at = least(g.next_at, now())
@@ -236,16 +244,31 @@ select (select count(*) from looked) as looked, (select count(*) from diverted) 
 from (select 1) always left join lateral (select run_at, id from looked order by run_at desc, id desc limit 1) l on true;
 
 -- name: claim_tasks_by_route
--- $1 how many, $2 route. Relies on the index task_ready_by_route.
-with due as materialized (
-    select t.id from penstock.task t
+-- $1 how many, $2 route. What is of a limited action or tenant by now is not claimed but put aside, at its gate: a pause
+-- or a limit may be younger than the route's backlog. diverted: as claim_tasks_by_rules. Relies on task_ready_by_route.
+with looked as materialized (
+    select t.id, t.action, t.tenant from penstock.task t
     where t.state in ('SCHEDULED', 'ERROR') and t.route = $2 and t.gate is null and t.run_at <= now()
       and (t.expires_at is null or t.expires_at > now())
     order by t.priority desc, t.run_at, t.id limit (select $1::bigint) for update skip locked
-), {claimed}
+), {held_tenants}, limited as materialized (
+    select id from looked
+    where exists (select from penstock.action) and action in (select name from penstock.action)
+       or exists (select from held_tenants) and tenant in (select tenant from held_tenants)
+), due as (
+    select id from looked where not exists (select from limited) or id not in (select id from limited)
+), diverted as (
+    update penstock.task t
+    set route = null, gate = {gate_name}
+    where t.id = any(array(select id from limited))
+      and t.state::text in ('SCHEDULED', 'ERROR') and t.route = $2 and t.gate is null
+    returning t.action, t.gate, t.tenant
+), {opened}, {claimed}
 select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
-       date_part('epoch', now() - c.run_at) as waited_seconds, c.suspect, c.route, c.tenant, c.trace
-from claimed c order by c.priority desc, c.run_at, c.id;
+       date_part('epoch', now() - c.run_at) as waited_seconds, c.suspect, c.route, c.tenant, c.trace,
+       d.count as diverted
+from (select count(*) as count from diverted) d left join claimed c on true
+order by c.priority desc, c.run_at, c.id;
 
 -- name: claim_tasks_at_gates
 -- $1 gates, $2 how many of each. Their rows, and that of the action, are locked before in the same transaction.

@@ -29,10 +29,10 @@ select count(*) from (
 select exists (select from penstock.action where name = $1);
 
 -- name: lock_gates
--- $1 action, $2 how many, $3 stop counting what is in flight of each there, null: do not count. Those that have waited
--- longest for a look.
-select g.name, g.tenant, g.tokens, g.refilled_at, now() as at,
-       case when $3::int is null then 0 else (
+-- $1 action, $2 how many, $3 stop counting what is in flight of each limit key there, null: do not count. Those that have
+-- waited longest for a look. has_key: whether the gate is one of a limit key, see gate_name.
+select g.name, g.tenant, g.tokens, g.refilled_at, now() as at, strpos(g.name, E'\x1f') > 0 as has_key,
+       case when $3::int is null or strpos(g.name, E'\x1f') = 0 then 0 else (
            select count(*) from (select from penstock.task t
                                  where t.state = 'ACQUIRED' and t.action = $1 and t.gate = g.name limit $3) held)
        end as in_flight
@@ -96,7 +96,7 @@ delete from penstock.action where name = $1;
 -- $1 action, or null for every one that is limited. What is in flight when its action becomes limited counts from then
 -- on. The supervisor does so again and again, for claims that were under way when the limit was set.
 update penstock.task t
-set gate = t.action || coalesce(E'\x1e' || t.tenant, '') || coalesce(E'\x1f' || t.limit_key, '')
+set gate = {gate_name}
 where t.state = 'ACQUIRED' and t.gate is null and t.claimed_at <= now()
   and ($1::text is null or t.action = $1) and t.action = any(array(select name from penstock.action))
 returning t.id;

@@ -54,7 +54,7 @@ delete from penstock.tenant where name = $1 returning name;
 -- name: adopt_in_flight_of_tenants
 -- $1 tenant, or null for every one that is limited. As adopt_in_flight, for what is in flight when a tenant becomes limited.
 update penstock.task t
-set gate = t.action || E'\x1e' || t.tenant || coalesce(E'\x1f' || t.limit_key, '')
+set gate = {gate_name}
 where t.state = 'ACQUIRED' and t.gate is null and t.tenant is not null and t.claimed_at <= now()
   and ($1::text is null or t.tenant = $1)
   and (t.tenant in (select r.name from penstock.tenant r

@@ -50,10 +50,10 @@ class Claiming(Statements):
         ((looked, diverted, run_at, task_id),) = await self.fetch("put_tasks_aside", limit, priority, *after)
         return looked, diverted, None if task_id is None else Position(run_at, task_id)
 
-    async def claim_by_route(self, limit: int, route: str) -> Dispatch | None:
-        """Claim up to ``limit`` due tasks of a route, in the same order."""
+    async def claim_by_route(self, limit: int, route: str) -> tuple[Dispatch | None, int]:
+        """Claim up to ``limit`` due tasks of a route, in the same order; also how many were put aside at a gate."""
         rows = await self.fetch("claim_tasks_by_route", limit, route)
-        return _dispatch(rows) if rows else None
+        return (None if rows[0][0] is None else _dispatch(rows)), rows[0]["diverted"]
 
     async def claim_at_gates(self, limits: Mapping[str, int]) -> tuple[Dispatch | None, Counter[str]]:
         """Claim due tasks at gates, up to so many of each; also how many that were by gate.

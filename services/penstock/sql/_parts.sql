@@ -1,0 +1,9 @@
+-- Parts of statements in several files.
+
+-- part: gate_name
+-- Of a task t: where it waits when its action or its tenant is limited, one gate for each limit key. Indexes hold the
+-- name, one of them beside the action, and an entry of an index has 2704 bytes; so a long limit key stands as its
+-- digest, behind a character that no key may hold.
+t.action || coalesce(E'\x1e' || t.tenant, '') || coalesce(E'\x1f' || case
+    when octet_length(t.limit_key) <= 200 then t.limit_key
+    else E'\x1e' || encode(sha256(convert_to(t.limit_key, 'UTF8')), 'hex') end, '')
