@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 
 from penstock.errors import InvalidParams
-from penstock.tasks import BYTES_PER_CHAR
 
 TENANT_MAX_CHARS = 128
+TENANT_MAX_BYTES = 3 * TENANT_MAX_CHARS  # in UTF-8: keys stand behind it, and an index holds both
 EVERY_TENANT = "*"  # in rules: every tenant that has no limits of its own
 _BETWEEN = "\x1f"  # a tenant and a key; no text of a caller may hold it
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -24,8 +24,8 @@ def check_tenant(tenant: str) -> str:
     if _CONTROL.search(tenant):
         raise ValueError("holds a control character")
     size = len(tenant.encode())
-    if size > TENANT_MAX_CHARS * BYTES_PER_CHAR:
-        raise ValueError(f"has {size} bytes in UTF-8; the limit is {TENANT_MAX_CHARS * BYTES_PER_CHAR}")
+    if size > TENANT_MAX_BYTES:
+        raise ValueError(f"has {size} bytes in UTF-8; the limit is {TENANT_MAX_BYTES}")
     if tenant == EVERY_TENANT:
         raise ValueError("must not be *, which stands for every tenant in rules")
     return tenant

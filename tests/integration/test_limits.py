@@ -218,6 +218,57 @@ async def test_the_longest_names_pass_a_gate_and_hold_nobody_up(
     assert await sql.fetch(gate_of) == by_claim
 
 
+async def refuse(sql: Any, condition: str) -> None:
+    """Have Postgres refuse each row of a live task that does not fulfil the condition."""
+    await sql.execute(f"alter table penstock.task add constraint refuses check ({condition})")
+
+
+@pytest.mark.parametrize("window", ["open", "full"])
+async def test_a_task_whose_claim_is_refused_fails_permanently_and_stands_in_nobodys_way(
+    window: str, scheduler: Scheduler, store: Store, sent: Outbound, settings: Settings, sql: Any, task_of: TaskOf
+) -> None:
+    if window == "full":
+        none = settings.model_copy(update={"in_flight_floor": 1, "in_flight_limit": 1})
+        scheduler = Scheduler(store=store, outbound=sent, settings=none, open_queue=open_none)  # type: ignore[arg-type]
+        await enqueue(store, NewTask("plain"))
+        await run_until_idle(scheduler)
+        sent.actions.clear()
+    for action in ("guilty", "limited"):
+        await limit(store, action, max_in_flight=2)
+    await refuse(sql, "gate is null or action <> 'guilty'")
+    tasks = [NewTask("guilty" if n in (3, 11) else "limited" if n % 2 else "plain") for n in range(20)]
+    ids = await enqueue(store, *tasks)
+    await run_until_idle(scheduler)
+    assert Counter(sent.actions) == {"limited": 2} | ({"plain": 10} if window == "open" else {})
+    for task_id in (ids[3], ids[11]):
+        task = await task_of(task_id)
+        assert (task["state"], task["attempts"]) == ("CRITICAL_ERROR", 1)
+        (failure,) = json.loads(task["failures"])
+        assert failure["error"]["data"]["type"] == "Unclaimable"
+        assert 'violates check constraint "refuses"' in failure["error"]["data"]["message"]
+    assert await sql.fetchval("select count(*) from penstock.dispatch") == 0
+
+
+async def test_a_claim_that_is_refused_at_one_gate_or_route_holds_up_no_other(
+    store: Store, outbound: SqsQueue, transport: SqsTransport, settings: Settings, sql: Any
+) -> None:
+    scheduler = Scheduler(
+        store=store, outbound=outbound, settings=settings,
+        open_queue=lambda name, label: transport.queue(name, label=label),
+    )  # fmt: skip
+    await refuse(sql, "state <> 'ACQUIRED' or action not like 'guilty%'")
+    for action in ("guilty-limited", "limited"):
+        await limit(store, action, max_in_flight=2)
+    name = f"{settings.outbound_queue}-video"
+    async with queue_named(settings, transport, name) as video:
+        await route(store, "a", name, "guilty-routed")
+        await route(store, "b", name, "routed")
+        ids = await enqueue(store, *map(NewTask, ("guilty-limited", "guilty-routed", "limited", "routed")))
+        await run_until_idle(scheduler)
+        assert ids_of(await take(outbound)) == [ids[2]]
+        assert ids_of(await take(video)) == [ids[3]]
+
+
 async def test_a_limit_of_the_action_and_one_by_key_hold_together_and_keys_share_evenly(
     scheduler: Scheduler, store: Store, sent: Outbound
 ) -> None:

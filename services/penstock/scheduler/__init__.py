@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
 
-from penstock.errors import Unavailable
+from penstock.errors import Refused, Unavailable
 from penstock.loop import Service, SideTask
 from penstock.notify import Listener
 from penstock.scheduler.ahead import Ahead
@@ -23,8 +23,9 @@ from penstock.scheduler.lane import Lane, Paces
 from penstock.scheduler.routes import Routes
 from penstock.scheduler.rules import Rules
 from penstock.scheduler.sending import Sender
+from penstock.scheduler.unclaimable import give_up_unclaimable
 from penstock.settings import Settings
-from penstock.store import Dispatch, Session, Store
+from penstock.store import Dispatch, Store
 from penstock.tasks import BEGINNING, Position, Stretch
 from penstock.transports import Queue
 
@@ -59,7 +60,7 @@ class Scheduler(Service):
             store=store, settings=settings, paces=paces, outbound=outbound, open_queue=open_queue,
             put_aside=self._note,
         )  # fmt: skip
-        self._ahead = Ahead(store=store, at_once=settings.claim_batch_size)
+        self._ahead = Ahead(store=store, at_once=settings.claim_batch_size, give_up=self._give_up)
         self._sender = Sender(
             store=store, settings=settings, times=paces.times, queue_of=self._routes.queue_of,
             released=self._bounds.look_back,
@@ -171,8 +172,8 @@ class Scheduler(Service):
             return None, 0
         async with self._store.session() as session:
             levels = await session.read_priorities(LEVELS)
-            stretches = [Stretch(level, level, BEGINNING) for level in reversed(levels)]
-            dispatch, diverted = await self._claim_of(session, max(1, limit // _AGED_SHARE), stretches, due_seconds=age)
+        stretches = [Stretch(level, level, BEGINNING) for level in reversed(levels)]
+        dispatch, diverted = await self._claim_of(max(1, limit // _AGED_SHARE), stretches, due_seconds=age)
         if dispatch is not None:
             self._others_first = (_AGED_SHARE - 1) * len(dispatch.tasks)
         elif not diverted:
@@ -181,8 +182,7 @@ class Scheduler(Service):
 
     async def _claim_behind_bounds(self, limit: int) -> tuple[Dispatch | None, int]:
         bounds = self._bounds
-        async with self._store.session() as session:
-            dispatch, diverted = await self._claim_of(session, limit, bounds.from_bounds())
+        dispatch, diverted = await self._claim_of(limit, bounds.from_bounds())
         bounds.claimed(*_outcome(dispatch, diverted, limit))
         if dispatch is None and not diverted and bounds.sweep_is_due(monotonic()):
             return await self._sweep(limit)
@@ -194,20 +194,36 @@ class Scheduler(Service):
         bounds.sweep_begins(monotonic())
         dispatch, diverted = None, 0
         try:
-            async with self._store.session() as session:
-                if bounds.levels_are_old(monotonic()):
+            if bounds.levels_are_old(monotonic()):
+                async with self._store.session() as session:
                     bounds.set_levels(await session.read_priorities(LEVELS), monotonic())
-                dispatch, diverted = await self._claim_of(session, limit, bounds.from_front())
+            dispatch, diverted = await self._claim_of(limit, bounds.from_front())
         finally:
             bounds.swept(*_outcome(dispatch, diverted, limit), monotonic())
         return dispatch, diverted
 
     async def _claim_of(
-        self, session: Session, limit: int, stretches: Sequence[Stretch], *, due_seconds: float = 0.0
+        self, limit: int, stretches: Sequence[Stretch], *, due_seconds: float = 0.0
     ) -> tuple[Dispatch | None, int]:
-        if self._rules.apply:
-            return await session.claim_by_rules(limit, stretches=stretches, due_seconds=due_seconds)
-        return await session.claim(limit, stretches=stretches, due_seconds=due_seconds), 0
+        try:
+            async with self._store.session() as session:
+                if self._rules.apply:
+                    return await session.claim_by_rules(limit, stretches=stretches, due_seconds=due_seconds)
+                return await session.claim(limit, stretches=stretches, due_seconds=due_seconds), 0
+        except Refused as exc:
+            return None, await self._give_up(exc, limit, stretches, due_seconds=due_seconds)
+
+    async def _give_up(
+        self, refused: Refused, limit: int, stretches: Sequence[Stretch], *, due_seconds: float = 0.0
+    ) -> int:
+        """Give up the tasks for whose sake a claim was refused; returns how many. Raises Refused: there are none."""
+        given_up = await give_up_unclaimable(
+            self._store, refused, limit, stretches,
+            due_seconds=due_seconds, hold_keys=self._settings.holds_ordering_keys,
+        )  # fmt: skip
+        if not given_up:
+            raise refused
+        return given_up
 
 
 def _outcome(dispatch: Dispatch | None, diverted: int, limit: int) -> tuple[Mapping[int, Position], bool]:

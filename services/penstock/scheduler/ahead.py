@@ -8,10 +8,12 @@ tasks that are due are looked through from the front, a batch at a time, again a
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
 
+from penstock.errors import Refused
 from penstock.store import Store
-from penstock.tasks import BEGINNING, Position
+from penstock.tasks import BEGINNING, Position, Stretch
 
 _LEVELS = 1000  # priorities looked through
 _PAUSE_SECONDS = 0.05  # between two looks
@@ -19,11 +21,18 @@ _REST_SECONDS = 1.0  # between two rounds
 
 
 class Ahead:
-    """Looks through the tasks that are due. at_once: how many in one look."""
+    """Looks through the tasks that are due.
 
-    def __init__(self, *, store: Store, at_once: int) -> None:
+    at_once: how many in one look. give_up: called with what Postgres refused, how many, and the stretches they are in;
+    gives up the tasks to blame and returns how many those were.
+    """
+
+    def __init__(
+        self, *, store: Store, at_once: int, give_up: Callable[[Refused, int, Sequence[Stretch]], Awaitable[int]]
+    ) -> None:
         self._store = store
         self._at_once = at_once
+        self._give_up = give_up
         self._looking = asyncio.Lock()
         self._levels: list[int] = []
         self._after: Position = BEGINNING
@@ -33,7 +42,15 @@ class Ahead:
         """Look on from where the last look ended, unless it is too soon; returns how many tasks were put aside."""
         if self._looking.locked() or monotonic() < self._next_at:
             return 0
-        async with self._looking, self._store.session() as session:
+        async with self._looking:
+            try:
+                return await self._look()
+            except Refused as exc:
+                level = self._levels[0]
+                return await self._give_up(exc, self._at_once, [Stretch(level, level, self._after)])
+
+    async def _look(self) -> int:
+        async with self._store.session() as session:
             if not self._levels:
                 self._levels = await session.read_priorities(_LEVELS)
                 self._after = BEGINNING

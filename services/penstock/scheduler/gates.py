@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
-from penstock.errors import Unavailable
+from penstock.errors import Refused, Unavailable
 from penstock.limits import BUSY_SECONDS, Allowance, Gate, Limits, allowance
 from penstock.logs import get_logger
 from penstock.scheduler.sending import Sender
@@ -20,7 +20,7 @@ from penstock.scheduler.tenants import Tenants, look_at_tenants
 from penstock.store import Dispatch, Session, Store
 
 _GATES_AT_ONCE = 500
-_PAUSE_SECONDS = 2.0  # after tasks could not be sent
+_PAUSE_SECONDS = 2.0  # after tasks could not be claimed or sent
 _IDLE_SECONDS = 60.0
 _LIMITS = tuple(name for name in Limits.__dataclass_fields__)
 
@@ -64,7 +64,11 @@ class Gates:
         went = 0
         for action in found["actions"]:
             if action not in self._rest_until:
-                went += await self._let_through(action)
+                try:
+                    went += await self._let_through(action)
+                except Refused as exc:  # what waits at other gates, and for routes, must not wait for this action
+                    log.error("gate_refused", action=action, reason=str(exc), retry_in_seconds=_PAUSE_SECONDS)
+                    self._rest(action, _PAUSE_SECONDS)
         self._next_at = now if went else min([self._next_at, *self._rest_until.values()])
         return went
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
-from penstock.errors import Unavailable
+from penstock.errors import Refused, Unavailable
 from penstock.logs import get_logger
 from penstock.scheduler.lane import Lane, Paces
 from penstock.scheduler.sending import Sender
@@ -84,7 +84,11 @@ class Routes:
         went = 0
         for name, route in list(self._routes.items()):
             if monotonic() >= max(route.rest_until, route.empty_until):
-                went += await self._send_by(name, route, sender)
+                try:
+                    went += await self._send_by(name, route, sender)
+                except Refused as exc:
+                    log.error("route_refused", route=name, reason=str(exc), retry_in_seconds=_PAUSE_SECONDS)
+                    route.rest_until = monotonic() + _PAUSE_SECONDS
         return went
 
     async def _send_by(self, name: str, route: _Route, sender: Sender) -> int:

@@ -228,6 +228,33 @@ from (select count(*) as count from diverted) d left join claimed c on true
 window claim_order as (order by c.priority desc, c.run_at, c.id)
 order by c.priority desc, c.run_at, c.id;
 
+-- name: find_candidates
+-- $1 to $7 as claim_tasks. What a claim would look at, locked.
+select id from (
+{candidates}
+    ) candidate
+limit (select $1::bigint);
+
+-- name: claim_candidates
+-- $1 ids, locked before. Does with them what claim_tasks_by_rules would, for a caller who undoes it: to learn whether
+-- Postgres takes it.
+with looked as materialized (
+    select t.id, t.action, t.labels, t.tenant from penstock.task t
+    where t.id = any($1::bigint[]) and t.state::text in ('SCHEDULED', 'ERROR') and t.route is null and t.gate is null
+), {sorted}, due as (
+    select id from looked where not (select is_concerned from concerned)
+    union all
+    select id from sorted where not is_limited and route is null
+), {diverted}, {claimed}
+select count(*) from claimed;
+
+-- name: claim_plainly
+-- $1 ids, locked before. Whatever the rules are.
+with due as materialized (
+    select unnest($1::bigint[]) as id
+), {claimed}
+select c.id, c.claim, c.action from claimed c;
+
 -- name: put_tasks_aside
 -- $1 how many to look at, $2 priority, $3 and $4 the (run_at, id) behind which. What goes by a route, or is of a limited
 -- action, is put aside while there is no room to claim anything else: it must not wait behind that. What is not put aside

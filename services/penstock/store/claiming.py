@@ -44,6 +44,12 @@ class Claiming(Statements):
         diverted: int = rows[0]["diverted"]
         return (None if rows[0][0] is None else _dispatch(rows)), diverted
 
+    async def find_candidates(self, limit: int, stretches: Sequence[Stretch], due_seconds: float) -> list[int]:
+        """The tasks that a claim would look at, locked, in its order."""
+        return [
+            row[0] for row in await self.fetch("find_candidates", limit, None, *_columns_of(stretches), due_seconds)
+        ]
+
     async def put_aside(self, limit: int, priority: int, after: Position) -> tuple[int, int, Position | None]:
         """Put what is of a limited action or goes by a route aside, among ``limit`` due tasks of a priority behind a
         position, and claim nothing; returns how many were looked at, how many put aside, and the last position."""

@@ -1,0 +1,66 @@
+"""Unclaimable: tasks whose claim Postgres refuses, so that they do not stand in the way of all others.
+
+A claim is one statement over a thousand tasks, and is refused as a whole for the sake of one. The batch is tried by
+halves, without effect, and the tasks that are refused alone fail permanently, as those do that no message can carry.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+
+from penstock.errors import HANDLER_ERROR, Refused
+from penstock.logs import get_logger
+from penstock.store import Session, Store
+from penstock.tasks import Failure, Stretch
+
+log = get_logger()
+
+
+class _Undone(Exception):
+    """Ends a savepoint without a trace."""
+
+
+async def give_up_unclaimable(
+    store: Store, refused: Refused, limit: int, stretches: Sequence[Stretch], *, due_seconds: float, hold_keys: bool
+) -> int:
+    """Fail those permanently for whose sake the claim of these stretches was refused; returns how many.
+
+    Raises Refused: not even a plain claim of them is taken.
+    """
+    async with store.transaction() as session:
+        ids = await session.find_candidates(limit, stretches, due_seconds)
+        await session.plan_for(len(ids))
+        guilty = await _refused_alone(session, ids)
+        if not guilty:
+            return 0
+        rows = await session.fetch("claim_plainly", guilty)
+        error = {
+            "code": HANDLER_ERROR,
+            "message": "Postgres refuses to claim the task",
+            "data": {"type": "Unclaimable", "message": str(refused)},
+        }
+        failures = [Failure(row["id"], row["claim"], json.dumps(error), None) for row in rows]
+        await session.fail(failures, hold_keys=hold_keys)
+        await session.confirm(rows[0]["claim"])
+    for row in rows:
+        log.error("task_unclaimable", task_id=row["id"], claim=row["claim"], action=row["action"], reason=str(refused))
+    return len(rows)
+
+
+async def _refused_alone(session: Session, ids: Sequence[int]) -> list[int]:
+    """Those of the tasks whose claim is refused when each is tried alone."""
+    if not ids:
+        return []
+    try:
+        with suppress(_Undone):
+            async with session.savepoint():
+                await session.fetch("claim_candidates", ids)
+                raise _Undone
+    except Refused:
+        if len(ids) == 1:
+            return [*ids]
+        middle = len(ids) // 2
+        return await _refused_alone(session, ids[:middle]) + await _refused_alone(session, ids[middle:])
+    return []
