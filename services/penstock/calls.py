@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from penstock.errors import (
@@ -34,6 +34,7 @@ from penstock.errors import (
     WorkflowConflict,
     WorkflowNotFound,
 )
+from penstock.jsonable import dumps
 from penstock.wire import pack
 
 BATCH_TASKS = 1000
@@ -171,7 +172,7 @@ def request_text(method: str, params: Mapping[str, Any] | Sequence[Any] | None, 
         request["params"] = params
     if number is not None:
         request["id"] = number
-    return json.dumps(request, separators=(",", ":"), allow_nan=False)
+    return dumps(request)
 
 
 def task_params(action: str, payload: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,12 +182,13 @@ def task_params(action: str, payload: Any, options: Mapping[str, Any]) -> dict[s
 
 
 def prepared(task: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with instants as text. Raises ValueError for one without a zone."""
+    """The same with instants as text and times as seconds. Raises ValueError for an instant without a zone."""
     changed = dict(task)
-    for name in ("run_at", "expires_at", "since", "until"):
-        instant = task.get(name)
-        if isinstance(instant, datetime):
-            if instant.tzinfo is None:
-                raise ValueError(f"{name} needs a zone: {instant.isoformat()} is another instant in every one")
-            changed[name] = instant.isoformat()
+    for name, value in task.items():
+        if isinstance(value, datetime):
+            if value.tzinfo is None:
+                raise ValueError(f"{name} needs a zone: {value.isoformat()} is another instant in every one")
+            changed[name] = value.isoformat()
+        elif isinstance(value, timedelta):
+            changed[name] = value.total_seconds()
     return changed

@@ -30,6 +30,7 @@ from penstock.calls import (
     task_params,
 )
 from penstock.errors import PenstockError, TooLarge, Unavailable
+from penstock.jsonable import dumps
 from penstock.schedule_client import InboundSchedules, Schedules
 from penstock.wire import join_batch, pack
 from penstock.workflow_client import InboundWorkflows, Workflows
@@ -88,10 +89,11 @@ class Client:
     def enqueue(self, action: str, payload: Any = None, **options: Any) -> dict[str, Any]:
         """Add a task; stored when this returns. Returns ``{"id", "state", "duplicate"}``.
 
-        payload: an object or array of JSON, ``{}`` when None.
+        payload: an object or array of JSON, ``{}`` when None; what may stand in it is what a handler may return.
         options: run_at (datetime with a zone, RFC 3339 text or epoch ms) or delay (s), priority, unique_key,
         ordering_key, max_attempts, timeout (s), labels (dict of text), expires_at (as run_at) or expires_in (s),
         limit_key, unique ("retained", "live" or seconds), on_duplicate ("return", "replace" or "error"), tenant.
+        Seconds may be a timedelta.
         With "replace" the answer has ``replaced``; with "error" DuplicateTask is raised, its data naming the first.
         """
         answer: dict[str, Any] = self.call("enqueue", task_params(action, payload, options))
@@ -432,7 +434,7 @@ class InboundClient:
     @staticmethod
     async def _sealed(task: Mapping[str, Any], vault: Vault) -> Mapping[str, Any]:
         """Raises PayloadUnavailable when the bucket is away."""
-        text = json.dumps(task.get("payload", {}), separators=(",", ":"), allow_nan=False)
+        text = dumps(task.get("payload", {}))
         if not vault.encrypts and not vault.is_large(text):
             return task
         from penstock.payloads import payload_bound

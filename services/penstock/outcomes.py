@@ -46,6 +46,7 @@ LONGEST_RETRY_SECONDS = 10 * 366 * 86_400.0  # Postgres knows no instant that a 
 _MESSAGE_KEPT_CHARS = 2000
 _POSTPONED_SECONDS = 30.0  # until an attempt that was given back is made again
 _NOTE_CHARS = 900
+_FINAL = Hints(final=True)  # of a handler that has done its work: it would return the same again
 
 log = get_logger()
 
@@ -321,9 +322,9 @@ def _too_large(report: Succeeded, size: int, limit: int) -> Failed:
         "message": f"the result is {size} bytes; the limit is {limit} (PENSTOCK_RESULT_LIMIT_BYTES)",
         "data": {"type": "ResultTooLarge", "size": size, "limit": limit},
     }
-    return Failed(report.task_id, report.claim, report.attempt, json.dumps(error), Hints(), report.trace, report.worker)
+    return Failed(report.task_id, report.claim, report.attempt, json.dumps(error), _FINAL, report.trace, report.worker)
 
 
 def _bad_children(report: Succeeded, exc: RpcError) -> Failed:
     error = {"code": exc.code, "message": exc.message, "data": {"type": "BadChildren", "message": exc.message}}
-    return Failed(report.task_id, report.claim, report.attempt, json.dumps(error), Hints(), report.trace, report.worker)
+    return Failed(report.task_id, report.claim, report.attempt, json.dumps(error), _FINAL, report.trace, report.worker)

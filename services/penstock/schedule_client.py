@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from datetime import datetime
 from typing import Any
+
+from penstock.calls import prepared
 
 
 class Schedules:
@@ -26,7 +27,7 @@ class Schedules:
 
     def update(self, name: str, **changes: Any) -> dict[str, Any]:
         """Change what is named, None clearing it where there may be none; returns the schedule."""
-        answer: dict[str, Any] = self._call("schedule.update", {"name": name} | _prepared(changes))
+        answer: dict[str, Any] = self._call("schedule.update", {"name": name} | prepared(changes))
         return answer
 
     def get(self, name: str) -> dict[str, Any]:
@@ -69,7 +70,7 @@ class Schedules:
 
     def create_many(self, schedules: Iterable[Mapping[str, Any]], *, replace: bool = False) -> dict[str, Any]:
         """Hand over up to 50,000 schedules, each a mapping as of ``create``; returns ``{"id", "total"}`` at once."""
-        given: builtins.list[dict[str, Any]] = [_prepared(schedule) for schedule in schedules]
+        given: builtins.list[dict[str, Any]] = [prepared(schedule) for schedule in schedules]
         answer: dict[str, Any] = self._call("schedule.create_many", {"schedules": given, "replace": replace})
         return answer
 
@@ -96,7 +97,7 @@ class AsyncSchedules:
 
     async def update(self, name: str, **changes: Any) -> dict[str, Any]:
         """As of Schedules."""
-        answer: dict[str, Any] = await self._call("schedule.update", {"name": name} | _prepared(changes))
+        answer: dict[str, Any] = await self._call("schedule.update", {"name": name} | prepared(changes))
         return answer
 
     async def get(self, name: str) -> dict[str, Any]:
@@ -136,7 +137,7 @@ class AsyncSchedules:
 
     async def create_many(self, schedules: Iterable[Mapping[str, Any]], *, replace: bool = False) -> dict[str, Any]:
         """As of Schedules."""
-        given: builtins.list[dict[str, Any]] = [_prepared(schedule) for schedule in schedules]
+        given: builtins.list[dict[str, Any]] = [prepared(schedule) for schedule in schedules]
         answer: dict[str, Any] = await self._call("schedule.create_many", {"schedules": given, "replace": replace})
         return answer
 
@@ -158,7 +159,7 @@ class InboundSchedules:
 
     async def update(self, name: str, **changes: Any) -> None:
         """As of Schedules."""
-        await self._send("schedule.update", {"name": name} | _prepared(changes))
+        await self._send("schedule.update", {"name": name} | prepared(changes))
 
     async def delete(self, name: str) -> None:
         """As of Schedules."""
@@ -179,15 +180,4 @@ class InboundSchedules:
 
 def _created(name: str, expression: str, action: str, payload: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     given = {"name": name, "expression": expression, "action": action}
-    return given | ({} if payload is None else {"payload": payload}) | _prepared(options)
-
-
-def _prepared(options: Mapping[str, Any]) -> dict[str, Any]:
-    prepared = dict(options)
-    for name in ("start_at", "end_at"):
-        instant = prepared.get(name)
-        if isinstance(instant, datetime):
-            if instant.tzinfo is None:
-                raise ValueError(f"{name} needs a zone: {instant.isoformat()} is another instant in every one")
-            prepared[name] = instant.isoformat()
-    return prepared
+    return given | ({} if payload is None else {"payload": payload}) | prepared(options)

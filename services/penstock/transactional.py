@@ -7,7 +7,6 @@ has not imported already.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC
 from functools import cache
@@ -19,6 +18,7 @@ from penstock import tracecontext
 from penstock.calls import prepared, task_params
 from penstock.commands import Enqueue, read_command
 from penstock.errors import DuplicateTask, InvalidParams
+from penstock.jsonable import dumps
 from penstock.settings import Settings, load_settings
 from penstock.tasks import Enqueued, NewTask, State
 
@@ -85,7 +85,7 @@ def _or_raise(answer: Any) -> dict[str, Any]:
 
 
 def _read(params: Mapping[str, Any], settings: Settings | None) -> NewTask:
-    raw = json.dumps(params, separators=(",", ":"), allow_nan=False).encode()
+    raw = dumps(params).encode()
     command = read_command("enqueue", raw, settings or _settings())
     assert isinstance(command, Enqueue)
     if command.task.offered is not None:

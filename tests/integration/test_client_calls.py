@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import pytest
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 
 from penstock.async_client import AsyncClient
 from penstock.client import MESSAGE_TASKS, Client, InboundClient, Unfinished
@@ -107,6 +109,38 @@ async def test_client_gives_labels_expiry_and_scopes_and_moves_and_lets_go(store
 
     async with running(store, settings) as api:
         await asyncio.to_thread(use, api.url)
+
+
+class Order(BaseModel):
+    id: UUID
+    price: Decimal
+
+
+async def test_models_and_times_are_written_as_json_by_every_client(
+    store: Store, settings: Settings, inbound: SqsQueue
+) -> None:
+    order, told = Order(id=UUID(int=7), price=Decimal("9.90")), {"id": str(UUID(int=7)), "price": "9.90"}
+    hour = timedelta(hours=1)
+
+    def use(url: str) -> None:
+        with Client(url) as client:
+            task = client.status(client.enqueue("a", order, expires_in=hour, delay=hour)["id"], detail=True)
+            assert task["payload"] == told
+            assert task["run_at"] > task["created_at"]
+            client.schedules.create("nightly", "@every 1h", "a", {"orders": {order.id: order}}, jitter=hour / 60)
+            schedule = client.schedules.get("nightly")
+            assert (schedule["payload"], schedule["jitter"]) == ({"orders": {told["id"]: told}}, 60)
+
+    async with running(store, settings) as api:
+        await asyncio.to_thread(use, api.url)
+        async with AsyncClient(api.url) as client:
+            task = (await client.enqueue("a", [order, {hour}], timeout=hour))["id"]
+            assert (await client.status(task, detail=True))["payload"] == [told, ["PT3600S"]]
+    async with InboundClient(settings.inbound_queue, settings.sqs_endpoint_url, settings.aws_region) as client:
+        await client.enqueue("a", order, delay=hour)
+    (message,) = await inbound.receive(wait_seconds=5, visibility_seconds=60)
+    (sent,) = read_inbound(message.body, settings).tasks
+    assert (json.loads(sent.payload), sent.delay_seconds) == (told, 3600)
 
 
 async def test_errors_of_the_api_are_raised_by_their_kind(store: Store, settings: Settings) -> None:

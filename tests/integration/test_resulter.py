@@ -306,7 +306,7 @@ def test_the_delay_after_an_attempt(attempt: int, max_attempts: int, hints: Hint
     assert delay_after(attempt, max_attempts, hints, Backoff(5.0, 2.0, 3600.0, 0.0)) == expected
 
 
-async def test_a_result_above_the_limit_is_a_failed_attempt_that_names_the_limit(
+async def test_a_result_above_the_limit_ends_its_task_and_names_the_limit(
     store: Store, results: SqsQueue, settings: Settings, task_of: TaskOf
 ) -> None:
     resulter = Resulter(store=store, results=results, settings=settings.model_copy(update={"result_limit_bytes": 100}))
@@ -317,7 +317,7 @@ async def test_a_result_above_the_limit_is_a_failed_attempt_that_names_the_limit
         encode_result(name(fits), json.dumps("x" * 98)),
         encode_result(name(above), json.dumps("é" * 50, ensure_ascii=False)),
     )
-    assert await states(task_of, [fits, above]) == ["SUCCESS", "ERROR"]
+    assert await states(task_of, [fits, above]) == ["SUCCESS", "CRITICAL_ERROR"]
     recorded = json.loads((await task_of(above.id))["error"])
     assert recorded["code"] == TOO_LARGE
     assert "102 bytes; the limit is 100" in recorded["message"]

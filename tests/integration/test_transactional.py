@@ -8,14 +8,18 @@ import random
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import asyncpg
 import psycopg
 import pytest
 import sqlalchemy
 from psycopg.rows import dict_row
+from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
@@ -59,6 +63,11 @@ class Caller:
         if self._sync:
             return penstock.enqueue_many_sync(self.connection, tasks)
         return await penstock.enqueue_many(self.connection, tasks)
+
+
+class Order(BaseModel):
+    id: UUID
+    at: datetime
 
 
 class Undo(Exception):
@@ -187,6 +196,20 @@ async def settle_nudges(sql: Any, nudges: list[str]) -> int:
     await sql.execute(f"notify {CHANNEL}, '{mark}'")
     await until(lambda: mark in nudges)
     return nudges.count("")
+
+
+@pytest.mark.parametrize("kind", [asyncpg_connection, psycopg_connection])
+async def test_models_and_times_are_written_as_json(kind: Any, database_url: str, sql: Any) -> None:
+    order = Order(id=UUID(int=7), at=datetime(2026, 1, 2, tzinfo=UTC))
+    async with kind(database_url) as caller:
+        await caller.enqueue("model", order, delay=timedelta(hours=1))
+        await caller.enqueue_many([{"action": "many", "payload": {"orders": [order], UUID(int=8): Decimal("1.10")}}])
+    told = {"id": str(UUID(int=7)), "at": "2026-01-02T00:00:00Z"}
+    rows = await sql.fetch("select action, payload, run_at > now() + interval '59 minutes' as late from penstock.task")
+    assert {row["action"]: (json.loads(row["payload"]), row["late"]) for row in rows} == {
+        "model": (told, True),
+        "many": ({"orders": [told], str(UUID(int=8)): "1.10"}, False),
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.__name__ for kind in KINDS])

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -137,8 +137,8 @@ def test_payload_that_is_no_json_is_refused_before_it_is_sent() -> None:
     with Client("http://127.0.0.1:1") as client:
         with pytest.raises(ValueError, match="JSON compliant"):
             client.enqueue("a", {"x": float("nan")})
-        with pytest.raises(TypeError, match="serializable"):
-            client.enqueue("a", {"x": datetime.now(UTC)})
+        with pytest.raises(TypeError, match=r"_thread\.lock is not JSON-serialisable"):
+            client.enqueue("a", {"x": threading.Lock()})
 
 
 def test_run_at_without_a_zone_is_refused_before_it_is_sent() -> None:

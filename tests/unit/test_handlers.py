@@ -9,9 +9,11 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
 
 import msgspec
 import pytest
+from pydantic import BaseModel
 
 from penstock.errors import InvalidParams, SettingsError
 from penstock.handlers import Context, Fail, Handler, Registry, Retry, action, load_app
@@ -406,3 +408,24 @@ def test_app_loaded_twice_is_not_warned_of(folder: Path, capfd: pytest.CaptureFi
     load_app("shop_twice")
     load_app("shop_twice")
     assert "app_registers_nothing" not in "".join(capfd.readouterr())
+
+
+class Child(BaseModel):
+    id: UUID
+
+
+def test_spawn_takes_what_enqueue_takes() -> None:
+    ctx = Context(1, 1, "act")
+    ctx.spawn("child", Child(id=UUID(int=7)), delay=datetime.timedelta(minutes=1), priority=3)
+    ctx.spawn("child")
+    assert [msgspec.json.decode(text) for text in ctx.spawned] == [
+        {"action": "child", "payload": {"id": str(UUID(int=7))}, "delay": 60.0, "priority": 3},
+        {"action": "child", "payload": {}},
+    ]
+    for payload, problem in ((object(), "object is not JSON-serialisable"), ("text", "an object or an array")):
+        with pytest.raises(ValueError, match=problem):
+            ctx.spawn("child", payload)
+
+
+def test_retry_takes_a_timedelta() -> None:
+    assert Retry(datetime.timedelta(minutes=2)).delay == 120

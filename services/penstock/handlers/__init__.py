@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import math
 import os
 import sys
 from collections.abc import Awaitable, Callable, Generator, Iterator
-from datetime import datetime
+from datetime import timedelta
 from typing import Any, TypeVar, overload
 
 import msgspec
 
+from penstock.calls import prepared
 from penstock.errors import SettingsError
 from penstock.handlers.batches import DEFAULT_LINGER_SECONDS, MAX_BATCH, MAX_LINGER_SECONDS, BatchParameters
 from penstock.handlers.cancellation import Cancellation, TaskCancelled
 from penstock.handlers.parameters import Arguments, Parameters, place
 from penstock.handlers.waiting import OnTimeout, Wait
+from penstock.jsonable import dumps
 from penstock.logs import get_logger
 from penstock.retry import Backoff
 from penstock.spelling import nearest
@@ -39,12 +40,15 @@ Report = Callable[[float | None, str | None], None]
 
 
 class Retry(Exception):
-    """Raised by a handler: this attempt failed, try again after ``delay`` seconds (None: the usual backoff).
+    """Raised by a handler: this attempt failed, try again after ``delay`` (seconds or a timedelta; None: the usual
+    backoff).
 
     The attempt counts like any other. Raises ValueError for a delay that is no number of seconds.
     """
 
-    def __init__(self, delay: float | None = None, reason: str = "") -> None:
+    def __init__(self, delay: float | timedelta | None = None, reason: str = "") -> None:
+        if isinstance(delay, timedelta):
+            delay = delay.total_seconds()
         if delay is not None and not (_is_number(delay) and 0 <= delay < math.inf):
             raise ValueError(f"Retry(delay=...) takes seconds, 0 or more, not {delay!r}")
         super().__init__(reason or "the handler asked to be tried again")
@@ -133,15 +137,14 @@ class Context:
             raise ValueError(f"spawn() takes no {min(unknown)!r}; it takes {', '.join(sorted(_SPAWN_OPTIONS))}")
         if not isinstance(action, str) or not 1 <= len(action) <= ACTION_MAX_CHARS:
             raise ValueError(f"spawn() takes an action of 1 to {ACTION_MAX_CHARS} characters, not {action!r}")
-        if payload is not None and not isinstance(payload, dict | list | tuple):
-            raise ValueError(f"spawn() takes a dict or a list as payload, not {type(payload).__name__}")
-        given = {"action": action, "payload": {} if payload is None else payload}
-        for option, value in options.items():
-            given[option] = value.isoformat() if isinstance(value, datetime) else value
         try:
-            self.spawned.append(json.dumps(given, allow_nan=False, separators=(",", ":")))
+            given = dumps({} if payload is None else payload)
+            more = dumps({"action": action, **prepared(options)})
         except (TypeError, ValueError, RecursionError) as exc:
             raise ValueError(f"spawn() of {action!r}: what it is given cannot be written as JSON: {exc}") from None
+        if given[0] not in "{[":
+            raise ValueError(f"spawn() takes an object or an array as payload, not {type(payload).__name__}")
+        self.spawned.append(f'{more[:-1]},"payload":{given}}}')
 
     def wait_token(self) -> str:
         """A token that cannot be guessed, to hand out before :meth:`wait`; the same one throughout this run.

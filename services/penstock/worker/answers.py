@@ -18,6 +18,7 @@ from penstock.deliveries import HOMES
 from penstock.errors import HANDLER_ERROR, METHOD_NOT_FOUND, TASK_TIMEOUT, TOO_LARGE
 from penstock.handlers import Fail, Handler, Registry, Retry
 from penstock.handlers.waiting import Wait
+from penstock.jsonable import foreign, to_builtins
 from penstock.wire import (
     MAX_DEPTH,
     Invalid,
@@ -34,12 +35,14 @@ TEXT_LIMIT_BYTES = 2048  # of a message, as JSON
 TRACEBACK_LIMIT_BYTES = 8192  # of a traceback, as JSON; its end is kept
 _ACTION_SHOWN_CHARS = 200
 
-_encode = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder(enc_hook=foreign).encode
 _decode = msgspec.json.Decoder().decode
 
 
 class Refusal(Exception):
     """What went in or came out of a handler is of no use: parameters that do not fit, a result that is no JSON."""
+
+    is_final = False
 
     def __init__(
         self, kind: str, text: str, *, code: int = HANDLER_ERROR, data: Mapping[str, Any] | None = None
@@ -48,6 +51,12 @@ class Refusal(Exception):
         self.kind = kind
         self.code = code
         self.data = data or {}
+
+
+class Unfit(Refusal):
+    """What a handler returned is of no use. It has done its work, and would return the same again: no more attempts."""
+
+    is_final = True
 
 
 def answer_of(
@@ -63,13 +72,13 @@ def answer_of(
     if type(result) is not Wait:
         return result_answer(claim_id, result, limit_bytes=limit_bytes, compress_bytes=compress_bytes, spawned=spawned)
     if spawned:
-        raise Refusal("BadResult", "ctx.spawn() goes with a result, and a task that waits has none: do one of the two")
+        raise Unfit("BadResult", "ctx.spawn() goes with a result, and a task that waits has none: do one of the two")
     return _wait_answer(claim_id, handler, result)
 
 
 def _wait_answer(claim_id: str, handler: Handler, wait: Wait) -> str:
     if claim_id != f"{wait.attempt[0]}:{wait.attempt[1]}":
-        raise Refusal("BadResult", "the wait was made by the context of another attempt; return your own ctx.wait()")
+        raise Unfit("BadResult", "the wait was made by the context of another attempt; return your own ctx.wait()")
     return encode_wait(claim_id, wait.token, timeout=wait.timeout, on_timeout=wait.on_timeout, hints=_hints(handler))
 
 
@@ -83,7 +92,7 @@ def result_answer(
     if spawned:
         size = sum(map(len, spawned)) + len(spawned) + 1  # it is ASCII
         if size > limit_bytes:
-            raise Refusal(
+            raise Unfit(
                 "TooManyChildren",
                 f"the spawned tasks are {size} bytes; the limit is {limit_bytes} (PENSTOCK_RESULT_LIMIT_BYTES)",
                 code=TOO_LARGE, data={"size": size, "limit": limit_bytes},
@@ -93,23 +102,23 @@ def result_answer(
     try:
         encoded = _encode(result)
     except RecursionError:
-        raise Refusal("BadResult", "the result holds itself, or is nested too deeply") from None
+        raise Unfit("BadResult", "the result holds itself, or is nested too deeply") from None
     except UnicodeEncodeError:
-        raise Refusal("BadResult", "the result holds half a surrogate pair, no character") from None
+        raise Unfit("BadResult", "the result holds half a surrogate pair, no character") from None
     except Exception as exc:
-        problem = f"the result, a {type(result).__name__}, cannot be written as JSON: {text_of(exc)}"
-        raise Refusal("BadResult", problem) from None
+        problem = f"the handler returned {type(result).__name__}, which is not JSON-serialisable: {text_of(exc)}"
+        raise Unfit("BadResult", problem) from None
     # msgspec writes null for them without a word.
-    if b"null" in encoded and _holds_no_number(msgspec.to_builtins(result)):
-        raise Refusal("BadResult", "the result holds NaN or Infinity, which JSON cannot")
+    if b"null" in encoded and _holds_no_number(to_builtins(result)):
+        raise Unfit("BadResult", "the result holds NaN or Infinity, which JSON cannot")
     if encoded.count(b"{") + encoded.count(b"[") > MAX_DEPTH and _depth(_decode(encoded)) > MAX_DEPTH:
-        raise Refusal("BadResult", f"the result is nested deeper than {MAX_DEPTH} levels")
+        raise Unfit("BadResult", f"the result is nested deeper than {MAX_DEPTH} levels")
     text = encoded.decode()
     if not text.isascii():
         text = escape_for_sqs(text)  # here, where it still counts towards the limit
     size = len(text) if text.isascii() else len(text.encode())
     if size > limit_bytes:
-        raise Refusal(
+        raise Unfit(
             "BadResult",
             f"the result is {size} bytes; the limit is {limit_bytes} (PENSTOCK_RESULT_LIMIT_BYTES)",
             code=TOO_LARGE, data={"size": size, "limit": limit_bytes},
@@ -152,6 +161,8 @@ def refusal_answer(claim_id: str, handler: Handler, exc: Refusal) -> str:
     """The answer when the worker itself found fault."""
     message = text_of(exc)
     data = {key: head(value) if isinstance(value, str) else value for key, value in exc.data.items()}
+    if exc.is_final:
+        data["final"] = True
     return encode_error(claim_id, exc.code, message, {"type": exc.kind, "message": message, **data, **_hints(handler)})
 
 
@@ -163,7 +174,7 @@ def one_for_each(returned: Any, tasks: int) -> Sequence[Any]:
         problem = f"the handler returned {len(returned)} answers to {tasks} tasks: whose they are cannot be told"
     else:
         return returned
-    raise Refusal("BadBatch", problem)
+    raise Unfit("BadBatch", problem)
 
 
 class Failures:
@@ -259,8 +270,9 @@ def no_task_answer(entry: Request | Invalid, reason: str) -> str:
 def refused_answer(answer: str, size: int) -> str:
     """The answer in place of one that the results queue does not take."""
     message = f"the answer is {size} bytes, more than the results queue is set to take (its MaximumMessageSize)"
-    data = {"type": "BadResult", "message": message, "size": size}
     named = _decode_id(answer)
+    final = not bytes(named.error)  # the handler has done its work
+    data = {"type": "BadResult", "message": message, "size": size, "final": final}
     claim_id = named.id if named.params is None else named.params.id
     return encode_error(claim_id, TOO_LARGE, message, data)
 
@@ -273,6 +285,7 @@ class _Identified(msgspec.Struct):
     """Of a response, or of a wait's notification."""
 
     id: str = ""
+    error: msgspec.Raw = msgspec.Raw(b"")
     params: _Params | None = None
 
 
