@@ -20,7 +20,7 @@ from penstock.errors import PayloadLost, RpcError
 from penstock.handovers import Handover, hand_over, list_result, undo_payload
 from penstock.logs import get_logger
 from penstock.objects import adopt
-from penstock.payloads import payload_bound, spawn_bound
+from penstock.payloads import options_bound, payload_bound, spawn_bound
 from penstock.settings import Settings
 from penstock.store import Session
 from penstock.tasks import NewTask, State
@@ -129,10 +129,21 @@ class Mover:
         )
         await self._ended(settled)
 
+    def split_childless(self, steps: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Of steps that begin again: those that failed only because their children were refused, and the others.
+
+        The task of such a step has succeeded and is not run again.
+        """
+        split: tuple[list[Any], list[Any]] = [], []
+        for step in steps:
+            is_map = step["kind"] == StepKind.MAP
+            split[is_map or self._options(step).refused is None].append(step)
+        return split
+
     async def spawn_again(self, steps: Sequence[Any]) -> None:
-        """Make the children that could not be made of what these steps asked for; see :func:`split_childless`."""
+        """Make the children that could not be made of what these steps asked for; see ``split_childless``."""
         if steps:
-            asked = {step["task_id"]: _options(step).refused for step in steps}
+            asked = {step["task_id"]: self._options(step).refused for step in steps}
             reasons = await self._make_children(steps, asked)
             ends = [State.CRITICAL_ERROR if step["task_id"] in reasons else State.SUCCESS for step in steps]
             ended = [(step, end, reasons.get(step["task_id"])) for step, end in zip(steps, ends, strict=True)]
@@ -199,6 +210,14 @@ class Mover:
 
     # Starting
 
+    def _options(self, step: Any) -> StepOptions:
+        """Raises PayloadUnavailable, PayloadLost."""
+        text = step["options"]
+        if text is None:
+            return StepOptions()
+        bound = options_bound(step["workflow_id"], step["number"])
+        return _decode_options(self._session.vault.unseal(text, bound))
+
     async def _start(self, ready: Sequence[Any]) -> list[Any]:
         """Start steps, each after its kind; returns those that have ended thereby."""
         if not ready:
@@ -230,7 +249,7 @@ class Mover:
             return
         if self._session.vault.is_on:
             steps = {task_id: (step, await self._keep(task_id, step, text)) for task_id, (step, text) in steps.items()}
-        options = [_options(step) for step, _ in steps.values()]
+        options = [self._options(step) for step, _ in steps.values()]
         rows = await self._session.fetch(
             "start_steps", list(steps), [o.ordering_key for o in options], [o.delay for o in options],
             [o.expires_in for o in options], [payload for _, payload in steps.values()],
@@ -300,7 +319,10 @@ class Mover:
 
     async def _expand(self, step: Any) -> tuple[Any, State, str | None]:
         """Make a child for each item of a list; the step itself has ended thereby, well or not."""
-        options = _options(step)
+        try:
+            options = self._options(step)
+        except PayloadLost as exc:
+            return step, State.CRITICAL_ERROR, f"what it keeps for its children cannot be had: {exc}"[:_REASON_CHARS]
         template, problem = options.template, None
         assert template is not None
         if options.items is not None:
@@ -474,7 +496,7 @@ async def insert_steps(
         [s.undo for s in steps],
         [s.results_as for s in steps],
         [s.errors_as for s in steps],
-        [msgspec.json.encode(s.options).decode() if s.options.is_needed else None for s in steps],
+        [_kept(session, flow, number, step.options) for flow, number, _, step in rows],
         [t and session.vault.seal(t.payload, payload_bound(t.action)) for t in tasks],
         [t and t.run_at for t in tasks],
         [t.priority if t else 0 for t in tasks],
@@ -507,15 +529,6 @@ async def _traces(session: Session, rows: Sequence[tuple[int, int, int | None, N
     ]
 
 
-def split_childless(steps: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Of steps that begin again: those that failed only because their children were refused, and the others.
-
-    The task of such a step has succeeded and is not run again.
-    """
-    childless = [step for step in steps if _options(step).refused is not None]
-    return childless, [step for step in steps if _options(step).refused is None]
-
-
 def _starts_at_once(step: NewStep) -> bool:
     """Whether nothing has to be looked up to start it."""
     options = step.options
@@ -528,9 +541,12 @@ def _starts_at_once(step: NewStep) -> bool:
     )
 
 
-def _options(step: Any) -> StepOptions:
-    text = step["options"]
-    return StepOptions() if text is None else _decode_options(text)
+def _kept(session: Session, workflow_id: int, number: int, options: StepOptions) -> str | None:
+    """Options as they are stored; those of a map, which hold its items and the payload of its children, sealed."""
+    if not options.is_needed:
+        return None
+    text = msgspec.json.encode(options).decode()
+    return text if options.template is None else session.vault.seal(text, options_bound(workflow_id, number))
 
 
 def _of_item(template: ChildParams, item_as: str, item: msgspec.Raw) -> ChildParams:

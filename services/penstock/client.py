@@ -437,9 +437,9 @@ class InboundClient:
         text = dumps(task.get("payload", {}))
         if not vault.encrypts and not vault.is_large(text):
             return task
-        from penstock.payloads import payload_bound
+        from penstock.payloads import offered_bound
 
-        sealed = await vault.offer(text, payload_bound(task["action"]))
+        sealed = await vault.offer(text, offered_bound(task["action"], task.get("tenant")))
         return {name: value for name, value in task.items() if name != "payload"} | {
             "sealed_payload": json.loads(sealed)
         }

@@ -27,7 +27,7 @@ from penstock.errors import (
 )
 from penstock.events import answer_wait
 from penstock.jobs import change_job
-from penstock.payloads import Vault, payload_bound
+from penstock.payloads import Vault, offered_bound, payload_bound
 from penstock.rules import RuleChange
 from penstock.rulestore import change_rule
 from penstock.schedules import ScheduleChange
@@ -156,7 +156,7 @@ async def take_in_task(task: NewTask, vault: Vault, settings: Settings) -> NewTa
     bound = payload_bound(task.action)
     if task.offered is not None:
         try:
-            payload = await vault.open(task.offered, bound)
+            payload = await _open_offered(task.offered, task, vault)
             size = utf8_size(payload)
             if size > settings.largest_payload_bytes:
                 return TooLarge("sealed_payload", size, settings.largest_payload_bytes)
@@ -170,6 +170,20 @@ async def take_in_task(task: NewTask, vault: Vault, settings: Settings) -> NewTa
     else:
         return task
     return replace(task, payload=await vault.keep(payload, bound))
+
+
+async def _open_offered(offered: str, task: NewTask, vault: Vault) -> str:
+    """Raises PayloadUnavailable, PayloadLost; for the ciphertext of a stored payload too.
+
+    Clients of earlier versions bind what they offer as stored payloads are bound. That is taken only where there is no
+    tenant, so that no caller of one can have a payload of another opened.
+    """
+    try:
+        return await vault.open(offered, offered_bound(task.action, task.tenant))
+    except PayloadLost:
+        if task.tenant is not None:
+            raise
+    return await vault.open(offered, payload_bound(task.action))
 
 
 async def accept_inbound(session: Session, inbound: Inbound, settings: Settings, *, door: str) -> list[Enqueued]:

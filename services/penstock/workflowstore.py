@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from penstock.advance import Advanced, Mover, insert_steps, split_childless
+from penstock.advance import Advanced, Mover, insert_steps
 from penstock.errors import WorkflowConflict, WorkflowNotFound
 from penstock.logs import get_logger
 from penstock.settings import Settings
@@ -154,7 +154,7 @@ async def _retry(session: Session, command: RetryWorkflow, settings: Settings) -
         raise WorkflowConflict(
             flow.id, flow.state, f"is {flow.state} and what had succeeded was undone: create a new one"
         )
-    childless, again = split_childless(again)
+    childless, again = mover.split_childless(again)
     tasks = [step["task_id"] for step in again if step["task_id"] is not None]
     await session.plan_for(len(tasks))
     restarted = await session.fetch("restart_steps", tasks)

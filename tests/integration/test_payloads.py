@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
+import httpx
 import pytest
 
-from penstock import AsyncClient, Call, Client, Context, Fail, InboundClient, action
+from penstock import AsyncClient, Call, Client, Context, Fail, InboundClient, action, scheduler0store
 from penstock.errors import PayloadUnavailable
 from penstock.handlers import Registry
-from penstock.payloads import Bucket, payload_bound
+from penstock.payloads import Bucket, offered_bound, payload_bound
 from penstock.settings import Settings, load_settings
 from penstock.settings.payload_values import fingerprint, new_key, read_key
 from penstock.supervisor.emptying import Emptying
 from penstock.supervisor.objects import Objects
 from penstock.supervisor.retention import Retention
+from penstock.supervisor.schedules import Imports
 from penstock.wire import ClaimId, encode_progress
 from penstock.worker.sealing import seal_note
+from tests.integration.apis import running
 from tests.integration.doors import put, request
 from tests.integration.plants import plant, until
 from tests.s3 import S3Bucket
@@ -80,6 +83,23 @@ async def everything(sql: asyncpg.Connection) -> str:
         rows = await sql.fetch(f"select t::text as row from penstock.{table['name']} t")
         found += [f"{table['name']}: {row['row']}" for row in rows]
     return "\n".join(found)
+
+
+async def columns_with(sql: asyncpg.Connection, text: str) -> set[str]:
+    """The columns of tables, of which partitions count as their parent, that hold the text anywhere."""
+    columns = await sql.fetch(
+        "select c.relname as table, a.attname as column, a.atttypid = 'bytea'::regtype as is_bytes "
+        "from pg_class c join pg_attribute a on a.attrelid = c.oid "
+        "where c.relnamespace = 'penstock'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition "
+        "and a.attnum > 0 and not a.attisdropped"
+    )
+    found = set()
+    for table, column, is_bytes in columns:
+        value = f"encode(\"{column}\", 'escape')" if is_bytes else f'"{column}"::text'
+        where = f'from penstock."{table}" where position($1 in {value}) > 0'
+        if await sql.fetchval(f"select exists (select {where})", text):
+            found.add(f"{table}.{column}")
+    return found
 
 
 # Large payloads
@@ -566,13 +586,28 @@ async def test_nothing_is_in_the_clear_in_tables_queues_and_bucket(
         ) as client:
             await client.enqueue("measure", small)
         await until(pipe.submitter.run_once, "the message")
-        await pipe.work(messages=6)
+        mapped = await pipe.call(
+            "workflow.create",
+            steps=[
+                {"action": "echo", "payload": small},
+                {"action": "measure", "after": ["echo"], "over": [MARKER], "item_as": "text"},
+                {"name": "late", "action": "echo", "after": ["measure"], "over": [1], "payload": small, "delay": 3600},
+            ],
+        )
+        assert MARKER not in await everything(sql)
+        await pipe.work(messages=7)
         await pipe.call("task.complete", token="t-1", result=MARKER)
+        await pipe.advance()
         assert MARKER not in await everything(sql)
         assert MARKER not in "".join(pipe.seen)
         assert MARKER.encode() not in b"".join(s3.objects().values())
-        await pipe.work()
+        await pipe.work(messages=2)
+        await pipe.advance()
         assert MARKER not in await everything(sql)
+        tree = (await pipe.call("workflow.status", id=mapped["id"]))["tree"]
+        by_name = {step["name"]: step for step in tree}
+        assert (await pipe.status(by_name["measure/0"]["task_id"]))["result"] == len(MARKER)
+        assert (await pipe.status(by_name["late/0"]["task_id"]))["payload"] == small | {"item": 1}
         # And yet all of it can be seen by whoever may.
         assert (await pipe.status(echoed["id"]))["result"] == {"echo": MARKER}
         assert (await pipe.status(large["id"]))["result"] == {"echo": LARGE["text"]}
@@ -588,7 +623,56 @@ async def test_nothing_is_in_the_clear_in_tables_queues_and_bucket(
             2,
         )
         results = [task["result"] for task in (await pipe.call("list", action="measure"))["tasks"]]
-        assert results == [len(MARKER)] * 2
+        assert results == [len(MARKER)] * 3
+
+
+async def test_what_stays_in_the_clear_is_what_the_page_names(settings: Settings, registry: Registry, sql: Any) -> None:
+    changed = load_settings(
+        **settings.model_dump() | {"payload_keys": new_key(), "clockwork_api": True, "clockwork_port": 0}
+    ).model_copy(update={"scheduler0": True})
+    secret, named = {"text": MARKER}, "of a program's own 0815"
+    async with plant(changed, registry) as pipe, AsyncExitStack() as stack:
+        step = {"action": "echo", "over": [MARKER], "payload": secret}
+        await pipe.call(
+            "workflow.create", key="w", steps=[{"name": "a", "action": "echo", "delay": 9}, step | {"after": ["a"]}]
+        )
+        await pipe.call("task.complete", token="t", result=MARKER)
+        await pipe.call("enqueue", action="echo", payload=secret, unique_key="k", ordering_key="o")
+        assert await columns_with(sql, MARKER) == set()
+        await pipe.call("schedule.create", name="s", expression="@yearly", action="echo", payload=secret)
+        fired = await pipe.call("schedule.run_now", name="s")
+        assert MARKER not in (await raw(sql, fired["task_id"]))["payload"]
+        assert await columns_with(sql, MARKER) == {"schedule.payload"}
+        await pipe.call("schedule.create_many", schedules=[{"name": "t", "expression": "@yearly", "payload": secret}])
+        api = await stack.enter_async_context(running(pipe.store, changed))
+        async with pipe.store.session() as session:
+            made, password = await scheduler0store.create_credential(session, readable=False)
+        headers = {"x-api-key": made.api_key, "x-secret-key": password}
+        http = await stack.enter_async_context(httpx.AsyncClient(headers=headers))
+        armed = {
+            "clientId": "c", "scheduleKey": "k", "orderingKey": "o", "taskData": json.dumps(secret),
+            "delivery": {"topic": "out"}, "scheduleTime": 4_000_000_000_000,
+        }  # fmt: skip
+        assert (await http.post(f"{api.clockwork_url}/schedule", json=armed)).status_code == 200
+        project = (await http.post(f"{api.url}/v1/projects", json={"name": "p", "description": "d"})).json()["data"]
+        job = {
+            "projectId": project["id"], "spec": "@every 1h", "timezone": "UTC", "executionType": "http",
+            "callbackUrl": "http://127.0.0.1:9/", "data": json.dumps(secret),
+        }  # fmt: skip
+        assert (await http.post(f"{api.url}/v1/jobs", json=[job])).status_code == 202
+        await put(pipe.queues["inbound"], request("enqueue", {"payload": secret}))
+        await until(pipe.submitter.run_once, "the message")
+        named_by_page = {
+            "schedule.payload", "schedule_import_part.entries", "armed.record", "scheduler0_job.data",
+            "scheduler0_request.input", "scheduler0_request.output", "rejected.body",
+        }  # fmt: skip
+        assert await columns_with(sql, MARKER) == named_by_page
+        while await Imports(store=pipe.store, settings=changed).run_once():
+            pass
+        assert await columns_with(sql, MARKER) == named_by_page - {"schedule_import_part.entries"}
+        await sql.execute("select penstock_enqueue('echo', $1::json)", json.dumps({"text": named}))
+        await pipe.call("submit:echo", objectID=named)
+        assert await columns_with(sql, named) == {"task.payload", "task.unique_key", "unique_key.key"}
 
 
 async def test_keys_are_rotated_and_one_that_is_missing_is_named(
@@ -638,6 +722,48 @@ async def test_a_ciphertext_opens_only_where_it_belongs(settings: Settings, regi
         )  # fmt: skip
         shown = await pipe.status(other["id"])
         assert (shown["result"], "does not open" in shown["result_unread"]) == (None, True)
+
+
+async def test_what_is_stored_is_no_offer_and_an_offer_is_its_tenants_own(
+    settings: Settings, registry: Registry, sql: Any
+) -> None:
+    """A ciphertext out of a backup is not opened for a tenant, whosever it is."""
+    changed = load_settings(**settings.model_dump() | {"payload_keys": new_key()})
+    async with plant(changed, registry) as pipe:
+        secret = {"text": "salaries"}
+        theirs = await pipe.call("enqueue", action="echo", payload=secret, tenant="b", delay=3600)
+        stored = json.loads((await raw(sql, theirs["id"]))["payload"])
+        for tenant in ("a", "b"):
+            error = await pipe.call("enqueue", action="echo", sealed_payload=stored, tenant=tenant)
+            assert "does not open" in error["message"]
+        offered = json.loads(await pipe.store.vault.offer(json.dumps(secret), offered_bound("echo", "b")))
+        for tenant in ("a", None):
+            error = await pipe.call("enqueue", action="echo", sealed_payload=offered, tenant=tenant)
+            assert "does not open" in error["message"]
+        error = await pipe.call("enqueue", action="measure", sealed_payload=offered, tenant="b")
+        assert "does not open" in error["message"]
+        taken = await pipe.call("enqueue", action="echo", sealed_payload=offered, tenant="b", delay=3600)
+        assert (await pipe.status(taken["id"]))["payload"] == secret
+        # Clients of earlier versions, where there are no tenants.
+        before = json.loads(await pipe.store.vault.offer(json.dumps(secret), payload_bound("echo")))
+        taken = await pipe.call("enqueue", action="echo", sealed_payload=before)
+        await pipe.work()
+        assert (await pipe.status(taken["id"]))["result"] == {"echo": "salaries"}
+
+
+async def test_a_client_of_a_tenant_seals_what_the_tenants_task_is_made_of(
+    settings: Settings, registry: Registry, sql: Any
+) -> None:
+    changed = load_settings(**settings.model_dump() | {"payload_keys": new_key()})
+    async with plant(changed, registry) as pipe:
+        async with InboundClient(
+            settings.inbound_queue, settings.sqs_endpoint_url, settings.aws_region, payloads=changed
+        ) as client:
+            await client.enqueue("measure", {"text": "four"}, tenant="b")
+        await until(pipe.submitter.run_once, "the message")
+        await pipe.work()
+        (task,) = (await pipe.call("list", action="measure"))["tasks"]
+        assert (task["tenant"], task["result"]) == ("b", 4)
 
 
 async def test_the_same_tasks_are_the_same_although_they_are_encrypted(settings: Settings, registry: Registry) -> None:

@@ -25,6 +25,16 @@ def payload_bound(action: str) -> str:
     return f"payload\0{action}"
 
 
+def offered_bound(action: str, tenant: str | None) -> str:
+    """What a payload belongs to that a client has sealed, until it is taken in: never what a stored one belongs to."""
+    return f"offered\0{tenant or ''}\0{action}"
+
+
+def options_bound(workflow_id: int, number: int) -> str:
+    """Of what a step of a workflow keeps for its children."""
+    return f"options\0{workflow_id}\0{number}"
+
+
 def result_bound(task_id: int) -> str:
     return f"result\0{task_id}"
 
