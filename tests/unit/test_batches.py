@@ -98,7 +98,7 @@ def _unknown(calls: list[Call[OnlyForCheckers]]) -> None: ...
         (_no_parameter, "must take one parameter"), (_two, "must take one parameter"),
         (_of_one_task, "must take one parameter"), (_by_name, "must take one parameter"),
         (_context_alone, "must be a list"), (_no_calls, "must be a list"), (_one_call, "must be a list"),
-        (_odd, "cannot be checked"), (_unknown, "cannot be resolved"),
+        (_odd, "cannot be checked"), (_unknown, "name 'OnlyForCheckers' is not defined"),
     ],
 )  # fmt: skip
 def test_a_function_that_takes_no_list_of_calls_is_refused(function: Callable[..., Any], told: str) -> None:

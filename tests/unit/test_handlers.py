@@ -8,15 +8,17 @@ import math
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 from uuid import UUID
 
 import msgspec
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from penstock.errors import InvalidParams, SettingsError
 from penstock.handlers import Context, Fail, Handler, Registry, Retry, action, load_app
+from penstock.handlers.batches import Call
 from penstock.retry import Backoff
 
 if TYPE_CHECKING:
@@ -293,12 +295,138 @@ def test_mistyped_parameter_is_named(params: str, field: str, part: str) -> None
     assert part in problem
 
 
-def test_annotations_that_cannot_be_checked_leave_the_value_alone() -> None:
-    def handler(ctx: Context, a: OnlyForCheckers, b: Opaque, c: list[Opaque], d: object, e: int) -> None: ...
+class Order(BaseModel):
+    id: UUID
+    count: int = Field(1, alias="quantity", gt=0)
 
-    _, given = fit(handler, '{"a":"1","b":"2","c":["3"],"d":{},"e":5}')
-    assert given == {"a": "1", "b": "2", "c": ["3"], "d": {}, "e": 5}
-    assert misfit(handler, '{"a":"1","b":"2","c":["3"],"d":{},"e":"5"}')[0] == "e"
+
+class Refund(BaseModel):
+    model_config = ConfigDict(strict=True)
+    refund: datetime.datetime
+
+
+@pydantic_dataclass
+class Parcel:
+    weight: Annotated[float, Field(gt=0)]
+
+
+class Picky(BaseModel):
+    name: str
+
+    @field_validator("name")
+    @classmethod
+    def _fail(cls, value: str) -> str:
+        raise RuntimeError("the validator is broken")
+
+
+ID = "6f1c2f0a-5f0c-4b8e-9d5c-7f7b6f0f3b11"
+
+
+def test_pydantic_parameters_arrive_as_models_however_they_are_nested() -> None:
+    def handler(
+        ctx: Context, one: Order, many: list[Order], named: dict[str, Order], maybe: Order | None,
+        either: Order | Refund, parcel: Parcel, positive: PositiveInt, path: Path, plain: int,
+    ) -> None: ...  # fmt: skip
+
+    order = f'{{"id":"{ID}","quantity":"2"}}'
+    made = Order(id=UUID(ID), quantity=2)
+    _, given = fit(
+        handler,
+        f'{{"one":{order},"many":[{order}],"named":{{"x":{order}}},"maybe":null,"either":{{"refund":"2026-01-02T00:00:00Z"}},'
+        '"parcel":{"weight":1},"positive":1,"path":"/tmp","plain":1}',
+    )
+    assert given == {
+        "one": made, "many": [made], "named": {"x": made}, "maybe": None,
+        "either": Refund(refund=datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)),
+        "parcel": Parcel(weight=1), "positive": 1, "path": Path("/tmp"), "plain": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wanted", "value", "problem"),
+    [
+        (Order, "{}", "is wrong: Field required - at `$.id`"),
+        (Order, "[]", "is wrong: Input should be an object"),
+        (
+            list[Order],
+            f'[{{"id":"{ID}"}},{{"id":"{ID}","quantity":0}}]',
+            "is wrong: Input should be greater than 0 - at `$[1].quantity`",
+        ),
+        (Parcel, '{"weight":-1}', "is wrong: Input should be greater than 0 - at `$.weight`"),
+        (PositiveInt, "0", "is wrong: Input should be greater than 0"),
+        (Picky, '{"name":"x"}', "is wrong: RuntimeError: the validator is broken"),
+    ],
+)
+def test_a_pydantic_parameter_that_does_not_fit_is_refused(wanted: Any, value: str, problem: str) -> None:
+    def handler(ctx: Context, given: Any) -> None: ...
+
+    handler.__annotations__["given"] = wanted
+    assert misfit(handler, f'{{"given":{value}}}') == ("given", problem)
+
+
+def test_a_batched_handler_is_given_models() -> None:
+    def orders(calls: list[Call[Order]]) -> None: ...
+
+    def many(calls: list[Call[list[Picky]]]) -> None: ...
+
+    assert Handler("act", orders, batch=2).fit(f'{{"id":"{ID}"}}'.encode()) == Order(id=UUID(ID))
+    with pytest.raises(InvalidParams) as caught:
+        Handler("act", orders, batch=2).fit(b'{"id":7}')
+    assert caught.value.data["field"] == "id"
+    with pytest.raises(InvalidParams, match="the validator is broken"):
+        Handler("act", many, batch=2).fit(b'[{"name":"x"}]')
+
+
+def test_annotations_that_cannot_be_checked_are_refused_when_registered() -> None:
+    def opaque(ctx: Context, a: Opaque) -> None: ...
+
+    def nested(ctx: Context, a: list[Opaque]) -> None: ...
+
+    def checkers(ctx: Context, a: OnlyForCheckers) -> None: ...
+
+    def alone(ctx: Context, *, a: Callable[[Opaque], int] | Opaque) -> None: ...
+
+    for function, told in (
+        (opaque, "a: 'Opaque' of .*opaque cannot be checked: Unable to .*Opaque.* Take a pydantic model, a dataclass"),
+        (nested, "a: 'list.Opaque.' of .*nested cannot be checked"),
+        (checkers, "name 'OnlyForCheckers' is not defined: import its names outside of TYPE_CHECKING"),
+        (alone, "cannot be checked"),
+    ):
+        with pytest.raises(SettingsError, match=told):
+            Handler("act", function)
+
+    def unchecked(ctx: Context, a: object, b: Any, c, *rest: Opaque, **more: Opaque) -> None: ...  # type: ignore[no-untyped-def]
+
+    assert fit(unchecked, '{"a":1,"b":[],"c":{}}')[1] == {"a": 1, "b": [], "c": {}}
+
+
+def test_a_first_parameter_that_is_not_the_context_is_refused() -> None:
+    async def resize(url: str, width: int) -> None: ...
+
+    def method(self, ctx: Context) -> None: ...  # type: ignore[no-untyped-def]
+
+    def nothing() -> None: ...
+
+    for function, told in (
+        (resize, r"not url: 'str': write async def resize\(ctx: Context, url: 'str', width: 'int'\)"),
+        (nothing, r"first parameter: write def handler\(ctx: Context\)"),
+        (method, "ctx: 'Context' of .*method cannot be checked"),
+    ):
+        with pytest.raises(SettingsError, match=told):
+            Handler("act", function)
+
+
+def test_the_context_may_be_annotated_in_every_way_that_fits() -> None:
+    class Sub(Context): ...
+
+    class Reports(Protocol):
+        def progress(self, percent: float) -> None: ...
+
+    def handler(ctx) -> None: ...  # type: ignore[no-untyped-def]
+
+    for annotation in (Context, Any, object, Sub, Reports, Context | None, Annotated[Context, "x"], "penstock.Context"):
+        handler.__annotations__["ctx"] = annotation
+        Handler("act", handler)
 
 
 # Context, Retry, Fail

@@ -239,7 +239,7 @@ class Handler:
         self.arguments: Callable[[msgspec.Raw | bytes], Arguments]
         self.fit: Callable[[msgspec.Raw | bytes], Any]
         if batch is None:
-            self.arguments = Parameters(name, function).fit
+            self.arguments = Parameters(name, function, Context).fit
         else:
             self.fit = BatchParameters(name, function).fit
 
@@ -331,14 +331,16 @@ def action(
     """Register a function as the handler of an action, named after it unless a name is given.
 
     The function takes a Context first, then the payload's members by name (or its items by position). Parameters
-    with annotations are checked and converted, by msgspec's rules, without guessing: ``"1"`` is no int. ``async def``
-    runs on the event loop, ``def`` in a thread. The function itself is returned unchanged.
+    with annotations are checked and converted, pydantic's types by pydantic's rules, others by msgspec's, without
+    guessing: ``"1"`` is no int. ``async def`` runs on the event loop, ``def`` in a thread. The function itself is
+    returned unchanged.
     max_attempts: lowers the task's own cap. timeout: seconds that one attempt may run, unless the task says
     otherwise. backoff: delays between attempts.
     batch: the function takes up to so many tasks at once, as a ``list[Call[MyParams]]`` alone, and returns a list with
     one answer for each, in their order: a result, an exception (Retry, Fail or any other) that fails this task alone,
     or its ``ctx.wait()``. linger: seconds that the first task waits for company, 0.05 unless given.
-    Raises SettingsError for a name that is taken, numbers that make no sense, a function that takes no Context.
+    Raises SettingsError for a name that is taken, numbers that make no sense, a function that takes no Context, an
+    annotation that cannot be checked.
     """
     if callable(name):
         return action()(name)

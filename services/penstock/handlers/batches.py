@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 
 from penstock.errors import InvalidParams, SettingsError
-from penstock.handlers.parameters import is_checkable, place, resolve
+from penstock.handlers.parameters import converter, place, resolve, uncheckable
 
 if TYPE_CHECKING:
     from penstock.handlers import Context
@@ -48,13 +48,12 @@ class BatchParameters:
                 f"action {action!r}: {place(function)} is batched, so it must take one parameter, "
                 "such as calls: list[Call[MyParams]]"
             )
-        wanted = _params_of(action, function, parameters[0])
-        self._wanted = None if wanted in (Any, object) or isinstance(wanted, TypeVar) else wanted
-        if self._wanted is not None and not is_checkable(self._wanted):
-            raise SettingsError(
-                f"action {action!r}: the parameters of {place(function)}, {wanted!r}, cannot be checked: take a "
-                "msgspec.Struct, a dataclass, a TypedDict, dict[str, Any] or the like"
-            )
+        try:
+            self._convert = converter(_params_of(action, function, parameters[0]))
+        except SettingsError:
+            raise
+        except Exception as exc:
+            raise uncheckable(action, function, str(parameters[0]), exc) from None
 
     def fit(self, params: msgspec.Raw | bytes) -> Any:
         """A task's parameters, raw JSON, as the type that the handler takes. Raises InvalidParams."""
@@ -62,15 +61,17 @@ class BatchParameters:
             value = _decode(params) if params else {}
         except (ValueError, RecursionError) as exc:
             raise InvalidParams("params", f"cannot be read: {exc}") from None
-        if self._wanted is None:
+        if self._convert is None:
             return value
         try:
-            return msgspec.convert(value, self._wanted)
+            return self._convert(value)
         except msgspec.ValidationError as exc:
             text = str(exc)
             problem, _, where = text.partition(" - at `$")
             field = where.rstrip("`").lstrip(".") or "params"
             raise InvalidParams(field, f"is wrong: {problem}") from None
+        except Exception as exc:  # of a validator, or a __post_init__
+            raise InvalidParams("params", f"is wrong: {type(exc).__name__}: {exc}") from exc
 
 
 def _params_of(action: str, function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
@@ -78,11 +79,6 @@ def _params_of(action: str, function: Callable[..., Any], parameter: inspect.Par
     if parameter.annotation is parameter.empty:
         return Any
     wanted = resolve(parameter.annotation, function)
-    if wanted is None:
-        raise SettingsError(
-            f"action {action!r}: the annotation of {parameter.name} in {place(function)}, {parameter.annotation!r}, "
-            "cannot be resolved: import its names outside of TYPE_CHECKING and functions"
-        )
     item: Any = None
     if typing.get_origin(wanted) in (list, collections.abc.Sequence):
         (item,) = typing.get_args(wanted)

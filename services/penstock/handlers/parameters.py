@@ -8,7 +8,9 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,20 +20,28 @@ from penstock.spelling import did_you_mean
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
+_PYDANTIC = frozenset(("pydantic", "pydantic_core", "annotated_types"))
+
 _decode = msgspec.json.Decoder().decode
 
 
 class Parameters:
     """The parameters of a handler, the context not among them.
 
-    Raises SettingsError for a function that does not take a context first.
+    context: the class of what comes first. Raises SettingsError for a function that does not take one first, and for
+    an annotation that no value can be checked against.
     """
 
-    def __init__(self, action: str, function: Callable[..., Any]) -> None:
+    def __init__(self, action: str, function: Callable[..., Any], context_type: type) -> None:
         self._action = action
         parameters = list(inspect.signature(function).parameters.values())
-        if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
-            raise SettingsError(f"action {action!r}: {place(function)} must take the Context as its first parameter")
+        if not parameters or not _takes_context(parameters[0], function, context_type):
+            names = ["ctx: Context", *(str(p) for p in parameters)]
+            start = f"async def {function.__name__}" if inspect.iscoroutinefunction(function) else "def handler"
+            raise SettingsError(
+                f"action {action!r}: {place(function)} must take the Context as its first parameter"
+                + (f", not {parameters[0]}" if parameters else "") + f": write {start}({', '.join(names)})"
+            )  # fmt: skip
         context = parameters[0]
         rest = parameters if context.kind is context.VAR_POSITIONAL else parameters[1:]
         by_position = [p for p in rest if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -47,7 +57,7 @@ class Parameters:
         # One without a name to be given by can never come from an object: it is always missing there.
         self._required = frozenset(p.name for p in (*by_position, *by_name) if p.default is p.empty)
         self._only_position = frozenset(p.name for p in by_position if p.kind is p.POSITIONAL_ONLY)
-        self._conversions = dict(_conversions(function, (*by_position, *by_name)))
+        self._conversions = dict(_conversions(action, function, {p.name: p for p in (*by_position, *by_name)}.values()))
 
     def fit(self, params: msgspec.Raw | bytes) -> Arguments:
         """Fit a task's parameters, raw JSON, to the function; the context is not among the arguments returned.
@@ -99,36 +109,114 @@ class Parameters:
             raise InvalidParams("params", f"has {len(given)} items; {self._action} takes {len(self._positions)}")
 
 
-def _conversions(
-    function: Callable[..., Any], parameters: Sequence[inspect.Parameter]
-) -> Iterator[tuple[str, Callable[[Any], Any]]]:
-    """What to do with each parameter whose annotation msgspec can check; the others are left alone."""
-    for parameter in parameters:
+def _takes_context(parameter: inspect.Parameter, function: Callable[..., Any], context_type: type) -> bool:
+    """Whether a function's first parameter may be the context. One without an annotation may be anything."""
+    if parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD):
+        return False
+    if parameter.annotation is parameter.empty or parameter.kind is parameter.VAR_POSITIONAL:
+        return True
+    try:
         wanted = resolve(parameter.annotation, function)
-        if wanted is not None and is_checkable(wanted):
-            yield parameter.name, _converter(parameter.name, wanted)
+    except Exception:  # its name may be imported for type checkers only
+        return str(parameter.annotation).rpartition(".")[2] == context_type.__name__
+    kinds = typing.get_args(wanted) or (wanted,)  # of an Optional, of an Annotated
+    return any(
+        kind in (Any, object)
+        or isinstance(kind, typing.TypeVar)
+        or getattr(kind, "_is_protocol", False)
+        or (isinstance(kind, type) and (issubclass(context_type, kind) or issubclass(kind, context_type)))
+        for kind in kinds
+    )
+
+
+def _conversions(
+    action: str, function: Callable[..., Any], parameters: Iterable[inspect.Parameter]
+) -> Iterator[tuple[str, Callable[[Any], Any]]]:
+    """What to do with each parameter that has an annotation."""
+    for parameter in parameters:
+        if parameter.annotation is parameter.empty:
+            continue
+        try:
+            convert = converter(resolve(parameter.annotation, function))
+        except Exception as exc:
+            raise uncheckable(action, function, str(parameter), exc) from None
+        if convert is not None:
+            yield parameter.name, _named(parameter.name, convert)
+
+
+def uncheckable(action: str, function: Callable[..., Any], shown: str, exc: Exception) -> SettingsError:
+    """The error for an annotation that cannot be used, with what can be done about it."""
+    if isinstance(exc, NameError):
+        why = f"{exc}: import its names outside of TYPE_CHECKING and functions"
+    else:
+        reason = str(exc).partition("\n")[0].partition(". ")[0].rstrip(".")
+        why = (
+            f"{reason or type(exc).__name__}. Take a pydantic model, a dataclass, a msgspec.Struct, a "
+            "TypedDict, dict[str, Any] or the like, or leave the annotation out"
+        )
+    return SettingsError(f"action {action!r}: {shown} of {place(function)} cannot be checked: {why}")
 
 
 def resolve(annotation: Any, function: Callable[..., Any]) -> Any:
-    """An annotation as a type; None when there is none, or it cannot be resolved: it may exist for type checkers only.
-
-    One at a time, so that one that cannot be resolved takes no other with it.
-    """
-    if annotation is inspect.Parameter.empty:
-        return None
+    """An annotation as a type. Raises NameError, or what else its text leads to, where it cannot be one."""
     holder = types.SimpleNamespace(__annotations__={"it": annotation})
     inner = inspect.unwrap(function)
     names = getattr(inner, "__globals__", None) or getattr(type(inner).__call__, "__globals__", {})
-    try:
-        return typing.get_type_hints(holder, globalns=names, include_extras=True)["it"]
-    except Exception:
+    return typing.get_type_hints(holder, globalns=names, include_extras=True)["it"]
+
+
+def converter(wanted: Any) -> Callable[[Any], Any] | None:
+    """What checks decoded JSON against a type and converts it, raising msgspec.ValidationError; None for any value.
+
+    Raises TypeError, or an error of pydantic, for a type that neither msgspec nor pydantic can check.
+    """
+    if wanted is Any or wanted is object or isinstance(wanted, typing.TypeVar):
         return None
+    if not _is_pydantics(wanted, []) and _is_msgspecs(wanted):
+        return partial(msgspec.convert, type=wanted)
+    return _by_pydantic(wanted)
 
 
-def is_checkable(wanted: Any) -> bool:
-    """Whether msgspec can check values against a type."""
-    if wanted is Any or wanted is object:
+def _by_pydantic(wanted: Any) -> Callable[[Any], Any]:
+    from pydantic import TypeAdapter, ValidationError  # not before a handler asks for it
+    from pydantic_core import to_json
+
+    adapter = TypeAdapter(wanted)
+    if not adapter.pydantic_complete:
+        adapter.rebuild(raise_errors=True)
+
+    def convert(value: Any) -> Any:
+        try:
+            # By its rules for JSON: a strict model takes an instant as text there.
+            return adapter.validate_json(to_json(value))
+        except ValidationError as exc:
+            first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
+            where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
+            text = f"{first['msg']} - at `${where}`" if where else first["msg"]
+            raise msgspec.ValidationError(text) from None
+
+    return convert
+
+
+def _is_pydantics(wanted: Any, seen: list[Any]) -> bool:
+    """Whether a type is pydantic's, or has one in it that is: msgspec would know it not, or not its constraints."""
+    if any(wanted is known for known in seen):
         return False
+    seen.append(wanted)
+    if any(hasattr(wanted, name) for name in ("__pydantic_validator__", "__get_pydantic_core_schema__")):
+        return True
+    parts = list(typing.get_args(wanted))
+    if typing.get_origin(wanted) is typing.Annotated:
+        if any(type(mark).__module__.partition(".")[0] in _PYDANTIC for mark in parts[1:]):
+            return True
+    elif isinstance(wanted, type):
+        with suppress(Exception):  # names that are not there: msgspec will say so
+            parts += typing.get_type_hints(wanted, include_extras=True).values()
+    return any(_is_pydantics(part, seen) for part in parts)
+
+
+def _is_msgspecs(wanted: Any) -> bool:
+    """Whether msgspec can check values against a type."""
     try:
         return not _holds_custom(msgspec.inspect.type_info(wanted), set())
     except Exception:  # msgspec raises several kinds for what it cannot check
@@ -149,14 +237,14 @@ def _holds_custom(info: Any, seen: set[int]) -> bool:
     return False
 
 
-def _converter(name: str, wanted: Any) -> Callable[[Any], Any]:
-    convert = msgspec.convert
-
+def _named(name: str, convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def checked(value: Any) -> Any:
         try:
-            return convert(value, wanted)
+            return convert(value)
         except msgspec.ValidationError as exc:
             raise InvalidParams(name, f"is wrong: {exc}") from None
+        except Exception as exc:  # of a validator, or a __post_init__
+            raise InvalidParams(name, f"is wrong: {type(exc).__name__}: {exc}") from exc
 
     return checked
 
