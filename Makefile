@@ -36,7 +36,7 @@ down: setup ## Stop what `make up` started; the data in .penstock stays
 	@$(BIN)/penstock down
 
 bench: setup ## Measure: BENCH=drain (live, latency ... or all), ARGS="--repeat 3"; JSON goes to benchmarks/results
-	@$(BIN)/penstock bench $${BENCH:-drain} --json benchmarks/results/$${BENCH:-drain}.json $(ARGS)
+	@$(BIN)/python -m benchmarks $${BENCH:-drain} --json benchmarks/results/$${BENCH:-drain}.json $(ARGS)
 
 peers: setup ## Drain the same tasks by other queues too (ARGS="--tasks 2000 --repeat 3"), side by side
 	@$(BIN)/python benchmarks/peers.py --json benchmarks/results/peers.json $(ARGS)

@@ -32,7 +32,7 @@ import httpx
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "services")]
 
-from penstock.bench.machine import describe_machine  # noqa: E402
+from benchmarks.harness.machine import describe_machine  # noqa: E402
 from penstock.local.stack import Stack  # noqa: E402
 from penstock.logs import setup_logging  # noqa: E402
 from tests.kafka import MockKafka, Reader  # noqa: E402

@@ -28,7 +28,7 @@ from typing import Any
 
 import asyncpg
 
-from penstock.bench.machine import describe_machine
+from benchmarks.harness.machine import describe_machine
 from penstock.cli.common import print_table
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.local.sqs import EmbeddedSqs
@@ -152,13 +152,13 @@ def _median(found: Sequence[float]) -> float:
 
 
 def run_ours(folder: Path, tasks: int, workers: int) -> float:
-    """`penstock bench drain`, as anybody would run it."""
+    """`python -m benchmarks drain`, as any user runs it."""
     path = folder / "ours.json"
-    command = [sys.executable, "-m", "penstock", "bench", "drain", "--tasks", str(tasks)]
+    command = [sys.executable, "-m", "benchmarks", "drain", "--tasks", str(tasks)]
     command += ["--workers", str(workers), "--json", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"penstock bench drain failed:\n{done.stdout}{done.stderr}")
+        raise SystemExit(f"benchmarks drain failed:\n{done.stdout}{done.stderr}")
     rate: float = json.loads(path.read_text("utf-8"))["scenarios"]["drain"]["figures"]["tasks_per_second"]
     return rate
 

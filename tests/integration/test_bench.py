@@ -1,4 +1,4 @@
-"""Every scenario of `penstock bench`, tiny, through the real command: the counts and the shape, never a rate."""
+"""Every scenario of `make bench`, tiny, through the real command: the counts and the shape, never a rate."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PROCESSES = {"bench", "api", "submitter", "scheduler", "scheduler-2", "resulter"
 SERVICES = {"postgres", "sqs"}
 
 
-def penstock_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"PYTHONPATH": f"{ROOT / 'services'}{os.pathsep}{ROOT}"}
-    command = [sys.executable, "-m", "penstock", "bench", *arguments]
+    command = [sys.executable, "-m", "benchmarks", *arguments]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False)
 
 
@@ -30,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
     """What one run of all scenarios has printed, and its JSON; on two schedulers, which a scenario must not notice."""
     path = tmp_path_factory.mktemp("bench") / "figures" / "all.json"
     sizes = ("--tasks", str(TASKS), "--rows", str(ROWS), "--seconds", "1", "--rate", "100", "--schedulers", "2")
-    done = penstock_bench("all", *sizes, "--workers", "1", "--one-stack", "--json", str(path))
+    done = run_benchmark("all", *sizes, "--workers", "1", "--one-stack", "--json", str(path))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, json.loads(path.read_text())
 
@@ -200,7 +200,7 @@ def test_another_sqs_is_left_as_it_was_and_repeats_are_kept(sqs_url: str, tmp_pa
     before = client.list_queues().get("QueueUrls", [])
     path = tmp_path / "drain.json"
     arguments = ("--tasks", str(TASKS), "--sqs-endpoint-url", sqs_url, "--repeat", "2", "--json", str(path))
-    done = penstock_bench("drain", *arguments)
+    done = run_benchmark("drain", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     drain = json.loads(path.read_text())["scenarios"]["drain"]
     assert [run["attempts"] for run in drain["runs"]] == [TASKS, TASKS]
@@ -209,7 +209,7 @@ def test_another_sqs_is_left_as_it_was_and_repeats_are_kept(sqs_url: str, tmp_pa
 
 
 def test_unknown_scenario_names_those_that_there_are() -> None:
-    done = penstock_bench("drian")
+    done = run_benchmark("drian")
     assert done.returncode == 2
     assert "'drian'" in done.stderr
     assert "drain, live, latency" in done.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.profile import Profiler
+from benchmarks.harness.profile import Profiler
 from penstock.errors import SettingsError
 
 

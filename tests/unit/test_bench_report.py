@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.bench import report
-from penstock.bench.measure import Process, Usage, cost, percentiles_ms
-from penstock.bench.scenarios.priorities import mixed_task
+from benchmarks.harness import report
+from benchmarks.harness.measure import Process, Usage, cost, percentiles_ms
+from benchmarks.harness.scenarios.priorities import mixed_task
 from penstock.errors import StackError
 
 

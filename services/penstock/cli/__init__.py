@@ -10,7 +10,6 @@ import typer
 from penstock import __version__
 from penstock.cli import (
     actions,
-    bench,
     config,
     credentials,
     dlq,
@@ -63,7 +62,7 @@ def _root(
 
 
 for part in (
-    local, bench, enqueue, stats, top, task, tasks, jobs, workflows, schedules, actions, routes, tenants, ordering,
+    local, enqueue, stats, top, task, tasks, jobs, workflows, schedules, actions, routes, tenants, ordering,
     rejected, dlq, processes, sources, payload_key, doctor, config, keys, credentials,
 ):  # fmt: skip
     part.add_to(app)

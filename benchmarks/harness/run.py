@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.progress import Progress
 
-from penstock.bench.rig import Bench, Options, Rigs
-from penstock.bench.scenarios import SCENARIOS, Scenario
+from benchmarks.harness.rig import Bench, Options, Rigs
+from benchmarks.harness.scenarios import SCENARIOS, Scenario
 from penstock.errors import SettingsError
 from penstock.settings import Settings, load_settings
 

@@ -7,8 +7,8 @@ import time
 from random import Random
 from typing import Any
 
-from penstock.bench.actions import NOOP
-from penstock.bench.rig import STUCK_SECONDS, Bench, Rig, rig_up
+from benchmarks.harness.actions import NOOP
+from benchmarks.harness.rig import STUCK_SECONDS, Bench, Rig, rig_up
 from penstock.client import Client
 from penstock.errors import StackError
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.bench.actions import CLOCK, NOOP, NOOP_INBOUND, now_us
-from penstock.bench.connections import Connections
+from benchmarks.harness.actions import CLOCK, NOOP, NOOP_INBOUND, now_us
+from benchmarks.harness.connections import Connections
 from penstock.client import InboundClient
 from penstock.store import Store
 from penstock.tasks import NewTask

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
-from penstock.bench.producers import insert_noops, plain_noop
-from penstock.bench.rig import Bench, Rig, rig_up
+from benchmarks.harness.producers import insert_noops, plain_noop
+from benchmarks.harness.rig import Bench, Rig, rig_up
 from penstock.tasks import NewTask
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.bench.rig import Bench
-from penstock.bench.scenarios import (
+from benchmarks.harness.rig import Bench
+from benchmarks.harness.scenarios import (
     backlog,
     crowded,
     enqueue,

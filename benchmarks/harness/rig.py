@@ -17,9 +17,9 @@ from typing import Any
 import asyncpg
 from rich.progress import Progress
 
-from penstock.bench.actions import APP
-from penstock.bench.measure import Pages, Usage, cost, read_usage
-from penstock.bench.profile import Profiler
+from benchmarks.harness.actions import APP
+from benchmarks.harness.measure import Pages, Usage, cost, read_usage
+from benchmarks.harness.profile import Profiler
 from penstock.errors import StackError
 from penstock.local.children import Output
 from penstock.local.stack import Stack

@@ -1,17 +1,22 @@
-"""`penstock bench`: measure the whole pipeline on this machine."""
+"""`python -m benchmarks SCENARIO`: measure the whole pipeline on this machine."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.harness import report
+from benchmarks.harness.profile import Profiler
+from benchmarks.harness.rig import Options
+from benchmarks.harness.run import Given, chosen, run
 from penstock.cli.common import print_table
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command(rich_help_panel="On this machine")(bench)
+from penstock.errors import PenstockError, SettingsError
+from penstock.logs import setup_logging
 
 
 def bench(
@@ -72,15 +77,6 @@ def bench(
 
     Other load on the machine shows in the figures; use --repeat. PENSTOCK_* settings apply.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from penstock.bench import report
-    from penstock.bench.profile import Profiler
-    from penstock.bench.rig import Options
-    from penstock.bench.run import Given, chosen, run
-    from penstock.logs import setup_logging
-
     scenarios = chosen(scenario)
     setup_logging("bench", level="warning")
     if profile is not None:
@@ -114,3 +110,11 @@ def bench(
     if json_file is not None:
         report.write_report(made, json_file)
         typer.echo(f"written to {json_file}")
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(bench)
+    except PenstockError as exc:
+        typer.echo(f"benchmarks: {exc}", err=True)
+        sys.exit(2 if isinstance(exc, SettingsError) else 1)

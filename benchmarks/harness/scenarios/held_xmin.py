@@ -7,8 +7,8 @@ from typing import Any
 
 import asyncpg
 
-from penstock.bench.producers import INSERT_BATCH, insert_noops
-from penstock.bench.rig import Bench, Rig, rig_up
+from benchmarks.harness.producers import INSERT_BATCH, insert_noops
+from benchmarks.harness.rig import Bench, Rig, rig_up
 
 BACKLOG = 50_000  # kept topped up, so that the pipeline never waits for tasks
 _LOOK_SECONDS = 0.05

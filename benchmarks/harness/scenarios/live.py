@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.bench.actions import NOOP_INBOUND
-from penstock.bench.connections import Connections
-from penstock.bench.producers import post_batches, send_inbound, together
-from penstock.bench.rig import Bench, rig_up
+from benchmarks.harness.actions import NOOP_INBOUND
+from benchmarks.harness.connections import Connections
+from benchmarks.harness.producers import post_batches, send_inbound, together
+from benchmarks.harness.rig import Bench, rig_up
 from penstock.client import InboundClient
 
 _SENDERS = 4  # on each door

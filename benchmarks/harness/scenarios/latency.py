@@ -15,11 +15,11 @@ from typing import Any
 import asyncpg
 import msgspec
 
-from penstock.bench.actions import now_us
-from penstock.bench.connections import Connections
-from penstock.bench.measure import percentiles_ms
-from penstock.bench.producers import LATENCY_CONNECTIONS, Call, call_steadily
-from penstock.bench.rig import Bench, Rig, rig_up
+from benchmarks.harness.actions import now_us
+from benchmarks.harness.connections import Connections
+from benchmarks.harness.measure import percentiles_ms
+from benchmarks.harness.producers import LATENCY_CONNECTIONS, Call, call_steadily
+from benchmarks.harness.rig import Bench, Rig, rig_up
 from penstock.transports import Outgoing
 from penstock.transports.sqs import SqsTransport
 

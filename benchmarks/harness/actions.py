@@ -13,7 +13,7 @@ NOOP_INBOUND = "bench.noop_inbound"  # another name for what comes by the other 
 CLOCK = "bench.clock"
 SLOW = "bench.slow"
 FAILING = "bench.failing"
-APP = "penstock.bench.actions"
+APP = "benchmarks.harness.actions"
 
 
 @action(NOOP)

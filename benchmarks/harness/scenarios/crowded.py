@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.bench.actions import NOOP
-from penstock.bench.rig import Bench, Rig, rig_up
-from penstock.bench.scenarios.backlog import drain_once
+from benchmarks.harness.actions import NOOP
+from benchmarks.harness.rig import Bench, Rig, rig_up
+from benchmarks.harness.scenarios.backlog import drain_once
 
 _ROWS_A_STATEMENT = 250_000
 

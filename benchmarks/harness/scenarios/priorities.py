@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from penstock.bench.actions import CLOCK, FAILING, NOOP, SLOW, now_us
-from penstock.bench.connections import Connections
-from penstock.bench.measure import percentiles_ms
-from penstock.bench.producers import cuts, enqueue_request, insert_noops, together
-from penstock.bench.rig import Bench, Rig, rig_up
+from benchmarks.harness.actions import CLOCK, FAILING, NOOP, SLOW, now_us
+from benchmarks.harness.connections import Connections
+from benchmarks.harness.measure import percentiles_ms
+from benchmarks.harness.producers import cuts, enqueue_request, insert_noops, together
+from benchmarks.harness.rig import Bench, Rig, rig_up
 
 URGENT_PRIORITY = 1000
 URGENT_TASKS = 20  # over one drain

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from penstock.bench.machine import describe_machine
+from benchmarks.harness.machine import describe_machine
 from penstock.settings import Settings
 
 TABLE = "table"  # figures under this name are rows of a table of their own

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from penstock.bench.actions import NOOP
-from penstock.bench.producers import plain_noop
-from penstock.bench.rig import Bench, Rig, rig_up
-from penstock.bench.scenarios.backlog import drain_once
+from benchmarks.harness.actions import NOOP
+from benchmarks.harness.producers import plain_noop
+from benchmarks.harness.rig import Bench, Rig, rig_up
+from benchmarks.harness.scenarios.backlog import drain_once
 from penstock.rules import Route
 from penstock.rulestore import delete_route, set_limits, set_route
 from penstock.tasks import NewTask

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from penstock.bench.connections import Connections
-from penstock.bench.measure import percentiles_ms
-from penstock.bench.producers import HTTP_BATCH, post_batches, post_singles
-from penstock.bench.rig import Bench, Rig, rig_up
+from benchmarks.harness.connections import Connections
+from benchmarks.harness.measure import percentiles_ms
+from benchmarks.harness.producers import HTTP_BATCH, post_batches, post_singles
+from benchmarks.harness.rig import Bench, Rig, rig_up
 from penstock.errors import StackError
 
 _Producer = Callable[[Connections, int, int, Callable[[int], None]], Awaitable[list[float]]]
