@@ -18,6 +18,8 @@ from penstock.robfig import is_shifted
 
 ACTION = "scheduler0.callback"
 HTTP = "http"
+LATEST_SECONDS = 10
+"""How late a run may be. After downtime scheduler0 skips the runs that it missed; this is what load may delay."""
 JOBS_LIMIT = 50_000
 URL_MAX_CHARS = 8192
 NEVER = datetime(1, 1, 1, tzinfo=UTC)
@@ -42,6 +44,37 @@ class JobGiven(msgspec.Struct, rename="camel", frozen=True):
     end_date: Instant | None = None
     timezone: str | None = None
     timezone_offset: Annotated[int, Meta(ge=-_BIGINT, le=_BIGINT)] | None = None
+
+
+_CAMEL = {
+    name: f.encode_name
+    for name, f in zip(JobGiven.__struct_fields__, msgspec.structs.fields(JobGiven), strict=True)
+    if name != f.encode_name
+}
+_SNAKE = re.compile("|".join(f'"{name}"' for name in _CAMEL).encode())
+
+
+def read_jobs(body: bytes) -> list[JobGiven]:
+    """Jobs as callers send them: members in camelCase, or in snake_case as on the first page of the original's
+    documentation. Raises msgspec.DecodeError."""
+    if not _SNAKE.search(body):
+        return msgspec.json.decode(body, type=list[JobGiven])
+    given = msgspec.json.decode(body, type=list[dict[str, Any]])
+    return msgspec.convert([_in_camel(job) for job in given], list[JobGiven])
+
+
+def read_job(body: bytes) -> JobGiven:
+    """As :func:`read_jobs`, of one."""
+    if not _SNAKE.search(body):
+        return msgspec.json.decode(body, type=JobGiven)
+    return msgspec.convert(_in_camel(msgspec.json.decode(body, type=dict[str, Any])), JobGiven)
+
+
+def _in_camel(job: dict[str, Any]) -> dict[str, Any]:
+    """A member that is given in both forms counts in camelCase."""
+    return {_CAMEL.get(name, name): value for name, value in job.items()} | {
+        name: job[name] for name in _CAMEL.values() if name in job
+    }
 
 
 class Job(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -169,7 +202,9 @@ def schedule_of(job: Job, limits: Limits) -> dict[str, Any]:
         "action": ACTION,
         "payload": msgspec.Raw(payload),
         "timezone": job.timezone,
-        "missed": "skip",
+        "missed": "all",
+        "max_missed": 1,
+        "max_lateness": LATEST_SECONDS,
         "max_attempts": limits.max_attempts,
     }
     interval = every_seconds(expression)

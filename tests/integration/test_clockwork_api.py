@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -9,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import SecretStr
 
 from penstock.api import Api
 from penstock.armed import fire_armed
@@ -190,10 +192,6 @@ async def test_without_keys_it_is_for_this_machine_and_no_page_of_another_origin
 
 
 async def test_with_keys_it_asks_for_one_that_may_enqueue(store: Store, clockwork_settings: Settings) -> None:
-    import hashlib
-
-    from pydantic import SecretStr
-
     digests = {name: hashlib.sha256(name.encode() * 10).hexdigest() for name in ("enqueue", "read")}
     keys = tuple(SecretStr(f"{name}:{name}:{digest}") for name, digest in digests.items())
     settings = clockwork_settings.model_copy(update={"api_keys": keys})
@@ -201,6 +199,19 @@ async def test_with_keys_it_asks_for_one_that_may_enqueue(store: Store, clockwor
         assert (await create(http))[0] == 401
         assert (await create(http, **{"X-API-Key": "read" * 10}))[0] == 403
         assert await create(http, **{"X-API-Key": "enqueue" * 10}) == (200, "o")
+
+
+async def test_clients_of_an_allowed_network_need_no_key(store: Store, clockwork_settings: Settings) -> None:
+    given = {"api_keys": (SecretStr("key"),), "clockwork_networks": ("10.0.0.0/8", "127.0.0.0/8")}
+    settings = clockwork_settings.model_copy(update=given)
+    async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url) as http:
+        assert await create(http) == (200, "o")
+        assert await cancel(http) == (200, "k")
+        assert (await create(http, Origin="http://evil.example"))[0] == 401  # a page in a browser of that network
+        assert (await http.post("/rpc", json={"jsonrpc": "2.0", "method": "stats", "id": 1})).status_code == 401
+    elsewhere = clockwork_settings.model_copy(update=given | {"clockwork_networks": ("10.0.0.0/8",)})
+    async with running(store, elsewhere) as api, httpx.AsyncClient(base_url=api.url) as http:
+        assert (await create(http))[0] == 401
 
 
 async def test_nobody_serves_it_unless_asked(store: Store, settings: Settings) -> None:

@@ -308,8 +308,8 @@ async def test_a_project_that_is_not_made_is_told_in_a_form_of_its_own(door: Doo
         assert told.keys() == {"Message", "Type"}
         assert told["Type"] == 400
     assert await door.problem(400, "POST", "/projects", content=b"") == "request body required"
-    await door.problem(422, "POST", "/projects", content=b"nonsense")
-    await door.problem(422, "POST", "/projects", {"name": 5})
+    await door.problem(400, "POST", "/projects", content=b"nonsense")
+    await door.problem(400, "POST", "/projects", {"name": 5})
     await door.problem(400, "POST", "/projects", {"name": "a\0b", "description": "x"})
 
 
@@ -514,7 +514,10 @@ async def test_what_may_change_of_a_job_changes_and_an_empty_text_leaves_it(door
     await door.problem(400, "PUT", path, {"callbackUrl": "nowhere"})
     assert await door.problem(404, "PUT", "/jobs/999", {"data": "x"}) == "job cannot be found"
     assert await door.problem(400, "PUT", path, content=b"") == "request body required"
-    await door.problem(422, "PUT", path, [])
+    await door.problem(400, "PUT", path, [])
+    await door.problem(400, "PUT", path, content=b'{"data": ')
+    await door.data("PUT", path, {"callback_url": "https://example.org/snake"})
+    assert await door.data("PUT", path, {"callbackUrl": "https://example.org/x", "callback_url": "ignored"})
     assert (await door.data("GET", path))["callbackUrl"] == "https://example.org/x"
 
 
@@ -540,6 +543,33 @@ async def test_a_job_whose_schedule_is_still_being_made_cannot_be_lost_to_it(doo
     assert (await door.data("PUT", f"/jobs/{found['id']}", {"data": "later"}))["data"] == "later"
     assert (await door.call("DELETE", f"/jobs/{found['id']}")).status_code == 204
     assert await sql.fetchval("select count(*) from penstock.schedule") == 500
+
+
+async def test_members_of_a_job_may_be_written_in_snake_case(door: Door) -> None:
+    project = await door.project()
+    given = {
+        "project_id": project, "spec": "@every 1m", "callback_url": "https://example.org/snake", "timezone": "UTC",
+        "start_date": "2030-01-01T00:00:00Z", "timezone_offset": 60, "execution_type": "http",
+    }  # fmt: skip
+    (made,) = await door.jobs(given)
+    assert made["projectId"] == project
+    assert made["callbackUrl"] == "https://example.org/snake"
+    assert (made["startDate"], made["timezoneOffset"]) == ("2030-01-01T00:00:00Z", 60)
+    both = job(project) | {"project_id": 999_999, "callback_url": "https://example.org/other"}
+    (made,) = await door.jobs(both)
+    assert (made["projectId"], made["callbackUrl"]) == (project, job(project)["callbackUrl"])
+
+
+async def test_runs_missed_in_downtime_are_skipped(door: Door, store: Store, settings: Settings, sql: Any) -> None:
+    project = await door.project()
+    await door.jobs(job(project, spec="@every 2s"), job(project, spec="@every 25m"))
+    await sql.execute("update penstock.schedule_clock set next_at = next_at - interval '2 hours', "
+                      "due_at = due_at - interval '2 hours'")  # fmt: skip
+    await Firing(store=store, notifier=Notifier(store), settings=settings).run_once()
+    ran = dict(await sql.fetch("select payload::json #>> '{job,spec}', count(*) from penstock.task group by 1"))
+    assert ran.keys() <= {"@every 2s"}
+    assert ran.get("@every 2s", 0) <= 1
+    assert await sql.fetchval("select min(next_at) > clock_timestamp() from penstock.schedule_clock")
 
 
 async def test_all_jobs_of_one_call_tick_together(door: Door, sql: Any) -> None:

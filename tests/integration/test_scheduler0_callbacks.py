@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from tests.integration.http_servers import Request, answer, serving
 from tests.integration.test_scheduler0_api import job, opened
 
 NOW = NEVER.replace(year=2030)
-Send = Callable[[Sequence[bytes]], Any]
+Send = Callable[..., Any]
 
 
 @pytest.fixture
@@ -45,8 +46,11 @@ async def make() -> AsyncIterator[Callable[..., Send]]:
         handler = registry.get(ACTION)
         assert handler is not None
 
-        async def send(payloads: Sequence[bytes]) -> Any:
-            calls = [Call(Context(n, 1, ACTION), handler.fit(payload)) for n, payload in enumerate(payloads)]
+        async def send(payloads: Sequence[bytes], note: Callable[[int, Any], None] = lambda n, outcome: None) -> Any:
+            calls = [
+                Call(Context(n, 1, ACTION), handler.fit(payload), partial(note, n))
+                for n, payload in enumerate(payloads)
+            ]
             return await handler.function(calls)
 
         return send
@@ -187,6 +191,28 @@ async def test_a_url_that_does_not_answer_in_time_fails_alone(make: Callable[...
     assert isinstance(slow, NotDelivered)
     assert "within 0.2 s" in str(slow)
     assert quick == {"status": 200}
+
+
+async def test_a_slow_url_does_not_hold_back_what_is_known_of_the_others(
+    make: Callable[..., Send], settings: Settings
+) -> None:
+    known: dict[int, Any] = {}
+    hurry = asyncio.Event()
+
+    async def slow(writer: asyncio.StreamWriter) -> None:
+        await hurry.wait()
+        await answer(500)(writer)
+
+    def note(number: int, outcome: Any) -> None:
+        known[number] = outcome
+        if len(known) == 2:
+            hurry.set()
+
+    async with serving(lambda request: slow if request.target == "/slow" else answer(503)) as server:
+        payloads = [fired(f"{server.url}/{path}", n) for n, path in enumerate(("slow", "a", "b"))]
+        outcomes = await make(scheduler0_timeout_seconds=30)(payloads, note)
+    assert [type(outcome) for outcome in outcomes] == [NotDelivered] * 3
+    assert list(known) in ([1, 2, 0], [2, 1, 0])
 
 
 def test_a_payload_without_its_members_is_refused_by_the_worker() -> None:

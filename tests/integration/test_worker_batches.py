@@ -57,6 +57,43 @@ async def test_tasks_of_several_messages_are_gathered_up_to_the_batch(bench: Ben
     assert await bench.left() == 0
 
 
+@pytest.mark.parametrize("in_thread", [False, True])
+async def test_a_task_may_be_answered_before_the_others_of_its_batch(
+    in_thread: bool, bench: Bench, registry: Registry
+) -> None:
+    rest = threading.Event()
+
+    def answer_first(calls: list[Call[Item]]) -> None:
+        calls[0].answer(10 * calls[0].params.n)
+        calls[1].answer(Retry(reason="not yet"))
+
+    if in_thread:
+
+        @action("act", batch=3, linger=60, registry=registry)
+        def plain(calls: list[Call[Item]]) -> list[Any]:
+            answer_first(calls)
+            assert rest.wait(PATIENCE_SECONDS)
+            return [None, None, "last"]
+
+    else:
+
+        @action("act", batch=3, linger=60, registry=registry)
+        async def coroutine(calls: list[Call[Item]]) -> list[Any]:
+            answer_first(calls)
+            await asyncio.to_thread(rest.wait, PATIENCE_SECONDS)
+            return [None, None, "last"]
+
+    for number in (1, 2, 3):
+        await bench.send(*calls_of("act", number))
+    async with running(bench.worker()) as worker:
+        await take(worker, 3)
+        assert kinds(await bench.outcomes(2)) == {1: 10, 2: "Retry"}
+        rest.set()
+        assert kinds(await bench.outcomes(3)) == {1: 10, 2: "Retry", 3: "last"}
+        await asyncio.wait_for(worker.settle(), PATIENCE_SECONDS)
+    assert await bench.left() == 0
+
+
 @pytest.mark.parametrize("linger", [0, 0.05])
 async def test_a_batch_that_does_not_fill_starts_after_its_linger(
     bench: Bench, registry: Registry, linger: float

@@ -1,13 +1,16 @@
 """clockwork's API: POST /schedule and DELETE /schedule, answered as clockwork does, in plain text and with 400.
 
-Who may ask is decided as for every other request: without API keys only this machine, with them whoever may enqueue.
+Access is as for every other request, without API keys this machine alone, with them a key that may enqueue; clients in
+PENSTOCK_CLOCKWORK_NETWORKS need none.
 """
 
 from __future__ import annotations
 
+import ipaddress
 from time import perf_counter
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -40,6 +43,7 @@ class Clockwork:
         self._notifier = notifier
         self._guard = guard
         self._settings = settings
+        self._networks = [ipaddress.ip_network(network) for network in settings.clockwork_networks]
 
     @property
     def routes(self) -> list[Route]:
@@ -74,12 +78,24 @@ class Clockwork:
         return self._told(request, 200, text, started)
 
     async def _admit(self, request: Request) -> bytes:
-        self._guard.check_host(request.headers)
-        caller = self._guard.admit(request.headers, request.client.host if request.client else "")
-        caller.check(Permission.ENQUEUE)
-        caller.charge(1)
+        address = request.client.host if request.client else ""
+        if not self._needs_no_key(request.headers, address):
+            self._guard.check_host(request.headers)
+            caller = self._guard.admit(request.headers, address)
+            caller.check(Permission.ENQUEUE)
+            caller.charge(1)
         settings = self._settings
         return await read_body(request, settings.request_limit_bytes, settings.request_timeout_seconds)
+
+    def _needs_no_key(self, headers: Headers, address: str) -> bool:
+        """Whether the request comes from a network that is allowed, and not from a page in a browser there."""
+        if not self._networks or not self._guard.asks_for_keys or "origin" in headers:
+            return False
+        try:
+            client = ipaddress.ip_address(address)
+        except ValueError:  # a Unix socket has no address
+            return False
+        return any(client in network for network in self._networks)
 
     async def _create(self, body: bytes, started: float) -> str:
         request = read_schedule(body)

@@ -50,6 +50,8 @@ async def _retry_one(session: Session, rejected_id: int, settings: Settings) -> 
     if not rows:
         return None
     source, body = rows[0]["source"], bytes(rows[0]["body"])
+    if source not in ("inbound", "results"):
+        return [StillRejected(rejected_id, f"it came from {source}: publish a corrected record to its topic")]
     try:
         text = body.decode("utf-8", "surrogatepass")  # bodies are kept as they came, half surrogate pairs included
     except UnicodeDecodeError as exc:

@@ -17,7 +17,7 @@ SUBMIT_PREFIX = "submit:"
 
 TaskId = int | str
 QueueName = Literal["inbound", "outbound", "results"]
-Source = Literal["inbound", "results"]
+Source = Literal["inbound", "results", "kafka-source"]
 
 
 class EnqueueParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -62,6 +62,7 @@ class Callbacks:
                     outcome = await self._post(url, number, body)
                     for place in chunk:
                         outcomes[place] = outcome
+                        calls[place].answer(outcome)  # a slow URL must not delay the retries of the others
 
         async with asyncio.TaskGroup() as group:
             for url, places in by_url.items():

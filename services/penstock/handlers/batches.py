@@ -6,7 +6,7 @@ import collections.abc
 import inspect
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -31,6 +31,14 @@ class Call(Generic[Params]):
 
     ctx: Context
     params: Params
+    _answer: Callable[[Any], None] = field(default=lambda outcome: None, repr=False, compare=False)
+
+    def answer(self, outcome: Any) -> None:
+        """Record this task's outcome now, while the handler still works on others of the batch; from any thread.
+
+        outcome: as in the list that the handler returns, whose entry for this task no longer counts.
+        """
+        self._answer(outcome)
 
 
 class BatchParameters:

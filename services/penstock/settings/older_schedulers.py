@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Literal
 
 from pydantic import Field, SecretStr, field_validator
@@ -15,6 +16,11 @@ class OlderSchedulerSettings(Group):
     clockwork_api: bool = Field(False, description="Serve clockwork's `POST` and `DELETE /schedule` on the api's port.")
     clockwork_port: int | None = Field(
         None, ge=0, le=65535, description="Serve them on this port as well; clockwork's was 5000. Unset: no such port."
+    )
+    clockwork_networks: Names = Field(
+        (),
+        description="Comma-separated networks (`10.1.0.0/16`) whose clients need no API key for these endpoints; "
+        "clockwork's own clients send none.",
     )
     clockwork_same_key: Literal["keep", "reject"] = Field(
         "keep",
@@ -35,6 +41,16 @@ class OlderSchedulerSettings(Group):
     kafka_source_on_undecodable: Literal["cancel", "keep"] = Field(
         "cancel", description="What a record that cannot be read does to the schedule that is armed under its key."
     )
+
+    @field_validator("clockwork_networks")
+    @classmethod
+    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for entry in value:
+            try:
+                ipaddress.ip_network(entry)
+            except ValueError as exc:
+                raise ValueError(f"{entry!r} is not a network such as 10.1.0.0/16: {exc}") from None
+        return value
 
     _unset_older_schedulers = field_validator("clockwork_port", mode="before")(empty_is_unset)
 

@@ -15,17 +15,22 @@ from penstock.kafka import Received
 from penstock.logs import get_logger
 from penstock.settings import PREFIX, Settings
 from penstock.source.schedules import (
+    OverLimit,
     Read,
     Undecodable,
     armed_of,
     avro_reader,
     is_expired_mark,
     read_json,
+    shown_key,
     source_of,
 )
 from penstock.store import Session
 
 log = get_logger()
+
+REJECTED_SOURCE = "kafka-source"
+"""Where a rejected message came from, when it was a record of a topic of schedules."""
 
 
 class Taken(NamedTuple):
@@ -85,6 +90,7 @@ class ScheduleFeed:
     async def store(self, session: Session, taken: Sequence[Taken]) -> None:
         last: dict[tuple[str, bytes], Armed | None] = {}  # what the newest record of a key asks for; None: cancel
         kinds: Counter[tuple[str, str]] = Counter()
+        rejected: list[tuple[bytes, str]] = []
         for one in taken:
             record = one.record
             key = record.topic, key_of(record.key or b"")
@@ -92,11 +98,16 @@ class ScheduleFeed:
                 kind, armed = self._meaning_of(one)
             except Undecodable as exc:
                 kind, armed = exc.kind, None
+                cancels = self._cancels_undecodable and not isinstance(exc, OverLimit)
+                schedule = shown_key(record.key or b"")
                 log.warning(
                     "schedule_undecodable", topic=record.topic, partition=record.partition, offset=record.offset,
-                    reason=str(exc), cancels=self._cancels_undecodable,
+                    schedule=schedule, reason=str(exc), cancels=cancels,
                 )  # fmt: skip
-                if not self._cancels_undecodable:
+                if isinstance(exc, OverLimit):
+                    place = f"{record.topic}/{record.partition} at offset {record.offset}"
+                    rejected.append((record.value or b"", f"schedule {schedule!r} of {place}: {exc}"))
+                if not cancels:
                     kinds[source_of(record.topic), kind] += 1
                     continue
             kinds[source_of(record.topic), kind] += 1
@@ -106,6 +117,7 @@ class ScheduleFeed:
             cancelled = [key for (of, key), armed in last.items() if of == topic and armed is None]
             await disarm(session, source_of(topic), cancelled)
         await arm(session, [armed for _, armed in sorted(last.items()) if armed is not None], replaces=True)
+        await session.insert_rejected(REJECTED_SOURCE, rejected)
         _note(kinds, taken)
 
     def _meaning_of(self, one: Taken) -> tuple[str, Armed | None]:

@@ -6,6 +6,7 @@ Avro: the fields one after the other without any header, five of them or, where 
 from __future__ import annotations
 
 import base64
+import binascii
 import io
 import re
 from collections.abc import Callable
@@ -36,17 +37,39 @@ class Undecodable(PenstockError):
         self.kind = kind
 
 
+class OverLimit(Undecodable):
+    """A schedule that is too large for a task. It is kept as rejected and cancels nothing."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(
+            "transformation", f"it is {size} bytes as a task; the limit is {limit} (PENSTOCK_PAYLOAD_LIMIT_BYTES)"
+        )
+
+
+Time = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
 class Schedule(msgspec.Struct):
     """What a value says. time: epoch milliseconds. value None: a tombstone is published."""
 
-    time: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+    time: Time
     topic: str
     key: bytes
     value: bytes | None = None
     headers: dict[str, bytes] | None = None
 
 
-_read_json = msgspec.json.Decoder(Schedule).decode
+class _JsonSchedule(msgspec.Struct):
+    """The members of a value in JSON, bytes in base64."""
+
+    time: Time
+    topic: str
+    key: str
+    value: str | None = None
+    headers: dict[str, str] | None = None
+
+
+_read_json = msgspec.json.Decoder(_JsonSchedule).decode
 _read_any = msgspec.json.Decoder().decode
 
 Read = Callable[[bytes], Schedule]
@@ -55,13 +78,27 @@ Read = Callable[[bytes], Schedule]
 def read_json(value: bytes) -> Schedule:
     """Raises Undecodable."""
     try:
-        return _read_json(value)
+        given = _read_json(value)
+        headers = None if given.headers is None else {name: _bytes_of(text) for name, text in given.headers.items()}
+        data = None if given.value is None else _bytes_of(given.value)
+        return Schedule(given.time, given.topic, _bytes_of(given.key), data, headers)
     except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
         try:
             _read_any(value)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             raise Undecodable("not-json", str(exc)[:200]) from None
         raise Undecodable("invalid-json", str(exc)[:200]) from None
+
+
+def _bytes_of(text: str) -> bytes:
+    """Base64 as Java's decoder takes it: padding is all there or left out. Raises ValueError."""
+    try:
+        padded = text if "=" in text else text + "=" * (-len(text) % 4)
+        if len(padded) % 4:
+            raise binascii.Error("Incorrect padding")
+        return base64.b64decode(padded, validate=True)
+    except binascii.Error as exc:
+        raise ValueError(f"{text[:60]!r} is not base64: {exc}") from None
 
 
 def avro_reader() -> Read:
@@ -90,7 +127,10 @@ def avro_reader() -> Read:
 
 
 def armed_of(schedule: Schedule, record: Received, *, payload_limit_bytes: int, held: bool) -> Armed:
-    """What is armed for a schedule that stands in this record. Raises Undecodable for what cannot be published."""
+    """What is armed for a schedule that stands in this record.
+
+    Raises OverLimit for one that is too large, and Undecodable for what cannot be published.
+    """
     topic = schedule.topic
     if not _TOPIC.fullmatch(topic) or topic in (".", "..") or topic.startswith("__"):
         raise Undecodable("transformation", f"topic {topic[:300]!r} is no name of a topic that may be published to")
@@ -107,15 +147,12 @@ def armed_of(schedule: Schedule, record: Received, *, payload_limit_bytes: int, 
     published, last = msgspec.json.encode(members).decode(), msgspec.json.encode(tombstone).decode()
     size = len(published.encode()) + len(last.encode())
     if size + 100 > payload_limit_bytes:
-        raise Undecodable(
-            "transformation", f"it is {size} bytes as a task; the limit is {payload_limit_bytes} "
-            "(PENSTOCK_PAYLOAD_LIMIT_BYTES)",
-        )  # fmt: skip
+        raise OverLimit(size, payload_limit_bytes)
     return Armed(
         source=source_of(record.topic),
         key=key_of(key),
         due_ms=schedule.time,
-        ordering_key=ordering_key_of(source_of(record.topic), _shown(key)),
+        ordering_key=ordering_key_of(source_of(record.topic), shown_key(key)),
         record=published,
         last=last,
         partition=record.partition,
@@ -132,7 +169,8 @@ def is_expired_mark(record: Received) -> bool:
     return any(name.lower() == MARKER and (value or b"").lower() == b"true" for name, value in record.headers)
 
 
-def _shown(key: bytes) -> str:
+def shown_key(key: bytes) -> str:
+    """A record's key as text, in base64 where it is not UTF-8."""
     try:
         return key.decode()
     except UnicodeDecodeError:

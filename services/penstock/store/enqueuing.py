@@ -137,10 +137,10 @@ class Enqueuing(Statements):
         """Note inbound messages as accepted; returns those that were not before."""
         return {row[0] for row in await self.fetch("record_receipts", list(message_ids))}
 
-    async def insert_rejected(self, source: str, bodies: Sequence[tuple[str, str]]) -> None:
+    async def insert_rejected(self, source: str, bodies: Sequence[tuple[str | bytes, str]]) -> None:
         """Keep (body, reason) pairs that could not be understood."""
         if bodies:
-            texts = [body.encode("utf-8", "surrogatepass") for body, _ in bodies]
+            texts = [b if isinstance(b, bytes) else b.encode("utf-8", "surrogatepass") for b, _ in bodies]
             reasons = [reason.replace("\0", "\ufffd") for _, reason in bodies]
             await self.fetch("insert_rejected", [source] * len(bodies), texts, reasons)
             metrics.REJECTED.labels(source).inc(len(bodies))

@@ -8,6 +8,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from time import monotonic
@@ -268,7 +269,7 @@ class Runner:
                     self._end(batch)
                     return
             call = None if self._spans is None else begin_batch(self._spans, batch)
-            calls = [Call(job.context(), job.params) for job in batch.jobs]
+            calls = [Call(job.context(), job.params, partial(self._answer_early, batch, job)) for job in batch.jobs]
             if batch.handler.is_async:
                 returned = await function(calls)
             else:
@@ -280,8 +281,9 @@ class Runner:
         except BaseException as exc:
             if batch.cut and isinstance(exc, asyncio.CancelledError):
                 for job in batch.jobs:
-                    job.answered = True
-                    end_attempt(job, "cut")
+                    if not job.answered:
+                        job.answered = True
+                        end_attempt(job, "cut")
                 if call is not None:
                     call.end("cut")
                 self._end(batch)
@@ -336,6 +338,8 @@ class Runner:
         failures = answers.Failures(batch.handler)
 
         async def of(job: Job, outcome: Any) -> Any:
+            if job.answered:
+                return outcome
             answer, kind = self._answer_to(failures, job, outcome)
             if kind or len(answer) <= self._vault.threshold_bytes:
                 return outcome
@@ -364,10 +368,27 @@ class Runner:
         share = (now - batch.started_at) / len(batch.jobs)
         failures = answers.Failures(batch.handler)
         for job, outcome in zip(batch.jobs, outcomes, strict=True):
-            answer, kind = self._answer_to(failures, job, outcome)
-            self._settle(job, answer, "error" if kind else "ok", kind, share)
+            if not job.answered:
+                answer, kind = self._answer_to(failures, job, outcome)
+                self._settle(job, answer, "error" if kind else "ok", kind, share)
         self._ran(now, now - batch.started_at)
         self._end(batch)
+
+    def _answer_early(self, batch: Batch, job: Job, outcome: Any) -> None:
+        """Answer a task of a batch whose others still run, from any thread."""
+        if threading.get_ident() != self._thread_id:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._answer_early, batch, job, outcome)
+            return
+        if job.answered or batch.overdue or batch.cut:
+            return
+        answer, kind = self._answer_to(answers.Failures(batch.handler), job, outcome)
+        if self._vault.bucket is not None and not kind and len(answer) > self._vault.threshold_bytes:
+            return  # stored with the others' when the call ends
+        share = (monotonic() - batch.started_at) / len(batch.jobs)
+        self._settle(job, answer, "error" if kind else "ok", kind, share)
+        if not self.changed.is_set():
+            self.changed.set()
 
     async def _in_thread(self, job: Job) -> Any:
         try:

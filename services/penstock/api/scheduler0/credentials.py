@@ -21,13 +21,17 @@ class _Change(msgspec.Struct, rename="camel"):
     api_secret: str | None = None
 
 
+_decode_any = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_change = msgspec.json.Decoder(_Change).decode
+
+
 class Credentials:
     def __init__(self, store: Store, settings: Settings) -> None:
         self._store = store
         self._readable = settings.scheduler0_readable_secrets
 
     async def create(self, request: Request, body: bytes) -> Response:
-        decode(body, dict[str, msgspec.Raw])
+        decode(body, _decode_any)
         async with self._store.session() as session:
             made, secret = await stored.create_credential(session, readable=self._readable)
         return answer(credential(made, secret), 201)
@@ -49,7 +53,7 @@ class Credentials:
 
     async def update(self, request: Request, body: bytes) -> Response:
         """``archived`` alone changes. What does not fit is 200 all the same, and not a success."""
-        credential_id, given = path_id(request), decode(body, _Change)
+        credential_id, given = path_id(request), decode(body, _decode_change)
         # A secret that nobody can read again cannot be sent again either.
         secret = None if not given.api_secret and not self._readable else given.api_secret or ""
         async with self._store.transaction() as session:

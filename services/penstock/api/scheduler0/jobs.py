@@ -29,6 +29,8 @@ from penstock.scheduler0 import (
     check_jobs,
     make_job,
     payload_of,
+    read_job,
+    read_jobs,
     schedule_name,
     schedule_of,
     shifted_specs,
@@ -50,7 +52,7 @@ class Jobs:
 
     async def create(self, request: Request, body: bytes) -> Response:
         """202 once the jobs are kept; the supervisor makes their schedules."""
-        given = decode(body, list[JobGiven])
+        given = decode(body, read_jobs)
         if not given:
             return answer(None, 202)
         if len(given) > JOBS_LIMIT:
@@ -114,7 +116,7 @@ class Jobs:
 
     async def update(self, request: Request, body: bytes) -> Response:
         """data, callbackUrl and executionType change, an empty text leaving them; all else is passed over."""
-        job_id, given = path_id(request), decode(body, JobGiven)
+        job_id, given = path_id(request), decode(body, read_job, status=400)
         async with self._store.transaction() as session:
             held = await stored.lock_job(session, job_id)
             if held is None:

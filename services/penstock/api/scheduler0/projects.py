@@ -21,12 +21,15 @@ class _Given(msgspec.Struct):
     description: str | None = None
 
 
+_decode_given = msgspec.json.Decoder(_Given).decode
+
+
 class Projects:
     def __init__(self, store: Store) -> None:
         self._store = store
 
     async def create(self, request: Request, body: bytes) -> Response:
-        given = decode(body, _Given)
+        given = decode(body, _decode_given, status=400)
         problem = _problem("name", given.name) or _problem("description", given.description)
         if problem is not None:
             raise _refused(problem)
@@ -50,7 +53,7 @@ class Projects:
         return answer(project(found))
 
     async def update(self, request: Request, body: bytes) -> Response:
-        project_id, given = path_id(request), decode(body, _Given)
+        project_id, given = path_id(request), decode(body, _decode_given)
         problem = _problem("name", given.name)
         if problem is None and given.description:
             problem = _problem("description", given.description)

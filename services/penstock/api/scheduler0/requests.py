@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -69,14 +70,14 @@ def path_id(request: Request) -> int:
     return number(request.path_params["id"])
 
 
-def decode(body: bytes, shape: type[Shape]) -> Shape:
-    """A body as what it should be. Raises Problem: 400 for none, 422 for one that cannot be read."""
+def decode(body: bytes, read: Callable[[bytes], Shape], *, status: int = 422) -> Shape:
+    """What a body says. Raises Problem: 400 without a body, the status for one that cannot be read."""
     if not body.strip():
         raise Problem(400, "request body required")
     try:
-        return msgspec.json.decode(body, type=shape)
+        return read(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise Problem(422, f"the body cannot be read: {exc}") from None
+        raise Problem(status, f"the body cannot be read: {exc}") from None
 
 
 def account_of(request: Request) -> int:
