@@ -15,10 +15,11 @@ from typing import Any
 
 import msgspec
 
-from penstock.jobs import Batch, Job, Step
+from penstock.errors import StateConflict
+from penstock.jobs import MAX_ERRORS, Batch, Job, Step
 from penstock.selection import BulkWork, Operation, Selection
 from penstock.store import Session
-from penstock.tasks import FINAL_STATES
+from penstock.tasks import FINAL_STATES, State
 
 LOOKED_AT = 10_000  # records in one batch at the most
 PICKED = 1000
@@ -100,14 +101,30 @@ async def run_batch(session: Session, job: Job) -> Step:
         seen=seen,
         changed=len(changed),
         refused=len(refused),
-        errors=[{"id": task_id, "reason": _REASONS[Operation(job.kind)]} for task_id in refused],
+        errors=await _reasons(session, job, refused),
         done=done,
     )
 
 
-_REASONS = dict.fromkeys(Operation, "its state did not allow it") | {
-    Operation.RETRY: "its state did not allow it, another task has its unique key, or its payload is gone"
-}
+async def _reasons(session: Session, job: Job, refused: Sequence[int]) -> list[dict[str, Any]]:
+    """Why tasks could not be changed, of as many as the job still has room to tell."""
+    told = refused[: MAX_ERRORS - len(job.errors)]
+    rows = {row["id"]: row for row in await session.fetch("read_states", told)} if told else {}
+    errors = []
+    for task_id in told:
+        row = rows.get(task_id)
+        if row is None:
+            reason = "its record is no longer kept"
+        elif Operation(job.kind) is Operation.RETRY:
+            gone = bool(row["payload_gone"])
+            reason = (await session.why_not_restarted(task_id, State(row["state"]), payload_gone=gone)).message
+        else:
+            reason = StateConflict(task_id, row["state"], _DONE[Operation(job.kind)]).message
+        errors.append({"id": task_id, "reason": reason})
+    return errors
+
+
+_DONE = {Operation.CANCEL: "cancelled", Operation.DELETE: "deleted", Operation.RESCHEDULE: "rescheduled"}
 
 BATCHES: Mapping[str, Batch] = dict.fromkeys(Operation, run_batch)
 """By kind of job."""

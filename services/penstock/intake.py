@@ -16,14 +16,11 @@ from penstock.errors import (
     DuplicateTask,
     InvalidParams,
     MethodNotFound,
-    PartOfWorkflow,
-    PayloadGone,
     PayloadLost,
     RpcError,
     StateConflict,
     TaskNotFound,
     TooLarge,
-    UniqueKeyTaken,
 )
 from penstock.events import answer_wait
 from penstock.jobs import change_job
@@ -69,15 +66,8 @@ async def apply_change(session: Session, command: Change) -> dict[str, Any]:
     if not rows:
         raise TaskNotFound(task_id)
     state = State(rows[0]["state"])
-    if isinstance(command, Restart) and state in (State.CRITICAL_ERROR, State.CANCELLED):
-        if rows[0]["payload_gone"]:
-            raise PayloadGone(task_id, state)
-        workflow = await session.find_workflow_of(task_id)
-        if workflow is not None:
-            raise PartOfWorkflow(task_id, state, workflow)
-        holder = await session.find_key_holder(task_id)
-        if holder is not None:
-            raise UniqueKeyTaken(task_id, state, holder)
+    if isinstance(command, Restart):
+        raise await session.why_not_restarted(task_id, state, payload_gone=bool(rows[0]["payload_gone"]))
     raise StateConflict(task_id, state, verb)
 
 

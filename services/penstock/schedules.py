@@ -280,7 +280,8 @@ def new_schedule(given: ScheduleCreateParams, task: NewTask) -> NewSchedule:
     _between("jitter", given.jitter, 0, JITTER_MAX_SECONDS, "seconds")
     _between("max_missed", given.max_missed, 1, MAX_MISSED_LIMIT, "instants")
     if given.max_lateness is not None:
-        _between("max_lateness", given.max_lateness, 0, LATENESS_MAX_SECONDS, "seconds")
+        # A fire is never made in the very instant: what is due is looked for each second.
+        _between("max_lateness", given.max_lateness, 1, LATENESS_MAX_SECONDS, "seconds")
     schedule = NewSchedule(
         name=read_name(given.name),
         expression=given.expression.strip(),

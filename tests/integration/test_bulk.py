@@ -213,22 +213,30 @@ async def test_retry_starts_failed_and_cancelled_tasks_anew(
     await expect_tally_agrees(store, sql)
 
 
-async def test_what_a_retry_cannot_restart_is_counted_and_told(
-    store: Store, settings: Settings, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+async def test_what_a_retry_cannot_restart_is_counted_and_each_told_its_reason(
+    store: Store, sql: Any, settings: Settings, jobs: Jobs
 ) -> None:
     await populate(store)
-    real = Session.restart
-
-    async def but_the_odd(session: Session, ids: Any) -> Any:
-        return await real(session, [task_id for task_id in ids if task_id % 2 == 0])
-
-    monkeypatch.setattr(Session, "restart", but_the_odd)
+    await sql.execute(
+        "update penstock.task_history set payload_gone = true where state = 'CRITICAL_ERROR' and id % 2 = 1"
+    )
+    of_workflow, keyed = await sql.fetchrow(
+        "select min(id), min(id) + 2 from penstock.task_history where state = 'CRITICAL_ERROR' and id % 2 = 0"
+    )
+    await sql.execute("update penstock.task_history set workflow = 7 where id = $1", of_workflow)
+    await sql.execute("update penstock.task_history set unique_key = 'k' where id = $1", keyed)
+    await sql.execute(
+        "insert into penstock.unique_key (action, key, task_id, taken_at)"
+        " select action, 'k', 4711, now() from penstock.task_history where id = $1",
+        keyed,
+    )
     job = await finish(store, jobs, await start(store, "bulk.retry", settings, states=["CRITICAL_ERROR"]))
-    assert (job.changed, job.refused, len(job.errors)) == (150, 150, 20)
-    assert job.errors[0] == {
-        "id": 1,
-        "reason": "its state did not allow it, another task has its unique key, or its payload is gone",
-    }
+    assert (job.changed, job.refused, len(job.errors)) == (148, 152, 20)
+    told = {error["id"]: error["reason"] for error in job.errors}
+    assert "its payload is gone" in told[1]
+    assert told[of_workflow].endswith("it is a step of workflow 7: use workflow.retry")
+    assert told[keyed].endswith("it cannot be retried, for task 4711 has its unique key by now")
+    assert all(reason.startswith(f"Task {task_id} is CRITICAL_ERROR") for task_id, reason in told.items())
 
 
 async def test_delete_removes_records_with_their_keys_and_counts(

@@ -44,7 +44,8 @@ async def test_client_calls_every_method_of_schedules(store: Store, settings: Se
             assert [one["name"] for one in client.schedules.list(labels={"team": "a"})["schedules"]] == ["nightly"]
             assert client.schedules.list(labels={"team": "b"})["schedules"] == []
             assert client.schedules.list(action="nothing")["schedules"] == []
-            assert client.schedules.pause("other")["state"] == "PAUSED"
+            paused = client.schedules.pause("other")
+            assert (paused["state"], paused["next_at"], len(paused["upcoming"])) == ("PAUSED", None, 5)
             assert [one["name"] for one in client.schedules.list(paused=True)["schedules"]] == ["other"]
             assert client.schedules.resume("other")["state"] == "ACTIVE"
             runs = [client.schedules.run_now("nightly") for _ in range(3)]
@@ -74,6 +75,7 @@ async def test_client_calls_every_method_of_schedules(store: Store, settings: Se
         ({"jitter": -1}, "jitter", ["0 to 86400 seconds", "not -1"]),
         ({"max_missed": 1001}, "max_missed", ["1 to 1000", "not 1001"]),
         ({"max_lateness": -5}, "max_lateness", ["not -5"]),
+        ({"max_lateness": 0}, "max_lateness", ["must be 1 to", "not 0"]),
         ({"missed": "some"}, "missed", ["'some'"]),
         ({"overlap": "maybe"}, "overlap", ["'maybe'"]),
         ({"start_at": "2030-01-01T00:00:00"}, "start_at", ["needs a zone", "'2030-01-01T00:00:00'"]),

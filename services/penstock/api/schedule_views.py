@@ -57,7 +57,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
 class ScheduleDetail(Schedule, frozen=True, kw_only=True):
     payload: Any
-    upcoming: Annotated[list[str], about("The next few instants.")]
+    upcoming: Annotated[list[str], about("The next few instants; of one that is paused, those if it were resumed now.")]
 
 
 class SchedulePage(msgspec.Struct, frozen=True):

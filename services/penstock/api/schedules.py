@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
@@ -125,8 +125,10 @@ class Schedules:
 def _detail(record: ScheduleRecord) -> views.ScheduleDetail:
     upcoming: list[datetime] = []
     instant = record.next_at
-    if instant is not None:
+    if instant is not None or (record.schedule.paused and record.problem is None):
         rule = record.schedule.rule(record.created_at)
+        if instant is None:
+            instant = rule.next_after(datetime.now(UTC)).at
         while instant is not None and len(upcoming) < UPCOMING:
             upcoming.append(instant)
             instant = rule.next_after(instant).at

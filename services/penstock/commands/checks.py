@@ -24,6 +24,7 @@ MAX_IDS = 1000
 MAX_LIST = 1000
 LONGEST_DELAY_SECONDS = 100 * 366 * 86_400.0
 HIGHEST_ID = 2**63 - 1
+_END = datetime.max.replace(tzinfo=UTC)
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -107,8 +108,9 @@ def read_instant(value: str | int | None, name: str = "run_at") -> datetime | No
         instant = instant.astimezone(UTC)
     except (OverflowError, ValueError):
         raise InvalidParams(name, f"is out of range: {value!r}") from None
-    if instant < BEGINNING.run_at:
-        # The driver writes the first instant of year 1 as minus infinity, before which no claim can begin to look.
+    if not BEGINNING.run_at <= instant < _END:
+        # The driver writes the first instant of year 1 as minus infinity, before which no claim can begin to look, and
+        # the last one there is as infinity, with which Postgres cannot calculate.
         raise InvalidParams(name, f"is out of range: {value!r}")
     return instant
 

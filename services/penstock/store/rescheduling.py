@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from penstock import metrics
+from penstock.errors import PartOfWorkflow, PayloadGone, StateConflict, UniqueKeyTaken
 from penstock.store.statements import Statements
 from penstock.tasks import State
 
@@ -28,19 +29,22 @@ class Rescheduling(Statements):
     async def restart(self, ids: Sequence[int]) -> dict[int, State]:
         """CRITICAL_ERROR or CANCELLED to a new life; returns the state of each that restarted.
 
-        One whose unique key another task has by now stays as it is: see ``find_key_holder``.
+        One whose unique key another task has by now stays as it is: see ``why_not_restarted``.
         """
         rows = await self.fetch("restart_tasks", list(ids))
         for row in rows:
             metrics.TRANSITIONS.labels(row["action"], row["state"]).inc()
         return {row["id"]: State(row["state"]) for row in rows}
 
-    async def find_workflow_of(self, task_id: int) -> int | None:
-        """The workflow that a settled task is a step of."""
-        workflow: int | None = await self.value("find_workflow_of", task_id)
-        return workflow
-
-    async def find_key_holder(self, task_id: int) -> int | None:
-        """The task that has the unique key of a settled one in its place."""
-        holder: int | None = await self.value("find_key_holder", task_id)
-        return holder
+    async def why_not_restarted(self, task_id: int, state: State, *, payload_gone: bool) -> StateConflict:
+        """Why ``restart`` leaves a task as it is, by its state and whether its payload was emptied."""
+        if state in (State.CRITICAL_ERROR, State.CANCELLED):
+            if payload_gone:
+                return PayloadGone(task_id, state)
+            workflow = await self.value("find_workflow_of", task_id)
+            if workflow is not None:
+                return PartOfWorkflow(task_id, state, workflow)
+            holder = await self.value("find_key_holder", task_id)
+            if holder is not None:
+                return UniqueKeyTaken(task_id, state, holder)
+        return StateConflict(task_id, state, "retried")
