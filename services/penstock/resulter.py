@@ -17,6 +17,7 @@ from penstock.store import Store
 from penstock.tracing import Way
 from penstock.transports import Message, Queue
 from penstock.turns import Turns
+from penstock.watermark import ReadingNote
 from penstock.wire import (
     NO_HINTS,
     Failed,
@@ -41,18 +42,33 @@ class Resulter(Consumer):
     def __init__(self, *, store: Store, results: Queue, settings: Settings) -> None:
         super().__init__(store=store, queue=results, settings=settings)
         self._turns = Turns(store=store, notifier=self._notifier)
+        self._note = ReadingNote(store, hold_seconds=settings.visibility_timeout_seconds)
 
     def side_tasks(self) -> Mapping[str, SideTask]:
-        return {**super().side_tasks(), "turns": self._turns.run}
+        return {**super().side_tasks(), "turns": self._turns.run, "watermark": self._note.run}
+
+    async def run_once(self) -> int:
+        try:
+            return await super().run_once()
+        except Exception:
+            self._note.interrupted()
+            raise
 
     async def commit(self, messages: Sequence[Message]) -> Sequence[Message]:
         reports: list[Report] = []
-        for message in messages:
-            reports += decode_reports(
-                message.body, batch_limit=self._settings.batch_limit, worker=worker_of(message.attributes)
-            )
-        await self._record(reports)
+        with self._note.recording(messages):
+            for message in messages:
+                reports += decode_reports(
+                    message.body, batch_limit=self._settings.batch_limit, worker=worker_of(message.attributes)
+                )
+            await self._record(reports)
         return ()
+
+    async def drain(self, seconds: float) -> None:
+        """Give back what was kept, and leave no turn to a version that knows of none."""
+        await super().drain(seconds)
+        await self._turns.end_all()
+        await self._note.forget()
 
     async def _record(self, reports: Sequence[Report]) -> None:
         started_ns = time_ns()

@@ -3,7 +3,8 @@
 A resulter that lets the next of many ordering keys go tells so in one row, from which a scheduler claims them (see
 finish_tasks). What is not claimed within a few seconds, or could not be, is promoted here, and so becomes to everybody
 what it would have been without: to an older scheduler, to one whose claims go by rules, to whoever looks for it by its
-state. Resulters do it, for they give the turns.
+state. Resulters do it, for they give the turns, and supervisors, for when the last resulter has gone. A resulter that
+stops ends all turns: the version that follows may know of none.
 """
 
 from __future__ import annotations
@@ -34,3 +35,12 @@ class Turns:
             return _LOOK_SECONDS
         self._notifier.poke()
         return 0.0
+
+    async def end_all(self) -> None:
+        """End the turns that are not over too."""
+        promoted = 1
+        while promoted:
+            async with self._store.transaction() as session:
+                promoted = await session.end_turns(_AT_ONCE, also_running=True)
+            if promoted:
+                self._notifier.poke()

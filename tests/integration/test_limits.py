@@ -586,7 +586,7 @@ async def test_a_silent_task_of_a_route_waits_while_the_routes_own_queue_holds_a
         )
         await upkeep.run_once()
         impatient = settings.model_copy(update={"stale_after_seconds": 0.0})
-        repair = Repair(store=store, queue_of=upkeep.queue_of, results=results, settings=impatient)
+        repair = Repair(store=store, queue_of=upkeep.queue_of, results=results, settings=impatient, empty_seconds=0)
         for _ in range(3):
             assert await repair.run_once() == 0  # the outbound queue is empty, but that is not where it went
         await video.delete(await take(video))

@@ -209,7 +209,12 @@ async def test_a_dispatch_that_could_not_be_confirmed_is_sent_anew_and_only_the_
         with pytest.raises(Unavailable):
             await scheduler._sender.dispatch(dispatch)
     eager = settings.model_copy(update={"unsent_after_seconds": 0.0})
-    assert await Repair(store=store, queue_of=lambda _: outbound, results=results, settings=eager).run_once() == 1
+    assert (
+        await Repair(
+            store=store, queue_of=lambda _: outbound, results=results, settings=eager, empty_seconds=0
+        ).run_once()
+        == 1
+    )
     assert await scheduler.run_once() == 1
     first, second = sorted(claims_of(await take(outbound)))
     assert first[0] == second[0] == task_id
@@ -657,7 +662,12 @@ async def test_a_claim_whose_reply_is_lost_is_given_back_with_its_attempt(
     assert (row["state"], row["attempts"]) == ("ACQUIRED", 1)
     assert await outbound.depth() == EMPTY
     eager = settings.model_copy(update={"unsent_after_seconds": 0.0})
-    assert await Repair(store=store, queue_of=lambda _: outbound, results=results, settings=eager).run_once() == 1
+    assert (
+        await Repair(
+            store=store, queue_of=lambda _: outbound, results=results, settings=eager, empty_seconds=0
+        ).run_once()
+        == 1
+    )
     assert await until_it_works(scheduler) == 1
     row = await task_of(task_id)
     assert (row["state"], row["attempts"]) == ("ACQUIRED", 1)

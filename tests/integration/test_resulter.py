@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -517,3 +519,73 @@ async def test_a_batch_of_ten_thousand_heartbeats_is_taken(
     beats = [encode_progress(f"{n + 1_000_000}:1") for n in range(9_999)]
     await report(resulter, results, f"[{','.join([*beats, encode_progress(name(task), 7)])}]")
     assert json.loads((await task_of(task.id))["progress"])["percent"] == 7
+
+
+# The watermark, by which the supervisor judges silence
+
+
+async def noted(sql: Any) -> Any:
+    rows = await sql.fetch("select lag, since, noted_at from penstock.resulter")
+    return rows[0] if rows else None
+
+
+async def test_a_resulter_notes_how_far_behind_it_is(
+    store: Store, results: SqsQueue, settings: Settings, sql: Any
+) -> None:
+    resulter = Resulter(
+        store=store, results=results, settings=settings.model_copy(update={"visibility_timeout_seconds": 2})
+    )
+    note = resulter._note
+    assert await resulter.run_once() == 0
+    await note.note()
+    assert (await noted(sql))["lag"] == 0
+    (task,) = await claimed(store, NewTask("a"))
+    await put(results, encode_result(name(task), "1"))
+    await asyncio.sleep(1.2)
+    assert await resulter.run_once() == 1
+    await note.note()
+    behind = (await noted(sql))["lag"]
+    assert behind >= 1
+    await note.note()
+    assert (await noted(sql))["lag"] == pytest.approx(behind, abs=0.2)  # it was as far behind then, and is no further
+    await asyncio.sleep(2)
+    await note.note()
+    assert (await noted(sql))["lag"] == 0
+    await resulter.drain(1)
+    assert await noted(sql) is None
+
+
+async def test_what_a_resulter_holds_grows_older(resulter: Resulter, results: SqsQueue, sql: Any) -> None:
+    await put(results, '"x"')
+    messages = await results.receive(wait_seconds=0, visibility_seconds=30)
+    with resulter._note.recording(messages):
+        await asyncio.sleep(1.1)
+        await resulter._note.note()
+        assert (await noted(sql))["lag"] >= 1
+    timeless = [replace(message, sent_at=None) for message in messages]
+    with resulter._note.recording(timeless):
+        await resulter._note.note()
+    assert (await noted(sql))["lag"] is None
+
+
+async def test_a_resulter_that_could_not_read_or_record_begins_again(
+    resulter: Resulter, store: Store, postgres: EmbeddedPostgres, results: SqsQueue, sql: Any
+) -> None:
+    note = resulter._note
+    await note.note()
+    first = await noted(sql)
+    await note.note()
+    assert (await noted(sql))["since"] == first["since"]
+    await sql.execute("update penstock.resulter set noted_at = now() - interval '11 seconds'")  # it stood still
+    await note.note()
+    stood = await noted(sql)
+    assert stood["since"] > first["since"]
+    (task,) = await claimed(store, NewTask("a"))
+    await put(results, encode_result(name(task), "1"))
+    await sql.execute("alter table penstock.task_history rename to elsewhere")  # nothing can be recorded
+    with pytest.raises(Unavailable):
+        await resulter.run_once()
+    await sql.execute("alter table penstock.elsewhere rename to task_history")
+    await note.note()
+    assert (await noted(sql))["since"] > stood["since"]
+    assert await resulter.run_once() == 1

@@ -651,7 +651,9 @@ async def test_queues_deleted_and_made_anew_are_used_again_and_no_task_is_lost(
     sent = await take(rig.outbound)
     await rig.outbound.delete(sent)
     stale = settings.model_copy(update={"stale_after_seconds": 0.0})
-    repair = Repair(store=rig.store, queue_of=lambda _: rig.outbound, results=rig.results, settings=stale)
+    repair = Repair(
+        store=rig.store, queue_of=lambda _: rig.outbound, results=rig.results, settings=stale, empty_seconds=0
+    )
     await repair.run_once()
     await repair.run_once()
     row = await task_of(task.id)

@@ -40,7 +40,7 @@ def supervisor(store: Store, queues: dict[str, SqsQueue], settings: Settings) ->
 
 @pytest.fixture
 def repair(store: Store, outbound: SqsQueue, results: SqsQueue, settings: Settings) -> Repair:
-    return Repair(store=store, queue_of=lambda _: outbound, results=results, settings=settings)
+    return Repair(store=store, queue_of=lambda _: outbound, results=results, settings=settings, empty_seconds=0)
 
 
 async def claimed(store: Store, *tasks: NewTask, confirm: bool = True) -> Dispatch:
@@ -278,6 +278,130 @@ async def test_no_attempt_fails_while_answers_wait_unread(
     assert await repair.run_once() == 2
 
 
+async def test_no_attempt_fails_while_a_resulter_holds_the_answers(
+    repair: Repair, store: Store, results: SqsQueue, settings: Settings, sql: Any
+) -> None:
+    """It has received the last messages after an outage, and not committed yet: none of them is ready any more."""
+    await claimed(store, NewTask("a"))
+    await beat(store, await claimed(store, NewTask("a")))
+    await put(results, '"an answer"')
+    held = await take(results)
+    assert (await results.depth()).visible == 0
+    await age(sql, settings.stale_after_seconds + 1)
+    assert [await repair.run_once() for _ in range(3)] == [0, 0, 0]
+    await results.delete(held)
+    assert await repair.run_once() == 2
+
+
+async def note(sql: Any, name: str, *, lag: float | None = 0, reads_for: float = 3600, ago: float = 0) -> None:
+    """What a resulter has noted."""
+    await sql.execute(
+        "insert into penstock.resulter"
+        " select $1, $2, now() - make_interval(secs => $3), now() - make_interval(secs => $4)"
+        " on conflict (name) do update set lag = excluded.lag, since = excluded.since, noted_at = excluded.noted_at",
+        name, lag, reads_for, ago,
+    )  # fmt: skip
+
+
+async def test_a_task_whose_worker_died_fails_though_results_never_cease(
+    repair: Repair, store: Store, results: SqsQueue, settings: Settings, sql: Any
+) -> None:
+    await put(results, '"always another answer"')
+    await note(sql, "resulter-1", lag=5)
+    await beat(store, await claimed(store, NewTask("a")))
+    # An answer may be behind by 5 s, and for so long with a resulter that has died.
+    await age(sql, settings.stale_after_seconds + settings.visibility_timeout_seconds + 2)
+    assert await repair.run_once() == 0
+    await age(sql, 5)
+    assert await repair.run_once() == 1
+    assert await sql.fetchval("select state::text from penstock.task") == "ERROR"
+
+
+async def test_silence_counts_only_once_a_resulter_has_read_for_a_while(
+    repair: Repair, store: Store, settings: Settings, sql: Any
+) -> None:
+    """After an outage of Postgres or of the resulters: what the others held is not back in the queue at once."""
+    await beat(store, await claimed(store, NewTask("a")))
+    await age(sql, 3600)
+    hold = settings.visibility_timeout_seconds
+    await note(sql, "before the outage", reads_for=7200, ago=hold + 31)
+    assert await repair.run_once() == 0
+    await note(sql, "resulter-1", reads_for=hold - 5)
+    assert await repair.run_once() == 0
+    await note(sql, "resulter-1", reads_for=hold + 1)
+    await note(sql, "one that lags", lag=4000, reads_for=0)
+    assert await repair.run_once() == 0
+    await note(sql, "one that lags", lag=10, reads_for=0)
+    assert await repair.run_once() == 1
+
+
+async def test_a_resulter_that_died_holds_no_verdict_up_for_long(
+    repair: Repair, store: Store, settings: Settings, sql: Any
+) -> None:
+    await beat(store, await claimed(store, NewTask("a")))
+    hold = settings.visibility_timeout_seconds
+    await age(sql, settings.stale_after_seconds + hold + 20)
+    await note(sql, "resulter-1")
+    await note(sql, "dead", ago=hold + 25)  # it may hold the answer, and nothing newer is known of it
+    assert await repair.run_once() == 0
+    await note(sql, "dead", lag=4000, ago=hold + 31)
+    assert await repair.run_once() == 1
+
+
+async def test_where_results_tell_no_time_the_queue_has_to_be_empty(
+    repair: Repair, store: Store, results: SqsQueue, settings: Settings, sql: Any
+) -> None:
+    await beat(store, await claimed(store, NewTask("a")))
+    await age(sql, 3600)
+    await note(sql, "resulter-1", lag=None)
+    await put(results, '"an answer"')
+    assert await repair.run_once() == 0
+    await results.delete(await take(results))
+    assert await repair.run_once() == 1
+
+
+async def test_a_task_that_lives_is_not_sent_again_however_long_it_runs(
+    repair: Repair, store: Store, results: SqsQueue, settings: Settings, sql: Any
+) -> None:
+    await beat(store, await claimed(store, NewTask("a")))
+    await age(sql, settings.untaken_after_seconds)
+    await sql.execute("update penstock.task set heartbeat_at = now() - interval '10 minutes'")
+    await put(results, '"a sign of life"')  # resulters were away for as long
+    assert await repair.run_once() == 0
+    assert await sql.fetchval("select state::text from penstock.task") == "ACQUIRED"
+    await age(sql, settings.untaken_after_seconds)  # and nobody reads results
+    assert await repair.run_once() == 1
+    assert await sql.fetchval("select state::text from penstock.task") == "SCHEDULED"
+
+
+async def test_an_unconfirmed_claim_of_which_a_worker_has_told_is_left_to_it(
+    repair: Repair, store: Store, settings: Settings, sql: Any
+) -> None:
+    """The messages went, and the confirmation did not."""
+    dispatch = await claimed(store, NewTask("a"), NewTask("a"), confirm=False)
+    async with store.session() as session:
+        await session.note_heartbeats({(dispatch.tasks[0].id, dispatch.tasks[0].claim): None})
+    await sql.execute("update penstock.task set claimed_at = claimed_at - interval '1 hour'")
+    await sql.execute("update penstock.dispatch set claimed_at = claimed_at - interval '1 hour'")
+    assert await repair.run_once() == 1
+    states = await sql.fetch("select state::text from penstock.task order by id")
+    assert [row[0] for row in states] == ["ACQUIRED", "SCHEDULED"]
+
+
+async def test_a_queue_has_to_look_empty_for_a_minute(
+    store: Store, outbound: SqsQueue, results: SqsQueue, settings: Settings, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("penstock.supervisor.repair.monotonic", lambda: clock[0])
+    repair = Repair(store=store, queue_of=lambda _: outbound, results=results, settings=settings)
+    await claimed(store, NewTask("a"))
+    await age(sql, settings.stale_after_seconds + 1)
+    for _ in range(12):
+        assert await repair.run_once() == 0
+        clock[0] += 5
+    assert await repair.run_once() == 1
+
+
 async def test_a_silent_task_behind_pages_of_waiting_ones_of_the_same_claim_is_found(
     repair: Repair, store: Store, outbound: SqsQueue, settings: Settings, task_of: TaskOf, sql: Any
 ) -> None:
@@ -298,7 +422,10 @@ async def test_two_supervisors_at_once_fail_and_give_back_each_task_once(
     await beat(store, await claimed(store, *(NewTask("a") for _ in range(300))))
     await claimed(store, *(NewTask("b") for _ in range(300)), confirm=False)
     await age(sql, settings.stale_after_seconds + 1)
-    repairs = [Repair(store=store, queue_of=lambda _: outbound, results=results, settings=settings) for _ in range(4)]
+    repairs = [
+        Repair(store=store, queue_of=lambda _: outbound, results=results, settings=settings, empty_seconds=0)
+        for _ in range(4)
+    ]
     assert sum(await asyncio.gather(*(repair.run_once() for repair in repairs))) == 600
     rows = await sql.fetch(
         "select action, state::text, attempts, jsonb_array_length(coalesce(failures, '[]')) as failures, count(*)"

@@ -337,7 +337,7 @@ async def test_an_attempt_whose_worker_is_gone_stands_in_the_trace_and_the_next_
     async with store.session() as session:
         (made,) = await session.enqueue([NewTask("add", '{"a":1,"b":2}', trace=TRACEPARENT, max_attempts=max_attempts)])
     claim = await lost_with_its_worker(store, settings, outbound, results, sql)
-    repair = Repair(store=store, queue_of=lambda _: outbound, results=results, settings=settings)
+    repair = Repair(store=store, queue_of=lambda _: outbound, results=results, settings=settings, empty_seconds=0)
     assert await repair.run_once() == 1
 
     (lost,), (enqueue,) = tracer.named("lost add"), tracer.named("enqueue add")
@@ -384,7 +384,7 @@ async def test_an_attempt_that_is_answered_while_it_is_repaired_is_not_told_as_l
     async with store.session() as session:
         (made,) = await session.enqueue([NewTask("add", trace=TRACEPARENT)])
     claim = await lost_with_its_worker(store, settings, outbound, results, sql)
-    repair = Repair(store=store, queue_of=lambda _: outbound, results=results, settings=settings)
+    repair = Repair(store=store, queue_of=lambda _: outbound, results=results, settings=settings, empty_seconds=0)
     async with store.transaction() as session:
         assert await session.finish({(made.id, claim): "3"}) == 1
         repairing = asyncio.create_task(repair.run_once())

@@ -15,6 +15,7 @@ from penstock.resulter import Resulter
 from penstock.scheduler import Scheduler
 from penstock.settings import Settings
 from penstock.store import Dispatch, Session, Store
+from penstock.supervisor import Supervisor
 from penstock.supervisor.expiry import Expiry
 from penstock.tasks import BEGINNING, Claimed, NewTask, Stretch
 from penstock.transports.sqs import SqsQueue
@@ -392,3 +393,30 @@ async def test_whatever_happens_at_once_no_key_is_broken_and_nothing_is_left(
     finally:
         await watching.close()
         await store.close()
+
+
+async def test_a_resulter_that_stops_leaves_no_turns(
+    store: Store, results: SqsQueue, settings: Settings, sql: Any
+) -> None:
+    """The version before, to which one may go back, knows of none."""
+    keys = await turned(store)
+    assert len(await turns(sql)) == 1
+    await Resulter(store=store, results=results, settings=settings).drain(1)
+    assert await turns(sql) == []
+    assert await states(store, seconds_of(keys)) == {"SCHEDULED"}
+
+
+async def test_supervisors_end_turns_that_are_over_too(
+    store: Store, inbound: SqsQueue, outbound: SqsQueue, results: SqsQueue, settings: Settings, sql: Any
+) -> None:
+    keys = await turned(store)
+    queues = {"inbound": inbound, "outbound": outbound, "results": results}
+    supervisor = Supervisor(store=store, queues=queues, settings=settings, open_queue=no_routes)
+    await sql.execute("update penstock.turn set ends_at = now()")
+    side = asyncio.create_task(supervisor.side_tasks()["turns"]())  # type: ignore[arg-type]
+    try:
+        async with asyncio.timeout(60):
+            while await states(store, seconds_of(keys)) != {"SCHEDULED"}:
+                await asyncio.sleep(0.05)
+    finally:
+        side.cancel()

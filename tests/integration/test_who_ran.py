@@ -113,7 +113,7 @@ async def test_a_task_whose_worker_fell_silent_says_which_one_it_was(
         "$1 * interval '1 s'",
         settings.stale_after_seconds + 1,
     )
-    repair = Repair(store=store, queue_of=lambda _: outbound, results=results, settings=settings)
+    repair = Repair(store=store, queue_of=lambda _: outbound, results=results, settings=settings, empty_seconds=0)
     assert await repair.run_once() == 1
     assert await failures(task_of, task) == [(1, "one:7")]
 

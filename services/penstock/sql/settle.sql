@@ -277,11 +277,11 @@ union all
 select key, id, null from next where case when id in (select id from promoted) then false else true end;
 
 -- name: take_turns_over
--- $1 how many. Turns that have lasted too long, or of which the claim could not take what it chose; once there are rules,
--- all of them, for the claims by rules know of none. Returns (task_ids, keys) of each.
+-- $1 how many, $2 whether those that are not over too. Turns that have lasted too long, or of which the claim could not take
+-- what it chose; once there are rules, all of them, for the claims by rules know of none. Returns (task_ids, keys) of each.
 delete from penstock.turn where id = any(array(
     select id from penstock.turn
-    where ends_at <= case when {ruled} then 'infinity' else now() end
+    where ends_at <= case when $2::bool or {ruled} then 'infinity' else now() end
     order by ends_at limit $1 for update skip locked))
 returning task_ids, keys;
 

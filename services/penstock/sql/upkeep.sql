@@ -3,7 +3,8 @@
 -- name: release_unsent
 -- $1 seconds, $2 dispatches at the most, $3 now or null. Claims whose sending was never confirmed, because their
 -- scheduler died between the claim and the send: back to the state they came from, the attempt given back.
--- If the message did go out after all, its result is of an old claim and is ignored.
+-- If the message did go out after all, its result is of an old claim and is ignored; a task that a worker has told a sign
+-- of life of did go out, and is left to it.
 with lost as (
     delete from penstock.dispatch where id in (
         select id from penstock.dispatch
@@ -16,7 +17,7 @@ set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock
     attempts = t.attempts - 1, claimed_at = null, heartbeat_at = null, updated_at = now(), route = null, gate = null
 from lost
 -- The claim and its row have one instant, by which the tasks stand together in the index task_acquired.
-where t.state = 'ACQUIRED' and t.claimed_at = lost.claimed_at and t.claim = lost.id
+where t.state = 'ACQUIRED' and t.claimed_at = lost.claimed_at and t.claim = lost.id and t.heartbeat_at is null
 returning t.id;
 
 -- name: find_stale
@@ -25,7 +26,9 @@ returning t.id;
 -- a heartbeat is never older than its claim.
 -- trace: as the claim told it; see claim.sql.
 select id, claim, action, attempts, max_attempts, claimed_at, heartbeat_at is not null as taken, suspect,
-       route, extract(epoch from coalesce($3::timestamptz, now()) - claimed_at)::float8 as held_seconds, worker,
+       route, extract(epoch from coalesce($3::timestamptz, now()) - claimed_at)::float8 as held_seconds,
+       extract(epoch from coalesce($3::timestamptz, now()) - coalesce(heartbeat_at, claimed_at))::float8
+           as silent_seconds, worker,
        case when trace is not null then concat_ws(E'\n', trace, failures -> -1 -> 'error' ->> 'traceparent')
             end as trace
 from penstock.task

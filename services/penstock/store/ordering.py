@@ -33,13 +33,13 @@ class Ordering(Statements):
             await self._promote(keys)
         return len(keys)
 
-    async def end_turns(self, limit: int) -> int:
+    async def end_turns(self, limit: int, *, also_running: bool = False) -> int:
         """Promote the tasks of up to ``limit`` turns that are over, inside a transaction; returns how many may run.
 
-        In the place of one that was cancelled meanwhile, the next of its ordering key goes.
+        In the place of one that was cancelled meanwhile, the next of its ordering key goes. also_running: of any turns.
         """
         behind: dict[int, str] = {}
-        for task_ids, keys in await self.fetch("take_turns_over", limit):
+        for task_ids, keys in await self.fetch("take_turns_over", limit, also_running):
             behind.update(zip(task_ids, keys, strict=True))
         if not behind:
             return 0

@@ -52,8 +52,9 @@ class Settled:
 class Stale:
     """An ACQUIRED task without a sign of life.
 
-    taken: a worker has reported it at least once. suspect: it travelled alone, after another silence. route: by which
-    it was sent. worker: which one has reported it, where it told. trace: what its claim told; see wire.read_carried.
+    held_seconds: since its claim. silent_seconds: since its last sign of life, or its claim. taken: a worker has
+    reported it at least once. suspect: it travelled alone, after another silence. route: by which it was sent. worker:
+    which one has reported it, where it told. trace: what its claim told; see wire.read_carried.
     """
 
     id: int
@@ -65,6 +66,7 @@ class Stale:
     taken: bool
     suspect: bool
     held_seconds: float
+    silent_seconds: float
     route: str | None
     worker: str | None
     trace: str | None

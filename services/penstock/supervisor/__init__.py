@@ -25,6 +25,7 @@ from penstock.supervisor.schedules import Firing, Imports, RunRetention
 from penstock.supervisor.waits import Waits
 from penstock.supervisor.workflows import Advancing, WorkflowRetention
 from penstock.transports import Queue
+from penstock.turns import Turns
 
 
 class Duty(Protocol):
@@ -61,6 +62,7 @@ class Supervisor(Service):
         self._firing = Firing(store=store, notifier=self._notifier, settings=settings)
         self._imports = Imports(store=store, settings=settings)
         self._advancing = Advancing(store=store, notifier=self._notifier, settings=settings)
+        self._turns = Turns(store=store, notifier=self._notifier)
         self._firing_armed = FiringArmed(store=store, notifier=self._notifier, listener=self._advancing.listener)
         self._duties: list[Duty] = [
             self._rules,
@@ -93,6 +95,7 @@ class Supervisor(Service):
             "jobs": self._jobs.run,
             "workflows": self._advancing.run,
             "listen": self._advancing.listener.run,
+            "turns": self._turns.run,
         }
 
     async def run_once(self) -> int:

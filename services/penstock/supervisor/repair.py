@@ -1,21 +1,26 @@
 """Repair: claims whose scheduler or worker fell silent.
 
 Three cases, told apart:
-- claimed, sending never confirmed (the scheduler died): given back after ``unsent_after_seconds``, attempt included;
+- claimed, sending never confirmed (the scheduler died): given back after ``unsent_after_seconds``, attempt included,
+  unless a worker has told a sign of life of it;
 - taken by a worker (it sent a heartbeat) and silent for ``stale_after_seconds``: a failed attempt, retried with its
   delay. The attempt was counted at the claim and is not counted again;
 - sent, never reported: while the outbound queue, or that of its route, holds anything, the message may be in it, and
-  waiting costs no attempt; after ``untaken_after_seconds`` it is given back and sent anew. When the queue was seen
-  empty twice, the message is gone without an answer (a worker that reports nothing died with it): a failed attempt.
-  Of a queue that does not count what receivers hold (RabbitMQ) that is believed once nobody can hold it any longer.
+  waiting costs no attempt; after ``untaken_after_seconds`` it is given back and sent again. When the queue was seen
+  empty for half of ``stale_after_seconds``, the message is gone without an answer (a worker that reports nothing died
+  with it): a failed attempt. Of a queue that does not count what receivers hold (RabbitMQ) that is believed once
+  nobody can hold it any longer.
 
 One task may kill its worker, and all that travelled with it fall silent too. So a task that was silent once is a
 suspect: from then on it is sent alone. Only a suspect whose worker fell silent again, at the cap of its attempts, is
 given up (CRITICAL_ERROR); one that reached the cap in company has that attempt given back, which stands among its
 failures all the same, and is tried once more, alone.
 
-No attempt is called failed while messages wait unread in the results queue: the answer, or the sign of life, may be
-among them. So an outage of the resulters or of Postgres costs no attempt.
+The answer, or the sign of life, may be on its way through the results queue. So silence counts only where it is longer
+than ``stale_after_seconds``, by how far the resulters are behind and by how long one that died keeps its messages from
+the others; and not at all until they have read without interruption for that long (:mod:`penstock.watermark`). So an
+outage of the resulters or of Postgres costs no attempt, and a task that kills its workers fails however many results
+there are.
 
 A process that was killed exports no span of what it was at. So where the task is traced, a span made here stands for
 the lost attempt, and the next one links to it.
@@ -24,9 +29,10 @@ the lost attempt, and the next one links to it.
 from __future__ import annotations
 
 import json
-from collections import Counter
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from penstock import metrics, tracing
@@ -37,6 +43,7 @@ from penstock.settings import Settings
 from penstock.store import Session, Stale, Store
 from penstock.tasks import Failure
 from penstock.transports import Queue
+from penstock.watermark import read_watermark
 from penstock.wire import NO_HINTS, read_carried
 
 if TYPE_CHECKING:
@@ -52,37 +59,48 @@ log = get_logger()
 class Repair:
     """One round looks at every stale claim once, in bounded batches.
 
-    queue_of: the queue by which tasks of a route go, None when nobody knows it any more.
+    queue_of: the queue by which tasks of a route go, None when nobody knows it any more. empty_seconds: for how long a
+    queue has to look empty, None for half of ``stale_after_seconds``.
     """
 
     def __init__(
-        self, *, store: Store, queue_of: Callable[[str | None], Queue | None], results: Queue, settings: Settings
+        self,
+        *,
+        store: Store,
+        queue_of: Callable[[str | None], Queue | None],
+        results: Queue,
+        settings: Settings,
+        empty_seconds: float | None = None,
     ) -> None:
         self._store = store
         self._queue_of = queue_of
         self._results = results
         self._settings = settings
-        self._empty_looks: Counter[str | None] = Counter()  # in a row, by route
+        self._empty_seconds = settings.stale_after_seconds / 2 if empty_seconds is None else empty_seconds
+        self._empty_since: dict[str | None, float] = {}  # the first of the looks in a row that found nothing, by route
 
     async def run_once(self) -> int:
         """Returns how many tasks were given back or failed."""
         changed = await self._release_unsent()
-        results_are_read: bool | None = None
-        is_empty: dict[str | None, bool] = {}  # the queue of each route
+        on_the_way: float | None = None
+        empty_for: dict[str | None, float] = {}  # the queue of each route
         after = None
         while True:
             async with self._store.session() as session:
                 stale = await session.find_stale(self._settings.stale_after_seconds, limit=_BATCH, after=after)
             if not stale:
                 break
-            if results_are_read is None:
-                results_are_read = not (await self._results.depth()).visible
-            for route in {task.route for task in stale if not task.taken} - is_empty.keys():
-                is_empty[route] = await self._queue_is_empty(route)
+            if on_the_way is None:
+                on_the_way = await self._seconds_on_the_way()
+            for route in {task.route for task in stale if not task.taken} - empty_for.keys():
+                empty_for[route] = await self._queue_is_empty_for(route)
             silent: list[Stale] = []
             waiting: list[Stale] = []
             for task in stale:
-                is_silent = results_are_read and (task.taken or (is_empty[task.route] and self._is_gone(task)))
+                is_silent = task.silent_seconds > self._settings.stale_after_seconds + on_the_way and (
+                    task.taken
+                    or (self._is_gone(task) and empty_for[task.route] >= max(self._empty_seconds, on_the_way))
+                )
                 (silent if is_silent else waiting).append(task)
             lost = [_lost(task) for task in silent]
             async with self._store.transaction() as session:
@@ -95,8 +113,8 @@ class Repair:
             if len(stale) < _BATCH:
                 break
             after = stale[-1]
-        for route in self._empty_looks.keys() - is_empty.keys():
-            del self._empty_looks[route]
+        for route in self._empty_since.keys() - empty_for.keys():
+            del self._empty_since[route]
         return changed
 
     async def _release_unsent(self) -> int:
@@ -110,14 +128,33 @@ class Repair:
             metrics.RELEASED.labels("unsent").inc(released)
             log.warning("unsent_claims_released", tasks=released)
 
-    async def _queue_is_empty(self, route: str | None) -> bool:
-        """Whether a route's queue was empty at this look and the one before; SQS counts are approximate."""
+    async def _seconds_on_the_way(self) -> float:
+        """For how long an answer may be on its way before it is recorded; infinite while nobody knows."""
+        hold_seconds = self._settings.visibility_timeout_seconds
+        async with self._store.session() as session:
+            mark = await read_watermark(session, hold_seconds)
+        if mark.known and not mark.is_established:
+            return math.inf
+        if not (mark.known and mark.tells) and (await self._results.depth()).total:
+            return math.inf
+        return mark.lag_seconds + hold_seconds if mark.known else 0.0
+
+    async def _queue_is_empty_for(self, route: str | None) -> float:
+        """Since which look of ours a route's queue has been empty at each, in seconds; negative before the second.
+
+        Counts of SQS are approximate, and right a minute after the queue has come to rest.
+        """
         queue = self._queue_of(route)
         if queue is None:
-            return False
-        depth = await queue.depth()
-        self._empty_looks[route] = 0 if depth.total else self._empty_looks[route] + 1
-        return self._empty_looks[route] >= 2
+            return -1
+        if (await queue.depth()).total:
+            self._empty_since.pop(route, None)
+            return -1
+        now = monotonic()
+        if route not in self._empty_since:
+            self._empty_since[route] = now
+            return -1
+        return now - self._empty_since[route]
 
     def _is_gone(self, task: Stale) -> bool:
         """Of a task whose queue looks empty: whether nobody can hold its message either."""
@@ -141,7 +178,7 @@ class Repair:
         return spared | failed
 
     async def _release_overdue(self, session: Session, waiting: Sequence[Stale]) -> int:
-        overdue = [task for task in waiting if task.held_seconds > self._settings.untaken_after_seconds]
+        overdue = [task for task in waiting if task.silent_seconds > self._settings.untaken_after_seconds]
         released = await session.release((task.id, task.claim) for task in overdue)
         if released:
             metrics.RELEASED.labels("untaken").inc(released)

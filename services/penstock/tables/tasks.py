@@ -161,6 +161,15 @@ payload_object = Table(
     Column("doomed", Boolean, nullable=False, server_default=text("false")),
 )
 
+resulter = Table(
+    "resulter",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("lag", Double),
+    instant("since", default=True),
+    instant("noted_at", default=True),
+)
+
 emptying = Table(
     "emptying",
     metadata,
