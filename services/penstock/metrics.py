@@ -104,6 +104,9 @@ REPAIRED = Counter(
     "penstock_repaired_total", "Stale tasks taken from their claim as a failed attempt", registry=REGISTRY
 )
 CLEANED = Counter("penstock_cleaned_total", "Records removed by retention, by kind", ["kind"], registry=REGISTRY)
+DUTIES_FAILED = Counter(
+    "penstock_duties_failed_total", "Failed rounds of the supervisor's duties, by duty", ["duty"], registry=REGISTRY
+)
 
 # Scheduler
 QUEUE_WAIT_SECONDS = Histogram(

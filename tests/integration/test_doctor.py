@@ -149,6 +149,12 @@ async def test_a_role_that_may_not_write(settings: Settings, postgres: EmbeddedP
         assert found.level == "error"
         assert "INSERT on " in found.seen
         assert "grant" in found.fix
+        assert (await complaint(reader, "partitions")).level == "warning"
+        postgres.execute("grant insert, update, delete on all tables in schema penstock to reader", name)
+        postgres.execute("grant usage on all sequences in schema penstock to reader", name)
+        levels = {found.what: found.level for found in await findings(reader)}
+        assert (levels["privileges"], levels["partitions"]) == ("ok", "warning")
+        assert {found.what: found.level for found in await findings(settings)}["partitions"] == "ok"
     finally:
         postgres.execute("drop owned by reader", name)
         postgres.execute("drop role reader")

@@ -601,18 +601,121 @@ async def test_partitions_are_made_ahead(store: Store, settings: Settings, sql: 
     assert await partitions(sql) >= expected
 
 
-async def test_a_reader_of_an_old_partition_makes_the_drop_wait_for_another_round(
+async def test_a_reader_of_an_old_partition_makes_the_drop_wait_and_the_lock_is_left_alone_meanwhile(
     store: Store, settings: Settings, sql: Any
 ) -> None:
+    """Everybody's inserts would queue up behind each try."""
     expired = await past_partition(sql, 10)
-    duty = Retention(store=store, settings=keeping(settings, success=7 * DAY))
+    keeping_a_week = keeping(settings, success=7 * DAY)
+    duty = Retention(store=store, settings=keeping_a_week)
     async with sql.transaction():
         await sql.fetch("select 1 from penstock.task_history")
         with pytest.raises(Unavailable):
             await duty.run_once()
+        failed = sample("penstock_duties_failed_total", duty="expired partitions")
+        assert failed >= 1
+        await duty.run_once()
+        assert sample("penstock_duties_failed_total", duty="expired partitions") == failed
         assert expired in await partitions(sql)
-    await duty.run_once()
+    await Retention(store=store, settings=keeping_a_week).run_once()
     assert expired not in await partitions(sql)
+
+
+async def test_tasks_settle_while_a_new_partition_waits_for_a_reader_of_the_history(
+    store: Store, settings: Settings, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "_LOCK_WAIT_MS", 60_000)
+    ahead = max(
+        await partitions(sql) & {f"task_success_{datetime.now(UTC) + timedelta(days=n):%Y%m%d}" for n in (2, 3)}
+    )
+    await sql.execute(f"drop table penstock.{ahead}")
+    (task,) = (await claimed(store, NewTask("a"))).tasks
+    async with sql.transaction():
+        await sql.fetch("select 1 from penstock.task_history")
+        making = asyncio.create_task(Retention(store=store, settings=settings).run_once())
+        async with asyncio.timeout(30):
+            while not await sql.fetchval("select count(*) from pg_locks where not granted and locktype = 'relation'"):
+                await asyncio.sleep(0.01)
+        async with store.transaction() as session:
+            await session.fetch("limit_lock_wait")
+            assert await session.finish({(task.id, task.claim): "1"}) == 1
+        assert not making.done()
+    await making
+    assert ahead in await partitions(sql)
+
+
+async def expired_day(store: Store, sql: Any, records: int) -> str:
+    """A partition of ten days ago with so many records over several blocks, each with a unique key."""
+    name = await past_partition(sql, 10)
+    async with store.transaction() as session:
+        await session.enqueue([NewTask("a", payload=json.dumps("x" * 500), unique_key=f"k{n}") for n in range(records)])
+    dispatch = await claim(store)
+    async with store.transaction() as session:
+        await session.finish({(task.id, task.claim): "1" for task in dispatch.tasks})
+    noon = datetime.now(UTC).replace(hour=12, minute=0) - timedelta(days=10)
+    await sql.execute("update penstock.task_history set finished_at = $1", noon)
+    return name
+
+
+async def test_a_large_day_is_forgotten_in_steps_that_the_next_supervisor_goes_on_with(
+    store: Store, settings: Settings, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "_BLOCKS_AT_ONCE", 2)
+    monkeypatch.setattr(retention, "_FORGETTING_SECONDS", 0.0)
+    name = await expired_day(store, sql, 100)
+    week = keeping(settings, success=7 * DAY)
+    keys = []
+    for _ in range(20):
+        removed = await Retention(store=store, settings=week).run_once()
+        keys.append(await sql.fetchval("select count(*) from penstock.unique_key"))
+        if removed:
+            break
+        assert await sql.fetchval("select to_regclass('penstock.' || $1)", name) is not None
+        assert await counts(store) == {"SUCCESS": 100}
+    assert removed == 100
+    assert len(keys) > 3, "it was done in one step"
+    assert keys == sorted(keys, reverse=True)
+    assert (keys[0] > 0, keys[-1]) == (True, 0)
+    assert await sql.fetchval("select to_regclass('penstock.' || $1)", name) is None
+    assert await sql.fetchval("select count(*) from penstock.forgetting") == 0
+    assert await counts(store) == {}
+
+
+async def test_a_partition_that_was_rewritten_half_way_is_read_from_its_start(
+    store: Store, settings: Settings, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its records stand in other blocks from then on."""
+    monkeypatch.setattr(retention, "_BLOCKS_AT_ONCE", 2)
+    monkeypatch.setattr(retention, "_FORGETTING_SECONDS", 0.0)
+    name = await expired_day(store, sql, 100)
+    duty = Retention(store=store, settings=keeping(settings, success=7 * DAY))
+    await duty.run_once()
+    await duty.run_once()
+    index = await sql.fetchval(
+        "select indexrelid::regclass::text from pg_index i join pg_class c on c.oid = i.indexrelid"
+        " join pg_am a on a.oid = c.relam where indrelid = $1::regclass and amname = 'btree'", f"penstock.{name}",
+    )  # fmt: skip
+    await sql.execute(f"cluster penstock.{name} using {index.split('.')[-1]}")
+    monkeypatch.setattr(retention, "_FORGETTING_SECONDS", 60.0)
+    assert await duty.run_once() == 100
+    assert await sql.fetchval("select count(*) from penstock.unique_key") == 0
+    assert await counts(store) == {}
+
+
+async def test_each_part_of_retention_survives_the_failure_of_another(
+    store: Store, settings: Settings, sql: Any
+) -> None:
+    async with store.transaction() as session:
+        await session.insert_rejected("inbound", [("old", "why")])
+    await sql.execute("update penstock.rejected set at = now() - interval '9 days'")
+    await sql.execute("alter table penstock.inbound_receipt rename to elsewhere")
+    expired = await past_partition(sql, 10)
+    before = sample("penstock_duties_failed_total", duty="receipts")
+    with pytest.raises(Unavailable):
+        await Retention(store=store, settings=keeping(settings, success=7 * DAY, rejected=8 * DAY)).run_once()
+    assert sample("penstock_duties_failed_total", duty="receipts") == before + 1
+    assert expired not in await partitions(sql)
+    assert await sql.fetchval("select count(*) from penstock.rejected") == 0
 
 
 async def test_one_supervisor_at_a_time_does_the_upkeep(store: Store, settings: Settings, sql: Any) -> None:
@@ -774,6 +877,19 @@ async def test_a_duty_whose_queue_is_away_keeps_the_others_from_nothing(
     with pytest.raises(Unavailable, match="no-such-queue"):
         await supervisor.run_once()
     assert await task_of(done) is None
+
+
+async def test_a_duty_that_raises_anything_keeps_the_others_from_nothing(
+    supervisor: Supervisor, store: Store, settings: Settings, task_of: TaskOf, sql: Any
+) -> None:
+    (task,) = (await claimed(store, NewTask("a"), confirm=False)).tasks
+    await sql.execute("insert into penstock.route (name, queue, actions) values ('r', 'q', '{}')")  # see no_routes
+    await age(sql, settings.unsent_after_seconds + 1)
+    before = sample("penstock_duties_failed_total", duty="Rules")
+    with pytest.raises(Unavailable, match=r"Rules \(AssertionError\)"):
+        await supervisor.run_once()
+    assert sample("penstock_duties_failed_total", duty="Rules") == before + 1
+    assert (await task_of(task.id))["state"] == "SCHEDULED"
 
 
 async def test_a_supervisor_repeats_its_round(

@@ -127,6 +127,19 @@ async def test_many_enqueuers_at_once_make_one_task_and_the_last_replacement_sta
         await cancel(store, task_id)
 
 
+async def test_a_record_that_is_being_dropped_keeps_its_key_from_a_retained_task_alone(store: Store, sql: Any) -> None:
+    """Its partition is detached, so the history does not show it; its unique keys are deleted after that."""
+    (first,) = await enqueue(store, live())
+    await cancel(store, first.id)
+    partition = await sql.fetchval("select tableoid::regclass::text from penstock.task_history")
+    await sql.execute(f"alter table penstock.task_cancelled detach partition {partition}")
+    (kept,) = await enqueue(store, NewTask("a", unique_key="k"))
+    assert (kept.id, kept.duplicate) == (first.id, True)
+    (second,) = await enqueue(store, live())
+    assert not second.duplicate
+    assert (await enqueue(store, live()))[0].id == second.id
+
+
 @asynccontextmanager
 async def open_transaction(database_url: str) -> AsyncIterator[tuple[Any, Session]]:
     connection = await asyncpg.connect(database_url)

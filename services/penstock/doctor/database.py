@@ -58,6 +58,10 @@ async def _examine(session: Session, settings: Settings) -> AsyncIterator[Findin
         return
     missing = await session.fetch("list_missing_privileges")
     yield _of_privileges([(row["name"], row["privilege"]) for row in missing])
+    (ownership,) = await session.fetch("read_ownership")
+    yield _of_ownership(ownership)
+    for finding in _of_publications(await session.fetch("list_published_without_identity")):
+        yield finding
     yield _of_revision(await session.value("read_schema_revision"))
     yield _of_oldest_transaction(await session.fetch("read_oldest_transaction"))
     yield _of_processes({row["name"] for row in await session.fetch("list_penstock_connections")})
@@ -134,13 +138,39 @@ def _of_revision(found: str | None) -> Finding:
 
 def _of_privileges(missing: Sequence[tuple[str, str]]) -> Finding:
     if not missing:
-        return Finding("ok", "privileges", "this role may use every table")
+        return Finding("ok", "privileges", "this role may read and write every table")
     shown = ", ".join(f"{privilege} on {name}" for name, privilege in missing[:3])
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
     return Finding(
         "error", "privileges", f"this role lacks {shown}{more}",
         _GRANT,
     )  # fmt: skip
+
+
+def _of_ownership(row: Any) -> Finding:
+    if row["owns"]:
+        return Finding("ok", "partitions", "this role may make and drop them, as a supervisor does")
+    return Finding(
+        "warning", "partitions",
+        f"a supervisor with the role {row['role']} can neither make nor drop partitions, so nothing expires",
+        f"give the supervisor the role that owns the tables, {row['owner']}; the other processes need no more than "
+        "rights on the tables",
+    )  # fmt: skip
+
+
+def _of_publications(rows: Sequence[Any]) -> list[Finding]:
+    if not rows:
+        return []
+    names = ", ".join(row["name"] for row in rows[:3])
+    more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
+    return [
+        Finding(
+            "error", "publications",
+            f"{rows[0]['publication']} publishes {names}{more}, which have no replica identity: Postgres refuses their "
+            "updates and deletes",
+            f"alter table penstock.{rows[0]['name']} replica identity full",
+        )
+    ]  # fmt: skip
 
 
 def _of_oldest_transaction(rows: Sequence[Any]) -> Finding:

@@ -17,12 +17,13 @@ select current_setting('server_version_num')::int as version, pg_is_in_recovery(
 select version_num from penstock.alembic_version;
 
 -- name: list_missing_privileges
--- Of this role, on tables and sequences of the schema; the version table is the migrations' business.
+-- Of this role, on tables and sequences of the schema; the version table is the migrations' business, and partitions are
+-- the supervisor's, which owns them (read_ownership).
 select c.relname as name, p.privilege
 from pg_class c
 cross join lateral unnest(case when c.relkind = 'S' then array['USAGE']
                                else array['SELECT', 'INSERT', 'UPDATE', 'DELETE'] end) p (privilege)
-where c.relnamespace = (select oid from pg_namespace where nspname = 'penstock') and c.relkind in ('r', 'p', 'S') and c.relname <> 'alembic_version'
+where c.relnamespace = (select oid from pg_namespace where nspname = 'penstock') and c.relkind in ('r', 'p', 'S') and c.relname <> 'alembic_version' and not c.relispartition
   and not case when c.relkind = 'S' then has_sequence_privilege(c.oid, p.privilege)
                else has_table_privilege(c.oid, p.privilege) end
 order by 1, 2;
@@ -39,3 +40,22 @@ from pg_stat_activity
 where datname = current_database() and xact_start is not null and pid <> pg_backend_pid()
   and backend_type = 'client backend'
 order by xact_start limit 1;
+
+-- name: list_published_without_identity
+-- (publication, name): tables of the schema of which Postgres would refuse updates and deletes, for one of its tables is
+-- in a publication that passes these on. A publication may name a partition by its root, so all of them are asked.
+select p.pubname as publication, c.relname as name
+from pg_class c cross join pg_publication p
+where c.relnamespace = (select oid from pg_namespace where nspname = 'penstock') and c.relkind = 'r'
+  and (p.pubupdate or p.pubdelete)
+  and exists (select from pg_publication_tables t where t.pubname = p.pubname and t.schemaname = 'penstock'
+              and (t.tablename = c.relname or c.relispartition))
+  and (c.relreplident = 'n' or c.relreplident = 'd'
+       and not exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary))
+order by 1, 2;
+
+-- name: read_ownership
+-- Whether this role may make and drop partitions, which takes the rights of the owner of the history, and who that is.
+select pg_has_role(c.relowner, 'USAGE') and has_schema_privilege(c.relnamespace, 'CREATE') as owns,
+       c.relowner::regrole::text as owner, current_user as role
+from pg_class c where c.oid = 'penstock.task_history'::regclass;

@@ -29,11 +29,11 @@ select id from inserted order by id;
 -- The two upserts change nothing in a row that somebody has: they lock it and return it, which a plain DO NOTHING would
 -- not for a row committed after this statement's snapshot. Keys are taken in sorted order, so two such batches cannot
 -- deadlock. A task behind a live one of its ordering key starts as WAITING.
--- A key is free only on evidence that its task has settled: its record is in the history, and the row of the key is the
--- one that this snapshot knows. "Not among the live" would be true of a task committed after the snapshot, and a record
--- may just have been taken back by a retry, which moves taken_at. The record is looked up by a scalar subquery, for an
--- EXISTS may be hashed, and that reads the whole history. $15 is looked up in an object, made once: a search of the
--- input for each row would take the square of their number.
+-- A key is free only on evidence that its task has settled: this snapshot sees the row of the key as it is now, and
+-- does not see its task among the live. One transaction wrote both, so a snapshot that knows the row knows the task
+-- too, and a task committed later comes with a row that it does not know; a retry of a settled task moves taken_at.
+-- The history is not asked: a record may leave it before its key does. $15 is looked up in an object, made once: a
+-- search of the input for each row would take the square of their number.
 -- Returns (place from 1, id, state or null, fresh) per task; a duplicate has the first task's id and no state.
 with input as materialized (
     select nextval('penstock.task_id_seq') as id, i.*,
@@ -56,7 +56,7 @@ with input as materialized (
                case when free then excluded.taken_at else k.taken_at end
         from (select case
             when excluded.task_id in (select id from input where unless_live)
-                then (select h.id from penstock.task_history h where h.id = k.task_id) is not null
+                then (select t.id from penstock.task t where t.id = k.task_id) is null
                     and (select (s.task_id, s.taken_at) from penstock.unique_key s
                          where s.action = k.action and s.key = k.key) = (k.task_id, k.taken_at)
             else coalesce(k.taken_at <= now() - make_interval(secs => (

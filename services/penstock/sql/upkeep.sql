@@ -76,12 +76,25 @@ select now();
 select pg_try_advisory_xact_lock(hashtext('penstock upkeep'));
 
 -- name: limit_lock_wait
--- Making and dropping partitions takes a lock that everybody's insert would queue behind: better give up and try again.
+-- Dropping a table takes a lock that others would queue behind: better give up and try again.
 select set_config('lock_timeout', '2s', true);
 
--- name: ensure_partitions
--- $1 days ahead of today. The function is the migrations'.
-select penstock.ensure_partitions($1);
+-- name: limit_lock_wait_to
+-- $1 milliseconds, for the rest of the transaction. Whoever waits for an exclusive lock has everybody else queue up
+-- behind it.
+select set_config('lock_timeout', $1::int::text, true);
+
+-- name: lift_statement_timeout
+-- For the rest of the transaction: its work does not grow with the number of records.
+select set_config('statement_timeout', '0', true);
+
+-- name: list_missing_partitions
+-- $1 days ahead of today. (parent, name, first, upto) of each that is to be made. The function is the migrations'.
+select * from penstock.list_missing_partitions($1);
+
+-- name: make_partition
+-- $1 to $4 as list_missing_partitions returns them. Waits for readers of the default partition alone.
+select penstock.make_partition($1, $2, $3, $4);
 
 -- name: detach_partition
 -- {partition} a partition, {parent} what it is a partition of. From here on no statement sees its records.
@@ -95,18 +108,54 @@ where n.nspname = 'penstock' and c.relkind = 'r' and c.relname ~ '^task_(success
   and not exists (select 1 from pg_inherits i where i.inhrelid = c.oid)
 order by c.relname;
 
--- name: forget_partition
--- $1 state; {partition} a partition whose records have all expired. Their unique keys are free again and the counts
--- fall; returns how many records there were.
-with keys as (
-    delete from penstock.unique_key k using penstock.{partition} p
-    where p.unique_key is not null and k.action = p.action and k.key = p.unique_key and k.task_id = p.id
+-- name: begin_forgetting
+-- {partition} is detached. Up to which block its unique keys were deleted, its records up to there by action as JSON text,
+-- and how many blocks there are; locked. Nothing when the table is gone.
+insert into penstock.forgetting as f (partition, filenode)
+select '{partition}', pg_relation_filenode(part) from to_regclass('penstock.{partition}') part where part is not null
+on conflict (partition) do update
+set filenode = excluded.filenode,
+    next_block = case when f.filenode = excluded.filenode then f.next_block else 0 end,
+    counts = case when f.filenode = excluded.filenode then f.counts else '{}' end
+returning next_block, counts::text as counts,
+          pg_relation_size(to_regclass('penstock.{partition}')) / current_setting('block_size')::bigint as blocks;
+
+-- name: plan_forgetting
+-- For the rest of the transaction: unique keys are looked up one by one; as a join of another kind all of them are read.
+select set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true);
+
+-- name: forget_blocks
+-- $1 first block, $2 block behind the last; {partition} is detached, so its records have all expired and stay where they
+-- are. Deletes the unique keys that they hold; deleting them again is harmless. By key, as an enqueue takes them. Returns
+-- (action, count) of the records.
+with old as materialized (
+    select id, action, unique_key from penstock.{partition}
+    where ctid >= ('(' || $1::bigint || ',0)')::tid and ctid < ('(' || $2::bigint || ',0)')::tid
+    order by action, unique_key
+), keys as (
+    delete from penstock.unique_key k using old o
+    where o.unique_key is not null and k.action = o.action and k.key = o.unique_key and k.task_id = o.id
+)
+select action, count(*) as count from old group by action;
+
+-- name: note_forgotten
+-- $1 partition, $2 next block, $3 records so far by action, as JSON text. The row is locked by begin_forgetting.
+update penstock.forgetting set next_block = $2, counts = $3::jsonb where partition = $1;
+
+-- name: end_forgetting
+-- $1 partition, $2 state. Its records leave the counts; returns how many there were.
+with gone as (
+    delete from penstock.forgetting where partition = $1 returning counts
 ), counted as (
-    select action, count(*) as count from penstock.{partition} group by action
+    select c.key as action, c.value::bigint as count from gone cross join jsonb_each_text(gone.counts) c
 ), tallied as (
-    insert into penstock.tally (action, event, count) select action, $1::text, -count from counted
+    insert into penstock.tally (action, event, count) select action, $2::text, -count from counted
 )
 select coalesce(sum(count), 0)::bigint from counted;
+
+-- name: forget_forgotten
+-- Rows of partitions that an older supervisor has dropped.
+delete from penstock.forgetting where to_regclass('penstock.' || partition) is null;
 
 -- name: drop_partition
 drop table penstock.{partition};

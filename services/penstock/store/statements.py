@@ -16,6 +16,7 @@ from penstock.sql import SQL
 from penstock.store.driver_errors import Translated
 
 _MANY_ROWS = 50
+_LIFTED_SECONDS = 3600.0
 _PARTITION = re.compile(r"(task_(?:success|critical_error|cancelled))(?:_[0-9]{8}|_default)?")
 
 
@@ -30,11 +31,12 @@ class Statements:
         self._connection = connection
         self.vault = vault or Vault()
         self.has_told = False
+        self._timeout_seconds: float | None = None  # the connection's own
 
     async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
         """Run the statement of that name and return its rows."""
         started = perf_counter()
-        rows: list[asyncpg.Record] = await self._connection.fetch(SQL[name], *args)
+        rows: list[asyncpg.Record] = await self._connection.fetch(SQL[name], *args, timeout=self._timeout_seconds)
         metrics.STATEMENT_SECONDS.labels(name).observe(perf_counter() - started)
         return rows
 
@@ -49,12 +51,17 @@ class Statements:
         if match is None:
             raise ValueError(f"{partition!r} is no partition of the history")
         text = SQL[name].replace("{partition}", partition).replace("{parent}", match[1])
-        rows: list[asyncpg.Record] = await self._connection.fetch(text, *args)
+        rows: list[asyncpg.Record] = await self._connection.fetch(text, *args, timeout=self._timeout_seconds)
         return rows
 
     async def value_of(self, name: str, *args: Any, partition: str) -> Any:
         """As ``value``, for a statement about one partition."""
         return (await self.fetch_of(name, *args, partition=partition))[0][0]
+
+    async def lift_timeout(self) -> None:
+        """Let the statements that follow in this transaction take up to an hour."""
+        await self.fetch("lift_statement_timeout")
+        self._timeout_seconds = _LIFTED_SECONDS
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:

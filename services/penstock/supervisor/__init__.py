@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from penstock.errors import Unavailable
 from penstock.loop import Service, SideTask
 from penstock.notify import Notifier
 from penstock.settings import Settings
@@ -16,6 +15,7 @@ from penstock.supervisor.armed import CountArmed, FiringArmed
 from penstock.supervisor.emptying import Emptying
 from penstock.supervisor.expiry import Expiry
 from penstock.supervisor.gauges import Gauges
+from penstock.supervisor.guard import Guard
 from penstock.supervisor.jobs import Jobs
 from penstock.supervisor.objects import Objects
 from penstock.supervisor.repair import Repair
@@ -54,6 +54,7 @@ class Supervisor(Service):
         self._store = store
         self._interval_seconds = settings.supervisor_interval_seconds
         self._notifier = Notifier(store)
+        self._guard = Guard()
         self._rules = Rules(store=store, outbound=queues["outbound"], open_queue=open_queue)
         self._repair = Repair(store=store, queue_of=self._rules.queue_of, results=queues["results"], settings=settings)
         self._jobs = Jobs(store=store, changed=self._notifier.poke)
@@ -99,18 +100,12 @@ class Supervisor(Service):
         }
 
     async def run_once(self) -> int:
-        """One round. A duty whose dependency is away does not keep the others from theirs. Raises Unavailable."""
-        away: Unavailable | None = None
+        """One round. A duty that fails does not keep the others from theirs. Raises Unavailable."""
         for duty in self._duties:
-            try:
-                changed = await duty.run_once()
-            except Unavailable as exc:
-                away = exc
-            else:
-                if changed and duty in (self._rules, self._repair, self._expiry, self._waits):
-                    self._notifier.poke()
-        if away is not None:
-            raise away
+            changed = await self._guard.run(type(duty).__name__, duty.run_once)
+            if changed and duty in (self._rules, self._repair, self._expiry, self._waits):
+                self._notifier.poke()
+        self._guard.end_round()
         return 0
 
     async def wait_for_work(self) -> None:

@@ -3,17 +3,28 @@
 The history has one partition per final state and day (UTC). A partition whose last moment is older than the state's
 retention is dropped, so a record lives at least its retention and at most a day longer. A retention under two days
 would make that coarse, so there rows are deleted in batches as well; so are rows in the default partitions, which
-fill only while no supervisor runs for days. An ordering key that a cleaned task held is let go.
+fill only while no supervisor runs for days. An ordering key that a cleaned task held is released.
+
+A partition leaves in steps, each a transaction of its own: it is detached, its unique keys are deleted some blocks at a
+time, and it is dropped. How far that came is noted, so a large day needs no statement that grows with it.
 """
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from time import monotonic
 
 from penstock import metrics
+from penstock.errors import Refused, Unavailable
 from penstock.logs import get_logger
 from penstock.settings import DAY, Settings
 from penstock.store import Session, Store
+from penstock.supervisor.guard import Guard
 from penstock.tasks import State
 
 _BATCH = 2000
@@ -21,6 +32,10 @@ _BATCHES_PER_ROUND = 10
 _DAYS_AHEAD = 3
 _TALLY_KEPT_SECONDS = 180.0
 _TALLY_BY_MINUTE_SECONDS = 3700.0  # the dashboard draws an hour
+_LOCK_WAIT_MS = 100  # everybody's reads, or inserts, queue up behind this wait
+_LOCK_PAUSE_SECONDS = 180.0  # a reader that had the lock once is a long one
+_BLOCKS_AT_ONCE = 256  # 2 MiB, of the smallest records some ten thousand
+_FORGETTING_SECONDS = 2.0  # of one round
 
 log = get_logger()
 
@@ -31,6 +46,8 @@ class Retention:
     def __init__(self, *, store: Store, settings: Settings) -> None:
         self._store = store
         self._settings = settings
+        self._guard = Guard()
+        self._locks_rest_until: dict[str, float] = {}
         self._keep = {
             State.SUCCESS: settings.retention_success_seconds,
             State.CRITICAL_ERROR: settings.retention_critical_error_seconds,
@@ -38,32 +55,58 @@ class Retention:
         }
 
     async def run_once(self) -> int:
-        """Returns how many records were removed."""
+        """Returns how many records were removed. Raises Unavailable when a part of the round failed."""
+        keep = self._settings
+        parts: dict[str, Callable[[], Awaitable[int]]] = {
+            "partitions": self._make_partitions,
+            "tally": self._compact_tally,
+            "expired partitions": self._detach_expired,
+            "detached partitions": self._drop_detached,
+            "ordering keys": self._release_orphaned_keys,
+            "receipts": partial(
+                self._delete, "receipt", "delete_old_receipts", max(keep.retention_receipts_seconds, 1.0)
+            ),
+            "rejected": partial(self._delete, "rejected", "delete_old_rejected", keep.retention_rejected_seconds),
+            "jobs": partial(self._delete, "job", "delete_old_jobs", keep.retention_jobs_seconds),
+            "audit": partial(self._delete, "audit", "delete_old_audit", keep.retention_audit_seconds),
+        }
+        for state in self._keep:
+            parts[f"records {state}"] = partial(self._delete_expired, state)
         removed = 0
-        async with self._store.transaction() as session:
-            if not await session.value("try_upkeep_lock"):
-                return 0  # another supervisor is at it
-            await session.fetch("limit_lock_wait")
-            await session.fetch("ensure_partitions", _DAYS_AHEAD)
-            await session.fetch("compact_tally", _TALLY_KEPT_SECONDS, _TALLY_BY_MINUTE_SECONDS)
-            await self._detach_expired(session)
-        # In a transaction of its own: counting a day's records must not keep others from the history's lock, and
-        # a record that a retry has just taken back must be gone from the partition before its key is freed.
-        removed += await self._drop_detached()
-        for state, keep_seconds in self._keep.items():
-            parent = f"task_{state.lower()}"
-            partition = parent if keep_seconds < 2 * DAY else f"{parent}_default"
-            removed += await self._delete(state, "delete_expired", state.value, keep_seconds, partition=partition)
-        await self._release_orphaned_keys()
-        removed += await self._delete(
-            "receipt", "delete_old_receipts", max(self._settings.retention_receipts_seconds, 1.0)
-        )
-        removed += await self._delete("rejected", "delete_old_rejected", self._settings.retention_rejected_seconds)
-        removed += await self._delete("job", "delete_old_jobs", self._settings.retention_jobs_seconds)
-        removed += await self._delete("audit", "delete_old_audit", self._settings.retention_audit_seconds)
+        for name, part in parts.items():
+            removed += await self._guard.run(name, part)
+        self._guard.end_round()
         return removed
 
-    async def _detach_expired(self, session: Session) -> None:
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[Session | None]:
+        """A transaction that no other supervisor's upkeep runs beside; None while one does."""
+        async with self._store.transaction() as session:
+            yield session if await session.value("try_upkeep_lock") else None
+
+    async def _make_partitions(self) -> int:
+        """The days ahead, one after the other; a day of which the default partition has records is left out."""
+        while await self._with_lock("make", self._make_partition):
+            pass
+        return 0
+
+    async def _make_partition(self, session: Session) -> bool:
+        for missing in await session.fetch("list_missing_partitions", _DAYS_AHEAD):
+            try:
+                async with session.savepoint():
+                    await session.fetch("make_partition", *missing)
+            except Refused:
+                continue
+            log.info("partition_made", partition=missing["name"])
+            return True
+        return False
+
+    async def _detach_expired(self) -> int:
+        while await self._with_lock("detach", self._detach_oldest):
+            pass
+        return 0
+
+    async def _detach_oldest(self, session: Session) -> bool:
         now = await session.value("read_clock")
         for row in await session.fetch("list_partitions"):
             if row["day"] is None:
@@ -71,24 +114,80 @@ class Retention:
             end = datetime.strptime(row["day"], "%Y%m%d").replace(tzinfo=UTC) + timedelta(days=1)
             if end < now - timedelta(seconds=self._keep[_state_of(row["parent"])]):
                 await session.fetch_of("detach_partition", partition=row["name"])
+                return True
+        return False
+
+    async def _with_lock(self, what: str, work: Callable[[Session], Awaitable[bool]]) -> bool:
+        """Do in a transaction what needs the lock of a table that is read and written all the time.
+
+        The lock is not waited for long, and after a failure not asked for again for minutes.
+        """
+        if monotonic() < self._locks_rest_until.get(what, 0.0):
+            return False
+        try:
+            async with self._alone() as session:
+                if session is None:
+                    return False
+                await session.fetch("limit_lock_wait_to", _LOCK_WAIT_MS)
+                return await work(session)
+        except Unavailable:
+            self._locks_rest_until[what] = monotonic() + _LOCK_PAUSE_SECONDS
+            raise
 
     async def _drop_detached(self) -> int:
         """Forget and drop what is detached, also by a supervisor that died in between; returns how many records."""
+        async with self._store.session() as session:
+            await session.fetch("forget_forgotten")
+            detached = await session.fetch("list_detached")
         dropped = 0
-        async with self._store.transaction() as session:
-            if not await session.value("try_upkeep_lock"):
-                return 0
-            await session.fetch("limit_lock_wait")
-            for row in await session.fetch("list_detached"):
-                state = _state_of(row["parent"])
-                rows = await session.value_of("forget_partition", state.value, partition=row["name"])
-                await session.fetch_of("drop_partition", partition=row["name"])
-                metrics.CLEANED.labels(state.value).inc(rows)
-                log.info("partition_dropped", partition=row["name"], rows=rows)
-                dropped += rows
+        deadline = monotonic() + _FORGETTING_SECONDS
+        for row in detached:
+            while (rows := await self._forget_some(row["name"], _state_of(row["parent"]))) is None:
+                if monotonic() >= deadline:
+                    return dropped
+            dropped += rows
         return dropped
 
-    async def _release_orphaned_keys(self) -> None:
+    async def _forget_some(self, partition: str, state: State) -> int | None:
+        """Delete the unique keys of the next blocks, or drop the table after the last; how many records it had then.
+
+        A record that a retry took back left the partition before it was detached, so no key of a live task is deleted.
+        """
+        async with self._alone() as session:
+            if session is None:
+                return 0
+            await session.fetch("limit_lock_wait")
+            found = await session.fetch_of("begin_forgetting", partition=partition)
+            if not found:
+                return 0  # another supervisor has dropped it
+            at = found[0]
+            first, upto = at["next_block"], min(at["next_block"] + _BLOCKS_AT_ONCE, at["blocks"])
+            if first < upto:
+                await session.fetch("plan_forgetting")
+                counts = Counter(json.loads(at["counts"]))
+                for action, count in await session.fetch_of("forget_blocks", first, upto, partition=partition):
+                    counts[action] += count
+                await session.fetch("note_forgotten", partition, upto, json.dumps(counts))
+                return None
+            await session.lift_timeout()
+            rows: int = await session.value("end_forgetting", partition, state.value)
+            await session.fetch_of("drop_partition", partition=partition)
+        metrics.CLEANED.labels(state.value).inc(rows)
+        log.info("partition_dropped", partition=partition, rows=rows)
+        return rows
+
+    async def _compact_tally(self) -> int:
+        async with self._alone() as session:
+            if session is not None:
+                await session.fetch("compact_tally", _TALLY_KEPT_SECONDS, _TALLY_BY_MINUTE_SECONDS)
+        return 0
+
+    async def _delete_expired(self, state: State) -> int:
+        parent, keep_seconds = f"task_{state.lower()}", self._keep[state]
+        partition = parent if keep_seconds < 2 * DAY else f"{parent}_default"
+        return await self._delete(state, "delete_expired", state.value, keep_seconds, partition=partition)
+
+    async def _release_orphaned_keys(self) -> int:
         """Release ordering keys whose failed task was cleaned, or cancelled as a step, so that no retry ends them."""
         for _ in range(_BATCHES_PER_ROUND):
             async with self._store.transaction() as session:
@@ -99,6 +198,7 @@ class Retention:
                 )
             if released < _BATCH:
                 break
+        return 0
 
     async def _delete(self, kind: str, statement: str, *args: object, partition: str | None = None) -> int:
         total = 0

@@ -177,3 +177,12 @@ emptying = Table(
     instant("upto"),
     Column("step_seconds", Double, nullable=False),
 )
+
+forgetting = Table(
+    "forgetting",
+    metadata,
+    Column("partition", Text, primary_key=True),
+    Column("filenode", BigInteger, nullable=False),
+    Column("next_block", BigInteger, nullable=False, server_default=text("0")),
+    Column("counts", JSONB, nullable=False, server_default=text("'{}'")),
+)
