@@ -21,7 +21,7 @@ from penstock.objects import adopt
 from penstock.payloads import result_bound, seal_error, seal_progress, spawn_bound
 from penstock.retry import Backoff
 from penstock.settings import Settings
-from penstock.spawning import Spawner, hold_spawners, read_spawner, spawn_children
+from penstock.spawning import Spawner, hold_spawners, read_spawner, refuse_strays, spawn_children
 from penstock.store import Pair, Session
 from penstock.tasks import Failure
 from penstock.tracecontext import TraceContext
@@ -110,7 +110,7 @@ async def apply_reports(session: Session, reports: Sequence[Report], settings: S
                 except RpcError as exc:
                     problem = _bad_children(report, exc)
                 except (PayloadUnavailable, PayloadLost) as exc:
-                    applied.unreadable.append(_not_opened(report, exc))
+                    applied.unreadable.append(_not_opened(report, session.fence.name(task_id, claim), exc))
                     applied.postponed += 1
                     continue
             if problem is None:
@@ -123,6 +123,12 @@ async def apply_reports(session: Session, reports: Sequence[Report], settings: S
         if type(report) is Failed:
             failed[task_id, claim] = report
     held = await hold_spawners(session, spawners) if spawners else {}
+    if held:
+        for pair, reason in (await refuse_strays(session, spawners, held, settings.spawn_actions)).items():
+            del held[pair], results[pair], workers[pair]
+            report = outcomes[pair[0]][1]
+            assert isinstance(report, Succeeded)  # no other brings tasks along
+            failed[pair] = _bad_children(report, reason)
     applied.succeeded = await session.finish(results, workers)
     sealed = [(result, pair[0]) for pair, result in results.items() if result.startswith(MARK)]
     if sealed:
@@ -248,9 +254,8 @@ def _message_of(error: str) -> str:
     return _decode_head(error).message[:_NOTE_CHARS].replace("\0", "\ufffd")
 
 
-def _not_opened(report: Succeeded, exc: Exception) -> Unreadable:
+def _not_opened(report: Succeeded, claim_id: str, exc: Exception) -> Unreadable:
     """A result whose spawned tasks cannot be read here: it is kept, and its task is run again if nobody replays it."""
-    claim_id = f"{report.task_id}:{report.claim}"
     return Unreadable(
         encode_sealed_result(claim_id, report.result, report.spawn), f"its spawned tasks cannot be read: {exc}"
     )

@@ -21,6 +21,7 @@ from penstock.watermark import ReadingNote
 from penstock.wire import (
     NO_HINTS,
     Failed,
+    Fence,
     Progress,
     Report,
     RunTimes,
@@ -56,13 +57,22 @@ class Resulter(Consumer):
 
     async def commit(self, messages: Sequence[Message]) -> Sequence[Message]:
         reports: list[Report] = []
+        await self._store.read_fence()
         with self._note.recording(messages):
             for message in messages:
-                reports += decode_reports(
-                    message.body, batch_limit=self._settings.batch_limit, worker=worker_of(message.attributes)
-                )
+                reports += self._read(message)
+            if any(type(report) is Unreadable and report.is_foreign for report in reports):
+                # Schedulers may sign with a key that was made since this process last read them.
+                await self._store.read_fence(older_than_seconds=0)
+                reports = [report for message in messages for report in self._read(message)]
             await self._record(reports)
         return ()
+
+    def _read(self, message: Message) -> list[Report]:
+        return decode_reports(
+            message.body, batch_limit=self._settings.batch_limit, worker=worker_of(message.attributes),
+            fence=self._store.fence, bare_ids=self._settings.results_bare_ids,
+        )  # fmt: skip
 
     async def drain(self, seconds: float) -> None:
         """Give back what was kept, and leave no turn to a version that knows of none."""
@@ -81,7 +91,7 @@ class Resulter(Consumer):
                 await self._record(reports[:middle])
                 await self._record(reports[middle:])
                 return
-            kept = _in_place_of(reports[0], str(exc))
+            kept = _in_place_of(reports[0], str(exc), self._store.fence)
             try:
                 applied = await self._commit(kept)
             except Refused:  # no change of that task is taken: an operator finds its text, repair the task
@@ -114,7 +124,7 @@ def _ways(reports: Sequence[Report]) -> list[Way]:
     ]
 
 
-def _in_place_of(report: Report, reason: str) -> list[Report]:
+def _in_place_of(report: Report, reason: str, fence: Fence) -> list[Report]:
     """What is recorded of a report whose values Postgres refuses: its text as rejected, and for its task a failed
     attempt, since the worker has answered and will not answer again."""
     spawn = ""
@@ -132,7 +142,7 @@ def _in_place_of(report: Report, reason: str) -> list[Report]:
             return [Unreadable(f"run times {report.actions}", reason)]
         case Unreadable():
             return [Unreadable(report.text, reason)]
-    id_ = report.task_id if report.claim is None else f"{report.task_id}:{report.claim}"
+    id_ = report.task_id if report.claim is None else fence.name(report.task_id, report.claim)
     attempt = None if isinstance(report, Waiting) else report.attempt
     error = {
         "code": HANDLER_ERROR,

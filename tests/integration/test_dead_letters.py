@@ -19,6 +19,7 @@ from penstock.tasks import Claimed, Failure, NewTask, State
 from penstock.transports import DEAD_LETTER_SUFFIX, ORIGINAL_ID_ATTRIBUTE, Depth, Message, Outgoing
 from penstock.transports.sqs import LIMITS, MAX_RECEIVES, SqsQueue, SqsTransport
 from penstock.wire import TIMEOUT_ATTRIBUTE, encode_call, encode_result, join_batch
+from tests.claims import claim_id
 from tests.integration.apis import JSON, running
 from tests.integration.doors import put, rejected, request, sample, sqs_proxy, take
 
@@ -414,7 +415,7 @@ async def test_a_replayed_result_settles_its_task_and_one_of_an_old_claim_does_n
     tasks = await claimed(store, NewTask("a"), NewTask("a"))
     async with store.transaction() as session:
         await session.release([(tasks[1].id, tasks[1].claim)])
-    bodies = [encode_result(f"{task.id}:{task.claim}", '"late"') for task in tasks]
+    bodies = [encode_result(claim_id(task.id, task.claim), '"late"') for task in tasks]
     by_attempt = '{"jsonrpc":"2.0","result":{"attempt":1},"id":999}'
     await die(results, f"[{','.join([*bodies, by_attempt])}]")
     (shown,) = (await call("dlq.list", queue="results"))["messages"]

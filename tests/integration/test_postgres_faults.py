@@ -30,6 +30,7 @@ from penstock.tasks import Claimed, NewTask
 from penstock.transports import Depth
 from penstock.transports.sqs import DEAD_LETTER_SUFFIX, MAX_RECEIVES, SqsQueue, SqsTransport
 from penstock.wire import encode_error, encode_result, parse_claim_id
+from tests.claims import claim_id
 from tests.integration.apis import running
 from tests.integration.doors import no_routes, put, rejected, request, sample, take
 from tests.integration.faulty_postgres import PostgresProxy, Refusals, postgres_proxy
@@ -164,7 +165,7 @@ async def test_a_resulter_acknowledges_nothing_that_postgres_did_not_commit(
 ) -> None:
     tasks = await claimed(store, *(NewTask("a") for _ in PASSING))
     for n, (task, code) in enumerate(zip(tasks, PASSING, strict=True)):
-        name = f"{task.id}:{task.claim}"
+        name = claim_id(task.id, task.claim)
         await put(results, encode_result(name, "1") if n % 2 else encode_error(name, 1, "boom", {}))
         async with refusals.during(code, place):
             await refused_often(resulter)
@@ -218,10 +219,10 @@ async def test_a_dispatch_that_could_not_be_confirmed_is_sent_anew_and_only_the_
     assert await scheduler.run_once() == 1
     first, second = sorted(claims_of(await take(outbound)))
     assert first[0] == second[0] == task_id
-    await put(results, encode_result(f"{first[0]}:{first[1]}", '"first"'))
+    await put(results, encode_result(claim_id(first[0], first[1]), '"first"'))
     assert await resulter.run_once() == 1
     assert (await task_of(task_id))["state"] == "ACQUIRED"
-    await put(results, encode_result(f"{second[0]}:{second[1]}", '"second"'))
+    await put(results, encode_result(claim_id(second[0], second[1]), '"second"'))
     assert await resulter.run_once() == 1
     row = await task_of(task_id)
     assert (row["state"], row["result"], row["attempts"]) == ("SUCCESS", '"second"', 1)
@@ -278,7 +279,7 @@ async def test_messages_are_not_used_up_while_postgres_answers_but_takes_no_writ
     """After MAX_RECEIVES deliveries without a delete a message would go to the dead-letter queue."""
     (task,) = await claimed(store, NewTask("a"))
     await put(inbound, request("submit:b", {"n": 1}))
-    await put(results, encode_result(f"{task.id}:{task.claim}", "1"))
+    await put(results, encode_result(claim_id(task.id, task.claim), "1"))
     async with refusals.during("53100", "commit"):
         await refused_often(submitter, 3 * MAX_RECEIVES)
         await refused_often(resulter, 3 * MAX_RECEIVES)
@@ -375,7 +376,7 @@ async def test_a_result_that_postgres_refuses_spoils_no_neighbour(
     """Here Postgres refuses every change of the guilty task, its failure too."""
     for done, code in enumerate(REFUSALS):
         guilty, *good = await claimed(store, NewTask("guilty"), *(NewTask("good") for _ in range(4)))
-        names = [f"{task.id}:{task.claim}" for task in (good[0], guilty, *good[1:])]
+        names = [claim_id(task.id, task.claim) for task in (good[0], guilty, *good[1:])]
         await put(results, f"[{','.join(encode_result(name, '1') for name in names[:3])}]")
         await put(results, *(encode_result(name, "1") for name in names[3:]))
         async with refusals.during(code, place, action="guilty"):
@@ -385,7 +386,7 @@ async def test_a_result_that_postgres_refuses_spoils_no_neighbour(
         assert await results.depth() == EMPTY
         *before, (_, body, reason) = await rejected(store)
         assert len(before) == done
-        assert json.loads(body)["id"] == f"{guilty.id}:{guilty.claim}"
+        assert json.loads(body)["id"] == claim_id(guilty.id, guilty.claim)
         assert "Postgres refuses" in reason
 
 
@@ -399,7 +400,7 @@ async def test_a_connection_that_dies_inside_the_transaction_takes_nothing_with_
 ) -> None:  # fmt: skip
     (task,) = await claimed(store, NewTask("a"))
     await put(inbound, request("submit:b", {"n": 1}))
-    await put(results, encode_result(f"{task.id}:{task.claim}", "1"))
+    await put(results, encode_result(claim_id(task.id, task.claim), "1"))
     async with refusals.during("kill", place):
         await refused_often(submitter)
         await refused_often(resulter)
@@ -511,7 +512,7 @@ async def test_every_process_outlives_a_restart_of_the_server(
         async with running(stores[4], settings) as api, httpx.AsyncClient(base_url=api.url, timeout=60) as http:
             accepted = (await http.post("/rpc", json=call)).json()["result"]["id"]
             await put(inbound, request("submit:a", {"n": 2}))
-            await put(results, encode_result(f"{task_id}:{claim}", "1"))
+            await put(results, encode_result(claim_id(task_id, claim), "1"))
             async with server_down(server, how):
                 for service in (submitter, scheduler, resulter, supervisor):
                     for _ in range(2):
@@ -629,8 +630,8 @@ async def test_a_commit_whose_reply_is_lost_records_no_result_twice(
 ) -> None:
     resulter = Resulter(store=proxied, results=results, settings=settings)
     done, failed = await claimed(store, NewTask("a"), NewTask("a"))
-    await put(results, f"[{encode_result(f'{done.id}:{done.claim}', '1')},"
-                       f"{encode_error(f'{failed.id}:{failed.claim}', 1, 'boom', {})}]")  # fmt: skip
+    await put(results, f"[{encode_result(claim_id(done.id, done.claim), '1')},"
+                       f"{encode_error(claim_id(failed.id, failed.claim), 1, 'boom', {})}]")  # fmt: skip
     before = sample("penstock_stale_results_total")
     proxy.lose = "commit"
     with pytest.raises(Unavailable):

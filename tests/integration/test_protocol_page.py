@@ -72,7 +72,7 @@ async def test_every_example_of_the_protocol_page_is_true(
             elif kind == "results":
                 async with store.transaction() as session:
                     applied = await apply_reports(
-                        session, decode_reports(text, batch_limit=settings.batch_limit), settings
+                        session, decode_reports(text, batch_limit=settings.batch_limit, bare_ids=True), settings
                     )
                 assert (applied.settled + applied.alive + applied.waiting, applied.stale, applied.unreadable) == (
                     1,

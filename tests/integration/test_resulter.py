@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from penstock.api.replay import retry_rejected
 from penstock.errors import HANDLER_ERROR, TOO_LARGE, Unavailable
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.outcomes import ERROR_LIMIT_BYTES, delay_after
 from penstock.resulter import Resulter
 from penstock.retry import Backoff
+from penstock.rules import Route
+from penstock.rulestore import set_route
 from penstock.settings import Settings
 from penstock.store import Pace, Store
 from penstock.tasks import Claimed, NewTask
@@ -27,8 +30,10 @@ from penstock.wire import (
     encode_progress,
     encode_result,
     encode_run_times,
+    encode_wait,
     join_batch,
 )
+from tests.claims import claim_id
 from tests.integration.doors import postgres_away, put, rejected, sample
 
 TaskOf = Callable[[int], Any]
@@ -56,7 +61,7 @@ async def claimed(store: Store, *tasks: NewTask) -> list[Claimed]:
 
 
 def name(task: Claimed) -> str:
-    return f"{task.id}:{task.claim}"
+    return claim_id(task.id, task.claim)
 
 
 def error(task: Claimed, message: str = "boom", **data: Any) -> str:
@@ -169,8 +174,8 @@ async def test_a_mixed_batch_settles_each_task_by_its_own(
         error(failed),
         error(given_up),
         encode_progress(name(alive), 40, "well on the way"),
-        encode_result(f"{silent.id}:{silent.claim + 1}", "1"),
-        encode_result("999999:1", "1"),
+        encode_result(claim_id(silent.id, silent.claim + 1), "1"),
+        encode_result(claim_id(999_999, 1), "1"),
     ]
     stale = sample("penstock_stale_results_total")
     await report(resulter, results, f"[{','.join(entries)}]", "not json")
@@ -384,13 +389,18 @@ async def test_results_of_cancelled_and_unknown_tasks_are_ignored(
     async with store.transaction() as session:
         await session.cancel([task.id])
     before = sample("penstock_stale_results_total")
-    await report(resulter, results, encode_result(name(task), "1"), encode_result(f"{2**63 - 1}:1", "1"))
+    await report(resulter, results, encode_result(name(task), "1"), encode_result(claim_id(2**63 - 1, 1), "1"))
     assert (await task_of(task.id))["state"] == "CANCELLED"
     assert sample("penstock_stale_results_total") == before + 2
     assert await rejected(store) == []
 
 
 # The older convention: a bare task id, the attempt inside
+
+
+@pytest.fixture
+def older(store: Store, results: SqsQueue, settings: Settings) -> Resulter:
+    return Resulter(store=store, results=results, settings=settings.model_copy(update={"results_bare_ids": True}))
 
 
 @pytest.mark.parametrize(
@@ -402,33 +412,155 @@ async def test_results_of_cancelled_and_unknown_tasks_are_ignored(
     ],
 )
 async def test_a_result_in_the_older_convention_matches_the_current_attempt(
-    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf, body: str
+    older: Resulter, results: SqsQueue, store: Store, task_of: TaskOf, body: str
 ) -> None:
     (task,) = await claimed(store, NewTask("a"))
-    await report(resulter, results, body.format(id=task.id))
+    await report(older, results, body.format(id=task.id))
     assert (await task_of(task.id))["state"] == "SUCCESS"
 
 
 @pytest.mark.parametrize("place", ['"attempt":1', '"data":{"attempt":"1"}'])
 async def test_an_error_in_the_older_convention_matches_the_current_attempt(
-    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf, place: str
+    older: Resulter, results: SqsQueue, store: Store, task_of: TaskOf, place: str
 ) -> None:
     (task,) = await claimed(store, NewTask("a"))
-    await report(resulter, results, f'{{"jsonrpc":"2.0","error":{{"code":1,"message":"x",{place}}},"id":{task.id}}}')
+    await report(older, results, f'{{"jsonrpc":"2.0","error":{{"code":1,"message":"x",{place}}},"id":{task.id}}}')
     assert (await task_of(task.id))["state"] == "ERROR"
 
 
 @pytest.mark.parametrize("order", [1, -1])
 async def test_an_older_attempt_beside_the_current_one_is_ignored(
-    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf, order: int
+    older: Resulter, results: SqsQueue, store: Store, task_of: TaskOf, order: int
 ) -> None:
     (old,) = await claimed(store, NewTask("a"))
-    await report(resulter, results, error(old, retry_after=0.0))
+    await report(older, results, error(old, retry_after=0.0))
     await claim(store)
     entries = [f'{{"jsonrpc":"2.0","result":{{"attempt":{n}}},"id":{old.id}}}' for n in (1, 2, 3, -5, 2**70)]
-    await report(resulter, results, f"[{','.join(entries[::order])}]")
+    await report(older, results, f"[{','.join(entries[::order])}]")
     row = await task_of(old.id)
     assert (row["state"], json.loads(row["result"])) == ("SUCCESS", {"attempt": 2})
+
+
+# What was made up
+
+
+async def test_nothing_but_the_id_that_was_sent_out_settles_a_task(
+    resulter: Resulter, results: SqsQueue, store: Store, sql: Any, task_of: TaskOf
+) -> None:
+    (task,) = await claimed(store, NewTask("a"))
+    plain = f"{task.id}:{task.claim}"
+    wrong = claim_id(task.id, task.claim + 1).rpartition(":")[2]
+    spawn = '"spawn":[{"action":"http.request","payload":{"url":"http://169.254.169.254/"}}]'
+    forged = [
+        f'{{"jsonrpc":"2.0","result":{{"attempt":1}},{spawn},"id":{task.id}}}',
+        *(f'{{"jsonrpc":"2.0","result":1,{spawn},"id":"{made_up}"}}' for made_up in (plain, f"{plain}:{wrong}")),
+        encode_error(plain, HANDLER_ERROR, "x", {"final": True}),
+        encode_progress(plain, 99, "forged"),
+        encode_wait(plain, "t", timeout=3600),
+    ]
+    await report(resulter, results, *forged)
+    rows = await sql.fetch("select state::text, heartbeat_at, progress from penstock.task where id = $1", task.id)
+    assert [tuple(row) for row in rows] == [("ACQUIRED", None, None)]
+    assert sorted(body for _, body, _ in await rejected(store)) == sorted(forged)
+    async with store.session() as session:
+        assert await session.claim(10) is None
+    await report(resulter, results, encode_result(name(task), "1"))
+    assert (await task_of(task.id))["state"] == "SUCCESS"
+
+
+async def test_what_was_made_up_is_refused_when_it_is_replayed_too(
+    resulter: Resulter, results: SqsQueue, store: Store, settings: Settings, task_of: TaskOf
+) -> None:
+    (task,) = await claimed(store, NewTask("a"))
+    await report(resulter, results, encode_result(f"{task.id}:{task.claim}", "1"))
+    async with store.session() as session:
+        (kept,) = await session.fetch("list_rejected", None, 10, None)
+    replayed = await retry_rejected(store, [kept["id"]], settings)
+    assert (replayed.retried, len(replayed.still_rejected)) == (0, 1)
+    assert (await task_of(task.id))["state"] == "ACQUIRED"
+
+
+async def test_a_new_key_counts_at_once_and_the_one_before_for_as_long_as_it_was_given(
+    resulter: Resulter, results: SqsQueue, store: Store, settings: Settings, task_of: TaskOf
+) -> None:
+    tasks = await claimed(store, NewTask("a"), NewTask("a"), NewTask("a"))
+    await report(resulter, results, encode_result(name(tasks[0]), "1"))
+    async with store.session() as session:
+        assert await session.value("change_claim_key", b"another key of claim ids in here", 3600.0) == 1
+    scheduler = Store(settings.require_database_url)
+    try:
+        signed = (await scheduler.read_fence()).name(tasks[1].id, tasks[1].claim)
+    finally:
+        await scheduler.close()
+    assert signed != name(tasks[1])
+    await report(resulter, results, encode_result(signed, "1"), encode_result(name(tasks[2]), "1"))
+    assert await states(task_of, tasks) == ["SUCCESS"] * 3
+    async with store.session() as session:
+        assert await session.value("change_claim_key", b"the key after the others leaked!", 0.0) == 2
+    await store.read_fence(older_than_seconds=0)
+    (late,) = await claimed(store, NewTask("a"))
+    await report(resulter, results, encode_result(name(late), "1"))
+    assert (await task_of(late.id))["state"] == "ACQUIRED"
+
+
+async def test_ids_of_schedulers_before_the_keys_are_taken_until_their_time_is_over(
+    resulter: Resulter, results: SqsQueue, store: Store, sql: Any, task_of: TaskOf
+) -> None:
+    await sql.execute("insert into penstock.claim_key (accepted_until) values (now() + interval '1 hour')")
+    early, late = await claimed(store, NewTask("a"), NewTask("a"))
+    await report(resulter, results, encode_result(f"{early.id}:{early.claim}", "1"))
+    await sql.execute("update penstock.claim_key set accepted_until = now() where secret is null")
+    await store.read_fence(older_than_seconds=0)
+    await report(resulter, results, encode_result(f"{late.id}:{late.claim}", "1"))
+    assert await states(task_of, [early, late]) == ["SUCCESS", "ACQUIRED"]
+
+
+# What comes with a result
+
+
+ROUTES = [Route("sandbox", "q-sandbox", ["sandbox.*"], {}), Route("eu", "q-eu", ["*"], {"region": "eu"}, position=1)]
+
+
+@pytest.mark.parametrize(
+    ("spawned", "spawn_actions", "stray"),
+    [
+        ([{"action": "sandbox.b"}], (), None),
+        ([{"action": "mail"}], (), "mail"),
+        ([{"action": "sandbox.b"}, {"action": "http.request"}], (), "http.request"),
+        ([{"action": "sandbox.b", "compensate": "http.request"}], (), "http.request"),
+        ([{"action": "mail"}], ("m*",), None),
+        ([{"action": "mail", "labels": {"region": "eu"}}], ("http.*",), "mail"),
+    ],
+)
+async def test_a_task_spawns_what_goes_by_its_own_route_and_what_the_setting_allows(
+    results: SqsQueue, store: Store, settings: Settings, task_of: TaskOf,
+    spawned: list[dict[str, Any]], spawn_actions: tuple[str, ...], stray: str | None,
+) -> None:  # fmt: skip
+    (task,) = await claimed(store, NewTask("sandbox.a"))
+    async with store.transaction() as session:
+        for route in ROUTES:
+            await set_route(session, route)
+    resulter = Resulter(
+        store=store, results=results, settings=settings.model_copy(update={"spawn_actions": spawn_actions})
+    )
+    await report(resulter, results, encode_result(name(task), "1", [json.dumps(one) for one in spawned]))
+    row = await task_of(task.id)
+    if stray is None:
+        assert row["state"] == "SUCCESS"
+        return
+    assert row["state"] == "ERROR"
+    (failure,) = json.loads(row["failures"])
+    assert failure["error"]["data"]["type"] == "BadChildren"
+    assert repr(stray) in failure["error"]["message"]
+    assert "PENSTOCK_SPAWN_ACTIONS" in failure["error"]["message"]
+
+
+async def test_without_routes_a_task_spawns_any_action(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf
+) -> None:
+    (task,) = await claimed(store, NewTask("a"))
+    await report(resulter, results, encode_result(name(task), "1", ['{"action":"b"}', '{"action":"c"}']))
+    assert sorted(spawned.action for spawned in await claim(store)) == ["b", "c"]
 
 
 # What is refused
@@ -447,7 +579,7 @@ REFUSED = {
     "id null": ('{"jsonrpc":"2.0","result":1,"id":null}', "not a JSON-RPC response"),
     "strange id": ('{"jsonrpc":"2.0","result":1,"id":"abc"}', "'abc' is not <task id>:<claim>"),
     "id beyond 64 bits": ('{"jsonrpc":"2.0","result":1,"id":"99999999999999999999:1"}', "is not <task id>:<claim>"),
-    "bare id without attempt": ('{"jsonrpc":"2.0","result":{"x":1},"id":"7"}', "needs an attempt"),
+    "bare id": ('{"jsonrpc":"2.0","result":{"attempt":1},"id":"7"}', "PENSTOCK_RESULTS_BARE_IDS=true"),
     "error is text": ('{"jsonrpc":"2.0","error":"boom","id":"%s"}', "not a JSON-RPC response"),
     "error without message": ('{"jsonrpc":"2.0","error":{"code":1},"id":"%s"}', "message"),
     "a request": ('{"jsonrpc":"2.0","method":"enqueue","params":{},"id":1}', "progress, wait and run_times are known"),

@@ -41,6 +41,7 @@ from penstock.supervisor.jobs import Jobs
 from penstock.tasks import Failure, NewTask
 from penstock.transports.sqs import SqsQueue
 from penstock.wire import encode_packed_result, pack_result
+from tests.claims import claim_id
 from tests.integration.apis import JSON, running
 from tests.integration.doors import postgres_away, put, sample
 
@@ -485,11 +486,11 @@ async def test_a_packed_result_is_stored_as_it_was_and_a_bomb_is_a_failed_attemp
     text = json.dumps({"rows": ["ü\u20ac", 1.0] * 10_000}, ensure_ascii=False)
     bomb = pack_result("[" + "0," * 2_000_000 + "0]")
     bodies = [
-        encode_packed_result(f"{ids[0]}:{claimed}", pack_result(text)),
-        encode_packed_result(f"{ids[1]}:{claimed}", bomb),
-        encode_packed_result(f"{ids[2]}:{claimed}", "AAAA"),
-        json.dumps({"jsonrpc": "2.0", "encoding": "br", "result": "AAAA", "id": f"{ids[3]}:{claimed}"}),
-        encode_packed_result(f"{ids[4]}:{claimed}", pack_result("{not json")),
+        encode_packed_result(claim_id(ids[0], claimed), pack_result(text)),
+        encode_packed_result(claim_id(ids[1], claimed), bomb),
+        encode_packed_result(claim_id(ids[2], claimed), "AAAA"),
+        json.dumps({"jsonrpc": "2.0", "encoding": "br", "result": "AAAA", "id": claim_id(ids[3], claimed)}),
+        encode_packed_result(claim_id(ids[4], claimed), pack_result("{not json")),
     ]
     await put(results, bodies[0], "[" + ",".join(bodies[1:]) + "]")
     resulter = Resulter(store=store, results=results, settings=settings)

@@ -21,6 +21,7 @@ from penstock.tasks import Claimed, Failure, NewTask
 from penstock.transports import Depth, Message
 from penstock.transports.sqs import SqsQueue, SqsTransport
 from penstock.wire import TIMEOUT_ATTRIBUTE, parse_claim_id
+from tests.claims import claim_id
 from tests.integration.doors import no_routes, postgres_away, sample, take
 
 TaskOf = Callable[[int], Any]
@@ -74,7 +75,7 @@ async def test_a_due_task_is_sent_as_a_request_that_names_its_claim(
         "jsonrpc": "2.0",
         "method": "export",
         "params": {"n": 123456789012345678901234567890},
-        "id": f"{task_id}:{row['claim']}",
+        "id": claim_id(task_id, row["claim"]),
     }
     assert message.attributes == {}
     assert await unconfirmed(store) == 0

@@ -24,6 +24,7 @@ from penstock.transports import Depth, Message, Outgoing, create_queues
 from penstock.transports.sqs import SqsQueue, SqsTransport
 from penstock.wire import encode_call, encode_error, encode_progress, encode_result, parse_claim_id
 from penstock.worker import Worker
+from tests.claims import claim_id
 from tests.integration.doors import (
     Cut,
     Forward,
@@ -177,7 +178,7 @@ def claims_of(messages: Sequence[Message]) -> list[tuple[int, int]]:
 
 
 def result(task: Claimed, value: str = "1") -> str:
-    return encode_result(f"{task.id}:{task.claim}", value)
+    return encode_result(claim_id(task.id, task.claim), value)
 
 
 async def eventually(condition: Callable[[], Awaitable[object]]) -> None:
@@ -345,8 +346,8 @@ async def test_a_send_whose_reply_is_lost_runs_twice_and_counts_once(
     *old, new = claims_of(await take(rig.outbound))
     assert old
     assert all(claim < new[1] for _, claim in old)
-    await put(rig.results, *(encode_result(f"{task}:{claim}", '"old"') for task, claim in old))
-    await put(rig.results, encode_result(f"{new[0]}:{new[1]}", '"new"'))
+    await put(rig.results, *(encode_result(claim_id(task, claim), '"old"') for task, claim in old))
+    await put(rig.results, encode_result(claim_id(new[0], new[1]), '"new"'))
     while await rig.resulter.run_once():
         pass
     row = await task_of(answer.id)
@@ -394,7 +395,7 @@ async def test_messages_that_are_there_twice_are_recorded_once(rig: Rig, task_of
     (message,) = await rig.inbound.receive(wait_seconds=0, visibility_seconds=30)
     await asyncio.gather(*(rig.submitter.commit([message]) for _ in range(3)))
     await rig.submitter.commit([message, message])
-    both = [result(done), encode_error(f"{failed.id}:{failed.claim}", 1, "boom", {"retry_after": 3600.0})]
+    both = [result(done), encode_error(claim_id(failed.id, failed.claim), 1, "boom", {"retry_after": 3600.0})]
     await put(rig.results, *both, *both, f"[{','.join(both)}]")
     while await rig.resulter.run_once():
         pass
@@ -410,12 +411,12 @@ async def test_results_in_any_order_count_by_their_claim(rig: Rig, task_of: Task
         dispatch = await session.claim(1)
     assert dispatch is not None
     (new,) = dispatch.tasks
-    late_sign = encode_progress(f"{new.id}:{new.claim}", 10, "late")
+    late_sign = encode_progress(claim_id(new.id, new.claim), 10, "late")
     for body in (
         result(new, '"new"'),
         late_sign,
         result(old, '"old"'),
-        encode_error(f"{old.id}:{old.claim}", 1, "x", {}),
+        encode_error(claim_id(old.id, old.claim), 1, "x", {}),
     ):
         await put(rig.results, body)
         assert await rig.resulter.run_once() == 1
@@ -515,7 +516,10 @@ async def state_is(task_of: TaskOf, task_id: int, state: str) -> bool:
 async def send(rig: Rig, *texts: str) -> list[Claimed]:
     """Claimed tasks of the action echo, each in a message of its own."""
     tasks = await rig.claimed(*(NewTask("echo", json.dumps({"text": text})) for text in texts))
-    calls = [encode_call(task.id, task.claim, task.action, task.payload) for task in tasks]
+    calls = [
+        encode_call(task.id, task.claim, task.action, task.payload, claim_id=claim_id(task.id, task.claim))
+        for task in tasks
+    ]
     report = await rig.outbound.send([Outgoing(call) for call in calls])
     assert report.failed == []
     return tasks

@@ -550,7 +550,9 @@ class Lives(RuleBasedStateMachine):
 
         async def work() -> Applied:
             async with self.store.transaction() as session:
-                return await apply_reports(session, decode_reports(join_batch(entries), batch_limit=100), self.settings)
+                return await apply_reports(
+                    session, decode_reports(join_batch(entries), batch_limit=100, bare_ids=True), self.settings
+                )
 
         newest: dict[int, tuple[int, str]] = {}
         stale = 0

@@ -41,6 +41,7 @@ from penstock.transports import Outgoing
 from penstock.transports.sqs import SqsQueue
 from penstock.wire import encode_progress, encode_result
 from penstock.worker import Worker
+from tests.claims import claim_id
 from tests.integration.apis import JSON, queues_of, running
 
 PATIENCE_SECONDS = 60.0
@@ -559,7 +560,7 @@ async def test_a_workers_junk_harms_no_result(
     assert claimed is not None
     junk = ['"00-zz-01"', "7", '{"a":[]}']
     bodies = [
-        f'{encode_result(f"{task.id}:{task.claim}", "true")[:-1]},"traceparent":{value},"tracestate":[1]}}'
+        f'{encode_result(claim_id(task.id, task.claim), "true")[:-1]},"traceparent":{value},"tracestate":[1]}}'
         for task, value in zip(claimed.tasks, junk, strict=True)
     ]
     await results.send([Outgoing(f"[{','.join(bodies)}]")])

@@ -158,7 +158,9 @@ async def test_a_worker_tells_its_name_and_the_api_shows_it(
     done, failed = await claimed(
         store, NewTask("a", payload='{"fail":false}'), NewTask("a", payload='{"fail":true}', max_attempts=1)
     )
-    calls = [encode_call(task.id, task.claim, task.action, task.payload) for task in (done, failed)]
+    calls = [
+        encode_call(task.id, task.claim, task.action, task.payload, claim_id=name(task)) for task in (done, failed)
+    ]
     assert (await outbound.send([Outgoing(join_batch(calls))])).failed == []
     named = settings.model_copy(update={"worker_name": "press 4"})
     async with working(Worker(outbound=outbound, results=results, settings=named, registry=registry)) as worker:

@@ -18,6 +18,7 @@ from aiohttp.test_utils import TestServer
 
 from penstock.handlers import Context
 from penstock.handlers.cancellation import Cancellation, TaskCancelled
+from penstock.wire import ClaimId, parse_claim_id
 from penstock.worker.control import Control
 
 
@@ -40,7 +41,8 @@ class Api:
 
 
 def job(claim_id: str, ran_seconds: float) -> Any:
-    return SimpleNamespace(claim_id=claim_id, started_at=monotonic() - ran_seconds, is_lost=False)
+    claim = parse_claim_id(claim_id)
+    return SimpleNamespace(claim=claim, started_at=monotonic() - ran_seconds, is_lost=False)
 
 
 @asynccontextmanager
@@ -65,8 +67,8 @@ async def test_one_call_asks_about_all_that_ran_for_long_enough() -> None:
     jobs = [
         job("1:1", 6),
         job("2:1", 1),
-        job("3:1", 60),
-        SimpleNamespace(claim_id="4:1", started_at=0.0, is_lost=False),
+        job("3:1:0123456789abcdef0123", 60),
+        SimpleNamespace(claim=ClaimId(4, 1), started_at=0.0, is_lost=False),
     ]
     api.lost = ["3:1", "99:9"]
     async with asking(api, jobs) as (ask, lost):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from time import perf_counter
 from typing import Any
 
@@ -11,7 +12,9 @@ from penstock.wire import (
     MAX_DEPTH,
     BackoffHint,
     ClaimId,
+    ClaimKey,
     Failed,
+    Fence,
     Hints,
     Invalid,
     Progress,
@@ -318,7 +321,24 @@ def test_a_call_is_a_request_whose_id_names_task_and_claim() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "42", ":", "42:", ":7", "42:7:1", " 42:7", "42:7\n", "-1:7", "4\u0662:7", f"{2**63}:1", "1:" + "9" * 20],
+    [
+        "",
+        "42",
+        ":",
+        "42:",
+        ":7",
+        "42:7:",
+        "42:7:a b",
+        "42:7:a:b",
+        '42:7:"',
+        "42:7:" + "a" * 65,
+        " 42:7",
+        "42:7\n",
+        "-1:7",
+        "4\u0662:7",
+        f"{2**63}:1",
+        "1:" + "9" * 20,
+    ],
 )
 def test_what_is_no_claim_id_is_none(text: str) -> None:
     assert parse_claim_id(text) is None
@@ -365,9 +385,77 @@ def test_an_error_is_a_failure_with_or_without_a_null_result(result: str | None)
     ],
 )
 def test_the_older_convention_names_its_attempt(body: str, claim: int | None, attempt: int | None) -> None:
-    outcome = report(body)
+    (outcome,) = decode_reports(body, batch_limit=10, bare_ids=True)
     assert isinstance(outcome, Succeeded | Failed)
     assert (outcome.task_id, outcome.claim, outcome.attempt) == (42, claim, attempt)
+
+
+@pytest.mark.parametrize(
+    ("code", "number"),
+    [('"5050"', 5050), ('"-32000"', -32000), ('"01"', -32000), ('"E_BUSY"', -32000), ('"9999999999"', -32000)],
+)
+def test_a_code_of_an_error_may_be_text_as_sqs_scheduler_sends_it(code: str, number: int) -> None:
+    outcome = report(f'{{"error":{{"attempt":"","code":{code},"message":"random é"}},"id":"42:7:ab"}}')
+    assert isinstance(outcome, Failed)
+    assert json.loads(outcome.error) == {"attempt": "", "code": number, "message": "random é"}
+
+
+@pytest.mark.parametrize(
+    "result", ["1", "[3]", '{"attempt":"x"}', '{"attempt":-1}', '{"attempt":1.5}', f'{{"attempt":"{"9" * 5000}"}}']
+)
+def test_a_bare_task_id_needs_an_attempt_and_the_setting(result: str) -> None:
+    body = f'{{"result":{result},"id":42}}'
+    (entry,) = decode_reports(body, batch_limit=10, bare_ids=True)
+    assert isinstance(entry, Unreadable)
+    assert "needs an attempt" in entry.reason
+    assert "PENSTOCK_RESULTS_BARE_IDS=true" in unreadable(body).reason
+
+
+def test_a_claim_id_may_carry_a_token() -> None:
+    assert parse_claim_id("42:7:0123456789abcdef0123") == ClaimId(42, 7)
+
+
+KEYS = [ClaimKey(secret, signs=secret == b"new", seconds_left=None) for secret in (b"next", b"new", b"old")]
+
+
+def test_a_fence_takes_the_ids_that_its_keys_made_and_no_others() -> None:
+    fence = Fence(KEYS)
+    name = fence.name(42, 7)
+    assert re.fullmatch("42:7:[0-9a-f]{20}", name)
+    assert name == Fence(KEYS[1:]).name(42, 7) != fence.name(42, 8)
+    token = name[5:]
+    others = [Fence([key._replace(signs=True)]).name(42, 7) for key in KEYS]
+    assert [fence.problem(other) for other in others] == [None, None, None]
+    forged = ["42:7", f"42:8:{token}", f"43:7:{token}", f"42:7:{'0' * 20}", "42:7:", f"042:7:{token}", name[:-1]]
+    assert all(fence.problem(text) for text in forged)
+    assert token not in f"{fence.problem(f'42:8:{token}')}"
+
+
+def test_a_key_that_is_not_accepted_any_more_lets_nothing_through() -> None:
+    over = [ClaimKey(b"new", signs=True, seconds_left=None), ClaimKey(b"old", signs=True, seconds_left=0.0)]
+    assert "expired" in (Fence(over).problem(Fence(over[1:]).name(42, 7)) or "")
+    assert Fence([*KEYS, ClaimKey(None, signs=True, seconds_left=60.0)]).problem("42:7") is None
+    assert Fence([*KEYS, ClaimKey(None, signs=True, seconds_left=0.0)]).problem("42:7") is not None
+    assert Fence([ClaimKey(b"later", signs=False, seconds_left=None)]).name(42, 7) == "42:7"
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        '{"result":1,"id":"42:7"}',
+        '{"result":1,"spawn":[{"action":"a"}],"id":"42:7:0123456789abcdef0123"}',
+        '{"error":{"code":1,"message":"m"},"id":"42:7"}',
+        '{"method":"progress","params":{"id":"42:7","percent":1}}',
+        '{"method":"wait","params":{"id":"42:7","token":"t"}}',
+        '{"method":"wait","params":{"id":"42:7","token":""}}',
+    ],
+)
+def test_no_kind_of_report_passes_the_fence_by_an_id_that_was_made_up(entry: str) -> None:
+    for body in (entry, f"[{entry}]"):
+        (found,) = decode_reports(body, batch_limit=10, fence=Fence(KEYS))
+        assert isinstance(found, Unreadable)
+        assert (found.text, found.is_foreign) == (entry, True)
+        assert not isinstance(decode_reports(body, batch_limit=10)[0], Unreadable)
 
 
 @pytest.mark.parametrize(
@@ -391,15 +479,9 @@ def test_the_older_convention_names_its_attempt(body: str, claim: int | None, at
         ('{"result":1,"id":-1}', "is not <task id>:<claim>"),
         ('{"result":1,"id":9223372036854775808}', "is not <task id>:<claim>"),
         ('{"result":1,"id":"9223372036854775808:1"}', "is not <task id>:<claim>"),
-        ('{"result":1,"id":42}', "needs an attempt"),
-        ('{"result":[3],"id":42}', "needs an attempt"),
-        ('{"result":{"attempt":"x"},"id":42}', "needs an attempt"),
-        ('{"result":{"attempt":-1},"id":42}', "needs an attempt"),
-        ('{"result":{"attempt":1.5},"id":42}', "needs an attempt"),
-        ('{"result":{"attempt":"' + "9" * 5000 + '"},"id":42}', "needs an attempt"),
         ('{"error":"text","id":"42:7"}', "not a JSON-RPC response"),
         ('{"error":{"message":"m"},"id":"42:7"}', "not a JSON-RPC response"),
-        ('{"error":{"code":"1","message":"m"},"id":"42:7"}', "not a JSON-RPC response"),
+        ('{"error":{"code":1.5,"message":"m"},"id":"42:7"}', "not a JSON-RPC response"),
         ('{"jsonrpc":"2.0","method":"enqueue","params":{}}', "unknown notification 'enqueue'"),
         ('{"jsonrpc":"2.0","method":"progress"}', "not a JSON-RPC response"),
         ('{"jsonrpc":"2.0","method":"progress","params":{}}', "not a JSON-RPC response"),

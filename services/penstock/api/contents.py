@@ -115,7 +115,7 @@ def _read_call(action: str, raw_id: bytes) -> Entry:
 
 
 def _read_report(text: str | msgspec.Raw) -> Entry:
-    match decode_report(text):
+    match decode_report(text, bare_ids=True):
         case Succeeded(task_id, claim, attempt, _):
             return Entry("result", task_id, claim, attempt)
         case Failed(task_id, claim, attempt, _, _):

@@ -352,10 +352,8 @@ class Methods:
 
     async def _check_claims(self, command: CheckClaims) -> views.CheckedClaims:
         async with self._session() as session:
-            held = await session.read_attempts((c.task_id, c.claim) for c in command.claims)
-        return views.CheckedClaims(
-            [f"{c.task_id}:{c.claim}" for c in command.claims if (c.task_id, c.claim) not in held]
-        )
+            held = await session.read_attempts(command.claims.values())
+        return views.CheckedClaims([text for text, claim in command.claims.items() if claim not in held])
 
     async def _discover(self, _command: Discover) -> msgspec.Raw:
         if self._description is None:

@@ -26,6 +26,7 @@ async def retry_rejected(
     retried = 0
     still: list[StillRejected] = []
     unknown: list[int] = []
+    await store.read_fence(older_than_seconds=0)
     for rejected_id in dict.fromkeys(ids):
         try:
             async with store.transaction() as session:
@@ -63,7 +64,8 @@ async def _retry_one(session: Session, rejected_id: int, settings: Settings) -> 
         await accept_inbound(session, inbound, settings, door="replay")
         refused = inbound.refused
     else:
-        reports = decode_reports(text, batch_limit=settings.batch_limit)
+        bare_ids = settings.results_bare_ids
+        reports = decode_reports(text, batch_limit=settings.batch_limit, fence=session.fence, bare_ids=bare_ids)
         asked = len(reports)
         applied = await apply_reports(session, reports, settings)
         refused = [(report.text, report.reason) for report in applied.unreadable]

@@ -10,6 +10,7 @@ import typer
 from penstock import __version__
 from penstock.cli import (
     actions,
+    claim_key,
     config,
     credentials,
     dlq,
@@ -63,7 +64,7 @@ def _root(
 
 for part in (
     local, enqueue, stats, top, task, tasks, jobs, workflows, schedules, actions, routes, tenants, ordering,
-    rejected, dlq, processes, sources, payload_key, doctor, config, keys, credentials,
+    rejected, dlq, processes, sources, payload_key, claim_key, doctor, config, keys, credentials,
 ):  # fmt: skip
     part.add_to(app)
 

@@ -236,7 +236,7 @@ class ReleaseKey:
 
 @dataclass(frozen=True, slots=True)
 class CheckClaims:
-    claims: list[ClaimId]
+    claims: dict[str, ClaimId]
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,13 +67,14 @@ def read_kept_cursor(cursor: str | None) -> str | None:
     return kept_key(read_tenant(tenant, "cursor"), key or "")
 
 
-def read_claims(given: list[str]) -> list[ClaimId]:
+def read_claims(given: list[str]) -> dict[str, ClaimId]:
+    """Claims by the ids that were given, with a token or without one."""
     if not 1 <= len(given) <= MAX_IDS:
         raise InvalidParams("claims", f"must hold 1 to {MAX_IDS} claims, not {len(given)}")
-    claims = []
+    claims = {}
     for position, text in enumerate(given):
         claim = parse_claim_id(text)
         if claim is None:
             raise InvalidParams(f"claims[{position}]", f"must be <task id>:<claim>, not {text[:60]!r}")
-        claims.append(claim)
+        claims[text] = claim
     return claims

@@ -11,13 +11,14 @@ import asyncpg
 from penstock.faults import Faults
 from penstock.payloads import Vault
 from penstock.store import Session, Store
+from penstock.wire import Fence
 
 
 class _FaultySession(Session):
     """Statements that may fail before they run; those that commit by themselves may lose their reply too."""
 
-    def __init__(self, connection: Any, vault: Vault, faults: Faults, *, commits_each: bool) -> None:
-        super().__init__(connection, vault)
+    def __init__(self, connection: Any, vault: Vault, fence: Fence, faults: Faults, *, commits_each: bool) -> None:
+        super().__init__(connection, vault, fence)
         self._faults = faults
         self._commits_each = commits_each
 
@@ -52,14 +53,14 @@ class FaultyStore(Store):
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
         async with super().session() as session:
-            faulty = _FaultySession(session._connection, session.vault, self._faults, commits_each=True)
+            faulty = _FaultySession(session._connection, session.vault, session.fence, self._faults, commits_each=True)
             yield faulty
             session.has_told |= faulty.has_told
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Session]:
         async with super().transaction() as session:
-            faulty = _FaultySession(session._connection, session.vault, self._faults, commits_each=False)
+            faulty = _FaultySession(session._connection, session.vault, session.fence, self._faults, commits_each=False)
             yield faulty
             session.has_told |= faulty.has_told
         self._faults.fail("commit", "the reply of Postgres is lost, after the commit")

@@ -98,6 +98,7 @@ class Scheduler(Service):
         """Claim what is due and fits the window, send it, release what could not be sent; returns how many went."""
         # Cleared before looking: a nudge that comes during the claim then leads to another look, not to a wait.
         self._listener.event.clear()
+        await self._store.read_fence()
         await self._look_at_rules()
         failure: Unavailable | None = None
         try:

@@ -19,6 +19,7 @@ from penstock.wire import (
     TIMEOUT_ATTRIBUTE,
     TRACE_ENTRY_BYTES,
     TRACES_MAX_BYTES,
+    Fence,
     encode_call,
     encode_traces,
     escape_for_sqs,
@@ -30,6 +31,7 @@ from penstock.wire import (
 _SPREAD = 10  # a claim is cut into at least so many messages before any holds many tasks
 _SECONDS_UNKNOWN = 0.1  # taken for the run time of an action that no worker has reported yet
 _ATTRIBUTES_BYTES = 128
+_UNSIGNED = Fence()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,14 @@ def pack_parcels(
     max_bytes: int,
     max_seconds: float,
     by_tenant: bool = False,
+    fence: Fence = _UNSIGNED,
 ) -> list[Parcel]:
     """Pack claimed tasks into messages, in the order of the claim.
 
     A small claim travels one task a message, so that idle workers share it; a message grows only once there are
     ``_SPREAD`` of them. Tasks with different time limits travel apart, for the limit is the message's attribute; a
     suspect travels alone, so that the next worker that it takes with it takes nobody else's task along. by_tenant: so
-    do the tasks of each tenant, in messages of its group.
+    do the tasks of each tenant, in messages of its group. fence: makes their claim ids.
     """
     groups: dict[tuple[float | None, str | None], list[Claimed]] = defaultdict(list)
     alone = []
@@ -83,9 +86,9 @@ def pack_parcels(
         else:
             groups[task.timeout_seconds, task.tenant if by_tenant else None].append(task)
     max_items = min(max_tasks, max(1, len(tasks) // _SPREAD))
-    parcels = [parcel_of([task], task.tenant if by_tenant else None) for task in alone]
+    parcels = [parcel_of([task], task.tenant if by_tenant else None, fence) for task in alone]
     for (_, tenant), members in groups.items():
-        calls = [call_of(task) for task in members]
+        calls = [call_of(task, fence) for task in members]
         seconds = {action: times.of(action) for action in {task.action for task in members}}
         sizes = [utf8_size(call) for call in calls]
         traced = any(task.trace is not None for task in members)
@@ -106,14 +109,15 @@ def pack_parcels(
     return parcels
 
 
-def call_of(task: Claimed) -> str:
+def call_of(task: Claimed, fence: Fence) -> str:
     # Escaped before it is measured: what SQS does not take as a character grows from 3 bytes to 6.
-    return escape_for_sqs(encode_call(task.id, task.claim, task.action, task.payload))
+    claim_id = fence.name(task.id, task.claim)
+    return escape_for_sqs(encode_call(task.id, task.claim, task.action, task.payload, claim_id=claim_id))
 
 
-def parcel_of(tasks: Sequence[Claimed], group: str | None = None) -> Parcel:
+def parcel_of(tasks: Sequence[Claimed], group: str | None = None, fence: Fence = _UNSIGNED) -> Parcel:
     """Tasks of one time limit, and of one group, in one message; a suspect only by itself."""
-    return Parcel(Outgoing(join_batch([call_of(task) for task in tasks]), _attributes(tasks), group), tasks)
+    return Parcel(Outgoing(join_batch([call_of(task, fence) for task in tasks]), _attributes(tasks), group), tasks)
 
 
 def _attributes(tasks: Sequence[Claimed]) -> Mapping[str, str]:

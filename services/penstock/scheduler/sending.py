@@ -96,6 +96,7 @@ class Sender:
             max_bytes=queue.limits.max_message_bytes,
             max_seconds=self._settings.pack_seconds,
             by_tenant=self._settings.fair_queues and queue.limits.fair_groups,
+            fence=self._store.fence,
         )
 
     async def _send(self, queue: Queue, parcels: Sequence[Parcel]) -> Sending:
@@ -114,7 +115,7 @@ class Sender:
             elif len(tasks) == 1:
                 sending.refused += tasks
             else:
-                alone += [parcel_of([task], parcels[position].message.group) for task in tasks]
+                alone += [parcel_of([task], parcels[position].message.group, self._store.fence) for task in tasks]
         if report.failed:
             log.warning(
                 "send_failed", queue=queue.label, messages=len(report.failed), of=len(parcels), reason=report.reason

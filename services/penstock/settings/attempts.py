@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from penstock.retry import Backoff
-from penstock.settings.values import Group
+from penstock.settings.values import Group, Names
 
 
 class AttemptSettings(Group):
@@ -20,6 +20,11 @@ class AttemptSettings(Group):
     retry_factor: float = Field(2, ge=1, description="Growth of the delay from one attempt to the next.")
     retry_cap_seconds: float = Field(3600, gt=0, description="No delay is longer.")
     retry_jitter: float = Field(0.2, ge=0, le=1, description="Share of each delay that is random, 0 to 1.")
+    spawn_actions: Names = Field(
+        (),
+        description="Comma-separated actions (`mail.*`) that any task may spawn; others only where they go by the same "
+        "route as the task that spawns them.",
+    )
     heartbeat_seconds: float = Field(
         20, gt=0, description="A worker reports a task that runs longer, again after each such interval."
     )

@@ -21,6 +21,11 @@ class QueueSettings(Group):
     inbound_queue: str = Field("penstock-inbound", min_length=1, description="Name or URL: producers to submitter.")
     outbound_queue: str = Field("penstock-outbound", min_length=1, description="Name or URL: scheduler to workers.")
     results_queue: str = Field("penstock-results", min_length=1, description="Name or URL: workers to resulter.")
+    results_bare_ids: bool = Field(
+        False,
+        description="Take results of sqs-scheduler's workers too, a bare task id with `attempt`, which every sender to "
+        "the results queue can make up.",
+    )
     receive_wait_seconds: int = Field(
         20, ge=0, le=20, description="Long poll of a receive; shorter stops sooner, longer costs fewer empty calls."
     )

@@ -100,7 +100,7 @@ select id, workflow_id, task_id, state::text as state, children from gone order 
 
 -- name: hold_spawners
 -- $1 ids, $2 claims. Tasks whose claim still holds, locked: their results will be accepted in this transaction.
-select id, claim, workflow, tenant from penstock.task
+select id, claim, workflow, tenant, action, labels::text as labels from penstock.task
 where id = any($1::bigint[]) and state::text = 'ACQUIRED'
       and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
 order by id for update;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import Any
 
 import asyncpg
@@ -13,6 +14,9 @@ from penstock.errors import Unavailable
 from penstock.payloads import Vault
 from penstock.store.driver_errors import TRANSIENT, Translated
 from penstock.store.session import Session
+from penstock.wire import ClaimKey, Fence
+
+_FENCE_SECONDS = 60.0
 
 PLANNING = {"jit": "off", "enable_seqscan": "off"}
 """Settings of every connection that decide on plans.
@@ -30,6 +34,8 @@ class Store:
                  acquire_timeout_seconds: float = 30, application_name: str = "penstock",
                  vault: Vault | None = None) -> None:  # fmt: skip
         self.vault = vault or Vault()
+        self.fence = Fence()
+        self._fence_read_at = float("-inf")
         self._url = database_url
         self._pool_size = pool_size
         self._statement_timeout_seconds = statement_timeout_seconds
@@ -75,7 +81,7 @@ class Store:
         """Statements that commit one by one."""
         with Translated():
             pool, connection = await self._acquire()
-            session = Session(connection, self.vault)
+            session = Session(connection, self.vault, self.fence)
             try:
                 yield session
             finally:
@@ -89,7 +95,7 @@ class Store:
             pool, connection = await self._acquire()
             try:
                 async with connection.transaction():
-                    session = Session(connection, self.vault)
+                    session = Session(connection, self.vault, self.fence)
                     yield session
                 self.has_told |= session.has_told
             finally:
@@ -107,6 +113,17 @@ class Store:
                 f"all {self._pool_size} connections of the pool were in use for {self._acquire_timeout_seconds:g} s: "
                 "is Postgres slow, or is PENSTOCK_DATABASE_POOL_SIZE too small?"
             ) from None
+
+    async def read_fence(self, *, older_than_seconds: float = _FENCE_SECONDS) -> Fence:
+        """The fence with the keys that count now, read again when it is older than that. Raises Unavailable."""
+        if monotonic() - self._fence_read_at >= older_than_seconds:
+            async with self.session() as session:
+                keys = [ClaimKey(*row) for row in await session.fetch("read_claim_keys")]
+            if not any(key.signs for key in keys):
+                raise Unavailable("no key makes claim ids: run `penstock claim-key`, which makes one")
+            self.fence.set(keys)
+            self._fence_read_at = monotonic()
+        return self.fence
 
     async def ping(self) -> None:
         """Ask the database for an answer. Raises Unavailable."""

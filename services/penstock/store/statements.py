@@ -14,6 +14,7 @@ from penstock import metrics
 from penstock.payloads import Vault
 from penstock.sql import SQL
 from penstock.store.driver_errors import Translated
+from penstock.wire import Fence
 
 _MANY_ROWS = 50
 _LIFTED_SECONDS = 3600.0
@@ -23,13 +24,15 @@ _PARTITION = re.compile(r"(task_(?:success|critical_error|cancelled))(?:_[0-9]{8
 class Statements:
     """Statements by their names, on one connection; each theme adds its own to this.
 
-    vault: what payloads are sealed by before they are stored, None for nothing. has_told: a statement has settled a
+    vault: what payloads are sealed by before they are stored, None for nothing. fence: what claim ids are made by, see
+    ``Store.read_fence``. has_told: a statement has settled a
     task that belongs to a workflow.
     """
 
-    def __init__(self, connection: Any, vault: Vault | None = None) -> None:
+    def __init__(self, connection: Any, vault: Vault | None = None, fence: Fence | None = None) -> None:
         self._connection = connection
         self.vault = vault or Vault()
+        self.fence = fence or Fence()
         self.has_told = False
         self._timeout_seconds: float | None = None  # the connection's own
 

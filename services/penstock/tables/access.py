@@ -22,6 +22,15 @@ api_key = Table(
     Column("tenant", Text),
 )
 
+claim_key = Table(
+    "claim_key",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("secret", LargeBinary),
+    instant("signs_from", default=True),
+    instant("accepted_until", nullable=True),
+)
+
 audit = Table(
     "audit",
     metadata,

@@ -4,6 +4,7 @@ A body is one request or response, or a batch (array) of them. Payloads and resu
 that they came as: they are checked but never re-encoded, so numbers of any size arrive as they were sent.
 """
 
+from penstock.wire.fence import ClaimKey, Fence
 from penstock.wire.packed import PACKED_PER_MESSAGE, PACKED_PREFIX, pack_result
 from penstock.wire.packing import join_batch, pack
 from penstock.wire.reports import (
@@ -96,7 +97,9 @@ __all__ = [
     "Body",
     "CarriedTrace",
     "ClaimId",
+    "ClaimKey",
     "Failed",
+    "Fence",
     "Hints",
     "Invalid",
     "Progress",

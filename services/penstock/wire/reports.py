@@ -13,6 +13,7 @@ from msgspec import structs
 from penstock.errors import HANDLER_ERROR, INVALID_PARAMS, RpcError
 from penstock.tasks import ACTION_MAX_CHARS, TOKEN_MAX_CHARS
 from penstock.tracecontext import TraceContext, parse
+from penstock.wire.fence import Fence
 from penstock.wire.packed import PACKED_PREFIX, Room, Unpackable, unpack_result
 from penstock.wire.requests import INT8_MAX, parse_claim_id, split_body
 from penstock.wire.sealed import SEALED_ENCODING, Reference, decode_sealed, escape_plain, is_sealed
@@ -27,6 +28,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _MOST_RUNS, _MOST_SECONDS = 10**9, 1e12
 
 _EMPTY = msgspec.Raw(b"")
+_CODE = re.compile(r"-?(?:0|[1-9][0-9]{0,8})")
 _BARE_ID = re.compile(r"[0-9]{1,19}")
 
 
@@ -83,10 +85,11 @@ class Waiting(msgspec.Struct, frozen=True, gc=False):
 
 
 class Unreadable(msgspec.Struct, frozen=True, gc=False):
-    """An entry that says nothing about any task, and why."""
+    """An entry that says nothing about any task, and why. is_foreign: no key known here made its claim id."""
 
     text: str
     reason: str
+    is_foreign: bool = False
 
 
 class RunTimes(msgspec.Struct, frozen=True):
@@ -137,7 +140,7 @@ class _Response(msgspec.Struct, frozen=True):
 
 
 class _Error(msgspec.Struct, frozen=True):
-    code: int
+    code: int | str
     message: str
     data: msgspec.Raw = _EMPTY
     attempt: int | str | None = None
@@ -181,6 +184,7 @@ _decode_response = msgspec.json.Decoder(_Response).decode
 _decode_answers = msgspec.json.Decoder(list[_Answer]).decode
 _decode_run_times = msgspec.json.Decoder(RunTimes).decode
 _decode_error = msgspec.json.Decoder(_Error).decode
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_hints = msgspec.json.Decoder(Hints).decode
 _decode_attempt = msgspec.json.Decoder(_WithAttempt).decode
 _decode_progress = msgspec.json.Decoder(_ProgressParams).decode
@@ -190,10 +194,18 @@ _decode_any = msgspec.json.Decoder().decode
 _decode_claim = msgspec.json.Decoder(_OfClaim).decode
 
 
-def decode_reports(body: bytes | str, *, batch_limit: int, worker: str | None = None) -> list[Report]:
+def decode_reports(
+    body: bytes | str,
+    *,
+    batch_limit: int,
+    worker: str | None = None,
+    fence: Fence | None = None,
+    bare_ids: bool = False,
+) -> list[Report]:
     """Decode a body of the results queue: responses and notifications, single or batch; raises nothing.
 
-    worker: which one sent it, see ``worker_of``.
+    worker: which one sent it, see ``worker_of``. fence: which claim ids are taken, None for all. bare_ids: take the
+    older convention, a bare task id with ``attempt``, which no fence protects.
     """
     try:
         text = replace_unstorable(text_of(body))
@@ -204,9 +216,9 @@ def decode_reports(body: bytes | str, *, batch_limit: int, worker: str | None = 
     answers = _decode_at_once(text) if is_batch else None
     room = Room()
     if answers is None:
-        return [_told_by(worker, decode_report(entry, room)) for entry in entries]
+        return [_told_by(worker, decode_report(entry, room, fence, bare_ids)) for entry in entries]
     return [
-        _plain(answer, worker) or _told_by(worker, decode_report(entry, room))
+        _plain(answer, worker, fence) or _told_by(worker, decode_report(entry, room, fence, bare_ids))
         for answer, entry in zip(answers, entries, strict=True)
     ]
 
@@ -225,7 +237,7 @@ def _decode_at_once(text: str) -> list[_Answer] | None:
         return None
 
 
-def _plain(answer: _Answer, worker: str | None) -> Succeeded | None:
+def _plain(answer: _Answer, worker: str | None, fence: Fence | None) -> Succeeded | None:
     """The report of a plain success; None where a closer look is needed."""
     result = bytes(answer.result)
     is_other = (
@@ -234,27 +246,35 @@ def _plain(answer: _Answer, worker: str | None) -> Succeeded | None:
     if not result or is_other or answer.id is None or bytes(answer.error):
         return None
     claim_id = parse_claim_id(answer.id)
-    if claim_id is None:
+    if claim_id is None or (fence is not None and fence.problem(answer.id) is not None):
         return None
     return Succeeded(claim_id.task_id, claim_id.claim, None, escape_plain(result.decode()), "", None, worker)
 
 
-def decode_report(entry: str | msgspec.Raw, room: Room | None = None) -> Report:
-    """Decode one entry. room: for what is unpacked of its body, None for one of its own."""
+def decode_report(
+    entry: str | msgspec.Raw, room: Room | None = None, fence: Fence | None = None, bare_ids: bool = False
+) -> Report:
+    """Decode one entry. room: for what is unpacked of its body, None for one of its own; else as ``decode_reports``."""
     try:
         response = _decode_response(entry)
         if response.method is not None:
-            return _notification(response, entry)
-        return _outcome(response, entry, room or Room())
+            return _notification(response, entry, fence)
+        return _outcome(response, entry, room or Room(), fence, bare_ids)
     except (ValueError, RecursionError) as exc:
         return Unreadable(entry_text(entry), f"not a JSON-RPC response: {short_reason(exc)}")
 
 
-def _notification(response: _Response, entry: str | msgspec.Raw) -> Report:
+def _foreign(name: str, entry: str | msgspec.Raw, fence: Fence | None) -> Unreadable | None:
+    """The entry of a claim id that the fence does not let through."""
+    problem = None if fence is None else fence.problem(name)
+    return None if problem is None else Unreadable(entry_text(entry), problem, is_foreign=True)
+
+
+def _notification(response: _Response, entry: str | msgspec.Raw, fence: Fence | None) -> Report:
     if response.method == "run_times":
         return _run_times(response, entry)
     if response.method == "wait":
-        return _wait(response, entry)
+        return _wait(response, entry, fence)
     if response.method != "progress":
         return Unreadable(
             entry_text(entry), f"unknown notification {response.method!r}; progress, wait and run_times are known"
@@ -263,6 +283,9 @@ def _notification(response: _Response, entry: str | msgspec.Raw) -> Report:
     claim_id = parse_claim_id(params.id)
     if claim_id is None:
         return Unreadable(entry_text(entry), f"{params.id!r} is not <task id>:<claim>")
+    foreign = _foreign(params.id, entry, fence)
+    if foreign is not None:
+        return foreign
     note = params.note
     if note and len(note) > PROGRESS_NOTE_CHARS and not is_sealed(f'"{note}'):
         note = note[:PROGRESS_NOTE_CHARS]
@@ -271,12 +294,15 @@ def _notification(response: _Response, entry: str | msgspec.Raw) -> Report:
     return Progress(*claim_id, None if empty else msgspec.json.encode(detail).decode())
 
 
-def _wait(response: _Response, entry: str | msgspec.Raw) -> Report:
+def _wait(response: _Response, entry: str | msgspec.Raw, fence: Fence | None) -> Report:
     """A wait that makes no sense is a failed attempt: its worker has ended it and will say no more."""
     name = _decode_claim(response.params).id
     claim_id = parse_claim_id(name)
     if claim_id is None:
         return Unreadable(entry_text(entry), f"{name[:100]!r} is not <task id>:<claim>")
+    foreign = _foreign(name, entry, fence)
+    if foreign is not None:
+        return foreign
     try:
         params = _decode_wait(response.params)
         check_token(params.token)
@@ -316,7 +342,7 @@ def _run_times(response: _Response, entry: str | msgspec.Raw) -> Report:
     return told
 
 
-def _outcome(response: _Response, entry: str | msgspec.Raw, room: Room) -> Report:
+def _outcome(response: _Response, entry: str | msgspec.Raw, room: Room, fence: Fence | None, bare_ids: bool) -> Report:
     result, error = bytes(response.result), bytes(response.error)
     if error == b"null" and result:
         error = b""  # the habit of JSON-RPC 1.0: both members, one of them null
@@ -334,10 +360,17 @@ def _outcome(response: _Response, entry: str | msgspec.Raw, room: Room) -> Repor
     if claim_id is None:
         if not _BARE_ID.fullmatch(str(seen)) or int(seen) > INT8_MAX:
             return Unreadable(entry_text(entry), f"id {str(seen)[:100]!r} is not <task id>:<claim>")
+        if not bare_ids:
+            reason = f"id {seen} is a bare task id, taken with PENSTOCK_RESULTS_BARE_IDS=true alone"
+            return Unreadable(entry_text(entry), reason)
         task_id = int(seen)
         attempt = _attempt_in(result or error)
         if attempt is None:
             return Unreadable(entry_text(entry), f"bare id {task_id} needs an attempt inside result or error")
+    else:
+        foreign = _foreign(str(seen), entry, fence)
+        if foreign is not None:
+            return foreign
     if result and response.encoding == SEALED_ENCODING:
         return _sealed(response, Succeeded(task_id, claim, attempt, result.decode(), _spawned(response)))
     if result and response.encoding is not None:
@@ -351,7 +384,15 @@ def _outcome(response: _Response, entry: str | msgspec.Raw, room: Room) -> Repor
     if result:
         return Succeeded(task_id, claim, attempt, escape_plain(result.decode()), _spawned(response), _trace(response))
     decoded = _decode_error(error)
-    return Failed(task_id, claim, attempt, error.decode(), _hints(decoded), _trace(response))
+    text = error.decode() if isinstance(decoded.code, int) else _with_number(error, decoded.code)
+    return Failed(task_id, claim, attempt, text, _hints(decoded), _trace(response))
+
+
+def _with_number(error: bytes, code: str) -> str:
+    """An error of sqs-scheduler's workers, whose codes are text, with a number as its code."""
+    members = _decode_members(error)
+    members["code"] = msgspec.Raw(code.encode() if _CODE.fullmatch(code) else str(HANDLER_ERROR).encode())
+    return msgspec.json.encode(members).decode()
 
 
 def _sealed(response: _Response, report: Succeeded) -> Report:

@@ -213,9 +213,9 @@ def _call_head(action: str) -> str:
     return f'{{"jsonrpc":"2.0","method":{json.dumps(action)},"params":'
 
 
-def encode_call(task_id: int, claim: int, action: str, payload: str) -> str:
-    """The outbound request of one claimed task."""
-    return f'{_call_head(action)}{payload},"id":"{task_id}:{claim}"}}'
+def encode_call(task_id: int, claim: int, action: str, payload: str, *, claim_id: str | None = None) -> str:
+    """The outbound request of one claimed task. claim_id: one with a token, None for one without."""
+    return f'{_call_head(action)}{payload},"id":"{claim_id or f"{task_id}:{claim}"}"}}'
 
 
 class ClaimId(NamedTuple):
@@ -224,13 +224,17 @@ class ClaimId(NamedTuple):
 
 
 INT8_MAX = 2**63 - 1
+TOKEN_MAX_CHARS = 64
 _new_tuple = tuple.__new__
 
 
 def parse_claim_id(text: str) -> ClaimId | None:
-    """``"42:7"`` to its parts; None when it is no claim id."""
-    left, _, right = text.partition(":")
+    """``"42:7"``, or ``"42:7:token"``, to task and claim; None when it is no claim id."""
+    left, _, rest = text.partition(":")
+    right, colon, token = rest.partition(":")
     if not (left.isdecimal() and right.isdecimal() and text.isascii()) or len(left) > 19 or len(right) > 19:
+        return None
+    if colon and not (token.isalnum() and len(token) <= TOKEN_MAX_CHARS):
         return None
     task_id, claim = int(left), int(right)
     if task_id > INT8_MAX or claim > INT8_MAX:

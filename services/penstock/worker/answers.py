@@ -29,6 +29,7 @@ from penstock.wire import (
     encode_wait,
     escape_for_sqs,
     pack_result,
+    parse_claim_id,
 )
 
 TEXT_LIMIT_BYTES = 2048  # of a message, as JSON
@@ -77,7 +78,7 @@ def answer_of(
 
 
 def _wait_answer(claim_id: str, handler: Handler, wait: Wait) -> str:
-    if claim_id != f"{wait.attempt[0]}:{wait.attempt[1]}":
+    if parse_claim_id(claim_id) != wait.attempt:
         raise Unfit("BadResult", "the wait was made by the context of another attempt; return your own ctx.wait()")
     return encode_wait(claim_id, wait.token, timeout=wait.timeout, on_timeout=wait.on_timeout, hints=_hints(handler))
 

@@ -72,7 +72,11 @@ class Control:
     async def ask_once(self, http: aiohttp.ClientSession) -> int:
         """Ask about all that has run for long enough; returns how many are lost. An api that is away costs a line."""
         before = monotonic() - self._poll_seconds
-        running = {job.claim_id: job for job in self._jobs() if 0 < job.started_at <= before and not job.is_lost}
+        running = {
+            f"{job.claim.task_id}:{job.claim.claim}": job  # without the token, which is for results alone
+            for job in self._jobs()
+            if 0 < job.started_at <= before and not job.is_lost
+        }
         claims = list(running)
         found = 0
         for start in range(0, len(claims), _MAX_CLAIMS):
