@@ -282,6 +282,75 @@ async def test_a_queue_that_never_answers_costs_a_call_its_time_and_no_more(
         await far.close()
 
 
+async def test_a_send_ends_well_before_its_claims_are_given_back(
+    rig: Rig, proxy: SqsProxy, settings: Settings, task_of: TaskOf, sql: Any
+) -> None:
+    ended = threading.Event()
+
+    def silent(operation: str, body: dict[str, Any], forward: Forward) -> Reply:
+        ended.wait(PATIENCE_SECONDS)
+        raise Cut
+
+    async with rig.store.transaction() as session:
+        (answer,) = await session.enqueue([NewTask("a")])
+    hurried = settings.model_copy(update={"unsent_after_seconds": 1.5})
+    scheduler = Scheduler(store=rig.store, outbound=rig.far["outbound"], settings=hurried, open_queue=no_routes)
+    try:
+        async with weather(proxy, only("SendMessageBatch", silent)):
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                with pytest.raises(Unavailable, match="in time"):
+                    await scheduler.run_once()
+    finally:
+        ended.set()
+    row = await task_of(answer.id)
+    assert (row["state"], row["attempts"]) == ("SCHEDULED", 0)
+    assert await sql.fetchval("select count(*) from penstock.dispatch") == 0
+
+
+def refusing(message: str) -> Hook:
+    """Of a batch call, entries with a group are refused, and all others pass."""
+
+    def hook(operation: str, body: dict[str, Any], forward: Forward) -> Reply:
+        grouped = [entry for entry in body["Entries"] if "MessageGroupId" in entry]
+        others = [entry for entry in body["Entries"] if entry not in grouped]
+        status, reply = forward(body | {"Entries": others}) if others else (200, {})
+        reply.setdefault("Failed", []).extend(
+            {"Id": entry["Id"], "Code": "InvalidParameterValue", "SenderFault": True, "Message": message}
+            for entry in grouped
+        )
+        return status, reply
+
+    return hook
+
+
+async def test_a_queue_that_takes_no_groups_is_sent_messages_without(rig: Rig, proxy: SqsProxy) -> None:
+    async with rig.store.transaction() as session:
+        ids = [
+            a.id for a in await session.enqueue([NewTask("a", tenant="acme"), NewTask("a"), NewTask("a", tenant="b")])
+        ]
+    reason = (
+        "Value acme for parameter MessageGroupId is invalid. Reason: The request include parameter that is not valid"
+    )
+    async with weather(proxy, only("SendMessageBatch", refusing(reason))):
+        assert await rig.scheduler.run_once() == 3
+        assert sorted(pair[0] for pair in claims_of(await take(rig.outbound))) == ids
+        async with rig.store.transaction() as session:
+            await session.enqueue([NewTask("a", tenant="acme")])
+        before = len(proxy.entries("SendMessageBatch"))
+        assert await rig.scheduler.run_once() == 1
+        assert len(proxy.entries("SendMessageBatch")) == before + 1  # without a second try
+
+
+async def test_what_is_no_fault_of_a_message_fails_no_task(rig: Rig, proxy: SqsProxy, task_of: TaskOf) -> None:
+    async with rig.store.transaction() as session:
+        (answer,) = await session.enqueue([NewTask("a", tenant="acme")])
+    async with weather(proxy, only("SendMessageBatch", refusing("The value of an attribute is wrong"))):
+        with pytest.raises(Unavailable, match="InvalidParameterValue"):
+            await rig.scheduler.run_once()
+    row = await task_of(answer.id)
+    assert (row["state"], row["attempts"]) == ("SCHEDULED", 0)
+
+
 async def test_an_answer_that_is_not_of_sqs_is_taken_for_nothing_done(
     rig: Rig, proxy: SqsProxy, task_of: TaskOf
 ) -> None:

@@ -20,6 +20,8 @@ from penstock.tracing import Way
 from penstock.transports import Queue
 from penstock.wire import read_carried
 
+_SENDING_SHARE = 2 / 3  # of unsent_after_seconds, that a send may take
+
 log = get_logger()
 
 
@@ -63,10 +65,14 @@ class Sender:
         """Send a claim, release what could not be sent; returns how many went. Raises Unavailable when none did."""
         started_ns = time_ns()
         try:
-            sending = await self._send_all(dispatch.tasks)
+            # Well before the supervisor gives the claims back, while they are still being sent.
+            async with asyncio.timeout(self._settings.unsent_after_seconds * _SENDING_SHARE):
+                sending = await self._send_all(dispatch.tasks)
         except Exception as exc:
             # Released at once rather than found by the supervisor later; of what did go, the claim is now an old one.
             await self._conclude(dispatch, Sending(reason=type(exc).__name__, unsent=dispatch.tasks))
+            if isinstance(exc, TimeoutError):
+                raise Unavailable("nothing could be sent in time") from exc
             raise
         await self._conclude(dispatch, sending)
         self._count(dispatch.tasks, len(sending.unsent))

@@ -37,13 +37,19 @@ class AttemptSettings(Group):
         "until it is retried or an operator lets go.",
     )
     stale_after_seconds: float = Field(
-        120, gt=0, description="A task with no sign of life from its worker for this long is tried again."
+        120,
+        gt=0,
+        description="A task with no sign of life from its worker for this long, and for as long as one may be on its "
+        "way, is tried again.",
     )
     unsent_after_seconds: float = Field(
-        30, gt=0, description="A claim whose sending was never confirmed (the scheduler died) is released after this."
+        90,
+        gt=0,
+        description="A claim whose sending was never confirmed (the scheduler died) is released after this; "
+        "a send may take two thirds of it.",
     )
     untaken_after_seconds: float = Field(
-        6 * 3600, gt=0, description="A sent task that no worker reported while its queue stayed busy is sent again."
+        6 * 3600, gt=0, description="A task without a sign of life for this long is sent again while its queue is busy."
     )
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -57,6 +58,7 @@ _AWAY = (BotoCoreError, ClientError, aiohttp.ClientError, OSError, TimeoutError)
 _MISSING_QUEUE = {"NonExistentQueue", "QueueDoesNotExist"}
 # Of a message's size or characters; of a call, one of its messages may be to blame.
 _REFUSALS = {"BatchRequestTooLong", "InvalidMessageContents", "InvalidParameterValue"}
+_NO_GROUPS = re.compile(r"MessageGroupId|not valid for this queue type")  # in what an endpoint says that takes none
 _BAD_CREDENTIALS = {
     "ExpiredToken", "ExpiredTokenException", "InvalidAccessKeyId", "InvalidClientTokenId", "InvalidSecurity",
     "SignatureDoesNotMatch", "UnrecognizedClientException",
@@ -70,7 +72,11 @@ _UNANSWERED = {"Code": "NoAnswer", "Message": "the answer does not say what beca
 
 
 class _CallRefused(Unavailable):
-    """SQS takes no such call; with fewer messages in it, it may."""
+    """SQS takes no such call; with fewer messages in it, it may. is_final: with one message, it never will."""
+
+    def __init__(self, reason: str, *, is_final: bool) -> None:
+        super().__init__(reason)
+        self.is_final = is_final
 
 
 class SqsTransport:
@@ -208,6 +214,7 @@ class SqsQueue:
         self._transport = transport
         self._name = name
         self._url: str | None = name if "://" in name else None
+        self._takes_groups = True
 
     async def url(self) -> str:
         if self._url is None:
@@ -227,16 +234,30 @@ class SqsQueue:
                 entry["MessageAttributes"] = {
                     key: {"DataType": "String", "StringValue": value} for key, value in message.attributes.items()
                 }
-            if message.group is not None:
+            if message.group is not None and self._takes_groups:
                 entry["MessageGroupId"] = group_id(message.group)
             entries.append(entry)
             sizes.append(utf8_size(body) + sum(utf8_size(k + v) + 6 for k, v in message.attributes.items()))
         # Sized in one go with the entries, since a call is bounded by bytes too.
         outcome = await self._in_batches("send_message_batch", entries, sizes)
+        ungrouped = [
+            position
+            for position, reason in outcome.failed.items()
+            if _NO_GROUPS.search(reason) and entries[position].pop("MessageGroupId", None)
+        ]
+        if ungrouped:
+            # Standard queues take groups since 2025, and not every endpoint that stands in for SQS does.
+            if self._takes_groups:
+                self._takes_groups = False
+                log.warning("queue_takes_no_groups", queue=self.label, reason=outcome.failed[ungrouped[0]])
+            again = await self._in_batches(
+                "send_message_batch", [entries[position] for position in ungrouped], [sizes[p] for p in ungrouped]
+            )
+            outcome = outcome.without(ungrouped, again)
         sent = len(messages) - len(outcome.failed)
         if sent:
             metrics.MESSAGES.labels(self.label, "sent").inc(sent)
-        return SendReport(sorted(outcome.failed), next(iter(outcome.reasons), None), frozenset(outcome.refused))
+        return SendReport(sorted(outcome.failed), next(iter(outcome.failed.values()), None), frozenset(outcome.refused))
 
     async def receive(self, *, wait_seconds: int, visibility_seconds: int) -> list[Message]:
         reply = await self._call(
@@ -309,7 +330,7 @@ class SqsQueue:
                 if len(batch) > 1:
                     await _gather(run([entry], bytes_in_call, tries) for entry in batch)
                 else:
-                    outcome.add(batch[0], str(exc), refused=True)
+                    outcome.add(batch[0], str(exc), refused=exc.is_final)
                 return
             except Unavailable as exc:
                 for entry in batch:
@@ -329,7 +350,8 @@ class SqsQueue:
                 item = faults.get(entry["Id"], _UNANSWERED)
                 if item.get("SenderFault") or tries <= 1:
                     reason = f"{item.get('Code')}: {item.get('Message', '')}"
-                    outcome.add(entry, reason, refused=_plain(item.get("Code")) in _REFUSALS)
+                    is_final = _is_final(_plain(item.get("Code")), str(item.get("Message")))
+                    outcome.add(entry, reason, refused=is_final)
                 else:
                     again.append(entry)
             if again:
@@ -339,7 +361,7 @@ class SqsQueue:
         if outcome.failed:
             log.warning(
                 "sqs_entries_failed", operation=operation, queue=self.label, failed=len(outcome.failed),
-                of=len(entries), reason=outcome.reasons[0],
+                of=len(entries), reason=next(iter(outcome.failed.values())),
             )  # fmt: skip
         return outcome
 
@@ -355,7 +377,7 @@ class SqsQueue:
             if code in _BAD_CREDENTIALS:
                 await self._transport.renew_credentials(client)
             if code in _REFUSALS:
-                raise _CallRefused(f"SQS refuses {operation}: {exc}") from exc
+                raise _CallRefused(f"SQS refuses {operation}: {exc}", is_final=_is_final(code, str(exc))) from exc
             if code in _MISSING_QUEUE:
                 if "://" not in self._name:
                     self._url = None  # it may be made anew, under another URL
@@ -374,17 +396,25 @@ class SqsQueue:
 
 @dataclass(slots=True)
 class _Outcome:
-    """Of a batch operation: positions that failed, those among them that must not be tried again, and why."""
+    """Of a batch operation: positions that failed and why, and those among them that must not be tried again."""
 
-    failed: set[int] = field(default_factory=set)
+    failed: dict[int, str] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
-    reasons: list[str] = field(default_factory=list)
 
     def add(self, entry: Mapping[str, Any], reason: str, *, refused: bool = False) -> None:
-        self.failed.add(int(entry["Id"]))
-        self.reasons.append(reason)
+        self.failed[int(entry["Id"])] = reason
         if refused:
             self.refused.add(int(entry["Id"]))
+
+    def without(self, positions: Sequence[int], again: _Outcome) -> _Outcome:
+        """With what became of these positions when they were tried again."""
+        failed = {position: reason for position, reason in self.failed.items() if position not in positions}
+        return _Outcome(failed | again.failed, self.refused - set(positions) | again.refused)
+
+
+def _is_final(code: str, message: str) -> bool:
+    """Whether SQS will never take the message. It says InvalidParameterValue of its size, and of much else."""
+    return code in _REFUSALS and (code != "InvalidParameterValue" or "shorter than" in message)
 
 
 async def _credentials(session: Any) -> Any:
