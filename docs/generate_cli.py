@@ -16,7 +16,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from docs.generated import row, write
 from penstock.cli import app
-from penstock.cli.groups import DEFAULT
+from penstock.cli.groups import default_of
 
 PAGE = Path(__file__).with_name("cli.md")
 
@@ -50,7 +50,7 @@ class Command:
     @property
     def is_default(self) -> bool:
         """Whether its group does this when no command is named."""
-        return len(self.path) > 1 and self.path[-1] == DEFAULT
+        return len(self.path) > 1 and self.path[-1] == default_of(self.path[0])
 
     def has(self, option: str) -> bool:
         return any(option in parameter.names for parameter in self.parameters)
@@ -133,7 +133,7 @@ def _section(command: Command) -> Iterator[str]:
     yield f"### penstock {' '.join(command.path)}\n"
     arguments = [parameter for parameter in command.parameters if parameter.is_argument]
     # A word behind the group is a command's name, so an argument of `list` needs it.
-    words = [*command.path[:-1], f"[{DEFAULT}]"] if command.is_default and not arguments else command.path
+    words = [*command.path[:-1], f"[{command.path[-1]}]"] if command.is_default and not arguments else command.path
     usage = " ".join(["penstock", *words, "[OPTIONS]", *map(_usage, arguments)])
     yield f"```\n{usage}\n```\n"
     yield command.help + "\n"

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from penstock.cli import app
 from penstock.client import Client, Unfinished
-from penstock.errors import InvalidParams, JobNotFound, PenstockError, RpcError
+from penstock.errors import InvalidParams, JobNotFound, RpcError
 from penstock.keys import Permission
 from penstock.keystore import create_key
 from penstock.settings import Settings
@@ -70,7 +70,7 @@ async def test_the_client_starts_watches_and_awaits_jobs(store: Store, settings:
                 client.job(4711)
             with pytest.raises(JobNotFound):
                 client.cancel_job(4711)
-            with pytest.raises(InvalidParams, match="all must be true where no task is left out"):
+            with pytest.raises(InvalidParams, match=r"give at least one filter \(action, .*\) or set all=true"):
                 client.bulk_delete()
             assert client.cancel_job(page["jobs"][0]["id"])["state"] == "DONE"  # it has ended, and stays so
 
@@ -183,7 +183,8 @@ async def test_the_command_asks_before_it_changes_anything_and_names_the_number(
         run = command(url)
         alone = run("tasks", "cancel", "--action", "report")
         assert alone.exit_code == 2
-        assert "Cancel 20 tasks? Nobody is there to ask: say --yes" in " ".join(alone.output.replace("│", " ").split())
+        said = " ".join(alone.output.replace("│", " ").split())
+        assert "refusing to cancel 20 tasks without confirmation: stdin is not a terminal. Pass --yes." in said
         monkeypatch.setattr("penstock.cli.tasks.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
         declined = run("tasks", "cancel", "--action", "report", answer="n\n")
         assert declined.exit_code == 1
@@ -203,14 +204,16 @@ async def test_the_command_tells_what_is_wrong_with_a_filter(store: Store, setti
         run = command(url)
         assert "'tenant' is not NAME=TEXT" in run("tasks", "cancel", "--label", "tenant").output
         for arguments, said in (
-            (["tasks", "cancel"], "all must be true where no task is left out"),
-            (["tasks", "retry", "--state", "error"], r"states\[0\] is ERROR; bulk.retry is about CRITICAL_ERROR"),
-            (["jobs", "show", "9"], "No such job: 9"),
+            (["tasks", "cancel"], "give at least one filter (--action, --state"),
+            (["tasks", "retry", "--state", "error"], "states[0] is ERROR; bulk.retry is about CRITICAL_ERROR"),
+            (["tasks", "retry", "--state", "FAILED"], "'FAILED' is no state: give one of WAITING, SCHEDULED, ACQUIRED"),
+            (["tasks", "--state", "FAILED"], "'FAILED' is no state: give one of WAITING, SCHEDULED, ACQUIRED"),
         ):
             failed = run(*arguments)
-            assert isinstance(failed.exception, PenstockError)
-            with pytest.raises(PenstockError, match=said):
-                raise failed.exception
+            assert failed.exit_code == 2
+            assert said in " ".join(failed.output.replace("│", " ").split())
+        missing = run("jobs", "9")
+        assert str(missing.exception) == "No such job: 9"
 
     async with stack(store, settings, working=False) as url:
         await asyncio.to_thread(use, url)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from typer.testing import CliRunner
 
 from penstock.cli import app
+from penstock.client import Client
 from penstock.settings import Settings
 from penstock.store import Store
 from penstock.submitter import Submitter
@@ -45,6 +47,17 @@ async def test_a_tasks_options_go_over_the_command_line(store: Store, settings: 
         assert (shown["run_at"], shown["priority"]) == ("2100-01-01T00:00:00.000000Z", 3)
         run(url, "task", "cancel", str(first["id"]), "--reason", "no longer wanted")
         assert "no longer wanted" in run(url, "task", "show", str(first["id"]))
+        made = run(url, "enqueue", "b", '{"n": 7}', "--delay", "1h30m", "--timeout", "2m", "--json")
+        second = str(json.loads(made)["id"])
+        shown = run(url, "task", second).splitlines()
+        assert "payload" in [line.split()[0] for line in shown]
+        assert '{"n": 7}' in " ".join(shown)
+        assert json.loads(run(url, "task", second, "--detail", "--json"))["timeout"] == 120
+        assert "'5x' is no duration" in run(url, "enqueue", "b", "--delay", "5x", fails=True)
+        wrong = CliRunner().invoke(app, ["enqueue", "b", "--priority", "99999", "--api-url", url])
+        assert (wrong.exit_code, "Error" in wrong.output, "-32602" in wrong.output) == (2, True, False)
+        limits = json.loads(run(url, "actions", "set", "b", "--rate", "10/m", "--key-rate", "1/s", "--json"))
+        assert (round(limits["rate"], 6), limits["key_rate"]) == (round(10 / 60, 6), 1)
 
     async with running(store, settings) as api:
         await asyncio.to_thread(use, api.url)
@@ -155,3 +168,44 @@ async def test_a_traced_task_is_shown_with_its_trace(store: Store, settings: Set
         for detail in ((), ("--detail",)):
             assert trace_id in await asyncio.to_thread(run, api.url, "task", "show", str(traced.id), *detail)
             assert "trace_id" not in await asyncio.to_thread(run, api.url, "task", "show", str(plain.id), *detail)
+
+
+async def test_failures_of_a_task_are_told_readably_and_while_it_is_waited_for(
+    store: Store, settings: Settings
+) -> None:
+    told = {"type": "ValueError", "message": "no luck", "traceback": "Traceback:\n  deep\nValueError: no luck"}
+    error = json.dumps({"code": -32000, "message": "no luck", "data": told})
+
+    async def fail_one() -> None:
+        other = Store(settings.require_database_url)
+        async with other.transaction() as session:
+            dispatch = await session.claim(1)
+            assert dispatch is not None
+            await session.fail([Failure(t.id, t.claim, error, 60.0) for t in dispatch.tasks], hold_keys=False)
+        await other.close()
+
+    def use(url: str) -> None:
+        run(url, "enqueue", "a", "--max-attempts", "5")
+        asyncio.run(fail_one())
+        plain = run(url, "task", "1")
+        assert plain.count("no luck") == 2, "once in the line, once at the end of the traceback"
+        assert "error  ValueError: no luck" in " ".join(plain.split(" "))
+        assert "attempt 1 of 5 failed" not in plain
+        detail = run(url, "task", "1", "--detail")
+        assert "attempt 1 of 5 failed: ValueError: no luck" in detail
+        assert "{" not in detail.split("attempt 1 of 5")[1]
+        client = Client(url)
+        for options, code in ((["--wait-timeout", "3s"], 4), (["--fail-fast"], 3)):
+            call = ["enqueue", "a", "--max-attempts", "5", "--wait", *options, "--api-url", url]
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(CliRunner().invoke, app, call)
+                while not client.list(state="SCHEDULED")["tasks"]:  # not by the command: it has this one's output
+                    assert not waiting.done()
+                asyncio.run(fail_one())
+                waited = waiting.result(60)
+            assert (waited.exit_code, waited.stdout) == (code, ""), waited.output
+            assert "attempt 1 of 5 failed: ValueError: no luck" in waited.stderr
+            assert ("retrying at" in waited.stderr, "  deep" in waited.stderr) == (code == 4, code == 3)
+
+    async with running(store, settings) as api:
+        await asyncio.to_thread(use, api.url)

@@ -19,12 +19,13 @@ from docs import generate_cli, generated
 from docs.generate_cli import Command, commands
 from penstock import __version__
 from penstock.cli import app, main
-from penstock.cli.groups import DEFAULT
+from penstock.cli.groups import default_of
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = list(commands())
 NAMES = [" ".join(command.path) for command in COMMANDS]
-LISTING = [command.path[0] for command in COMMANDS if command.is_default]
+DEFAULTS = [command.path[0] for command in COMMANDS if command.is_default]
+LISTING = [group for group in DEFAULTS if group != "config"]
 NOWHERE = "http://127.0.0.1:1"
 OF_THE_API = [command for command in COMMANDS if command.has("--api-url")]
 PROCESSES = (
@@ -88,6 +89,7 @@ def test_the_walk_finds_the_commands_that_help_shows(
 ) -> None:
     assert len(COMMANDS) > 60
     assert len(set(NAMES)) == len(NAMES)
+    monkeypatch.setenv("PENSTOCK_SCHEDULER0", "true")
     code, out, _ = call(capsys, monkeypatch, "--help")
     assert code == 0
     assert {path[0] for path in (command.path for command in COMMANDS)} <= set(re.findall(r"[\w-]+", out))
@@ -182,8 +184,19 @@ def test_a_group_without_a_list_shows_its_help(
     assert {path[0] for path in (command.path for command in COMMANDS) if len(path) > 1} - set(LISTING) == {
         "task", "config",
     }  # fmt: skip
+    assert call(capsys, monkeypatch, "config", "--json") == call(capsys, monkeypatch, "config", "show", "--json")
     code, out, err = call(capsys, monkeypatch, "task")
     assert (code, "reschedule" in out + err) == (2, True)
+
+
+@pytest.mark.parametrize("group", ["task", "jobs", "workflows", "rejected", "schedules"])
+def test_a_number_behind_a_group_is_the_id_of_what_to_show(
+    group: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_API_URL", NOWHERE)
+    shown = call(capsys, monkeypatch, group, "7", "--json")
+    assert (shown[0], NOWHERE in shown[2]) == (1, True)
+    assert shown == call(capsys, monkeypatch, group, "show", "7", "--json")
 
 
 @pytest.mark.parametrize(("group", "word", "meant"), [("tasks", "lst", "list"), ("schedules", "resum", "resume")])
@@ -205,13 +218,13 @@ def test_an_option_that_list_does_not_have_is_told_as_one_of_list(
 
 
 @pytest.mark.parametrize("option", ["--help", "-h"])
-@pytest.mark.parametrize("group", LISTING)
+@pytest.mark.parametrize("group", DEFAULTS)
 def test_the_help_of_a_group_shows_its_commands_and_what_it_does_by_itself(
     group: str, option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, out, _ = call(capsys, monkeypatch, group, option)
     assert code == 0
-    assert f"penstock {group} alone is penstock {group} list" in " ".join(out.split())
+    assert f"penstock {group} alone is penstock {group} {default_of(group)}" in " ".join(out.split())
     assert {command.path[1] for command in COMMANDS if command.path[0] == group} <= set(re.findall(r"[\w-]+", out))
 
 
@@ -284,7 +297,7 @@ def test_a_command_that_a_page_shows_is_one() -> None:
     for path in [*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "SECURITY.md"]:
         for line in re.findall(r"^(?:\$ )?penstock ([^\n`]+)$", path.read_text("utf-8"), re.MULTILINE):
             words = line.split("#")[0].split()
-            named = (tuple(words[:2]), tuple(words[:1]), (words[0], DEFAULT))
+            named = (tuple(words[:2]), tuple(words[:1]), (words[0], default_of(words[0])))
             found = next((known[path] for path in named if path in known), None)
             options = {word.split("=")[0] for word in words if re.fullmatch(r"--[a-z-]+(=.*)?", word)}
             if found is None:

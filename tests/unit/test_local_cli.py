@@ -33,7 +33,7 @@ def test_version_is_the_package_version(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "command",
     ["up", "down", "ps", "logs", "enqueue", "stats", "top", "task", "tasks", "jobs", "workflows", "schedules",
-     "actions", "routes", "tenants", "ordering", "rejected", "dlq", "keys", "credential", "config", "doctor",
+     "actions", "routes", "tenants", "ordering", "rejected", "dlq", "keys", "credential", "config", "doctor", "env",
      "migrate", "create-queues", "submitter", "scheduler", "resulter", "supervisor", "api", "worker"],
 )  # fmt: skip
 def test_every_command_is_listed_and_has_help(command: str, tmp_path: Path) -> None:
@@ -41,10 +41,78 @@ def test_every_command_is_listed_and_has_help(command: str, tmp_path: Path) -> N
 
     from penstock.cli import app
 
-    assert f" {command} " in CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output
+    env = {"COLUMNS": "200", "PENSTOCK_SCHEDULER0": "true"}
+    assert f" {command} " in CliRunner().invoke(app, ["--help"], env=env).output
     shown = CliRunner().invoke(app, [command, "--help"])
     assert shown.exit_code == 0
     assert "Usage" in shown.output
+
+
+def test_credentials_of_scheduler0_are_shown_where_its_api_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from penstock.cli import app
+
+    monkeypatch.chdir(tmp_path)
+
+    def is_shown(**env: str) -> bool:
+        return " credential " in CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"} | env).output
+
+    assert [is_shown(), is_shown(PENSTOCK_SCHEDULER0="false"), is_shown(PENSTOCK_SCHEDULER0="true")] == [
+        False,
+        False,
+        True,
+    ]
+    (tmp_path / "penstock.toml").write_text("scheduler0 = true\n")
+    assert is_shown()
+    assert CliRunner().invoke(app, ["credential", "--help"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("1.5", 1.5), ("10s", 10), ("5m", 300), ("1h30m", 5400), ("2d", 172_800), ("250ms", 0.25), ("0", 0)],
+)
+def test_a_duration_is_a_number_of_seconds_or_has_units(text: str, seconds: float) -> None:
+    from penstock.cli.values import duration
+
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "5x", "m", "-5", "-5m", "5 m", "1h 30m", "nan", "inf", "5m10"])
+def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
+    import typer
+
+    from penstock.cli.values import duration
+
+    with pytest.raises(typer.BadParameter, match="1h30m"):
+        duration(text)
+
+
+def test_rates_have_units_and_are_given_to_the_api_in_one() -> None:
+    from penstock.cli.limits import Per, in_one_unit, parse_rate
+
+    def given(rate: str | None, key_rate: str | None, per: Per = Per.second) -> dict[str, object]:
+        rates = {"rate": rate and parse_rate(rate), "key_rate": key_rate and parse_rate(key_rate)}
+        return in_one_unit(rates, per)  # type: ignore[arg-type]
+
+    assert given("10/m", None) == {"per": "minute", "rate": 10, "key_rate": None}
+    assert given("10/hour", None, Per.minute) == {"per": "hour", "rate": 10, "key_rate": None}
+    assert given("10", "2", Per.minute) == {"per": "minute", "rate": 10, "key_rate": 2}
+    assert given("60/m", "3600/h") == {"per": "second", "rate": 1, "key_rate": 1}
+    assert given("6/m", "2", Per.minute) == {"per": "minute", "rate": 6, "key_rate": 2}
+    assert given(None, None) == {"per": "second", "rate": None, "key_rate": None}
+
+
+@pytest.mark.parametrize("text", ["10/x", "10/", "many", "/m"])
+def test_what_is_no_rate_is_refused_with_an_example(text: str) -> None:
+    import typer
+
+    from penstock.cli.limits import parse_rate
+
+    with pytest.raises(typer.BadParameter, match="10/m"):
+        parse_rate(text)
 
 
 def test_help_documents_the_exit_codes(tmp_path: Path) -> None:

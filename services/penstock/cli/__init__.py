@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from penstock import __version__
 from penstock.cli import (
@@ -34,10 +37,41 @@ from penstock.cli import (
     workflows,
 )
 from penstock.cli.common import EPILOG, error_text
-from penstock.errors import PenstockError, SettingsError
+from penstock.errors import INVALID_PARAMS, PenstockError, RpcError, SettingsError
+
+
+class Root(TyperGroup):
+    """All commands. A parameter that only the api finds wrong is told as one that is found wrong here."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RpcError as exc:
+            if exc.code != INVALID_PARAMS:
+                raise
+            raise typer.BadParameter(error_text(exc).removeprefix("Invalid params: ")) from exc
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Those to be shown: credentials are scheduler0's, whose API few have."""
+        return [name for name in super().list_commands(ctx) if name != "credential" or _serves_scheduler0()]
+
+
+def _serves_scheduler0() -> bool:
+    if "PENSTOCK_SCHEDULER0" not in os.environ and "PENSTOCK_CONFIG" not in os.environ and not _TOML.exists():
+        return False  # without the half second that reading settings takes
+    from penstock.settings import load_settings
+
+    try:
+        return load_settings().scheduler0
+    except SettingsError:
+        return True
+
+
+_TOML = Path("penstock.toml")
 
 app = typer.Typer(
     name="penstock",
+    cls=Root,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",

@@ -17,7 +17,17 @@ from penstock.cli.common import (
     print_page,
 )
 from penstock.cli.groups import Commands, add_group
-from penstock.cli.limits import NONE_HELP, BurstOption, Per, PerOption, RateOption, changes
+from penstock.cli.limits import (
+    NONE_HELP,
+    BurstOption,
+    Per,
+    PerOption,
+    Rate,
+    RateOption,
+    changes,
+    in_one_unit,
+    rate_option,
+)
 
 ActionArgument = Annotated[str, typer.Argument(metavar="ACTION", help="The action, exactly.")]
 _LIMITS = ("max_in_flight", "rate", "burst", "key_max_in_flight", "key_rate", "key_burst")
@@ -71,9 +81,7 @@ def set_limits(
     key_max_in_flight: Annotated[
         int | None, typer.Option(min=1, show_default=False, help="As --max-in-flight, for each limit key by itself.")
     ] = None,
-    key_rate: Annotated[
-        float | None, typer.Option(show_default=False, help="As --rate, for each limit key by itself.")
-    ] = None,
+    key_rate: Annotated[Rate | None, rate_option("As --rate, for each limit key.")] = None,
     key_burst: Annotated[
         int | None, typer.Option(min=1, show_default=False, help="As --burst, for each limit key by itself.")
     ] = None,
@@ -84,11 +92,13 @@ def set_limits(
     data_dir: DataDirOption = None,
 ) -> None:
     """Limit an action. Limits that are not named stay as they are."""
+    rates = in_one_unit({"rate": rate, "key_rate": key_rate}, per)
+    unit = rates.pop("per")
     limits = {
-        "max_in_flight": max_in_flight, "rate": rate, "burst": burst, "key_max_in_flight": key_max_in_flight,
-        "key_rate": key_rate, "key_burst": key_burst,
+        "max_in_flight": max_in_flight, "burst": burst, "key_max_in_flight": key_max_in_flight, "key_burst": key_burst,
+        **rates,
     }  # fmt: skip
-    params = {"action": action, "per": per.value, **changes(limits, none)}
+    params = {"action": action, "per": unit, **changes(limits, none)}
     print_answer(connect(api_url, data_dir).call("action.set", params), as_json)
 
 

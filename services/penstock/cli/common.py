@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
+from penstock.cli.values import duration_option
 from penstock.errors import PenstockError, RpcError
 
 if TYPE_CHECKING:
@@ -39,15 +40,15 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the api's result
 RunAtOption = Annotated[
     str | None, typer.Option(show_default=False, help="Not before: RFC 3339 with a zone, or epoch milliseconds.")
 ]
-DelayOption = Annotated[float | None, typer.Option(show_default=False, help="Not before so many seconds from now.")]
+DelayOption = Annotated[float | None, duration_option(help="Not before so long from now.")]
 PriorityOption = Annotated[int | None, typer.Option(show_default=False, help="-32768 to 32767, higher first.")]
 
 
 def error_text(exc: PenstockError) -> str:
-    """An error for a person: the message, and for an answer of the api its code and what the message leaves out."""
+    """An error for a person: the message, and of an answer of the api what the message leaves out."""
     if not isinstance(exc, RpcError):
         return str(exc)
-    text = f"{exc.message} (code {exc.code})"
+    text = exc.message
     said = not isinstance(exc.data, dict) or all(str(value) in exc.message for value in exc.data.values())
     return text if said else f"{text}: {json.dumps(exc.data, ensure_ascii=False)}"
 

@@ -159,7 +159,9 @@ def purge(
         total = len(ids or ()) or min(_messages_in(queue, client), limit or sys.maxsize)
         question = f"Delete {total} message{'' if total == 1 else 's'} of {queue}-dlq for good?"
         if not sys.stdin.isatty():
-            raise typer.BadParameter(f"{question} Nobody is there to ask: say --yes")
+            raise typer.BadParameter(
+                f"refusing to delete {total} messages without confirmation: stdin is not a terminal. Pass --yes."
+            )
         typer.confirm(question, abort=True, err=True)
     _each(queue, "dlq.purge", ids, everything, limit, as_json, client, {})
 

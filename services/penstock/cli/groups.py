@@ -10,42 +10,56 @@ from typer.core import TyperGroup
 
 from penstock.cli.common import EPILOG
 
-DEFAULT = "list"
+_DEFAULTS = {"config": "show"}
 Commands = Mapping[str, Callable[..., None]]
 
 
-class ListGroup(TyperGroup):
-    """Lists when it is given no command: `penstock tasks --state ERROR` is `penstock tasks list --state ERROR`.
+def default_of(group: str) -> str:
+    """What a group does when none of its commands is named, if it has that command."""
+    return _DEFAULTS.get(group, "list")
 
-    A first word without dashes is always meant as a command, so that a misspelt one is told as such.
+
+class Group(TyperGroup):
+    """Runs its default command when none is named: `penstock tasks --json` is `penstock tasks list --json`.
+
+    A number is the id of what to show: `penstock task 7` is `penstock task show 7`. Another first word without dashes
+    is always read as a command, so that a misspelt one is reported as such.
     """
 
+    default: str | None = None
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # ctx: of click, or of the click within typer
+        if args and args[0].isdecimal() and "show" in self.commands:
+            return super().parse_args(ctx, ["show", *args])
+        if self.default is None:
+            return super().parse_args(ctx, args)
         if args:
-            means_list = args[0].startswith("-") and args[0] not in self.get_help_option_names(ctx)
+            is_meant = args[0].startswith("-") and args[0] not in self.get_help_option_names(ctx)
         else:
-            means_list = not ctx.resilient_parsing  # while the shell completes, any command may yet come
-        return super().parse_args(ctx, [DEFAULT, *args] if means_list else args)
+            is_meant = not ctx.resilient_parsing  # while the shell completes, any command may yet come
+        return super().parse_args(ctx, [self.default, *args] if is_meant else args)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         found = list(super().shell_complete(ctx, incomplete))
-        if incomplete.startswith("-"):
-            command = self.commands[DEFAULT]
+        if self.default is not None and incomplete.startswith("-"):
+            command = self.commands[self.default]
             known = {item.value for item in found}
-            with command.make_context(DEFAULT, [], parent=ctx, resilient_parsing=True) as inner:
+            with command.make_context(self.default, [], parent=ctx, resilient_parsing=True) as inner:
                 found += [item for item in command.shell_complete(inner, incomplete) if item.value not in known]
         return found
 
 
 def add_group(app: typer.Typer, name: str, commands: Commands, *, panel: str, help: str) -> None:
-    """Add a group; one that has `list` does that when no command is named."""
-    if DEFAULT in commands:
-        note = f"`penstock {name}` alone is `penstock {name} {DEFAULT}`, and takes its options."
+    """Add a group; one that has its default command does that when no command is named."""
+    default = default_of(name)
+    if default in commands:
+        note = f"`penstock {name}` alone is `penstock {name} {default}`, and takes its options."
         group = typer.Typer(
-            cls=ListGroup, subcommand_metavar="[COMMAND] [ARGS]...", epilog=EPILOG, help=f"{help}\n\n{note}"
-        )
+            cls=type("Group", (Group,), {"default": default}),
+            subcommand_metavar="[COMMAND] [ARGS]...", epilog=EPILOG, help=f"{help}\n\n{note}",
+        )  # fmt: skip
     else:
-        group = typer.Typer(no_args_is_help=True, epilog=EPILOG, help=help)
+        group = typer.Typer(cls=Group, no_args_is_help=True, epilog=EPILOG, help=help)
     for command_name, command in commands.items():
         group.command(command_name)(command)
     app.add_typer(group, name=name, rich_help_panel=panel)

@@ -22,7 +22,7 @@ from penstock.cli.common import (
     progress,
 )
 from penstock.cli.groups import Commands, add_group
-from penstock.cli.values import instant, json_value, labels
+from penstock.cli.values import duration_option, instant, json_value, labels
 from penstock.errors import PenstockError
 from penstock.firing import Missed, Overlap
 
@@ -38,24 +38,20 @@ StartOption = Annotated[
     str | None, typer.Option(show_default=False, help="No fire before: RFC 3339 with a zone, or epoch milliseconds.")
 ]
 EndOption = Annotated[str | None, typer.Option(show_default=False, help="No fire after; likewise.")]
-JitterOption = Annotated[
-    float | None, typer.Option(show_default=False, help="Delay each fire by up to so many seconds.")
-]
+JitterOption = Annotated[float | None, duration_option(help="Delay each fire by up to so long.")]
 MissedOption = Annotated[
     Missed | None, typer.Option(show_default=False, help="What becomes of missed fires; a new one's default is one.")
 ]
 MaxMissedOption = Annotated[
     int | None, typer.Option(show_default=False, help="With --missed all: so many at the most; default 100.")
 ]
-MaxLatenessOption = Annotated[
-    float | None, typer.Option(show_default=False, help="What is later than so many seconds never runs.")
-]
+MaxLatenessOption = Annotated[float | None, duration_option(help="What is later than so long never runs.")]
 OverlapOption = Annotated[
     Overlap | None,
     typer.Option(show_default=False, help="While the task before is not settled; a new one's default is allow."),
 ]
 MaxAttemptsOption = Annotated[int | None, typer.Option(show_default=False, help="Attempts before CRITICAL_ERROR.")]
-TimeoutOption = Annotated[float | None, typer.Option(show_default=False, help="Seconds that one attempt may take.")]
+TimeoutOption = Annotated[float | None, duration_option(help="How long one attempt may take.")]
 OrderingKeyOption = Annotated[
     str | None, typer.Option(show_default=False, help="Tasks of one key run one at a time, in order.")
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,12 +23,19 @@ from penstock.cli.common import (
 from penstock.cli.follow import follow
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.tasks import print_tasks
-from penstock.cli.values import instant, json_value
+from penstock.cli.values import duration_option, instant, json_value
 from penstock.errors import NoResult, PenstockError, ResultTimeout
+from penstock.tasks import State
 
 if TYPE_CHECKING:
     from penstock.client import Client
 
+_LOOK_SECONDS = 1.0
+# What only --detail shows; the payload is shown anyway.
+_DETAILS = {
+    "payload_gone", "payload_unread", "unique_key", "ordering_key", "limit_key", "labels", "expires_at", "timeout",
+    "claim", "worker", "failures",
+}  # fmt: skip
 TaskId = Annotated[int, typer.Argument(metavar="ID", help="The task's id.")]
 TokenArgument = Annotated[
     str, typer.Argument(help="What the task waits for: `penstock task show ID --detail` shows it as waits_for.")
@@ -44,7 +53,7 @@ def add_to(app: typer.Typer) -> None:
 def show(
     ids: Annotated[list[int], typer.Argument(metavar="ID", help="One task's id, or several.")],
     detail: Annotated[
-        bool, typer.Option("--detail", help="With payload, keys, labels, expiry and every failed attempt.")
+        bool, typer.Option("--detail", help="With keys, labels, expiry and every failed attempt.")
     ] = False,
     until_settled: Annotated[
         bool,
@@ -73,18 +82,16 @@ def show(
         if unknown:
             raise PenstockError(f"no such task: {', '.join(map(str, unknown))}")
         return
-    task = client.call("status", {"id": ids[0], "detail": detail})
+    task = client.call("status", {"id": ids[0], "detail": detail or not as_json})
     if as_json:
         print_json(task)
         return
-    _print_task(task)
+    _print_task(task, detail)
 
 
 def result(
     task_id: TaskId,
-    timeout: Annotated[
-        float | None, typer.Option(min=0, show_default=False, help="Seconds to wait; default for ever.")
-    ] = None,
+    timeout: Annotated[float | None, duration_option(help="How long to wait; default for ever.")] = None,
     api_url: ApiUrlOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
@@ -144,9 +151,7 @@ def fail(
     token: TokenArgument,
     error: Annotated[str, typer.Argument(metavar="MESSAGE", help="What went wrong.")],
     final: Annotated[bool, typer.Option("--final", help="No more attempts: CRITICAL_ERROR now.")] = False,
-    retry_after: Annotated[
-        float | None, typer.Option(show_default=False, help="Seconds until the next attempt.")
-    ] = None,
+    retry_after: Annotated[float | None, duration_option(help="The time until the next attempt.")] = None,
     as_json: JsonOption = False,
     api_url: ApiUrlOption = None,
     data_dir: DataDirOption = None,
@@ -156,29 +161,87 @@ def fail(
     _print_answered(connect(api_url, data_dir).call("task.fail", given(params)), as_json)
 
 
-def print_result(client: Client, task_id: int, timeout: float | None) -> None:
-    """Wait for a result and print it. Raises typer.Exit with the code of what came instead."""
-    try:
-        print_json(client.result(task_id, timeout=timeout))
-    except NoResult as exc:
-        typer.echo(f"penstock: {exc}", err=True)
-        error = getattr(exc, "error", None)
-        if isinstance(error, dict) and isinstance(error.get("data"), dict) and error["data"].get("traceback"):
-            typer.echo(f"\n{error['data']['traceback'].rstrip()}", err=True)
-        raise typer.Exit(4 if isinstance(exc, ResultTimeout) else 3) from None
+def print_result(
+    client: Client, task_id: int, timeout: float | None, *, tell_failures: bool = False, fail_fast: bool = False
+) -> None:
+    """Wait for a result and print it. Raises typer.Exit with the code of what came instead.
+
+    tell_failures: print each failed attempt meanwhile; fail_fast: and stop after the first.
+    """
+    ends = math.inf if timeout is None else time.monotonic() + timeout
+    told: set[Any] = set()
+    while True:
+        left = max(0.0, ends - time.monotonic())
+        wait = min(left, _LOOK_SECONDS) if tell_failures else left
+        try:
+            print_json(client.result(task_id, timeout=None if wait == math.inf else wait))
+            return
+        except ResultTimeout as exc:
+            if tell_failures and _tell_failures(
+                client.call("status", {"id": task_id, "detail": True}), told, fail_fast
+            ):
+                raise typer.Exit(3) from None
+            if wait >= left:
+                typer.echo(f"penstock: {exc}", err=True)
+                raise typer.Exit(4) from None
+        except NoResult as exc:
+            typer.echo(f"penstock: {exc}", err=True)
+            error = getattr(exc, "error", None)
+            if isinstance(error, dict) and isinstance(error.get("data"), dict) and error["data"].get("traceback"):
+                typer.echo(f"\n{error['data']['traceback'].rstrip()}", err=True)
+            raise typer.Exit(3) from None
 
 
-def _print_task(task: dict[str, Any]) -> None:
-    traceback = None
-    error = task.get("error")
-    if isinstance(error, dict) and isinstance(error.get("data"), dict):
-        # Lines of a traceback are worth more than its JSON.
-        data = dict(error["data"])
-        traceback = data.pop("traceback", None)
-        task = task | {"error": error | {"data": data}}
-    print_fields(task.items())
-    if traceback:
-        typer.echo(f"\n{traceback.rstrip()}")
+def _tell_failures(task: dict[str, Any], told: set[Any], fail_fast: bool) -> bool:
+    """Print the failed attempts that are new, on standard error; returns whether to stop for one."""
+    new = [failure for failure in task["failures"] if failure["claim"] not in told]
+    told.update(failure["claim"] for failure in new)
+    if new and fail_fast:
+        typer.echo(f"penstock: task {task['id']}, {failure_line(task, new[0])}", err=True)
+        if found := _traceback(new[0]["error"]):
+            typer.echo(f"\n{found}", err=True)
+        return True
+    for failure in new:
+        last = failure is new[-1] and task["state"] == State.ERROR
+        then = f"; retrying at {task['run_at']}" if last else ""
+        typer.echo(f"task {task['id']}, {failure_line(task, failure)}{then}", err=True)
+    return False
+
+
+def failure_line(task: dict[str, Any], failure: dict[str, Any]) -> str:
+    """One failed attempt in one line."""
+    on = f" on {failure['worker']}" if failure.get("worker") else ""
+    return f"attempt {failure['attempt']} of {task['max_attempts']} failed{on}: {_error_line(failure['error'])}"
+
+
+def _error_line(error: Any) -> str:
+    """An error's type and message."""
+    if not isinstance(error, dict):
+        return " ".join(str(error).split())
+    data = error.get("data")
+    kind = data.get("type") if isinstance(data, dict) else None
+    return " ".join(": ".join(str(part) for part in (kind, error.get("message")) if part).split())
+
+
+def _traceback(error: Any) -> str:
+    data = error.get("data") if isinstance(error, dict) else None
+    return str(data.get("traceback") or "").rstrip() if isinstance(data, dict) else ""
+
+
+def _print_task(task: dict[str, Any], detail: bool) -> None:
+    shown = {name: value for name, value in task.items() if detail or name not in _DETAILS}
+    failures = shown.pop("failures", ())
+    error = shown.pop("error", None)
+    print_fields(shown.items())
+    if error is not None:
+        print_fields([("error", _error_line(error))])
+        more = error.get("data") if isinstance(error, dict) else None
+        if isinstance(more, dict):
+            print_fields((name, value) for name, value in more.items() if name not in ("type", "message", "traceback"))
+    for failure in failures:
+        typer.echo(f"{failure['at']}  {failure_line(task, failure)}")
+    if found := _traceback(error):
+        typer.echo(f"\n{found}")
 
 
 def _print_change(result: dict[str, Any], as_json: bool) -> None:

@@ -24,7 +24,8 @@ from penstock.cli.common import (
 )
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.jobs import print_job
-from penstock.cli.values import instant, labels
+from penstock.cli.values import duration_option, instant, labels
+from penstock.cli.values import state as parse_state
 from penstock.tasks import State
 
 if TYPE_CHECKING:
@@ -34,18 +35,21 @@ ActionOption = Annotated[
     str | None, typer.Option("--action", show_default=False, help="Of this action; * stands for any characters.")
 ]
 StateOption = Annotated[
-    list[str] | None, typer.Option("--state", show_default=False, help="In this state; may be given several times.")
+    list[str] | None,
+    typer.Option(
+        "--state",
+        parser=parse_state,
+        metavar="STATE",
+        show_default=False,
+        help=f"In this state, one of {', '.join(State)}; may be repeated.",
+    ),
 ]
 LabelOption = Annotated[
     list[str] | None,
     typer.Option("--label", metavar="NAME=TEXT", show_default=False, help="With this label; given twice, with both."),
 ]
-OlderOption = Annotated[
-    float | None, typer.Option("--older-than", show_default=False, help="Added at least so many seconds ago.")
-]
-NewerOption = Annotated[
-    float | None, typer.Option("--newer-than", show_default=False, help="Added less than so many seconds ago.")
-]
+OlderOption = Annotated[float | None, duration_option("--older-than", help="Added at least so long ago.")]
+NewerOption = Annotated[float | None, duration_option("--newer-than", help="Added less than so long ago.")]
 FromOption = Annotated[int | None, typer.Option("--from-id", show_default=False, help="With this id or a higher one.")]
 ToOption = Annotated[int | None, typer.Option("--to-id", show_default=False, help="With this id or a lower one.")]
 TenantOption = Annotated[str | None, typer.Option("--tenant", show_default=False, help="For this tenant.")]
@@ -70,7 +74,11 @@ def list_tasks(
     state: Annotated[
         str | None,
         typer.Option(
-            show_default=False, help="SCHEDULED, ACQUIRED, ERROR, SUCCESS and so on.", autocompletion=lambda: [*State]
+            parser=parse_state,
+            metavar="STATE",
+            show_default=False,
+            help=f"One of {', '.join(State)}.",
+            autocompletion=lambda: [*State],
         ),
     ] = None,
     action: Annotated[str | None, typer.Option(show_default=False, help="Only tasks of this action.")] = None,
@@ -98,7 +106,7 @@ def list_tasks(
     With a filter, one call looks at a bounded number of tasks; the cursor that is printed leads further back.
     """
     params = {
-        "state": state.upper() if state else None, "action": action, "labels": labels(label), "key": key,
+        "state": state, "action": action, "labels": labels(label), "key": key,
         "since": instant(since), "until": instant(until), "limit": limit, "cursor": cursor, "tenant": tenant,
     }  # fmt: skip
     result = connect(api_url, data_dir).call("list", given(params))
@@ -191,7 +199,7 @@ def reschedule(
     run_at: RunAtOption = None,
     delay: DelayOption = None,
     spread: Annotated[
-        float | None, typer.Option(show_default=False, help="Seconds from then on over which they are spread evenly.")
+        float | None, duration_option(help="The time from then on over which they are spread evenly.")
     ] = None,
     priority: PriorityOption = None,
     dry_run: DryRunOption = False,
@@ -236,10 +244,10 @@ def _filter(
     tenant: str | None,
 ) -> dict[str, Any]:
     """The filter's parameters, as the api takes them."""
-    return given(
+    found = given(
         {
             "action": action,
-            "states": [one.upper() for one in state] if state else None,
+            "states": state or None,
             "labels": labels(label),
             "older_than": older_than,
             "newer_than": newer_than,
@@ -249,6 +257,12 @@ def _filter(
             "tenant": tenant,
         }
     )
+    if not found:
+        raise typer.BadParameter(
+            "give at least one filter (--action, --state, --label, --older-than, --newer-than, --from-id, --to-id, "
+            "--tenant), or --all"
+        )
+    return found
 
 
 def _do(verb: str, params: dict[str, Any], dry_run: bool, yes: bool, wait: bool, as_json: bool, client: Client) -> None:
@@ -260,7 +274,10 @@ def _do(verb: str, params: dict[str, Any], dry_run: bool, yes: bool, wait: bool,
     if not yes:
         question = f"{verb.capitalize()} {_number(client.call(method, params | {'dry_run': True}))}?"
         if not sys.stdin.isatty():
-            raise typer.BadParameter(f"{question} Nobody is there to ask: say --yes")
+            raise typer.BadParameter(
+                f"refusing to {verb} {question.partition(' ')[2][:-1]} without confirmation: stdin is not a terminal. "
+                "Pass --yes."
+            )
         typer.confirm(question, abort=True, err=True)
     started = client.call(method, params)
     if not wait:

@@ -18,7 +18,7 @@ from penstock.cli.common import (
     print_page,
 )
 from penstock.cli.groups import Commands, add_group
-from penstock.cli.limits import NONE_HELP, BurstOption, Per, PerOption, RateOption, changes
+from penstock.cli.limits import NONE_HELP, BurstOption, Per, PerOption, RateOption, changes, in_one_unit
 
 TenantArgument = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant, exactly.")]
 TenantOrAll = Annotated[
@@ -88,8 +88,9 @@ def set_limits(
     data_dir: DataDirOption = None,
 ) -> None:
     """Give a tenant limits of its own, in place of the default's. Limits that are not named stay as they are."""
-    limits = {"max_in_flight": max_in_flight, "rate": rate, "burst": burst}
-    params = {"tenant": tenant, "per": per.value, **changes(limits, none)}
+    rates = in_one_unit({"rate": rate}, per)
+    unit = rates.pop("per")
+    params = {"tenant": tenant, "per": unit, **changes({"max_in_flight": max_in_flight, "burst": burst, **rates}, none)}
     print_answer(connect(api_url, data_dir).call("tenant.set", params), as_json)
 
 

@@ -3,10 +3,43 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import sys
 from typing import Any, NoReturn
 
 import typer
+
+from penstock.tasks import State
+
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
+_UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+def duration(text: str) -> float:
+    """Seconds, given as a number of them or with units: 90, 10s, 5m, 1h30m, 2d. Raises typer.BadParameter."""
+    parts = _PART.findall(text)
+    if parts and "".join(number + unit for number, unit in parts) == text:
+        return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise typer.BadParameter(f"{text!r} is no duration: give seconds, or units as in 10s, 5m, 1h30m, 2d")
+    return seconds
+
+
+def duration_option(*names: str, help: str) -> Any:
+    """An option that takes a duration."""
+    return typer.Option(*names, parser=duration, metavar="DURATION", show_default=False, help=help)
+
+
+def state(text: str) -> str:
+    """A state of tasks, in any case of letters. Raises typer.BadParameter, which lists them."""
+    if text.upper() not in list(State):
+        raise typer.BadParameter(f"{text!r} is no state: give one of {', '.join(State)}")
+    return text.upper()
 
 
 def instant(text: str | None) -> str | int | None:

@@ -22,7 +22,7 @@ def _selection(operation: Operation, given: BulkCancelParams) -> Selection:
     if given.all and used:
         raise InvalidParams("all", f"means every task, so it goes without {', '.join(used)}")
     if not given.all and not used:
-        raise InvalidParams("all", f"must be true where no task is left out; else give any of {', '.join(filters)}")
+        raise InvalidParams("all", f"is missing: give at least one filter ({', '.join(filters)}) or set all=true")
     for name in ("states", "labels"):
         if getattr(given, name) is not None and not getattr(given, name):
             raise InvalidParams(name, "is empty; leave it out, or say what must fit")
