@@ -192,7 +192,7 @@ class Run:
             "PEER_SQS_URL": sqs.url,
             "PEER_FOLDER": str(folder),
             "PYTHONPATH": str(SCRIPTS),
-            "AWS_ACCESS_KEY_ID": "penstock",
+            "AWS_ACCESS_KEY_ID": sqs.access_key_id,
             "AWS_SECRET_ACCESS_KEY": "penstock",
             "AWS_DEFAULT_REGION": "us-east-1",
         }

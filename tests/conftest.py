@@ -15,9 +15,11 @@ import hypothesis
 import psutil
 import pytest
 
+SQS_ACCESS_KEY_ID = "penstock"  # that the SQS of the run takes
+
 # Before any SDK client is made: its credential chain must find these and must not ask the network.
 for _name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-    os.environ[_name] = "penstock"
+    os.environ[_name] = SQS_ACCESS_KEY_ID
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 os.environ["AWS_DEFAULT_REGION"] = os.environ["AWS_REGION"] = "us-east-1"
 for _name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_SQS", "AWS_ENDPOINT_URL_S3"):
@@ -121,7 +123,7 @@ def database_url(postgres: EmbeddedPostgres, template_database: str) -> Iterator
 @pytest.fixture(scope="session")
 def sqs_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Endpoint of one SQS for the run."""
-    server = EmbeddedSqs(tmp_path_factory.mktemp("sqs"))
+    server = EmbeddedSqs(tmp_path_factory.mktemp("sqs"), access_key_id=SQS_ACCESS_KEY_ID)
     server.start()
     yield server.url
     server.stop()

@@ -266,7 +266,7 @@ async def _new_rig(bench: Bench, workers: int, schedulers: int) -> AsyncIterator
             finally:
                 await rig.close()
                 queues = stack.state()["queues"] if outside else {}
-        await _delete_queues(outside, stack.settings.aws_region, queues)
+        await _delete_queues(stack.settings, queues)
 
 
 async def _no_reset(_connection: Any) -> None:
@@ -297,10 +297,10 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-async def _delete_queues(endpoint_url: str | None, region: str | None, queues: Mapping[str, str]) -> None:
+async def _delete_queues(settings: Settings, queues: Mapping[str, str]) -> None:
     if not queues:
         return
-    transport = SqsTransport(endpoint_url=endpoint_url, region=region)
+    transport = SqsTransport.of(settings)
     try:
         client = await transport.client()
         for url in queues.values():

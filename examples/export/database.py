@@ -1,6 +1,7 @@
 """The example's own database: the objects, their exports, and a ledger of every write to an export.
 
-It has nothing to do with Penstock's tables. EXPORT_DATABASE_URL names it; `penstock up` sets that for its workers.
+It has nothing to do with Penstock's tables. EXPORT_DATABASE_URL names it; `penstock up` makes one, and sets
+that for its workers.
 """
 
 from __future__ import annotations

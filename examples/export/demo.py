@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -73,7 +74,9 @@ def _run(place: Place, options: argparse.Namespace) -> int:
 
 
 def _environment(options: argparse.Namespace) -> dict[str, str]:
-    env = {name: value for name, value in os.environ.items() if name != DATABASE_URL}  # records go where tasks are
+    env = {
+        name: value for name, value in os.environ.items() if name != DATABASE_URL
+    }  # the stack makes one for the records
     if not _RETRIES.keys() & env.keys():
         env |= _RETRIES
     return env | {ERROR_RATE: str(options.error_rate)}
@@ -84,7 +87,7 @@ async def _work(
 ) -> tuple[Summary | None, str | None]:
     """Feed, and watch until everything has settled; returns what came of it, and what went wrong on the way."""
     trouble = None
-    database_url = state["database_url"]
+    database_url, exports_url = state["database_url"], state["env"][DATABASE_URL]
     with Display(options.tasks, load_settings().stale_after_seconds) as display:
         feeding = asyncio.create_task(feed(state, options.tasks, on_progress=display.fed), name="feed")
         try:
@@ -103,11 +106,12 @@ async def _work(
             feeding.cancel()
             await asyncio.wait([feeding])
     try:
-        connection = await asyncpg.connect(database_url, timeout=10, command_timeout=60)
-        try:
-            return await summarize(connection, options.tasks, place.state()), trouble
-        finally:
-            await connection.close(timeout=10)
+        async with contextlib.AsyncExitStack() as held:
+            tasks = await asyncpg.connect(database_url, timeout=10, command_timeout=60)
+            held.push_async_callback(tasks.close, timeout=10)
+            exports = await asyncpg.connect(exports_url, timeout=10, command_timeout=60)
+            held.push_async_callback(exports.close, timeout=10)
+            return await summarize(tasks, exports, options.tasks, place.state()), trouble
     except (asyncpg.PostgresError, OSError) as exc:
         reason = f"the tables cannot be read: {exc or type(exc).__name__}"
         return None, f"{trouble}; {reason}" if trouble else reason

@@ -55,16 +55,19 @@ async def feed(
 ) -> Fed:
     """Insert objects and enqueue their exports, ``http_share`` of them over HTTP and the others through the queue.
 
-    state: what `penstock ps --json` prints. database_url: of the objects, the stack's own when None.
+    state: what `penstock ps --json` prints. database_url: of the objects; None for the one that the stack made.
     Raises FeedError, Unavailable. Enqueueing an object twice is harmless, so what may have failed is sent again.
     """
-    database = ExportDatabase(database_url or state["database_url"])
+    database_url = database_url or state["env"].get(DATABASE_URL)
+    if database_url is None:
+        raise FeedError(f"this stack made no database for the example, for it uses one of yours: set {DATABASE_URL}")
+    database = ExportDatabase(database_url)
     try:
         ids = await database.add_objects(count, seed=seed)
     finally:
         await database.close()
     http, queue = _share_out(ids, http_share)
-    os.environ.update(_sqs_environment(state["sqs_endpoint_url"]))
+    os.environ.update(_no_proxy(state["sqs_endpoint_url"]))
     duplicates, _ = await asyncio.gather(
         _over_http(state["api"], http, on_progress), _through_queue(state, queue, on_progress)
     )
@@ -120,7 +123,10 @@ def _was_away(answer: object) -> bool:
 async def _through_queue(state: Mapping[str, Any], ids: Sequence[int], on_progress: Progress) -> None:
     # The key is the one that submit:export derives, so an object is one task by whichever door; and the id goes as
     # text here, as the older convention has it.
-    async with InboundClient(state["queues"]["inbound"], state["sqs_endpoint_url"], _REGION) as client:
+    client = InboundClient(
+        state["queues"]["inbound"], state["sqs_endpoint_url"], _REGION, access_key=state["sqs_access_key"]
+    )
+    async with client:
         for chunk in _chunks(ids):
             await client.enqueue_many(
                 {"action": ACTION, "payload": {"objectID": str(each)}, "unique_key": str(each)} for each in chunk
@@ -128,15 +134,13 @@ async def _through_queue(state: Mapping[str, Any], ids: Sequence[int], on_progre
             on_progress(len(chunk))
 
 
-def _sqs_environment(endpoint_url: str | None) -> dict[str, str]:
-    """What the SDK needs to talk to an SQS on this machine: any credentials will do, but no proxy in between."""
+def _no_proxy(endpoint_url: str | None) -> dict[str, str]:
+    """What keeps the SDK from sending calls to an SQS on this machine through a proxy."""
     if endpoint_url is None or not is_loopback(urlsplit(endpoint_url).hostname or ""):
         return {}
     given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     hosts = given if "127.0.0.1" in given.split(",") else ",".join(filter(None, (given, "127.0.0.1", "localhost")))
-    missing = not {"AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE"} & os.environ.keys()
-    keys = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "penstock") if missing else {}
-    return {"NO_PROXY": hosts, "no_proxy": hosts, **keys}
+    return {"NO_PROXY": hosts, "no_proxy": hosts}
 
 
 def _chunks(ids: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -106,13 +106,18 @@ class Summary:
         return found
 
 
-async def summarize(connection: asyncpg.Connection[Any], expected: int, state: Mapping[str, Any] | None) -> Summary:
-    """Read the figures of a database that this run had to itself. state: what `penstock ps --json` prints."""
+async def summarize(
+    connection: asyncpg.Connection[Any],
+    exports_connection: asyncpg.Connection[Any],
+    expected: int,
+    state: Mapping[str, Any] | None,
+) -> Summary:
+    """Read the figures of two databases that this run had to itself. state: what `penstock ps --json` prints."""
     overall = await connection.fetchrow(_OVERALL)
     states: dict[str, int] = {}
     for row in await connection.fetch(_STATES):
         states[row["state"]] = states.get(row["state"], 0) + row["count"]
-    exports = await connection.fetchrow(_EXPORTS)
+    exports = await exports_connection.fetchrow(_EXPORTS)
     assert overall is not None
     assert exports is not None
     return Summary(

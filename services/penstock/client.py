@@ -371,7 +371,7 @@ class InboundClient:
     """Adds tasks through the inbound queue: needs that alone, and no answer comes back; use it with ``async with``.
 
     queue: name of the inbound queue, of SQS its URL too. endpoint_url: None for AWS. region: None for the SDK's own
-    chain.
+    chain. access_key: of SQS, as PENSTOCK_SQS_ACCESS_KEY; None for the SDK's own chain.
     transport_url: as PENSTOCK_TRANSPORT_URL, for another broker than SQS; whatever else there is to say of it, such as
     PENSTOCK_KAFKA_*, is taken from the settings.
     A send that timed out may have arrived, and is tried again: give tasks a ``unique_key`` if none may run twice.
@@ -386,6 +386,7 @@ class InboundClient:
         endpoint_url: str | None = None,
         region: str | None = None,
         *,
+        access_key: str | None = None,
         transport_url: str | None = None,
         payloads: Settings | None = None,
     ) -> None:
@@ -393,6 +394,7 @@ class InboundClient:
         self._name = queue
         self._endpoint_url = endpoint_url
         self._region = region
+        self._access_key = access_key
         self._transport_url = transport_url
         self._transport: Transport | None = None
         self._queue: Queue | None = None
@@ -460,7 +462,7 @@ class InboundClient:
         if self._transport_url is None:
             from penstock.transports.sqs import SqsTransport
 
-            return SqsTransport(endpoint_url=self._endpoint_url, region=self._region)
+            return SqsTransport(endpoint_url=self._endpoint_url, region=self._region, access_key=self._access_key)
         from penstock.settings import load_settings
         from penstock.transports import open_transport
 

@@ -84,9 +84,10 @@ class RunningStack:
 
     def sqs(self) -> Any:
         """A plain SQS client, as any user has one."""
+        key_id, secret = self.state["sqs_access_key"].split(":")
         return botocore.session.get_session().create_client(
             "sqs", endpoint_url=self.state["sqs_endpoint_url"], region_name="us-east-1",
-            aws_access_key_id="any", aws_secret_access_key="any",
+            aws_access_key_id=key_id, aws_secret_access_key=secret,
         )  # fmt: skip
 
     def wait_for(self, condition: Callable[[], Any], *, seconds: float = 60, what: str = "the condition") -> Any:

@@ -14,9 +14,7 @@ def answer(request: dict) -> dict:
 
 
 def main(endpoint: str, outbound: str, results: str) -> None:
-    sqs = botocore.session.get_session().create_client(
-        "sqs", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id="any", aws_secret_access_key="any"
-    )
+    sqs = botocore.session.get_session().create_client("sqs", endpoint_url=endpoint, region_name="us-east-1")
     while True:
         reply = sqs.receive_message(QueueUrl=outbound, MaxNumberOfMessages=10, WaitTimeSeconds=1)
         for message in reply.get("Messages", []):

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from penstock.local.postgres import EmbeddedPostgres
+from tests.conftest import SQS_ACCESS_KEY_ID
 
 ROOT = Path(__file__).parents[2]
 MARK = "Sesame"  # in every secret, so that a part of one is found as well
@@ -69,7 +70,7 @@ class Running:
 def environment(**settings: str) -> dict[str, str]:
     return os.environ | {
         "PYTHONPATH": f"{ROOT / 'services'}{os.pathsep}{ROOT}",
-        "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE",
+        "AWS_ACCESS_KEY_ID": SQS_ACCESS_KEY_ID,
         "AWS_SECRET_ACCESS_KEY": AWS_SECRET,
         "AWS_SESSION_TOKEN": f"token{MARK}",
         "PENSTOCK_API_KEYS": f"{API_KEY},ci:read:{'ab' * 32}",

@@ -12,17 +12,21 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+import venv
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email.parser import Parser
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 
 import asyncpg
 import pytest
 from click.testing import Result
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from typer.testing import CliRunner
 
 import penstock
@@ -212,6 +216,134 @@ def test_the_installed_command_knows_its_version_its_help_and_its_migrations(
     where, version = run(str(installed / "bin" / "python"), "-c", source).split()
     assert Path(where).is_relative_to(installed)
     assert version == penstock.__version__
+
+
+IMAGE_EXTRAS = re.search(r"\.\[([a-z,]+)\]", (ROOT / "Dockerfile").read_text("utf-8"))[1].split(",")  # type: ignore[index]
+
+
+def needed(requirement: str) -> set[str]:
+    """Names of the distributions that an installation of a requirement brings, all of which are installed here."""
+    found: set[tuple[str, str]] = set()
+    left = [Requirement(requirement)]
+    while left:
+        wanted = left.pop()
+        name = canonicalize_name(wanted.name)
+        for extra in ("", *wanted.extras):
+            if (name, extra) in found:
+                continue
+            found.add((name, extra))
+            for text in metadata.requires(name) or ():
+                inner = Requirement(text)
+                if inner.marker is None or inner.marker.evaluate({"extra": extra}):
+                    left.append(inner)
+    return {name for name, _ in found} - {"penstock"}
+
+
+@pytest.fixture(scope="module", params=[[], IMAGE_EXTRAS], ids=["no extras", "the image's extras"])
+def lean(request: pytest.FixtureRequest, installation: Installation, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with the wheel and what it requires, by links to what is installed here, and no more."""
+    folder = tmp_path_factory.mktemp("lean")
+    venv.create(folder, symlinks=True)
+    (packages,) = (folder / "lib").glob("python*/site-packages")
+    with zipfile.ZipFile(installation.wheel) as archive:
+        archive.extractall(packages)
+    for name in needed(f"penstock[{','.join(request.param)}]" if request.param else "penstock"):
+        distribution = metadata.distribution(name)
+        for top in {file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "__pycache__")}:
+            target = packages / top
+            if not target.exists():
+                target.symlink_to(Path(str(distribution.locate_file(top))))
+    return folder
+
+
+HELP = """
+import sys
+from typer.main import get_command
+from typer.testing import CliRunner
+from penstock.cli import app
+
+def walk(command, words):
+    yield words
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from walk(inner, [*words, name])
+
+shown = 0
+for words in walk(get_command(app), []):
+    done = CliRunner().invoke(app, [*words, "--help"])
+    assert done.exit_code == 0, (words, done.output, done.exception)
+    shown += 1
+print(shown)
+"""
+# One of each kind; a word that is a method's answer to an empty database.
+CALLS: tuple[tuple[str, int, str], ...] = (
+    ("enqueue greet {}", 0, "task 1 SCHEDULED"),
+    ("stats", 0, "greet"),
+    ("top --once", 0, "greet"),
+    ("task 1", 0, "SCHEDULED"),
+    ("task cancel 1", 0, "CANCELLED"),
+    ("tasks", 0, "greet"),
+    ("tasks cancel --action none --yes", 0, ""),
+    ("jobs", 0, ""),
+    ("actions pause greet", 0, "greet"),
+    ("routes", 0, ""),
+    ("tenants", 0, ""),
+    ("ordering", 0, ""),
+    ("schedules", 0, ""),
+    ("workflows", 0, ""),
+    ("rejected", 0, ""),
+    ("dlq", 1, "dead-letter queue"),  # the api has no SQS
+    ("config show", 0, "PENSTOCK_DATABASE_URL"),
+    ("keys create ci --permission read", 0, "pstk_"),
+    ("keys list", 0, "ci"),
+    ("doctor", 1, "inbound queue"),  # likewise
+    ("create-queues", 1, "queues could not be made"),
+    ("ps", 1, "nothing runs in"),
+    ("env", 1, "nothing runs in"),
+    ("down", 0, "nothing runs in"),
+    ("logs", 1, "--detach"),
+    ("up", 1, "pip install 'penstock[local]'"),
+    ("up --detach", 1, "pip install 'penstock[local]'"),
+)
+
+
+def test_every_command_works_without_what_penstock_up_needs(lean: Path, tmp_path: Path, database_url: str) -> None:
+    python = str(lean / "bin" / "python")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {
+        "COLUMNS": "200", "NO_COLOR": "1", "PENSTOCK_DATABASE_URL": database_url, "PENSTOCK_METRICS_PORT": "0",
+        "PENSTOCK_SQS_ENDPOINT_URL": "http://127.0.0.1:1", "PENSTOCK_AWS_REGION": "us-east-1",
+    }  # fmt: skip
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [python, *command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
+        )
+
+    found = run("-c", "import importlib.util as u; print([u.find_spec(n) for n in ('psutil', 'ministack')])")
+    assert found.stdout == "[None, None]\n", found.stdout + found.stderr
+    shown = run("-c", HELP)
+    assert shown.returncode == 0, shown.stderr
+    assert int(shown.stdout) > 80
+
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port = probe.getsockname()[1]
+    environment["PENSTOCK_HTTP_PORT"] = str(port)
+    environment["PENSTOCK_API_URL"] = f"http://{HOST}:{port}"
+    log = tmp_path / "api.log"
+    with (
+        subprocess.Popen(
+            [python, "-m", "penstock", "api"], cwd=tmp_path, env=environment, stdout=log.open("w"),
+            stderr=subprocess.STDOUT, text=True,
+        ) as process,
+        ended(process),
+    ):  # fmt: skip
+        wait_until(lambda: "api_listening" in log.read_text() or process.poll() is not None, "the api to listen")
+        for line, code, words in CALLS:
+            done = run("-m", "penstock", *line.split())
+            told = done.stdout + done.stderr
+            assert (done.returncode, "Traceback" in told) == (code, False), f"{line}\n{told}"
+            assert words in told, f"{line}\n{told}"
 
 
 # Repeating them changes nothing, so what they print may come later.

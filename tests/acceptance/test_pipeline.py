@@ -132,7 +132,9 @@ def test_a_foreign_worker_without_penstock_serves_a_queue_of_its_own(stack: Runn
     script = Path(__file__).with_name("foreign_worker.py")
     assert "penstock" not in script.read_text().split('"""')[2]
     arguments = [state["sqs_endpoint_url"], queue, state["queues"]["results"]]
-    worker = subprocess.Popen([sys.executable, "-I", str(script), *arguments], cwd=ROOT.parent)
+    key_id, secret = state["sqs_access_key"].split(":")
+    env = os.environ | {"AWS_ACCESS_KEY_ID": key_id, "AWS_SECRET_ACCESS_KEY": secret}
+    worker = subprocess.Popen([sys.executable, "-I", str(script), *arguments], cwd=ROOT.parent, env=env)
     try:
         batch = [
             {"jsonrpc": "2.0", "method": "enqueue", "params": {"action": "shout", "payload": {"text": str(n)}}, "id": n}

@@ -13,12 +13,16 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import botocore.session
 import httpx
 import psutil
+import psycopg
 import pytest
+import sqlalchemy
 
+from penstock.local.postgres import EmbeddedPostgres
 from penstock.local.service import python_path
 from penstock.local.state import DataDir
 from tests.waiting import wait_until
@@ -30,6 +34,7 @@ from penstock import Context, action
 async def greet(ctx: Context, name: str) -> dict:
     return {"text": f"hello {name}"}
 """
+ROOT = Path(__file__).resolve().parents[2]
 SINGLE = {"api", "submitter", "scheduler", "resulter", "supervisor"}
 UP_WITHIN_SECONDS = 180
 
@@ -117,7 +122,11 @@ def alive(pid: int) -> bool:
 def sqs(state: dict[str, Any]) -> Any:
     """A client that knows nothing of Penstock."""
     session = botocore.session.get_session()
-    return session.create_client("sqs", endpoint_url=state["sqs_endpoint_url"], region_name="us-east-1")
+    key_id, secret = state["sqs_access_key"].split(":")
+    return session.create_client(
+        "sqs", endpoint_url=state["sqs_endpoint_url"], region_name="us-east-1", aws_access_key_id=key_id,
+        aws_secret_access_key=secret,
+    )  # fmt: skip
 
 
 def make_place(path: Path) -> Iterator[Place]:
@@ -143,7 +152,18 @@ def shared(module_data_path: Path) -> Iterator[Place]:
 def test_ps_tells_everything_that_a_foreign_worker_needs(shared: Place) -> None:
     state = json.loads(shared.run("ps", "--json").stdout)
     assert state == shared.state()
-    assert set(state) == {"api", "database_url", "transport_url", "sqs_endpoint_url", "queues", "processes"}
+    assert set(state) == {
+        "api",
+        "database_url",
+        "transport_url",
+        "sqs_endpoint_url",
+        "sqs_access_key",
+        "queues",
+        "suggestion",
+        "env",
+        "processes",
+    }
+    assert state["suggestion"] == {"action": "greet", "payload": {"name": "text"}}
     assert set(state["queues"]) == {"inbound", "outbound", "results"}
     names = {entry["name"] for entry in state["processes"]}
     assert names == SINGLE | {"worker-1", "worker-2", "postgres", "sqs"}
@@ -161,10 +181,123 @@ def test_ps_tells_everything_that_a_foreign_worker_needs(shared: Place) -> None:
     assert mode == 0o600
 
 
+def test_env_prints_what_a_client_that_knows_nothing_of_penstock_needs(shared: Place) -> None:
+    script = (
+        "import botocore.session, os; "
+        "sqs = botocore.session.get_session().create_client('sqs', "
+        "endpoint_url=os.environ['PENSTOCK_SQS_ENDPOINT_URL'], region_name=os.environ['PENSTOCK_AWS_REGION']); "
+        "print(sqs.get_queue_url(QueueName=os.environ['PENSTOCK_INBOUND_QUEUE'])['QueueUrl'])"
+    )
+    exports = shared.run("env").stdout
+    done = subprocess.run(
+        ["sh", "-euc", f'{exports}\nexec "$0" -c "$1"', sys.executable, script],
+        env={name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() == shared.state()["queues"]["inbound"], exports + done.stderr
+    assert json.loads(shared.run("env", "--json").stdout) == shared.state()["env"]
+
+
+def test_a_worker_started_by_hand_serves_the_stack_of_the_folder(shared: Place) -> None:
+    (shared.path / "by_hand.py").write_text(APP.replace("greet", "greet_by_hand"))
+    before = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    with (shared.path / "by_hand.log").open("wb") as output:
+        process = subprocess.Popen(
+            [*shared.command, "worker", "--app", "by_hand", "--app", "greeting"], cwd=shared.path,
+            env=before | shared.env, stdout=output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    try:
+        # A worker of the stack that gets it instead fails it, and it is tried again.
+        task = shared.rpc("enqueue", {"action": "greet_by_hand", "payload": {"name": "hand"}, "max_attempts": 100})[
+            "id"
+        ]
+        shared.wait_success(task, "hand")
+    finally:
+        process.terminate()
+        process.wait(60)
+    elsewhere = shared.run("worker", "--data-dir", "nowhere", check=False)
+    assert (elsewhere.returncode, "nothing runs in" in elsewhere.stderr) == (1, True)
+
+
+def test_a_table_of_an_application_may_be_named_as_one_of_penstock(shared: Place) -> None:
+    metadata = sqlalchemy.MetaData()
+    job = sqlalchemy.Table("job", metadata, sqlalchemy.Column("title", sqlalchemy.Text))
+    url = shared.state()["database_url"].replace("postgresql:", "postgresql+psycopg:")
+    engine = sqlalchemy.create_engine(url)
+    try:
+        metadata.create_all(engine)
+        with engine.begin() as connection:
+            connection.execute(job.insert().values(title="mine"))
+            assert connection.scalar(sqlalchemy.text("select title from public.job")) == "mine"
+            assert connection.scalar(sqlalchemy.text("select current_schema()")) == "public"
+        metadata.drop_all(engine)
+        with engine.begin() as connection:
+            assert connection.scalar(sqlalchemy.text("select to_regclass('penstock.job')::text")) == "penstock.job"
+    finally:
+        engine.dispose()
+
+
+def environment_of(state: dict[str, Any], name: str) -> dict[str, str]:
+    return dict(psutil.Process(process_id(state, name)).environ())
+
+
+def test_processes_are_given_the_secrets_that_they_need_and_no_others(place: Place) -> None:
+    """The database was made by an earlier version, with a table of an application where that one put it."""
+    folder = place.path / ".penstock"
+    earlier = EmbeddedPostgres(folder / "postgres")
+    earlier.start()
+    earlier.create_database("penstock")
+    earlier.execute("create schema penstock create table penstock.shop_order (id int)", "penstock")
+    earlier.stop()
+    admin = "admin-key-of-the-user"
+    place.env |= {
+        "PENSTOCK_API_KEYS": admin, "PENSTOCK_API_KEY": admin, "AWS_ACCESS_KEY_ID": "AKIDREAL",
+        "AWS_SECRET_ACCESS_KEY": "real-secret", "PENSTOCK_DATABASE_URL": "postgresql://u:elsewhere@db.example.org/x",
+        "PYTHONPATH": os.pathsep.join((place.env["PYTHONPATH"], str(ROOT))),
+    }  # fmt: skip
+    state = place.up("--app", "examples.export", "--app", "greeting")
+    worker = environment_of(state, "worker-1")
+    told = " ".join(worker.values())
+    password = state["database_url"].split(":")[2].split("@")[0]
+    for secret in (admin, password, "elsewhere"):
+        assert secret not in told
+    assert worker["AWS_ACCESS_KEY_ID"] == "AKIDREAL", "handlers may call other services by the user's own"
+    for name in ("postgres", "sqs"):
+        told = " ".join(environment_of(state, name).values())
+        for secret in (admin, password, "elsewhere", "AKIDREAL", "real-secret", worker["PENSTOCK_CONTROL_API_KEY"]):
+            assert secret not in told
+
+    def call(method: str, key: str, params: Any) -> Any:
+        body = {"jsonrpc": "2.0", "method": method, "params": params, "id": 1}
+        return httpx.post(
+            f"{state['api']}/rpc", json=body, headers={"Authorization": f"Bearer {key}"}, timeout=30
+        ).json()
+
+    control = worker["PENSTOCK_CONTROL_API_KEY"]
+    assert "result" in call("claims.check", control, {"claims": ["1:1"]})
+    greeted = {"action": "greet", "payload": {"name": "keys"}}
+    assert call("enqueue", control, greeted)["error"]["code"] == -32003
+    wanted = [greeted, {"action": "export", "payload": {"objectID": 23}}]
+    tasks = [call("enqueue", admin, params)["result"]["id"] for params in wanted]
+    wait_until(
+        lambda: [task["state"] for task in call("status", admin, {"ids": tasks})["result"]] == ["SUCCESS"] * 2,
+        "the tasks to succeed",
+    )
+
+    with psycopg.connect(worker["EXPORT_DATABASE_URL"]) as connection:
+        assert connection.execute("select count(*) from t_exported_object").fetchone() == (1,)
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute("select pg_read_file('/etc/passwd')")
+    with psycopg.connect(state["database_url"]) as connection:
+        assert connection.execute("select current_schema()").fetchone() == ("public",)
+        assert connection.execute("select count(*) from shop_order").fetchone() == (0,)
+
+
 def test_ps_for_people_shows_no_password(shared: Place) -> None:
     shown = shared.run("ps").stdout
     password = shared.state()["database_url"].split(":")[2].split("@")[0]
     assert password not in shown
+    assert shared.state()["sqs_access_key"].split(":")[0] not in shown
     assert password not in (shared.path / ".penstock" / "penstock.log").read_text()
     assert "worker-2" in shown
 
@@ -210,7 +343,8 @@ def test_commands_show_list_cancel_and_retry_tasks(shared: Place) -> None:
     for refused in (["cancel", str(done)], ["show", "999999999"], ["retry", str(done)]):
         result = shared.run("task", *refused, check=False)
         assert result.returncode == 1
-        assert "code -32" in result.stderr
+        assert result.stderr.startswith("penstock: ")
+        assert "code -32" not in result.stderr
     assert "greet" in shared.run("stats").stdout
 
 
@@ -253,6 +387,9 @@ def test_a_stack_over_an_outside_postgres_and_sqs_runs_beside_another_and_knows_
     ours = shared.state()
     other = place.up("--database-url", empty_database_url, "--sqs-endpoint-url", sqs_url, "--app", "greeting")
     assert (other["database_url"], other["sqs_endpoint_url"]) == (empty_database_url, sqs_url)
+    for pid in (place.holder(), *(entry["pid"] for entry in other["processes"])):
+        assert urlsplit(empty_database_url).password not in " ".join(psutil.Process(pid).cmdline())
+    assert "PENSTOCK_UP_DATABASE_URL" not in environment_of(other, "worker-1")
     assert {entry["name"] for entry in other["processes"]} == SINGLE | {"worker-1"}
     assert other["api"] != ours["api"]
     task = place.greet("other")

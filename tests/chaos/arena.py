@@ -44,6 +44,7 @@ FAST = {
     "PENSTOCK_GRACE_SECONDS": "10",
     "PENSTOCK_RECEIVE_WAIT_SECONDS": "2",
 }
+ACCESS_KEY = "chaos"
 _WARM_UP_SECONDS = 5.0
 _RATE_SECONDS = 3.0  # over which the rate before is taken
 _PATIENCE_SECONDS = 25.0  # for a recovery
@@ -89,7 +90,7 @@ class Arena:
         self.log_path = folder / "stack.log"
         self.ledger = Ledger(folder / "ledger")
         self.done_by_proxy: dict[str, int] = {}
-        self._env = FAST | dict(env)
+        self._env = FAST | {"PENSTOCK_SQS_ACCESS_KEY": f"{ACCESS_KEY}:any"} | dict(env)
         self._transport = transport
         self._proxy: _ProxyService | None = None
         self.rabbitmq: RabbitMq | None = None
@@ -130,7 +131,7 @@ class Arena:
         await self._warm_up()
 
     async def _start_sqs(self) -> dict[str, str]:
-        sqs = EmbeddedSqs(self.folder / "sqs")
+        sqs = EmbeddedSqs(self.folder / "sqs", access_key_id=ACCESS_KEY)
         await self._own(sqs)
         self._proxy = _ProxyService(self.folder / "proxy", sqs.url)
         await self._own(self._proxy)
@@ -147,7 +148,7 @@ class Arena:
         client = await self._exit.enter_async_context(
             get_session().create_client(
                 "sqs", endpoint_url=url, region_name="us-east-1",
-                aws_access_key_id="any", aws_secret_access_key="any",
+                aws_access_key_id=ACCESS_KEY, aws_secret_access_key="any",
             )
         )  # fmt: skip
 
@@ -242,7 +243,7 @@ class Arena:
         assert self._proxy is not None
         async with get_session().create_client(
             "sqs", endpoint_url=self._proxy.url, region_name="us-east-1",
-            aws_access_key_id="any", aws_secret_access_key="any",
+            aws_access_key_id=ACCESS_KEY, aws_secret_access_key="any",
         ) as client:  # fmt: skip
             for label in labels:
                 await client.delete_queue(QueueUrl=self.stack.state()["queues"][label])

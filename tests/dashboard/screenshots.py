@@ -37,7 +37,7 @@ def stand() -> Iterator[Stand]:
             upgrade(postgres.dsn("shots"))
             settings = load_settings(
                 database_url=postgres.dsn("shots"), sqs_endpoint_url=sqs.url, aws_region="us-east-1", http_port=0,
-                metrics_port=0,
+                sqs_access_key=f"{sqs.access_key_id}:any", metrics_port=0,
             )  # fmt: skip
             asyncio.run(create_queues(settings))
             with Stand(settings) as made:

@@ -18,6 +18,7 @@ from penstock import metrics
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.store import Store
 from penstock.transports import Message, Outgoing, Queue
+from tests.conftest import SQS_ACCESS_KEY_ID
 
 
 def no_routes(name: str, label: str) -> Queue:
@@ -108,6 +109,8 @@ def sqs_proxy(endpoint_url: str) -> Iterator[SqsProxy]:
 
             def forward(request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
                 headers = {k: v for k, v in self.headers.items() if k.lower() != "content-length"}
+                if proxy.keys is not None:  # any of them is good here, one at the endpoint
+                    headers["Authorization"] = headers["Authorization"].replace(key, SQS_ACCESS_KEY_ID, 1)
                 connection = http.client.HTTPConnection(target, timeout=30)
                 try:
                     connection.request("POST", self.path, json.dumps(request), headers)

@@ -247,8 +247,9 @@ async def test_a_feed_comes_in_through_both_doors_and_sending_it_again_adds_noth
     async with running(store, settings) as api:
         state = {
             "api": api.url,
-            "database_url": database_url,
+            "env": {DATABASE_URL: database_url},
             "sqs_endpoint_url": settings.sqs_endpoint_url,
+            "sqs_access_key": None,
             "queues": {"inbound": settings.inbound_queue},
         }
         result = await feed(state, 1200, http_share=0.25, on_progress=fed.append)
@@ -287,8 +288,9 @@ async def test_a_feed_outlasts_a_database_that_is_away_for_a_moment(
     async with running(store, settings) as api:
         state = {
             "api": api.url,
-            "database_url": database_url,
+            "env": {DATABASE_URL: database_url},
             "sqs_endpoint_url": settings.sqs_endpoint_url,
+            "sqs_access_key": None,
             "queues": {"inbound": settings.inbound_queue},
         }
         result, _ = await asyncio.gather(feed(state, 20, http_share=1), back_soon())
@@ -298,8 +300,9 @@ async def test_a_feed_outlasts_a_database_that_is_away_for_a_moment(
 async def test_a_feed_into_an_api_that_is_away_says_so(database_url: str, settings: Settings) -> None:
     state = {
         "api": "http://127.0.0.1:9",
-        "database_url": database_url,
+        "env": {DATABASE_URL: database_url},
         "sqs_endpoint_url": settings.sqs_endpoint_url,
+        "sqs_access_key": None,
         "queues": {"inbound": settings.inbound_queue},
     }
     with pytest.raises(PenstockError, match="cannot be reached"):
@@ -340,7 +343,7 @@ async def test_the_summary_finds_what_is_wrong(
     await settle(store, 10)
     if spoil is not None:
         await connection.execute(spoil)
-    summary = await summarize(connection, 10, None)
+    summary = await summarize(connection, connection, 10, None)
     text = "\n".join(lines_of(summary))
     if problem is None:
         assert summary.problems == []

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import tomllib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
+import asyncpg
 import hcl2
 import pytest
 import yaml
 from prometheus_client import Counter, Gauge, Histogram
 
 from penstock import metrics
+from penstock.keys import Permission, digest_of, parse_entries
+from penstock.local.postgres import SUPERUSER, EmbeddedPostgres
+from penstock.local.service import HOST
 from penstock.settings import PREFIX, Settings, load_settings
 from penstock.transports import sqs
 
@@ -25,7 +32,12 @@ PROCESSES = ("submitter", "scheduler", "worker", "resulter", "supervisor", "api"
 METRICS_PORT = 9464
 QUEUES = {"inbound", "outbound", "results"}
 # What an operator must set; the file has no default for a secret.
-SECRETS = {"POSTGRES_PASSWORD": "pg0secret", "PENSTOCK_API_KEYS": "k" * 32, "GRAFANA_ADMIN_PASSWORD": "graf0secret"}
+WORKER_KEY = "w" * 32
+SECRETS = {
+    "POSTGRES_PASSWORD": "pg0secret", "PENSTOCK_API_KEYS": "k" * 32, "GRAFANA_ADMIN_PASSWORD": "graf0secret",
+    "EXPORT_PASSWORD": "ex0secret", "PENSTOCK_WORKER_KEY": WORKER_KEY,
+    "PENSTOCK_WORKER_KEY_SHA256": digest_of(WORKER_KEY.encode()).hex(),
+}  # fmt: skip
 VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
 
 
@@ -71,7 +83,7 @@ def seconds(duration: str) -> float:
 
 
 def test_all_six_processes_a_migration_and_what_they_lean_on_are_there(compose: dict[str, Any]) -> None:
-    helpers = {"postgres", "elasticmq", "migrate", "prometheus", "grafana"}
+    helpers = {"postgres", "elasticmq", "roles", "migrate", "prometheus", "grafana"}
     assert compose["services"].keys() == set(PROCESSES) | helpers
 
 
@@ -95,7 +107,7 @@ def test_images_are_pinned_and_ours_carries_the_version_of_the_project(compose: 
 
 def test_every_lasting_service_has_a_health_check_and_comes_back(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
-        if name == "migrate":
+        if name in ("roles", "migrate"):
             assert service["healthcheck"] == {"disable": True}
             assert service["restart"] == "no"
             continue
@@ -134,7 +146,7 @@ def test_a_process_is_given_more_time_to_stop_than_its_grace(compose: dict[str, 
     assert service["init"] is True
 
 
-@pytest.mark.parametrize("name", [*PROCESSES, "migrate"])
+@pytest.mark.parametrize("name", [*PROCESSES, "migrate", "roles"])
 def test_a_process_has_no_privileges(compose: dict[str, Any], name: str) -> None:
     service = compose["services"][name]
     assert service["cap_drop"] == ["ALL"]
@@ -230,9 +242,51 @@ def test_example_handlers_are_importable_by_the_worker_and_reach_their_database(
     assert worker["command"][1:] == ["--app", "examples.export"]
     assert worker["working_dir"] == "/app"
     assert "./examples:/app/examples:ro" in worker["volumes"]
-    database = compose["services"]["resulter"]["environment"]["PENSTOCK_DATABASE_URL"]
-    assert worker["environment"]["EXPORT_DATABASE_URL"] == database
-    assert database == f"postgresql://penstock:{SECRETS['POSTGRES_PASSWORD']}@postgres:5432/penstock"
+    assert worker["environment"]["EXPORT_DATABASE_URL"] == "postgresql://export:ex0secret@postgres:5432/export"
+
+
+def test_a_worker_is_given_no_secret_but_its_own(compose: dict[str, Any]) -> None:
+    told = json.dumps(compose["services"]["worker"])
+    for name in ("POSTGRES_PASSWORD", "PENSTOCK_API_KEYS", "GRAFANA_ADMIN_PASSWORD"):
+        assert SECRETS[name] not in told
+    entries = compose["services"]["api"]["environment"]["PENSTOCK_API_KEYS"].split(",")
+    (key,) = (key for key in parse_entries(entries) if key.digest == digest_of(WORKER_KEY.encode()))
+    assert (key.name, key.permissions) == ("worker", {Permission.READ})
+
+
+def test_the_queues_are_not_published(compose: dict[str, Any]) -> None:
+    assert "ports" not in compose["services"]["elasticmq"]
+
+
+async def test_the_script_of_roles_sets_up_an_old_database_and_a_new_one_and_may_run_again(
+    compose: dict[str, Any], data_path: Path
+) -> None:
+    service = compose["services"]["roles"]
+    with ExitStack() as held:
+        server = EmbeddedPostgres(data_path)
+        server.start()
+        held.callback(server.stop)
+        environment = service["environment"]
+        assert environment["PGUSER"] == SUPERUSER
+        command = [str(server._bin / "psql"), *service["entrypoint"][1:-1], f"--file={OPERATIONS / 'roles.sql'}"]
+        for is_old in (False, True):
+            server.create_database("penstock")
+            if is_old:
+                server.execute("create schema penstock create table penstock.shop_order (id int)", "penstock")
+            given = environment | {
+                "PGHOST": HOST,
+                "PGPORT": str(server.port),
+                "PGPASSWORD": urlsplit(server.dsn()).password,
+            }
+            for _ in range(2):
+                done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=60, check=False)
+                assert done.returncode == 0, done.stderr
+            expected = "public, penstock" if is_old else "public"
+            assert server.fetch_value("select current_setting('search_path')", database="penstock") == expected
+            server.drop_database("penstock")
+        connection = await asyncpg.connect(f"postgresql://export:ex0secret@{HOST}:{server.port}/export")
+        await connection.execute("create table t_object (id int)")
+        await connection.close()
 
 
 # ElasticMQ

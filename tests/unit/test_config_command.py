@@ -13,6 +13,7 @@ from penstock.cli import app
 from penstock.settings import PREFIX, Settings
 
 SECRETS = {
+    "PENSTOCK_SQS_ACCESS_KEY": "AKID:hunter2",
     "PENSTOCK_DATABASE_URL": "postgresql://me:hunter2@db:5432/tasks?passfile=hunter2",
     "PENSTOCK_API_KEYS": "hunter2,ci:read:" + "0" * 64,
     "PENSTOCK_CONTROL_API_KEY": "hunter2",

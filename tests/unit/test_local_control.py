@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from penstock.keys import Permission, digest_of, parse_entries
 from penstock.local.children import Child
 from penstock.local.service import free_port
 from penstock.local.stack import Stack
@@ -22,24 +23,29 @@ def environment(tmp_path: Path, worker_env: dict[str, str] | None = None, **sett
     return stack._control_environment()
 
 
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [
-        ({"api_keys": f"{HASHED},plain"}, "plain"),
-        ({"api_keys": "plain", "api_key": "own"}, "own"),
-        ({"api_require_keys": True, "api_key": "own", "control_api_key": "control"}, "control"),
-    ],
-)
-def test_workers_get_a_key_where_the_api_asks_for_one(tmp_path: Path, settings: dict[str, Any], key: str) -> None:
-    assert environment(tmp_path, **settings) == URL | {"PENSTOCK_CONTROL_API_KEY": key}
+@pytest.mark.parametrize("settings", [{"api_keys": f"{HASHED},plain", "api_key": "own"}, {"api_require_keys": True}])
+def test_workers_get_a_key_of_this_start_alone_which_may_only_read(tmp_path: Path, settings: dict[str, Any]) -> None:
+    stack = Stack(tmp_path)
+    stack._settings, stack._http_port = load_settings(**settings), 8123
+    given = stack._control_environment()
+    key = given.pop("PENSTOCK_CONTROL_API_KEY")
+    assert given == URL
+    entries = stack._api_environment()["PENSTOCK_API_KEYS"].split(",")
+    *users, ours = parse_entries(entries)
+    assert users == list(stack.settings.known_keys)
+    assert (ours.name, ours.digest, ours.permissions) == ("local-workers", digest_of(key.encode()), {Permission.READ})
+    assert Stack(tmp_path / "other")._control_key != key
+
+
+def test_a_key_that_the_settings_name_for_workers_stays(tmp_path: Path) -> None:
+    stack = Stack(tmp_path)
+    stack._settings, stack._http_port = load_settings(api_keys="plain", control_api_key="control"), 8123
+    assert stack._control_environment() == URL | {"PENSTOCK_CONTROL_API_KEY": "control"}
+    assert "PENSTOCK_API_KEYS" not in stack._api_environment()
 
 
 def test_workers_get_no_key_where_none_is_asked_for(tmp_path: Path) -> None:
     assert environment(tmp_path, api_key="own") == URL
-
-
-def test_workers_that_would_be_refused_are_not_told_to_ask(tmp_path: Path) -> None:
-    assert environment(tmp_path, api_keys=HASHED) == {}
 
 
 def test_the_api_is_told_where_to_ask_the_workers_each_at_a_port_of_its_own(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import asyncpg
+import psutil
 import pytest
 
 from penstock.errors import StackError
-from penstock.local.postgres import EmbeddedPostgres
+from penstock.local.postgres import _GROUP, _NO_ID, _USER, EmbeddedPostgres, _acl, _add_passage
 from penstock.local.service import HOST, PortTaken
 
 Make = Callable[..., EmbeddedPostgres]
@@ -144,3 +145,53 @@ async def test_password_is_private_and_needed(make: Make) -> None:
     password = (server.data_dir / "password").read_text()
     with pytest.raises(asyncpg.InvalidPasswordError):
         await asyncpg.connect(server.dsn().replace(password, "wrong"))
+
+
+def test_the_server_and_its_files_are_given_nothing_of_the_caller_but_places(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PENSTOCK_PAYLOAD_KEYS", "AWS_SECRET_ACCESS_KEY", "PGOPTIONS", "SOME_TOKEN"):
+        monkeypatch.setenv(name, "of-the-caller")
+    server = make()
+    server.start()
+    assert server.pid is not None
+    assert "of-the-caller" not in psutil.Process(server.pid).environ().values()
+    assert stat.S_IMODE(server.log_path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(server.data_dir.stat().st_mode) & 0o066 == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="Postgres then runs as the user itself")
+def test_folders_above_the_data_stay_closed_to_all_but_the_servers_user(make: Make, data_path: Path) -> None:
+    closed = data_path / "closed"
+    closed.mkdir(mode=0o700)
+    os.chmod(closed, 0o700)
+    try:
+        _add_passage(closed, 0o700, os.geteuid())
+    except OSError:
+        pytest.skip("this file system has no access lists")
+    server = make(closed / "deeper" / "pg")
+    server.start()
+    assert closed.stat().st_mode & stat.S_IRWXO == 0
+    entries = {(tag, user): permissions for tag, permissions, user in _acl(closed)}
+    assert entries[_USER, server.pgdata.stat().st_uid] == 1
+    assert entries[_GROUP, _NO_ID] == 0
+    server.stop()
+    make(closed / "deeper" / "pg").start()
+    assert len(_acl(closed)) == len(entries)
+
+
+async def test_a_role_of_its_own_reaches_its_own_database_and_nothing_else(make: Make) -> None:
+    server = make()
+    server.start()
+    server.create_database("penstock")
+    server.execute("create schema penstock create table penstock.task (id int)", "penstock")
+    first, url = server.own_database("export"), server.own_database("export")
+    assert await fetch(url, "select current_user || current_database()") == "exportexport"
+    with pytest.raises(asyncpg.InvalidPasswordError):
+        await fetch(first, "select 1")
+    connection = await asyncpg.connect(url)
+    await connection.execute("create table mine (id int)")
+    await connection.close()
+    for refused in ("select count(*) from penstock.task", "copy (select 1) to program 'true'"):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await fetch(url.replace("/export", "/penstock", 2).replace("//penstock:", "//export:"), refused)

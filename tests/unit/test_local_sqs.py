@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
 import socket
@@ -11,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import botocore.session
+import psutil
 import pytest
 from botocore.config import Config
+from botocore.exceptions import ClientError
 
 from penstock.local.service import HOST, PortTaken, free_port, is_free
 from penstock.local.sqs import REGION, EmbeddedSqs
+from penstock.local.sqs_guard import authorization
 from tests.waiting import wait_until
 
 Make = Callable[..., EmbeddedSqs]
@@ -35,10 +39,15 @@ def make(tmp_path: Path) -> Iterator[Make]:
         server.stop()
 
 
-def client(server: EmbeddedSqs) -> Any:
+def client(server: EmbeddedSqs, key_id: str | None = None) -> Any:
     session = botocore.session.get_session()
     return session.create_client(
-        "sqs", endpoint_url=server.url, region_name=REGION, config=Config(retries={"total_max_attempts": 1})
+        "sqs",
+        endpoint_url=server.url,
+        region_name=REGION,
+        config=Config(retries={"total_max_attempts": 1}),
+        aws_access_key_id=server.access_key_id if key_id is None else key_id,
+        aws_secret_access_key="any",
     )
 
 
@@ -121,3 +130,90 @@ def test_taken_port_that_was_asked_for_is_named_in_the_error(make: Make) -> None
         port = other.getsockname()[1]
         with pytest.raises(PortTaken, match=f"port {port} is taken"):
             make(port=port).start()
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedSqs]:
+    """One endpoint for tests that leave it as it is."""
+    server = EmbeddedSqs(tmp_path_factory.mktemp("guarded"))
+    server.start()
+    yield server
+    server.stop()
+
+
+def ask(server: EmbeddedSqs, method: str, path: str, **headers: str) -> tuple[int, bytes, dict[str, str]]:
+    """A request that is signed with the right key, but for what the headers say."""
+    sent = {"Authorization": authorization(server.access_key_id), "Content-Type": "application/x-www-form-urlencoded"}
+    sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+    connection = http.client.HTTPConnection(HOST, server.port, timeout=30)
+    try:
+        connection.request(method, path, "Action=ListQueues" if method == "POST" else None, sent)
+        reply = connection.getresponse()
+        return reply.status, reply.read(), {name.lower(): value for name, value in reply.getheaders()}
+    finally:
+        connection.close()
+
+
+def test_a_program_with_the_access_key_is_served(guarded: EmbeddedSqs) -> None:
+    for host in (f"127.0.0.1:{guarded.port}", "localhost", "[::1]:80"):
+        assert ask(guarded, "POST", "/", Host=host)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "headers"),
+    [
+        ("POST", {"Origin": "https://evil.example"}),
+        ("POST", {"Origin": "null"}),
+        ("POST", {"Referer": "https://evil.example/page"}),
+        ("POST", {"Sec_Fetch_Site": "cross-site"}),
+        ("POST", {"Sec_Fetch_Site": "none"}),
+        ("OPTIONS", {"Origin": "https://evil.example", "Access_Control_Request_Method": "POST"}),
+        ("GET", {"Sec_Fetch_Site": "same-origin"}),
+    ],
+)
+def test_what_a_page_in_a_browser_sends_is_refused_and_not_made_readable_for_it(
+    guarded: EmbeddedSqs, method: str, headers: dict[str, str]
+) -> None:
+    status, body, answered = ask(guarded, method, "/", **headers)
+    assert status == 403
+    assert b"web pages" in body
+    assert not [name for name in answered if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    "host", ["rebound.evil.example", "127.0.0.1.evil.example", "10.0.0.1:80", "localhost.evil", ""]
+)
+def test_another_host_name_is_refused(guarded: EmbeddedSqs, host: str) -> None:
+    assert ask(guarded, "POST", "/", Host=host)[0] == 403
+
+
+@pytest.mark.parametrize(
+    "header", ["", "Bearer x", "AWS4-HMAC-SHA256 Credential=", authorization("penstock"), authorization("")]
+)
+def test_a_request_without_the_access_key_is_refused(guarded: EmbeddedSqs, header: str) -> None:
+    status, body, _ = ask(guarded, "POST", "/", Authorization=header)
+    assert status == 403
+    assert b"penstock env" in body
+
+
+@pytest.mark.parametrize(
+    "path", ["/_ministack/reset", "/_ministack/config", "/_ministack/sqs/messages", "/_localstack/health"]
+)
+def test_of_the_paths_of_the_emulator_only_the_health_check_is_served(guarded: EmbeddedSqs, path: str) -> None:
+    for method in ("GET", "POST"):
+        assert ask(guarded, method, path)[0] == 403
+    assert ask(guarded, "GET", "/_ministack/health")[0] == 200
+    assert ask(guarded, "GET", "/_ministack/health", Authorization="")[0] == 403
+
+
+def test_a_client_with_another_key_is_told_where_to_find_it(guarded: EmbeddedSqs) -> None:
+    with pytest.raises(ClientError, match=r"InvalidClientTokenId.*penstock env"):
+        client(guarded, "AKIDEXAMPLE").list_queues()
+
+
+def test_the_access_key_is_random_and_not_on_the_command_line(guarded: EmbeddedSqs, tmp_path: Path) -> None:
+    other = EmbeddedSqs(tmp_path)
+    assert len(guarded.access_key_id) >= 32
+    assert guarded.access_key_id != other.access_key_id
+    assert guarded.pid is not None
+    assert guarded.access_key_id not in " ".join(psutil.Process(guarded.pid).cmdline())

@@ -21,7 +21,10 @@ async def live(bench: Bench) -> dict[str, Any]:
         state = rig.stack.state()
         before, inbound_before = await rig.settled(), await rig.count("ENQUEUED", action=NOOP_INBOUND)
         advance = bench.bar("enqueueing", bench.options.tasks)
-        client = InboundClient(state["queues"]["inbound"], state["sqs_endpoint_url"], rig.settings.aws_region)
+        client = InboundClient(
+            state["queues"]["inbound"], state["sqs_endpoint_url"], rig.settings.aws_region,
+            access_key=state["sqs_access_key"],
+        )  # fmt: skip
         async with Connections(rig.api, _SENDERS) as connections, client:
 
             async def http() -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -61,7 +60,6 @@ def _show(finding: Finding) -> None:
 
 def _settings(data_dir: Path | None) -> Settings:
     """Those of the stack that is meant, as its processes have them; else as they are."""
-    from penstock.local.sqs import REGION
     from penstock.local.state import DataDir
     from penstock.settings import load_settings
 
@@ -71,10 +69,9 @@ def _settings(data_dir: Path | None) -> Settings:
     state = DataDir.of(data_dir).read_state()
     if state is None:
         return settings
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        os.environ.setdefault(name, "penstock")  # any do, at the embedded endpoint
+    queues = {f"{label}_queue": state["queues"][label] for label in ("inbound", "outbound", "results")}
     return load_settings(
-        database_url=state["database_url"], sqs_endpoint_url=state["sqs_endpoint_url"], api_url=state["api"],
-        transport_url=state["transport_url"],
-        aws_region=REGION, **{f"{label}_queue": state["queues"][label] for label in ("inbound", "outbound", "results")},
+        database_url=state["database_url"], api_url=state["api"], transport_url=state["transport_url"],
+        sqs_endpoint_url=state["sqs_endpoint_url"], sqs_access_key=state["sqs_access_key"],
+        aws_region=state["env"]["PENSTOCK_AWS_REGION"], **queues,
     )  # fmt: skip

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import json
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,11 +20,14 @@ import typer
 from penstock.cli.common import DataDirOption, print_json, print_table
 from penstock.errors import StackError
 
-EXAMPLE_APP = "examples.export"
+# Of `up`: as its options, for URLs that hold a password.
+_DATABASE_URL = "PENSTOCK_UP_DATABASE_URL"
+_TRANSPORT_URL = "PENSTOCK_UP_TRANSPORT_URL"
+EXAMPLE_APP = "examples.export"  # as in penstock.local.stack, which is not loaded for --help
 
 
 def add_to(app: typer.Typer) -> None:
-    for command in (up, down, ps, logs):
+    for command in (up, down, ps, env, logs):
         app.command(rich_help_panel="On this machine")(command)
 
 
@@ -63,7 +68,8 @@ def up(
         str | None,
         typer.Option(
             show_default=False,
-            help="Use this Postgres in place of the embedded one; PENSTOCK_DATABASE_URL alone does not.",
+            envvar=_DATABASE_URL,
+            help="Use this Postgres instead of the embedded one; PENSTOCK_DATABASE_URL alone does not.",
         ),
     ] = None,
     sqs_endpoint_url: Annotated[
@@ -77,8 +83,9 @@ def up(
         str | None,
         typer.Option(
             show_default=False,
-            help="Use this RabbitMQ (amqp://) or Kafka (kafka://) in place of SQS; PENSTOCK_TRANSPORT_URL alone "
-            "does not.",
+            envvar=_TRANSPORT_URL,
+            help="Use this RabbitMQ (amqp://) or Kafka (kafka://) instead of SQS; PENSTOCK_TRANSPORT_URL alone does "
+            "not.",
         ),
     ] = None,
 ) -> None:
@@ -91,6 +98,9 @@ def up(
     from penstock.local.state import DataDir
     from penstock.settings import load_settings
 
+    secrets = {_DATABASE_URL: database_url, _TRANSPORT_URL: transport_url}
+    for name in secrets:
+        os.environ.pop(name, None)
     sys.path.insert(0, os.getcwd())
     settings = load_settings()
     apps = app if app else _example()
@@ -104,8 +114,7 @@ def up(
         from penstock.local.detach import start_detached
 
         arguments = ["--data-dir", str(folder.path), "--workers", str(workers)]
-        places = {"database-url": database_url, "sqs-endpoint-url": sqs_endpoint_url, "transport-url": transport_url}
-        for name, value in ({"port": port} | places).items():
+        for name, value in (("port", port), ("sqs-endpoint-url", sqs_endpoint_url)):
             if value is not None:
                 arguments += [f"--{name}", str(value)]
         for queue, count in fleets.items():
@@ -113,7 +122,8 @@ def up(
         for module in apps:
             arguments += ["--app", module]
         with _spinner("starting Postgres, SQS and the processes"):
-            state = start_detached(folder, arguments)
+            # In the environment, for every user can list the arguments of a process.
+            state = start_detached(folder, arguments, {name: url for name, url in secrets.items() if url is not None})
         _print_summary(folder, state, notes, detached=True)
         return
 
@@ -138,6 +148,20 @@ def _fleets(given: Sequence[str]) -> dict[str, int]:
     return fleets
 
 
+def running_state(data_dir: Path | None) -> dict[str, Any]:
+    """The state of the stack that runs in a folder. Raises StackError when there is none."""
+    from penstock.local.state import DataDir
+
+    folder = DataDir.of(data_dir)
+    state = folder.read_state()
+    if state is None:
+        pid = folder.holder()
+        if pid is not None:
+            raise StackError(f"the stack in {folder.path} (process {pid}) is starting or stopping")
+        raise StackError(f"nothing runs in {folder.path}; `penstock up --detach` starts it")
+    return state
+
+
 def down(data_dir: DataDirOption = None) -> None:
     """Stop the stack of a folder and wait until it is gone; its data stays."""
     from penstock.local import detach
@@ -153,20 +177,10 @@ def down(data_dir: DataDirOption = None) -> None:
 
 def ps(
     data_dir: DataDirOption = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Everything as JSON, the database's password included.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON, passwords and keys included.")] = False,
 ) -> None:
     """Show the processes of a running stack and its URLs."""
-    from penstock.local.state import DataDir
-
-    folder = DataDir.of(data_dir)
-    state = folder.read_state()
-    if state is None:
-        pid = folder.holder()
-        if pid is not None:
-            raise StackError(f"the stack in {folder.path} (process {pid}) is starting or stopping")
-        raise StackError(f"nothing runs in {folder.path}; `penstock up --detach` starts it")
+    state = running_state(data_dir)
     if as_json:
         print_json(state)
         return
@@ -178,6 +192,22 @@ def ps(
         for entry in state["processes"]
     ]
     print_table(columns, rows, right=("pid", "restarts", "up"))
+
+
+def env(
+    data_dir: DataDirOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As a JSON object.")] = False,
+) -> None:
+    """Print the variables by which processes and SQS clients of your own use a running stack, for `eval "$(...)"`.
+
+    They hold the access key of the embedded SQS, which every start makes.
+    """
+    variables = running_state(data_dir)["env"]
+    if as_json:
+        print_json(variables)
+        return
+    for name, value in sorted(variables.items()):
+        typer.echo(f"export {name}={shlex.quote(value)}")
 
 
 def logs(
@@ -235,7 +265,10 @@ def _print_urls(state: dict[str, Any]) -> None:
     typer.echo(f"api        {state['api']}/rpc")
     typer.echo(f"database   {masked(state['database_url'])}   (with its password: penstock ps --json)")
     broker = parse_broker_url(state["transport_url"])
-    typer.echo(f"{broker.kind:<10} {state['sqs_endpoint_url'] if broker.kind == 'sqs' else broker.shown}")
+    if broker.kind == "sqs":
+        typer.echo(f"sqs        {state['sqs_endpoint_url']}   (with its access key: penstock env)")
+    else:
+        typer.echo(f"{broker.kind:<10} {broker.shown}")
     _print_columns(state["queues"])
 
 
@@ -256,7 +289,9 @@ def _print_summary(folder: Any, state: dict[str, Any], notes: list[str], *, deta
     _print_columns({entry["name"]: entry["metrics"] for entry in state["processes"] if entry["metrics"]})
     for note in notes:
         typer.echo(f"note       {note}")
-    typer.echo(f"try        penstock enqueue{where} export '{{\"objectID\": 1}}'")
+    if (task := state["suggestion"]) is not None:
+        words = shlex.join([task["action"], json.dumps(task["payload"], ensure_ascii=False)])
+        typer.echo(f"try        penstock enqueue{where} {words}")
     if detached:
         typer.echo(f"logs       penstock logs{where} --follow")
         typer.echo(f"stop       penstock down{where}")

@@ -6,11 +6,13 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.common import print_json
+from penstock.cli.common import DataDirOption, print_json
+from penstock.errors import StackError
 
 ConcurrencyOption = Annotated[
     int | None,
@@ -70,14 +72,36 @@ def worker(
     ] = None,
     concurrency: ConcurrencyOption = None,
     log_level: LogLevelOption = None,
+    data_dir: DataDirOption = None,
 ) -> None:
     """Run tasks from the outbound queue with the handlers of the --app modules; needs SQS, no database.
 
-    Modules of the current folder can be named. PENSTOCK_DELIVERIES adds built-in actions such as http.request.
+    Takes them from the queues that the settings name, else from those of the stack that runs in --data-dir. Modules of
+    the current folder can be named. PENSTOCK_DELIVERIES adds built-in actions such as http.request.
     """
     sys.path.insert(0, os.getcwd())
+    _use_local_stack(data_dir)
     overrides = {} if queue is None else {"outbound_queue": queue}
     _run("worker", concurrency, log_level, app or (), **overrides)
+
+
+def _use_local_stack(data_dir: Path | None) -> None:
+    """Set what leads to the queues of a local stack, unless the settings lead elsewhere. Raises StackError."""
+    from penstock.local.state import DataDir
+    from penstock.settings import load_settings
+
+    places = {"transport_url", "sqs_endpoint_url", "aws_region", "inbound_queue", "outbound_queue", "results_queue"}
+    if data_dir is None and places & load_settings().model_fields_set:
+        return
+    folder = DataDir.of(data_dir)
+    state = folder.read_state()
+    if state is None:
+        if data_dir is not None:
+            raise StackError(f"nothing runs in {folder.path}; `penstock up --detach` starts it")
+        return
+    # Credentials of AWS stay the caller's: this worker has a key for its queues, and handlers may call other services.
+    os.environ.update({name: value for name, value in state["env"].items() if not name.startswith("AWS_")})
+    typer.echo(f"penstock: a worker of the stack in {folder.path}", err=True)
 
 
 def _run(name: str, concurrency: int | None, log_level: str | None, apps: Sequence[str] = (), **overrides: Any) -> None:

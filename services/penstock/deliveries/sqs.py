@@ -52,7 +52,7 @@ class Sending(msgspec.Struct, forbid_unknown_fields=True):
 
 def add_to(deliveries: Deliveries) -> None:
     settings = deliveries.settings
-    transport = SqsTransport(endpoint_url=settings.sqs_endpoint_url, region=settings.aws_region, longest_poll_seconds=0)
+    transport = SqsTransport.of(settings, longest_poll_seconds=0)
     deliveries.at_close(transport.close)
     deliveries.action(ACTION, Sender(transport.client, settings).send, batch=_BATCH, linger=_LINGER_SECONDS)
 

@@ -19,7 +19,7 @@ _MAKE = "make it with terraform/, or `penstock create-queues` at a local endpoin
 async def examine_sqs(settings: Settings) -> AsyncIterator[Finding]:
     """Findings about the three queues and their dead-letter queues."""
     names = queue_names(settings)
-    transport = SqsTransport(endpoint_url=settings.sqs_endpoint_url, region=settings.aws_region)
+    transport = SqsTransport.of(settings)
     clock = None
     try:
         for label, name in names.items():

@@ -8,20 +8,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import psutil
-
 from penstock.errors import StackError
-from penstock.local.service import python_path, rotate, tail
-from penstock.local.state import DataDir
+from penstock.local.service import open_log, python_path, rotate, tail
+from penstock.local.state import DataDir, processes
 
 STOP_WITHIN_SECONDS = 120.0
 
 
-def start_detached(data_dir: DataDir, arguments: Sequence[str]) -> dict[str, Any]:
+def start_detached(data_dir: DataDir, arguments: Sequence[str], variables: Mapping[str, str]) -> dict[str, Any]:
     """Run `penstock up` with ``arguments`` in a session of its own, output to `penstock.log`; returns its state.
+
+    variables: for its environment.
 
     Raises StackError with the end of the log when it exits instead, or when one runs already.
     """
@@ -29,11 +29,11 @@ def start_detached(data_dir: DataDir, arguments: Sequence[str]) -> dict[str, Any
     if data_dir.holder() is not None:
         raise StackError(data_dir.describe_holder())
     rotate(data_dir.log)
-    with data_dir.log.open("ab") as output:
+    with open_log(data_dir.log) as output:
         began_at = output.tell()
         child = subprocess.Popen(
             [sys.executable, "-m", "penstock", "up", *arguments],
-            env=os.environ | {"PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1"},
+            env=os.environ | variables | {"PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -59,6 +59,7 @@ def stop(data_dir: DataDir) -> int | None:
     pid = data_dir.holder()
     if pid is None:
         return None
+    psutil = processes()
     try:
         process = psutil.Process(pid)
         os.kill(pid, signal.SIGTERM)

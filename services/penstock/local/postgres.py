@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import importlib.util
 import os
 import pwd
@@ -11,6 +12,7 @@ import secrets
 import shutil
 import signal
 import stat
+import struct
 import subprocess
 import time
 from collections.abc import Coroutine, Mapping, Sequence
@@ -18,10 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from penstock.errors import StackError
-from penstock.local.service import HOST, Launch, NotYet, Service, tail
+from penstock.local.service import HOST, Launch, NotYet, Service, make_private, open_log, plain_environment, tail
+from penstock.local.state import processes
 from penstock.logs import get_logger
 
 log = get_logger()
@@ -47,8 +48,8 @@ class EmbeddedPostgres(Service):
     data_dir: holds `pgdata`, `password` (0600) and `postgres.log`.
     options: server parameters over :data:`DEFAULT_OPTIONS`; fsync stays on unless switched off here.
     version: major version, 18 or 16. A data_dir of another one raises StackError.
-    As root the server runs as the system user `pgserver`, created when missing; folders above data_dir and above the
-    binaries become traversable (o+x) for it.
+    As root the server runs as the system user `pgserver`, created when missing; it gets the right to pass the folders
+    above data_dir and above the binaries.
     """
 
     name = "postgres"
@@ -78,6 +79,19 @@ class EmbeddedPostgres(Service):
         self.execute(f"CREATE DATABASE {_quoted(name)}" + (f" TEMPLATE {_quoted(template)}" if template else ""))
         return True
 
+    def own_database(self, name: str) -> str:
+        """The URL of a database for a role of the same name, which owns it and nothing else; both made when missing.
+
+        The role gets a new password each time.
+        """
+        password = secrets.token_hex(24)
+        if not self.fetch_value("SELECT 1 FROM pg_roles WHERE rolname = $1", name):
+            self.execute(f"CREATE ROLE {_quoted(name)} LOGIN")
+        self.execute(f"ALTER ROLE {_quoted(name)} PASSWORD '{password}'")
+        self.create_database(name)
+        self.execute(f"ALTER DATABASE {_quoted(name)} OWNER TO {_quoted(name)}")
+        return f"postgresql://{name}:{password}@{HOST}:{self.port}/{name}"
+
     def drop_database(self, name: str) -> None:
         """Drop a database if it exists, ending the sessions in it."""
         self.execute(f"DROP DATABASE IF EXISTS {_quoted(name)} WITH (FORCE)")
@@ -91,10 +105,10 @@ class EmbeddedPostgres(Service):
         return _in_a_thread(_fetch_value(self.dsn(database), query, arguments))
 
     def prepare(self) -> None:
-        self.data_dir.mkdir(parents=True, exist_ok=True)
+        make_private(self.data_dir)
         self._owner = self._run_as()
         if self._owner is not None:
-            _let_through(self._bin.parent, self.data_dir / "pgdata")
+            _let_through(self._owner, self._bin.parent, self.data_dir / "pgdata")
             _let_read(self._bin.parent)
         if (self.pgdata / "PG_VERSION").exists():
             self._check_existing()
@@ -170,7 +184,7 @@ class EmbeddedPostgres(Service):
             str(self._bin / "initdb"), "-D", str(new), "-U", SUPERUSER, "--pwfile", str(handed_over),
             "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-instructions",
         ]  # fmt: skip
-        with self.log_path.open("ab") as output:
+        with open_log(self.log_path) as output:
             result = subprocess.run(
                 command,
                 env=_environment(),
@@ -209,6 +223,7 @@ class EmbeddedPostgres(Service):
         except ValueError:  # cut short by a full disk or a power failure
             pid_file.unlink()
             return
+        psutil = processes()
         try:
             process = psutil.Process(pid)
             ours = process.name().startswith("postgres") and Path(process.cwd()) == self.pgdata.resolve()
@@ -288,9 +303,8 @@ def _quoted(name: str) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """None of the caller's PG* variables, which would change the server or initdb; messages in English."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
-    return kept | {"LC_ALL": "C"}
+    """For the server and initdb; messages in English."""
+    return plain_environment() | {"LC_ALL": "C"}
 
 
 def _write_private(path: Path, text: str) -> None:
@@ -299,13 +313,60 @@ def _write_private(path: Path, text: str) -> None:
         file.write(text)
 
 
-def _let_through(*paths: Path) -> None:
-    """Let other users traverse (not list) the folders above ``paths``, which the server's own user must pass."""
+def _let_through(owner: pwd.struct_passwd, *paths: Path) -> None:
+    """Let the server's own user traverse (not list) the folders above ``paths``.
+
+    By an access list for that user alone; where the file system has none, for all (o+x).
+    """
     for folder in {parent for path in paths for parent in path.absolute().parents}:
-        mode = folder.stat().st_mode
-        if not mode & stat.S_IXOTH:
-            log.info("folder_made_traversable", path=str(folder), why=f"{SYSTEM_USER} must reach Postgres and its data")
-            folder.chmod(stat.S_IMODE(mode) | stat.S_IXOTH)
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        if mode & stat.S_IXOTH or _passes(folder, owner.pw_uid):
+            continue
+        try:
+            _add_passage(folder, mode, owner.pw_uid)
+            whom = owner.pw_name
+        except (OSError, AttributeError):  # AttributeError: not on Linux
+            folder.chmod(mode | stat.S_IXOTH)
+            whom = "all"
+        log.info("folder_made_traversable", path=str(folder), by=whom, why="Postgres runs as a user of its own")
+
+
+_ACL = "system.posix_acl_access"
+_ACL_ENTRY = struct.Struct("<HHI")  # tag, permissions, user; behind four bytes of a version
+_ACL_VERSION = struct.pack("<I", 2)
+_OWNER, _USER, _GROUP, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
+_NO_ID = 0xFFFFFFFF
+_EXECUTE = 1
+
+
+def _acl(folder: Path) -> list[tuple[int, int, int]]:
+    """The entries of a folder's access list, none where it has only a mode. Raises OSError."""
+    try:
+        return list(_ACL_ENTRY.iter_unpack(os.getxattr(folder, _ACL)[len(_ACL_VERSION) :]))
+    except OSError as exc:
+        if exc.errno == errno.ENODATA:
+            return []
+        raise
+
+
+def _passes(folder: Path, uid: int) -> bool:
+    try:
+        entries = _acl(folder)
+    except (OSError, AttributeError):
+        return False
+    mask = next((permissions for tag, permissions, _ in entries if tag == _MASK), 0)
+    return any(tag == _USER and user == uid and permissions & mask & _EXECUTE for tag, permissions, user in entries)
+
+
+def _add_passage(folder: Path, mode: int, uid: int) -> None:
+    """Give a user x on a folder by its access list. Raises OSError where there can be none."""
+    entries = _acl(folder) or [
+        (_OWNER, mode >> 6 & 7, _NO_ID), (_GROUP, mode >> 3 & 7, _NO_ID), (_OTHER, mode & 7, _NO_ID),
+    ]  # fmt: skip
+    mask = next((permissions for tag, permissions, _ in entries if tag == _MASK), mode >> 3 & 7)
+    kept = [entry for entry in entries if entry[0] != _MASK and entry[::2] != (_USER, uid)]
+    kept += [(_USER, _EXECUTE, uid), (_MASK, mask | _EXECUTE, _NO_ID)]
+    os.setxattr(folder, _ACL, _ACL_VERSION + b"".join(_ACL_ENTRY.pack(*entry) for entry in sorted(kept)))
 
 
 def _let_read(installation: Path) -> None:

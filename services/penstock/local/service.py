@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from penstock.errors import StackError
 from penstock.logs import get_logger
@@ -128,7 +129,7 @@ class Service(ABC):
         self.take_port()
         rotate(self.log_path)
         launch = self.launch()
-        with self.log_path.open("ab") as output:
+        with open_log(self.log_path) as output:
             self._child = subprocess.Popen(
                 launch.command,
                 env=dict(launch.env),
@@ -258,6 +259,26 @@ def die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
             os._exit(1)
 
     return set_death_signal
+
+
+_PASSED_ON = ("PATH", "HOME", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+
+
+def plain_environment() -> dict[str, str]:
+    """What an embedded service is given of the caller's environment: no keys, passwords or settings of others."""
+    return {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+
+
+def open_log(path: Path) -> IO[bytes]:
+    """A log to append to, which its owner alone may read: logs repeat what they were given."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.fchmod(descriptor, 0o600)  # an earlier version's may be readable for others
+    return os.fdopen(descriptor, "ab")
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that others can at most pass through, as root for the user that Postgres runs as."""
+    folder.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
 
 
 def tail(path: Path, lines: int = 12, *, since: int = 0) -> str:

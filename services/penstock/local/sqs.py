@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import secrets
 import socket
 import sys
 import urllib.error
@@ -11,18 +11,19 @@ import urllib.request
 from pathlib import Path
 
 from penstock.errors import StackError
-from penstock.local.service import HOST, Launch, PortTaken, Service, python_path
+from penstock.local.service import HOST, Launch, PortTaken, Service, make_private, plain_environment, python_path
+from penstock.local.sqs_guard import ACCESS_KEY_ID, HEALTH, authorization
 
 REGION = "us-east-1"
-_HEALTH = "/_ministack/health"
 _BACKLOG = 1024  # calls that may wait while the child is away
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class EmbeddedSqs(Service):
-    """SQS protocol on 127.0.0.1, any credentials, region us-east-1 (queues of other regions are other queues).
+    """SQS protocol on 127.0.0.1, region us-east-1 (queues of other regions are other queues).
 
     data_dir: holds `state` (queues and messages) and `sqs.log`.
+    access_key_id: requests must be signed with it, by any secret; None makes a random one. See sqs_guard.
     Durability: messages live in memory. They are written on a graceful stop, and every few seconds while they change;
     so after a kill -9 the last seconds are lost, and messages deleted in them come back. Postgres, not this, is what
     keeps tasks; AWS SQS loses nothing.
@@ -33,8 +34,9 @@ class EmbeddedSqs(Service):
 
     name = "sqs"
 
-    def __init__(self, data_dir: Path, *, port: int | None = None) -> None:
+    def __init__(self, data_dir: Path, *, port: int | None = None, access_key_id: str | None = None) -> None:
         super().__init__(data_dir, port=port)
+        self.access_key_id = access_key_id or secrets.token_hex(20)
         self.state_dir = self.data_dir / "state"
         self._listener: socket.socket | None = None
 
@@ -50,7 +52,8 @@ class EmbeddedSqs(Service):
             raise StackError(
                 "the embedded SQS is not installed: pip install 'penstock[local]', or pass --sqs-endpoint-url"
             ) from exc
-        self.state_dir.mkdir(parents=True, exist_ok=True)
+        make_private(self.data_dir)
+        self.state_dir.mkdir(exist_ok=True)
         self.state_dir.chmod(0o700)  # messages hold payloads
 
     def take_port(self) -> None:
@@ -67,9 +70,7 @@ class EmbeddedSqs(Service):
     def launch(self) -> Launch:
         assert self._listener is not None, "take_port comes first"
         listener = self._listener.fileno()
-        mine = ("MINISTACK_", "LOCALSTACK_", "PENSTOCK_")
-        env = {name: value for name, value in os.environ.items() if not name.startswith(mine)}
-        env |= {
+        env = plain_environment() | {
             # MINISTACK_HOST stays unset and GATEWAY_PORT constant: queue URLs then take host and port from each
             # request, so that saved queues still have right URLs after a start on another port.
             "GATEWAY_PORT": "4566",
@@ -85,6 +86,7 @@ class EmbeddedSqs(Service):
             # ministack removes Docker containers that it takes for its own leftovers: keep it away from the daemon.
             "DOCKER_HOST": "unix:///nonexistent/docker.sock",
             "PYTHONPATH": python_path(),
+            ACCESS_KEY_ID: self.access_key_id,
         }
         command = [sys.executable, "-m", "penstock.local.sqs_server", str(listener)]
         return Launch(command, env, self.data_dir, inherited=[listener])
@@ -93,7 +95,10 @@ class EmbeddedSqs(Service):
         if self.pid is None:
             return False
         try:
-            with _direct.open(self.url + _HEALTH, timeout=2) as response:
+            request = urllib.request.Request(
+                self.url + HEALTH, headers={"Authorization": authorization(self.access_key_id)}
+            )
+            with _direct.open(request, timeout=2) as response:
                 return bool(response.status == 200) and self.pid is not None
         except (OSError, urllib.error.URLError):
             return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import sys
@@ -18,6 +19,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
+
+from penstock.local.sqs_guard import ACCESS_KEY_ID, GuardedApp
 
 SAVE_PAUSE_SECONDS = 2.0
 SAVE_SHARE = 0.05  # saving blocks the loop, so at the most this share of the time goes into it
@@ -162,7 +165,7 @@ async def run(listener: socket.socket) -> None:
     saved = SavedApp(WakingApp(app))
     server = _Server(
         uvicorn.Config(
-            saved,
+            GuardedApp(saved, os.environ.pop(ACCESS_KEY_ID)),
             lifespan="on",
             log_level="warning",
             access_log=False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -15,9 +16,10 @@ from urllib.parse import urlsplit
 
 from penstock.brokers import parse_broker_url
 from penstock.errors import StackError
+from penstock.keys import Permission, digest_of, new_secret
 from penstock.local.children import Child, Children, Output
-from penstock.local.postgres import EmbeddedPostgres
-from penstock.local.service import HOST, Service, free_port, is_free, python_path
+from penstock.local.postgres import SUPERUSER, EmbeddedPostgres
+from penstock.local.service import HOST, Service, die_with_parent, free_port, is_free, python_path
 from penstock.local.sqs import REGION, EmbeddedSqs
 from penstock.local.state import DataDir, Lock, end_leftovers
 from penstock.logs import get_logger
@@ -33,6 +35,15 @@ WRONG_SETTINGS = [2, 2]  # exit codes; once may be a port that was lost to anoth
 LOCAL_DEFAULTS = {"receive_wait_seconds": "1", "visibility_timeout_seconds": "30"}
 # Of the caller's environment, what would send a process to another database, SQS or port than the stack's.
 _REPLACED = ("DATABASE_URL", "SQS_ENDPOINT_URL", "TRANSPORT_URL", "HTTP_PORT", "METRICS_PORT", "API_URL", "CONTROL_URL")
+# Not for workers: handlers, and what they import, could reach everything by them.
+_WITHHELD = ("API_KEYS", "API_KEY", "CONTROL_API_KEY", "SCHEDULER0_AUTH_PASSWORD")
+_CONTROL_NAME = "local-workers"
+_CONTROL_PERMISSION = Permission.READ
+_HAS_SEARCH_PATH = """
+select true from pg_db_role_setting s join pg_database d on d.oid = s.setdatabase
+where d.datname = $1 and s.setrole = current_user::regrole and s.setconfig::text like '%search_path=%'
+"""
+EXAMPLE_APP = "examples.export"
 
 
 class Stack:
@@ -80,6 +91,10 @@ class Stack:
         self._workers: list[Child] = []
         self._settings: Settings | None = None
         self._queues: dict[str, str] = {}
+        self._places: dict[str, str] = {}
+        self._example: dict[str, str] = {}
+        self._control_key = new_secret()
+        self._suggestion: dict[str, Any] | None = None
         self._http_host = HOST
         self._http_port = 0
         self._http_port_may_move = False
@@ -115,10 +130,10 @@ class Stack:
         self._http_port = self._api_port(user)
         self._grace_seconds = user.grace_seconds + 5
 
-        database_url, sqs_url = await self._start_services()
-        aws = self._aws_environment(sqs_url)
-        os.environ.update(aws | _no_proxy())  # for our own calls to SQS
-        base = self._environment(user, sqs_url)
+        database_url, sqs_url, access_key = await self._start_services()
+        os.environ.update(_no_proxy())  # for our own calls to SQS
+        self._places = self._places_of(user, sqs_url, access_key)
+        base = self._environment()
         with _only_environment(base):
             self._settings = settings = load_settings(database_url=database_url)
         await asyncio.gather(self._migrate(settings.require_database_url), self._create_queues())
@@ -130,9 +145,9 @@ class Stack:
             children.keep_service(service, again)
         metrics_host = _reachable(settings.metrics_host)
         # Their ports are chosen before anything starts, for the api is told them; each keeps its own over restarts.
+        withheld = {f"PENSTOCK_{name}" for name in _WITHHELD}
+        env = {name: value for name, value in base.items() if name not in withheld} | self._example | self._worker_env
         for name, command in self._worker_commands():
-            # A worker is given no database of Penstock's; the shipped example exports into one of its own.
-            env = {"EXPORT_DATABASE_URL": database_url} | base | self._worker_env
             self._workers.append(Child(name, command, env, free_port(), metrics_host, self._control_environment))
         for name in (*SINGLE_PROCESSES, *_sources(settings)):
             env = base | {"PENSTOCK_DATABASE_URL": database_url}
@@ -145,7 +160,7 @@ class Stack:
             children.keep(Child(f"scheduler-{number}", command, env, 0, metrics_host))
         for child in self._workers:
             children.keep(child)
-        await self._wait_ready(children)
+        await asyncio.gather(self._wait_ready(children), self._find_suggestion(env))
         self._ready = True
         self.data_dir.write_state(self.state())
 
@@ -194,24 +209,28 @@ class Stack:
     def _api_environment(self) -> dict[str, str]:
         """Where the api listens, and where its dashboard asks the workers, which no connection to Postgres tells of."""
         env = self._http_environment()
+        settings = self.settings
+        if settings.needs_keys and settings.control_api_key is None:
+            entry = f"{_CONTROL_NAME}:{_CONTROL_PERMISSION}:{digest_of(self._control_key.encode()).hex()}"
+            env["PENSTOCK_API_KEYS"] = ",".join([*(key.get_secret_value() for key in settings.api_keys), entry])
         if "dashboard_processes" not in self.settings.model_fields_set:
             urls = (f"{worker.name}=http://{worker.metrics_host}:{worker.metrics_port}" for worker in self._workers)
             env["PENSTOCK_DASHBOARD_PROCESSES"] = ",".join(urls)
         return env
 
     def _control_environment(self) -> dict[str, str]:
-        """Where workers ask which of their tasks were cancelled, and with which key, where one is needed."""
-        env = {"PENSTOCK_CONTROL_URL": f"http://{_reachable(self._http_host)}:{self._http_port}/rpc"}
+        """Where workers ask which of their tasks were cancelled, and with which key, where one is needed.
+
+        Unless the settings name a key for it, it is one of this start alone, which the api takes for nothing else.
+        """
+        env = {"PENSTOCK_CONTROL_URL": f"{self._api_url}/rpc"}
         if self.settings.needs_keys:
-            plain = [key for key in self.settings.api_keys if ":" not in key.get_secret_value()]
-            key = self.settings.control_api_key or self.settings.api_key or next(iter(plain), None)
-            if key is None:
-                return {}  # they would be refused each time
-            env["PENSTOCK_CONTROL_API_KEY"] = key.get_secret_value()
+            key = self.settings.control_api_key
+            env["PENSTOCK_CONTROL_API_KEY"] = key.get_secret_value() if key else self._control_key
         return {name: value for name, value in env.items() if name not in self._worker_env}
 
-    async def _start_services(self) -> tuple[str, str]:
-        """Start Postgres and SQS, both at once; returns their URLs."""
+    async def _start_services(self) -> tuple[str, str, str]:
+        """Start Postgres and SQS, both at once; returns their URLs, and the embedded SQS's access key, `ID:SECRET`."""
         postgres = None if self._outside_database else EmbeddedPostgres(self.data_dir.path / "postgres")
         needs_sqs = parse_broker_url(self._transport_url).kind == "sqs" and not self._outside_sqs
         sqs = EmbeddedSqs(self.data_dir.path / "sqs") if needs_sqs else None
@@ -224,9 +243,25 @@ class Stack:
             log.info("service_ready", name=service.name, pid=service.pid, port=service.port)
         database_url = self._outside_database or ""
         if postgres is not None:
-            await asyncio.to_thread(postgres.create_database, DATABASE)
+            await asyncio.to_thread(self._prepare_databases, postgres)
             database_url = postgres.dsn(DATABASE)
-        return database_url, (sqs.url if sqs is not None else self._outside_sqs or "")
+        if sqs is None:
+            return database_url, self._outside_sqs or "", ""
+        return database_url, sqs.url, f"{sqs.access_key_id}:penstock"
+
+    def _prepare_databases(self, postgres: EmbeddedPostgres) -> None:
+        is_new = postgres.create_database(DATABASE)
+        # The role has the name of Penstock's schema, so the default ("$user", public) would put tables of applications
+        # into it, and take Penstock's `job` for one of theirs. In a database made before this was set they are there:
+        # they are still found, and new ones go to public.
+        path = "public" if is_new else f"public, {DATABASE}"
+        if is_new or not postgres.fetch_value(_HAS_SEARCH_PATH, DATABASE):
+            postgres.execute(f"alter role {SUPERUSER} in database {DATABASE} set search_path = {path}")
+        if (
+            any(f"{app}.".startswith(f"{EXAMPLE_APP}.") for app in self.apps)
+            and "EXPORT_DATABASE_URL" not in os.environ
+        ):
+            self._example["EXPORT_DATABASE_URL"] = postgres.own_database("export")
 
     async def _migrate(self, database_url: str) -> None:
         from penstock.migrate import upgrade
@@ -245,36 +280,50 @@ class Stack:
         assert self._settings is not None
         self._queues = dict(await create_queues(self._settings, more=list(self._fleets)))
 
-    def _environment(self, user: Settings, sqs_url: str) -> dict[str, str]:
-        """The children's environment: the caller's, with this stack's places in it."""
-        env = {name: value for name, value in os.environ.items() if name not in {f"PENSTOCK_{n}" for n in _REPLACED}}
-        for name, value in LOCAL_DEFAULTS.items():
-            if name not in user.model_fields_set:
-                env[f"PENSTOCK_{name.upper()}"] = value
+    def _places_of(self, user: Settings, sqs_url: str, access_key: str) -> dict[str, str]:
+        """Variables that lead a process to this stack's queues; `penstock env` prints them too."""
+        env = {
+            f"PENSTOCK_{name.upper()}": value
+            for name, value in LOCAL_DEFAULTS.items()
+            if name not in user.model_fields_set
+        }
         for name in ("inbound_queue", "outbound_queue", "results_queue"):
             # A URL would lead to AWS or to an earlier port; its last part is the name.
-            if self._outside_sqs is None:
-                env[f"PENSTOCK_{name.upper()}"] = getattr(user, name).rsplit("/", 1)[-1]
-        if self._outside_database is None:  # the embedded one has no TLS, and is not reached over a network
-            env |= dict.fromkeys(("PENSTOCK_DATABASE_SSL_MODE", "PENSTOCK_DATABASE_SSL_ROOT_CERT"), "")
+            queue = getattr(user, name)
+            env[f"PENSTOCK_{name.upper()}"] = queue if self._outside_sqs else queue.rsplit("/", 1)[-1]
         env["PENSTOCK_TRANSPORT_URL"] = self._transport_url
         env["PENSTOCK_SQS_ENDPOINT_URL"] = sqs_url
-        if self._outside_sqs is None or user.aws_region is None:
-            env["PENSTOCK_AWS_REGION"] = REGION
-        env["PYTHONPATH"] = python_path()
-        env["PYTHONUNBUFFERED"] = "1"
+        env |= _sqs_access_key(user, sqs_url, access_key)
+        region = user.aws_region if self._outside_sqs else None
+        env["PENSTOCK_AWS_REGION"] = region or REGION
         return env
 
-    def _aws_environment(self, sqs_url: str) -> dict[str, str]:
-        """Credentials that any emulator takes. Real ones stay: handlers may call other services of AWS with them."""
-        chosen = {"AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN"} & os.environ.keys()
-        if chosen or urlsplit(sqs_url).hostname not in (HOST, "localhost", "::1"):
-            return {}
-        return {
-            "AWS_ACCESS_KEY_ID": "penstock",
-            "AWS_SECRET_ACCESS_KEY": "penstock",
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
+    def _environment(self) -> dict[str, str]:
+        """The children's environment: the caller's, with this stack's places in it."""
+        env = {name: value for name, value in os.environ.items() if name not in {f"PENSTOCK_{n}" for n in _REPLACED}}
+        if self._outside_database is None:  # the embedded one has no TLS, and is not reached over a network
+            env |= dict.fromkeys(("PENSTOCK_DATABASE_SSL_MODE", "PENSTOCK_DATABASE_SSL_ROOT_CERT"), "")
+        if not _has_credentials():  # real ones stay: handlers may call other services by them
+            env |= _of_sdks(self._places)
+        return env | self._places | {"PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1"}
+
+    async def _find_suggestion(self, env: Mapping[str, str]) -> None:
+        """Ask for a task to try; a module that cannot be loaded is the workers' business."""
+        if not self.apps:
+            return
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "penstock.local.suggestion", *self.apps, env=env,
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            preexec_fn=die_with_parent(signal.SIGKILL),
+        )  # fmt: skip
+        try:
+            output, _ = await asyncio.wait_for(process.communicate(), READY_WITHIN_SECONDS)
+            self._suggestion = json.loads(output.splitlines()[-1])
+        except (TimeoutError, ValueError, IndexError):
+            pass
+        finally:
+            if process.returncode is None:
+                process.kill()
 
     async def _wait_ready(self, children: Children) -> None:
         waiting = {child.name: child for child in children.children}
@@ -298,6 +347,10 @@ class Stack:
             await asyncio.sleep(0.05)
 
     @property
+    def _api_url(self) -> str:
+        return f"http://{_reachable(self._http_host)}:{self._http_port}"
+
+    @property
     def settings(self) -> Settings:
         """What the processes run with, once started."""
         assert self._settings is not None
@@ -314,12 +367,17 @@ class Stack:
             entry = {"name": service.name, "pid": service.pid, "metrics": None}
             running = "running" if service.pid else "restarting"
             processes.append(entry | {"state": running, "restarts": service.restarts, "started": service.started})
+        key = self._settings.sqs_access_key
+        env = self._places | _of_sdks(self._places) | self._example | self._control_environment()
         return {
-            "api": f"http://{_reachable(self._http_host)}:{self._http_port}",
+            "api": self._api_url,
             "database_url": self._settings.require_database_url,
             "transport_url": self._settings.transport.text,
             "sqs_endpoint_url": self._settings.sqs_endpoint_url,
+            "sqs_access_key": key.get_secret_value() if key else None,
             "queues": self._queues,
+            "suggestion": self._suggestion,
+            "env": env | {"PENSTOCK_API_URL": self._api_url},
             "processes": processes,
         }
 
@@ -412,6 +470,27 @@ def _only_environment(env: Mapping[str, str]) -> Any:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def _sqs_access_key(user: Settings, sqs_url: str, embedded: str) -> dict[str, str]:
+    """The key of the embedded SQS; of another one on this machine any, unless the caller has credentials."""
+    if not embedded:
+        if _has_credentials() or user.sqs_access_key or urlsplit(sqs_url).hostname not in (HOST, "localhost", "::1"):
+            return {}
+        embedded = "penstock:penstock"
+    return {"PENSTOCK_SQS_ACCESS_KEY": embedded}
+
+
+def _has_credentials() -> bool:
+    return bool({"AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN"} & os.environ.keys())
+
+
+def _of_sdks(places: Mapping[str, str]) -> dict[str, str]:
+    """Variables by which SQS clients that know nothing of Penstock find the access key."""
+    key_id, colon, secret = places.get("PENSTOCK_SQS_ACCESS_KEY", "").partition(":")
+    if not colon:
+        return {}
+    return {"AWS_ACCESS_KEY_ID": key_id, "AWS_SECRET_ACCESS_KEY": secret, "AWS_EC2_METADATA_DISABLED": "true"}
 
 
 def _no_proxy() -> dict[str, str]:

@@ -12,9 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-import psutil
-
 from penstock.errors import StackError
+from penstock.local.service import make_private
 from penstock.logs import get_logger
 
 log = get_logger()
@@ -84,7 +83,7 @@ class DataDir:
     def prepare(self) -> None:
         """Make the folder; raises StackError when that cannot be."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_private(self.path)
             with contextlib.suppress(FileExistsError), (self.path / ".gitignore").open("x") as file:
                 file.write("*\n")
         except OSError as exc:
@@ -139,11 +138,21 @@ class Lock:
             self._file.close()
 
 
+def processes() -> Any:
+    """psutil, which comes with `penstock[local]`. Raises StackError where that is not installed."""
+    try:
+        import psutil
+    except ImportError as exc:
+        raise StackError("psutil is not installed, which a local stack needs: pip install 'penstock[local]'") from exc
+    return psutil
+
+
 def end_leftovers(state: dict[str, Any], wait_seconds: float = 10) -> None:
     """End processes of a stack that was killed. On Linux they end by themselves; they may still be at it.
 
     A process is ours when it has the id and the start time that the state file names.
     """
+    psutil = processes()
     leftovers = []
     for entry in state.get("processes", ()):
         with contextlib.suppress(psutil.Error, KeyError, TypeError):

@@ -17,6 +17,11 @@ class QueueSettings(Group):
         "(or `amqps://`) for RabbitMQ, or `kafka://host:port,host:port`.",
     )
     sqs_endpoint_url: str | None = Field(None, description="SQS endpoint; unset means AWS.")
+    sqs_access_key: SecretStr | None = Field(
+        None,
+        description="An AWS access key for SQS alone, as `ID:SECRET`; unset means the SDK's own chain. The embedded "
+        "SQS of `penstock up` takes the key that `penstock env` prints.",
+    )
     aws_region: str | None = Field(None, description="AWS region; unset means the SDK's own chain.")
     inbound_queue: str = Field("penstock-inbound", min_length=1, description="Name or URL: producers to submitter.")
     outbound_queue: str = Field("penstock-outbound", min_length=1, description="Name or URL: scheduler to workers.")
@@ -45,7 +50,9 @@ class QueueSettings(Group):
         -1, ge=-1, le=100, description="Copies of topics that are made for queues; -1 leaves it to the brokers."
     )
 
-    _unset_queues = field_validator("transport_url", "sqs_endpoint_url", "aws_region", mode="before")(empty_is_unset)
+    _unset_queues = field_validator(
+        "transport_url", "sqs_endpoint_url", "sqs_access_key", "aws_region", mode="before"
+    )(empty_is_unset)  # fmt: skip
     _http_of_queues = field_validator("sqs_endpoint_url")(http_url)
 
     @field_validator("transport_url")
@@ -53,6 +60,13 @@ class QueueSettings(Group):
     def _known_broker(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None:
             parse_broker_url(value.get_secret_value())
+        return value
+
+    @field_validator("sqs_access_key")
+    @classmethod
+    def _id_and_secret(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not all(value.get_secret_value().partition(":")):
+            raise ValueError("must be ID:SECRET of an AWS access key")
         return value
 
     @property

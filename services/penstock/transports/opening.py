@@ -19,9 +19,8 @@ def open_transport(settings: Settings, *, makes_queues: bool = True) -> Transpor
     if kind == "sqs":
         from penstock.transports.sqs import SqsTransport
 
-        return SqsTransport(
-            endpoint_url=settings.sqs_endpoint_url,
-            region=settings.aws_region,
+        return SqsTransport.of(
+            settings,
             visibility_timeout_seconds=settings.visibility_timeout_seconds,
             receive_wait_seconds=settings.receive_wait_seconds,
         )

@@ -25,6 +25,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from penstock import __version__, metrics
 from penstock.errors import Unavailable
 from penstock.logs import get_logger
+from penstock.settings import Settings
 from penstock.transports.base import (
     DEAD_LETTER_SUFFIX,
     MAX_RECEIVES,
@@ -82,6 +83,7 @@ class _CallRefused(Unavailable):
 class SqsTransport:
     """One SQS client, made when first used.
 
+    access_key: ``id:secret``; None for the SDK's own chain.
     answer_seconds: how long an answer may take, beyond the longest wait of a long poll; then the call has failed.
     visibility_timeout_seconds, receive_wait_seconds: attributes of queues that are made.
     """
@@ -93,6 +95,7 @@ class SqsTransport:
         *,
         endpoint_url: str | None = None,
         region: str | None = None,
+        access_key: str | None = None,
         longest_poll_seconds: float = LIMITS.max_wait_seconds,
         answer_seconds: float = 10,
         visibility_timeout_seconds: int = 60,
@@ -100,6 +103,7 @@ class SqsTransport:
     ) -> None:
         self._endpoint_url = endpoint_url
         self._region = region
+        self._access_key = access_key.partition(":")[::2] if access_key else (None, None)
         self._longest_poll_seconds = longest_poll_seconds
         self._answer_seconds = answer_seconds
         self._visibility_timeout_seconds = visibility_timeout_seconds
@@ -110,6 +114,15 @@ class SqsTransport:
         self._client: Any = None
         self._opening = asyncio.Lock()
         self._look_for_credentials_at = float("-inf")
+
+    @classmethod
+    def of(cls, settings: Settings, **options: Any) -> SqsTransport:
+        """A client of the SQS that the settings name."""
+        key = settings.sqs_access_key
+        return cls(
+            endpoint_url=settings.sqs_endpoint_url, region=settings.aws_region,
+            access_key=key.get_secret_value() if key else None, **options,
+        )  # fmt: skip
 
     def queue(self, name: str, *, label: str) -> SqsQueue:
         """The queue of that name or URL; it is looked up at the first call."""
@@ -172,7 +185,12 @@ class SqsTransport:
                 try:
                     self._client = await self._stack.enter_async_context(
                         self._session.create_client(
-                            "sqs", endpoint_url=self._endpoint_url, region_name=self._region, config=config
+                            "sqs",
+                            endpoint_url=self._endpoint_url,
+                            region_name=self._region,
+                            config=config,
+                            aws_access_key_id=self._access_key[0],
+                            aws_secret_access_key=self._access_key[1],
                         )
                     )
                 except (BotoCoreError, ValueError) as exc:
@@ -185,7 +203,7 @@ class SqsTransport:
         A client keeps those that it found in the environment or in a file at its beginning, though somebody may have
         put fresh ones there since. Those that it can renew by itself, such as a role's, it does renew.
         """
-        if refused is not self._client or monotonic() < self._look_for_credentials_at:
+        if refused is not self._client or self._access_key[0] or monotonic() < self._look_for_credentials_at:
             return
         self._look_for_credentials_at = monotonic() + _LOOK_FOR_CREDENTIALS_SECONDS
         session = get_session()

@@ -1,0 +1,18 @@
+-- What the compose file sets up in Postgres before the schema, by psql; doing so again changes nothing but the password.
+
+-- The example's handlers work on a database of their own, as a role that can use nothing else.
+\getenv password EXPORT_PASSWORD
+select 'create role export login'
+where not exists (select from pg_roles where rolname = 'export') \gexec
+alter role export password :'password';
+select 'create database export owner export'
+where not exists (select from pg_database where datname = 'export') \gexec
+
+-- Penstock's role has the name of its schema: by Postgres' default, "$user" first, unqualified tables would be made in it.
+-- Where that has happened they are still found; new ones are made in public.
+select format('alter role penstock in database penstock set search_path = %s',
+              case when to_regnamespace('penstock') is null then 'public' else 'public, penstock' end)
+where not exists (
+    select from pg_db_role_setting s join pg_database d on d.oid = s.setdatabase
+    where d.datname = 'penstock' and s.setrole = 'penstock'::regrole and s.setconfig::text like '%search_path=%'
+) \gexec
