@@ -1,10 +1,11 @@
 # syntax=docker/dockerfile:1
 FROM python:3.12.15-slim-bookworm AS build
 WORKDIR /src
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md .ci/image-requirements.txt ./
 COPY services ./services
 COPY migrations ./migrations
-RUN --mount=type=cache,target=/root/.cache/pip pip wheel --disable-pip-version-check --wheel-dir /wheels ".[encryption,kafka,rabbitmq,otel]"
+RUN --mount=type=cache,target=/root/.cache/pip pip wheel --disable-pip-version-check --wheel-dir /wheels --require-hashes -r image-requirements.txt \
+    && pip wheel --disable-pip-version-check --wheel-dir /wheels --no-deps .
 
 FROM python:3.12.15-slim-bookworm
 LABEL org.opencontainers.image.title="penstock" \

@@ -8,7 +8,7 @@ DOCS_INSTALLED := $(VENV)/.docs-installed
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo up down bench peers migrate test chaos check format reference screenshots terraform docs docs-serve \
-	build sbom clean
+	build lock sbom clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,6 +77,13 @@ $(DOCS_INSTALLED): $(INSTALLED)
 
 build: setup ## Build the wheel and the source distribution into dist/
 	@$(BIN)/python -m hatchling build
+
+lock: setup ## Write .ci/image-requirements.txt, the pinned packages of the image, from pyproject.toml
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check uv
+	@$(BIN)/uv pip compile -q pyproject.toml --extra encryption --extra kafka --extra rabbitmq --extra otel \
+	  --python-version 3.12 --python-platform linux --generate-hashes --no-annotate --no-header --no-emit-index-url --upgrade \
+	  -o .ci/image-requirements.txt
+	@sed -i '1i # What the image installs, with hashes: `make lock` writes it from pyproject.toml.' .ci/image-requirements.txt
 
 sbom: setup ## Write a software bill of materials (CycloneDX) into dist/
 	@$(BIN)/python .ci/sbom.py dist/penstock.cdx.json

@@ -1,7 +1,7 @@
 """Dependencies: do they fit together, and are any of those that ship known to be vulnerable?
 
 The first question is answered offline. The second is put to the advisory database of the Python Packaging Authority by
-pip-audit, for a few seconds at the most; where it cannot be reached, that is said and is no failure.
+pip-audit, for a few seconds; where it cannot be reached, that is printed, and fails only with --required.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 8
-EXTRAS = ("local",)  # what users may have in use; tools of development are not audited
+DEVELOPMENT = ("dev", "docs")  # extras whose packages do not ship
+
+
+_NOT_LOOKED = "vulnerabilities: not looked for, "
 
 
 class Shipped(NamedTuple):
@@ -62,15 +65,16 @@ def resolve(wanted: Iterable[str]) -> dict[str, Shipped]:
 def shipped(pyproject: dict[str, Any]) -> dict[str, str]:
     """Versions of everything that an installation brings along, by name."""
     project = pyproject["project"]
-    extras = [text for extra in EXTRAS for text in project["optional-dependencies"][extra]]
+    optional = project["optional-dependencies"]
+    extras = [text for extra, texts in optional.items() if extra not in DEVELOPMENT for text in texts]
     return {name: package.version for name, package in resolve([*project["dependencies"], *extras]).items()}
 
 
-def verdict(report: dict[str, Any]) -> tuple[int, list[str]]:
-    """Exit code and lines to print, of what pip-audit reports as JSON."""
+def verdict(report: dict[str, Any], *, required: bool = False) -> tuple[int, list[str]]:
+    """Exit code and lines to print, of what pip-audit reports as JSON. required: to audit nothing is a failure."""
     audited = [entry for entry in report["dependencies"] if "vulns" in entry]
     if not audited:
-        return 0, ["vulnerabilities: not looked for, the advisory database knows none of the packages from here"]
+        return int(required), [f"{_NOT_LOOKED}the advisory database knows none of the packages from here"]
     lines = [
         f"{entry['name']} {entry['version']}: {found['id']}, mended in {', '.join(found['fix_versions']) or 'none yet'}"
         for entry in audited
@@ -83,8 +87,8 @@ def verdict(report: dict[str, Any]) -> tuple[int, list[str]]:
     return (1 if len(lines) > 1 else 0), lines
 
 
-def ask(versions: dict[str, str]) -> tuple[int, list[str]]:
-    """Have pip-audit ask, for so long at the most."""
+def ask(versions: dict[str, str], *, required: bool = False) -> tuple[int, list[str]]:
+    """Have pip-audit ask, for up to SECONDS."""
     with tempfile.TemporaryDirectory() as folder:
         pins = Path(folder) / "pins.txt"
         pins.write_text("".join(f"{name}=={version}\n" for name, version in sorted(versions.items())), "ascii")
@@ -96,17 +100,18 @@ def ask(versions: dict[str, str]) -> tuple[int, list[str]]:
             done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
             report = json.loads(done.stdout)
         except subprocess.TimeoutExpired:
-            return 0, [f"vulnerabilities: not looked for, no answer of the advisory database within {SECONDS} s"]
+            return int(required), [f"{_NOT_LOOKED}no answer of the advisory database within {SECONDS} s"]
         except ValueError:
             reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-            return 0, [f"vulnerabilities: not looked for, the advisory database cannot be reached ({reason[:200]})"]
-    return verdict(report)
+            return int(required), [f"{_NOT_LOOKED}the advisory database cannot be reached ({reason[:200]})"]
+    return verdict(report, required=required)
 
 
 def main() -> int:
     fits = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False)
     print(f"dependencies: {fits.stdout.strip() or fits.stderr.strip()}")
-    code, lines = ask(shipped(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))))
+    required = "--required" in sys.argv[1:]
+    code, lines = ask(shipped(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))), required=required)
     print("\n".join(lines))
     return fits.returncode or code
 

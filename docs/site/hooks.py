@@ -5,17 +5,19 @@
   one to a file that there is not is a warning, which fails the build.
 - Entries of the navigation with a star are the pages that match; entries without a page are left out.
 - A list may follow a line of text, and the first word after a fence is its language, as in CommonMark.
-- A diagram in Mermaid's language is shown as its source, since to draw it a browser would load a program of 3 MB.
+- A diagram in Mermaid's language is drawn here as SVG, so that no browser loads a program of 3 MB for it.
 - Nothing on a page may be loaded from another host.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
 from pathlib import Path, PurePosixPath
 from typing import Any
+from xml.etree import ElementTree
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
@@ -73,21 +75,31 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     uri = page.file.src_uri
     origin = PurePosixPath(_ORIGIN.get(uri, f"docs/{uri}"))
     parts: list[str] = []
     prose: list[str] = []
     fence = ""
+    diagram: list[str] | None = None
     for line in markdown.split("\n"):
         found = _FENCE.match(line)
-        if fence:
+        if diagram is not None:
+            if found:
+                parts.append(f"![Diagram]({_drawn(diagram, uri, config, files)})")
+                diagram = None
+            else:
+                diagram.append(line)
+        elif fence:
             parts.append(line)
             if found and found[2].startswith(fence) and not found[3].strip():
                 fence = ""
         elif found:
             parts += [_links("\n".join(prose), origin, uri)] if prose else []
             prose = []
+            if found[3].strip() == "mermaid":
+                diagram = []
+                continue
             fence = found[2]
             parts.append(found[1] + fence + _language(found[3]))
         else:
@@ -99,8 +111,21 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def _language(words: str) -> str:
-    first = words.strip().partition(" ")[0]
-    return "text" if first in ("", "mermaid") else first
+    return words.strip().partition(" ")[0] or "text"
+
+
+def _drawn(lines: list[str], uri: str, config: MkDocsConfig, files: Files) -> str:
+    """Add a diagram to the site's files; returns its path as seen from the page."""
+    from mmdr import render
+
+    source = "\n".join(lines)
+    path = f"diagrams/{hashlib.sha256(source.encode()).hexdigest()[:12]}.svg"
+    if files.get_file_from_path(path) is None:
+        svg = render(source).svg().replace('style="', 'style="background:#fff;', 1)  # readable in the dark theme too
+        if not ElementTree.fromstring(svg).findall(".//{*}text"):
+            raise PluginError(f"{uri}: the diagram that begins with {lines[:1]} cannot be drawn")
+        files.append(File.generated(config, path, content=svg))
+    return os.path.relpath(path, PurePosixPath(uri).parent).replace(os.sep, "/")
 
 
 def _links(text: str, origin: PurePosixPath, uri: str) -> str:

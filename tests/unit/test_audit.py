@@ -28,6 +28,9 @@ def entry(name: str, *found: str) -> dict[str, Any]:
 def test_what_ships_is_audited_with_what_it_needs_and_tools_of_development_are_not(audit: ModuleType) -> None:
     versions = audit.shipped(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8")))
     assert {"asyncpg", "starlette", "uvicorn", "aiobotocore", "botocore", "aiohttp", "anyio", "psutil"} <= set(versions)
+    assert {"cryptography", "cffi", "aiormq", "confluent-kafka", "fastavro", "opentelemetry-sdk", "protobuf"} <= set(
+        versions
+    )
     assert not {"pytest", "mypy", "ruff", "moto"} & set(versions)
     assert all(version[0].isdigit() for version in versions.values())
 
@@ -48,6 +51,7 @@ def test_database_that_knows_nothing_is_not_taken_for_good_news(audit: ModuleTyp
     code, lines = audit.verdict({"dependencies": [{"name": "a", "skip_reason": "not found"}]})
     assert code == 0
     assert "not looked for" in lines[0]
+    assert audit.verdict({"dependencies": [{"name": "a", "skip_reason": "not found"}]}, required=True)[0] == 1
 
 
 def test_unreachable_database_is_said_and_fails_nothing(audit: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,3 +62,4 @@ def test_unreachable_database_is_said_and_fails_nothing(audit: ModuleType, monke
     code, lines = audit.ask({"no-such-package-of-ours": "1.0"})
     assert code == 0
     assert "not looked for" in lines[0]
+    assert audit.ask({"no-such-package-of-ours": "1.0"}, required=True) == (1, lines)

@@ -16,6 +16,8 @@ import asyncpg
 import hcl2
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from prometheus_client import Counter, Gauge, Histogram
 
 from penstock import metrics
@@ -513,6 +515,23 @@ def test_image_is_built_in_two_stages_from_one_pinned_base() -> None:
     assert len(bases) == 2
     assert len(set(bases)) == 1
     assert re.fullmatch(r"python:3\.1[1-9]\.\d+-slim-\w+", bases[0])
+
+
+def test_image_installs_pinned_packages_with_hashes_that_fit_the_project() -> None:
+    (wheels,) = [rest for word, rest in instructions() if word == "RUN" and "pip wheel" in rest]
+    assert "--require-hashes -r image-requirements.txt" in wheels
+    assert "--no-deps ." in wheels
+    text = (ROOT / ".ci" / "image-requirements.txt").read_text("utf-8")
+    pinned = dict(re.findall(r"^([a-z0-9._-]+)(?:\[[a-z,]+\])?==(\S+)", text, re.MULTILINE))
+    assert len(re.findall(r"--hash=sha256:[0-9a-f]{64}", text)) >= len(pinned) > 40
+    (extras,) = set(re.findall(r'"penstock\[([a-z,]+)\]"', " ".join(rest for _, rest in instructions())))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    wanted = [*project["dependencies"], *(t for e in extras.split(",") for t in project["optional-dependencies"][e])]
+    for requirement in map(Requirement, wanted):
+        if requirement.marker is None or requirement.marker.evaluate():
+            version = pinned.get(canonicalize_name(requirement.name))
+            assert version is not None, f"{requirement.name} is not pinned: run make lock"
+            assert requirement.specifier.contains(version), f"{requirement} is pinned to {version}: run make lock"
 
 
 def test_image_runs_penstock_as_an_ordinary_user_and_holds_no_secret() -> None:

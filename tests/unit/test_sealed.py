@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hmac
 import json
 import subprocess
 import sys
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,12 +23,14 @@ from penstock.settings import load_settings
 from penstock.settings.payload_values import fingerprint, new_key, parse_bucket_url, read_key
 from penstock.wire import (
     Reference,
+    Sealed,
     Succeeded,
     decode_reports,
     decode_sealed,
     encode_call,
     encode_reference,
     encode_result,
+    encode_sealed,
     escape_plain,
     replace_unstorable,
 )
@@ -77,6 +82,30 @@ def test_sealing_twice_changes_nothing_and_two_seals_differ() -> None:
     sealed = one.seal('{"a":1}', "b")
     assert one.seal(sealed, "b") == sealed
     assert one.seal('{"a":1}', "b") != sealed
+
+
+def test_each_value_has_a_key_of_its_own_as_the_documentation_describes() -> None:
+    key = read_key(KEYS[0])
+    data = []
+    for _ in range(2):
+        sealed = decode_sealed(vault(KEYS[0]).seal('{"a":1}', "payload\0act"))
+        assert isinstance(sealed, Sealed)
+        data.append(base64.b64decode(sealed.data))
+    assert data[0][:4] == data[1][:4] == b"PSK1"
+    assert data[0][4:32] != data[1][4:32]
+    for one in data:
+        derived = AESGCM(hmac.digest(key, one[4:32], "sha256"))
+        assert derived.decrypt(bytes(12), one[32:], b"payload\0act") == b'{"a":1}'
+
+
+@pytest.mark.parametrize("nonce", [b"PSK1-nonce-1", bytes(range(12))])
+def test_values_of_earlier_versions_open(nonce: bytes) -> None:
+    key = read_key(KEYS[0])
+    old = nonce + AESGCM(key).encrypt(nonce, b'{"a":1}', b"b")
+    text = encode_sealed(Sealed(fingerprint(key), base64.b64encode(old).decode()))
+    assert vault(KEYS[0]).unseal(text, "b") == '{"a":1}'
+    with pytest.raises(PayloadLost):
+        vault(KEYS[0]).unseal(text, "c")
 
 
 def test_a_missing_key_is_named_and_another_place_does_not_open() -> None:

@@ -1,12 +1,14 @@
-"""Encryption of texts: AES-256-GCM, with a key that the text names by its fingerprint.
+"""Encryption of texts: AES-256-GCM with a key of each value's own, derived from one that the text names by fingerprint.
 
 The bound text (what the value belongs to) is authenticated with it, so a ciphertext that is moved to another place
-does not open there. The nonce is random: one key is good for four thousand million values.
+does not open there. The derived key is HMAC-SHA256 of a random salt of 28 bytes, so a key does not wear out: random
+nonces of 12 bytes under the key itself would allow only 2^32 values.
 """
 
 from __future__ import annotations
 
 import binascii
+import hmac
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -18,7 +20,11 @@ from penstock.wire import Sealed
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-_NONCE_BYTES = 12
+_MAGIC = b"PSK1"
+_SALT_BYTES = 28
+_HEAD_BYTES = len(_MAGIC) + _SALT_BYTES
+_NONCE = bytes(12)  # a derived key encrypts one value
+_OLD_NONCE_BYTES = 12  # of a value without the magic: a random nonce, under the key itself
 
 
 class Cipher:
@@ -34,24 +40,34 @@ class Cipher:
             ) from exc
         self._invalid = InvalidTag
         read = [read_key(text) for text in keys]
-        self._ciphers: dict[str, AESGCM] = {fingerprint(key): AESGCM(key) for key in read}
+        self._make = AESGCM
+        self._keys: dict[str, bytes] = {fingerprint(key): key for key in read}
         self.key_id = fingerprint(read[0])
 
     def knows(self, key_id: str) -> bool:
-        return key_id in self._ciphers
+        return key_id in self._keys
 
     def encrypt(self, data: bytes, bound: str) -> bytes:
-        """Nonce and ciphertext, by the first key."""
-        nonce = os.urandom(_NONCE_BYTES)
-        return nonce + self._ciphers[self.key_id].encrypt(nonce, data, bound.encode())
+        """Magic, salt and ciphertext, by the first key."""
+        salt = os.urandom(_SALT_BYTES)
+        return _MAGIC + salt + self._derived(self._keys[self.key_id], salt).encrypt(_NONCE, data, bound.encode())
+
+    def _derived(self, key: bytes, salt: bytes) -> AESGCM:
+        return self._make(hmac.digest(key, salt, "sha256"))
 
     def decrypt(self, key_id: str, data: bytes, bound: str) -> bytes:
         """Raises PayloadUnavailable for a key that is not here, PayloadLost for what does not belong here."""
-        cipher = self._ciphers.get(key_id)
-        if cipher is None:
+        key = self._keys.get(key_id)
+        if key is None:
             raise missing_key(key_id)
+        if data.startswith(_MAGIC):
+            derived = self._derived(key, data[len(_MAGIC) : _HEAD_BYTES])
+            try:
+                return derived.decrypt(_NONCE, data[_HEAD_BYTES:], bound.encode())
+            except (self._invalid, ValueError):
+                pass  # a random nonce of an older value begins like the magic once in 2^32
         try:
-            return cipher.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], bound.encode())
+            return self._make(key).decrypt(data[:_OLD_NONCE_BYTES], data[_OLD_NONCE_BYTES:], bound.encode())
         except (self._invalid, ValueError):
             raise PayloadLost(
                 f"what is encrypted with key {key_id} was changed, or belongs to something else: it does not open"
