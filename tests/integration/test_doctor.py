@@ -24,6 +24,7 @@ from penstock.settings.payload_values import fingerprint, new_key, read_key
 from penstock.store import Store
 from penstock.transports.sqs import SqsTransport
 from tests.integration.apis import running
+from tests.integration.pooler import pooler
 from tests.s3 import S3Bucket
 
 OFF_IN_TESTS = {"fsync", "synchronous_commit"}  # the tests' own server is quick, and keeps nothing
@@ -172,6 +173,34 @@ async def test_a_database_that_keeps_nothing(
 ) -> None:
     with database_with(postgres, settings, assignment):
         assert (await complaint(settings, what)).level == level
+
+
+@pytest.mark.parametrize(
+    ("kind", "what", "said"),
+    [
+        ({"refuses": "statement_timeout"}, "connection pooler", "unsupported startup parameter: statement_timeout"),
+        ({"drops": ["enable_seqscan", "jit"]}, "connection settings", "enable_seqscan is on, not off"),
+        ({"by_transaction": True}, "connection pooler", "transaction or statement mode"),
+    ],
+    ids=["refused", "ignored", "by-transaction"],
+)
+async def test_a_pooler_that_breaks_connections_is_found(
+    kind: dict[str, Any], what: str, said: str, settings: Settings
+) -> None:
+    async with pooler(settings.require_database_url, **kind) as url:
+        pooled = Settings(**settings.model_dump(exclude={"database_url"}), database_url=url)
+        found = await complaint(pooled, what)
+    assert found.level == "error"
+    assert said in found.seen
+    assert "session mode" in found.fix
+
+
+async def test_a_pooler_in_session_mode_is_no_complaint(settings: Settings) -> None:
+    async with pooler(settings.require_database_url) as url:
+        pooled = Settings(**settings.model_dump(exclude={"database_url"}), database_url=url)
+        levels = {found.what: found.level for found in await findings(pooled)}
+    assert levels["connection settings"] == "ok"
+    assert "connection pooler" not in levels
 
 
 async def test_more_connections_than_there_are(settings: Settings) -> None:

@@ -320,17 +320,15 @@ async def test_a_read_only_failover_is_waited_for(
 ) -> None:  # fmt: skip
     name = urlsplit(database_url).path.removeprefix("/")
 
-    def failover(*, read_only: bool) -> None:
-        postgres.execute(f'alter database "{name}" set default_transaction_read_only to {read_only}')
-        postgres.execute(f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'")
-
     await submitter.open()
     await put(inbound, request("submit:a", {"n": 1}))
-    failover(read_only=True)
+    postgres.execute(f'alter database "{name}" set default_transaction_read_only to on')
+    postgres.execute(f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'")
     await refused_often(submitter, 3 * MAX_RECEIVES)
     with pytest.raises(Unavailable):
         await scheduler.run_once()
-    failover(read_only=False)
+    # A session keeps what it began with, so those made meanwhile are of no use from now on.
+    postgres.execute(f'alter database "{name}" set default_transaction_read_only to off')
     assert await until_it_works(submitter) == 1
     assert await until_it_works(scheduler) == 1
     assert len(claims_of(await take(outbound))) == 1

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
+
+import asyncpg
 
 from penstock.doctor.findings import Finding, clock_finding
 from penstock.errors import PenstockError
@@ -15,6 +17,10 @@ from penstock.store import Session, Store
 OLDEST, NEWEST = 14, 18  # major versions that the tests have seen, or that are promised
 PROCESSES = ("submitter", "scheduler", "resulter", "supervisor", "api")
 _LONG_TRANSACTION_SECONDS = 300
+_DIRECT = (
+    "connect directly, or by a pooler in session mode: "
+    "docs/operations.md, The database, names the settings that the role needs then"
+)
 _GRANT = (
     "grant usage on schema penstock, and select, insert, update, delete on all tables and usage on all sequences in "
     "it, to the role of PENSTOCK_DATABASE_URL"
@@ -29,18 +35,59 @@ async def examine_database(settings: Settings) -> AsyncIterator[Finding]:
             "right for a worker; all other processes need it",
         )  # fmt: skip
         return
-    store = Store(settings.require_database_url, pool_size=2, application_name="penstock-doctor")
+    store = Store(
+        settings.require_database_url,
+        pool_size=2,
+        statement_timeout_seconds=settings.statement_timeout_seconds,
+        application_name="penstock-doctor",
+    )
     try:
+        if await _shares_connections(store):
+            yield Finding(
+                "error",
+                "connection pooler",
+                "a pooler in transaction or statement mode stands before Postgres",
+                _DIRECT,
+            )
+            return
         async with store.session() as session:
+            yield _of_settings(store.asked, await session.fetch("read_settings_in_force", list(store.asked)))
             async for finding in _examine(session, settings):
                 yield finding
     except PenstockError as exc:
+        if "unsupported startup parameter" in str(exc):
+            yield Finding("error", "connection pooler", str(exc).splitlines()[0], _DIRECT)
+            return
         yield Finding(
             "error", "database", str(exc).splitlines()[0],
             "check PENSTOCK_DATABASE_URL, the network between here and there, and that Postgres runs",
         )  # fmt: skip
     finally:
         await store.close()
+
+
+async def _shares_connections(store: Store) -> bool:
+    """Whether a connection changes its server while another one is in a transaction."""
+    try:
+        async with store.session() as session:
+            before = await session.value("read_backend")
+            async with store.transaction() as other:
+                await other.value("read_backend")
+                return bool(before != await session.value("read_backend"))
+    except (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError):
+        return True  # what this connection has prepared is another server's
+
+
+def _of_settings(asked: Mapping[str, str], found: Sequence[Any]) -> Finding:
+    in_force = {row["name"]: row["setting"] for row in found}
+    missing = [f"{name} is {in_force[name]}, not {value}" for name, value in asked.items() if in_force[name] != value]
+    if not missing:
+        return Finding("ok", "connection settings", "what each connection asks for is in force")
+    return Finding(
+        "error", "connection settings",
+        f"a pooler does not pass on what connections ask for: {'; '.join(missing)}",
+        _DIRECT,
+    )  # fmt: skip
 
 
 async def _examine(session: Session, settings: Settings) -> AsyncIterator[Finding]:

@@ -19,7 +19,9 @@ class DatabaseSettings(Group):
     """The section Postgres of docs/configuration.md."""
 
     database_url: SecretStr | None = Field(
-        None, description="Postgres to keep tasks in, `postgresql://user:password@host:port/name`; workers need none."
+        None,
+        description="Postgres to keep tasks in, `postgresql://user:password@host:port/name`, directly or by a pooler "
+        "in session mode; workers need none.",
     )
     database_pool_size: int = Field(8, ge=2, le=200, description="Connections that one process opens at the most.")
     statement_timeout_seconds: float = Field(

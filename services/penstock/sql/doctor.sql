@@ -59,3 +59,11 @@ order by 1, 2;
 select pg_has_role(c.relowner, 'USAGE') and has_schema_privilege(c.relnamespace, 'CREATE') as owns,
        c.relowner::regrole::text as owner, current_user as role
 from pg_class c where c.oid = 'penstock.task_history'::regclass;
+
+-- name: read_settings_in_force
+-- $1 names. (name, setting), in the units of each.
+select name, setting from pg_settings where name = any($1::text[]);
+
+-- name: read_backend
+-- The server's process behind this connection.
+select pg_backend_pid();

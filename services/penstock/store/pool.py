@@ -26,6 +26,14 @@ of it and sorts, for each claim and each handful of results, until the next anal
 Every statement of ours has an index to go by; where one has not, Postgres scans all the same.
 """
 
+# The server is no primary any more, or leaves: connections made before stay as they are, so the pool makes new ones.
+_ANOTHER_SERVER = (
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.CannotConnectNowError,
+)
+
 
 class Store:
     """A pool of connections to the database that holds the tasks; opened when first used."""
@@ -41,6 +49,12 @@ class Store:
         self._statement_timeout_seconds = statement_timeout_seconds
         self._acquire_timeout_seconds = acquire_timeout_seconds
         self._application_name = application_name
+        self.asked = {
+            "statement_timeout": str(int(statement_timeout_seconds * 1000)),
+            "idle_in_transaction_session_timeout": "60000",
+            **PLANNING,
+        }
+        """Settings that each connection asks for when it is made."""
         self._pool: Any = None
         self._opening = asyncio.Lock()
         self.has_told = False
@@ -58,12 +72,7 @@ class Store:
                         timeout=10,
                         command_timeout=self._statement_timeout_seconds + 5,
                         reset=_no_reset,
-                        server_settings={
-                            "application_name": self._application_name,
-                            "statement_timeout": str(int(self._statement_timeout_seconds * 1000)),
-                            "idle_in_transaction_session_timeout": "60000",
-                            **PLANNING,
-                        },
+                        server_settings={"application_name": self._application_name, **self.asked},
                     )
         return self._pool
 
@@ -79,25 +88,32 @@ class Store:
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
         """Statements that commit one by one."""
-        with Translated():
-            pool, connection = await self._acquire()
+        async with self._connection() as connection:
             session = Session(connection, self.vault, self.fence)
             try:
                 yield session
             finally:
                 self.has_told |= session.has_told
-                await pool.release(connection)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Session]:
         """Statements that commit together when the block ends without an error."""
+        async with self._connection() as connection:
+            async with connection.transaction():
+                session = Session(connection, self.vault, self.fence)
+                yield session
+            self.has_told |= session.has_told
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Any]:
         with Translated():
             pool, connection = await self._acquire()
             try:
-                async with connection.transaction():
-                    session = Session(connection, self.vault, self.fence)
-                    yield session
-                self.has_told |= session.has_told
+                yield connection
+            except Exception as exc:
+                if isinstance(exc, _ANOTHER_SERVER) or isinstance(exc.__cause__, _ANOTHER_SERVER):
+                    await pool.expire_connections()
+                raise
             finally:
                 await pool.release(connection)
 
