@@ -35,7 +35,7 @@ from penstock.errors import (
     WorkflowNotFound,
 )
 from penstock.jsonable import dumps
-from penstock.wire import pack
+from penstock.wire import decode_any, pack
 
 BATCH_TASKS = 1000
 BATCH_BYTES = 4 * 1024 * 1024  # half of what the api takes unless told otherwise
@@ -120,7 +120,7 @@ def _batch(requests: Sequence[str], first: int = 0) -> Talk:
 def answer_of(url: str, status: int, content: bytes) -> Any:
     """The body of an HTTP answer, parsed. Raises Unavailable: it is no answer of an api that can answer."""
     try:
-        answer = json.loads(content)
+        answer = _parsed(content)
     except ValueError:
         answer = None
     if status == 503:
@@ -132,9 +132,16 @@ def answer_of(url: str, status: int, content: bytes) -> Any:
     return answer
 
 
+def _parsed(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return decode_any(content)  # an integer of more digits than Python converts
+
+
 def downloaded(status: int, content: bytes) -> Any:
     """A payload or a result that was fetched by itself. Raises RpcError, Unavailable, PayloadLost."""
-    decoded: Any = json.loads(content) if status == 200 or content.startswith(b"{") else None
+    decoded: Any = _parsed(content) if status == 200 or content.startswith(b"{") else None
     if status == 200:
         return decoded
     error = decoded.get("error", {}) if isinstance(decoded, dict) else {}

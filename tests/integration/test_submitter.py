@@ -162,7 +162,7 @@ REFUSED = {
     "lone surrogate": (LONE, "surrogate"),
     "NaN": ('{"jsonrpc":"2.0","method":"submit:a","params":{"n":NaN}}', "Parse error"),
     "infinity": ('{"jsonrpc":"2.0","method":"submit:a","params":{"n":-Infinity}}', "Parse error"),
-    "number beyond a double": ('{"jsonrpc":"2.0","method":"submit:a","params":[1e400]}', "out of range"),
+    "objectID beyond a double": ('{"jsonrpc":"2.0","method":"submit:a","params":{"objectID":1e400}}', "objectID must"),
     "deep nesting": (f'{{"jsonrpc":"2.0","method":"submit:a","params":{DEEP}}}', "nested"),
     "nesting above what workers read": (request("submit:a", json.loads("[" * 101 + "]" * 101)), "nested"),
     "50,000 requests": ("[" + ",".join(["{}"] * 50_000) + "]", "50000"),

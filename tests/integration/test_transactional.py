@@ -421,10 +421,11 @@ async def test_what_breaks_the_grammar_of_a_trace_is_left_out_and_the_task_is_ta
 
 
 async def test_the_payload_may_be_json_jsonb_or_text_and_is_kept_as_it_came(sql: Any) -> None:
-    given = '{"n": 1.0, "big": 123456789012345678901234567890.5}'
+    given = '{"n": 1.0, "big": 123456789012345678901234567890.5, "more": [1e400, -1E+400000, "1e999\\\\ue123"]}'
     for cast in ("", "::json", "::text"):
         await sql.execute(f"select penstock_enqueue('a', '{given}'{cast})")
-    await sql.execute(f"select penstock_enqueue('b', '{given}'::jsonb)")
+    of_jsonb = given.replace("-1E+400000", "1")
+    await sql.execute(f"select penstock_enqueue('b', '{of_jsonb}'::jsonb)")
     assert await sql.fetchval("select array_agg(distinct payload::text) from penstock.task where action = 'a'") == [
         given
     ]
@@ -440,7 +441,6 @@ REFUSED = [
     ("repeat('a', 201)", "action", "is 201 characters long; the limit is 200"),
     ("'a', '[1'", "payload", "is not valid JSON"),
     ("'a', '3'", "payload", "must be an object or an array, not a number"),
-    ("'a', '{\"x\": 1e999}'", "payload", "holds a number out of range"),
     ("'a', '{\"x\": \"\\u0000\"}'", "task", "holds \\u0000 or half a surrogate pair, which no text may hold"),
     ("'a', (repeat('[', 101) || repeat(']', 101))::json", "payload", "is nested deeper than 100 levels"),
     ("'a', row(1, 2)", "payload", "is of another type"),

@@ -226,9 +226,13 @@ def test_catch_all_parameters_take_everything() -> None:
     assert fit(only_items, "[1,2]") == ([1, 2], {})
 
 
-@pytest.mark.parametrize("params", ["{", "1", '"text"', "[" * 100_000, '{"a":1e999}'])
+@pytest.mark.parametrize("params", ["{", "1", '"text"', "[" * 100_000, '{"a":[1e999,NaN]}'])
 def test_params_that_cannot_be_read_are_bad_params(params: str) -> None:
     assert misfit(lambda ctx, a: None, params)[0] in ("params", "a")
+
+
+def test_a_number_beyond_a_double_is_infinite() -> None:
+    assert fit(lambda ctx, a, b: None, '{"a":1e999,"b":-1e999}')[1] == {"a": math.inf, "b": -math.inf}
 
 
 class Colour(enum.Enum):

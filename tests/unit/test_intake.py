@@ -48,6 +48,7 @@ from penstock.keys import Permission
 from penstock.settings import Settings, load_settings
 from penstock.tasks import Enqueued, NewTask, State
 from penstock.wire import ClaimId, digest_of
+from penstock.workflows import CreateWorkflow
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +126,20 @@ def test_run_at_is_rfc_3339_or_epoch_milliseconds(limits: Settings, run_at: Any,
     assert new_task(limits, "enqueue", {"action": "a", "run_at": run_at}).run_at == expected
 
 
+@pytest.mark.parametrize("number", ["1e400", "-1E+999999", "9" * 500, "1e-999999", "0.1" + "0" * 400])
+def test_a_number_of_any_size_or_precision_is_kept_as_it_was_written(limits: Settings, number: str) -> None:
+    given = f'{{"n": {number} }}'
+    for method, params in (("enqueue", f'{{"action":"a","payload":{given}}}'), ("submit:a", given)):
+        assert new_task(limits, method, params).payload == given
+    flow = read(limits, "workflow.create", f'{{"steps":[{{"action":"a","payload":{given}}}]}}')
+    other = read(limits, "workflow.create", f'{{"steps":[{{"action":"a","payload":{given.replace(number, "7")}}}]}}')
+    assert isinstance(flow, CreateWorkflow)
+    assert isinstance(other, CreateWorkflow)
+    assert flow.steps[0].task is not None
+    assert flow.steps[0].task.payload == given
+    assert flow.definition != other.definition
+
+
 @pytest.mark.parametrize(
     ("params", "field", "problem"),
     [
@@ -141,7 +156,7 @@ def test_run_at_is_rfc_3339_or_epoch_milliseconds(limits: Settings, run_at: Any,
         ({"action": "a", "payload": None}, "payload", "not null"),
         ({"action": "a", "payload": "text"}, "payload", "not a string"),
         ('{"action":"a","payload":{"a":"\\u0000"}}', "payload", "\\u0000"),
-        ('{"action":"a","payload":{"n":1e999}}', "payload", "out of range"),
+        ('{"action":"a","payload":{"n":[1e999,%s]}}' % ("[" * 99 + "]" * 99), "payload", "nested"),
         ({"action": "a", "run_at": "tomorrow"}, "run_at", "must be RFC 3339"),
         ({"action": "a", "run_at": "2030-01-01"}, "run_at", "must be RFC 3339"),
         ({"action": "a", "run_at": "2030-01-01T00:00:00"}, "run_at", "needs a zone"),
@@ -274,6 +289,7 @@ def test_a_submission_without_params_has_an_empty_payload(limits: Settings) -> N
         ("submit:a", {"objectID": "x" * 501}, "objectID"),
         ("submit:a", {"objectID": 10**600}, "objectID"),
         ("submit:a", {"objectID": "a\nb"}, "objectID"),
+        ("submit:a", '{"objectID":1e400}', "objectID"),
         ("submit:a", '{"a":"\\u0000"}', "params"),
     ],
 )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from time import perf_counter
 from typing import Any
@@ -265,9 +266,11 @@ def test_a_payload_that_every_worker_can_read_is_taken(payload: str) -> None:
         ("1.5", "not a number"),
         ("{", "is not valid JSON"),
         ('{"n":NaN}', "is not valid JSON"),
-        ('{"n":1e400}', "Number out of range"),
-        ('{"n":-1e400}', "Number out of range"),
-        ('{"n":' + "1" * 5000 + "}", "out of range"),
+        ('{"n":[1e400,NaN]}', "is not valid JSON"),
+        ('{"n":[1e400,-Infinity]}', "is not valid JSON"),
+        ('{"n":[1e400}', "is not valid JSON"),
+        ('{"n":[1e400,"\\ud800"]}', "half a surrogate pair"),
+        ('{"n":1e400,"m":' + nested(MAX_DEPTH + 1) + "}", f"deeper than {MAX_DEPTH} levels"),
         ('{"a":"\\u0000"}', "holds \\u0000"),
         ('{"\\u0000":1}', "holds \\u0000"),
         ('{"a":"\\\\\\u0000"}', "holds \\u0000"),
@@ -286,6 +289,12 @@ def test_a_payload_that_some_worker_or_postgres_could_not_read_is_refused(payloa
         check_payload(payload, "params")
     assert caught.value.data["field"] == "params"
     assert problem in caught.value.data["problem"]
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1E+999999", "1" * 5000, "-0.5e-999999", "1" * 4000])
+def test_a_number_of_any_size_is_taken_and_beyond_a_double_is_infinite(number: str) -> None:
+    beyond = {"1e400": math.inf, "-1E+999999": -math.inf, "1" * 5000: math.inf, "-0.5e-999999": -0.0}
+    assert check_payload(f'{{"n":{number},"m":[1.5,2]}}') == {"n": beyond.get(number, 10**4000 // 9), "m": [1.5, 2]}
 
 
 @pytest.mark.parametrize(

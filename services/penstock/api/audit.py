@@ -16,6 +16,7 @@ from penstock.commands import ListAudit
 from penstock.errors import RpcError, Unavailable
 from penstock.logs import get_logger
 from penstock.store import Session
+from penstock.wire import decode_any
 
 PARAMS_MAX_CHARS = 2000
 OUTCOME_MAX_CHARS = 500
@@ -98,7 +99,7 @@ class Audit:
 def shown_params(params: bytes) -> str:
     """Parameters as they are noted: without payloads, cut where they are long."""
     try:
-        given: Any = msgspec.json.decode(params or b"{}")
+        given: Any = decode_any(params or b"{}")
     except (ValueError, RecursionError):
         return "?"
     if isinstance(given, dict):

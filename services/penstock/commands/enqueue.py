@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from math import isfinite
 from typing import Any, Literal
 
 import msgspec
@@ -60,8 +61,9 @@ def submitted_task(action: str, raw: bytes, settings: Settings) -> NewTask:
     unique_key = None
     if isinstance(value, dict) and value.get("objectID") is not None:
         object_id = value["objectID"]
-        if isinstance(object_id, bool) or not isinstance(object_id, str | int | float):
-            raise InvalidParams("objectID", "must be a string or a number")
+        is_endless = isinstance(object_id, float) and not isfinite(object_id)
+        if isinstance(object_id, bool) or not isinstance(object_id, str | int | float) or is_endless:
+            raise InvalidParams("objectID", "must be a string or a number, no larger than a double")
         # 23 and "23" are one object: the older convention sends either.
         unique_key = read_key(str(object_id), "objectID")
     return NewTask(read_action(action), payload, unique_key=unique_key, max_attempts=settings.max_attempts)

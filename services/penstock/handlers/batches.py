@@ -13,6 +13,7 @@ import msgspec
 
 from penstock.errors import InvalidParams, SettingsError
 from penstock.handlers.parameters import converter, place, resolve, uncheckable
+from penstock.wire import decode_any
 
 if TYPE_CHECKING:
     from penstock.handlers import Context
@@ -22,7 +23,6 @@ MAX_LINGER_SECONDS = 60.0
 DEFAULT_LINGER_SECONDS = 0.05
 
 Params = TypeVar("Params")
-_decode = msgspec.json.Decoder().decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class BatchParameters:
     def fit(self, params: msgspec.Raw | bytes) -> Any:
         """A task's parameters, raw JSON, as the type that the handler takes. Raises InvalidParams."""
         try:
-            value = _decode(params) if params else {}
+            value = decode_any(params) if params else {}
         except (ValueError, RecursionError) as exc:
             raise InvalidParams("params", f"cannot be read: {exc}") from None
         if self._convert is None:

@@ -17,12 +17,11 @@ import msgspec
 
 from penstock.errors import InvalidParams, SettingsError
 from penstock.spelling import did_you_mean
+from penstock.wire import decode_any
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
 _PYDANTIC = frozenset(("pydantic", "pydantic_core", "annotated_types"))
-
-_decode = msgspec.json.Decoder().decode
 
 
 class Parameters:
@@ -65,7 +64,7 @@ class Parameters:
         Annotated parameters are checked and converted. Raises InvalidParams, naming the parameter at fault.
         """
         try:
-            value = _decode(params) if params else {}
+            value = decode_any(params) if params else {}
         except (ValueError, RecursionError) as exc:
             raise InvalidParams("params", f"cannot be read: {exc}") from None
         if type(value) is dict:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock.payloads.vault import Vault, error_bound
-from penstock.wire import is_sealed
+from penstock.wire import decode_any, is_sealed
 
 _CLEAR = ("type", "retry_after", "final", "max_attempts", "backoff", "not_begun")
 _ENCRYPTED = "encrypted"
@@ -19,7 +19,7 @@ def seal_error(vault: Vault, task_id: int, error: str) -> str:
     if not vault.encrypts:
         return error
     try:
-        decoded: Any = msgspec.json.decode(error)
+        decoded: Any = decode_any(error)
     except (ValueError, RecursionError):
         decoded = {}
     data = decoded.get("data") if isinstance(decoded, dict) else None
@@ -47,7 +47,7 @@ def sealed_in_error(error: str | None) -> str | None:
     """The sealed text that a stored error holds, None where it is in clear."""
     if error is None or '"penstock+sealed:' not in error:
         return None
-    decoded: Any = msgspec.json.decode(error)
+    decoded: Any = decode_any(error)
     data = decoded.get("data") if isinstance(decoded, dict) else None
     return _sealed_in(data) if isinstance(data, dict) else None
 

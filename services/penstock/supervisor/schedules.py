@@ -23,6 +23,7 @@ from penstock.schedules import CreateSchedule, NewSchedule
 from penstock.settings import Settings
 from penstock.store import Session, Store
 from penstock.timetable import Written, create_batch, note_import
+from penstock.wire import decode_any
 
 LOOK_SECONDS = 1.0
 _ROUNDS_AT_ONCE = 2  # of a backlog: while Postgres stores one, the other is decided on
@@ -164,7 +165,7 @@ async def _write_all(session: Session, wanted: list[NewSchedule], replaces: bool
 
 
 def _name_of(entry: msgspec.Raw) -> Any:
-    value = msgspec.json.decode(entry)
+    value = decode_any(bytes(entry))
     return value.get("name") if isinstance(value, dict) else None
 
 

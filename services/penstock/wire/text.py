@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -12,6 +13,17 @@ from penstock.errors import InvalidParams, ParseError
 MAX_DEPTH = 100  # of a payload; common JSON parsers stop at 128 or 512, and every worker must be able to read it
 
 _decode_any = msgspec.json.Decoder().decode
+_DIGITS = 4300  # of an integer that Python converts
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+# By the standard library, which is slower: a number beyond a double is infinite.
+_decode_large = json.JSONDecoder(
+    parse_int=lambda text: int(text) if len(text) <= _DIGITS else float(text), parse_constant=_no_constant
+).decode
 # Every escape of JSON text, one after the other, so that what follows an escaped backslash is not taken for one.
 # Group 1: what Postgres' jsonb may not hold, NUL and half a surrogate pair.
 _ESCAPE = re.compile(
@@ -60,10 +72,18 @@ def escape_for_sqs(body: str) -> str:
     return _NOT_IN_SQS.sub(lambda match: f"\\u{ord(match[0]):04x}", body)
 
 
+def decode_any(raw: bytes | str) -> Any:
+    """JSON as Python values; of numbers that are beyond a double, infinity. Raises ValueError, RecursionError."""
+    try:
+        return _decode_any(raw)
+    except msgspec.ValidationError:  # it is JSON, and only its numbers are too large
+        return _decode_large(raw if isinstance(raw, str) else bytes(raw).decode())
+
+
 def check_payload(raw: str, field: str = "payload") -> Any:
     """Check that JSON text can be stored, sent and read by any worker; return it decoded.
 
-    Raises InvalidParams: no object or array, a number out of range, NUL or half a surrogate pair, too deep.
+    Raises InvalidParams: no object or array, NUL or half a surrogate pair, too deep.
     """
     value = check_json(raw, field)
     if not isinstance(value, dict | list):
@@ -74,7 +94,7 @@ def check_payload(raw: str, field: str = "payload") -> Any:
 def check_json(raw: str, field: str) -> Any:
     """As :func:`check_payload`, for any kind of value."""
     try:
-        value = _decode_any(raw)
+        value = decode_any(raw)
     except RecursionError:
         raise InvalidParams(field, f"is nested deeper than {MAX_DEPTH} levels") from None
     except ValueError as exc:
@@ -82,7 +102,7 @@ def check_json(raw: str, field: str) -> Any:
             raise InvalidParams(field, "holds half a surrogate pair, which is no character") from None
         raise InvalidParams(field, f"is not valid JSON: {short_reason(exc)}") from None
     if holds_unstorable(raw):
-        raise InvalidParams(field, "holds \\u0000, which Postgres cannot store as text")
+        raise InvalidParams(field, "holds \\u0000 or half a surrogate pair, which Postgres cannot store as text")
     if raw.count("{") + raw.count("[") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         raise InvalidParams(field, f"is nested deeper than {MAX_DEPTH} levels")
     return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 
 import msgspec
@@ -80,7 +81,11 @@ def read_which(workflow_id: int | None, key: str | None, tenant: str | None) -> 
 
 
 def _definition(given: WorkflowCreateParams) -> bytes:
-    plain = msgspec.json.decode(msgspec.json.encode([given.name, given.steps, given.chain]))
+    encoded = msgspec.json.encode([given.name, given.steps, given.chain])
+    try:
+        plain = msgspec.json.decode(encoded)
+    except msgspec.ValidationError:  # of numbers beyond a double, which are compared as they were written
+        plain = json.loads(encoded, parse_int=str, parse_float=str)
     return hashlib.sha256(msgspec.json.encode(plain, order="sorted")).digest()
 
 

@@ -10,6 +10,8 @@ from urllib.parse import quote, urlencode
 import msgspec
 from markupsafe import Markup, escape
 
+from penstock.wire import decode_any
+
 _SHOWN_BYTES = 64 * 1024
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
 
@@ -78,7 +80,7 @@ def pretty(value: Any) -> str:
 
 def plain(value: Any) -> Any:
     """JSON that a method left as text, as Python values."""
-    return msgspec.json.decode(bytes(value)) if isinstance(value, msgspec.Raw) else value
+    return decode_any(bytes(value)) if isinstance(value, msgspec.Raw) else value
 
 
 def error_parts(value: Any) -> dict[str, Any]:
