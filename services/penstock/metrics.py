@@ -1,6 +1,7 @@
 """Every metric that Penstock exports: name, unit, labels. docs/metrics.md tables them; a test holds the two together.
 
-Labels stay low in cardinality: actions are bounded by the code that registers them, everything else is a fixed set.
+Labels stay low in cardinality: a process tells so many actions apart and counts further ones as ``other``, for names of
+actions come from callers; everything else is a fixed set.
 """
 
 from __future__ import annotations
@@ -8,13 +9,41 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from time import time
+from typing import Any, Self
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.samples import Exemplar
 
+from penstock.tasks import MAX_ACTIONS_TOLD, OTHER_ACTIONS
 
-class Histogram(prometheus_client.Histogram):
+_told_actions: set[str] = set()
+
+
+def told_action(action: str) -> str:
+    """The action as a label's value: its name, of the first ones that this process meets."""
+    if action not in _told_actions:
+        if len(_told_actions) >= MAX_ACTIONS_TOLD:
+            return OTHER_ACTIONS
+        _told_actions.add(action)
+    return action
+
+
+class _ByAction(MetricWrapperBase):
+    """A metric whose first label may be the action."""
+
+    def labels(self, *values: Any, **named: Any) -> Self:
+        if values and self._labelnames[:1] == ("action",):
+            values = told_action(values[0]), *values[1:]
+        return super().labels(*values, **named)
+
+
+class Counter(_ByAction, prometheus_client.Counter):
+    """A counter."""
+
+
+class Histogram(_ByAction, prometheus_client.Histogram):
     """A histogram that takes many values at once; one at a time, each costs more than the rest of its task's way."""
 
     def observe_many(self, values: Sequence[float], exemplars: Sequence[tuple[float, str]] = ()) -> None:

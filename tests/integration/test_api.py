@@ -385,6 +385,18 @@ async def test_stats_count_every_state_with_rates_and_lag(rpc: Rpc, store: Store
     assert waiting["id"] < due["id"]
 
 
+@pytest.mark.parametrize("params", [None, {"tenant": "acme"}])
+async def test_stats_tell_no_more_actions_apart_than_can_be_read(rpc: Rpc, store: Store, params: Any) -> None:
+    async with store.transaction() as session:
+        names = [f"made-up-{n}" for n in range(700)] + ["mail"] * 3 + ["other"] * 2
+        await session.enqueue([NewTask(name, tenant="acme") for name in names])
+    stats = await rpc.result("stats", params)
+    assert len(stats["actions"]) == 500
+    assert stats["actions"]["mail"] == {"SCHEDULED": 3}
+    assert stats["actions"]["other"] == {"SCHEDULED": 2 + 700 - 498}
+    assert stats["states"]["SCHEDULED"] == 705
+
+
 async def test_stats_asked_again_at_once_cost_no_query(rpc: Rpc) -> None:
     before = counted(metrics.REGISTRY, "penstock_statement_seconds_count", statement="count_live")
     batch = [{"jsonrpc": "2.0", "method": "stats", "id": n} for n in range(50)]

@@ -46,10 +46,7 @@ class TaskCounts:
 
         return views.Statistics(
             {state: sum(of_action[state] for of_action in actions.values()) for state in State},
-            {
-                action: {state: of_action[state] for state in State if of_action[state]}
-                for action, of_action in sorted(actions.items())
-            },
+            views.by_action(actions),
             views.rates(counted, RATES_OVER_SECONDS),
             views.Lag(lag["due"], round(max(0.0, lag["oldest_seconds"]), 3)),
         )

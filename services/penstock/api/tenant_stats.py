@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from penstock.api import views
 from penstock.store import Session
 from penstock.tasks import State
 
@@ -27,9 +28,7 @@ _KEPT = 1000
 class TenantStatistics(msgspec.Struct, frozen=True):
     tenant: str
     states: Annotated[dict[State, int], Meta(description="Its tasks kept, by state; every state is there.")]
-    actions: Annotated[
-        dict[str, dict[State, int]], Meta(description="The same by action; states without a task are left out.")
-    ]
+    actions: views.CountsByAction
     at_least: Annotated[
         list[State],
         Meta(description=f"States whose counts are of the newest {LOOKED_AT} records, of all tenants: there are more."),
@@ -78,10 +77,7 @@ class TenantCounts:
         return TenantStatistics(
             tenant,
             {state: sum(of_action[state] for of_action in actions.values()) for state in State},
-            {
-                action: {state: of_action[state] for state in State if of_action[state]}
-                for action, of_action in sorted(actions.items())
-            },
+            views.by_action(actions),
             [state for state in State if state in more],
         )
 

@@ -5,15 +5,17 @@ Payloads, results and errors are the JSON text that Postgres holds, put into the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from heapq import nlargest
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from penstock import tasks, tracecontext
-from penstock.tasks import State
+from penstock.tasks import MAX_ACTIONS_TOLD, OTHER_ACTIONS, State
 from penstock.tenants import own_key, tenant_of_key
 
 Instant = Annotated[
@@ -23,6 +25,15 @@ Instant = Annotated[
 
 def about(description: str) -> Meta:
     return Meta(description=description)
+
+
+CountsByAction = Annotated[
+    dict[str, dict[State, int]],
+    about(
+        f"The same by action; states without a task are left out. Beyond {MAX_ACTIONS_TOLD} actions, those with the "
+        f"fewest tasks are counted together as `{OTHER_ACTIONS}`."
+    ),
+]
 
 
 class Accepted(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -137,7 +148,7 @@ class Lag(msgspec.Struct, frozen=True):
 
 class Statistics(msgspec.Struct, frozen=True):
     states: Annotated[dict[State, int], about("Tasks kept, by state; every state is there.")]
-    actions: Annotated[dict[str, dict[State, int]], about("The same by action; states without a task are left out.")]
+    actions: CountsByAction
     rates: Rates
     lag: Lag
 
@@ -228,6 +239,22 @@ def unsettled(task_id: int, state: str | None) -> Outcome:
     seen = State(state)
     again = "the answer was full" if seen.final else "it has not settled within the timeout"
     return Outcome(id=task_id, state=seen, result=None, error=None, again=f"{again}: call result again with this id")
+
+
+def by_action(counts: Mapping[str, Counter[State]]) -> dict[str, dict[State, int]]:
+    """Counts by action and state without zeros, by name; beyond so many actions, those with the fewest tasks in one."""
+    told = dict(counts)
+    if len(told) > MAX_ACTIONS_TOLD:
+        largest = set(nlargest(MAX_ACTIONS_TOLD, told, key=lambda action: told[action].total()))
+        told = {action: told[action] for action in largest}
+        others = Counter(told.get(OTHER_ACTIONS, {}))
+        for action in counts.keys() - largest:
+            others.update(counts[action])
+        told[OTHER_ACTIONS] = others
+    return {
+        action: {state: of_action[state] for state in State if of_action[state]}
+        for action, of_action in sorted(told.items())
+    }
 
 
 def rates(counted: Mapping[str, int], seconds: float) -> Rates:
