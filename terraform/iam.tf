@@ -23,7 +23,8 @@ locals {
     Inspect = []
   }
 
-  # Who may do what to which queue. A producer is any program of yours that sends to the inbound queue; the rights of
+  # Who may do what to which queue. A producer is any program of yours that sends to the inbound queue, and may there
+  # do what PENSTOCK_INBOUND_METHODS names, for every tenant: enqueue, unless you add more. The rights of
   # dlq_operator are for `penstock dlq`, which works through the api: attach both policies to its role, or leave it out.
   access = {
     producer     = { Send = ["inbound"] }

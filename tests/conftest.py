@@ -142,6 +142,7 @@ async def settings(database_url: str, sqs_url: str) -> Settings:
         inbound_queue=f"{prefix}-inbound",
         outbound_queue=f"{prefix}-outbound",
         results_queue=f"{prefix}-results",
+        inbound_methods="*",
         receive_wait_seconds=0,
         visibility_timeout_seconds=30,
         retry_base_seconds=0.05,

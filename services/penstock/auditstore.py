@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
+
+import msgspec
 
 from penstock.store import Session
+from penstock.wire import decode_any
+
+PARAMS_MAX_CHARS = 2000
+OUTCOME_MAX_CHARS = 500
+# What is worth knowing of these is that they were there: they are the tasks' own data, or thousands of entries.
+_LEFT_OUT = ("payload", "schedules", "result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +59,17 @@ async def list_audit(session: Session, *, before: int | None, limit: int) -> lis
     return [
         AuditRecord(**{name: row[name] for name in names}) for row in await session.fetch("list_audit", before, limit)
     ]
+
+
+def shown_params(params: bytes) -> str:
+    """Parameters as they are noted: without payloads, cut where they are long."""
+    try:
+        given: Any = decode_any(params or b"{}")
+    except (ValueError, RecursionError):
+        return "?"
+    if isinstance(given, dict):
+        for name in _LEFT_OUT:
+            if name in given:
+                given[name] = f"({len(msgspec.json.encode(given[name]))} bytes)"
+    text = msgspec.json.encode(given).decode("utf-8").replace("\\u0000", "\\ufffd")
+    return text if len(text) <= PARAMS_MAX_CHARS else text[: PARAMS_MAX_CHARS - 1] + "…"

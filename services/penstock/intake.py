@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import msgspec
 
 from penstock import metrics
+from penstock.auditstore import OUTCOME_MAX_CHARS, Deed, begin_audit, end_audit, shown_params
 from penstock.commands import PARAMS, AnswerWait, Cancel, Change, Enqueue, JobChange, Reschedule, Restart, read_command
 from penstock.errors import (
     DuplicateTask,
@@ -36,8 +39,10 @@ from penstock.tenant_rules import TenantChange
 from penstock.tenantstore import change_tenant
 from penstock.timetable import change_schedule
 from penstock.wire import Invalid, Request, check_payload, decode_body, utf8_size
-from penstock.workflows import WorkflowChange
+from penstock.workflows import CreateWorkflow, WorkflowChange
 from penstock.workflowstore import change_workflow
+
+_decode_request = msgspec.json.Decoder(Request).decode
 
 
 async def apply_change(session: Session, command: Change) -> dict[str, Any]:
@@ -78,6 +83,19 @@ def refusal_of(task: NewTask, enqueued: Enqueued) -> DuplicateTask | None:
     return None
 
 
+class Wanted(NamedTuple):
+    """A change, its request as text, and who the broker says has sent it, empty where it does not say."""
+
+    change: Change | RuleChange | TenantChange | ScheduleChange | WorkflowChange
+    text: str
+    sender: str
+
+
+@lru_cache(maxsize=4096)
+def _is_allowed(method: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(method, pattern) for pattern in patterns)
+
+
 @dataclass(slots=True)
 class Inbound:
     """What a body of the inbound queue asks for: tasks, changes with their text, and what is refused with why.
@@ -87,14 +105,12 @@ class Inbound:
 
     tasks: list[NewTask] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    changes: list[tuple[Change | RuleChange | TenantChange | ScheduleChange | WorkflowChange, str]] = field(
-        default_factory=list
-    )
+    changes: list[Wanted] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
 
 
-def read_inbound(body: str, settings: Settings) -> Inbound:
-    """Read a body of the inbound queue; raises nothing, whatever the body is."""
+def read_inbound(body: str, settings: Settings, *, sender: str = "") -> Inbound:
+    """Read a body of the inbound queue; raises nothing, whatever the body is. sender: see ``Wanted``."""
     inbound = Inbound()
     try:
         entries = decode_body(body, batch_limit=settings.batch_limit).entries
@@ -110,12 +126,15 @@ def read_inbound(body: str, settings: Settings) -> Inbound:
         except RpcError as exc:
             inbound.refused.append((_text_of(entry), _reason(entry, exc)))
             continue
-        if isinstance(command, Enqueue):
+        if not _is_allowed(entry.method, settings.inbound_methods):
+            reason = f"{entry.method} is not among PENSTOCK_INBOUND_METHODS: ask over HTTP, with a key that may"
+            inbound.refused.append((_text_of(entry), reason))
+        elif isinstance(command, Enqueue):
             inbound.tasks.append(command.task)
             may_be_refused = command.task.on_duplicate == "error" or command.task.offered is not None
             inbound.texts.append(_text_of(entry) if may_be_refused else "")
         elif isinstance(command, Change | RuleChange | TenantChange | ScheduleChange | WorkflowChange):
-            inbound.changes.append((command, _text_of(entry)))
+            inbound.changes.append(Wanted(command, _text_of(entry), sender))
         else:
             reason = f"{entry.method} only answers, and a queue has no way back: ask over HTTP"
             inbound.refused.append((_text_of(entry), reason))
@@ -187,7 +206,9 @@ async def accept_inbound(session: Session, inbound: Inbound, settings: Settings,
         refusal = refusal_of(task, answer)
         if refusal is not None:
             inbound.refused.append((text, refusal.message))
-    for change, text in inbound.changes:
+    noted = await _note(session, inbound.changes) if door == "inbound" else {}
+    outcomes = dict.fromkeys(noted.values(), "ok")
+    for place, (change, text, _) in enumerate(inbound.changes):
         try:
             if isinstance(change, RuleChange):
                 await change_rule(session, change)
@@ -202,7 +223,23 @@ async def accept_inbound(session: Session, inbound: Inbound, settings: Settings,
                 await apply_change(session, change)
         except RpcError as exc:
             inbound.refused.append((text, exc.message))
+            if place in noted:
+                outcomes[noted[place]] = exc.message[:OUTCOME_MAX_CHARS].replace("\0", "\ufffd")
+    if outcomes:
+        await end_audit(session, outcomes)
     return enqueued
+
+
+async def _note(session: Session, changes: Sequence[Wanted]) -> dict[int, int]:
+    """Note the changes that would need `admin` over HTTP, in the transaction that makes them: records by place."""
+    places = [n for n, wanted in enumerate(changes) if not isinstance(wanted.change, CreateWorkflow | AnswerWait)]
+    if not places:
+        return {}
+    deeds = []
+    for place in places:
+        request = _decode_request(changes[place].text)
+        deeds.append(Deed(changes[place].sender, "", "inbound", request.method, shown_params(bytes(request.params))))
+    return dict(zip(places, await begin_audit(session, deeds), strict=True))
 
 
 def count_enqueued(tasks: Iterable[NewTask], enqueued: Iterable[Enqueued], *, door: str) -> None:

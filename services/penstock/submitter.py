@@ -103,15 +103,17 @@ class Submitter(Consumer):
 
     async def _read(self, message: Message, body: str) -> Inbound:
         """Read a body, or part of it, and take in its payloads; its tasks continue the trace of the message."""
-        inbound = read_inbound(body, self._settings)
+        inbound = read_inbound(body, self._settings, sender=message.sender or "")
         await take_in(inbound, self._store.vault, self._settings)
         if tracing.active() is not None:
             trace = of_headers(message.attributes)
             if trace is not None:
                 inbound.tasks = [replace(task, trace=trace.text) for task in inbound.tasks]
                 inbound.changes = [
-                    (_traced(change, trace.text) if isinstance(change, CreateWorkflow) else change, text)
-                    for change, text in inbound.changes
+                    wanted._replace(change=_traced(wanted.change, trace.text))
+                    if isinstance(wanted.change, CreateWorkflow)
+                    else wanted
+                    for wanted in inbound.changes
                 ]
         return inbound
 

@@ -34,6 +34,7 @@ PROCESSES = ("scheduler", "worker-1", "resulter", "submitter", "supervisor", "ap
 FAST = {
     "PENSTOCK_RETRY_BASE_SECONDS": "0.2",
     "PENSTOCK_RETRY_CAP_SECONDS": "2",
+    "PENSTOCK_INBOUND_METHODS": "*",
     "PENSTOCK_POLL_SECONDS": "0.1",
     "PENSTOCK_SUPERVISOR_INTERVAL_SECONDS": "0.5",
     "PENSTOCK_VISIBILITY_TIMEOUT_SECONDS": "4",

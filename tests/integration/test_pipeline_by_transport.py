@@ -52,6 +52,7 @@ def settings(request: pytest.FixtureRequest, database_url: str) -> Settings:
     return load_settings(
         **broker_settings(request.param, request, f"t-{secrets.token_hex(4)}"),
         database_url=database_url,
+        inbound_methods="*",
         receive_wait_seconds=1,
         visibility_timeout_seconds=30,
         heartbeat_seconds=0.2,

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from penstock.auditstore import list_audit
 from penstock.errors import Unavailable
 from penstock.local.postgres import EmbeddedPostgres
+from penstock.rulestore import list_routes
 from penstock.settings import Settings
 from penstock.store import Store
 from penstock.submitter import Submitter
@@ -288,3 +290,46 @@ async def test_a_change_that_the_tasks_state_forbids_is_refused_and_its_neighbou
         f"Task {live} is SCHEDULED; it cannot be retried",
     ]
     assert (await task_of(live))["state"] == State.CANCELLED
+
+
+# Beyond enqueue
+
+
+async def test_what_changes_more_than_the_senders_own_is_refused_unless_the_setting_takes_it(
+    store: Store, inbound: SqsQueue, settings: Settings
+) -> None:
+    narrow = settings.model_copy(update={"inbound_methods": Settings.model_fields["inbound_methods"].default})
+    async with store.transaction() as session:
+        (made,) = await session.enqueue([NewTask("a")])
+    asked = [
+        request("route.set", {"name": "theft", "queue": "elsewhere"}), request("tenant.pause", {"tenant": "globex"}),
+        request("action.pause", {"action": "a"}), request("cancel", {"id": made.id}),
+    ]  # fmt: skip
+    await put(inbound, f"[{','.join([*asked, request('enqueue', {'action': 'b'})])}]")
+    assert await drained(Submitter(store=store, inbound=inbound, settings=narrow)) == 1
+    assert [(task["action"], task["state"]) for task in await tasks(store)] == [("a", "SCHEDULED"), ("b", "SCHEDULED")]
+    async with store.session() as session:
+        assert await list_routes(session) == []
+        assert await list_audit(session, before=None, limit=10) == []
+    kept = await rejected(store)
+    assert [json.loads(body)["method"] for _, body, _ in kept] == [json.loads(one)["method"] for one in asked]
+    assert all("PENSTOCK_INBOUND_METHODS" in reason for _, _, reason in kept)
+
+
+async def test_what_the_setting_takes_beyond_enqueue_is_noted_with_its_sender_and_outcome(
+    submitter: Submitter, store: Store, inbound: SqsQueue
+) -> None:
+    asked = [
+        request("route.set", {"name": "r", "queue": "q"}), request("cancel", {"id": 987_654}),
+        request("task.complete", {"token": "t", "result": 1}), request("enqueue", {"action": "b"}),
+    ]  # fmt: skip
+    await put(inbound, f"[{','.join(asked)}]")
+    (message,) = await inbound.receive(wait_seconds=0, visibility_seconds=0)
+    assert await drained(submitter) == 1
+    async with store.session() as session:
+        cancelled, routed = await list_audit(session, before=None, limit=10)
+    assert (routed.method, routed.door, routed.outcome) == ("route.set", "inbound", "ok")
+    assert json.loads(routed.params) == {"name": "r", "queue": "q"}
+    assert (cancelled.method, cancelled.door, cancelled.outcome) == ("cancel", "inbound", "No such task: 987654")
+    assert routed.who == cancelled.who == (message.sender or "")
+    assert message.sender

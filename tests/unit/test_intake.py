@@ -53,7 +53,7 @@ from penstock.workflows import CreateWorkflow
 
 @pytest.fixture(scope="module")
 def limits() -> Settings:
-    return load_settings(payload_limit_bytes=1000, max_attempts=7, batch_limit=20)
+    return load_settings(payload_limit_bytes=1000, max_attempts=7, batch_limit=20, inbound_methods="*")
 
 
 def read(limits: Settings, method: str, params: Any = None) -> Command:
@@ -349,7 +349,7 @@ def test_a_wrong_submission_names_the_field(limits: Settings, method: str, paylo
         ("reschedule", {"id": 7, "delay": 1.5}, Reschedule(7, None, 1.5, None)),
         ("ordering.list", {"limit": 3, "cursor": "k"}, ListHeldKeys(3, "k")),
         ("ordering.release", ["k"], ReleaseKey("k")),
-        ("claims.check", {"claims": ["42:7"]}, CheckClaims([ClaimId(42, 7)])),
+        ("claims.check", {"claims": ["42:7"]}, CheckClaims({"42:7": ClaimId(42, 7)})),
         ("task.complete", ["t"], answer("t", '"result":null')),
         ("task.complete", {"token": "t", "result": {"a": 1.0}}, answer("t", '"result":{"a": 1.0}')),
         ("task.fail", ["t", "no"], answer("t", '"error":{"code":-32000,"message":"no"}')),
@@ -521,7 +521,7 @@ json_values = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(), inner, max_size=4)),
     max_leaves=8,
 )
-LIMITS = load_settings(payload_limit_bytes=1000)
+LIMITS = load_settings(payload_limit_bytes=1000, inbound_methods="*")
 
 
 @given(
@@ -569,8 +569,8 @@ def test_a_body_of_good_and_bad_entries_keeps_each_with_its_reason(limits: Setti
     ]
     inbound = read_inbound(json.dumps(entries), limits)
     assert [task.action for task in inbound.tasks] == ["a", "b"]
-    assert [change for change, _ in inbound.changes] == [Cancel(5), Restart(6)]
-    assert [json.loads(text) for _, text in inbound.changes] == [entries[4], entries[5]]
+    assert [change for change, *_ in inbound.changes] == [Cancel(5), Restart(6)]
+    assert [json.loads(text) for _, text, _ in inbound.changes] == [entries[4], entries[5]]
     assert [json.loads(text) for text, _ in inbound.refused] == [entries[n] for n in (1, 2, 3, 6, 7)]
     reasons = [reason for _, reason in inbound.refused]
     assert reasons[0] == "Invalid params: action is missing"
@@ -624,3 +624,24 @@ def test_accepted_tasks_and_duplicates_are_counted_by_action_and_door() -> None:
     count_enqueued([NewTask("counted")] * 3, answers, door="inbound")
     assert sample("penstock_enqueued_total", **labels) - before[0] == 2
     assert sample("penstock_duplicates_total", action="counted") - before[1] == 1
+
+
+def test_the_inbound_queue_takes_what_producers_need_and_nothing_else_unless_told() -> None:
+    valid = {
+        "cancel": {"id": 1}, "retry": {"id": 1}, "route.set": {"name": "r", "queue": "q"},
+        "action.pause": {"action": "a"},
+        "tenant.pause": {"tenant": "t"}, "bulk.cancel": {"action": "a"}, "reschedule": {"id": 1, "delay": 1},
+        "schedule.delete": {"name": "s"}, "workflow.cancel": {"id": 1}, "workflow.retry": {"id": 1},
+    }  # fmt: skip
+    for method, params in valid.items():
+        body = json.dumps({"jsonrpc": "2.0", "method": method, "params": params})
+        inbound = read_inbound(body, load_settings())
+        assert (inbound.tasks, inbound.changes) == ([], [])
+        ((text, reason),) = inbound.refused
+        assert (json.loads(text)["method"], "PENSTOCK_INBOUND_METHODS" in reason) == (method, True)
+        assert len(read_inbound(body, load_settings(inbound_methods=f"enqueue, {method}")).changes) == 1
+    inbound = read_inbound('{"jsonrpc":"2.0","method":"submit:a","params":{"objectID":1}}', load_settings())
+    assert [task.action for task in inbound.tasks] == ["a"]
+    only = load_settings(inbound_methods="submit:mail.*")
+    assert read_inbound('{"jsonrpc":"2.0","method":"submit:a","params":{}}', only).refused
+    assert read_inbound('{"jsonrpc":"2.0","method":"submit:mail.a","params":{}}', only).tasks

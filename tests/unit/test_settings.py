@@ -214,7 +214,9 @@ def expected_rows() -> list[tuple[str, ...]]:
 
 
 def shown_default(default: Any) -> str:
-    return "unset" if default in (None, (), {}) else f"`{default}`"
+    if isinstance(default, tuple):
+        default = ",".join(default)
+    return "unset" if default in (None, "", {}) else f"`{default}`"
 
 
 def test_every_setting_has_a_description() -> None:

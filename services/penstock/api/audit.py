@@ -7,21 +7,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-import msgspec
-
 from penstock.api import audit_views as views
-from penstock.auditstore import Deed, begin_audit, end_audit, list_audit
+from penstock.auditstore import OUTCOME_MAX_CHARS, Deed, begin_audit, end_audit, list_audit, shown_params
 from penstock.batching import Batcher
 from penstock.commands import ListAudit
 from penstock.errors import RpcError, Unavailable
 from penstock.logs import get_logger
 from penstock.store import Session
-from penstock.wire import decode_any
-
-PARAMS_MAX_CHARS = 2000
-OUTCOME_MAX_CHARS = 500
-# What is worth knowing of these is that they were there: they are the tasks' own data, or thousands of entries.
-_LEFT_OUT = ("payload", "schedules", "result")
 
 log = get_logger()
 
@@ -94,20 +86,6 @@ class Audit:
         async with self._session() as session:
             await end_audit(session, dict(outcomes))
         return [None] * len(outcomes)
-
-
-def shown_params(params: bytes) -> str:
-    """Parameters as they are noted: without payloads, cut where they are long."""
-    try:
-        given: Any = decode_any(params or b"{}")
-    except (ValueError, RecursionError):
-        return "?"
-    if isinstance(given, dict):
-        for name in _LEFT_OUT:
-            if name in given:
-                given[name] = f"({len(msgspec.json.encode(given[name]))} bytes)"
-    text = msgspec.json.encode(given).decode("utf-8").replace("\\u0000", "\\ufffd")
-    return text if len(text) <= PARAMS_MAX_CHARS else text[: PARAMS_MAX_CHARS - 1] + "…"
 
 
 def _unnoted(future: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, SecretStr, field_validator
 
 from penstock.brokers import BrokerUrl, parse_broker_url
-from penstock.settings.values import Group, empty_is_unset, http_url
+from penstock.settings.values import Group, Names, empty_is_unset, http_url
 
 
 class QueueSettings(Group):
@@ -26,6 +26,11 @@ class QueueSettings(Group):
     inbound_queue: str = Field("penstock-inbound", min_length=1, description="Name or URL: producers to submitter.")
     outbound_queue: str = Field("penstock-outbound", min_length=1, description="Name or URL: scheduler to workers.")
     results_queue: str = Field("penstock-results", min_length=1, description="Name or URL: workers to resulter.")
+    inbound_methods: Names = Field(
+        ("enqueue", "submit:*", "workflow.create", "task.complete", "task.fail"),
+        description="Comma-separated methods that are taken from the inbound queue, `*` standing for anything; the "
+        "rest are kept as rejected messages.",
+    )
     results_bare_ids: bool = Field(
         False,
         description="Take results of sqs-scheduler's workers too, a bare task id with `attempt`, which every sender to "

@@ -75,6 +75,7 @@ class Message:
     sent_at: float | None
     attributes: Mapping[str, str]
     group: str | None = None  # as the queue was told it; with it the message is sent again
+    sender: str | None = None  # who the broker itself says has sent it, None where it does not say
 
     @property
     def original_id(self) -> str:

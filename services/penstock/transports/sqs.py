@@ -284,7 +284,7 @@ class SqsQueue:
             MaxNumberOfMessages=LIMITS.max_call_messages,
             WaitTimeSeconds=wait_seconds,
             VisibilityTimeout=visibility_seconds,
-            MessageSystemAttributeNames=["ApproximateReceiveCount", "SentTimestamp", "MessageGroupId"],
+            MessageSystemAttributeNames=["ApproximateReceiveCount", "SentTimestamp", "MessageGroupId", "SenderId"],
             MessageAttributeNames=["All"],
         )
         messages = [_message(raw) for raw in reply.get("Messages", ())]
@@ -485,4 +485,5 @@ def _message(raw: Mapping[str, Any]) -> Message:
             if "StringValue" in value
         },
         group=system.get("MessageGroupId"),
+        sender=system.get("SenderId"),
     )
