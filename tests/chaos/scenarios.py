@@ -92,7 +92,8 @@ async def kills(arena: Arena, seconds: float) -> None:
 @scenario("frozen-worker", "the frozen worker's messages went to the other one meanwhile")
 async def frozen_worker(arena: Arena, seconds: float) -> None:
     """SIGSTOP of a worker until its messages are others' and its tasks are stale, then SIGCONT"""
-    frozen = float(FAST["PENSTOCK_VISIBILITY_TIMEOUT_SECONDS"]) + float(FAST["PENSTOCK_STALE_AFTER_SECONDS"]) + 2
+    # Its results may be on their way for another visibility timeout before repair takes it for silent.
+    frozen = 2 * float(FAST["PENSTOCK_VISIBILITY_TIMEOUT_SECONDS"]) + float(FAST["PENSTOCK_STALE_AFTER_SECONDS"]) + 2
     async with arena.fault("freeze worker-1"):
         arena.signal("worker-1", signal.SIGSTOP)
         await asyncio.sleep(frozen)
