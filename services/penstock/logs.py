@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import sys
 from collections.abc import MutableMapping
 from typing import Any
@@ -11,9 +10,7 @@ from typing import Any
 import structlog
 
 from penstock import tracecontext
-
-# What ends a line for some reader, moves a terminal's cursor, or cannot be written as UTF-8.
-_NO_LINE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+from penstock.printable import printable
 
 
 def setup_logging(process: str, *, level: str = "info", form: str = "logfmt") -> None:
@@ -74,7 +71,7 @@ def _exception_text(_logger: Any, _name: str, event: MutableMapping[str, Any]) -
 
 def _one_line(_logger: Any, _name: str, line: str) -> str:
     """The renderer leaves all but newlines as they are; a value must not be able to forge a line of its own."""
-    return _NO_LINE.sub(lambda match: ascii(match[0])[1:-1], line)
+    return printable(line, one_line=True)
 
 
 class _ToStructlog(logging.Handler):

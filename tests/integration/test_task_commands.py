@@ -63,6 +63,35 @@ async def test_a_tasks_options_go_over_the_command_line(store: Store, settings: 
         await asyncio.to_thread(use, api.url)
 
 
+async def test_what_a_handler_raised_is_no_command_to_the_terminal(store: Store, settings: Settings) -> None:
+    escape = "\x1b]52;c;Y3VybCBldmls\x07\x1b[2J"
+    async with store.session() as session:
+        (task,) = await session.enqueue([NewTask("a", max_attempts=1)])
+    async with store.transaction() as session:
+        dispatch = await session.claim(1)
+        assert dispatch is not None
+        await session.confirm(dispatch.id)
+        error = {"code": -32000, "message": f"boom {escape}", "data": {"traceback": f"Traceback {escape}\n  line 2"}}
+        await session.fail([Failure(task.id, dispatch.id, json.dumps(error), None)])
+
+    def use(url: str) -> None:
+        told = (
+            run(url, "task", "show", str(task.id)),
+            run(url, "task", "show", str(task.id), "--detail", "--json"),
+            run(url, "tasks", "--state", "critical_error"),
+            run(url, "task", "result", str(task.id), fails=True),
+            run(url, "task", "show", str(task.id), "--follow", fails=True),
+        )
+        for text in told:
+            assert "boom" in text
+            assert not set(text) & {"\x1b", "\x07"}
+        assert "\nTraceback \\x1b]52;" in told[0]
+        assert "\n  line 2" in told[0]
+
+    async with running(store, settings) as api:
+        await asyncio.to_thread(use, api.url)
+
+
 async def test_tasks_are_found_by_every_filter_that_the_api_has(store: Store, settings: Settings) -> None:
     def use(url: str) -> None:
         def ids(*options: str) -> list[int]:

@@ -36,7 +36,7 @@ from penstock.cli import (
     top,
     workflows,
 )
-from penstock.cli.common import EPILOG, error_text
+from penstock.cli.common import EPILOG, error_text, say
 from penstock.errors import INVALID_PARAMS, PenstockError, RpcError, SettingsError
 
 
@@ -83,7 +83,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"penstock {__version__}")
+        say(f"penstock {__version__}")
         raise typer.Exit
 
 
@@ -108,10 +108,10 @@ def main() -> None:
     try:
         app(prog_name="penstock")
     except SettingsError as exc:
-        typer.echo(f"penstock: {exc}", err=True)
+        say(f"penstock: {exc}", err=True)
         sys.exit(2)
     except PenstockError as exc:
-        typer.echo(f"penstock: {error_text(exc)}", err=True)
+        say(f"penstock: {error_text(exc)}", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

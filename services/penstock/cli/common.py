@@ -12,6 +12,7 @@ import typer
 
 from penstock.cli.values import duration_option
 from penstock.errors import PenstockError, RpcError
+from penstock.printable import printable, printable_json
 
 if TYPE_CHECKING:
     from penstock.client import Client
@@ -69,8 +70,13 @@ def connect(api_url: str | None, data_dir: Path | None) -> Client:
     return Client(api_url, api_key=key.get_secret_value() if key else None)
 
 
-def print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+def say(text: str = "", *, err: bool = False) -> None:
+    """Print lines for a person, of whatever text: none of it reaches the terminal as a command to it."""
+    typer.echo(printable(text), err=err)
+
+
+def print_json(value: Any, *, indent: int | None = 2) -> None:
+    typer.echo(printable_json(json.dumps(value, indent=indent, ensure_ascii=False)))
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = ()) -> None:
@@ -83,7 +89,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right:
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*("" if cell is None else Text(str(cell)) for cell in row))  # Text: [x] in data is no markup
+        # Text: [x] in data is no markup
+        table.add_row(*("" if cell is None else Text(printable(str(cell))) for cell in row))
     console = Console()
     if not console.is_terminal:
         console.width = max(console.width, 400)
@@ -117,7 +124,7 @@ def print_fields(fields: Iterable[tuple[str, Any]]) -> None:
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
         shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        typer.echo(f"{name:<{width}}  {shown}")
+        say(f"{name:<{width}}  {shown}")
 
 
 def print_answer(answer: dict[str, Any], as_json: bool) -> None:

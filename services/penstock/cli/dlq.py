@@ -18,6 +18,7 @@ from penstock.cli.common import (
     print_json,
     print_table,
     progress,
+    say,
 )
 from penstock.cli.groups import add_group
 from penstock.errors import PenstockError
@@ -90,7 +91,7 @@ def list_messages(
             for row in result["messages"]
         ]  # fmt: skip
         print_table(columns, listed, right=("receives", "bytes", "entries"))
-    typer.echo(_how_far(result, len(result["messages"])), err=True)
+    say(_how_far(result, len(result["messages"])), err=True)
 
 
 def show(
@@ -109,7 +110,7 @@ def show(
     message.pop("first")
     print_fields(message.items())
     if contents:
-        typer.echo()
+        say()
         columns = ("what", "task", "claim", "state now", "claim holds it", "problem")
         rows = [
             (entry["what"], entry["task_id"], entry["claim"], entry["state"],
@@ -117,7 +118,7 @@ def show(
             for entry in contents
         ]  # fmt: skip
         print_table(columns, rows, right=("task", "claim"))
-    typer.echo(f"\n{body}")  # as it came: JSON written anew could lose digits of its numbers
+    say(f"\n{body}")  # as it came: JSON written anew could lose digits of its numbers
 
 
 def replay(
@@ -194,7 +195,7 @@ def _each(
     else:
         print_fields((name, len(value) if name == "left" else value) for name, value in totals.items() if value != [])
         for left in totals.get("left", ()):
-            typer.echo(f"{left['id']}: {left['reason']}", err=True)
+            say(f"{left['id']}: {left['reason']}", err=True)
     if totals.get("left") or totals.get("unknown"):
         raise typer.Exit(1)
 

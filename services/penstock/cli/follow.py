@@ -7,8 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import typer
-
+from penstock.cli.common import print_json, say
 from penstock.errors import PenstockError, Unavailable
 from penstock.tasks import State
 
@@ -33,7 +32,7 @@ def follow(client: Client, ids: Sequence[int], *, as_json: bool) -> int:
             tasks = client.call("status", {"ids": left, "detail": True})
         except Unavailable as exc:
             if not is_away:
-                typer.echo(f"penstock: {exc}; still trying", err=True)
+                say(f"penstock: {exc}; still trying", err=True)
             is_away = True
             time.sleep(LOOK_SECONDS)
             continue
@@ -44,10 +43,10 @@ def follow(client: Client, ids: Sequence[int], *, as_json: bool) -> int:
                 raise PenstockError(f"task {task_id} {gone}")
             if as_json:
                 if task != known.get(task_id):
-                    typer.echo(json.dumps(task, ensure_ascii=False))
+                    print_json(task, indent=None)
             else:
                 for line in changes(known.get(task_id), task):
-                    typer.echo(line)
+                    say(line)
             known[task_id] = task
         left = [task_id for task_id in left if known[task_id]["state"] not in _SETTLED]
         if not left:

@@ -14,6 +14,7 @@ from penstock.cli.common import (
     print_fields,
     print_json,
     print_page,
+    say,
 )
 from penstock.cli.groups import Commands, add_group
 from penstock.errors import PenstockError
@@ -71,7 +72,7 @@ def print_job(job: dict[str, Any], as_json: bool) -> None:
     print_fields((name, f"about {value}" if name == "total" and value and not exact else value)
                  for name, value in job.items())  # fmt: skip
     for error in errors:
-        typer.echo(f"{'job' if error['id'] is None else error['id']}: {error['reason']}", err=True)
+        say(f"{'job' if error['id'] is None else error['id']}: {error['reason']}", err=True)
     if job["state"] == "FAILED":
         raise PenstockError(f"job {job['id']} failed")
 

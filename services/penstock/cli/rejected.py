@@ -18,6 +18,7 @@ from penstock.cli.common import (
     print_json,
     print_page,
     progress,
+    say,
     short,
 )
 from penstock.cli.groups import Commands, add_group
@@ -69,7 +70,7 @@ def show(
         return
     body = message.pop("body")
     print_fields(message.items())
-    typer.echo(f"\n{body}")
+    say(f"\n{body}")
 
 
 def retry(
@@ -119,7 +120,7 @@ def _each(method: str, ids: list[int] | None, everything: bool, source: str | No
     elif any(totals.values()):
         print_fields(totals.items())
     else:
-        typer.echo("there is none")
+        say("there is none")
     if totals.get("unknown") or totals.get("still_rejected"):
         raise typer.Exit(1)
 

@@ -19,6 +19,7 @@ from penstock.cli.common import (
     given,
     print_fields,
     print_json,
+    say,
 )
 from penstock.cli.follow import follow
 from penstock.cli.groups import Commands, add_group
@@ -182,13 +183,13 @@ def print_result(
             ):
                 raise typer.Exit(3) from None
             if wait >= left:
-                typer.echo(f"penstock: {exc}", err=True)
+                say(f"penstock: {exc}", err=True)
                 raise typer.Exit(4) from None
         except NoResult as exc:
-            typer.echo(f"penstock: {exc}", err=True)
+            say(f"penstock: {exc}", err=True)
             error = getattr(exc, "error", None)
             if isinstance(error, dict) and isinstance(error.get("data"), dict) and error["data"].get("traceback"):
-                typer.echo(f"\n{error['data']['traceback'].rstrip()}", err=True)
+                say(f"\n{error['data']['traceback'].rstrip()}", err=True)
             raise typer.Exit(3) from None
 
 
@@ -197,14 +198,14 @@ def _tell_failures(task: dict[str, Any], told: set[Any], fail_fast: bool) -> boo
     new = [failure for failure in task["failures"] if failure["claim"] not in told]
     told.update(failure["claim"] for failure in new)
     if new and fail_fast:
-        typer.echo(f"penstock: task {task['id']}, {failure_line(task, new[0])}", err=True)
+        say(f"penstock: task {task['id']}, {failure_line(task, new[0])}", err=True)
         if found := _traceback(new[0]["error"]):
-            typer.echo(f"\n{found}", err=True)
+            say(f"\n{found}", err=True)
         return True
     for failure in new:
         last = failure is new[-1] and task["state"] == State.ERROR
         then = f"; retrying at {task['run_at']}" if last else ""
-        typer.echo(f"task {task['id']}, {failure_line(task, failure)}{then}", err=True)
+        say(f"task {task['id']}, {failure_line(task, failure)}{then}", err=True)
     return False
 
 
@@ -239,23 +240,23 @@ def _print_task(task: dict[str, Any], detail: bool) -> None:
         if isinstance(more, dict):
             print_fields((name, value) for name, value in more.items() if name not in ("type", "message", "traceback"))
     for failure in failures:
-        typer.echo(f"{failure['at']}  {failure_line(task, failure)}")
+        say(f"{failure['at']}  {failure_line(task, failure)}")
     if found := _traceback(error):
-        typer.echo(f"\n{found}")
+        say(f"\n{found}")
 
 
 def _print_change(result: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(result)
     else:
-        typer.echo(f"task {result['id']} {result['state']}")
+        say(f"task {result['id']} {result['state']}")
 
 
 def _print_answered(answer: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(answer)
     elif answer["id"] is None:
-        typer.echo("kept until a task waits for it" + (" (it was there already)" if answer["duplicate"] else ""))
+        say("kept until a task waits for it" + (" (it was there already)" if answer["duplicate"] else ""))
     else:
         note = " (it was answered already)" if answer["duplicate"] else ""
-        typer.echo(f"task {answer['id']} {answer['state'] or 'is gone'}{note}")
+        say(f"task {answer['id']} {answer['state'] or 'is gone'}{note}")

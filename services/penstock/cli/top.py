@@ -19,6 +19,7 @@ import typer
 
 from penstock.cli.common import ApiUrlOption, DataDirOption, connect, print_json
 from penstock.errors import AccessDenied, Unavailable
+from penstock.printable import printable
 from penstock.tasks import State
 
 if TYPE_CHECKING:
@@ -279,7 +280,7 @@ def _page(watch: Watch, rows: int | None) -> RenderableType:
 
     parts: list[RenderableType] = [_head(watch, has_keys=rows is not None)]
     if watch.problem is not None:
-        parts.append(Text(f"the api does not answer: {watch.problem}", style="bold red"))
+        parts.append(Text(printable(f"the api does not answer: {watch.problem}"), style="bold red"))
     used = 4
     if watch.stats is not None:
         parts += [_states(watch), Text(), _rates(watch), Text()]
@@ -362,8 +363,9 @@ def _actions(watch: Watch, rows: int | None) -> RenderableType:
     for row in listed[:rows]:
         limit = row["max_in_flight"]
         flight = f"{row['in_flight']:,}" + (f" of {limit:,}" if limit is not None else "")
+        name = printable(row["action"]) + (" (paused)" if row["paused"] else "")
         table.add_row(
-            Text(row["action"] + (" (paused)" if row["paused"] else "")), f"{row['waiting']:,}", f"{row['retrying']:,}",
+            Text(name), f"{row['waiting']:,}", f"{row['retrying']:,}",
             flight, f"{row['succeeded']:,}", Text(f"{row['failed']:,}", style="red" if row["failed"] else ""),
         )  # fmt: skip
     if rows is not None and len(listed) > rows:

@@ -16,9 +16,11 @@ from penstock.cli.common import (
     print_fields,
     print_json,
     print_page,
+    say,
 )
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.values import json_value
+from penstock.printable import printable
 from penstock.workflows import WorkflowState
 
 WhichArgument = Annotated[
@@ -69,7 +71,7 @@ def create(
         print_json(answer)
         return
     known = " (it was there already)" if answer["duplicate"] else ""
-    typer.echo(f"workflow {answer['id']} is {answer['state']}{known}")
+    say(f"workflow {answer['id']} is {answer['state']}{known}")
 
 
 def show(
@@ -154,7 +156,7 @@ def _print_changed(answer: dict[str, Any], as_json: bool) -> None:
         print_json(answer)
         return
     again = f", {answer['restarted']} steps begin again" if answer["restarted"] else ""
-    typer.echo(f"workflow {answer['id']} is {answer['state']}{again}")
+    say(f"workflow {answer['id']} is {answer['state']}{again}")
 
 
 def _print_tree(steps: list[dict[str, Any]]) -> None:
@@ -169,20 +171,20 @@ def _print_tree(steps: list[dict[str, Any]]) -> None:
         above = step.get("parent") or (after[-1] if after else None)
         others = [name for name in after if name != above]
         hidden = step.get("after_count", 0) - len(after)
-        text = Text(step["name"])
+        text = Text(printable(step["name"]))
         text.append(f"  {step['state']}", style=_MARKS.get(step["state"], ""))
         if step.get("task_id") is not None:
             text.append(f"  task {step['task_id']}", style="dim")
         if others or hidden:
             shown = ", ".join(others[:5]) + (" ..." if len(others) > 5 or hidden else "")
-            text.append(f"  also after {shown}", style="dim")
+            text.append(printable(f"  also after {shown}"), style="dim")
         if step.get("reason"):
-            text.append(f"  {step['reason']}")
+            text.append(printable(f"  {step['reason']}"))
         # Of another page, or deeper than a terminal is wide: drawn at the left, with what it comes after.
         node, depth = drawn.get(above or "", (roots, 0))
         if above is not None and (above not in drawn or depth >= _DEEPEST):
             node, depth = roots, 0
-            text.append(f"  after {above}", style="dim")
+            text.append(printable(f"  after {above}"), style="dim")
         drawn[step["name"]] = node.add(text), depth + 1
     console = Console()
     if not console.is_terminal:
