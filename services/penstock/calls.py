@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from penstock.errors import (
+    OVERLOADED,
     DuplicateTask,
     InvalidParams,
     InvalidRequest,
@@ -124,7 +125,10 @@ def answer_of(url: str, status: int, content: bytes) -> Any:
     except ValueError:
         answer = None
     if status == 503:
-        reference = answer["error"].get("data") if isinstance(answer, dict) and "error" in answer else None
+        error = answer["error"] if isinstance(answer, dict) and "error" in answer else {}
+        if error.get("code") == OVERLOADED:
+            raise Unavailable(f"{url}: {error['message']}")
+        reference = error.get("data")
         raise Unavailable(f"the api at {url} is up, but not its database: try again later ({reference})")
     is_rpc = isinstance(answer, list) or (isinstance(answer, dict) and "jsonrpc" in answer)
     if not is_rpc:

@@ -25,6 +25,7 @@
         TooManyWaits         -32025  the api waits for as many results as it may
         WorkflowNotFound     -32022
         WorkflowConflict     -32023  the workflow's state forbids it, or its key is that of another definition
+        Overloaded           -32026  the process holds as many bytes of requests as it may
         RateLimited          -32029  more requests than the key may send for now
       Unavailable          Postgres or SQS is away; trying again later may work
         TooSlow              Postgres did not finish within its time; what was asked may be to blame
@@ -67,6 +68,7 @@ SCHEDULE_NOT_FOUND = -32020
 WORKFLOW_NOT_FOUND = -32022
 WORKFLOW_CONFLICT = -32023
 TOO_MANY_WAITS = -32025
+OVERLOADED = -32026
 RATE_LIMITED = -32029
 
 
@@ -315,6 +317,19 @@ class TooManyWaits(RpcError):
         super().__init__(
             f"Too many {what} are waited for: {limit} at once are the limit; ask again later, or with timeout 0",
             {"limit": limit, "retry_after": 1},
+        )
+
+
+class Overloaded(RpcError):
+    """The same may be sent again a moment later."""
+
+    code = OVERLOADED
+    retry_after_seconds = 1.0
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The api holds as many bytes of requests and answers as it may: try again later, or send less at once",
+            {"retry_after": self.retry_after_seconds},
         )
 
 

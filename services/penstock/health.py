@@ -22,6 +22,8 @@ from penstock.errors import SettingsError
 
 DEFAULT_PORT = 9464
 _STALLED_AFTER_SECONDS = 30.0
+_REQUESTS_AT_ONCE = 16  # a thread each; a connection more is closed
+_WAIT_SECONDS = 0.5
 _REQUEST_SECONDS = 10  # each request has a thread, which one that never comes must not keep
 
 # Wsgiref would name itself and its Python as the server.
@@ -76,6 +78,23 @@ class HealthServer:
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     allow_reuse_address = True
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        self._free_threads = threading.BoundedSemaphore(_REQUESTS_AT_ONCE)
+        super().__init__(*args, **more)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        # A moment's wait lets a burst of probes pass; the connections behind it wait in the backlog.
+        if self._free_threads.acquire(timeout=_WAIT_SECONDS):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free_threads.release()
 
     def server_bind(self) -> None:
         # WSGIServer looks up its own host name here, which stalls for seconds where DNS does not answer.

@@ -264,6 +264,6 @@ RESULT_WAITS = Gauge(
 REFUSED = Counter(
     "penstock_refused_total",
     "HTTP requests refused unread or for what they are, by reason (host, key, rate, media_type, size, time, head, "
-    "connections)",
+    "connections, memory)",
     ["reason"], registry=REGISTRY,
 )  # fmt: skip

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from html import unescape
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -20,6 +21,7 @@ from penstock.api.access import AUDITED
 from penstock.api.dashboard import overview
 from penstock.api.dashboard.alive import Alive
 from penstock.api.dashboard.deeds import DEEDS
+from penstock.api.dashboard.live import STREAMS_OF_ONE, Streams
 from penstock.api.dashboard.pages import PAGES
 from penstock.health import Health, serve_health
 from penstock.keys import Permission
@@ -734,6 +736,63 @@ async def test_streams_end_with_the_api_and_keep_it_from_nothing(store: Store, s
                 pass
         await stream.__aexit__(None, None, None)
         await http.aclose()
+
+
+async def test_what_is_read_of_a_stranger_is_small(store: Store, settings: Settings) -> None:
+    settings = settings.model_copy(update={"api_require_keys": True})
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=HTML | form) as http:
+        for path in ("/login", "/logout"):
+            assert (await http.post(path, content=b"key=" + b"x" * 20_000)).status_code == 413
+        parts = urlsplit(api.url)
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        writer.write(
+            f"POST /do HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/x-www-form-urlencoded\r\n"
+            "Content-Length: 5000\r\n\r\n".encode()
+        )
+        async with asyncio.timeout(20):  # answered before the body has come
+            head = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        assert b"303" in head
+        assert b"location: /login\r\n" in head
+
+
+async def test_made_up_sessions_are_looked_up_at_a_rate_and_keep_no_visitor_out(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.api.lookups._MISSES_AT_ONCE", 5.0)
+    settings = settings.model_copy(update={"api_require_keys": True})
+    async with store.session() as session:
+        made_key = await create_key(session, "looker", [Permission.READ], None)
+        assert made_key is not None
+    async with running(store, settings) as api:
+        made = Browser(api)
+        data = {"csrf": await made.csrf("/login"), "key": made_key[1], "next": "/"}
+        assert (await made.http.post("/login", data=data)).status_code == 303
+        await made.get("/tasks")
+        async with httpx.AsyncClient(base_url=api.url, headers=HTML) as http:
+            told = [
+                (await http.get("/tasks", headers={"Cookie": f"penstock_session={n:043d}"})).status_code
+                for n in range(30)
+            ]
+        assert told[:5] == [303] * 5
+        assert 429 in told
+        await made.get("/tasks")
+        await made.http.aclose()
+
+
+async def test_one_caller_leaves_streams_to_the_others() -> None:
+    streams = Streams()
+
+    async def render() -> str | None:
+        return "x"
+
+    opened = [streams.follow("ada", render) for _ in range(STREAMS_OF_ONE)]
+    for stream in opened:
+        await anext(stream)
+    assert (streams.full("ada"), streams.full("eve")) == (True, False)
+    await opened[0].aclose()  # type: ignore[attr-defined]
+    assert not streams.full("ada")
 
 
 async def test_streams_are_bounded(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:

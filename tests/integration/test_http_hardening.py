@@ -15,6 +15,7 @@ from penstock import metrics
 from penstock.api import Api, patience
 from penstock.settings import Settings
 from penstock.store import Store
+from penstock.tasks import NewTask
 from tests.integration.apis import JSON, running
 
 GOOD = json.dumps({"jsonrpc": "2.0", "method": "enqueue", "params": {"action": "a"}, "id": 1}).encode()
@@ -345,17 +346,128 @@ async def test_connection_over_the_limit_is_told_so_and_the_others_are_served(st
     before = refused("connections")
     async with running(store, settings) as api:
         async with wire(api) as one, wire(api) as two, wire(api) as three:
-            assert [await line.ask() for line in (one, two, three)] == [200, 200, 200]
+            for line in (one, two, three):  # none is idle: each is in the midst of a body
+                await line.send(HEAD + b"Content-Length: %d\r\n\r\n" % len(GOOD))
             async with wire(api) as four:
                 assert await four.ask() == 503
                 assert await four.rest() == b""
-            assert await one.ask() == 200
+            for line in (one, two, three):
+                await line.send(GOOD)
+                assert (await line.answer())[0] == 200
         async with asyncio.timeout(10):
             while True:
                 async with wire(api) as again:
                     if await again.ask() == 200:
                         break
     assert refused("connections") > before
+
+
+async def test_idle_connections_of_strangers_make_room_before_callers(store: Store, settings: Settings) -> None:
+    """Whoever holds all connections open keeps none from a caller; what is in a request is never closed for another."""
+    settings = settings.model_copy(update={"http_connections": 3})
+    async with running(store, settings) as api, wire(api) as caller, wire(api) as stranger, wire(api) as other:
+        assert await caller.ask() == 200
+        for line in (stranger, other):  # later than the caller, so the caller was quiet longest
+            await line.send(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert (await line.answer())[0] == 200
+        async with wire(api) as newest:
+            assert await newest.ask() == 200
+            assert await stranger.rest() == b""
+            assert await caller.ask() == 200
+
+
+# Memory
+
+
+async def test_bodies_beyond_the_budget_are_told_to_come_again_and_small_ones_are_served(api: Api) -> None:
+    api._budget._limit_bytes = 100_000
+    before = refused("memory")
+    async with wire(api) as one, wire(api) as two:
+        await one.send(HEAD + b"Content-Length: 100000\r\n\r\n" + b" " * 99_000)
+        async with asyncio.timeout(20):
+            while api._budget.held_bytes < 99_000 - 16 * 1024:
+                await asyncio.sleep(0.01)
+        await two.send(HEAD + b"Content-Length: 50000\r\n\r\n" + b" " * 50_000)
+        status, headers, body = await two.answer()
+        assert (status, headers["retry-after"]) == (503, "1")
+        assert json.loads(body)["error"]["code"] == -32026
+        async with wire(api) as small:
+            assert await small.ask() == 200
+        await one.send(b" " * 1000)
+        assert (await one.answer())[0] == 200
+        assert api._budget.held_bytes == 0
+        async with wire(api) as three:
+            assert await three.ask(GOOD + b" " * 50_000) == 200
+    assert refused("memory") == before + 1
+
+
+@pytest.mark.parametrize("method", ["status", "result", "list", "rpc.discover"])
+async def test_no_batch_has_an_answer_that_grows_with_its_entries(
+    api: Api, store: Store, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr("penstock.api.budget.ANSWER_BYTES", 20_000)
+    async with store.session() as session:
+        (task,) = await session.enqueue([NewTask("a")])
+    async with store.transaction() as session:
+        dispatch = await session.claim(1)
+        assert dispatch is not None
+        await session.finish({(task.id, dispatch.id): json.dumps("x" * 5000)})
+    params = {"status": {"ids": [task.id], "detail": True}, "result": {"ids": [task.id], "timeout": 0}}.get(method, {})
+    entries = [{"jsonrpc": "2.0", "method": method, "params": params, "id": n} for n in range(300)]
+    async with httpx.AsyncClient(base_url=api.url, timeout=60) as http:
+        response = await http.post("/rpc", json=entries)
+        again = await http.post("/rpc", json=entries[:1])
+    assert len(response.json()) == 300
+    longest = len(again.content)
+    assert longest > 5000
+    assert len(response.content) < 20_000 + 9 * longest + 300 * 700
+    assert ("x" * 5000 in again.text) == (method != "rpc.discover")
+    assert api._budget.held_bytes == 0
+
+
+async def test_a_body_asks_for_so_many_tasks_and_no_more(api: Api) -> None:
+    entries = [
+        {"jsonrpc": "2.0", "method": method, "params": {"ids": list(range(1, 1001))}, "id": n}
+        for n, method in enumerate(["status", "result"] * 6)
+    ]
+    async with httpx.AsyncClient(base_url=api.url, timeout=60) as http:
+        answers = (await http.post("/rpc", json=entries)).json()
+    refusals = [answer["error"] for answer in answers if "error" in answer]
+    assert [error["data"]["field"] for error in refusals] == ["ids", "ids"]
+    assert len(answers) == 12
+
+
+async def test_a_list_has_as_many_results_as_there_is_room_for_and_reads_no_payload(
+    api: Api, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.api.budget.ANSWER_BYTES", 10_000)
+    async with store.session() as session:
+        ids = [task.id for task in await session.enqueue([NewTask("a", json.dumps({"p": "p" * 9000}))] * 5)]
+    async with store.transaction() as session:
+        dispatch = await session.claim(5)
+        assert dispatch is not None
+        await session.finish({(task_id, dispatch.id): json.dumps("x" * 6000) for task_id in ids})
+        rows = await session.fetch("show_tasks", ids, False, 10_000)
+    assert {row["payload"] for row in rows} == {None}
+    async with httpx.AsyncClient(base_url=api.url, timeout=60) as http:
+        for method, params in (("list", {}), ("status", {"ids": ids[::-1]})):
+            body = {"jsonrpc": "2.0", "method": method, "params": params, "id": 1}
+            result = (await http.post("/rpc", json=body)).json()["result"]
+            shown = result["tasks"] if method == "list" else result
+            assert [task["id"] for task in shown] == ids[::-1]
+            assert [task["result"] is not None for task in shown] == [True, True, False, False, False]
+            assert {task.get("result_unread") for task in shown[2:]} == {"the answer is full: ask for this task alone"}
+        body = {"jsonrpc": "2.0", "method": "status", "params": {"ids": ids, "detail": True}, "id": 1}
+        shown = (await http.post("/rpc", json=body)).json()["result"]
+        assert [task["payload"] is not None for task in shown] == [False, False, False, False, True]
+        assert shown[0]["payload_unread"] == "the answer is full: ask for this task alone"
+
+
+@pytest.mark.parametrize("path", ["/tasks/%s/payload", "/tasks/%s/result"])
+@pytest.mark.parametrize("number", ["9" * 5000, "9" * 40, "x", "1e5"])
+async def test_a_number_of_no_task_has_no_file(api: Api, path: str, number: str) -> None:
+    async with httpx.AsyncClient(base_url=api.url) as http:
+        assert (await http.get(path % number)).status_code == 404
 
 
 async def test_client_that_reads_no_answers_is_cut_off(api: Api, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,8 +173,7 @@ async def test_a_payload_larger_than_any_message_passes(settings: Settings, s3: 
 async def test_what_is_too_large_to_be_shown_is_told_and_can_be_fetched(
     settings: Settings, s3: S3Bucket, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.api.methods.SHOWN_BYTES", 3000)
-    monkeypatch.setattr("penstock.api.results.ANSWER_BYTES", 2000)
+    monkeypatch.setattr("penstock.api.budget.ANSWER_BYTES", 3000)
     async with plant(with_bucket(settings, s3), registry) as pipe:
         assert pipe.http is not None
         text = "z" * 4000

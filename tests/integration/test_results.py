@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from time import monotonic
 from typing import Any
 
@@ -33,7 +34,7 @@ from penstock.intake import apply_change, read_inbound
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.notify import CHANNEL
 from penstock.resulter import Resulter
-from penstock.settings import DAY, Settings
+from penstock.settings import DAY, Settings, load_settings
 from penstock.sql import SQL
 from penstock.store import Store
 from penstock.supervisor.emptying import Emptying
@@ -222,6 +223,30 @@ async def test_waits_are_bounded_and_told_so(store: Store, settings: Settings) -
         assert [(await task)["result"]["state"] for task in waiting] == ["CANCELLED"] * 2
 
 
+async def test_one_caller_leaves_waits_to_the_others(store: Store, settings: Settings) -> None:
+    (task_id,) = await make(store)
+    one, other = "one-long-secret-key", "other-long-secret-key"
+    few = load_settings(**settings.model_dump() | {"http_connections": 8, "api_keys": entries(one=one, other=other)})
+    async with running(store, few) as api, httpx.AsyncClient(base_url=api.url, headers=JSON) as http:
+
+        async def wait(key: str) -> Any:
+            body = {"jsonrpc": "2.0", "method": "result", "params": {"id": task_id, "timeout": 60}, "id": 1}
+            return (await http.post("/rpc", json=body, timeout=90, headers={"X-API-Key": key})).json()
+
+        waiting = [asyncio.create_task(wait(one)) for _ in range(2)]
+        await until(lambda: api._methods.results._requests == 2)
+        assert (await wait(one))["error"]["data"] == {"limit": 2, "retry_after": 1}
+        waiting.append(asyncio.create_task(wait(other)))
+        await until(lambda: api._methods.results._requests == 3)
+        async with store.transaction() as session:
+            await session.cancel([task_id])
+        assert [(await task)["result"]["state"] for task in waiting] == ["CANCELLED"] * 3
+
+
+def entries(**keys: str) -> str:
+    return ",".join(f"{name}:read:{sha256(key.encode()).hexdigest()}" for name, key in keys.items())
+
+
 async def test_a_watch_outlives_a_postgres_that_goes_away(
     store: Store, settings: Settings, postgres: EmbeddedPostgres, database_url: str
 ) -> None:
@@ -270,7 +295,7 @@ async def wait_for_rows(sql: Any, query: str, count: int) -> None:
 async def test_results_that_fill_an_answer_leave_the_rest_to_the_next(
     store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.api.results.ANSWER_BYTES", 1000)
+    monkeypatch.setattr("penstock.api.budget.ANSWER_BYTES", 1000)
     ids = await make(store, 8)
     claimed, _ = await claim(store)
     await finish(store, claimed, ids, '"' + "x" * 400 + '{}"')

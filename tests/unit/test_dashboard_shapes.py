@@ -47,6 +47,8 @@ def test_numbers_in_json_are_shown_as_they_were_written() -> None:
     assert formats.pretty(msgspec.Raw(b'{"a":1.10,"b":123456789012345678901234567890}')) == (
         '{\n  "a": 1.10,\n  "b": 123456789012345678901234567890\n}'
     )
+    nested = b"[" * 97 + b"1," * 40_000 + b"1" + b"]" * 97
+    assert len(formats.indented(msgspec.Raw(nested))) == len(nested), "each of its lines would begin with 200 blanks"
     assert "more characters" in formats.pretty(msgspec.Raw(msgspec.json.encode(["x" * 100] * 1000)))
 
 

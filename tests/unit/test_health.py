@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -42,6 +44,20 @@ def test_ready_follows_the_last_pass_and_says_why_not(health: Health, server: He
     health.failed("Postgres is away")
     assert get(server, "/readyz") == (503, "Postgres is away\n")
     health.succeeded()
+    assert get(server, "/readyz") == (200, "ok\n")
+
+
+def test_connections_that_say_nothing_take_so_many_threads_and_no_more(health: Health, server: HealthServer) -> None:
+    health.succeeded()
+    before = threading.active_count()
+    parts = urlsplit(server.url)
+    held = [socket.create_connection((parts.hostname, parts.port)) for _ in range(40)]
+    try:
+        assert held[-1].recv(1) == b"", "what is one too many is closed"
+        assert threading.active_count() - before <= 16
+    finally:
+        for one in held:
+            one.close()
     assert get(server, "/readyz") == (200, "ok\n")
 
 

@@ -21,6 +21,7 @@ from penstock.wire import (
     Succeeded,
     Unreadable,
     check_payload,
+    decode_any,
     decode_body,
     decode_reports,
     encode_call,
@@ -36,6 +37,7 @@ from penstock.wire import (
     utf8_size,
 )
 from penstock.wire.requests import _split_flat
+from penstock.wire.text import _depth
 
 BATCH_LIMIT = 50
 IN_SQS = re.compile("[\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]*")
@@ -100,16 +102,28 @@ def test_a_call_carries_its_payload_as_the_same_text(action: str, payload: str, 
 
 
 @given(payload=payloads)
-def test_a_payload_that_is_taken_decodes_to_what_was_meant(payload: str) -> None:
-    assert check_payload(payload) == json.loads(payload)
+def test_what_is_dumped_as_a_payload_is_taken(payload: str) -> None:
+    check_payload(payload)
+
+
+def depth_of(value: Any) -> int:
+    if not isinstance(value, dict | list):
+        return 0
+    return 1 + max(map(depth_of, value.values() if isinstance(value, dict) else value), default=0)
+
+
+@given(payload=st.one_of(payloads, dumped(anything)))
+def test_the_depth_of_a_text_is_that_of_its_values(payload: str) -> None:
+    assert _depth(payload) == depth_of(json.loads(payload))
 
 
 @given(raw=st.one_of(any_text, dumped(anything)))
 def test_a_payload_is_taken_whole_or_refused_as_invalid_params(raw: str) -> None:
     try:
-        value = check_payload(raw)
+        check_payload(raw)
     except InvalidParams:
         return
+    value = decode_any(raw)
     # Strict, so that no NaN slips through; encoded, so that no half pair does.
     assert json.loads(raw, parse_constant=lambda name: 1 / 0) == value
     assert "\0" not in json.dumps(value, ensure_ascii=False).encode("utf-8").decode()

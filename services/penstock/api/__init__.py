@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.api.access import Guard
+from penstock.api.budget import ANSWER_BYTES, Budget
 from penstock.api.clockwork import Clockwork
 from penstock.api.dashboard import Dashboard
 from penstock.api.downloads import Downloads
@@ -86,10 +87,13 @@ class Api(Service):
                 *(clockwork.routes if settings.clockwork_api else ()),
             ),
         )
-        self._server = _server(app, settings, settings.http_port)
+        self._budget = Budget(max(settings.http_bytes_in_flight, settings.largest_request_bytes + ANSWER_BYTES))
+        self._server = _server(self._budget.counting(app), settings, settings.http_port)
         port = settings.clockwork_port
         self._clockwork = (
-            None if port is None else _server(clockwork.app(), settings, port, port_setting="CLOCKWORK_PORT")
+            None
+            if port is None
+            else _server(self._budget.counting(clockwork.app()), settings, port, port_setting="CLOCKWORK_PORT")
         )
         self.listening = asyncio.Event()
 

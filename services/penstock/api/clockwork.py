@@ -18,6 +18,7 @@ from starlette.routing import Route
 from penstock import metrics
 from penstock.api.access import Guard
 from penstock.api.http import read_body, refusal
+from penstock.api.patience import ADMITTED
 from penstock.armed import Armed, instant_of
 from penstock.clockwork import SOURCE, BadRequest, IllegalArgument, armed_of, read_cancel, read_schedule
 from penstock.clockworkstore import cancel_schedule, create_schedules
@@ -84,6 +85,7 @@ class Clockwork:
             caller = self._guard.admit(request.headers, address)
             caller.check(Permission.ENQUEUE)
             caller.charge(1)
+        request.scope[ADMITTED] = True
         settings = self._settings
         return await read_body(request, settings.request_limit_bytes, settings.request_timeout_seconds)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 from starlette.requests import Request
@@ -11,9 +11,20 @@ from starlette.routing import BaseRoute, Route
 
 from penstock.api import tenancy
 from penstock.api.access import Guard
+from penstock.api.budget import in_hand
+from penstock.api.http import refusal
 from penstock.api.methods import Methods
 from penstock.api.rpc import error_body, masked
-from penstock.errors import AccessDenied, PayloadLost, PayloadUnavailable, RateLimited, RpcError, TaskNotFound
+from penstock.commands import read_id
+from penstock.errors import (
+    AccessDenied,
+    Overloaded,
+    PayloadLost,
+    PayloadUnavailable,
+    RateLimited,
+    RpcError,
+    TaskNotFound,
+)
 from penstock.payloads import payload_bound, result_bound
 
 MayRead = Callable[[Request], Awaitable[bool | None]]
@@ -37,17 +48,21 @@ class Downloads:
 
     @property
     def routes(self) -> Sequence[BaseRoute]:
-        return [Route(f"/tasks/{{id:int}}/{what}", self._answer(what), methods=["GET"]) for what in _BOUNDS]
+        return [Route(f"/tasks/{{id}}/{what}", self._answer(what), methods=["GET"]) for what in _BOUNDS]
 
     def _answer(self, what: str) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             try:
                 await self._admit(request)
-                body = await self._read(int(request.path_params["id"]), what)
+                task_id = read_id(request.path_params["id"], "id")
+                body = await self._read(task_id, what)
             except AccessDenied as exc:
                 return _problem(error_body(exc), exc.status)
             except RateLimited as exc:
                 return _problem(error_body(exc), 429)
+            except Overloaded as exc:
+                status, headers = refusal(exc)
+                return _problem(error_body(exc), status, headers)
             except RpcError as exc:
                 return _problem(error_body(exc), 404)
             except (PayloadUnavailable, PayloadLost) as exc:
@@ -55,7 +70,7 @@ class Downloads:
                 return _problem(msgspec.json.encode(told), 503 if isinstance(exc, PayloadUnavailable) else 410)
             except Exception as exc:
                 return _problem(error_body(masked(exc, "download")), 503)
-            name = f'attachment; filename="task-{request.path_params["id"]}-{what}.json"'
+            name = f'attachment; filename="task-{task_id}-{what}.json"'
             headers = {**_HEADERS, "Content-Disposition": name}
             return Response(body, media_type="application/json", headers=headers)
 
@@ -81,7 +96,9 @@ class Downloads:
         if not rows or rows[0][f"{what}_gone"] or rows[0][what] is None:
             raise TaskNotFound(task_id)
         bound = _BOUNDS[what](task_id, rows[0]["action"])
-        return await self._methods.vault.open(rows[0][what], bound)
+        body = await self._methods.vault.open(rows[0][what], bound)
+        in_hand().hold(len(body))
+        return body
 
 
 _BOUNDS: dict[str, Callable[[int, str], str]] = {
@@ -90,5 +107,5 @@ _BOUNDS: dict[str, Callable[[int, str], str]] = {
 }
 
 
-def _problem(body: bytes, status: int) -> Response:
-    return Response(body, status, _HEADERS, media_type="application/json")
+def _problem(body: bytes, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(body, status, {**_HEADERS, **(headers or {})}, media_type="application/json")

@@ -17,12 +17,15 @@ from starlette.routing import BaseRoute, Route
 from penstock import __version__, metrics, tracing
 from penstock.api import audit, peer, tenancy
 from penstock.api.access import Asking, Guard
+from penstock.api.budget import in_hand
+from penstock.api.patience import ADMITTED
 from penstock.api.rpc import Answer, Dispatcher, error_body, masked
 from penstock.api.scaling import Scaling
 from penstock.errors import (
     AccessDenied,
     InvalidParams,
     InvalidRequest,
+    Overloaded,
     RateLimited,
     RouteNotFound,
     RpcError,
@@ -95,9 +98,11 @@ def make_app(
         try:
             guard.check_host(request.headers)
             caller = guard.admit(request.headers, request.client.host if request.client else "")
+            request.scope[ADMITTED] = True
             caller.check_rate()
             audit.doing(caller.key, request.client.host if request.client else "", "http")
             tenancy.bind(caller.tenant)
+            in_hand().caller = caller.name if caller.key else None
             _check_media_type(request)
             body = await read_body(request, request_limit_bytes, request_timeout_seconds)
             asking = peer.asking(request)
@@ -164,18 +169,20 @@ def _check_media_type(request: Request) -> None:
 
 
 async def read_body(request: Request, limit: int, seconds: float) -> bytes:
-    """The body, of which no more than the limit is ever held. Raises TooLarge, _Refusal."""
+    """The body, of which no more than the limit is ever held. Raises TooLarge, Overloaded, _Refusal."""
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > limit:
         raise TooLarge("the request", int(declared[:20]), limit)
     chunks = []
     size = 0
+    load = in_hand()
     try:
         async with asyncio.timeout(seconds):
             async for chunk in request.stream():
                 size += len(chunk)
                 if size > limit:
                     raise TooLarge("the request", size, limit)
+                load.hold(len(chunk))
                 chunks.append(chunk)
     except TimeoutError:
         raise _Refusal(408, "time", f"the body did not arrive within {seconds:g} s") from None
@@ -198,6 +205,9 @@ def refusal(exc: RpcError) -> tuple[int, dict[str, str] | None]:
         case RateLimited(retry_after_seconds=seconds):
             status, reason = 429, "rate"
             headers = {"Retry-After": str(max(1, math.ceil(seconds)))}
+        case Overloaded():
+            status, reason = 503, "memory"
+            headers = {"Retry-After": str(math.ceil(exc.retry_after_seconds))}
         case TooLarge():
             status, reason = 413, "size"
         case _Refusal(status=status, reason=reason):

@@ -12,8 +12,9 @@ import msgspec
 
 from penstock import tracecontext, tracing
 from penstock.api import tenancy, views
-from penstock.api.access import AUDITED
+from penstock.api.access import AUDITED, PERMISSION_OF
 from penstock.api.audit import Audit
+from penstock.api.budget import in_hand
 from penstock.api.dead_letters import DeadLetters
 from penstock.api.discover import describe
 from penstock.api.hidden import hide_others
@@ -34,7 +35,6 @@ from penstock.commands import (
     PARAMS,
     SUBMIT_PREFIX,
     AnswerWait,
-    AwaitResults,
     Cancel,
     CancelJob,
     CheckClaims,
@@ -66,8 +66,9 @@ from penstock.commands import (
     Status,
     read_command,
 )
-from penstock.errors import InvalidParams, Refused, RpcError, TaskNotFound, Unavailable
+from penstock.errors import InvalidParams, InvalidRequest, Refused, RpcError, TaskNotFound, Unavailable
 from penstock.intake import apply_change, count_enqueued, refusal_of, take_in_task
+from penstock.keys import Permission
 from penstock.logs import get_logger
 from penstock.notify import Notifier
 from penstock.payloads import shown_rows
@@ -80,10 +81,11 @@ from penstock.wire import Request
 
 MAX_INSERT_TASKS = 1000
 PARALLEL_INSERTS = 2
-SHOWN_BYTES = 8 * 1024 * 1024  # of large payloads and results in one answer
+READS_AT_ONCE = 8  # of one body: each may have an answer of megabytes
 _SPARED_CONNECTIONS = PARALLEL_INSERTS + 1  # for enqueues and the ping, whatever the other methods are busy with
 
 log = get_logger()
+_encode = msgspec.json.Encoder().encode
 
 
 class Methods:
@@ -137,8 +139,11 @@ class Methods:
         )
         schedules = Schedules(self._session, self._transaction, notifier.poke)
         workflows = Workflows(self._transaction, notifier.poke, settings)
+        # Those of a body are carried out together.
+        self._joined: dict[str, Handler] = {
+            "enqueue": self._enqueue, "result": self._result, "status": self._status,
+        }  # fmt: skip
         self._carry_out: dict[type, Callable[[Any], Awaitable[Any]]] = {
-            Status: self._status,
             Cancel: self._change,
             Restart: self._change,
             Reschedule: self._change,
@@ -175,7 +180,12 @@ class Methods:
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
-        return dict.fromkeys(PARAMS, each(self._answer)) | {"enqueue": self._enqueue, "result": self._result}
+        reading = {name for name, needed in PERMISSION_OF.items() if needed is Permission.READ}
+        return {
+            **{name: each(self._answer) for name in PARAMS.keys() - reading},
+            **{name: each(self._read, at_once=READS_AT_ONCE) for name in reading},
+            **self._joined,
+        }
 
     @property
     def prefixes(self) -> Mapping[str, Handler]:
@@ -188,10 +198,21 @@ class Methods:
         async with self.audit.noting(request.method, bytes(request.params)):
             return await self._carry_out[type(command)](command)
 
+    async def _read(self, request: Request) -> Any:
+        """As ``_answer``, of a method that changes nothing: refused once the answer of its body is full."""
+        load = in_hand()
+        if not load.room_bytes:
+            raise InvalidRequest("Invalid Request: the answer to this batch is full; send the rest in another")
+        result = msgspec.Raw(_encode(await self._answer(request)))
+        load.answer(len(result))
+        return result
+
     async def call(self, method: str, params: Mapping[str, Any]) -> Any:
         """Carry out one request that came in no body. Raises what the method raises."""
         request = Request("2.0", method, msgspec.Raw(msgspec.json.encode(params)))
-        (outcome,) = await self.handlers[method]([request])
+        if method not in self._joined:
+            return await self._answer(request)
+        (outcome,) = await self._joined[method]([request])
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
@@ -234,19 +255,25 @@ class Methods:
 
     async def _result(self, requests: Sequence[Request]) -> Sequence[Outcome]:
         """Wait for results; all that one body asks for is one who waits."""
-        commands: list[AwaitResults | RpcError] = []
-        for request in requests:
-            try:
-                command = read_command(request.method, request.params, self._settings)
-                assert isinstance(command, AwaitResults)
-                commands.append(command)
-            except RpcError as exc:
-                commands.append(exc)
+        commands = self._commands(requests)
         if tenancy.bound_to() is None:
             return await self.results.answer(commands)
         async with self._session() as session:
             hidden = await hide_others(session, commands)
         return hidden.shown(await self.results.answer(hidden.commands))
+
+    def _commands(self, requests: Sequence[Request]) -> list[Any]:
+        """Commands with ``ids``, or why one is none. One body names so many ids and no more."""
+        load = in_hand()
+        commands: list[Any] = []
+        for request in requests:
+            try:
+                command: Any = read_command(request.method, request.params, self._settings)
+                load.ask(len(command.ids))
+                commands.append(command)
+            except RpcError as exc:
+                commands.append(exc)
+        return commands
 
     async def drain(self) -> None:
         """Wait until every task taken has been stored or refused, and what was done is noted."""
@@ -294,20 +321,56 @@ class Methods:
 
         return dict(zip(self._queues, await asyncio.gather(*map(of, self._queues.values())), strict=True))
 
-    async def _status(self, command: Status) -> Any:
+    async def _status(self, requests: Sequence[Request]) -> Sequence[Outcome]:
+        """Show tasks; all that one body asks for are read together."""
+        commands = self._commands(requests)
+        rows: dict[bool, dict[int, Any]] = {}
+        waits: dict[int, views.WaitsFor] = {}
+        for detail in (False, True):
+            ids = {
+                task_id
+                for command in commands
+                if isinstance(command, Status) and command.detail == detail
+                for task_id in command.ids
+            }
+            if ids:
+                rows[detail], found = await self._read_shown(list(ids), detail=detail)
+                waits |= found
+        outcomes: list[Outcome] = []
+        for command in commands:
+            if not isinstance(command, Status):
+                outcomes.append(command)
+                continue
+            shown = [self._shown(rows[command.detail].get(one), waits, command.detail) for one in command.ids]
+            if command.many:
+                outcomes.append(shown)
+            else:
+                outcomes.append(shown[0] or TaskNotFound(command.ids[0]))
+        return outcomes
+
+    async def _read_shown(
+        self, ids: Sequence[int], *, detail: bool
+    ) -> tuple[dict[int, Any], dict[int, views.WaitsFor]]:
+        """Rows of tasks that the caller may see, opened, and what they wait for."""
+        load = in_hand()
+        room = load.room_bytes
         async with self._session() as session:
-            rows: Sequence[Any] = tenancy.seen(await session.fetch("read_tasks", command.ids))
-            waits = await self._read_waits(session, rows) if command.detail else {}
-        rows = await shown_rows(self.vault, rows, room_bytes=SHOWN_BYTES, payload=command.detail)
-        show = views.task_detail if command.detail else views.task
-        found = {row["id"]: show(row) for row in rows}
-        for task_id, wait in waits.items():
-            found[task_id] = msgspec.structs.replace(found[task_id], waits_for=wait)
-        if command.many:
-            return [found.get(task_id) for task_id in command.ids]
-        if not found:
-            raise TaskNotFound(command.ids[0])
-        return found[command.ids[0]]
+            rows: Sequence[Any] = tenancy.seen(await session.fetch("show_tasks", ids, detail, room))
+            waits = await self._read_waits(session, rows) if detail else {}
+        load.hold(sum(map(views.task_bytes, rows)))
+        rows = await shown_rows(self.vault, rows, room_bytes=room, payload=detail)
+        return {row["id"]: row for row in rows}, waits
+
+    @staticmethod
+    def _shown(row: Any, waits: Mapping[int, views.WaitsFor], detail: bool) -> views.Task | None:
+        """A task as it is answered, with what of it is large while the answer has room: a body may ask for it often."""
+        if row is None:
+            return None
+        if not row["is_cut"] and not in_hand().answer(views.task_bytes(row)):
+            row = {**row, "is_cut": True, "payload": None, "result": None, "failures": None, "error": None}
+        if not detail:
+            return views.task(row)
+        return msgspec.structs.replace(views.task_detail(row), waits_for=waits.get(row["id"]))
 
     @staticmethod
     async def _read_waits(session: Session, rows: Sequence[Any]) -> dict[int, views.WaitsFor]:

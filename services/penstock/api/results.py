@@ -8,13 +8,15 @@ as long as the last one took.
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from time import monotonic
 from typing import Any
 
 from penstock import metrics
-from penstock.api import views
+from penstock.api import budget, views
 from penstock.api.peer import wait_gone
 from penstock.batching import Batcher
 from penstock.commands import AwaitResults
@@ -24,11 +26,11 @@ from penstock.notify import Listener
 from penstock.payloads import shown_rows
 from penstock.store import Session, Store
 
-ANSWER_BYTES = 8 * 1024 * 1024  # of results in one answer; the last one may go beyond
 _LOOK_SECONDS = 1.0
 _SHORTEST_REST_SECONDS = 0.01
 _LONGEST_REST_SECONDS = 1.0
 _REST_SHARE = 9.0
+_SHARE_OF_ONE = 0.5  # of the requests that may wait, for one caller, so that it leaves some to the others
 _IDLE_SECONDS = 60.0  # the connection that hears nudges is kept so long after the last one who waited
 _COMPANY_SECONDS = 0.02
 _COMPANY_SECONDS_OF_MANY = 0.1
@@ -55,14 +57,18 @@ class _Waiter:
     def take(self, row: Any) -> None:
         self.missing.discard(row["id"])
         self.found[row["id"]] = row
-        self.size += len(row["result"] or "")
+        self.size += _bytes_of(row)
         if self.any or not self.missing or self.is_full:
             self.ready.set()
 
     @property
     def is_full(self) -> bool:
         """Whether its answer has room for no more results; the other tasks are left to its next call."""
-        return self.size >= ANSWER_BYTES
+        return self.size >= budget.ANSWER_BYTES
+
+
+def _bytes_of(row: Any) -> int:
+    return len(row["result"] or "") + len(row["error"] or "")
 
 
 class Results:
@@ -82,20 +88,23 @@ class Results:
         self._awaited = asyncio.Event()
         self._waits = 0
         self._requests = 0
+        self._of_callers: Counter[str | None] = Counter()
         self._stopped = False
         self._first_looks: Batcher[Sequence[int], None] = Batcher(self._look_at_all, max_items=_CALLS_PER_LOOK)
         metrics.RESULT_WAITS.set_function(lambda: self._waits)
 
     async def answer(self, commands: Sequence[AwaitResults | RpcError]) -> Sequence[Any]:
         """Carry out what one body asks for: an outcome each. Who hangs up waits no more."""
+        caller = budget.in_hand().caller
         waits = any(isinstance(command, AwaitResults) and command.timeout_seconds for command in commands)
-        if waits and self._requests >= self._requests_limit:
-            refusal = TooManyWaits("requests", self._requests_limit)
+        if waits and (limit := self._full(caller)):
+            refusal = TooManyWaits("requests", limit)
             commands = [
                 refusal if isinstance(command, AwaitResults) and command.timeout_seconds else command
                 for command in commands
             ]
         self._requests += waits
+        self._of_callers[caller] += waits
         answering = asyncio.gather(*map(self._one, commands), return_exceptions=True)
         hanging_up = asyncio.ensure_future(wait_gone() if waits else asyncio.Event().wait())
         try:
@@ -103,10 +112,19 @@ class Results:
             return answering.result() if answering.done() else [None] * len(commands)
         finally:
             self._requests -= waits
+            self._of_callers[caller] -= waits
+            self._of_callers += Counter()  # without those that have none
             for task in (answering, hanging_up):
                 task.cancel()
             with suppress(asyncio.CancelledError):
                 await answering
+
+    def _full(self, caller: str | None) -> int:
+        """The limit that is reached for a caller, 0 for none. None: callers are not told apart."""
+        if self._requests >= self._requests_limit:
+            return self._requests_limit
+        of_one = math.ceil(self._requests_limit * _SHARE_OF_ONE)
+        return of_one if caller is not None and self._of_callers[caller] >= of_one else 0
 
     def stop(self) -> None:
         """Wait no more: everybody is answered with what there is."""
@@ -188,12 +206,12 @@ class Results:
         """Tell those who wait for these tasks of each that has settled, or that there is not. Raises Unavailable."""
         while ids:
             async with self._session() as session:
-                rows = await session.fetch("read_settled", ids, ANSWER_BYTES)
+                rows = await session.fetch("read_settled", ids, budget.ANSWER_BYTES)
             size = 0
             for row in rows:
                 size += len(row["result"] or "")
                 self._tell(row)
-            if size < ANSWER_BYTES:
+            if size < budget.ANSWER_BYTES:
                 return
             told = {row["id"] for row in rows}  # there may be more of them, which had no room
             ids = [task_id for task_id in ids if task_id not in told and self._has_room(task_id)]
@@ -217,10 +235,13 @@ class Results:
             async with self._session() as session:
                 rows = await session.fetch("read_states", [*waiter.missing])
             states = {row["id"]: row["state"] for row in rows}
-        settled = await shown_rows(self._vault, list(waiter.found.values()), room_bytes=ANSWER_BYTES)
+        settled = await shown_rows(self._vault, list(waiter.found.values()), room_bytes=budget.ANSWER_BYTES)
         found = {row["id"]: row for row in settled}
+        load = budget.in_hand()
         outcomes = [
-            views.outcome(found[task_id]) if task_id in found else views.unsettled(task_id, states.get(task_id))
+            views.outcome(row)
+            if (row := found.get(task_id)) is not None and load.answer(_bytes_of(row))
+            else views.unsettled(task_id, states.get(task_id) if row is None else row["state"])
             for task_id in ids
         ]
         if command.many:

@@ -22,7 +22,7 @@ from oslash.either import Left
 
 from penstock import metrics
 from penstock.api.access import Asking
-from penstock.errors import INTERNAL_ERROR, AccessDenied, MethodNotFound, RpcError, Unavailable
+from penstock.errors import INTERNAL_ERROR, AccessDenied, MethodNotFound, Overloaded, RpcError, Unavailable
 from penstock.logs import get_logger
 from penstock.wire import Invalid, Request, decode_body
 
@@ -74,11 +74,17 @@ def _error_response(error: RpcError, request_id: msgspec.Raw) -> _Error:
     return _Error(error=ErrorObject(error.code, error.message, error.data), id=request_id)
 
 
-def each(handle: Callable[[Request], Awaitable[Any]]) -> Handler:
-    """A handler of many requests from one that takes a single request and raises; they run at the same time."""
+def each(handle: Callable[[Request], Awaitable[Any]], *, at_once: int = ENTRIES_AT_ONCE) -> Handler:
+    """A handler of many requests from one that takes a single request and raises; so many run at the same time."""
 
     async def handle_all(requests: Sequence[Request]) -> Sequence[Outcome]:
-        return await asyncio.gather(*map(handle, requests), return_exceptions=True)
+        turns = asyncio.Semaphore(at_once)
+
+        async def one(request: Request) -> Any:
+            async with turns:
+                return await handle(request)
+
+        return await asyncio.gather(*map(one, requests), return_exceptions=True)
 
     return handle_all
 
@@ -164,7 +170,7 @@ class Dispatcher:
                 counts[label, "ok"] += 1
                 answer: _Result | _Error = _Result(result=outcome, id=request_id)
             else:
-                if isinstance(outcome, Unavailable):
+                if isinstance(outcome, Unavailable | Overloaded):
                     status = 503
                 elif isinstance(outcome, AccessDenied):
                     status = outcome.status

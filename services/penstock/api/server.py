@@ -28,7 +28,8 @@ _HEADERS = [
 class HttpServer:
     """Serves an ASGI application; ``bind`` and ``listen`` first, then ``run`` until ``stop``.
 
-    grace_seconds: requests in hand are given so long after ``stop``. connections: more than these are answered 503.
+    grace_seconds: requests in hand are given so long after ``stop``. connections: one more closes the idlest, or,
+    where none is idle, is answered 503.
     request_limit_bytes: of a body; four times as much may be sent for it, chunk sizes and all. port_setting: the one to
     change when the port cannot be had.
     """

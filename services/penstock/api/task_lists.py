@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from penstock.api import views
+from penstock.api.budget import in_hand
 from penstock.commands import ListTasks
 from penstock.payloads import Vault, shown_rows
 from penstock.store import Session
@@ -42,8 +43,7 @@ class TaskLists:
             else:
                 seen = await session.fetch("list_live_tasks", *arguments, command.state)
             ids: list[int] = seen[0]["ids"]
-            rows: Sequence[Any] = await session.fetch("read_tasks", ids) if ids else []
-        rows = await shown_rows(self._vault, rows, room_bytes=0)
+            rows = await self._read(session, ids)
         tasks = sorted((views.task(row) for row in rows), key=lambda task: task.id, reverse=True)
         return views.TaskPage(tasks, _cursor(ids, command.limit, seen[0]["last"], seen[0]["count"], scan))
 
@@ -69,14 +69,20 @@ class TaskLists:
                 kept = kept_key(command.tenant, command.key)
                 found = {row["id"] for row in await session.fetch("find_by_key", kept, command.limit)}
                 extra = sorted(found - set(ids), reverse=True)
-            rows: Sequence[Any] = await session.fetch("read_tasks", ids + extra) if ids or extra else []
-        rows = await shown_rows(self._vault, rows, room_bytes=0)
+            rows = await self._read(session, ids + extra)
         found_late = [row for row in rows if row["id"] in extra and _fits(row, command)]
         found_late.sort(key=lambda row: row["id"], reverse=True)
         # What has no room on the page stands on a later one, for it is among those that were not looked at yet.
         shown = [row for row in rows if row["id"] not in extra] + found_late[: command.limit - len(ids)]
         tasks = sorted(map(views.task, shown), key=lambda task: task.id, reverse=True)
         return views.TaskPage(tasks, _cursor(ids, command.limit, seen[0]["last"], seen[0]["count"], SCAN_TASKS))
+
+    async def _read(self, session: Session, ids: Sequence[int]) -> Sequence[Any]:
+        """Rows of tasks, with as many bytes of results and errors as the answer has room for."""
+        load = in_hand()
+        rows = await session.fetch("show_tasks", ids, False, load.room_bytes) if ids else []
+        load.hold(sum(map(views.task_bytes, rows)))
+        return await shown_rows(self._vault, rows, room_bytes=0)
 
 
 def _fits(row: Any, command: ListTasks) -> bool:

@@ -79,7 +79,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     result_gone: Annotated[bool, about("True: there was a result, and retention has emptied it.")] = False
     tenant: Annotated[str | None, about("For whom it is; only there where it is for somebody.")] = None
     trace_id: Annotated[str | None, about("OpenTelemetry trace of its enqueue; only there where it has one.")] = None
-    result_unread: Annotated[str | None, about("Why the result is null: it is large, or cannot be had now.")] = None
+    result_unread: Annotated[
+        str | None,
+        about("Why the result is null: it is large, or cannot be had now; in a full answer the error too."),
+    ] = None
 
 
 class WaitsFor(msgspec.Struct, frozen=True):
@@ -109,7 +112,10 @@ class TaskDetail(Task, frozen=True, kw_only=True):
     failures: Annotated[list[Failure], about("Every failed attempt, oldest first.")]
     waits_for: Annotated[WaitsFor | None, about("Only there while it waits for an outside event.")] = None
     payload_gone: Annotated[bool, about("True: retention has emptied the payload.")] = False
-    payload_unread: Annotated[str | None, about("Why the payload is null: it is large, or cannot be had now.")] = None
+    payload_unread: Annotated[
+        str | None,
+        about("Why the payload is null: it is large, or cannot be had now; in a full answer failures are empty."),
+    ] = None
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -189,8 +195,16 @@ def raw(text: str | None) -> Any:
     return None if text is None else msgspec.Raw(text.encode("utf-8"))
 
 
+FULL = "the answer is full: ask for this task alone"
+
+
+def task_bytes(row: Any) -> int:
+    """Of what of a task may be large."""
+    return sum(len(row[name] or "") for name in ("payload", "result", "failures", "error"))
+
+
 def task(row: Any) -> Task:
-    """A row of the statement ``read_tasks``."""
+    """A row of the statement ``show_tasks``."""
     return Task(**_members(row))
 
 
@@ -200,7 +214,7 @@ def task_detail(row: Any) -> TaskDetail:
         **_members(row),
         payload=None if row["payload_gone"] else raw(row["payload"]),
         payload_gone=bool(row["payload_gone"]),
-        payload_unread=row.get("payload_unread"),
+        payload_unread=FULL if row["is_cut"] else row.get("payload_unread"),
         unique_key=own_key(row["unique_key"]),
         ordering_key=own_key(row["ordering_key"]),
         limit_key=row["limit_key"],
@@ -310,7 +324,7 @@ def _members(row: Any) -> dict[str, Any]:
         "progress": raw(row["progress"]),
         "result": None if row["result_gone"] else raw(row["result"]),
         "result_gone": bool(row["result_gone"]),
-        "result_unread": row.get("result_unread"),
+        "result_unread": FULL if row["is_cut"] else row.get("result_unread"),
         "error": None if state is State.SUCCESS else raw(row["error"]),
         "reason": row["reason"],
         "tenant": row["tenant"],

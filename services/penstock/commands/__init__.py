@@ -39,7 +39,7 @@ from penstock.commands.checked import (
     Stats,
     Status,
 )
-from penstock.commands.checks import LONGEST_DELAY_SECONDS, MAX_IDS, MAX_LIST
+from penstock.commands.checks import LONGEST_DELAY_SECONDS, MAX_IDS, MAX_LIST, read_id
 from penstock.commands.params import PARAMS, SUBMIT_PREFIX, QueueName
 from penstock.commands.reading import read_command
 from penstock.commands.tasks import LONGEST_WAIT_SECONDS
@@ -88,5 +88,6 @@ __all__ = [
     "Stats",
     "Status",
     "read_command",
+    "read_id",
     "step_task",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from datetime import datetime
 from math import isfinite
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -15,9 +15,18 @@ from penstock.errors import InvalidParams, TooLarge
 from penstock.settings import Settings
 from penstock.tasks import LABEL_NAME_MAX_CHARS, LABEL_VALUE_MAX_CHARS, MAX_ATTEMPTS_LIMIT, MAX_LABELS, NewTask
 from penstock.tenants import read_tenant
-from penstock.wire import Reference, check_payload, decode_sealed, escape_for_sqs, utf8_size
+from penstock.wire import Reference, check_payload, decode_any, decode_sealed, escape_for_sqs, utf8_size
 
 LONGEST_TIMEOUT_SECONDS = 43_200.0  # SQS hides a message no longer
+
+
+class _Identified(msgspec.Struct, frozen=True):
+    """The payload of a submission, of which one member is looked at."""
+
+    objectID: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_decode_identified = msgspec.json.Decoder(_Identified).decode
 
 
 def new_task(given: EnqueueParams, settings: Settings, *, large: bool = False) -> NewTask:
@@ -57,24 +66,24 @@ def new_task(given: EnqueueParams, settings: Settings, *, large: bool = False) -
 
 def submitted_task(action: str, raw: bytes, settings: Settings) -> NewTask:
     payload = raw.decode("utf-8")
-    value = check_task_payload(payload, settings, field="params", large=True)
+    check_task_payload(payload, settings, field="params", large=True)
     unique_key = None
-    if isinstance(value, dict) and value.get("objectID") is not None:
-        object_id = value["objectID"]
-        is_endless = isinstance(object_id, float) and not isfinite(object_id)
-        if isinstance(object_id, bool) or not isinstance(object_id, str | int | float) or is_endless:
+    raw_id = bytes(_decode_identified(payload).objectID) if payload.lstrip().startswith("{") else b"null"
+    if raw_id != b"null":
+        object_id = None if raw_id[:1] in (b"{", b"[", b"t", b"f") else decode_any(raw_id.decode("utf-8"))
+        if object_id is None or (isinstance(object_id, float) and not isfinite(object_id)):
             raise InvalidParams("objectID", "must be a string or a number, no larger than a double")
         # 23 and "23" are one object: the older convention sends either.
         unique_key = read_key(str(object_id), "objectID")
     return NewTask(read_action(action), payload, unique_key=unique_key, max_attempts=settings.max_attempts)
 
 
-def check_task_payload(payload: str, settings: Settings, *, field: str = "payload", large: bool = False) -> Any:
+def check_task_payload(payload: str, settings: Settings, *, field: str = "payload", large: bool = False) -> None:
     size = utf8_size(escape_for_sqs(payload))  # as it will travel
     limit = settings.largest_payload_bytes if large else settings.payload_limit_bytes
     if size > limit:
         raise TooLarge(field, size, limit)
-    return check_payload(payload, field)
+    check_payload(payload, field)
 
 
 def _offered(given: EnqueueParams, settings: Settings) -> str:

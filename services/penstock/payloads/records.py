@@ -82,7 +82,7 @@ async def shown_rows(vault: Vault, rows: Sequence[Row], *, room_bytes: int, payl
 
 
 async def shown_row(vault: Vault, row: Row, *, room_bytes: int, payload: bool = False) -> Row:
-    """A row of ``read_tasks`` as it is shown: opened, with ``payload_unread`` and ``result_unread`` where it cannot be.
+    """A row of ``show_tasks`` as it is shown: opened, with ``payload_unread`` and ``result_unread`` where it cannot be.
 
     payload: whether the payload is shown too.
     """

@@ -42,7 +42,15 @@ class HttpSettings(Group):
     api_rate_burst: int | None = Field(
         None, ge=1, description="Requests that may come at once; unset means those of one second."
     )
-    http_connections: int = Field(500, ge=1, description="Connections of one api process; more are answered with 503.")
+    http_connections: int = Field(
+        500, ge=1, description="Connections of one api process; one more closes an idle one, or is answered with 503."
+    )
+    http_bytes_in_flight: int = Field(
+        64 * 1024 * 1024,
+        ge=1024 * 1024,
+        description="Bytes of bodies and answers that one api process holds at once, the first 16 KiB of each request "
+        "not counted; more are answered with 503. One request of the largest size and its answer always fit.",
+    )
     result_waits_limit: int = Field(
         20_000, ge=1, description="Tasks that one api process waits for at once, over all calls of `result`."
     )

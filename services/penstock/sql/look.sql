@@ -15,6 +15,37 @@ select id, state::text, action, payload::text, priority, run_at, attempts, max_a
        payload_gone, result_gone, trace, worker
 from penstock.task_history where id = any($1::bigint[]);
 
+-- name: show_tasks
+-- $1 ids, $2 whether with payloads and failures, $3 how many bytes of payloads, results, errors and failures; the rows
+-- behind them, by falling id, come without (the last one before may go beyond). As read_tasks, and is_cut.
+with found as (
+    select id, state::text as state, action, case when $2 then payload::text end as payload, priority, run_at, attempts,
+           max_attempts, claim, created_at, updated_at, unique_key, ordering_key, timeout_seconds,
+           progress::text as progress, null::text as result, case when $2 then failures::text end as failures,
+           (failures -> -1 -> 'error')::text as error, labels::text as labels, expires_at, limit_key, tenant,
+           null::text as reason, null::bool as payload_gone, null::bool as result_gone, trace, worker
+    from penstock.task where id = any($1::bigint[])
+    union all
+    select id, state::text, action, case when $2 then payload::text end, priority, run_at, attempts,
+           max_attempts, claim, created_at, updated_at, unique_key, ordering_key, timeout_seconds,
+           progress::text, result::text, case when $2 then failures::text end,
+           (failures -> -1 -> 'error')::text, labels::text, expires_at, limit_key, tenant,
+           reason, payload_gone, result_gone, trace, worker
+    from penstock.task_history where id = any($1::bigint[])
+), sized as (
+    select *, coalesce(octet_length(payload), 0) + coalesce(octet_length(result), 0)
+              + coalesce(octet_length(failures), 0) + coalesce(octet_length(error), 0) as size
+    from found
+), bounded as (
+    select *, sum(size) over (order by id desc) - size >= $3::bigint as is_cut from sized
+)
+select id, state, action, priority, run_at, attempts, max_attempts, claim, created_at, updated_at, unique_key,
+       ordering_key, timeout_seconds, progress, labels, expires_at, limit_key, tenant, reason, payload_gone, result_gone,
+       trace, worker, is_cut, case when not is_cut then payload end as payload,
+       case when not is_cut then result end as result, case when not is_cut then failures end as failures,
+       case when not is_cut then error end as error
+from bounded;
+
 -- name: read_states
 -- $1 ids. As read_tasks, no more than (id, state), the tenant and whether the payload is gone.
 select id, state::text as state, null::bool as payload_gone, tenant from penstock.task where id = any($1::bigint[])

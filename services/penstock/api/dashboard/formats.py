@@ -70,12 +70,18 @@ def when(value: str | datetime | None, *, relative: bool = True) -> Markup:
 
 
 def pretty(value: Any) -> str:
-    """JSON with line ends and indentation, every number as it was written; cut where it is huge."""
-    raw = bytes(value) if isinstance(value, msgspec.Raw) else msgspec.json.encode(value)
-    text = msgspec.json.format(raw, indent=2).decode("utf-8")
+    """JSON as ``indented``, cut where it is huge."""
+    text = indented(value)
     if len(text) > _SHOWN_BYTES:
         return text[:_SHOWN_BYTES] + f"\n… {len(text) - _SHOWN_BYTES:,} more characters; `status` with `detail` has all"
     return text
+
+
+def indented(value: Any) -> str:
+    """JSON with every number as it was written, with line ends and indentation unless it is large: what nests deeply
+    grows a hundredfold by them."""
+    raw = bytes(value) if isinstance(value, msgspec.Raw) else msgspec.json.encode(value)
+    return (msgspec.json.format(raw, indent=2) if len(raw) <= _SHOWN_BYTES else raw).decode("utf-8")
 
 
 def plain(value: Any) -> Any:

@@ -7,6 +7,7 @@ otherwise: a stream ends when the api stops taking requests, so that a stop neve
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from time import perf_counter
 
@@ -17,6 +18,7 @@ from penstock.logs import get_logger
 EVERY_SECONDS = 2.0
 SHARE_OF_TIME = 0.1  # a page that is dear to make is made less often
 STREAMS = 100  # at once; a browser over it shows its page as it was and asks again
+STREAMS_OF_ONE = 20  # caller, so that one key leaves streams to the others
 _SILENT_SECONDS = 15.0
 
 log = get_logger()
@@ -27,19 +29,20 @@ class Streams:
 
     def __init__(self) -> None:
         self._stopping = asyncio.Event()
-        self.count = 0
+        self._open: Counter[str] = Counter()
 
     def stop(self) -> None:
         """End every stream soon."""
         self._stopping.set()
 
-    @property
-    def full(self) -> bool:
-        return self.count >= STREAMS or self._stopping.is_set()
+    def full(self, name: str) -> bool:
+        """For a caller; empty where callers are not told apart."""
+        of_one = bool(name) and self._open[name] >= STREAMS_OF_ONE
+        return of_one or self._open.total() >= STREAMS or self._stopping.is_set()
 
-    async def follow(self, render: Callable[[], Awaitable[str | None]]) -> AsyncIterator[bytes]:
+    async def follow(self, name: str, render: Callable[[], Awaitable[str | None]]) -> AsyncIterator[bytes]:
         """Events of what ``render`` gives, whenever that is new; ends when it gives None, or on ``stop``."""
-        self.count += 1
+        self._open[name] += 1
         try:
             shown: str | None = None
             quiet_since = perf_counter()
@@ -63,4 +66,5 @@ class Streams:
                 except TimeoutError:
                     pass
         finally:
-            self.count -= 1
+            self._open[name] -= 1
+            self._open += Counter()  # without those that have none

@@ -11,7 +11,7 @@ import msgspec
 from penstock.api.dashboard import graph, tenants
 from penstock.api.dashboard.asking import PAGE_ROWS, Ask, Page, Values, labels_of, utc
 from penstock.api.dashboard.deeds import bulk_params
-from penstock.api.dashboard.formats import plain
+from penstock.api.dashboard.formats import indented, plain
 from penstock.api.dashboard.timeline import timeline
 from penstock.bulk import COUNTED
 from penstock.errors import AccessDenied, InvalidParams, QueueAway
@@ -89,7 +89,7 @@ async def load_edit(ask: Ask) -> dict[str, Any]:
         "timeout": task.timeout, "unique_key": task.unique_key, "ordering_key": task.ordering_key,
         "limit_key": task.limit_key, "tenant": task.tenant,
         "labels": msgspec.json.encode(plain(task.labels) or {}).decode("utf-8"),
-        "payload": "" if task.payload is None else msgspec.json.format(bytes(task.payload), indent=2).decode("utf-8"),
+        "payload": "" if task.payload is None else indented(task.payload),
         "delay": None, "cancel": not task.state.final,
     }  # fmt: skip
     return {"values": values, "problem": None}

@@ -38,9 +38,10 @@ from penstock.api.http import read_body
 from penstock.api.methods import Methods
 from penstock.api.rpc import masked
 from penstock.api.tenancy import bind
-from penstock.errors import AccessDenied, InvalidParams, RateLimited, RpcError, TooLarge, Unavailable
+from penstock.errors import AccessDenied, InvalidParams, Overloaded, RateLimited, RpcError, TooLarge, Unavailable
 from penstock.settings import Settings
 
+SIGN_IN_BYTES = 16 * 1024  # of a form that anyone may send
 FORM_LIMIT_BYTES = 8 * 1024 * 1024  # a payload of the greatest size, as a form writes it
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
@@ -137,7 +138,7 @@ class Dashboard:
             if not visitor.may(page.method):
                 raise AccessDenied(403, f"Your API key may not see this page: it needs the right to {page.method}")
             if follows:
-                return self._follow(page, request)
+                return self._follow(page, request, visitor)
             shown = await page.load(self._ask(request, visitor))
             if "redirect" in shown:
                 return _dressed(RedirectResponse(shown["redirect"], 303))
@@ -147,19 +148,19 @@ class Dashboard:
 
         return self._guarded(show)
 
-    def _follow(self, page: Page, request: Request) -> Response:
+    def _follow(self, page: Page, request: Request, visitor: Visitor) -> Response:
         """A stream of the live part of a page. Who looks is asked anew each time: a key may have been revoked."""
-        if not page.live or self._streams.full:
+        if not page.live or self._streams.full(visitor.name):
             # 204 tells a browser not to come again; 503, to try later.
             return Response(status_code=503 if page.live else 204)
 
         async def render() -> str | None:
             try:
-                visitor = await self._visitors.who(request)
-                bind(visitor.tenant)
-                if not visitor.may(page.method):
+                looking = await self._visitors.who(request)
+                bind(looking.tenant)
+                if not looking.may(page.method):
                     return None
-                shown = await page.load(self._ask(request, visitor, follows=True))
+                shown = await page.load(self._ask(request, looking, follows=True))
                 if "redirect" in shown:
                     return None
             except RateLimited:
@@ -170,18 +171,18 @@ class Dashboard:
                 text = "Postgres does not answer; what you see is how it was. Trying again."
                 return str(self._templates.get_template("trouble.html").render(problem=text))
             template = self._templates.get_template(shown.get("template", page.template))
-            context = template.new_context(self._context(request, visitor, page, shown))
+            context = template.new_context(self._context(request, looking, page, shown))
             return "".join(template.blocks["live"](context))
 
-        response = StreamingResponse(self._streams.follow(render), media_type="text/event-stream")
+        response = StreamingResponse(self._streams.follow(visitor.name, render), media_type="text/event-stream")
         return _dressed(response)
 
     async def _do(self, request: Request, visitor: Visitor) -> Response:
         """What a form asks for; back to its page with what came of it."""
-        form = await self._form(request)
-        check_form(request, visitor, form.text("csrf"))
         if visitor.caller is None:
             return RedirectResponse("/login", 303)
+        form = await self._form(request, FORM_LIMIT_BYTES)
+        check_form(request, visitor, form.text("csrf"))
         ask = Ask(visitor, {}, cleaned(form.first), self._methods, self._settings)
         back = local_path(form.text("back"))
         try:
@@ -202,7 +203,7 @@ class Dashboard:
         return self._page(request, visitor, "login.html", {"next": there, "problem": None})
 
     async def _login(self, request: Request, visitor: Visitor) -> Response:
-        form = await self._form(request)
+        form = await self._form(request, SIGN_IN_BYTES)
         check_form(request, visitor, form.text("csrf"))
         there = local_path(form.text("next"))
         entered = await self._visitors.sign_in(form.text("key").strip()) if visitor.signs_in else None
@@ -217,7 +218,7 @@ class Dashboard:
         return self._page(request, visitor, "login.html", {"next": there, "problem": problem}, status=401)
 
     async def _logout(self, request: Request, visitor: Visitor) -> Response:
-        form = await self._form(request)
+        form = await self._form(request, SIGN_IN_BYTES)
         check_form(request, visitor, form.text("csrf"))
         await self._visitors.sign_out(visitor)
         response = RedirectResponse("/login", 303)
@@ -235,12 +236,12 @@ class Dashboard:
         )
         return _dressed(response, cache=kept)
 
-    async def _form(self, request: Request) -> deeds.Form:
-        """Raises InvalidParams, TooLarge."""
+    async def _form(self, request: Request, limit_bytes: int) -> deeds.Form:
+        """Raises InvalidParams, TooLarge, Overloaded."""
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media != "application/x-www-form-urlencoded":
             raise InvalidParams("form", f"must be application/x-www-form-urlencoded, not {media[:100]!r}")
-        body = await read_body(request, FORM_LIMIT_BYTES, self._settings.request_timeout_seconds)
+        body = await read_body(request, limit_bytes, self._settings.request_timeout_seconds)
         try:
             pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=2000)
         except ValueError as exc:
@@ -276,7 +277,7 @@ class Dashboard:
         shown = {"status": status, "problem": _sentence(exc), "reference": data.get("ref")}
         html = self._templates.get_template("failure.html").render(self._context(request, visitor, None, shown))
         response = _dressed(Response(html, status, media_type="text/html"))
-        if isinstance(exc, RateLimited):
+        if isinstance(exc, RateLimited | Overloaded):
             response.headers["Retry-After"] = str(max(1, math.ceil(exc.retry_after_seconds)))
         return response
 
@@ -311,6 +312,8 @@ def _status_of(exc: RpcError) -> int:
             return status
         case RateLimited():
             return 429
+        case Overloaded():
+            return 503
         case TooLarge():
             return 413
         case InvalidParams():

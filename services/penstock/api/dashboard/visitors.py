@@ -15,6 +15,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -23,6 +24,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.api.access import Caller, Guard
+from penstock.api.lookups import Lookups
+from penstock.api.patience import ADMITTED
 from penstock.errors import AccessDenied
 from penstock.store import Session
 
@@ -75,6 +78,7 @@ class Visitors:
         self._guard = guard
         self._session = session
         self._session_seconds = session_seconds
+        self._lookups = Lookups()
 
     async def who(self, request: Request) -> Visitor:
         """Raises AccessDenied for a foreign host, RateLimited, Unavailable."""
@@ -84,16 +88,21 @@ class Visitors:
         if not _is_token(token):
             token = secrets.token_urlsafe(32)
         elif self._guard.asks_for_keys:
-            async with self._session() as session:
-                digest = await session.value("read_session", _digest(b"session", token))
+            digest = await self._lookups.find(_digest(b"session", token), address, partial(self._key_of, token))
             caller = None if digest is None else self._guard.admit_digest(bytes(digest))
-            return self._charged(Visitor(caller, token, address, True))
+            return self._charged(request, Visitor(caller, token, address, True))
         caller = None if self._guard.asks_for_keys else self._guard.admit(request.headers, address)
-        return self._charged(Visitor(caller, token, address, self._guard.asks_for_keys))
+        return self._charged(request, Visitor(caller, token, address, self._guard.asks_for_keys))
+
+    async def _key_of(self, token: str) -> bytes | None:
+        async with self._session() as session:
+            found: bytes | None = await session.value("read_session", _digest(b"session", token))
+        return found
 
     @staticmethod
-    def _charged(visitor: Visitor) -> Visitor:
+    def _charged(request: Request, visitor: Visitor) -> Visitor:
         if visitor.caller is not None:
+            request.scope[ADMITTED] = True
             visitor.caller.charge(1)
         return visitor
 

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from penstock.api.http import read_body, refusal
+from penstock.api.patience import ADMITTED
 from penstock.api.rates import Rates
 from penstock.api.scheduler0.access import UNAUTHORIZED, Doorkeeper
 from penstock.api.scheduler0.answers import Problem, answer
@@ -75,10 +76,10 @@ class Scheduler0:
         async def endpoint(request: Request) -> Response:
             try:
                 if not is_open:
-                    await self._doorkeeper.admit(request.headers)
-                body = await read_body(
-                    request, self._settings.request_limit_bytes, self._settings.request_timeout_seconds
-                )
+                    await self._doorkeeper.admit(request.headers, request.client.host if request.client else "")
+                    request.scope[ADMITTED] = True
+                limit = 0 if is_open else self._settings.request_limit_bytes
+                body = await read_body(request, limit, self._settings.request_timeout_seconds)
                 return await by_method["GET" if request.method == "HEAD" else request.method](request, body)
             except Problem as exc:
                 return answer(exc.data, exc.status, success=False)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import hmac
+from functools import partial
 
 from starlette.datastructures import Headers
 
+from penstock.api.lookups import Lookups
 from penstock.api.rates import Rates
 from penstock.errors import AccessDenied
 from penstock.scheduler0store import find_credential
@@ -28,32 +31,37 @@ class Doorkeeper:
     def __init__(self, store: Store, settings: Settings, rates: Rates | None) -> None:
         self._store = store
         self._rates = rates
+        self._lookups = Lookups()
         self._peer: bytes | None = None
         password = settings.scheduler0_auth_password
         if settings.scheduler0_auth_username is not None and password is not None:
             self._peer = f"{settings.scheduler0_auth_username}:{password.get_secret_value()}".encode()
 
-    async def admit(self, headers: Headers) -> None:
+    async def admit(self, headers: Headers, address: str) -> None:
         """Raises AccessDenied with the status 401, RateLimited, Unavailable."""
-        name = await self._name_of(headers)
+        name = await self._name_of(headers, address)
         if name is None:
             raise AccessDenied(401, UNAUTHORIZED)
         if self._rates is not None:
             self._rates.charge(name, 1)
 
-    async def _name_of(self, headers: Headers) -> str | None:
+    async def _name_of(self, headers: Headers, address: str) -> str | None:
         """Of whoever sent the request, as the rate is counted."""
         api_key = headers.get("x-api-key", "")
         secret = headers.get("x-secret-key") or headers.get("x-api-secret", "")
         if api_key and secret:
             if max(len(api_key), len(secret)) > _LONGEST or "\0" in api_key:
                 return None
-            async with self._store.session() as session:
-                found = await find_credential(session, api_key, secret)
+            digest = hashlib.sha256(f"{api_key}\0{secret}".encode()).digest()
+            found = await self._lookups.find(digest, address, partial(self._find, api_key, secret))
             return None if found is None else f"scheduler0:{found}"
         if self._peer is not None and headers.get("x-peer") in _PEERS:
             return "scheduler0:peer" if hmac.compare_digest(_basic(headers), self._peer) else None
         return None
+
+    async def _find(self, api_key: str, secret: str) -> int | None:
+        async with self._store.session() as session:
+            return await find_credential(session, api_key, secret)
 
 
 def _basic(headers: Headers) -> bytes:
