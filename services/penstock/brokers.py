@@ -16,6 +16,9 @@ _FORMS = {
 _PORTS = {"amqp": 5672, "amqps": 5671, "kafka": 9092}
 
 
+DEAD_LETTER_SUFFIX = "-dlq"  # a queue's dead-letter queue is named as the queue is, and labelled so
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerUrl:
     """A URL taken apart. ``hosts``: host:port of each. ``text``: all of it, its secrets too."""

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from typing import Annotated
 
 import msgspec
 
 from penstock.armed import Armed, key_of, ordering_key_of
 from penstock.errors import PenstockError
+from penstock.kafka.topics import topic_problem
+from penstock.settings import Settings
 from penstock.wire import escape_for_sqs, utf8_size
 
 SOURCE = "clockwork"
-_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -81,17 +81,19 @@ def identity_of(client_id: str, schedule_key: str) -> bytes:
     return key_of(b"%d:%s%s" % (len(client), client, key))
 
 
-def armed_of(request: ScheduleRequest, *, payload_limit_bytes: int) -> Armed:
+def armed_of(request: ScheduleRequest, settings: Settings) -> Armed:
     """What is armed for a request. Raises IllegalArgument for a topic that cannot be, and for what is too large."""
     topic = request.delivery.topic
-    if not _TOPIC.fullmatch(topic) or topic in (".", "..") or topic.startswith("__"):
-        raise IllegalArgument(f"topic {topic[:300]!r} is no name of a topic that may be delivered to")
+    problem = topic_problem(topic, settings)
+    if problem is not None:
+        raise IllegalArgument(problem)
     members = {"topic": topic} | _text("key", request.ordering_key) | _text("value", request.task_data)
     record = escape_for_sqs(msgspec.json.encode(members | {"due_at": max(0, request.schedule_time)}).decode())
     size = utf8_size(record)
-    if size + 100 > payload_limit_bytes:  # of a task that holds it alone
+    if size + 100 > settings.payload_limit_bytes:  # of a task that holds it alone
         raise IllegalArgument(
-            f"the record is {size} bytes as JSON; the limit is {payload_limit_bytes} (PENSTOCK_PAYLOAD_LIMIT_BYTES)"
+            f"the record is {size} bytes as JSON; the limit is {settings.payload_limit_bytes} "
+            "(PENSTOCK_PAYLOAD_LIMIT_BYTES)"
         )
     contents = [request.schedule_time, request.ordering_key, request.task_data, topic]
     return Armed(

@@ -91,6 +91,9 @@ async def test_what_no_queue_takes_is_tried_again_and_what_cannot_be_is_final(
             {"routing_key": QUEUE, "body": "x", "headers": {"large": 2**63}},
             {"routing_key": "penstock-results", "body": "x"},
             {"routing_key": "penstock-outbound-dlq", "body": "x"},
+            {"routing_key": "penstock-outbound-mail", "body": "x"},
+            {"routing_key": QUEUE, "body": "x", "headers": {"CC": "text"}},
+            {"routing_key": QUEUE, "body": "x", "headers": {"BCC": "text"}},
             good,
         )
     )
@@ -99,7 +102,7 @@ async def test_what_no_queue_takes_is_tried_again_and_what_cannot_be_is_final(
     assert isinstance(unbound, NotDelivered)
     assert "deleted.eu" in str(unbound)
     assert unwanted == {"message_id": "penstock-3"}
-    assert wrong.pop() == {"message_id": "penstock-13"}
+    assert wrong.pop() == {"message_id": "penstock-16"}
     assert {type(outcome) for outcome in wrong} == {Undeliverable}
     assert (await channel.basic_get(QUEUE, no_ack=True)).body == b"good"
 

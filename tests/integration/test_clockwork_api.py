@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from penstock.api import Api
 from penstock.armed import fire_armed
 from penstock.errors import SettingsError
-from penstock.settings import Settings
+from penstock.settings import Settings, load_settings
 from penstock.store import Store
 from tests.integration.apis import JSON, running
 
@@ -169,7 +169,8 @@ async def test_any_text_is_delivered_as_it_came(http: httpx.AsyncClient, store: 
     from penstock.deliveries.kafka import RecordParams, record_of
 
     (record,) = msgspec_records(payload, RecordParams)
-    assert record_of(record).value == record_of(record).key == text.encode()
+    published = record_of(record, load_settings())
+    assert published.value == published.key == text.encode()
 
 
 def msgspec_records(payload: str, kind: Any) -> Any:

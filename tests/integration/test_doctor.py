@@ -104,8 +104,18 @@ async def test_no_database_is_right_for_a_worker_alone(settings: Settings) -> No
         ({"deliveries": "http.request", "http_allow": "10.0.0.0/8,0.0.0.0/0"}, "warning", "has 0.0.0.0/0"),
         ({"deliveries": "sqs.send", "sqs_send_queues": "penstock-results"}, "warning", "penstock-results"),
         ({"deliveries": "sqs.send", "sqs_send_queues": "x/penstock-inbound-dlq"}, "warning", "penstock-inbound-dlq"),
+        (
+            {"deliveries": "kafka.publish", "kafka_brokers": "a:1, b:1", "transport_url": "kafka://b:1"},
+            "warning",
+            "kafka://b:1",
+        ),
+        (
+            {"deliveries": "amqp.publish", "amqp_publish_url": "amqp://u:p@h/v", "transport_url": "amqp://w:p@h/v"},
+            "warning",
+            "carries the work",
+        ),
     ],
-    ids=["misspelt", "no-statement", "everything", "own-queue", "own-dead-letters"],
+    ids=["misspelt", "no-statement", "everything", "own-queue", "own-dead-letters", "kafka", "amqp"],
 )
 def test_deliveries_that_no_worker_can_run_or_that_let_through_too_much(
     given: dict[str, Any], level: str, seen: str

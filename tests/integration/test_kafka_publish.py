@@ -13,6 +13,7 @@ import pytest
 from penstock.deliveries import Deliveries, NotDelivered, Undeliverable
 from penstock.errors import InvalidParams, SettingsError
 from penstock.handlers import Context, Registry
+from penstock.kafka.topics import topic_problem
 from penstock.settings import load_settings
 from tests.kafka import MockKafka
 
@@ -72,8 +73,12 @@ async def test_a_record_is_published_as_it_was_given_and_its_place_is_the_result
         ({"topic": "..", "value": "a"}, "is no name of a topic"),
         ({"topic": "__consumer_offsets", "value": "a"}, "one of Kafka's own"),
         ({"records": [], "then": [{"topic": "", "value": "a"}]}, "'' is no name of a topic"),
+        *[
+            (given, "is Penstock's own")
+            for name in ("penstock-inbound", "penstock-results", "penstock-results-dlq", "penstock-outbound-mail")
+            for given in ({"topic": name, "value": "a"}, {"records": [], "then": [{"topic": name, "value": "a"}]})
+        ],
     ],
-    ids=["nothing", "both", "no-value", "two-values", "two-keys", "two-headers", "blank", "dots", "own", "then"],
 )
 async def test_what_cannot_be_published_is_given_up_at_once_and_told(
     publish: Any, given: dict[str, Any], told: str
@@ -155,3 +160,10 @@ async def test_a_worker_connects_before_its_first_task() -> None:
     finally:
         await deliveries.close()
         server.close()
+
+
+def test_only_topics_of_the_setting_are_published_to_where_it_is_set() -> None:
+    settings = load_settings(kafka_publish_topics="orders,mail.*", results_queue="orders")
+    assert topic_problem("mail.sent", settings) is None
+    assert "PENSTOCK_KAFKA_PUBLISH_TOPICS" in (topic_problem("payments", settings) or "")
+    assert "Penstock's own" in (topic_problem("orders", settings) or "")

@@ -99,4 +99,6 @@ async def test_the_examples_of_kafka_publish_are_answered_as_the_page_says(store
             assert same(json.loads(told), (await http.post("/rpc", content=asked)).json())
             payload = json.loads(asked)["params"]["payload"]
             listed = [*payload["records"], *payload["then"]] if "records" in payload else [payload]
-            assert all(record_of(one).topic == "orders" for one in msgspec.convert(listed, list[RecordParams]))
+            assert all(
+                record_of(one, load_settings()).topic == "orders" for one in msgspec.convert(listed, list[RecordParams])
+            )

@@ -101,7 +101,7 @@ class Clockwork:
 
     async def _create(self, body: bytes, started: float) -> str:
         request = read_schedule(body)
-        armed: Armed = armed_of(request, payload_limit_bytes=self._settings.payload_limit_bytes)
+        armed: Armed = armed_of(request, self._settings)
         async with self._store.transaction() as session:
             (is_armed,) = await create_schedules(session, [armed], same_key=self._settings.clockwork_same_key)
         if not is_armed:

@@ -15,12 +15,13 @@ from penstock.deliveries.frame import Deliveries, NotDelivered, Undeliverable
 from penstock.errors import SettingsError, Unavailable
 from penstock.handlers.batches import Call
 from penstock.settings import PREFIX, Settings
-from penstock.transports import DEAD_LETTER_SUFFIX, QueueMissing, queue_names
+from penstock.transports import QueueMissing
 from penstock.transports.amqp_link import Links, TooLargeForBroker
 
 ACTION = "amqp.publish"
 _BATCH = 200
 _LINGER_SECONDS = 0.01
+_ROUTING_HEADERS = ("CC", "BCC")
 _LONGEST_NAME_BYTES = 255  # of exchanges, routing keys and ids, in AMQP
 
 Outcome = dict[str, str] | Undeliverable | NotDelivered
@@ -59,8 +60,7 @@ class Publisher:
 
     def __init__(self, links: Links, settings: Settings) -> None:
         self._links = links
-        names = queue_names(settings).values()
-        self._own = {name + suffix for name in names for suffix in ("", DEAD_LETTER_SUFFIX)}
+        self._settings = settings
 
     async def publish(self, calls: list[Call[Publishing]]) -> list[Outcome]:
         """Publish each task's message; its result is the id of the message."""
@@ -101,9 +101,9 @@ class Publisher:
             value = getattr(given, name) or ""
             if len(value.encode("utf-8", "surrogatepass")) > _LONGEST_NAME_BYTES or not _is_plain(value):
                 raise Undeliverable(f"{name} must be up to {_LONGEST_NAME_BYTES} bytes of text, not {value[:100]!r}")
-        if not given.exchange and given.routing_key in self._own:
+        if not given.exchange and self._settings.is_own_queue(given.routing_key):
             raise Undeliverable(
-                f"the queue {given.routing_key!r} is Penstock's own: whoever may enqueue may not write it"
+                f"the queue {given.routing_key!r} is Penstock's own: a right to enqueue is none to write it"
             )
 
 
@@ -130,6 +130,8 @@ def _header(name: str, value: Any) -> Any:
     """Raises Undeliverable."""
     if not _is_plain(name) or not 1 <= len(name.encode()) <= _LONGEST_NAME_BYTES:
         raise Undeliverable(f"{name[:100]!r} is no name of a header")
+    if name in _ROUTING_HEADERS:
+        raise Undeliverable(f"the header {name} has RabbitMQ route the message to other queues too: leave it out")
     if isinstance(value, str) and _is_plain(value):
         return value
     if value is None or isinstance(value, bool | float):

@@ -6,7 +6,6 @@ them published together, and those of ``then`` once the brokers have all of the 
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,12 +16,13 @@ from penstock import metrics
 from penstock.deliveries.frame import Deliveries, NotDelivered, Undeliverable
 from penstock.kafka import Delivery, KafkaProducer, Record
 from penstock.kafka.library import confluent, producer_config
+from penstock.kafka.topics import topic_problem
+from penstock.settings import Settings
 
 if TYPE_CHECKING:
     from penstock.handlers import Context
 
 ACTION = "kafka.publish"
-TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _SHOWN_CHARS = 300
 
 Value = str | None | msgspec.UnsetType
@@ -46,7 +46,7 @@ class RecordParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 def add_to(deliveries: Deliveries) -> None:
     confluent()
-    publisher = Publisher(KafkaProducer(producer_config(deliveries.settings)))
+    publisher = Publisher(KafkaProducer(producer_config(deliveries.settings)), deliveries.settings)
     deliveries.at_open(publisher.open)
     deliveries.at_close(publisher.close)
     deliveries.action(ACTION, publisher.publish)
@@ -55,8 +55,9 @@ def add_to(deliveries: Deliveries) -> None:
 class Publisher:
     """The handler. clock: epoch seconds, by which alone ``due_at`` is looked at, for a metric."""
 
-    def __init__(self, producer: KafkaProducer, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, producer: KafkaProducer, settings: Settings, *, clock: Callable[[], float] = time.time) -> None:
         self._producer = producer
+        self._settings = settings
         self._clock = clock
 
     def open(self) -> None:
@@ -97,8 +98,8 @@ class Publisher:
                 headers=headers or {}, headers_base64=headers_base64 or {}, partition=partition, due_at=due_at,
             )  # fmt: skip
             wanted = [single]
-        last = [record_of(one) for one in then or ()]  # before anything is published: it may be wrong
-        first = [record_of(one) for one in wanted]
+        last = [record_of(one, self._settings) for one in then or ()]  # before anything is published: it may be wrong
+        first = [record_of(one, self._settings) for one in wanted]
         places = await self._send(first)
         self._note_lateness(wanted)
         places += await self._send(last)
@@ -135,15 +136,11 @@ class Publisher:
             metrics.PUBLISH_LATENESS_SECONDS.observe_many([max(0.0, seconds) for seconds in due])
 
 
-def record_of(params: RecordParams) -> Record:
+def record_of(params: RecordParams, settings: Settings) -> Record:
     """The record that a payload asks for. Raises Undeliverable, naming the member that is wrong."""
-    if not TOPIC.fullmatch(params.topic) or params.topic in (".", ".."):
-        raise Undeliverable(
-            f"topic {params.topic[:_SHOWN_CHARS]!r} is no name of a topic: use letters, digits, dots, dashes, "
-            "underscores, 249 at the most"
-        )
-    if params.topic.startswith("__"):
-        raise Undeliverable(f"topic {params.topic!r} is one of Kafka's own: name another")
+    problem = topic_problem(params.topic, settings)
+    if problem is not None:
+        raise Undeliverable(problem)
     if params.key is not None and params.key_base64 is not None:
         raise Undeliverable("key and key_base64 are two names of one thing: give one of them")
     both = params.headers.keys() & params.headers_base64.keys()

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, field_validator
 
 from penstock.errors import SettingsError
-from penstock.settings.values import PREFIX, Group, empty_is_unset, readable_file
+from penstock.settings.values import PREFIX, Group, Names, empty_is_unset, readable_file
 
 
 class KafkaSettings(Group):
@@ -32,6 +32,11 @@ class KafkaSettings(Group):
     kafka_ssl_key_password: SecretStr | None = Field(None, description="The password of that file.")
     kafka_compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = Field(
         "none", description="How records that are published are compressed; whoever reads them must know it."
+    )
+    kafka_publish_topics: Names = Field(
+        (),
+        description="Comma-separated topics (`orders,mail.*`) that `kafka.publish` and schedules may publish to; "
+        "unset: all but Kafka's own and the pipeline's.",
     )
     kafka_delivery_timeout_seconds: float = Field(
         30, ge=1, le=3600, description="A record that the brokers have not taken by then counts as not published."

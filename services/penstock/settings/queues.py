@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, SecretStr, field_validator
 
-from penstock.brokers import BrokerUrl, parse_broker_url
+from penstock.brokers import DEAD_LETTER_SUFFIX, BrokerUrl, parse_broker_url
 from penstock.settings.values import Group, Names, empty_is_unset, http_url
 
 
@@ -78,6 +78,13 @@ class QueueSettings(Group):
     def transport(self) -> BrokerUrl:
         """What carries the work, taken apart."""
         return parse_broker_url(self.transport_url.get_secret_value() if self.transport_url else "sqs://")
+
+    def is_own_queue(self, name: str) -> bool:
+        """Whether a queue or topic is one of the pipeline's: the three, with those of their dead letters, and those of
+        routes that are named as the outbound queue with a dash behind it."""
+        names = [each.rsplit("/", 1)[-1] for each in (self.inbound_queue, self.outbound_queue, self.results_queue)]
+        own = {each + suffix for each in names for suffix in ("", DEAD_LETTER_SUFFIX)}
+        return name in own or name.startswith(f"{names[1]}-")
 
     def _queue_problems(self) -> list[str]:
         kind = self.transport.kind

@@ -82,7 +82,7 @@ class ScheduleFeed:
         if both:
             raise SettingsError(f"{min(both)} is given as a topic of JSON and of Avro: keep one of them")
         self._cancels_undecodable = settings.kafka_source_on_undecodable == "cancel"
-        self._payload_limit_bytes = settings.payload_limit_bytes
+        self._settings = settings
         read_avro = avro_reader() if settings.kafka_source_avro_topics else read_json
         self._read: dict[str, Read] = dict.fromkeys(settings.kafka_source_json_topics, read_json)
         self._read |= dict.fromkeys(settings.kafka_source_avro_topics, read_avro)
@@ -126,7 +126,7 @@ class ScheduleFeed:
         if record.value is None:
             return ("expired" if is_expired_mark(record) else "canceled"), None
         schedule = self._read[record.topic](record.value)
-        return "update", armed_of(schedule, record, payload_limit_bytes=self._payload_limit_bytes, held=one.behind)
+        return "update", armed_of(schedule, record, settings=self._settings, held=one.behind)
 
 
 class ClockworkFeed:
@@ -138,7 +138,7 @@ class ClockworkFeed:
         self.group = settings.clockwork_group
         self.topics = [settings.clockwork_create_topic]
         self._same_key = settings.clockwork_same_key
-        self._payload_limit_bytes = settings.payload_limit_bytes
+        self._settings = settings
 
     async def store(self, session: Session, taken: Sequence[Taken]) -> None:
         kinds: Counter[tuple[str, str]] = Counter()
@@ -146,7 +146,7 @@ class ClockworkFeed:
         for record, _, _ in taken:
             try:
                 request = clockwork.read_schedule(record.value or b"")
-                armed = clockwork.armed_of(request, payload_limit_bytes=self._payload_limit_bytes)
+                armed = clockwork.armed_of(request, self._settings)
             except (clockwork.BadRequest, clockwork.IllegalArgument) as exc:
                 kinds[clockwork.SOURCE, "invalid-json"] += 1
                 self._refused(record, str(exc))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import binascii
 import io
-import re
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -17,9 +16,10 @@ import msgspec
 from penstock.armed import Armed, key_of, ordering_key_of
 from penstock.errors import PenstockError, SettingsError
 from penstock.kafka import Received
+from penstock.kafka.topics import topic_problem
+from penstock.settings import Settings
 
 MARKER = "schedule:expired"
-_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _FIELDS: list[dict[str, Any]] = [
     {"name": "time", "type": "long"},
     {"name": "topic", "type": "string"},
@@ -126,14 +126,15 @@ def avro_reader() -> Read:
     return read
 
 
-def armed_of(schedule: Schedule, record: Received, *, payload_limit_bytes: int, held: bool) -> Armed:
+def armed_of(schedule: Schedule, record: Received, *, settings: Settings, held: bool) -> Armed:
     """What is armed for a schedule that stands in this record.
 
     Raises OverLimit for one that is too large, and Undecodable for what cannot be published.
     """
     topic = schedule.topic
-    if not _TOPIC.fullmatch(topic) or topic in (".", "..") or topic.startswith("__"):
-        raise Undecodable("transformation", f"topic {topic[:300]!r} is no name of a topic that may be published to")
+    problem = topic_problem(topic, settings)
+    if problem is not None:
+        raise Undecodable("transformation", problem)
     key = record.key or b""
     members: dict[str, Any] = {"topic": topic, "key_base64": schedule.key, "due_at": max(0, schedule.time)}
     members |= {"value": None} if schedule.value is None else {"value_base64": schedule.value}
@@ -146,8 +147,8 @@ def armed_of(schedule: Schedule, record: Received, *, payload_limit_bytes: int, 
     }  # fmt: skip
     published, last = msgspec.json.encode(members).decode(), msgspec.json.encode(tombstone).decode()
     size = len(published.encode()) + len(last.encode())
-    if size + 100 > payload_limit_bytes:
-        raise OverLimit(size, payload_limit_bytes)
+    if size + 100 > settings.payload_limit_bytes:
+        raise OverLimit(size, settings.payload_limit_bytes)
     return Armed(
         source=source_of(record.topic),
         key=key_of(key),

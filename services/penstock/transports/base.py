@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from penstock.brokers import DEAD_LETTER_SUFFIX as DEAD_LETTER_SUFFIX
 from penstock.errors import Unavailable
 
-DEAD_LETTER_SUFFIX = "-dlq"  # a queue's dead-letter queue is named as the queue is, and labelled so
 ORIGINAL_ID_ATTRIBUTE = "penstock_original_id"  # of a message sent again: the id that it had the first time
 
 MESSAGE_ID = re.compile(r"[0-9A-Za-z_-]{1,100}")  # what an id of a message, given by whoever sent it, may look like

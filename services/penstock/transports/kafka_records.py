@@ -64,12 +64,15 @@ def message_of(received: Received, receipt: str, times_before: int) -> Message:
 
 
 def message_id(received: Received, headers: Mapping[str, str]) -> str:
-    """The id that stays when the message is written again; of one that others wrote, its first place."""
+    """The id that stays when the message is written again; of one that others wrote, its first place and time.
+
+    A topic that is made again begins at offset 0 too: the time tells its records from those of the one before.
+    """
     given = headers.get(ID_HEADER, "")
     if MESSAGE_ID.fullmatch(given):
         return given
     topic = hashlib.sha256(received.topic.encode()).hexdigest()[:16]
-    return f"{topic}-{received.partition}-{received.offset}"
+    return f"{topic}-{received.partition}-{received.offset}-{received.timestamp_ms or 0}"
 
 
 def _headers(received: Received) -> dict[str, str]:
