@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import asyncpg
 from alembic import context
@@ -22,8 +23,11 @@ _OPTIONS = {
 
 def _run(connection: Connection) -> None:
     # Several processes may migrate at once (a rolling deploy); the second waits and finds nothing to do. The lock comes
-    # first of all: two that create the schema at once collide, its "if not exists" notwithstanding.
-    connection.execute(text("select pg_advisory_lock(hashtext('penstock migrate'))"))
+    # first of all: two that create the schema at once collide, its "if not exists" notwithstanding. It is asked for
+    # again and again: a statement that waits holds a snapshot, and an index made concurrently would wait for that.
+    while not connection.scalar(text("select pg_try_advisory_lock(hashtext('penstock migrate'))")):
+        time.sleep(0.2)
+        connection.rollback()
     connection.execute(text(f"create schema if not exists {SCHEMA}"))
     # After it, for others may hold it for as long as they migrate.
     connection.execute(text(f"set lock_timeout = {int(context.config.attributes['lock_seconds'] * 1000)}"))

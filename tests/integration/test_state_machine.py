@@ -1035,7 +1035,8 @@ class Lives(RuleBasedStateMachine):
 
         async def release() -> int:
             async with self.store.transaction() as session:
-                return await session.release_orphaned_keys(100)
+                released, _ = await session.release_orphaned_keys(100)
+                return released
 
         assert self.run(release()) == len(orphaned)
         self.held -= orphaned
@@ -1045,7 +1046,7 @@ class Lives(RuleBasedStateMachine):
     @rule()
     @step
     def fold_the_tally(self) -> None:
-        self.fetch("compact_tally", 0.0, 0.0)
+        self.fetch("compact_tally", 0.0, 0.0, 1000)
 
     # What holds after every step
 

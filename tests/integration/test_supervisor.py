@@ -14,6 +14,7 @@ from penstock.errors import Unavailable
 from penstock.loop import Loop
 from penstock.notify import Listener
 from penstock.settings import DAY, Settings
+from penstock.sql import SQL
 from penstock.store import Dispatch, Store
 from penstock.supervisor import Supervisor, retention
 from penstock.supervisor import gauges as gauges_of
@@ -753,6 +754,73 @@ async def test_old_counts_are_folded_and_the_sums_stay(store: Store, settings: S
     await Retention(store=store, settings=settings).run_once()
     assert await sql.fetchval("select count(*) from penstock.tally where event = 'SUCCESS'") == 1
     assert await counts(store) == {"SUCCESS": 5}
+
+
+async def test_a_long_backlog_of_counts_is_folded_in_bounded_steps(
+    store: Store, settings: Settings, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "_TALLY_ROWS_AT_ONCE", 100)
+    monkeypatch.setattr(retention, "_BATCHES_PER_ROUND", 2)
+    await sql.execute(
+        "insert into penstock.tally (at, action, event, count, seconds)"
+        " select now() - interval '2 h' - n * interval '1 s', 'a', (array['SUCCESS', 'RAN'])[1 + n % 2], 1, 0.5"
+        " from generate_series(1, 500) n"
+    )
+    before = await sql.fetchrow("select sum(count), sum(seconds) from penstock.tally")
+    left = []
+    for _ in range(4):
+        await Retention(store=store, settings=settings).run_once()
+        left.append(await sql.fetchval("select count(*) from penstock.tally"))
+        assert await sql.fetchrow("select sum(count), sum(seconds) from penstock.tally") == before
+    assert left == [302, 102, 2, 2]
+
+
+async def test_old_receipts_are_found_by_their_index(store: Store, sql: Any) -> None:
+    await sql.execute("insert into penstock.inbound_receipt select n::text, now() from generate_series(1, 5000) n")
+    await sql.execute("analyze penstock.inbound_receipt")
+    plan = json.loads(await sql.fetchval(f"explain (format json) {SQL['delete_old_receipts']}", 86400.0, 2000))
+    assert "inbound_receipt_received_at" in json.dumps(plan)
+
+
+async def test_what_is_kept_for_a_short_time_leaves_by_an_index_of_new_partitions(
+    store: Store, settings: Settings, sql: Any
+) -> None:
+    short = Retention(store=store, settings=keeping(settings, success=3600.0))
+    await short.run_once()
+    indexed = await sql.fetch(
+        "select tablename from pg_indexes where schemaname = 'penstock' and indexdef like '%btree (finished_at)'"
+    )
+    today = datetime.now(UTC).date()
+    assert {row["tablename"] for row in indexed} == {
+        f"task_success_{today + timedelta(days=n):%Y%m%d}" for n in range(4)
+    }
+    done = await settled(store, State.SUCCESS)
+    assert await short.run_once() == 0
+    await sql.execute(
+        "update penstock.task_history set finished_at = date_trunc('day', now(), 'utc') where id = $1", done
+    )
+    statement = SQL["delete_expired"].replace("{partition}", f"task_success_{today:%Y%m%d}")
+    await sql.execute("set enable_seqscan = off")
+    plan = json.dumps(
+        json.loads(await sql.fetchval(f"explain (format json) {statement}", "SUCCESS", 3600.0, 2000, None))
+    )
+    assert f"task_success_{today:%Y%m%d}_finished_at_idx1" in plan
+
+
+async def test_held_keys_are_looked_at_some_in_each_round_and_then_those_behind(
+    store: Store, settings: Settings, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "_KEYS_LOOKED_AT", 2)
+    await sql.execute(
+        "insert into penstock.ordering_head (key, task_id, held) select 'k' || n, 900000 + n, true"
+        " from generate_series(1, 5) n"
+    )
+    duty = Retention(store=store, settings=settings)
+    left = []
+    for _ in range(4):
+        await duty.run_once()
+        left.append(await sql.fetchval("select count(*) from penstock.ordering_head where held"))
+    assert left == [3, 1, 0, 0]
 
 
 # Gauges

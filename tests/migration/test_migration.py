@@ -423,9 +423,11 @@ def test_concurrent_upgrades_wait_for_each_other(empty_database_url: str) -> Non
                 for _ in range(3)
             ]
             deadline = asyncio.get_running_loop().time() + 120
-            while (
-                await holder.fetchval("select count(*) from pg_locks where locktype = 'advisory' and not granted") < 3
-            ):
+            asking = (
+                "select count(*) from pg_stat_activity where datname = current_database()"
+                " and pid <> pg_backend_pid() and query like '%pg_try_advisory_lock%'"
+            )
+            while await holder.fetchval(asking) < 3:
                 assert asyncio.get_running_loop().time() < deadline
                 assert all(process.poll() is None for process in processes)
                 await asyncio.sleep(0.05)

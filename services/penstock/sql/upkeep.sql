@@ -46,16 +46,24 @@ where expires_at is not null and claimed_at is null and expires_at <= coalesce($
 order by expires_at limit $1 for update skip locked;
 
 -- name: release_orphaned_keys
--- $1 how many. Ordering keys held by a task whose record is gone, which nobody can retry any more, or has no key: a step
--- that came back with its workflow and was cancelled before it started. Held no more and locked. Relies on
--- ordering_head_held.
-update penstock.ordering_head set held = false
-where key in (
-    select h.key from penstock.ordering_head h
-    where h.held and not exists (select 1 from penstock.task t where t.id = h.task_id)
-      and (select r.id from penstock.task_history r where r.id = h.task_id and r.ordering_key is not null) is null
-    order by h.key limit $1 for update skip locked)
-returning key;
+-- $1 how many held ordering keys to look at, $2 behind this one. Those held by a task whose record is gone, which cannot
+-- be retried any more, or has no key: a step that came back with its workflow and was cancelled before it started. Held
+-- no more and locked. Relies on ordering_head_held. One row: these keys, and the last key looked at,
+-- null when there are none behind it.
+with looked as materialized (
+    select key, task_id from penstock.ordering_head where held and key > $2 order by key limit $1
+), orphaned as materialized (
+    select l.key from looked l
+    where not exists (select 1 from penstock.task t where t.id = l.task_id)
+      and (select r.id from penstock.task_history r where r.id = l.task_id and r.ordering_key is not null) is null
+), freed as (
+    update penstock.ordering_head set held = false
+    where key in (select h.key from penstock.ordering_head h join looked l on l.key = h.key and l.task_id = h.task_id
+                  where h.held and h.key = any(array(select key from orphaned))
+                  order by h.key for update of h skip locked)
+    returning key
+)
+select array(select key from freed) as keys, (select max(key) from looked having count(*) >= $1) as last;
 
 -- name: list_partitions
 -- The history's day partitions, oldest first: (name, state, day or null for a default partition).
@@ -160,13 +168,31 @@ delete from penstock.forgetting where to_regclass('penstock.' || partition) is n
 -- name: drop_partition
 drop table penstock.{partition};
 
+-- name: list_unindexed_partitions
+-- $1 parent. Day partitions, from today's on, that have no btree on finished_at and are small enough to be given one.
+select c.relname as name
+from pg_inherits i join pg_class c on c.oid = i.inhrelid
+where i.inhparent = ('penstock.' || $1::text)::regclass
+  and right(c.relname, 8) between to_char(now() at time zone 'utc', 'YYYYMMDD') and '99999999'
+  and pg_relation_size(c.oid) < 8388608
+  and not exists (
+      select from pg_index x join pg_class ic on ic.oid = x.indexrelid join pg_am m on m.oid = ic.relam
+      join pg_attribute a on a.attrelid = c.oid and a.attnum = x.indkey[0]
+      where x.indrelid = c.oid and m.amname = 'btree' and a.attname = 'finished_at')
+order by c.relname;
+
+-- name: index_partition
+-- {partition} whose records leave one by one. BRIN knows nothing of pages written since the last vacuum, and of reused
+-- pages only the oldest record, so a look for what has expired would read the day.
+create index on penstock.{partition} (finished_at);
+
 -- name: delete_expired
 -- $1 state, $2 seconds, $3 how many, $4 now or null; {partition} where to look. Records that have outlived their
 -- retention, with their unique keys and their part of the counts.
 with old as materialized (
     select id, finished_at from penstock.{partition}
     where finished_at < coalesce($4::timestamptz, now()) - make_interval(secs => $2)
-    limit $3
+    order by finished_at limit $3
 ), gone as (
     delete from penstock.{partition} h
     where h.id in (select id from old)
@@ -181,11 +207,11 @@ with old as materialized (
 select count(*) from gone;
 
 -- name: delete_old_receipts
--- $1 seconds, $2 how many.
+-- $1 seconds, $2 how many. Relies on inbound_receipt_received_at.
 with gone as (
     delete from penstock.inbound_receipt where message_id in (
         select message_id from penstock.inbound_receipt
-        where received_at < now() - make_interval(secs => $1) limit $2 for update skip locked)
+        where received_at < now() - make_interval(secs => $1) order by received_at limit $2 for update skip locked)
     returning 1
 ) select count(*) from gone;
 
@@ -200,23 +226,35 @@ with gone as (
 
 -- name: compact_tally
 -- $1 seconds: rows older than this are folded; it must exceed the window of read_rates. $2 seconds: as long as this
--- there is one row a minute, action, event and sign, by which charts are drawn; of all before, one per action and event.
--- A row that stands on a whole minute was folded before, so a minute is folded once, when it is over.
-with old as (
-    delete from penstock.tally
-    where at < case when $2 > 0 then date_trunc('minute', now() - make_interval(secs => $1))
+-- there is one row a minute, action, event and sign, by which charts are drawn; of all before, one per action and event,
+-- which stands at the epoch. $3 how many rows at once, oldest first; returns how many there were.
+-- A row that stands on a whole minute was folded before, so a minute is folded once, when it is over. Nobody else
+-- changes rows of the tally, so that their ctid stays what it is.
+with batch as materialized (
+    select ctid, at from penstock.tally
+    where at > 'epoch'
+      and at < case when $2 > 0 then date_trunc('minute', now() - make_interval(secs => $1))
                     else now() - make_interval(secs => $1) end
       and (at <> date_trunc('minute', at) or at < now() - make_interval(secs => $2))
+    order by at limit $3
+), sums as (
+    delete from penstock.tally
+    where at = 'epoch' and exists (select from batch where at < now() - make_interval(secs => $2))
+    returning at, action, event, count, seconds
+), old as (
+    delete from penstock.tally where ctid = any(array(select ctid from batch))
     returning at, action, event, count, seconds
 ), placed as (
-    select *, case when at >= now() - make_interval(secs => $2) then date_trunc('minute', at) end as minute from old
+    select action, event, count, seconds,
+           case when at >= now() - make_interval(secs => $2) then date_trunc('minute', at) else 'epoch' end as at
+    from (select * from sums union all select * from old) either
 ), folded as (
     insert into penstock.tally (at, action, event, count, seconds)
-    select coalesce(minute, max(at)), action, event, sum(count), sum(seconds) from placed
-    group by action, event, minute, case when minute is not null then count > 0 end
+    select at, action, event, sum(count), sum(seconds) from placed
+    group by action, event, at, case when at > 'epoch' then count > 0 end
     having sum(count) <> 0
 )
-select count(*) from old;
+select count(*) from batch;
 
 -- name: delete_old_audit
 -- $1 seconds, $2 how many.

@@ -26,12 +26,15 @@ class Ordering(Statements):
         promoted = await self._promote(held) if held else {}
         return {key: promoted.get(key) for key in held}
 
-    async def release_orphaned_keys(self, limit: int) -> int:
-        """Let go of ordering keys whose failed task is no longer kept, inside a transaction; returns how many."""
-        keys = [row["key"] for row in await self.fetch("release_orphaned_keys", limit)]
+    async def release_orphaned_keys(self, limit: int, after: str = "") -> tuple[int, str | None]:
+        """Release ordering keys whose failed task cannot be retried, among ``limit`` held ones, inside a transaction.
+
+        Returns how many, and the last key looked at, None when there is none behind it.
+        """
+        ((keys, last),) = await self.fetch("release_orphaned_keys", limit, after)
         if keys:
             await self._promote(keys)
-        return len(keys)
+        return len(keys), last
 
     async def end_turns(self, limit: int, *, also_running: bool = False) -> int:
         """Promote the tasks of up to ``limit`` turns that are over, inside a transaction; returns how many may run.

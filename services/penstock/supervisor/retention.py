@@ -32,6 +32,9 @@ _BATCHES_PER_ROUND = 10
 _DAYS_AHEAD = 3
 _TALLY_KEPT_SECONDS = 180.0
 _TALLY_BY_MINUTE_SECONDS = 3700.0  # the dashboard draws an hour
+_TALLY_ROWS_AT_ONCE = 20_000
+_KEYS_LOOKED_AT = 500
+_SHORT_SECONDS = 2 * DAY  # records that are kept for less leave one by one
 _LOCK_WAIT_MS = 100  # everybody's reads, or inserts, queue up behind this wait
 _LOCK_PAUSE_SECONDS = 180.0  # a reader that had the lock once is a long one
 _BLOCKS_AT_ONCE = 256  # 2 MiB, of the smallest records some ten thousand
@@ -48,6 +51,7 @@ class Retention:
         self._settings = settings
         self._guard = Guard()
         self._locks_rest_until: dict[str, float] = {}
+        self._held_upto = ""  # ordering key
         self._keep = {
             State.SUCCESS: settings.retention_success_seconds,
             State.CRITICAL_ERROR: settings.retention_critical_error_seconds,
@@ -59,9 +63,11 @@ class Retention:
         keep = self._settings
         parts: dict[str, Callable[[], Awaitable[int]]] = {
             "partitions": self._make_partitions,
+            "indexes": self._index_short,
             "tally": self._compact_tally,
             "expired partitions": self._detach_expired,
             "detached partitions": self._drop_detached,
+            **{f"records {state}": partial(self._delete_expired, state) for state in self._keep},
             "ordering keys": self._release_orphaned_keys,
             "receipts": partial(
                 self._delete, "receipt", "delete_old_receipts", max(keep.retention_receipts_seconds, 1.0)
@@ -70,8 +76,6 @@ class Retention:
             "jobs": partial(self._delete, "job", "delete_old_jobs", keep.retention_jobs_seconds),
             "audit": partial(self._delete, "audit", "delete_old_audit", keep.retention_audit_seconds),
         }
-        for state in self._keep:
-            parts[f"records {state}"] = partial(self._delete_expired, state)
         removed = 0
         for name, part in parts.items():
             removed += await self._guard.run(name, part)
@@ -177,27 +181,49 @@ class Retention:
         return rows
 
     async def _compact_tally(self) -> int:
-        async with self._alone() as session:
-            if session is not None:
-                await session.fetch("compact_tally", _TALLY_KEPT_SECONDS, _TALLY_BY_MINUTE_SECONDS)
+        for _ in range(_BATCHES_PER_ROUND):
+            async with self._alone() as session:
+                if session is None:
+                    break
+                folded = await session.value(
+                    "compact_tally", _TALLY_KEPT_SECONDS, _TALLY_BY_MINUTE_SECONDS, _TALLY_ROWS_AT_ONCE
+                )
+            if folded < _TALLY_ROWS_AT_ONCE:
+                break
         return 0
 
     async def _delete_expired(self, state: State) -> int:
         parent, keep_seconds = f"task_{state.lower()}", self._keep[state]
-        partition = parent if keep_seconds < 2 * DAY else f"{parent}_default"
-        return await self._delete(state, "delete_expired", state.value, keep_seconds, partition=partition)
+        if keep_seconds >= _SHORT_SECONDS:
+            parent = f"{parent}_default"
+        return await self._delete(state, "delete_expired", state.value, keep_seconds, partition=parent)
+
+    async def _index_short(self) -> int:
+        """Give new partitions of states that are kept for a short time the index by which their records leave."""
+        for state, keep_seconds in self._keep.items():
+            if keep_seconds < _SHORT_SECONDS:
+                while await self._with_lock("index", partial(self._index_partition, f"task_{state.lower()}")):
+                    pass
+        return 0
+
+    @staticmethod
+    async def _index_partition(parent: str, session: Session) -> bool:
+        partition = await session.value("list_unindexed_partitions", parent)
+        if partition is None:
+            return False
+        await session.fetch_of("index_partition", partition=partition)
+        return True
 
     async def _release_orphaned_keys(self) -> int:
-        """Release ordering keys whose failed task was cleaned, or cancelled as a step, so that no retry ends them."""
-        for _ in range(_BATCHES_PER_ROUND):
-            async with self._store.transaction() as session:
-                released = await session.release_orphaned_keys(_BATCH)
-            if released:
-                log.warning(
-                    "ordering_keys_released", keys=released, reason="the failed task cannot be retried any more"
-                )
-            if released < _BATCH:
-                break
+        """Release ordering keys whose failed task was cleaned, or cancelled as a step, so that no retry ends them.
+
+        A few held keys are looked at in each round, and then those behind them: each is looked for in every partition.
+        """
+        async with self._store.transaction() as session:
+            released, last = await session.release_orphaned_keys(_KEYS_LOOKED_AT, self._held_upto)
+        self._held_upto = last or ""
+        if released:
+            log.warning("ordering_keys_released", keys=released, reason="the failed task cannot be retried any more")
         return 0
 
     async def _delete(self, kind: str, statement: str, *args: object, partition: str | None = None) -> int:
