@@ -15,7 +15,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from penstock import metrics
-from penstock.errors import Refused
+from penstock.errors import PenstockError, Refused
+from penstock.halving import in_halves
 from penstock.logs import get_logger
 from penstock.store import Session
 from penstock.tasks import KEY_MAX_CHARS, MAX_ATTEMPTS_LIMIT, NewTask
@@ -109,29 +110,39 @@ async def fire_armed(session: Session, *, limit: int = FIRED_AT_ONCE) -> int | N
     """Make tasks of up to so many that are due, inside a transaction; None while somebody else does."""
     if not await session.value("lock_firing"):
         return None
-    rows = await session.fetch("claim_armed", limit, PATIENCE_SECONDS)
-    await _fire(session, rows)
-    return len(rows)
+    return await _fire(session, await session.fetch("claim_armed", limit, PATIENCE_SECONDS))
 
 
-async def _fire(session: Session, rows: Sequence[Any]) -> None:
-    """One whose values Postgres refuses is stopped, and harms no other."""
-    if not rows:
-        return
+async def _fire(session: Session, rows: Sequence[Any]) -> int:
+    """One whose values Postgres refuses is stopped; those whose ordering key another transaction holds wait; neither
+    harms another. Returns how many were dealt with."""
+    locked: set[str] = set()  # of these keys nothing more goes, or it would pass what came before it
+
+    async def fire(part: Sequence[Any], hurried: bool) -> int:
+        free = [row for row in part if row["ordering_key"] not in locked] if locked else part
+        async with session.savepoint(hurried=hurried):
+            await _fire_all(session, free)
+        return len(free)
+
+    async def stop(row: Any, error: PenstockError) -> int:
+        if isinstance(error, Refused):
+            await session.fetch("stop_armed", row["id"])
+            log.error("armed_stopped", id=row["id"], source=row["source"], reason=str(error))
+            return 1
+        return await leave([row], error)
+
+    async def leave(part: Sequence[Any], error: PenstockError) -> int:
+        locked.update(row["ordering_key"] for row in part)
+        log.warning("armed_put_off", schedules=len(part), first=part[0]["id"], reason=str(error))
+        return 0
+
+    return sum(await in_halves(rows, fire, stop, leave))
+
+
+async def _fire_all(session: Session, rows: Sequence[Any]) -> None:
     tasks = list(_tasks_of(rows))
-    try:
-        async with session.savepoint():
-            await session.enqueue(tasks)
-            await session.fetch("delete_armed", [row["id"] for row in rows])
-    except Refused as exc:
-        if len(rows) == 1:
-            await session.fetch("stop_armed", rows[0]["id"])
-            log.error("armed_stopped", id=rows[0]["id"], source=rows[0]["source"], reason=str(exc))
-            return
-        middle = len(rows) // 2
-        await _fire(session, rows[:middle])
-        await _fire(session, rows[middle:])
-        return
+    await session.enqueue(tasks)
+    await session.fetch("delete_armed", [row["id"] for row in rows])
     metrics.ENQUEUED.labels(ACTION, "armed").inc(len(tasks))
     metrics.ARMED_LATENESS_SECONDS.observe_many([row["late_seconds"] for row in rows])
     _count(Counter((row["source"], "fired") for row in rows))

@@ -83,7 +83,7 @@ async def run_batch(session: Session, job: Job) -> Step:
     look = job.cursor.get("look", PICKED)
     found = await _find(session, select, within, look=look, pick=PICKED)
     ids: list[int] = found["ids"]
-    held = await _hold(session, job, select, ids, found["keys"])
+    held = await _hold(session, select, ids)
     cut = next((place for place, task_id in enumerate(ids) if task_id in held.busy), None)
     if cut == 0:
         return _wait(job, ids[0], look)
@@ -136,17 +136,10 @@ class _Held:
     busy: set[int]
 
 
-async def _hold(session: Session, job: Job, select: Selection, ids: Sequence[int], keys: Sequence[str]) -> _Held:
-    """Lock these records as far as nobody else is at them; those of another state by now are left out.
-
-    Whoever settles a task holds its row and then waits for the head of its ordering key. So the heads come first here,
-    and no row is waited for.
-    """
+async def _hold(session: Session, select: Selection, ids: Sequence[int]) -> _Held:
+    """Lock these records as far as no other transaction holds them; those of another state by now are left out."""
     if not ids:
         return _Held(set(), set())
-    operation = Operation(job.kind)
-    if operation is Operation.CANCEL and keys:
-        await session.fetch("lock_ordering_heads", keys)
     hold = "hold_settled_tasks" if _is_settled(select) else "hold_live_tasks"
     mine = {row["id"] for row in await session.fetch(hold, ids, list(select.states))}
     missing = [task_id for task_id in ids if task_id not in mine]

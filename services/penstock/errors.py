@@ -28,6 +28,7 @@
         Overloaded           -32026  the process holds as many bytes of requests as it may
         RateLimited          -32029  more requests than the key may send for now
       Unavailable          Postgres or SQS is away; trying again later may work
+        Locked               another transaction holds a row or table that this one needs
         TooSlow              Postgres did not finish within its time; what was asked may be to blame
         PayloadUnavailable   a payload or result cannot be had now: S3 is away, a key is not here
       PayloadLost          what was sealed cannot be had any more: its object is gone, or it was changed
@@ -82,6 +83,10 @@ class SettingsError(PenstockError):
 
 class Unavailable(PenstockError):
     """Postgres or SQS cannot be reached or refuses for the moment; the operation may be tried again."""
+
+
+class Locked(Unavailable):
+    """Another transaction holds a row, key or table for longer than is waited for; it may be tried again."""
 
 
 class TooSlow(Unavailable):

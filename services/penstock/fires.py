@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 from penstock import metrics
 from penstock.cron import CronError, timing
-from penstock.errors import Refused
+from penstock.errors import PenstockError, Refused
 from penstock.firing import Missed, Overlap, Plan, Rule, plan, render
+from penstock.halving import in_halves
 from penstock.logs import get_logger
 from penstock.store import Session
 from penstock.tasks import NewTask, State
@@ -26,6 +27,7 @@ DECIDING_SECONDS = 2.0
 """So long a round decides at the most: Postgres ends a transaction that stands idle for a minute."""
 _AT_A_STRETCH_SECONDS = 0.02
 _MISSED = {policy.value: policy for policy in Missed}
+PUT_OFF_SECONDS = 5.0  # a schedule whose keys another transaction holds; each look costs the others its wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,23 +112,30 @@ def queue_of(schedule_id: int) -> str:
 
 
 async def _carry_out(session: Session, due: Sequence[_Due]) -> Fired:
-    """Store tasks, runs and clocks. One schedule whose values Postgres refuses is stopped, and harms no other."""
-    if not due:
-        return Fired(0, 0, 0, 0)
-    try:
-        async with session.savepoint():
-            return await _store(session, due)
-    except Refused as exc:
-        if len(due) == 1:
-            await _stop(session, due[0].id, due[0].name, str(exc))
+    """Store tasks, runs and clocks. One schedule whose values Postgres refuses is stopped, one whose keys another
+    transaction holds is fired later, and neither harms another."""
+
+    async def store(part: Sequence[_Due], hurried: bool) -> Fired:
+        async with session.savepoint(hurried=hurried):
+            return await _store(session, part)
+
+    async def stop(one: _Due, error: PenstockError) -> Fired:
+        if isinstance(error, Refused):
+            await _stop(session, one.id, one.name, str(error))
             return Fired(1, 0, 0, 0)
-    middle = len(due) // 2
-    first, second = await _carry_out(session, due[:middle]), await _carry_out(session, due[middle:])
+        return await put_off([one], error)
+
+    async def put_off(part: Sequence[_Due], error: PenstockError) -> Fired:
+        await session.fetch("put_clocks_off", [one.id for one in part], PUT_OFF_SECONDS)
+        log.warning("schedules_put_off", schedules=len(part), first=part[0].name, reason=str(error))
+        return Fired(len(part), 0, 0, 0)
+
+    parts = await in_halves(due, store, stop, put_off)
     return Fired(
-        first.schedules + second.schedules,
-        first.tasks + second.tasks,
-        first.skipped + second.skipped,
-        first.missed + second.missed,
+        sum(part.schedules for part in parts),
+        sum(part.tasks for part in parts),
+        sum(part.skipped for part in parts),
+        sum(part.missed for part in parts),
     )
 
 

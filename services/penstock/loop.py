@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 
 from penstock import metrics
-from penstock.errors import Unavailable
+from penstock.errors import Locked, Unavailable
 from penstock.health import Health, serve_health
 from penstock.logs import get_logger
 from penstock.settings import Settings
@@ -25,6 +25,7 @@ log = get_logger()
 
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 10.0
+_LOCKED_PAUSE_SECONDS = 0.3  # one transaction may hold up one task, and other work comes
 
 SideTask = Callable[[], Awaitable[None]]
 
@@ -148,7 +149,8 @@ class Loop:
                 self._health.failed(str(exc))
                 passes.labels(service.name, "failed").inc()
                 pause.log("backing_off", exc)
-                await self._sleep(pause.next_seconds())
+                seconds = pause.next_seconds()
+                await self._sleep(min(seconds, _LOCKED_PAUSE_SECONDS) if isinstance(exc, Locked) else seconds)
                 continue
             except Exception as exc:  # a mistake of ours must not become a crash loop; it stays loud
                 self._health.failed(type(exc).__name__)

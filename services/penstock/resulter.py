@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from time import time_ns
 
 from penstock import tracing
-from penstock.consumer import Consumer
-from penstock.errors import HANDLER_ERROR, Refused
+from penstock.consumer import Consumer, Left
+from penstock.errors import HANDLER_ERROR, Locked, PenstockError, Refused, TooSlow, Unavailable
+from penstock.halving import in_halves
 from penstock.logs import get_logger
 from penstock.loop import SideTask
 from penstock.outcomes import Applied, apply_reports
@@ -44,6 +45,7 @@ class Resulter(Consumer):
         super().__init__(store=store, queue=results, settings=settings)
         self._turns = Turns(store=store, notifier=self._notifier)
         self._note = ReadingNote(store, hold_seconds=settings.visibility_timeout_seconds)
+        self._rest: dict[str, list[Report]] = {}  # of messages whose other reports are stored, by receipt
 
     def side_tasks(self) -> Mapping[str, SideTask]:
         return {**super().side_tasks(), "turns": self._turns.run, "watermark": self._note.run}
@@ -51,26 +53,52 @@ class Resulter(Consumer):
     async def run_once(self) -> int:
         try:
             return await super().run_once()
+        except Locked:
+            raise  # what waits is here, and its tasks show a sign of life
         except Exception:
             self._note.interrupted()
             raise
 
-    async def commit(self, messages: Sequence[Message]) -> Sequence[Message]:
-        reports: list[Report] = []
+    async def commit(self, messages: Sequence[Message]) -> Left:
+        left = Left()
+        rest: dict[str, list[Report]] = {}
         await self._store.read_fence()
+        told = self._told(messages)
+        if any(type(report) is Unreadable and report.is_foreign for report, _ in told):
+            # Schedulers may sign with a key that was made since this process last read them.
+            await self._store.read_fence(older_than_seconds=0)
+            told = self._told(messages)
+        for message in messages:
+            self._rest.pop(message.receipt, None)
+
+        async def record(part: Sequence[tuple[Report, Message]], hurried: bool) -> None:
+            await self._record([report for report, _ in part], hurried=hurried)
+
+        async def leave(one: tuple[Report, Message], error: PenstockError) -> None:
+            report, message = one
+            if isinstance(error, Refused):
+                try:
+                    await self._record_refused(report, str(error))
+                    return
+                except (Locked, TooSlow) as exc:
+                    error = exc
+            left.add(message, error)
+            rest.setdefault(message.receipt, []).append(report)
+
         with self._note.recording(messages):
-            for message in messages:
-                reports += self._read(message)
-            if any(type(report) is Unreadable and report.is_foreign for report in reports):
-                # Schedulers may sign with a key that was made since this process last read them.
-                await self._store.read_fence(older_than_seconds=0)
-                reports = [report for message in messages for report in self._read(message)]
-            await self._record(reports)
-        return ()
+            await in_halves(told, record, leave)
+            if rest:
+                self._rest |= rest
+                await self._keep_alive([report for reports in rest.values() for report in reports])
+        return left
+
+    def _told(self, messages: Sequence[Message]) -> list[tuple[Report, Message]]:
+        """What is to be recorded of each: all, or what was left of it before."""
+        return [(report, m) for m in messages for report in self._rest.get(m.receipt) or self._read(m)]
 
     def _read(self, message: Message) -> list[Report]:
         return decode_reports(
-            message.body, batch_limit=self._settings.batch_limit, worker=worker_of(message.attributes),
+            message.body, batch_limit=self._settings.packed_limit, worker=worker_of(message.attributes),
             fence=self._store.fence, bare_ids=self._settings.results_bare_ids,
         )  # fmt: skip
 
@@ -80,25 +108,38 @@ class Resulter(Consumer):
         await self._turns.end_all()
         await self._note.forget()
 
-    async def _record(self, reports: Sequence[Report]) -> None:
-        started_ns = time_ns()
+    def forget(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            self._rest.pop(message.receipt, None)
+
+    async def _keep_alive(self, reports: Sequence[Report]) -> None:
+        """Tasks whose results wait here for another transaction are not silent."""
+        claims = {
+            report.task_id: report.claim
+            for report in reports
+            if isinstance(report, Succeeded | Failed | Waiting) and report.claim is not None
+        }
         try:
-            applied = await self._commit(reports)
-        except Refused as exc:
-            if len(reports) > 1:
-                # One report's values spoil the transaction of all: each half by itself, down to the guilty one.
-                middle = len(reports) // 2
-                await self._record(reports[:middle])
-                await self._record(reports[middle:])
-                return
-            kept = _in_place_of(reports[0], str(exc), self._store.fence)
-            try:
-                applied = await self._commit(kept)
-            except Refused:  # no change of that task is taken: an operator finds its text, repair the task
-                applied = await self._commit([entry for entry in kept if isinstance(entry, Unreadable)])
+            async with self._store.transaction(hurried=True) as session:
+                await session.note_heartbeats(dict.fromkeys(claims.items()))
+        except Unavailable as exc:
+            self._note.interrupted()
+            log.info("signs_of_life_not_noted", tasks=len(claims), reason=str(exc))
+
+    async def _record_refused(self, report: Report, reason: str) -> None:
+        kept = _in_place_of(report, reason, self._store.fence)
+        try:
+            await self._record(kept, hurried=True)
+        except Refused:  # no change of that task is taken: an operator finds its text, repair the task
+            await self._record([entry for entry in kept if isinstance(entry, Unreadable)], hurried=True)
+
+    async def _record(self, reports: Sequence[Report], *, hurried: bool) -> None:
+        started_ns = time_ns()
+        applied = await self._commit(reports, hurried=hurried)
         spans = tracing.active()
         if spans is not None:
             spans.passed("settle", "settle", _ways(reports), started_ns=started_ns, count=len(reports))
+        self._turns.settled()
         if applied.settled or applied.waiting:
             self._notifier.poke()  # there is room in the window
         for entry in applied.unreadable:
@@ -108,8 +149,8 @@ class Resulter(Consumer):
             stale=applied.stale,
         )  # fmt: skip
 
-    async def _commit(self, reports: Sequence[Report]) -> Applied:
-        async with self._store.transaction() as session:
+    async def _commit(self, reports: Sequence[Report], *, hurried: bool) -> Applied:
+        async with self._store.transaction(hurried=hurried) as session:
             applied = await apply_reports(session, reports, self._settings)
             await session.insert_rejected("results", [(entry.text, entry.reason) for entry in applied.unreadable])
         return applied

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from penstock import tracing
-from penstock.consumer import Consumer
-from penstock.errors import PayloadUnavailable, Refused
+from penstock.consumer import Consumer, Left
+from penstock.errors import Locked, PayloadUnavailable, PenstockError, Refused, TooSlow
+from penstock.halving import in_halves
 from penstock.intake import Inbound, accept_inbound, read_inbound, take_in
 from penstock.logs import get_logger
 from penstock.settings import Settings
@@ -36,24 +37,32 @@ class Submitter(Consumer):
     def __init__(self, *, store: Store, inbound: Queue, settings: Settings) -> None:
         super().__init__(store=store, queue=inbound, settings=settings)
 
-    async def commit(self, messages: Sequence[Message]) -> Sequence[Message]:
-        read: dict[str, Inbound] = {}
-        away: list[Message] = []
+    async def commit(self, messages: Sequence[Message]) -> Left:
+        left = Left()
+        read: list[tuple[Message, Inbound]] = []
         for message in messages:
             try:
-                read[message.original_id] = await self._read(message, message.body)
+                read.append((message, await self._read(message, message.body)))
             except PayloadUnavailable as exc:
-                away.append(message)
+                left.put_off.append(message)
                 log.warning("payload_not_kept", message_id=message.id, reason=str(exc))
-        try:
-            await self._store_together(read)
-        except Refused:
-            # One entry's values spoil the transaction of all: each by itself, so that only the guilty one is rejected.
-            for message in messages:
-                if message not in away:
+
+        async def store(part: Sequence[tuple[Message, Inbound]], hurried: bool) -> None:
+            await self._store_together({message.original_id: inbound for message, inbound in part}, hurried=hurried)
+
+        async def leave(one: tuple[Message, Inbound], error: PenstockError) -> None:
+            message, _ = one
+            if isinstance(error, Refused):
+                try:
                     await self._store_by_itself(message)
-        await self._put_off(away)
-        return away
+                    return
+                except (Locked, TooSlow) as exc:
+                    error = exc
+            left.add(message, error)
+
+        await in_halves(read, store, leave)
+        await self._put_off(left.put_off)
+        return left
 
     async def _put_off(self, messages: Sequence[Message]) -> None:
         """Let messages with large payloads come again later, and the longer the more often they came in vain."""
@@ -67,10 +76,8 @@ class Submitter(Consumer):
         except Refused as exc:  # at the commit, so it cannot be told of which entry
             await self._reject(message, str(exc))
 
-    async def _store_together(self, read: Mapping[str, Inbound]) -> None:
-        if not read:
-            return
-        async with self._store.transaction() as session:
+    async def _store_together(self, read: Mapping[str, Inbound], *, hurried: bool = False) -> None:
+        async with self._store.transaction(hurried=hurried) as session:
             fresh = await session.record_receipts(list(read))
             merged = _merge([read[message_id] for message_id in read if message_id in fresh])
             enqueued = await accept_inbound(session, merged, self._settings, door="inbound")

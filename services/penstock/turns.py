@@ -5,15 +5,21 @@ finish_tasks). What is not claimed within a few seconds, or could not be, is pro
 what it would have been without: to an older scheduler, to one whose claims go by rules, to whoever looks for it by its
 state. Resulters do it, for they give the turns, and supervisors, for when the last resulter has gone. A resulter that
 stops ends all turns: the version that follows may know of none.
+
+So is what a settled task could not promote, for another transaction held the key: that is noted as a turn that is over,
+and looked at a moment later, and then each second until the other transaction has ended (see look_later).
 """
 
 from __future__ import annotations
+
+import asyncio
 
 from penstock.notify import Notifier
 from penstock.repeating import repeat
 from penstock.store import Store
 
 _LOOK_SECONDS = 1.0
+_SOON_SECONDS = 0.02  # most transactions that hold a key enqueue a task and end
 _AT_ONCE = 10  # turns, some thousand tasks
 
 
@@ -23,14 +29,22 @@ class Turns:
     def __init__(self, *, store: Store, notifier: Notifier) -> None:
         self._store = store
         self._notifier = notifier
+        self._left = asyncio.Event()
+
+    def settled(self) -> None:
+        """Tasks were settled through the store: keys that were left are looked at soon."""
+        if self._store.has_left:
+            self._store.has_left = False
+            self._left.set()
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        await repeat("turns", self.run_once)
+        await repeat("turns", self._work_or_wait)
 
     async def run_once(self) -> float:
         async with self._store.transaction() as session:
             promoted = await session.end_turns(_AT_ONCE)
+        self._store.has_left = False  # what is left by now was left before
         if not promoted:
             return _LOOK_SECONDS
         self._notifier.poke()
@@ -44,3 +58,14 @@ class Turns:
                 promoted = await session.end_turns(_AT_ONCE, also_running=True)
             if promoted:
                 self._notifier.poke()
+
+    async def _work_or_wait(self) -> float:
+        seconds = await self.run_once()
+        if not seconds:
+            return 0.0
+        try:
+            await asyncio.wait_for(self._left.wait(), seconds)
+        except TimeoutError:
+            return 0.0
+        self._left.clear()
+        return _SOON_SECONDS

@@ -285,17 +285,15 @@ async def test_a_successor_that_is_cancelled_while_it_is_let_go_gives_its_place_
 ) -> None:
     first, second, third = await add(store, *[NewTask("a", ordering_key="o")] * 3)
     claims = await claim(store)
-
-    async def finish() -> None:
-        async with store.transaction() as session:
-            assert await session.finish({(first, claims[first]): "1"}) == 1
-
     async with store.transaction() as canceller:
         assert await canceller.cancel([second]) == {second}
-        finishing = asyncio.create_task(finish())
-        await waiting_for_a_lock(sql)
-    await finishing
-    assert await states(store, [first, second, third]) == ["SUCCESS", "CANCELLED", "SCHEDULED"]
+        async with store.transaction() as session:  # it does not wait for the other
+            assert await session.finish({(first, claims[first]): "1"}) == 1
+    assert await states(store, [first, second, third]) == ["SUCCESS", "CANCELLED", "WAITING"]
+    async with store.transaction() as session:
+        assert await session.end_turns(10) == 1
+    assert await states(store, [third]) == ["SCHEDULED"]
+    assert await sql.fetchval("select count(*) from penstock.turn") == 0
 
 
 async def test_a_task_that_is_let_go_while_somebody_cancels_it_lets_the_next_go(store: Store, sql: Any) -> None:
@@ -314,9 +312,7 @@ async def test_a_task_that_is_let_go_while_somebody_cancels_it_lets_the_next_go(
     assert await states(store, [second, third]) == ["CANCELLED", "SCHEDULED"]
 
 
-async def test_an_open_transaction_that_adds_to_a_key_holds_up_its_tasks_only_when_nobody_else_waits(
-    store: Store, sql: Any
-) -> None:
+async def test_an_open_transaction_that_adds_to_a_key_holds_up_no_task_of_it(store: Store, sql: Any) -> None:
     first, second = await add(store, *[NewTask("a", ordering_key="o")] * 2)
 
     async def finish(task_id: int, claim_: int) -> None:
@@ -325,16 +321,58 @@ async def test_an_open_transaction_that_adds_to_a_key_holds_up_its_tasks_only_wh
 
     async with store.transaction() as session:
         (third,) = [answer.id for answer in await session.enqueue([NewTask("a", ordering_key="o")])]
-        async with asyncio.timeout(60):  # for ever, if it waited
-            await finish(first, (await claim(store))[first])
+        await finish(first, (await claim(store))[first])
         assert await states(store, [second]) == ["SCHEDULED"]
-        finishing = asyncio.create_task(finish(second, (await claim(store))[second]))
-        await waiting_for_a_lock(sql)
-    await finishing
-    assert await states(store, [second, third]) == ["SUCCESS", "SCHEDULED"]
+        await finish(second, (await claim(store))[second])
+    assert await states(store, [second, third]) == ["SUCCESS", "WAITING"]
+    async with store.transaction() as session:
+        assert await session.end_turns(10) == 1
+    assert await states(store, [third]) == ["SCHEDULED"]
     claims = await claim(store)
     await finish(third, claims[third])
     assert await sql.fetchval("select count(*) from penstock.ordering_head") == 0
+
+
+async def test_a_body_of_thousands_keeps_the_order_of_its_keys_beside_others(
+    store: Store, settings: Settings, sql: Any
+) -> None:
+    def body(key: str, count: int) -> list[dict[str, Any]]:
+        return [
+            {
+                "jsonrpc": "2.0",
+                "method": "enqueue",
+                "params": {"action": "a", "payload": [n], "ordering_key": key},
+                "id": n,
+            }
+            for n in range(count)
+        ]
+
+    async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=JSON, timeout=120) as http:
+        bodies = [body("large", 2500), *(body(f"k{n}", 700) for n in range(4))]
+        replies = await asyncio.gather(*(http.post("/rpc", json=one) for one in bodies))
+    assert [len(reply.json()) for reply in replies] == [2500, 700, 700, 700, 700]
+    rows = await sql.fetch(
+        "select ordering_key, array_agg((payload ->> 0)::int order by id) as placed from penstock.task group by 1"
+    )
+    assert {row["ordering_key"]: row["placed"] for row in rows} == {
+        key: list(range(count)) for key, count in [("large", 2500), *((f"k{n}", 700) for n in range(4))]
+    }
+
+
+async def test_the_last_of_a_body_that_replaces_a_task_counts_wherever_the_body_is_cut(
+    store: Store, settings: Settings, sql: Any
+) -> None:
+    def entry(number: int, key: str, **params: Any) -> dict[str, Any]:
+        given = {"action": "a", "unique_key": key, "unique": "live", "on_duplicate": "replace"} | params
+        return {"jsonrpc": "2.0", "method": "enqueue", "params": given, "id": number}
+
+    async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=JSON, timeout=120) as http:
+        for turn in range(3):
+            body = [entry(n, f"{turn}-{n}") for n in range(999)]
+            body += [entry(999, f"x{turn}", payload=[1]), entry(1000, f"x{turn}", payload=[2])]
+            assert (await http.post("/rpc", json=body)).status_code == 200
+    payloads = await sql.fetch("select payload::text from penstock.task where unique_key like 'x%'")
+    assert [text for (text,) in payloads] == ["[2]"] * 3
 
 
 async def test_cleaning_the_failed_task_lets_its_key_go(store: Store, settings: Settings, sql: Any) -> None:

@@ -653,6 +653,19 @@ async def test_a_batch_of_ten_thousand_heartbeats_is_taken(
     assert json.loads((await task_of(task.id))["progress"])["percent"] == 7
 
 
+async def test_a_message_that_workers_packed_is_read_whatever_callers_may_send_in_one_batch(
+    store: Store, results: SqsQueue, settings: Settings, sql: Any
+) -> None:
+    async with store.transaction() as session:
+        await session.enqueue([NewTask("a") for _ in range(500)])
+    bodies = [encode_result(name(task), "1") for task in await claim(store, 500)]
+    await put(results, f"[{','.join(bodies)}]")
+    few = settings.model_copy(update={"batch_limit": 100})
+    assert await Resulter(store=store, results=results, settings=few).run_once() == 1
+    assert await sql.fetchval("select count(*) from penstock.task_success") == 500
+    assert await rejected(store) == []
+
+
 # The watermark, by which the supervisor judges silence
 
 

@@ -227,10 +227,13 @@ async def test_a_retry_takes_back_a_key_that_nobody_has(store: Store, settings: 
     assert (await enqueue(store, live()))[0].id == first.id
 
 
-async def test_batches_that_name_the_same_keys_in_other_orders_all_come_through(
+async def test_batches_that_name_keys_of_several_scopes_in_other_orders_all_come_through(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each has taken one key when it wants the other: Postgres ends one of them, which begins again."""
+    """Each has taken one key when it wants the other: Postgres ends one of them, which begins again.
+
+    Only where a key is named with several scopes, which are answered one after the other.
+    """
     one_key_each = asyncio.Barrier(2)
     parts: list[int] = []
     enqueue_part = Session._enqueue_keyed
@@ -246,7 +249,9 @@ async def test_batches_that_name_the_same_keys_in_other_orders_all_come_through(
 
     async def alone(*keys: str) -> list[Enqueued]:
         async with store.session() as session:
-            return await session.enqueue([NewTask("a", unique_key=key, unique="live") for key in keys])
+            return await session.enqueue(
+                [NewTask("a", unique_key=key, unique="live" if n else 60.0) for n, key in enumerate(keys)]
+            )
 
     first, second = await asyncio.gather(alone("x", "x", "y"), alone("y", "y", "x"))
     assert parts[:2] == [1, 1]

@@ -66,7 +66,8 @@ class Contents:
         self.problem: str | None = None
         self.texts: Sequence[str | msgspec.Raw] = []
         try:
-            _, self.texts = split_body(message.body, batch_limit=settings.batch_limit)
+            limit = settings.batch_limit if queue == "inbound" else settings.packed_limit
+            _, self.texts = split_body(message.body, batch_limit=limit)
         except RpcError as exc:
             self.problem = exc.message
 

@@ -66,23 +66,32 @@ from penstock.commands import (
     Status,
     read_command,
 )
-from penstock.errors import InvalidParams, InvalidRequest, Refused, RpcError, TaskNotFound, Unavailable
+from penstock.errors import (
+    InvalidParams,
+    InvalidRequest,
+    PenstockError,
+    Refused,
+    RpcError,
+    TaskNotFound,
+    Unavailable,
+)
+from penstock.halving import in_halves
 from penstock.intake import apply_change, count_enqueued, refusal_of, take_in_task
 from penstock.keys import Permission
 from penstock.logs import get_logger
 from penstock.notify import Notifier
 from penstock.payloads import shown_rows
 from penstock.settings import Settings
-from penstock.store import Session, Store
+from penstock.store import PATIENT_SECONDS, Session, Store
 from penstock.tasks import Enqueued, NewTask, State
 from penstock.tenants import own_key
 from penstock.transports import Depth, Queue
 from penstock.wire import Request
 
 MAX_INSERT_TASKS = 1000
-PARALLEL_INSERTS = 2
+PARALLEL_INSERTS = 2  # of tasks without keys
 READS_AT_ONCE = 8  # of one body: each may have an answer of megabytes
-_SPARED_CONNECTIONS = PARALLEL_INSERTS + 1  # for enqueues and the ping, whatever the other methods are busy with
+_SPARED_CONNECTIONS = PARALLEL_INSERTS + 2  # for enqueues and the ping, whatever the other methods are busy with
 
 log = get_logger()
 _encode = msgspec.json.Encoder().encode
@@ -113,6 +122,9 @@ class Methods:
         self._inserts: Batcher[NewTask, Enqueued] = Batcher(
             self._insert, max_items=MAX_INSERT_TASKS, max_parallel=PARALLEL_INSERTS
         )
+        # One insert at a time keeps the order of a body that it cuts: that of an ordering key is the order of ids, and
+        # of two that replace one task the last one counts.
+        self._keyed_inserts: Batcher[NewTask, Enqueued] = Batcher(self._insert, max_items=MAX_INSERT_TASKS)
         self._others = asyncio.Semaphore(max(1, settings.database_pool_size - _SPARED_CONNECTIONS))
         self._of_all = TaskCounts(self._session)
         self._of_tenants = TenantCounts(self._session)
@@ -231,7 +243,7 @@ class Methods:
                 outcomes.append(exc)
         if self.vault.is_on:
             outcomes = await self._take_in(outcomes)
-        outcomes = [self._inserts.submit_soon(one) if isinstance(one, NewTask) else one for one in outcomes]
+        outcomes = [self._insert_soon(one) if isinstance(one, NewTask) else one for one in outcomes]
         for place, stored in enumerate(outcomes):
             if isinstance(stored, asyncio.Future):
                 try:
@@ -241,6 +253,10 @@ class Methods:
                 else:
                     outcomes[place] = views.Accepted(accepted.id, accepted.state, accepted.duplicate, accepted.replaced)
         return outcomes
+
+    def _insert_soon(self, task: NewTask) -> asyncio.Future[Enqueued]:
+        is_keyed = task.ordering_key is not None or task.unique_key is not None
+        return (self._keyed_inserts if is_keyed else self._inserts).submit_soon(task)
 
     async def _take_in(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
         """With large payloads kept as objects; all before any is stored, for tasks are stored in their order."""
@@ -278,23 +294,26 @@ class Methods:
     async def drain(self) -> None:
         """Wait until every task taken has been stored or refused, and what was done is noted."""
         await self._inserts.drain()
+        await self._keyed_inserts.drain()
         await self.audit.drain()
 
     async def _insert(self, tasks: Sequence[NewTask]) -> list[Enqueued | Exception]:
         """Store tasks of any number of callers with one statement, which is its own transaction."""
-        try:
-            async with self._store.session() as session:
-                accepted = await session.enqueue(tasks)
-        except Refused as exc:
-            if len(tasks) == 1:
-                log.warning("task_refused", action=tasks[0].action, reason=str(exc))
-                return [InvalidParams("params", "hold a value that Postgres refuses to store")]
-            # One caller's values spoil the statement of all: each half by itself, down to the guilty one.
-            middle = len(tasks) // 2
-            return await self._insert(tasks[:middle]) + await self._insert(tasks[middle:])
+        return [answer for part in await in_halves(tasks, self._insert_part, self._answer_alone) for answer in part]
+
+    async def _insert_part(self, tasks: Sequence[NewTask], hurried: bool) -> list[Enqueued | Exception]:
+        async with self._store.transaction(hurried=True) if hurried else self._store.session() as session:
+            accepted = await session.enqueue(tasks)
         count_enqueued(tasks, accepted, door="http")
         self._notifier.poke()
         return [refusal_of(task, answer) or answer for task, answer in zip(tasks, accepted, strict=True)]
+
+    @staticmethod
+    async def _answer_alone(task: NewTask, error: PenstockError) -> list[Enqueued | Exception]:
+        if not isinstance(error, Refused):
+            return [error]
+        log.warning("task_refused", action=task.action, reason=str(error))
+        return [InvalidParams("params", "hold a value that Postgres refuses to store")]
 
     def session(self) -> AbstractAsyncContextManager[Session]:
         """A session for reading, out of those that leave enqueues enough."""
@@ -307,7 +326,7 @@ class Methods:
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[Session]:
-        async with self._others, self._store.transaction() as session:
+        async with self._others, self._store.transaction(lock_wait_seconds=PATIENT_SECONDS) as session:
             yield session
 
     async def depths(self) -> dict[str, Depth | None]:
@@ -380,7 +399,7 @@ class Methods:
         return {row["task_id"]: views.WaitsFor(row["token"], views.timestamp(row["deadline"])) for row in found}
 
     async def _change(self, command: Cancel | Restart | Reschedule) -> views.Changed:
-        async with self._others, self._store.transaction() as session:
+        async with self._transaction() as session:
             await tenancy.check_task(session, command.id)
             changed = await apply_change(session, command)
         self._notifier.poke()  # a task may run, or there is room for one
@@ -388,7 +407,7 @@ class Methods:
 
     async def _answer_wait(self, command: AnswerWait) -> views.Answered:
         try:
-            async with self._others, self._store.transaction() as session:
+            async with self._transaction() as session:
                 answered = await apply_change(session, command)
         except Refused as exc:
             log.warning("answer_refused", reason=str(exc))
@@ -408,7 +427,7 @@ class Methods:
             return views.held_keys(await session.list_held_keys(command.limit, command.after), command.limit)
 
     async def _release_key(self, command: ReleaseKey) -> views.ReleasedKey:
-        async with self._others, self._store.transaction() as session:
+        async with self._transaction() as session:
             released = await session.release_keys([command.key])
         self._notifier.poke()
         return views.ReleasedKey(own_key(command.key) or "", command.key in released, released.get(command.key))

@@ -65,7 +65,7 @@ async def _retry_one(session: Session, rejected_id: int, settings: Settings) -> 
         refused = inbound.refused
     else:
         bare_ids = settings.results_bare_ids
-        reports = decode_reports(text, batch_limit=settings.batch_limit, fence=session.fence, bare_ids=bare_ids)
+        reports = decode_reports(text, batch_limit=settings.packed_limit, fence=session.fence, bare_ids=bare_ids)
         asked = len(reports)
         applied = await apply_reports(session, reports, settings)
         refused = [(report.text, report.reason) for report in applied.unreadable]

@@ -56,11 +56,15 @@ class FaultyStore(Store):
             faulty = _FaultySession(session._connection, session.vault, session.fence, self._faults, commits_each=True)
             yield faulty
             session.has_told |= faulty.has_told
+            session.has_left |= faulty.has_left
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Session]:
-        async with super().transaction() as session:
+    async def transaction(
+        self, *, hurried: bool = False, lock_wait_seconds: float | None = None
+    ) -> AsyncIterator[Session]:
+        async with super().transaction(hurried=hurried, lock_wait_seconds=lock_wait_seconds) as session:
             faulty = _FaultySession(session._connection, session.vault, session.fence, self._faults, commits_each=False)
             yield faulty
             session.has_told |= faulty.has_told
+            session.has_left |= faulty.has_left
         self._faults.fail("commit", "the reply of Postgres is lost, after the commit")

@@ -8,6 +8,7 @@ from penstock.settings.payload_values import LONGEST_SEALED_BYTES, parse_bucket_
 from penstock.settings.values import DAY, Group, Secrets, empty_is_unset
 
 _REQUEST_ROOM_BYTES = 65_536  # for what surrounds a payload
+_PACKED_LIMIT = 10_000  # above what schedulers and workers pack into one message
 
 
 class PayloadSettings(Group):
@@ -16,7 +17,7 @@ class PayloadSettings(Group):
     payload_limit_bytes: int = Field(262144, ge=2, le=900_000, description="A task's payload as JSON, UTF-8 bytes.")
     result_limit_bytes: int = Field(262144, ge=2, le=900_000, description="A task's result as JSON, UTF-8 bytes.")
     request_limit_bytes: int = Field(16 * 1024 * 1024, ge=1024, description="Body of one HTTP request.")
-    batch_limit: int = Field(10000, ge=1, description="Requests in one JSON-RPC batch.")
+    batch_limit: int = Field(10000, ge=1, description="Requests in one JSON-RPC batch of a caller.")
 
     payload_bucket: str | None = Field(
         None,
@@ -60,6 +61,11 @@ class PayloadSettings(Group):
         for entry in value:
             read_key(entry.get_secret_value())
         return value
+
+    @property
+    def packed_limit(self) -> int:
+        """Entries in a body of the outbound or the results queue, which schedulers and workers pack."""
+        return max(self.batch_limit, _PACKED_LIMIT)
 
     @property
     def largest_payload_bytes(self) -> int:

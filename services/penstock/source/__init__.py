@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
-from penstock.errors import Refused, Unavailable
+from penstock.errors import PenstockError, Refused, Unavailable
+from penstock.halving import in_halves
 from penstock.kafka import KafkaConsumer, Partition, Position, Received
 from penstock.kafka.library import consumer_config
 from penstock.logs import get_logger
@@ -134,21 +135,19 @@ class Source(Service):
 
     async def _store_taken(self, session: Session, taken: Sequence[Taken]) -> None:
         """What Postgres refuses is told and passed over, and harms no other record."""
-        try:
-            async with session.savepoint():
-                await self._feed.store(session, taken)
-                return
-        except Refused as exc:
-            if len(taken) == 1:
-                record = taken[0].record
-                log.error(
-                    "source_record_refused", topic=record.topic, partition=record.partition, offset=record.offset,
-                    reason=str(exc),
-                )  # fmt: skip
-                return
-        middle = len(taken) // 2
-        await self._store_taken(session, taken[:middle])
-        await self._store_taken(session, taken[middle:])
+
+        async def store(part: Sequence[Taken], hurried: bool) -> None:
+            async with session.savepoint(hurried=hurried):
+                await self._feed.store(session, part)
+
+        async def pass_over(one: Taken, error: PenstockError) -> None:
+            log.error(
+                "source_record_refused", topic=one.record.topic, partition=one.record.partition,
+                offset=one.record.offset, reason=str(error),
+            )  # fmt: skip
+
+        # A partition is read in its order: behind a lock, all of it waits.
+        await in_halves(taken, store, pass_over, errors=(Refused,))
 
     async def _reach_end(self, partition: Partition) -> None:
         """The partition was read to its end: what it holds may be fired."""

@@ -4,25 +4,24 @@
 -- $1 behind this id, $2 up to that one, $3 how many to look at, $4 how many to pick, $5 how many bytes (the last one
 -- picked may go beyond); $6 pattern of LIKE or null, $7 states, $8 labels as JSON text or null, $9 created no later
 -- than, $10 created later than, or null, $11 tenant or null. Goes along the primary key, and no further than $3: a filter needs no index.
--- One row: ids and their places among those looked at, their ordering keys, how many match, how many were looked at,
+-- One row: ids and their places among those looked at, how many match, how many were looked at,
 -- the first and the last of these.
 with page as materialized (
-    select id, action, state, labels, tenant, created_at, ordering_key,
+    select id, action, state, labels, tenant, created_at,
            pg_column_size(payload) + coalesce(pg_column_size(failures), 0) as size
     from penstock.task where id > $1 and id <= $2 order by id limit $3
 ), seen as materialized (
     select *, row_number() over (order by id) as place from page
 ), matching as materialized (
-    select id, place, ordering_key, sum(size) over (order by id) - size as bytes_before from seen
+    select id, place, sum(size) over (order by id) - size as bytes_before from seen
     where state::text = any($7::text[]) and ($6::text is null or action like $6)
       and ($8::text is null or labels @> $8::jsonb)
       and created_at <= $9::timestamptz and ($10::timestamptz is null or created_at > $10)
       and ($11::text is null or tenant = $11)
 ), picked as materialized (
-    select id, place, ordering_key from matching where bytes_before < $5::bigint order by id limit $4
+    select id, place from matching where bytes_before < $5::bigint order by id limit $4
 )
 select array(select id from picked order by id) as ids, array(select place from picked order by id) as places,
-       array(select distinct ordering_key from picked where ordering_key is not null) as keys,
        (select count(*) from matching) as matching, (select count(*) from seen) as seen,
        (select min(id) from seen) as first, (select max(id) from seen) as last;
 
@@ -30,22 +29,21 @@ select array(select id from picked order by id) as ids, array(select place from 
 -- As find_live_matches, among settled tasks: $1 to $11 likewise. Only the partitions of the states asked for are read,
 -- each along its index on id.
 with page as materialized (
-    select id, action, state, labels, tenant, created_at, ordering_key,
+    select id, action, state, labels, tenant, created_at,
            pg_column_size(payload) + coalesce(pg_column_size(failures), 0) as size
     from penstock.task_history
     where id > $1 and id <= $2 and state = any($7::text[]::penstock.task_state[]) order by id limit $3
 ), seen as materialized (
     select *, row_number() over (order by id) as place from page
 ), matching as materialized (
-    select id, place, ordering_key, sum(size) over (order by id) - size as bytes_before from seen
+    select id, place, sum(size) over (order by id) - size as bytes_before from seen
     where ($6::text is null or action like $6) and ($8::text is null or labels @> $8::jsonb)
       and created_at <= $9::timestamptz and ($10::timestamptz is null or created_at > $10)
       and ($11::text is null or tenant = $11)
 ), picked as materialized (
-    select id, place, ordering_key from matching where bytes_before < $5::bigint order by id limit $4
+    select id, place from matching where bytes_before < $5::bigint order by id limit $4
 )
 select array(select id from picked order by id) as ids, array(select place from picked order by id) as places,
-       array(select distinct ordering_key from picked where ordering_key is not null) as keys,
        (select count(*) from matching) as matching, (select count(*) from seen) as seen,
        (select min(id) from seen) as first, (select max(id) from seen) as last;
 

@@ -104,6 +104,10 @@ from unnest($1::bigint[], $2::timestamptz[], $3::timestamptz[], $4::timestamptz[
     as u (id, next_at, due_at, last_at, task_id)
 where c.schedule_id = u.id;
 
+-- name: put_clocks_off
+-- $1 ids of clocks that are held, $2 seconds. The instant that they stand at stays.
+update penstock.schedule_clock set due_at = now() + make_interval(secs => $2) where schedule_id = any($1::bigint[]);
+
 -- name: stop_clock
 -- $1 id, $2 why it cannot be fired.
 update penstock.schedule_clock set next_at = null, due_at = null, problem = $2 where schedule_id = $1;

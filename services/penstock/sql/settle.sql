@@ -29,7 +29,8 @@ exists (select from penstock.action) or exists (select from penstock.route) or e
 -- with its entries in the indexes, is what a key costs otherwise. Not where there are rules: those go by the tasks' rows.
 -- Returns (action, how many of it moved, how many of those belong to workflows, how many of it were promoted), and a row
 -- with the ordering keys, and no action, for which the caller has to look again: what was found to be next was taken away
--- by somebody meanwhile, or nothing was found.
+-- meanwhile or is locked, or nothing was found. No lock is waited for but those of the tasks that settle: a program that
+-- replaces a task that waits holds its row, and may want others that are held here.
 with gone as (
     delete from penstock.task
     where id = any($1::bigint[]) and state::text = 'ACQUIRED'
@@ -64,7 +65,11 @@ with gone as (
     where id is null or run_at > now() or priority not in (select priority from turned)
 ), promoted as (
     update penstock.task t set state = 'SCHEDULED', updated_at = now()
-    where t.id = any(array(select id from others)) and t.state = 'WAITING' and t.claimed_at is null
+    where t.id = any(array(
+            select id from penstock.task
+            where id = any(array(select id from others)) and state::text = 'WAITING' and claimed_at is null
+            for update skip locked))
+      and t.state = 'WAITING' and t.claimed_at is null
     returning t.id, t.action
 )
 select action, count(*) as finished, count(workflow) as told, 0 as promoted, null::text[] as keys
@@ -259,17 +264,37 @@ where id = any($1::bigint[]) and state::text in ('WAITING', 'SCHEDULED', 'ERROR'
 returning id, state::text as state;
 
 -- name: lock_ordering_heads
--- $1 ordering keys. Whoever adds to a key holds its head row, so nobody who holds it can miss a task.
-select key from penstock.ordering_head where key = any($1::text[]) order by key for update;
+-- $1 ordering keys. An enqueuer holds the head of its key until its task can be seen, so who holds it cannot miss one.
+-- Returns (key, whether it is locked by this transaction) of those that there are; none is waited for.
+with held as materialized (
+    select key from penstock.ordering_head where key = any($1::text[]) order by key for update skip locked
+)
+select key, case when key in (select key from held) then true else false end as is_held
+from penstock.ordering_head where key = any($1::text[]);
+
+-- name: lock_ordering_heads_at_once
+-- $1 ordering keys. An error where another transaction holds one.
+select key from penstock.ordering_head where key = any($1::text[]) order by key for update nowait;
+
+-- name: look_later
+-- $1 ordering keys of which nothing runs, and of which another transaction holds the head or the task that is next. They
+-- are noted as a turn that is over, of tasks there never were: a resulter that ends turns looks at what is next of them.
+insert into penstock.turn (priority, run_at, task_id, size, task_ids, run_ats, keys, ends_at)
+select 0, now(), min(k.id), count(*), array_agg(k.id), array_agg(now()), array_agg(k.key), now()
+from (select -nextval('penstock.turn_id_seq') as id, key from unnest($1::text[]) u (key)) k;
 
 -- name: promote_successors
--- $1 ordering keys. Returns for each key the task found or null, and its action, null where somebody has taken the task
--- away meanwhile.
+-- $1 ordering keys. Returns for each key the task found or null, and its action, null where another transaction holds the
+-- task or has taken it away meanwhile.
 with ended as (
     select * from unnest($1::text[]) k (key)
 ), {next}, promoted as (
     update penstock.task t set state = 'SCHEDULED', updated_at = now()
-    where t.id = any(array(select id from next)) and t.state = 'WAITING' and t.claimed_at is null
+    where t.id = any(array(
+            select id from penstock.task
+            where id = any(array(select id from next)) and state::text = 'WAITING' and claimed_at is null
+            for update skip locked))
+      and t.state = 'WAITING' and t.claimed_at is null
     returning t.ordering_key, t.id, t.action
 )
 select ordering_key as key, id, action from promoted
@@ -286,10 +311,14 @@ delete from penstock.turn where id = any(array(
 returning task_ids, keys;
 
 -- name: promote_tasks
--- $1 ids whose turn was taken in this transaction. Returns (id, action); those that are missing were cancelled. A step that
--- has come back since, with its workflow, waits without its key.
+-- $1 ids whose turn was taken in this transaction. Returns (id, action); those that are missing were cancelled, or another
+-- transaction holds them. A step that has come back since, with its workflow, waits without its key.
 update penstock.task t set state = 'SCHEDULED', updated_at = now()
-where t.id = any($1::bigint[]) and t.state::text = 'WAITING' and t.claimed_at is null and t.ordering_key is not null
+where t.id = any(array(
+        select id from penstock.task
+        where id = any($1::bigint[]) and state::text = 'WAITING' and claimed_at is null and ordering_key is not null
+        for update skip locked))
+  and t.state::text = 'WAITING' and t.claimed_at is null and t.ordering_key is not null
 returning t.id, t.action;
 
 -- name: forget_ordering_keys

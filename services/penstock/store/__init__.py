@@ -8,8 +8,19 @@ database does when it is away, overloaded or switching over into :class:`~pensto
 Statements about anything else stand beside their subject, as functions that are given a session.
 """
 
-from penstock.store.pool import PLANNING, Store
+from penstock.store.pool import PATIENT_SECONDS, PLANNING, Store
 from penstock.store.rows import Dispatch, InFlight, Pace, Pair, Settled, Stale
 from penstock.store.session import Session
 
-__all__ = ["PLANNING", "Dispatch", "InFlight", "Pace", "Pair", "Session", "Settled", "Stale", "Store"]
+__all__ = [
+    "PATIENT_SECONDS",
+    "PLANNING",
+    "Dispatch",
+    "InFlight",
+    "Pace",
+    "Pair",
+    "Session",
+    "Settled",
+    "Stale",
+    "Store",
+]

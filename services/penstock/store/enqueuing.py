@@ -60,6 +60,17 @@ class Enqueuing(Statements):
             else:
                 rows = await self.fetch("enqueue_plain_tasks", *_plain_columns(tasks))
             return [Enqueued(row[0], State.SCHEDULED, False) for row in rows]
+        times = _times_named(tasks)
+        if not any(times):
+            return await self._insert_in_parts(tasks, traced=traced)
+        # The first of each key before what names one again, which is answered as the first: so the first statement
+        # takes all keys, in the one order in which everybody takes them, and no two such batches can deadlock.
+        order = sorted(range(len(tasks)), key=times.__getitem__)
+        given = [replace(tasks[n], unique="retained") if times[n] else tasks[n] for n in order]
+        answers = dict(zip(order, await self._insert_in_parts(given, traced=traced), strict=True))
+        return [answers[n] for n in range(len(tasks))]
+
+    async def _insert_in_parts(self, tasks: Sequence[NewTask], *, traced: bool) -> list[Enqueued]:
         parts = _cut_at_repeated_keys(tasks)
         tries = _DEADLOCK_TRIES
         while True:
@@ -71,10 +82,11 @@ class Enqueuing(Statements):
                     if traced:
                         await self._note_traces(tasks, enqueued)
                     return enqueued
-            except asyncpg.DeadlockDetectedError:
-                # Each statement takes its keys in sorted order, but several of them together do not; and one that
-                # replaces a task wants its row behind the heads, where whoever settles it comes from the row.
-                if not tries:
+            except (asyncpg.DeadlockDetectedError, asyncpg.LockNotAvailableError) as exc:
+                # Each statement takes its keys in sorted order, but several of them together do not, and a transaction
+                # may hold others before. The wait for a lock ends before Postgres looks for a deadlock.
+                is_held = isinstance(exc, asyncpg.LockNotAvailableError) and len(parts) == 1
+                if not tries or is_held:
                     raise
 
     async def _note_traces(self, tasks: Sequence[NewTask], enqueued: Sequence[Enqueued]) -> None:
@@ -158,19 +170,48 @@ def _plain_columns(tasks: Sequence[NewTask]) -> list[list[Any]]:
     ]
 
 
+def _key_of(task: NewTask) -> tuple[str, str | None, str | None]:
+    return task.action, task.tenant, task.unique_key
+
+
+def _is_usual(tasks: Sequence[NewTask]) -> bool:
+    """Whether one statement stores them: a key that stands there twice is that of the first, who keeps it."""
+    return all(task.unique == "retained" and task.on_duplicate != "replace" for task in tasks)
+
+
+def _times_named(tasks: Sequence[NewTask]) -> list[int]:
+    """How often the unique key of each was named before it, where that decides on their order; otherwise nothing.
+
+    Where one is named with different ``unique``, which may have different answers, they stay in their order.
+    """
+    if _is_usual(tasks):
+        return []
+    seen: dict[tuple[str, str | None, str | None], tuple[int, str | float]] = {}
+    times: list[int] = []
+    for task in tasks:
+        if task.unique_key is None:
+            times.append(0)
+            continue
+        count, unique = seen.get(_key_of(task), (0, task.unique))
+        if unique != task.unique:
+            return []
+        seen[_key_of(task)] = count + 1, unique
+        times.append(count)
+    return times
+
+
 def _cut_at_repeated_keys(tasks: Sequence[NewTask]) -> list[Sequence[NewTask]]:
     """Tasks in parts, one after the other, so that none meets a task of its own part by a key that it would take or
     whose task it would replace: a statement does not see the rows that it makes itself."""
-    usual = all(t.unique == "retained" and t.on_duplicate != "replace" for t in tasks)
-    if usual:
+    if _is_usual(tasks):
         return [tasks]
     parts: list[Sequence[NewTask]] = []
-    seen: set[tuple[str, str | None, str]] = set()
+    seen: set[tuple[str, str | None, str | None]] = set()
     start = 0
     for place, task in enumerate(tasks):
         if task.unique_key is None:
             continue
-        key = task.action, task.tenant, task.unique_key
+        key = _key_of(task)
         if key in seen:
             parts.append(tasks[start:place])
             seen, start = set(), place

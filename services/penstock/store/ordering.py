@@ -39,7 +39,7 @@ class Ordering(Statements):
     async def end_turns(self, limit: int, *, also_running: bool = False) -> int:
         """Promote the tasks of up to ``limit`` turns that are over, inside a transaction; returns how many may run.
 
-        In the place of one that was cancelled meanwhile, the next of its ordering key goes. also_running: of any turns.
+        Where one was cancelled meanwhile, the next of its ordering key goes. also_running: of any turns.
         """
         behind: dict[int, str] = {}
         for task_ids, keys in await self.fetch("take_turns_over", limit, also_running):
@@ -58,11 +58,12 @@ class Ordering(Statements):
         """Let the next of each ordering key go, of which nothing runs any more; returns the tasks promoted, by key.
 
         Where none waits the key is forgotten, and only for that its head is locked: the row that an enqueuer holds
-        until its task can be seen. What a look finds may be cancelled before it is promoted; then it looks again.
+        until its task can be seen. What a look finds may be cancelled before it is promoted; then it looks again. No
+        other transaction is waited for: a key of which one holds the head or the next task is looked at later.
         """
         promoted: dict[str, int] = {}
         actions: Counter[str] = Counter()
-        rest, locked = list(keys), set[str]()
+        rest, locked, missed, later = list(keys), set[str](), set[str](), list[str]()
         while rest:
             taken, empty = [], []
             for key, task_id, action in await self.fetch("promote_successors", rest):
@@ -73,16 +74,29 @@ class Ordering(Statements):
                 else:
                     promoted[key] = task_id
                     actions[action] += 1
-            rest = taken
+            later += [key for key in taken if key in missed]
+            rest = [key for key in taken if key not in missed]
+            missed.update(taken)
             if empty:
                 rest += [key for key in await self._forget(empty) if key not in locked]
                 locked.update(empty)
+        await self._look_later(later)
         for action, count in actions.items():
             metrics.TRANSITIONS.labels(action, State.SCHEDULED).inc(count)
         return promoted
 
     async def _forget(self, keys: Sequence[str]) -> list[str]:
-        """Forget the keys of which nobody waits; returns the others, of which somebody does by now."""
-        await self.fetch("lock_ordering_heads", keys)
-        forgotten = {row["key"] for row in await self.fetch("forget_ordering_keys", keys)}
-        return [key for key in keys if key not in forgotten]
+        """Forget the keys of which none waits; returns those of which one does by now.
+
+        A key whose head another transaction holds is looked at later: a task may be about to come.
+        """
+        heads = {row["key"]: row["is_held"] for row in await self.fetch("lock_ordering_heads", keys)}
+        held = [key for key, is_held in heads.items() if is_held]
+        await self._look_later([key for key, is_held in heads.items() if not is_held])
+        forgotten = {row["key"] for row in await self.fetch("forget_ordering_keys", held)} if held else set()
+        return [key for key in held if key not in forgotten]
+
+    async def _look_later(self, keys: Sequence[str]) -> None:
+        if keys:
+            self.has_left = True
+            await self.fetch("look_later", keys)

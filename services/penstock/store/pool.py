@@ -34,6 +34,15 @@ _ANOTHER_SERVER = (
     asyncpg.CannotConnectNowError,
 )
 
+LOCK_WAIT_SECONDS = 0.5
+"""For how long a statement waits for a lock that another transaction holds, before that is an error (Locked).
+
+Most statements are of many tasks, all of which would wait for one. It is shorter than Postgres's deadlock_timeout, so a
+program that meets us in a deadlock seldom is the one that loses.
+"""
+PATIENT_SECONDS = 5.0
+"""The same for what one caller asks for, and nothing else waits with."""
+
 
 class Store:
     """A pool of connections to the database that holds the tasks; opened when first used."""
@@ -51,6 +60,8 @@ class Store:
         self._application_name = application_name
         self.asked = {
             "statement_timeout": str(int(statement_timeout_seconds * 1000)),
+            # Behind a lock, a statement is to say so before it runs out of its own time.
+            "lock_timeout": str(int(min(LOCK_WAIT_SECONDS, statement_timeout_seconds / 2) * 1000)),
             "idle_in_transaction_session_timeout": "60000",
             **PLANNING,
         }
@@ -59,6 +70,8 @@ class Store:
         self._opening = asyncio.Lock()
         self.has_told = False
         """Whether a task of a workflow was settled here, since somebody last took this back."""
+        self.has_left = False
+        """Likewise whether ordering keys were left to be looked at later."""
 
     async def open(self) -> Any:
         """The pool, made if there is none yet. Raises Unavailable while the database is away."""
@@ -93,16 +106,25 @@ class Store:
             try:
                 yield session
             finally:
-                self.has_told |= session.has_told
+                self._note(session)
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Session]:
-        """Statements that commit together when the block ends without an error."""
+    async def transaction(
+        self, *, hurried: bool = False, lock_wait_seconds: float | None = None
+    ) -> AsyncIterator[Session]:
+        """Statements that commit together when the block ends without an error.
+
+        hurried: they wait shortly, see ``in_halves``. lock_wait_seconds: None for LOCK_WAIT_SECONDS.
+        """
         async with self._connection() as connection:
             async with connection.transaction():
                 session = Session(connection, self.vault, self.fence)
+                if hurried:
+                    await session.hurry()
+                elif lock_wait_seconds is not None:
+                    await session.fetch("limit_lock_wait_to", round(lock_wait_seconds * 1000))
                 yield session
-            self.has_told |= session.has_told
+            self._note(session)
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:
@@ -116,6 +138,10 @@ class Store:
                 raise
             finally:
                 await pool.release(connection)
+
+    def _note(self, session: Session) -> None:
+        self.has_told |= session.has_told
+        self.has_left |= session.has_left
 
     async def _acquire(self) -> tuple[Any, Any]:
         """The pool and a connection of it. Raises Unavailable when none comes free in time."""

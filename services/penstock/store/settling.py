@@ -125,7 +125,7 @@ class Settling(Ordering):
         # One task of a key runs at a time, so each key stands here once.
         keys = {row["ordering_key"]: row["id"] for row in rows if row["ordering_key"] is not None}
         if keys and hold_keys:
-            await self.fetch("lock_ordering_heads", list(keys))
+            await self.fetch("lock_ordering_heads_at_once", list(keys))
             await self.fetch("hold_ordering_keys", list(keys), list(keys.values()))
         elif keys:
             await self._promote(keys)

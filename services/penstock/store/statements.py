@@ -25,8 +25,8 @@ class Statements:
     """Statements by their names, on one connection; each theme adds its own to this.
 
     vault: what payloads are sealed by before they are stored, None for nothing. fence: what claim ids are made by, see
-    ``Store.read_fence``. has_told: a statement has settled a
-    task that belongs to a workflow.
+    ``Store.read_fence``. has_told: a statement has settled a task that belongs to a workflow. has_left: ordering keys
+    were left to be looked at later.
     """
 
     def __init__(self, connection: Any, vault: Vault | None = None, fence: Fence | None = None) -> None:
@@ -35,6 +35,7 @@ class Statements:
         self.fence = fence or Fence()
         self.has_told = False
         self._timeout_seconds: float | None = None  # the connection's own
+        self.has_left = False
 
     async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
         """Run the statement of that name and return its rows."""
@@ -67,11 +68,20 @@ class Statements:
         self._timeout_seconds = _LIFTED_SECONDS
 
     @asynccontextmanager
-    async def savepoint(self) -> AsyncIterator[None]:
-        """Part of a transaction: when the block raises, what it did is undone and the rest may go on."""
+    async def savepoint(self, *, hurried: bool = False) -> AsyncIterator[None]:
+        """Part of a transaction: when the block raises, what it did is undone and the rest may go on.
+
+        hurried: from here on its statements wait shortly, see ``in_halves``.
+        """
         with Translated():
             async with self._connection.transaction():
+                if hurried:
+                    await self.hurry()
                 yield
+
+    async def hurry(self) -> None:
+        """Have the statements of this transaction wait shortly, for locks and for their own end."""
+        await self._connection.fetch(SQL["shorten_waits"])
 
     async def plan_for(self, rows: int) -> None:
         """Have the statements that follow in this transaction planned for the arrays that they are given.

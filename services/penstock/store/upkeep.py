@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
+from penstock.errors import PenstockError
+from penstock.halving import in_halves
+from penstock.logs import get_logger
 from penstock.store.rows import Stale
 from penstock.store.settling import Settling
 from penstock.tasks import EXPIRED
+
+log = get_logger()
 
 
 class Upkeep(Settling):
     """What the supervisor repairs, in bounded rounds."""
 
     async def expire(self, limit: int, *, now: datetime | None = None) -> int:
-        """Cancel up to ``limit`` tasks that were not started in time, inside a transaction; returns how many."""
+        """Cancel up to ``limit`` tasks that were not started in time, inside a transaction; returns how many.
+
+        One that cannot be cancelled now, for it needs what another transaction holds, is left for the next round.
+        """
+
+        async def cancel(ids: Sequence[int], hurried: bool) -> int:
+            async with self.savepoint(hurried=hurried):
+                return len(await self.cancel(ids, EXPIRED))
+
+        async def leave(task_id: int, error: PenstockError) -> int:
+            log.warning("expired_task_left", task_id=task_id, reason=str(error))
+            return 0
+
         ids = [row["id"] for row in await self.fetch("find_expired", limit, now)]
-        return len(await self.cancel(ids, EXPIRED)) if ids else 0
+        return sum(await in_halves(ids, cancel, leave))
 
     async def release_unsent(self, after_seconds: float, *, limit: int, now: datetime | None = None) -> int:
         """Give back the claims of dispatches never confirmed; returns how many tasks."""

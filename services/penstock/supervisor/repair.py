@@ -36,11 +36,12 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from penstock import metrics, tracing
-from penstock.errors import HANDLER_ERROR
+from penstock.errors import HANDLER_ERROR, PenstockError
+from penstock.halving import in_halves
 from penstock.logs import get_logger
 from penstock.outcomes import delay_after
 from penstock.settings import Settings
-from penstock.store import Session, Stale, Store
+from penstock.store import Stale, Store
 from penstock.tasks import Failure
 from penstock.transports import Queue
 from penstock.watermark import read_watermark
@@ -80,8 +81,13 @@ class Repair:
         self._empty_since: dict[str | None, float] = {}  # the first of the looks in a row that found nothing, by route
 
     async def run_once(self) -> int:
-        """Returns how many tasks were given back or failed."""
+        """Returns how many tasks were given back or failed. Raises Unavailable."""
         changed = await self._release_unsent()
+        errors: list[PenstockError] = []
+
+        async def leave(_task: object, error: PenstockError) -> None:
+            errors.append(error)
+
         on_the_way: float | None = None
         empty_for: dict[str | None, float] = {}  # the queue of each route
         after = None
@@ -103,18 +109,23 @@ class Repair:
                 )
                 (silent if is_silent else waiting).append(task)
             lost = [_lost(task) for task in silent]
-            async with self._store.transaction() as session:
-                failed = await self._fail(session, lost)
-                released = await self._release_overdue(session, waiting)
+            failed = set[int]()
+            for part in await in_halves(lost, self._fail, leave):
+                failed |= part or set()
             for one in lost:
                 if one.attempt is not None and one.task.id in failed:  # the others were answered meanwhile
                     one.attempt.end(_ERROR, one.why)
-            changed += len(failed) + released
+            released = await in_halves(self._overdue(waiting), self._release, leave)
+            changed += len(failed) + sum(part or 0 for part in released)
             if len(stale) < _BATCH:
                 break
             after = stale[-1]
         for route in self._empty_since.keys() - empty_for.keys():
             del self._empty_since[route]
+        if errors:
+            log.warning("stale_tasks_left", tasks=len(errors), reason=str(errors[-1]))
+            if not changed:
+                raise errors[-1]
         return changed
 
     async def _release_unsent(self) -> int:
@@ -163,23 +174,28 @@ class Repair:
             return True
         return task.held_seconds > queue.limits.max_extend_seconds
 
-    async def _fail(self, session: Session, lost: Sequence[_Lost]) -> set[int]:
+    async def _fail(self, lost: Sequence[_Lost], hurried: bool) -> set[int]:
         """Returns which of them still held their claim."""
         in_company = [one for one in lost if one.task.attempts >= one.task.max_attempts and not one.task.suspect]
-        spared = await session.spare([Failure(one.task.id, one.task.claim, one.error, None) for one in in_company])
+        failures = [self._failure(one) for one in lost if one not in in_company]
+        async with self._store.transaction(hurried=hurried) as session:
+            spared = await session.spare([Failure(one.task.id, one.task.claim, one.error, None) for one in in_company])
+            settled = await session.fail(failures, hold_keys=self._settings.holds_ordering_keys)
         if spared:
             metrics.RELEASED.labels("suspect").inc(len(spared))
             log.warning("suspects_tried_alone", tasks=len(spared))
-        failures = [self._failure(one) for one in lost if one not in in_company]
-        failed = {task.id for task in await session.fail(failures, hold_keys=self._settings.holds_ordering_keys)}
+        failed = {task.id for task in settled}
         if failed:
             metrics.REPAIRED.inc(len(failed))
             log.warning("stale_tasks_failed", tasks=len(failed))
         return spared | failed
 
-    async def _release_overdue(self, session: Session, waiting: Sequence[Stale]) -> int:
-        overdue = [task for task in waiting if task.silent_seconds > self._settings.untaken_after_seconds]
-        released = await session.release((task.id, task.claim) for task in overdue)
+    def _overdue(self, waiting: Sequence[Stale]) -> list[Stale]:
+        return [task for task in waiting if task.silent_seconds > self._settings.untaken_after_seconds]
+
+    async def _release(self, overdue: Sequence[Stale], hurried: bool) -> int:
+        async with self._store.transaction(hurried=hurried) as session:
+            released = await session.release((task.id, task.claim) for task in overdue)
         if released:
             metrics.RELEASED.labels("untaken").inc(released)
             log.warning("untaken_tasks_released", tasks=released)

@@ -7,6 +7,7 @@ clock, and a second at the most, so that a new or changed one is seen within tha
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
@@ -14,14 +15,15 @@ import msgspec
 
 from penstock import metrics
 from penstock.commands import read_command
-from penstock.errors import InvalidParams, Refused, RpcError
+from penstock.errors import InvalidParams, PenstockError, Refused, RpcError
 from penstock.fires import Fired, fire_due
+from penstock.halving import in_halves
 from penstock.logs import get_logger
 from penstock.notify import Notifier
 from penstock.repeating import repeat
 from penstock.schedules import CreateSchedule, NewSchedule
 from penstock.settings import Settings
-from penstock.store import Session, Store
+from penstock.store import PATIENT_SECONDS, Session, Store
 from penstock.timetable import Written, create_batch, note_import
 from penstock.wire import decode_any
 
@@ -101,7 +103,7 @@ class Imports:
 
     async def run_once(self) -> int:
         """Returns how many entries were read. Raises Unavailable."""
-        async with self._store.transaction() as session:
+        async with self._store.transaction(lock_wait_seconds=PATIENT_SECONDS) as session:
             running = await session.fetch("claim_import")
             if not running:
                 return 0
@@ -150,18 +152,18 @@ class Imports:
 
 
 async def _write_all(session: Session, wanted: list[NewSchedule], replaces: bool) -> list[Written | InvalidParams]:
-    """Write them; when Postgres refuses a value, each half by itself, down to the guilty one."""
-    try:
-        async with session.savepoint():
-            return await create_batch(session, wanted, replace_existing=replaces)
-    except Refused as exc:
-        if len(wanted) == 1:
-            return [InvalidParams("schedules", str(exc))]
-    middle = len(wanted) // 2
-    return [
-        *await _write_all(session, wanted[:middle], replaces),
-        *await _write_all(session, wanted[middle:], replaces),
-    ]
+    """Write them; one that Postgres refuses harms no other."""
+
+    async def write(part: Sequence[NewSchedule], hurried: bool) -> Sequence[Written | InvalidParams]:
+        async with session.savepoint(hurried=hurried):
+            return await create_batch(session, part, replace_existing=replaces)
+
+    async def refuse(_one: NewSchedule, error: PenstockError) -> Sequence[Written | InvalidParams]:
+        return [InvalidParams("schedules", str(error))]
+
+    # Behind a lock the part is tried again as a whole: an import tells what became of each entry.
+    parts = await in_halves(wanted, write, refuse, errors=(Refused,))
+    return [outcome for part in parts for outcome in part]
 
 
 def _name_of(entry: msgspec.Raw) -> Any:

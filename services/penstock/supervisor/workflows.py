@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
+from collections.abc import Sequence
 from time import monotonic
 
 from penstock import metrics
 from penstock.advance import Advanced
-from penstock.errors import PayloadUnavailable, Unavailable
+from penstock.errors import PayloadUnavailable, PenstockError, Unavailable
+from penstock.halving import in_halves
 from penstock.logs import get_logger
 from penstock.notify import WORKFLOWS, Listener, Notifier
 from penstock.settings import Settings
@@ -24,6 +27,7 @@ _WORKFLOWS_AT_ONCE = 100
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 10.0
 _HELD_PAUSE_SECONDS = 0.02
+_PUT_OFF_SECONDS = 5.0  # each look at one behind a lock costs the others its wait
 _RETENTION_STEPS = 20_000
 _BATCHES_PER_ROUND = 10
 
@@ -39,6 +43,7 @@ class Advancing:
         self._settings = settings
         self._after = 0
         self._at_once = _WORKFLOWS_AT_ONCE
+        self._put_off: dict[int, float] = {}  # until when, by workflow
         self.listener = Listener(store, WORKFLOWS)
 
     async def run(self) -> None:
@@ -65,7 +70,7 @@ class Advancing:
                 await asyncio.sleep(_HELD_PAUSE_SECONDS)  # another supervisor is at them
 
     async def run_once(self) -> Advanced | None:
-        """One round; None when no workflow has events. Raises Unavailable: nothing of the round has happened."""
+        """One round; None when no workflow has events that can be taken. Raises Unavailable."""
         started = monotonic()
         async with self._store.session() as session:
             told = await find_told(session, after=self._after, limit=self._at_once)
@@ -74,9 +79,10 @@ class Advancing:
                 told = await find_told(session, after=0, limit=self._at_once)
         if not told:
             return None
+        self._put_off = {workflow: until for workflow, until in self._put_off.items() if until > started}
+        able = [workflow for workflow in told if workflow not in self._put_off]
         try:
-            async with self._store.transaction() as session:
-                advanced = await advance_workflows(session, told, self._settings)
+            parts = await in_halves(able, self._advance, self._pass_over)
         except Exception as exc:
             if isinstance(exc, Unavailable) and not isinstance(exc, PayloadUnavailable):
                 raise
@@ -86,6 +92,13 @@ class Advancing:
             raise
         self._after = told[-1] if len(told) == self._at_once else 0
         self._at_once = min(_WORKFLOWS_AT_ONCE, self._at_once * 2)
+        if not able:
+            return None
+        advanced = Advanced(
+            sum(part.events for part in parts),
+            sum(part.started for part in parts),
+            sum((part.ended for part in parts), Counter()),
+        )
         if advanced.started:
             self._notifier.poke()
         for state, count in advanced.ended.items():
@@ -97,6 +110,16 @@ class Advancing:
                 ended=advanced.ended.total(), seconds=round(monotonic() - started, 4),
             )  # fmt: skip
         return advanced
+
+    async def _advance(self, workflows: Sequence[int], hurried: bool) -> Advanced:
+        async with self._store.transaction(hurried=hurried) as session:
+            return await advance_workflows(session, workflows, self._settings)
+
+    async def _pass_over(self, workflow: int, error: PenstockError) -> Advanced:
+        """Leave one that cannot be moved on now, for it needs what another transaction holds or Postgres refuses it."""
+        self._put_off[workflow] = monotonic() + _PUT_OFF_SECONDS
+        log.warning("workflow_put_off", workflow=workflow, reason=str(error))
+        return Advanced()
 
     async def _wait(self) -> None:
         """Until a nudge, or a second."""

@@ -169,7 +169,7 @@ class Worker(Service):
         if self._holder.renew(message):
             return []
         try:
-            entries = decode_body(message.body, batch_limit=self._settings.batch_limit, may_be_sealed=True).entries
+            entries = decode_body(message.body, batch_limit=self._settings.packed_limit, may_be_sealed=True).entries
         except RpcError as exc:
             # Nobody to answer to. Left alone, it goes to the dead-letter queue after its last delivery.
             log.error("message_unreadable", message_id=message.id, reason=exc.message)

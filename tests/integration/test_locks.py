@@ -1,0 +1,430 @@
+"""A program's transaction holds a key, or a table is locked: all else goes on, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+
+from penstock.armed import Armed, arm, fire_armed
+from penstock.commands import read_command
+from penstock.errors import Locked, TooSlow, Unavailable
+from penstock.notify import Notifier
+from penstock.resulter import Resulter
+from penstock.settings import Settings
+from penstock.store import Store
+from penstock.submitter import Submitter
+from penstock.supervisor.expiry import Expiry
+from penstock.supervisor.repair import Repair
+from penstock.supervisor.schedules import Firing
+from penstock.supervisor.workflows import Advancing
+from penstock.tasks import Claimed, NewTask
+from penstock.timetable import change_schedule
+from penstock.transports import Depth
+from penstock.transports.sqs import DEAD_LETTER_SUFFIX, MAX_RECEIVES, SqsQueue, SqsTransport
+from penstock.turns import Turns
+from penstock.wire import encode_result
+from penstock.workflowstore import change_workflow
+from tests.claims import claim_id
+from tests.integration.apis import running
+from tests.integration.doors import put, rejected, request
+from tests.integration.faulty_postgres import Refusals
+
+EMPTY = Depth(0, 0, 0)
+
+
+@pytest.fixture
+async def short(database_url: str) -> AsyncIterator[Store]:
+    """A store whose statements may take a second, where a lock would otherwise be waited for for thirty."""
+    store = Store(database_url, statement_timeout_seconds=1, application_name="penstock-short")
+    yield store
+    await store.close()
+
+
+@asynccontextmanager
+async def program(database_url: str, *statements: str) -> AsyncIterator[Any]:
+    """A program's transaction that has run these and stays open; it is rolled back unless the test commits it."""
+    connection = await asyncpg.connect(database_url)
+    transaction = connection.transaction()
+    await transaction.start()
+    for statement in statements:
+        await connection.execute(statement)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def enqueue(store: Store, *tasks: NewTask) -> list[int]:
+    async with store.transaction() as session:
+        return [answer.id for answer in await session.enqueue(tasks)]
+
+
+async def claimed(store: Store, *tasks: NewTask) -> list[Claimed]:
+    await enqueue(store, *tasks)
+    async with store.session() as session:
+        dispatch = await session.claim(1000)
+        assert dispatch is not None
+        await session.confirm(dispatch.id)
+    return sorted(dispatch.tasks, key=lambda task: task.id)
+
+
+async def states(sql: Any, where: str = "true") -> dict[str, int]:
+    """Tasks by state, live and settled."""
+    rows = await sql.fetch(
+        f"select state::text, count(*) from (select id, action, state, ordering_key from penstock.task union all "
+        f"select id, action, state, ordering_key from penstock.task_history) t where {where} group by 1"
+    )
+    return dict(rows)
+
+
+async def passes(service: Submitter | Resulter, times: int) -> None:
+    for _ in range(times):
+        try:
+            await service.run_once()
+        except Unavailable:
+            continue
+
+
+async def dead(transport: SqsTransport, name: str) -> Depth:
+    return await transport.queue(name + DEAD_LETTER_SUFFIX, label="dead").depth()
+
+
+HOLDS_K = "select penstock_enqueue('program', '{}', ordering_key => 'K')"
+HOLDS_X = "select penstock_enqueue('a', '{}', unique_key => 'x')"
+
+
+# Settling
+
+
+async def test_tasks_settle_while_a_program_holds_their_ordering_key(
+    short: Store, results: SqsQueue, settings: Settings, transport: SqsTransport, database_url: str, sql: Any
+) -> None:
+    tasks = await claimed(short, NewTask("a", ordering_key="K"), *(NewTask("other") for _ in range(19)))
+    bodies = [encode_result(claim_id(task.id, task.claim), "1") for task in tasks]
+    await put(results, f"[{','.join(bodies[:10])}]", *bodies[10:])
+    resulter = Resulter(store=short, results=results, settings=settings)
+    turns = Turns(store=short, notifier=Notifier(short))
+    async with program(database_url, HOLDS_K) as connection:
+        while await resulter.run_once():
+            pass
+        assert await states(sql) == {"SUCCESS": 20}
+        assert (await results.depth(), await dead(transport, settings.results_queue)) == (EMPTY, EMPTY)
+        assert await turns.run_once() > 0  # it is not committed yet
+        await connection.execute("commit")
+    assert await states(sql, "action = 'program'") == {"WAITING": 1}
+    assert await turns.run_once() == 0
+    assert await states(sql, "action = 'program'") == {"SCHEDULED": 1}
+    assert await sql.fetchval("select count(*) from penstock.turn") == 0
+
+
+async def test_a_key_that_a_program_held_and_gave_back_is_forgotten(short: Store, database_url: str, sql: Any) -> None:
+    (task,) = await claimed(short, NewTask("a", ordering_key="K"))
+    turns = Turns(store=short, notifier=Notifier(short))
+    async with program(database_url, HOLDS_K):
+        async with short.transaction() as session:
+            assert await session.finish({(task.id, task.claim): "1"}) == 1
+        await turns.run_once()
+    assert await sql.fetchval("select count(*) from penstock.ordering_head") == 1
+    await turns.run_once()
+    assert await sql.fetchval("select count(*) from penstock.ordering_head") == 0
+    assert await sql.fetchval("select count(*) from penstock.turn") == 0
+
+
+async def test_the_next_of_a_key_waits_for_the_program_that_replaces_it_and_nothing_else_does(
+    short: Store, database_url: str, sql: Any
+) -> None:
+    """Replaced by a program that stays open, it is not promoted; nor is the one behind it, which would be too soon."""
+    tasks = await claimed(short, NewTask("a", ordering_key="K"), NewTask("a", ordering_key="L"))
+    await enqueue(short, NewTask("a", ordering_key="K", unique_key="k", unique="live"), NewTask("b", ordering_key="K"),
+                  NewTask("b", ordering_key="L"))  # fmt: skip
+    replaces = """select penstock_enqueue('a', '{"n": 2}', unique_key => 'k', ordering_key => 'K', "unique" => 'live',
+                                          on_duplicate => 'replace')"""
+    turns = Turns(store=short, notifier=Notifier(short))
+    async with program(database_url, replaces) as connection:
+        async with short.transaction() as session:
+            assert await session.finish({(task.id, task.claim): "1" for task in tasks}) == 2
+        await turns.run_once()
+        assert await states(sql, "ordering_key = 'L'") == {"SUCCESS": 1, "SCHEDULED": 1}
+        assert await states(sql, "ordering_key = 'K'") == {"SUCCESS": 1, "WAITING": 2}
+        await connection.execute("commit")
+    await turns.run_once()
+    assert await states(sql, "ordering_key = 'K' and action = 'a'") == {"SUCCESS": 1, "SCHEDULED": 1}
+    assert await states(sql, "ordering_key = 'K' and action = 'b'") == {"WAITING": 1}
+
+
+async def test_one_result_behind_a_lock_is_kept_and_its_neighbours_are_stored(
+    short: Store, results: SqsQueue, settings: Settings, transport: SqsTransport, database_url: str, sql: Any
+) -> None:
+    """The task that comes with a result has an ordering key that a program holds."""
+    tasks = await claimed(short, *(NewTask("parent") for _ in range(5)))
+    bodies = [encode_result(claim_id(task.id, task.claim), "1") for task in tasks]
+    spawning = json.loads(bodies[1]) | {"spawn": [{"action": "a", "ordering_key": "K"}]}
+    await put(results, f"[{bodies[0]},{json.dumps(spawning)},{bodies[2]}]", *bodies[3:])
+    resulter = Resulter(store=short, results=results, settings=settings)
+    async with program(database_url, HOLDS_K):
+        await passes(resulter, 2 * MAX_RECEIVES)
+        assert await states(sql, "action = 'parent'") == {"SUCCESS": 4, "ACQUIRED": 1}
+        assert await results.depth() == Depth(visible=0, in_flight=1, delayed=0)
+        with pytest.raises(Locked):
+            await resulter.run_once()
+    assert await resulter.run_once() == 1
+    assert await states(sql) == {"SUCCESS": 5, "SCHEDULED": 1}
+    assert (await results.depth(), await dead(transport, settings.results_queue)) == (EMPTY, EMPTY)
+    assert await rejected(short) == []
+
+
+async def test_no_result_is_used_up_while_the_table_is_locked(
+    short: Store, results: SqsQueue, settings: Settings, transport: SqsTransport, database_url: str, sql: Any
+) -> None:
+    tasks = await claimed(short, *(NewTask("a") for _ in range(20)))
+    await put(results, *(encode_result(claim_id(task.id, task.claim), "1") for task in tasks))
+    resulter = Resulter(store=short, results=results, settings=settings)
+    async with program(database_url, "lock table penstock.task in share mode"):  # as `create index` does
+        await passes(resulter, 2 * MAX_RECEIVES)
+    while (await results.depth()).total:
+        await resulter.run_once()
+    assert await states(sql) == {"SUCCESS": 20}
+    assert await dead(transport, settings.results_queue) == EMPTY
+
+
+# Coming in
+
+
+async def test_messages_that_travel_with_a_locked_unique_key_are_stored(
+    short: Store, inbound: SqsQueue, settings: Settings, transport: SqsTransport, database_url: str, sql: Any
+) -> None:
+    await put(inbound, request("enqueue", {"action": "a", "unique_key": "x"}))
+    await put(inbound, *(request("submit:other", {"n": n}) for n in range(9)))
+    submitter = Submitter(store=short, inbound=inbound, settings=settings)
+    async with program(database_url, HOLDS_X):
+        await passes(submitter, 2 * MAX_RECEIVES)
+        assert await states(sql) == {"SCHEDULED": 9}
+        assert await inbound.depth() == Depth(visible=0, in_flight=1, delayed=0)
+        await put(inbound, request("submit:other", {"n": 10}))
+        await passes(submitter, 2)
+        assert await states(sql) == {"SCHEDULED": 10}
+    assert await submitter.run_once() == 1
+    assert await states(sql, "action = 'a'") == {"SCHEDULED": 1}
+    assert (await inbound.depth(), await dead(transport, settings.inbound_queue)) == (EMPTY, EMPTY)
+
+
+async def test_what_is_kept_for_a_lock_is_given_back_at_the_stop(
+    short: Store, inbound: SqsQueue, settings: Settings, database_url: str
+) -> None:
+    await put(inbound, request("enqueue", {"action": "a", "unique_key": "x"}))
+    submitter = Submitter(store=short, inbound=inbound, settings=settings)
+    async with program(database_url, HOLDS_X):
+        with pytest.raises(Locked):
+            await submitter.run_once()
+        assert await inbound.depth() == Depth(visible=0, in_flight=1, delayed=0)
+        await submitter.drain(5)
+    assert await inbound.depth() == Depth(visible=1, in_flight=0, delayed=0)
+
+
+async def test_a_receive_is_counted_for_a_message_that_is_too_slow_alone_and_for_no_other(
+    store: Store, inbound: SqsQueue, settings: Settings, transport: SqsTransport, sql: Any
+) -> None:
+    await put(inbound, request("submit:guilty", {"n": 0}), *(request("submit:other", {"n": n}) for n in range(9)))
+    submitter = Submitter(store=store, inbound=inbound, settings=settings)
+    refusals = Refusals(sql)
+    await refusals.install()
+    async with refusals.during("57014", "statement", action="guilty"):
+        assert await submitter.run_once() == 10
+        assert await states(sql) == {"SCHEDULED": 9}
+        assert await inbound.depth() == Depth(visible=0, in_flight=1, delayed=0)
+        for _ in range(MAX_RECEIVES):
+            with pytest.raises(TooSlow):
+                await submitter.run_once()
+        assert await submitter.run_once() == 0
+    assert (await dead(transport, settings.inbound_queue)).visible == 1
+
+
+async def test_over_http_a_locked_key_is_unavailable_for_those_alone_who_name_it(
+    store: Store, settings: Settings, database_url: str
+) -> None:
+    def call(**params: Any) -> dict[str, Any]:
+        return {"jsonrpc": "2.0", "id": 1, "method": "enqueue", "params": params}
+
+    same, other = call(action="a", unique_key="x"), call(action="other")
+    async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, timeout=60) as http:
+        async with program(database_url, HOLDS_X):
+            given = [same, other, same, other, same, other, other]
+            replies = await asyncio.gather(*(http.post("/rpc", json=one) for one in given))
+            assert [reply.status_code for reply in replies] == [503, 200, 503, 200, 503, 200, 200]
+            (one, two, three) = (await http.post("/rpc", json=[other, same, other])).json()
+            assert ("result" in one, "result" in two, "result" in three) == (True, False, True)
+            assert two["error"]["message"] == "Temporarily unavailable, try again"
+        assert (await http.post("/rpc", json=same)).status_code == 200
+
+
+# What the supervisor does
+
+
+async def test_one_schedule_whose_key_is_held_does_not_keep_the_others(
+    short: Store, settings: Settings, database_url: str, sql: Any
+) -> None:
+    async with short.transaction() as session:
+        for n in range(20):
+            given = {"name": f"s{n}", "expression": "@every 1h", "action": "a"} | (
+                {"ordering_key": "K"} if n == 7 else {}
+            )
+            await change_schedule(session, read_command("schedule.create", json.dumps(given).encode(), settings))
+    await sql.execute("update penstock.schedule_clock set next_at = now(), due_at = now()")
+    firing = Firing(store=short, notifier=Notifier(short), settings=settings)
+    async with program(database_url, HOLDS_K):
+        assert (await firing.run_once()).tasks == 19
+        assert (await firing.run_once()).schedules == 0
+    await sql.execute("update penstock.schedule_clock set due_at = now() where last_task_id is null")
+    assert (await firing.run_once()).tasks == 1
+    assert await states(sql, "action = 'a'") == {"SCHEDULED": 20}
+
+
+async def test_one_workflow_whose_key_is_held_does_not_keep_the_others(
+    short: Store, settings: Settings, database_url: str, sql: Any
+) -> None:
+    for n in range(10):
+        second = {"name": "two", "action": "b", "after": ["one"]} | ({"ordering_key": "K"} if n == 4 else {})
+        body = json.dumps({"steps": [{"name": "one", "action": "a"}, second]}).encode()
+        async with short.transaction() as session:
+            await change_workflow(session, read_command("workflow.create", body, settings), settings)
+    tasks = await claimed(short)
+    async with short.transaction() as session:
+        await session.finish({(task.id, task.claim): "1" for task in tasks})
+    advancing = Advancing(store=short, notifier=Notifier(short), settings=settings)
+    async with program(database_url, HOLDS_K):
+        advanced = await advancing.run_once()
+        assert advanced is not None
+        assert advanced.started == 9
+        assert await advancing.run_once() is None  # it is left alone for a while
+    advancing = Advancing(store=short, notifier=Notifier(short), settings=settings)
+    advanced = await advancing.run_once()
+    assert advanced is not None
+    assert advanced.started == 1
+
+
+@pytest.mark.parametrize("holds_keys", [False, True])
+async def test_one_stale_task_whose_key_is_held_does_not_keep_the_others(
+    short: Store, settings: Settings, outbound: SqsQueue, results: SqsQueue, database_url: str, sql: Any,
+    holds_keys: bool,
+) -> None:  # fmt: skip
+    tasks = [NewTask("a", ordering_key="K", max_attempts=1), *(NewTask("a", max_attempts=1) for _ in range(9))]
+    lost = await claimed(short, *tasks)
+    async with short.session() as session:
+        await session.note_heartbeats({(task.id, task.claim): None for task in lost})
+    past = "- '1 day'::interval"
+    await sql.execute(
+        f"update penstock.task set suspect = true, claimed_at = claimed_at {past}, heartbeat_at = heartbeat_at {past}"
+    )
+    given = settings.model_copy(update={"ordering_on_critical_error": "hold" if holds_keys else "continue"})
+    assert given.holds_ordering_keys is holds_keys
+    repair = Repair(store=short, queue_of=lambda _: outbound, results=results, settings=given)
+    async with program(database_url, HOLDS_K):
+        # With its key, which is to be held, the task itself is left.
+        assert await repair.run_once() == 9 + (not holds_keys)
+        if holds_keys:
+            with pytest.raises(Locked):
+                await repair.run_once()
+    assert await repair.run_once() == holds_keys
+    assert await states(sql, "action = 'a'") == {"CRITICAL_ERROR": 10}
+
+
+async def test_one_expired_task_whose_key_is_held_does_not_keep_the_others(
+    short: Store, database_url: str, sql: Any
+) -> None:
+    await enqueue(short, *(NewTask("a", ordering_key=key, expires_in_seconds=0) for key in ("K", "L", None)))
+    async with program(database_url, HOLDS_K):
+        assert await Expiry(store=short).run_once() == 3
+    assert await states(sql, "action = 'a'") == {"CANCELLED": 3}
+
+
+async def test_armed_schedules_behind_a_held_key_wait_in_their_order(short: Store, database_url: str, sql: Any) -> None:
+    wanted = [
+        Armed("s", bytes([n]), 1000 + n, "K" if n % 3 == 1 else f"free-{n}", json.dumps({"n": n})) for n in range(12)
+    ]
+    async with short.transaction() as session:
+        await arm(session, wanted, replaces=False)
+    async with program(database_url, HOLDS_K), short.transaction() as session:
+        assert await fire_armed(session) == 8
+    async with short.transaction() as session:
+        assert await fire_armed(session) == 4
+    payloads = await sql.fetch("select payload::text from penstock.task where ordering_key = 'K' order by id")
+    assert [record["n"] for (text,) in payloads for record in json.loads(text)["records"]] == [1, 4, 7, 10]
+
+
+# One order of locks
+
+
+async def test_programs_that_enqueue_many_meet_no_deadlock_while_tasks_of_their_keys_settle(
+    store: Store, database_url: str, sql: Any
+) -> None:
+    """Each call names few keys often and in any order; beside it tasks settle, are cancelled and expire."""
+    keys = [f"k{n}" for n in range(8)]
+    ended = asyncio.Event()
+    met: Counter[str] = Counter()
+
+    async def programs(seed: int) -> None:
+        chosen = random.Random(seed)
+        connection = await asyncpg.connect(database_url)
+        for _ in range(60):
+            tasks = [
+                {"action": "a", "payload": [n], "unique_key": chosen.choice(keys), "unique": "live",
+                 "ordering_key": chosen.choice(keys), "on_duplicate": chosen.choice(["replace", "replace", "return"])}
+                for n in range(12)
+            ]  # fmt: skip
+            try:
+                await connection.fetch("select * from penstock_enqueue_many($1::text)", json.dumps(tasks))
+                met["stored"] += 1
+            except asyncpg.DeadlockDetectedError as exc:
+                met[f"deadlock: {exc.detail}"] += 1
+        await connection.close()
+
+    async def settle() -> None:
+        while not ended.is_set():
+            async with store.session() as session:
+                dispatch = await session.claim(6)
+            if dispatch is None:
+                await asyncio.sleep(0.002)
+                continue
+            try:
+                async with store.transaction() as session:
+                    met["settled"] += await session.finish({(task.id, task.claim): "1" for task in dispatch.tasks})
+            except Unavailable:
+                met["settled later"] += 1
+
+    async def end_turns() -> None:
+        while not ended.is_set():
+            async with store.transaction() as session:
+                met["promoted"] += await session.end_turns(10)
+            await asyncio.sleep(0.01)
+
+    async def cancel() -> None:
+        while not ended.is_set():
+            ids = [row["id"] for row in await sql.fetch("select id from penstock.task order by random() limit 2")]
+            async with store.transaction() as session:
+                met["cancelled"] += len(await session.cancel(ids))
+            await asyncio.sleep(0.05)
+
+    async with asyncio.TaskGroup() as group:
+        for work in (settle, settle, end_turns, cancel):
+            group.create_task(work())
+        await asyncio.gather(*(programs(seed) for seed in range(8)))
+        ended.set()
+    assert met["stored"] == 8 * 60, met
+    assert met["settled"], met
+    async with store.transaction() as session:
+        while await session.end_turns(10):
+            pass
+    # Of each key that has tasks one may run, and no more.
+    running = await sql.fetch(
+        "select ordering_key, count(*) filter (where state <> 'WAITING') from penstock.task group by 1"
+    )
+    assert {count for _, count in running} <= {1}, met
