@@ -11,6 +11,9 @@ depends_on = None
 
 
 def upgrade() -> None:
+    if op.get_context().as_sql:  # run as one script, which may be one transaction, from nothing
+        op.execute("create index inbound_receipt_received_at on penstock.inbound_receipt (received_at)")
+        return
     with op.get_context().autocommit_block():
         # Left over and of no use where a try before did not get its lock.
         op.execute("drop index concurrently if exists penstock.inbound_receipt_received_at")
