@@ -94,7 +94,9 @@ def test_an_operator_finds_reads_replays_and_purges_dead_letters(stack: RunningS
         sqs.send_message(QueueUrl=dead_queue(stack, "results"), MessageBody=f'{{"n":{n}}}')
     refused = run(stack, "dlq", "purge", "results", "--all")
     assert refused.exit_code == 2
-    assert "Delete 60 messages of results-dlq for good?" in " ".join(refused.stderr.replace("│", " ").split())
+    assert "refusing to delete 60 messages of results-dlq without confirmation" in " ".join(
+        refused.stderr.replace("│", " ").split()
+    )
     assert call(stack, "dlq", "purge", "results", "--all", "--yes")["purged"] == 60
     assert run(stack, "dlq", "show", "results", "no-such-id").exit_code == 1
 

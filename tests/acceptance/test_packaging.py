@@ -282,7 +282,7 @@ CALLS: tuple[tuple[str, int, str], ...] = (
     ("task 1", 0, "SCHEDULED"),
     ("task cancel 1", 0, "CANCELLED"),
     ("tasks", 0, "greet"),
-    ("tasks cancel --action none --yes", 0, ""),
+    ("tasks cancel --action none --dry-run", 0, "0 tasks"),
     ("jobs", 0, ""),
     ("actions pause greet", 0, "greet"),
     ("routes", 0, ""),
@@ -301,8 +301,8 @@ CALLS: tuple[tuple[str, int, str], ...] = (
     ("env", 1, "nothing runs in"),
     ("down", 0, "nothing runs in"),
     ("logs", 1, "--detach"),
-    ("up", 1, "pip install 'penstock[local]'"),
-    ("up --detach", 1, "pip install 'penstock[local]'"),
+    ("up --port 0", 1, "pip install 'penstock[local]'"),
+    ("up --port 0 --detach", 1, "pip install 'penstock[local]'"),
 )
 
 

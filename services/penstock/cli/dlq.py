@@ -161,7 +161,8 @@ def purge(
         question = f"Delete {total} message{'' if total == 1 else 's'} of {queue}-dlq for good?"
         if not sys.stdin.isatty():
             raise typer.BadParameter(
-                f"refusing to delete {total} messages without confirmation: stdin is not a terminal. Pass --yes."
+                f"refusing to delete {total} messages of {queue}-dlq without confirmation: stdin is not a "
+                "terminal. Pass --yes."
             )
         typer.confirm(question, abort=True, err=True)
     _each(queue, "dlq.purge", ids, everything, limit, as_json, client, {})
