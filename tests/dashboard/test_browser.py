@@ -311,6 +311,127 @@ def test_a_phone_needs_no_scrolling_sideways(browser: Any, stand: Stand, path: s
     assert browser.execute_script("return document.documentElement.scrollWidth") <= PHONE["width"]
 
 
+NAME = "nightly_export_of_all_accounts_" * 6  # of a schedule, and a token: no blank to break it at
+
+
+@pytest.fixture(scope="module")
+def long_names(stand: Stand) -> dict[str, str]:
+    """Paths of pages that show long names; their last part says of what."""
+
+    async def make() -> dict[str, str]:
+        await stand.sql.executemany(
+            "insert into penstock.tally (action, event, count) values ($1, $2, $3)",
+            [("generate-thumbnails1", "ERROR", 900), ("generate-thumbnails1", "CRITICAL_ERROR", 700)],
+        )
+        await stand.call("schedule.create", name=NAME, expression="0 3 * * *", action="generate-thumbnails1")
+        waiting = await stand.call("enqueue", action="approve")
+        await stand.sql.execute(
+            "update penstock.task set state = 'WAITING', attempts = 1, claim = 1, claimed_at = now() where id = $1",
+            waiting.id,
+        )
+        await stand.sql.execute(
+            "insert into penstock.wait (token, task_id, claim, deadline, policy) "
+            "values ($1, $2, 1, now() + interval '1 day', '{}')",
+            NAME, waiting.id,
+        )  # fmt: skip
+        failed = await stand.call("workflow.create", name="failed", steps=[{"name": "one", "action": "a"}])
+        await stand.sql.execute(
+            "update penstock.workflow set state = 'FAILED', open = 0, finished_at = now() where id = $1", failed.id
+        )
+        return {
+            "overview": "/", "token": f"/tasks/{waiting.id}", "schedule": f"/schedules/{NAME}",
+            "schedules": "/schedules", "tasks": "/tasks", "workflows": "/workflows", "actions": "/actions",
+        }  # fmt: skip
+
+    made: dict[str, str] = stand.run(make())
+    return made
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("page", ["overview", "token", "schedule", "schedules", "tasks", "workflows", "actions"])
+def test_long_names_need_no_scrolling_sideways(
+    browser: Any, stand: Stand, long_names: dict[str, str], page: str, width: int
+) -> None:
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE | {"width": width, "mobile": width < 500})
+    opened(browser, stand, long_names[page])
+    if page in ("token", "schedule"):
+        wait_text(browser, NAME)
+    measured = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+    scroll, client = browser.execute_script(measured)
+    assert scroll <= client == width
+
+
+def test_words_of_tables_are_whole_and_filters_show_their_choice(
+    browser: Any, stand: Stand, long_names: dict[str, str]
+) -> None:
+    opened(browser, stand, "/")
+    wait_text(browser, "generate-thumbnails1")
+    lines = """
+        const link = [...document.querySelectorAll('.plain a')].find(a => a.textContent === 'generate-thumbnails1');
+        return link.getClientRects().length"""
+    assert browser.execute_script(lines) == 1
+    clipped = """
+        return [...document.querySelectorAll('main select')].filter(select => {
+          const text = document.createElement('span');
+          text.style.font = getComputedStyle(select).font;
+          text.style.whiteSpace = 'nowrap'; text.style.position = 'absolute';
+          text.textContent = select.selectedOptions[0].textContent;
+          document.body.append(text);
+          const needed = text.getBoundingClientRect().width;
+          text.remove();
+          return needed > select.clientWidth - 30;
+        }).map(select => select.name)"""
+    for path in ("/workflows", "/tasks", "/schedules"):
+        opened(browser, stand, path)
+        assert browser.execute_script(clipped) == [], path
+
+
+def test_the_bar_of_a_failed_workflow_is_not_that_of_success(
+    browser: Any, stand: Stand, long_names: dict[str, str]
+) -> None:
+    opened(browser, stand, "/workflows?state=FAILED")
+    colours = """
+        const shown = getComputedStyle(document.querySelector('progress')).color;
+        const probe = document.createElement('i');
+        document.body.append(probe);
+        const of = name => { probe.style.color = `var(${name})`; return getComputedStyle(probe).color; };
+        return [shown, of('--bad-fill'), getComputedStyle(document.querySelector('progress')).appearance]"""
+    shown, bad, appearance = browser.execute_script(colours)
+    assert (shown, appearance) == (bad, "none")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_stands_out_from_what_is_behind_it(
+    browser: Any, stand: Stand, long_names: dict[str, str], theme: str
+) -> None:
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]}
+    )
+    ratios = """
+        const part = v => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
+        const lum = c => { const [r, g, b] = c.map(v => part(v / 255)); return .2126 * r + .7152 * g + .0722 * b; };
+        const rgb = text => text.match(/[0-9.]+/g).map(Number);
+        const found = {};
+        const main = document.querySelector('main');
+        main.insertAdjacentHTML('beforeend', '<p class="probe"><i class="faint">a</i><i class="soft">a</i>'
+          + ['success', 'failed', 'error', 'running', 'waiting', 'cancelled']
+            .map(state => `<i class="badge s-${state}">${state}</i>`).join('')
+          + '<button class="danger main">b</button><button class="main">c</button><button class="danger">d</button></p>'
+          + '<div class="card"><i class="faint">a</i></div>');
+        for (const one of main.querySelectorAll('.probe > *, .card > i.faint')) {
+          let behind = one;
+          while (rgb(getComputedStyle(behind).backgroundColor)[3] === 0) behind = behind.parentElement;
+          const [a, b] = [getComputedStyle(one).color, getComputedStyle(behind).backgroundColor]
+            .map(colour => lum(rgb(colour).slice(0, 3)));
+          found[one.className + ' in ' + behind.className] = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+        }
+        return found"""
+    opened(browser, stand, "/keys")
+    found = browser.execute_script(ratios)
+    assert len(found) >= 10
+    assert {name: ratio for name, ratio in found.items() if ratio < 4.5} == {}
+
+
 def test_the_keyboard_alone_reaches_what_can_be_done(browser: Any, stand: Stand) -> None:
     from selenium.webdriver.common.keys import Keys
 
