@@ -34,7 +34,7 @@ hypothesis.settings.load_profile("penstock")
 from penstock.local.postgres import EmbeddedPostgres  # noqa: E402
 from penstock.local.sqs import EmbeddedSqs  # noqa: E402
 from penstock.settings import Settings, load_settings  # noqa: E402
-from tests.claims import CLAIM_SECRET  # noqa: E402
+from tests.claims import use_known_key  # noqa: E402
 from tests.kafka import kafka as kafka  # noqa: E402
 from tests.rabbitmq import rabbitmq as rabbitmq  # noqa: E402
 from tests.s3 import s3 as s3  # noqa: E402
@@ -97,7 +97,7 @@ def template_database(postgres: EmbeddedPostgres) -> str:
 
     postgres.create_database(TEMPLATE)
     upgrade(postgres.dsn(TEMPLATE))
-    postgres.execute(f"update penstock.claim_key set secret = '\\x{CLAIM_SECRET.hex()}'", database=TEMPLATE)
+    use_known_key(postgres, TEMPLATE)
     return TEMPLATE
 
 

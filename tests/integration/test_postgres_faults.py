@@ -30,7 +30,7 @@ from penstock.tasks import Claimed, NewTask
 from penstock.transports import Depth
 from penstock.transports.sqs import DEAD_LETTER_SUFFIX, MAX_RECEIVES, SqsQueue, SqsTransport
 from penstock.wire import encode_error, encode_result, parse_claim_id
-from tests.claims import claim_id
+from tests.claims import claim_id, use_known_key
 from tests.integration.apis import running
 from tests.integration.doors import no_routes, put, rejected, request, sample, take
 from tests.integration.faulty_postgres import PostgresProxy, Refusals, postgres_proxy
@@ -467,6 +467,7 @@ def server(module_data_path: Path) -> Iterator[EmbeddedPostgres]:
     server.start()
     server.create_database("own")
     upgrade(server.dsn("own"))
+    use_known_key(server, "own")
     yield server
     server.stop()
 
