@@ -38,6 +38,7 @@ from penstock.wire import (
     Waiting,
     encode_sealed_result,
     is_sealed,
+    reference_of,
     utf8_size,
 )
 
@@ -46,6 +47,7 @@ LONGEST_RETRY_SECONDS = 10 * 366 * 86_400.0  # Postgres knows no instant that a 
 _MESSAGE_KEPT_CHARS = 2000
 _POSTPONED_SECONDS = 30.0  # until an attempt that was given back is made again
 _NOTE_CHARS = 900
+_SEAL_BYTES = 200  # the mark, the key's id, nonce and tag of an encrypted text, and their padding
 _FINAL = Hints(final=True)  # of a handler that has done its work: it would return the same again
 
 log = get_logger()
@@ -99,10 +101,12 @@ async def apply_reports(session: Session, reports: Sequence[Report], settings: S
     encrypts = vault.encrypts
     for task_id, (claim, report) in outcomes.items():
         if type(report) is Succeeded:
-            size = utf8_size(report.result)
+            size, most = utf8_size(report.result), limit
             problem: Failed | None = None
-            if size > limit and not is_sealed(report.result):  # what is sealed was measured before
-                problem = _too_large(report, size, limit)
+            if is_sealed(report.result):
+                size, most = _size_of_sealed(report.result, size, settings)
+            if size > most:
+                problem = _too_large(report, size, most)
             elif report.spawn:
                 try:
                     opened = vault.unseal(report.spawn, spawn_bound(task_id))
@@ -122,6 +126,12 @@ async def apply_reports(session: Session, reports: Sequence[Report], settings: S
             report = problem
         if type(report) is Failed:
             failed[task_id, claim] = report
+    for pair in await _taken_by_others(session, results):
+        report = outcomes[pair[0]][1]
+        assert isinstance(report, Succeeded)  # no other has a result
+        failed[pair] = _not_its_own(report)
+        del results[pair], workers[pair]
+        spawners.pop(pair, None)
     held = await hold_spawners(session, spawners) if spawners else {}
     if held:
         for pair, reason in (await refuse_strays(session, spawners, held, settings.spawn_actions)).items():
@@ -178,6 +188,20 @@ def _sort(reports: Sequence[Report]) -> _Sorted:
             case Unreadable():
                 found.unreadable.append(report)
     return found
+
+
+async def _taken_by_others(session: Session, results: Mapping[Pair, str]) -> list[Pair]:
+    """Results that name an object of another task, which the worker could only have read about."""
+    named = {}
+    for pair, result in results.items():
+        reference = reference_of(result)
+        if reference is not None:
+            named[pair] = reference.name
+    if not named:
+        return []
+    owners = {tuple(row) for row in await session.fetch("find_owners", list(named.values()))}
+    owned = {name for name, _ in owners}
+    return [pair for pair, name in named.items() if name in owned and (name, pair[0]) not in owners]
 
 
 async def _newest_outcomes(
@@ -321,13 +345,31 @@ def _with_trace(error: str, trace: TraceContext) -> str:
     return f'{error.rstrip()[:-1]},"traceparent":"{trace.traceparent}"}}'
 
 
+def _size_of_sealed(result: str, size: int, settings: Settings) -> tuple[int, int]:
+    """Bytes of a result that its worker has sealed, as they count, and their limit.
+
+    The worker is not believed: an object may state any size, and whoever reads the result makes room for it.
+    """
+    reference = reference_of(result)
+    if reference is not None:
+        return reference.size, settings.largest_result_bytes
+    return size, settings.result_limit_bytes * 4 // 3 + _SEAL_BYTES  # it is base64
+
+
 def _too_large(report: Succeeded, size: int, limit: int) -> Failed:
+    setting = "PENSTOCK_RESULT_LIMIT_BYTES" if reference_of(report.result) is None else "PENSTOCK_PAYLOAD_MAX_BYTES"
     error = {
         "code": TOO_LARGE,
-        "message": f"the result is {size} bytes; the limit is {limit} (PENSTOCK_RESULT_LIMIT_BYTES)",
+        "message": f"the result is {size} bytes; the limit is {limit} ({setting})",
         "data": {"type": "ResultTooLarge", "size": size, "limit": limit},
     }
     return Failed(report.task_id, report.claim, report.attempt, json.dumps(error), _FINAL, report.trace, report.worker)
+
+
+def _not_its_own(report: Succeeded) -> Failed:
+    text = "the result names an object of another task"
+    error = {"code": HANDLER_ERROR, "message": text, "data": {"type": "BadEncoding", "message": text}}
+    return Failed(report.task_id, report.claim, report.attempt, json.dumps(error), Hints(), report.trace, report.worker)
 
 
 def _bad_children(report: Succeeded, exc: RpcError) -> Failed:

@@ -26,10 +26,15 @@ from penstock.wire import (
     NO_HINTS,
     BackoffHint,
     Hints,
+    Reference,
+    Sealed,
     encode_error,
     encode_progress,
+    encode_reference,
     encode_result,
     encode_run_times,
+    encode_sealed,
+    encode_sealed_result,
     encode_wait,
     join_batch,
 )
@@ -513,6 +518,45 @@ async def test_ids_of_schedulers_before_the_keys_are_taken_until_their_time_is_o
     await store.read_fence(older_than_seconds=0)
     await report(resulter, results, encode_result(f"{late.id}:{late.claim}", "1"))
     assert await states(task_of, [early, late]) == ["SUCCESS", "ACQUIRED"]
+
+
+# What a worker has sealed
+
+
+def kept_as_object(task: Claimed, size: int, name: str = f"20260101/{'a' * 32}") -> str:
+    reference = encode_reference(Reference(name, None, size, "b" * 64))
+    return encode_sealed_result(claim_id(task.id, task.claim), reference)
+
+
+async def test_a_sealed_result_is_measured_here_and_not_by_its_worker(
+    results: SqsQueue, store: Store, settings: Settings, task_of: TaskOf
+) -> None:
+    limits = {"result_limit_bytes": 1000, "payload_max_bytes": 5000, "payload_bucket": "s3://bucket"}
+    resulter = Resulter(store=store, results=results, settings=settings.model_copy(update=limits))
+    fits, huge, sealed_fits, sealed_large = await claimed(store, *(NewTask("a") for _ in range(4)))
+    sealed = {
+        task: encode_sealed_result(name(task), encode_sealed(Sealed("0" * 16, "A" * length)))
+        for task, length in ((sealed_fits, 1300), (sealed_large, 2000))
+    }
+    bodies = kept_as_object(fits, 5000), kept_as_object(huge, 10**12 - 1, f"20260101/{'c' * 32}")
+    await report(resulter, results, *bodies, *sealed.values())
+    assert await states(task_of, [fits, sealed_fits]) == ["SUCCESS"] * 2
+    assert await states(task_of, [huge, sealed_large]) == ["CRITICAL_ERROR"] * 2
+    for task, shown in ((huge, "999999999999 bytes"), (sealed_large, "bytes; the limit is 1533")):
+        (failure,) = json.loads((await task_of(task.id))["failures"])
+        assert failure["error"]["code"] == TOO_LARGE
+        assert shown in failure["error"]["message"]
+
+
+async def test_a_result_that_names_the_object_of_another_task_is_a_failed_attempt(
+    resulter: Resulter, results: SqsQueue, store: Store, task_of: TaskOf
+) -> None:
+    victim, thief, own = await claimed(store, *(NewTask("a") for _ in range(3)))
+    await report(resulter, results, kept_as_object(victim, 10))
+    await report(resulter, results, kept_as_object(thief, 10), kept_as_object(own, 10, f"20260101/{'d' * 32}"))
+    assert await states(task_of, [victim, thief, own]) == ["SUCCESS", "ERROR", "SUCCESS"]
+    (failure,) = json.loads((await task_of(thief.id))["failures"])
+    assert "object of another task" in failure["error"]["message"]
 
 
 # What comes with a result

@@ -7,6 +7,10 @@
 insert into penstock.payload_object (name, task_id) select * from unnest($1::text[], $2::bigint[])
 on conflict do nothing;
 
+-- name: find_owners
+-- $1 names. The tasks that name these objects already.
+select name, task_id from penstock.payload_object where name = any($1::text[]) and task_id <> 0;
+
 -- name: doom_objects
 -- $1 names. Objects that nobody needs, whoever knows of them.
 insert into penstock.payload_object (name, task_id, doomed) select distinct n, 0, true from unnest($1::text[]) n
