@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from penstock.handlers.batches import Call
     from penstock.handlers.cancellation import TaskCancelled
     from penstock.handlers.waiting import Wait
+    from penstock.logs import TaskLogFilter
     from penstock.retry import Backoff
     from penstock.settings import Settings, load_settings
     from penstock.transactional import enqueue, enqueue_many, enqueue_many_sync, enqueue_sync
@@ -76,6 +77,7 @@ _HOMES = {
     "TaskCalledOff": "errors",
     "TaskCancelled": "handlers.cancellation",
     "TaskFailed": "errors",
+    "TaskLogFilter": "logs",
     "TaskNotFound": "errors",
     "TooLarge": "errors",
     "TooManyWaits": "errors",
@@ -121,6 +123,7 @@ __all__ = [
     "TaskCalledOff",
     "TaskCancelled",
     "TaskFailed",
+    "TaskLogFilter",
     "TaskNotFound",
     "TooLarge",
     "TooManyWaits",

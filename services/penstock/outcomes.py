@@ -297,8 +297,9 @@ async def _fail(session: Session, failed: dict[Pair, Failed], settings: Settings
         failures.append(Failure(task_id, claim, error, delay, worker=report.worker))
     settled = await session.fail(failures, hold_keys=settings.holds_ordering_keys)
     for failure in failures:
-        log.info(
-            "task_failed" if failure.delay_seconds is not None else "task_given_up",
+        is_last = failure.delay_seconds is None
+        (log.warning if is_last else log.info)(
+            "task_given_up" if is_last else "task_failed",
             task_id=failure.id, claim=failure.claim, attempt=attempts[failure.id, failure.claim][0],
             delay_seconds=None if failure.delay_seconds is None else round(failure.delay_seconds, 3),
         )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import SettingsError
 from penstock.faults import Faults, faults_of
-from penstock.logs import get_logger, setup_logging
+from penstock.logs import get_logger, setup_logging, setup_root
 from penstock.loop import Service, run_service
 from penstock.payloads import Vault
 from penstock.settings import Settings, misspelt_variables
@@ -42,6 +42,9 @@ def run_process(name: str, settings: Settings, *, concurrency: int | None = None
         log.warning("setting_unknown", seen=seen, meant=meant)
     passes = 1 if name in _ONE_PASS else concurrency or settings.concurrency
     make = _maker(name, settings, apps, faults_of(settings, name))
+    # The application's modules, which a worker has loaded by now, may have set up logging.
+    quiet = "error" if settings.log_level == "error" else "warning"
+    setup_root(name, level=settings.log_level if name == "worker" else quiet, form=settings.log_format)
     setup_tracing(name, settings)  # after the application's modules, which may have set a provider of their own
     try:
         return run_service(make, settings, passes=passes)

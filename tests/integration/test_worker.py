@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import secrets
 import subprocess
@@ -24,6 +25,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 import penstock.worker.runner
 from penstock.handlers import Context, Fail, Registry, Retry, action
+from penstock.handlers.batches import Call
+from penstock.logs import TaskLogFilter
 from penstock.retry import Backoff
 from penstock.settings import Settings
 from penstock.transports import Message, Outgoing, Queue
@@ -309,6 +312,69 @@ async def test_exception_is_answered_with_type_message_and_traceback(
     assert "runner.py" not in error["data"]["traceback"]
     assert "threads.py" not in error["data"]["traceback"]
     assert not failed.hints.final
+
+
+async def test_a_failed_attempt_is_a_warning_with_message_and_traceback(
+    bench: Bench, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(ctx: Context, how: str) -> None:
+        logging.getLogger("myapp").error("about to fail")
+        if how == "retry":
+            raise Retry(5, "not yet")
+        raise LookupError("no luck")
+
+    action("act", registry=registry)(fail)
+    action("batched", batch=2, registry=registry)(lambda calls: 1 / 0)
+    caplog.handler.addFilter(TaskLogFilter())
+    caplog.set_level("INFO", "penstock")
+    await bench.send(encode_call(1, 4, "act", '["fail"]'), encode_call(2, 4, "act", '["retry"]'))
+    await bench.send(encode_call(3, 4, "act", "[5]"), encode_call(4, 4, "unknown", "{}"))
+    await bench.send(encode_call(5, 4, "batched", "{}"), encode_call(6, 4, "batched", "{}"))
+    await bench.work(messages=3)
+    records = {r.msg["task_id"]: r for r in caplog.records if isinstance(r.msg, dict) and "error" in r.msg}
+    assert {n: (r.levelname, r.msg["event"], r.msg["error"], r.msg["claim"]) for n, r in records.items()} == {
+        1: ("WARNING", "task_failed", "LookupError", 4), 2: ("INFO", "task_failed", "Retry", 4),
+        3: ("WARNING", "task_failed", "BadParams", 4), 4: ("WARNING", "task_failed", "UnknownAction", 4),
+        5: ("WARNING", "task_failed", "ZeroDivisionError", 4), 6: ("WARNING", "task_failed", "ZeroDivisionError", 4),
+    }  # fmt: skip
+    told = {n: r.msg["message"] for n, r in records.items()}
+    assert (told[1], told[2], told[5]) == ("no luck", "not yet", "division by zero")
+    assert "how is wrong" in told[3]
+    assert "no handler for action 'unknown'" in told[4]
+    assert "in fail" in records[1].msg["traceback"]
+    assert ["traceback" in records[n].msg for n in (2, 5, 6)] == [False, True, False]  # of one call, once
+    assert {(r.task_id, r.claim, r.action) for r in caplog.records if r.name == "myapp"} == {  # type: ignore[attr-defined]
+        (1, 4, "act"), (2, 4, "act"),
+    }  # fmt: skip
+
+
+async def test_what_is_in_payloads_can_be_kept_out_of_the_log(
+    bench: Bench, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(ctx: Context, card: str) -> None:
+        raise LookupError(card)
+
+    action("act", registry=registry)(fail)
+    await bench.send(encode_call(1, 1, "act", '["4111"]'))
+    await bench.work(log_failure_details=False)
+    (record,) = [r for r in caplog.records if "task_failed" in r.getMessage()]
+    assert record.getMessage() == "task_failed task_id=1 claim=1 action=act error=LookupError"
+
+
+@pytest.mark.parametrize(("own", "setting", "cap"), [(None, 3, 3), (None, None, 7), (1, 3, 1), (5, 3, 5), (None, 9, 7)])
+async def test_parameters_that_do_not_fit_have_attempts_of_their_own(
+    bench: Bench, registry: Registry, own: int | None, setting: int | None, cap: int
+) -> None:
+    @action("act", max_attempts=7, bad_params_attempts=own, registry=registry)
+    def act(ctx: Context, n: int) -> None: ...
+
+    @action("batched", batch=2, max_attempts=7, bad_params_attempts=own, registry=registry)
+    def batched(calls: list[Call[int]]) -> None: ...
+
+    await bench.send(*(encode_call(i, 1, name, "{}") for i, name in enumerate(["act", "batched", "unknown"])))
+    await bench.work(bad_params_attempts=setting, unknown_action_attempts=setting)
+    outcomes = await bench.outcomes(3)
+    assert [o.hints.max_attempts for _, o in sorted(outcomes.items()) if isinstance(o, Failed)] == [cap, cap, setting]
 
 
 class Unprintable(Exception):

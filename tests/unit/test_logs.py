@@ -1,24 +1,39 @@
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import json
 import logging
+import logging.config
 from collections.abc import Iterator
 
 import pytest
 import structlog
 
-from penstock.logs import get_logger, setup_logging
+from penstock.logs import TaskLogFilter, bind_task, get_logger, setup_logging, setup_root
 
 
 @pytest.fixture(autouse=True)
 def _logging_put_back() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    loggers = [logging.getLogger(name) for name in (None, "penstock")]
+    kept = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
     yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    for logger, (handlers, level, propagate) in zip(loggers, kept, strict=True):
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
+        logger.propagate = propagate
+    for logger in logging.Logger.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.disabled = False  # which dictConfig has set
     structlog.reset_defaults()
     structlog.contextvars.clear_contextvars()
+
+
+def set_up(process: str, *, level: str) -> None:
+    """As a worker does whose application has set up nothing itself."""
+    logging.getLogger().handlers.clear()  # those of pytest
+    setup_logging(process, level=level)
+    setup_root(process, level=level)
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -83,26 +98,93 @@ def test_a_traceback_is_one_field_of_the_line(capsys: pytest.CaptureFixture[str]
     assert "ValueError: boom" in line
 
 
-def test_lines_of_libraries_come_the_same_way_from_warning_on(capsys: pytest.CaptureFixture[str]) -> None:
-    setup_logging("worker", level="debug")
-    library = logging.getLogger("some.library")
-    library.info("chatter")
+def test_lines_of_other_loggers_are_written_with_their_tracebacks(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up("worker", level="info")
+    logger = logging.getLogger("myapp.tasks")
+    logger.debug("chatter")
+    logger.info("sent %s", "mail", extra={"to": "a@example.org"})
     try:
         raise OSError("gone")
     except OSError:
-        library.exception("lost %s", "connection")
+        logger.exception("lost connection")
+    structlog.get_logger("myapp").info("by_structlog", n=1)
+    sent, lost, other = lines(capsys)
+    assert 'level=info event=log process=worker logger=myapp.tasks message="sent mail" to=a@example.org' in sent
+    assert (
+        'level=error event=log process=worker logger=myapp.tasks message="lost connection" traceback="Traceback' in lost
+    )
+    assert "OSError: gone" in lost
+    assert "level=info event=by_structlog process=worker n=1" in other
+
+
+def test_libraries_of_ours_are_heard_from_warning_on(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up("worker", level="debug")
+    logging.getLogger("botocore.auth").debug("the signature")
+    logging.getLogger("botocore.auth").warning("the clock is wrong")
     (line,) = lines(capsys)
-    assert "event=library_log" in line
-    assert "message=\"lost connection\" exception=OSError('gone')" in line
-    assert "logger=some.library" in line
-    assert "level=error" in line
+    assert "the clock is wrong" in line
+
+
+def test_what_the_application_has_set_up_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    setup_logging("worker")
+    logging.config.dictConfig(
+        {
+            "version": 1,
+            "filters": {"task": {"()": "penstock.TaskLogFilter"}},
+            "formatters": {"mine": {"format": "mine %(levelname)s %(message)s task=%(task_id)s"}},
+            "handlers": {"err": {"class": "logging.StreamHandler", "formatter": "mine", "filters": ["task"]}},
+            "root": {"level": "DEBUG", "handlers": ["err"]},
+        }
+    )
+    setup_root("worker", level="info")
+
+    def task() -> None:
+        bind_task(7, 2, "resize")
+        logging.getLogger("theirs").debug("hello")
+        get_logger().info("ours", n=1)
+
+    contextvars.copy_context().run(task)
+    mine, ours = lines(capsys)
+    assert mine == "mine DEBUG hello task=7"
+    assert "level=info event=ours process=worker n=1 task_id=7 claim=2 action=resize" in ours
+
+
+def test_a_filter_keeps_what_the_application_says_itself() -> None:
+    record = logging.makeLogRecord({"task_id": "theirs"})
+    assert TaskLogFilter().filter(record)
+    assert (record.task_id, record.claim) == ("theirs", None)  # type: ignore[attr-defined]
+
+
+async def test_every_line_names_the_task_it_is_logged_for_in_threads_too(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up("worker", level="info")
+
+    async def one(task_id: int) -> None:
+        bind_task(task_id, 1, "resize")
+        await asyncio.sleep(0)
+        await asyncio.to_thread(logging.getLogger("myapp").info, "in a thread")
+
+    await asyncio.gather(one(1), one(2))
+    logging.getLogger("myapp").info("of no task")
+    *named, none = lines(capsys)
+    assert sorted(line.partition("task_id=")[2] for line in named) == [f"{n} claim=1 action=resize" for n in (1, 2)]
+    assert "task_id" not in none
+
+
+def test_a_line_of_ours_is_text_for_handlers_of_others() -> None:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger("penstock").addHandler(handler)
+    get_logger().error("queue_lost", queue="inbound", reason="away")
+    assert [record.getMessage() for record in records] == ["queue_lost queue=inbound reason=away"]
 
 
 def test_setting_up_twice_doubles_no_line(capsys: pytest.CaptureFixture[str]) -> None:
-    setup_logging("worker")
-    setup_logging("worker")
+    for _ in range(2):
+        set_up("worker", level="info")
     logging.getLogger("some.library").warning("once")
-    assert len(lines(capsys)) == 1
+    get_logger().info("once")
+    assert len(lines(capsys)) == 2
 
 
 def test_lines_written_inside_a_span_name_it(capsys: pytest.CaptureFixture[str]) -> None:

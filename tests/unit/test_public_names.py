@@ -40,6 +40,7 @@ PUBLIC = [
     "TaskCalledOff",
     "TaskCancelled",
     "TaskFailed",
+    "TaskLogFilter",
     "TaskNotFound",
     "TooLarge",
     "TooManyWaits",

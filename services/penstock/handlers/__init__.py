@@ -200,10 +200,10 @@ def _is_number(value: object) -> bool:
 class Handler:
     """A registered function, made ready for many calls.
 
-    timeout_seconds, max_attempts, backoff: None leaves it to the task or the settings. batch: how many tasks one call
-    takes, None for a handler of one task; linger_seconds: how long the first of them waits for the others.
-    arguments: fits a task's parameters, raw JSON, to the function; raises InvalidParams. fit: the same of one task of
-    a batch.
+    timeout_seconds, max_attempts, bad_params_attempts, backoff: None leaves it to the task or the settings. batch: how
+    many tasks one call takes, None for a handler of one task; linger_seconds: how long the first of them waits for the
+    others. arguments: fits a task's parameters, raw JSON, to the function; raises InvalidParams. fit: the same of one
+    task of a batch.
     Raises SettingsError for a function that cannot be a handler, a bad name, or numbers that make no sense.
     """
 
@@ -214,16 +214,16 @@ class Handler:
         *,
         timeout_seconds: float | None = None,
         max_attempts: int | None = None,
+        bad_params_attempts: int | None = None,
         backoff: Backoff | None = None,
         batch: int | None = None,
         linger_seconds: float | None = None,
     ) -> None:
         _check_name(name)
         _check_batch(name, batch, linger_seconds)
-        if max_attempts is not None and not (type(max_attempts) is int and 1 <= max_attempts <= MAX_ATTEMPTS_LIMIT):
-            raise SettingsError(
-                f"action {name!r}: max_attempts must be 1 to {MAX_ATTEMPTS_LIMIT}, not {max_attempts!r}"
-            )
+        for option, most in (("max_attempts", max_attempts), ("bad_params_attempts", bad_params_attempts)):
+            if most is not None and not (type(most) is int and 1 <= most <= MAX_ATTEMPTS_LIMIT):
+                raise SettingsError(f"action {name!r}: {option} must be 1 to {MAX_ATTEMPTS_LIMIT}, not {most!r}")
         if timeout_seconds is not None and not (_is_number(timeout_seconds) and 0 < timeout_seconds < math.inf):
             raise SettingsError(f"action {name!r}: timeout must be above 0 seconds, not {timeout_seconds!r}")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -233,6 +233,7 @@ class Handler:
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
         self.timeout_seconds = timeout_seconds
         self.max_attempts = max_attempts
+        self.bad_params_attempts = bad_params_attempts
         self.backoff = backoff
         self.batch = batch
         self.linger_seconds = DEFAULT_LINGER_SECONDS if linger_seconds is None else float(linger_seconds)
@@ -310,6 +311,7 @@ def action(
     name: str | None = None,
     *,
     max_attempts: int | None = None,
+    bad_params_attempts: int | None = None,
     timeout: float | None = None,
     backoff: Backoff | None = None,
     batch: int | None = None,
@@ -322,6 +324,7 @@ def action(
     name: Any = None,
     *,
     max_attempts: int | None = None,
+    bad_params_attempts: int | None = None,
     timeout: float | None = None,
     backoff: Backoff | None = None,
     batch: int | None = None,
@@ -334,7 +337,8 @@ def action(
     with annotations are checked and converted, pydantic's types by pydantic's rules, others by msgspec's, without
     guessing: ``"1"`` is no int. ``async def`` runs on the event loop, ``def`` in a thread. The function itself is
     returned unchanged.
-    max_attempts: lowers the task's own cap. timeout: seconds that one attempt may run, unless the task says
+    max_attempts: lowers the task's own cap. bad_params_attempts: of a task whose parameters do not fit, None for
+    PENSTOCK_BAD_PARAMS_ATTEMPTS. timeout: seconds that one attempt may run, unless the task says
     otherwise. backoff: delays between attempts.
     batch: the function takes up to so many tasks at once, as a ``list[Call[MyParams]]`` alone, and returns a list with
     one answer for each, in their order: a result, an exception (Retry, Fail or any other) that fails this task alone,
@@ -352,6 +356,7 @@ def action(
             function,
             timeout_seconds=timeout,
             max_attempts=max_attempts,
+            bad_params_attempts=bad_params_attempts,
             backoff=backoff,
             batch=batch,
             linger_seconds=linger,

@@ -15,6 +15,11 @@ class ProcessSettings(Group):
     concurrency: int = Field(2, ge=1, le=256, description="Loops inside one process, unless `--concurrency` says so.")
     grace_seconds: float = Field(25, ge=0, description="Time to finish and hand back work after SIGTERM.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is logged.")
+    log_failure_details: bool = Field(
+        True,
+        description="A worker's line about a failed attempt has the error's message and traceback, which may hold "
+        "parts of a payload; false: its type alone, as always where payloads are encrypted.",
+    )
     log_format: Literal["logfmt", "json"] = Field("logfmt", description="Form of a log line.")
 
     traces: bool = Field(

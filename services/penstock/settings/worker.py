@@ -19,6 +19,19 @@ class WorkerSettings(Group):
         900, gt=0, description="Run time of one attempt, unless the task or its action says otherwise."
     )
 
+    bad_params_attempts: int | None = Field(
+        3,
+        ge=1,
+        description="Attempts of a task whose parameters its handler does not take, unless its action says otherwise; "
+        "unset: as many as for any other error.",
+    )
+    unknown_action_attempts: int | None = Field(
+        None,
+        ge=1,
+        description="Attempts of a task for which a worker has no handler, as while a deploy adds it; unset: as many "
+        "as for any other error.",
+    )
+
     control_url: str | None = Field(
         None,
         description="The api, asked by workers which of their tasks were cancelled; unset: handlers are not told.",
@@ -34,7 +47,13 @@ class WorkerSettings(Group):
     )
 
     _unset_worker = field_validator(
-        "control_url", "control_api_key", "worker_name", "result_compress_bytes", mode="before"
+        "bad_params_attempts",
+        "unknown_action_attempts",
+        "control_url",
+        "control_api_key",
+        "worker_name",
+        "result_compress_bytes",
+        mode="before",
     )(empty_is_unset)
     _http_of_worker = field_validator("control_url")(http_url)
 

@@ -38,7 +38,7 @@ from penstock.worker.isolation import Isolation, is_suspect
 from penstock.worker.job import Job
 from penstock.worker.naming import name_of_process
 from penstock.worker.outbox import Outbox
-from penstock.worker.runner import Runner
+from penstock.worker.runner import Runner, log_failure
 from penstock.worker.sealing import seal_answer, seal_note
 from penstock.worker.threads import Threads
 from penstock.worker.timings import Timings
@@ -71,6 +71,8 @@ class Worker(Service):
             concurrency=settings.worker_concurrency,
             threads=self._threads,
             timeout_seconds=settings.task_timeout_seconds,
+            bad_params_attempts=settings.bad_params_attempts,
+            log_details=settings.log_failure_details and not self._vault.encrypts,
             result_limit_bytes=settings.largest_result_bytes,
             result_compress_bytes=None if self._vault.is_on else settings.result_compress_bytes,
             vault=self._vault,
@@ -212,10 +214,10 @@ class Worker(Service):
         if not held.begun:
             held.begin()
         self._timings.add("unknown", "error", 0.0)
-        log.info(
-            "task_failed", task_id=claim.task_id, claim=claim.claim, action=request.method[:200], error="UnknownAction"
-        )
-        self._outbox.answer(unknown_action_answer(claim_id, request.method, self._registry), held)
+        attempts = self._settings.unknown_action_attempts
+        answer, problem = unknown_action_answer(claim_id, request.method, self._registry, attempts)
+        log_failure(claim, request.method[:200], problem, details=True)  # the action's name alone is in it
+        self._outbox.answer(answer, held)
 
     async def _announce(self, jobs: Sequence[Job]) -> None:
         """Give a sign of life of each before any starts.

@@ -10,7 +10,7 @@ import json
 import math
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -41,17 +41,31 @@ _decode = msgspec.json.Decoder().decode
 
 
 class Refusal(Exception):
-    """What went in or came out of a handler is of no use: parameters that do not fit, a result that is no JSON."""
+    """What went in or came out of a handler is of no use: parameters that do not fit, a result that is no JSON.
+
+    attempts: after so many there are no more; None leaves it to the action and the task.
+    """
 
     is_final = False
 
     def __init__(
-        self, kind: str, text: str, *, code: int = HANDLER_ERROR, data: Mapping[str, Any] | None = None
-    ) -> None:
+        self, kind: str, text: str, *, code: int = HANDLER_ERROR, data: Mapping[str, Any] | None = None,
+        attempts: int | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(text)
+        self.attempts = attempts
         self.kind = kind
         self.code = code
         self.data = data or {}
+
+
+class Problem(NamedTuple):
+    """What is wrong with an attempt, for the log. is_asked: the handler has asked to be tried again."""
+
+    kind: str
+    message: str
+    traceback: str | None = None
+    is_asked: bool = False
 
 
 class Unfit(Refusal):
@@ -164,7 +178,10 @@ def refusal_answer(claim_id: str, handler: Handler, exc: Refusal) -> str:
     data = {key: head(value) if isinstance(value, str) else value for key, value in exc.data.items()}
     if exc.is_final:
         data["final"] = True
-    return encode_error(claim_id, exc.code, message, {"type": exc.kind, "message": message, **data, **_hints(handler)})
+    hints = _hints(handler)
+    if exc.attempts is not None:
+        hints["max_attempts"] = min(exc.attempts, hints.get("max_attempts", exc.attempts))
+    return encode_error(claim_id, exc.code, message, {"type": exc.kind, "message": message, **data, **hints})
 
 
 def one_for_each(returned: Any, tasks: int) -> Sequence[Any]:
@@ -193,28 +210,35 @@ class Failures:
         limit_bytes: int,
         compress_bytes: int | None = None,
         spawned: Sequence[str] = (),
-    ) -> tuple[str, str]:
-        """The answer of a task, and the kind of error; none is empty."""
+    ) -> tuple[str, Problem | None]:
+        """The answer of a task, and what is wrong with it."""
         if not isinstance(outcome, BaseException):
             try:
                 answer = answer_of(
                     claim_id, self._handler, outcome,
                     limit_bytes=limit_bytes, compress_bytes=compress_bytes, spawned=spawned,
                 )  # fmt: skip
-                return answer, ""
+                return answer, None
             except Refusal as exc:
                 outcome = exc
         if isinstance(outcome, Refusal):
-            return refusal_answer(claim_id, self._handler, outcome), outcome.kind
+            return refusal_answer(claim_id, self._handler, outcome), Problem(outcome.kind, text_of(outcome))
         error = self._errors.get(id(outcome))  # all of them live as long as the list that they stand in
-        if error is None:
-            error = self._errors[id(outcome)] = _error_of(self._handler, outcome)
-        return encode_error(claim_id, *error), type(outcome).__name__
+        if error is not None:
+            return encode_error(claim_id, *error), _problem_of(outcome, error)._replace(traceback=None)
+        error = self._errors[id(outcome)] = _error_of(self._handler, outcome)
+        return encode_error(claim_id, *error), _problem_of(outcome, error)
 
 
-def exception_answer(claim_id: str, handler: Handler, exc: BaseException) -> str:
-    """The answer of a handler that raised."""
-    return encode_error(claim_id, *_error_of(handler, exc))
+def exception_answer(claim_id: str, handler: Handler, exc: BaseException) -> tuple[str, Problem]:
+    """The answer of a handler that raised, and what is wrong."""
+    error = _error_of(handler, exc)
+    return encode_error(claim_id, *error), _problem_of(exc, error)
+
+
+def _problem_of(exc: BaseException, error: tuple[int, str, dict[str, Any]]) -> Problem:
+    data = error[2]
+    return Problem(type(exc).__name__, data["message"], data.get("traceback"), isinstance(exc, Retry))
 
 
 def _error_of(handler: Handler, exc: BaseException) -> tuple[int, str, dict[str, Any]]:
@@ -235,13 +259,19 @@ def timeout_answer(
     claim_id: str, handler: Handler, *, ran_seconds: float, limit_seconds: float, where: str | None = None
 ) -> str:
     """The answer of a task that was stopped. ``where``: the stack at which it was found."""
-    message = f"stopped after {ran_seconds:.3g} s; one attempt may run {limit_seconds:g} s"
+    message = timeout_text(ran_seconds, limit_seconds)
     data = {"type": "TaskTimeout", "message": message, "limit_seconds": limit_seconds, **_hints(handler)}
     return encode_error(claim_id, TASK_TIMEOUT, message, {**data, "traceback": where})
 
 
-def unknown_action_answer(claim_id: str, action: str, registry: Registry) -> str:
-    """The answer for an action that no handler is registered for."""
+def timeout_text(ran_seconds: float, limit_seconds: float) -> str:
+    return f"stopped after {ran_seconds:.3g} s; one attempt may run {limit_seconds:g} s"
+
+
+def unknown_action_answer(
+    claim_id: str, action: str, registry: Registry, attempts: int | None = None
+) -> tuple[str, Problem]:
+    """The answer for an action that no handler is registered for; after so many attempts there are no more."""
     shown = head(action[:_ACTION_SHOWN_CHARS])
     near = registry.nearest(action[:_ACTION_SHOWN_CHARS])
     message = f"this worker has no handler for action {shown!r}"
@@ -249,9 +279,10 @@ def unknown_action_answer(claim_id: str, action: str, registry: Registry) -> str
         message += "; it is built in, and run by workers whose PENSTOCK_DELIVERIES names it"
     elif near:
         message += f"; the nearest it has is {near!r}"
-    return encode_error(
-        claim_id, METHOD_NOT_FOUND, message, {"type": "UnknownAction", "message": message, "nearest": near}
-    )
+    data: dict[str, Any] = {"type": "UnknownAction", "message": message, "nearest": near}
+    if attempts is not None:
+        data["max_attempts"] = attempts
+    return encode_error(claim_id, METHOD_NOT_FOUND, message, data), Problem("UnknownAction", message)
 
 
 def no_task_answer(entry: Request | Invalid, reason: str) -> str:

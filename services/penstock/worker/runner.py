@@ -18,8 +18,9 @@ from penstock import metrics, tracing
 from penstock.errors import InvalidParams
 from penstock.handlers.batches import Call
 from penstock.handlers.parameters import Arguments
-from penstock.logs import get_logger
+from penstock.logs import bind_task, get_logger
 from penstock.payloads import Vault
+from penstock.wire import ClaimId
 from penstock.worker import answers
 from penstock.worker.batches import Batch, Gathering
 from penstock.worker.holder import Held
@@ -43,7 +44,9 @@ Unit = Job | Batch
 class Runner:
     """Runs jobs, at most ``concurrency`` calls at once; those of plain functions as threads are free.
 
-    timeout_seconds: of one attempt, where neither the task nor its action says. vault: what payloads are opened by.
+    timeout_seconds: of one attempt, where neither the task nor its action says. bad_params_attempts: of a task whose
+    parameters do not fit, where its action does not say. log_details: lines about failures have message and traceback.
+    vault: what payloads are opened by.
     timings: told of every attempt. answer: called with each job and its response, once. progress: called with what
     handlers report.
     """
@@ -54,6 +57,8 @@ class Runner:
         concurrency: int,
         threads: Threads,
         timeout_seconds: float,
+        bad_params_attempts: int | None,
+        log_details: bool,
         result_limit_bytes: int,
         result_compress_bytes: int | None,
         vault: Vault,
@@ -64,6 +69,8 @@ class Runner:
         self._concurrency = concurrency
         self._threads = threads
         self._timeout_seconds = timeout_seconds
+        self._bad_params_attempts = bad_params_attempts
+        self._log_details = log_details
         self._result_limit_bytes = result_limit_bytes
         self._result_compress_bytes = result_compress_bytes
         self._vault = vault
@@ -120,7 +127,7 @@ class Runner:
             except InvalidParams as exc:
                 if not job.held.begun:
                     job.held.begin()
-                self._refuse(job, _bad_params(exc))
+                self._refuse(job, self._bad_params(job, exc))
                 return
         if alone:
             self._queue(Batch(job.handler, job.limit_seconds, [job]))
@@ -130,7 +137,20 @@ class Runner:
     def _refuse(self, job: Job, refusal: answers.Refusal) -> None:
         """Answer a job of a batch that its handler is not called for."""
         answer = answers.refusal_answer(job.claim_id, job.handler, refusal)
-        self._settle(job, answer, "error", refusal.kind, 0.0)
+        self._settle(job, answer, "error", answers.Problem(refusal.kind, answers.text_of(refusal)), 0.0)
+
+    def _arguments(self, job: Job) -> Arguments:
+        try:
+            return job.handler.arguments(job.params)
+        except InvalidParams as exc:
+            raise self._bad_params(job, exc) from None
+
+    def _bad_params(self, job: Job, exc: InvalidParams) -> answers.Refusal:
+        own = job.handler.bad_params_attempts
+        return answers.Refusal(
+            "BadParams", exc.message, code=exc.code, data=exc.data,
+            attempts=self._bad_params_attempts if own is None else own,
+        )  # fmt: skip
 
     def _queue(self, batch: Batch) -> None:
         """A batch is ready to start; until it does it may take more jobs."""
@@ -215,12 +235,13 @@ class Runner:
         self._set_deadline(job)
         if self._spans is not None:
             begin_attempt(self._spans, job).activate()
-        outcome, kind = "error", ""
+        bind_task(job.claim.task_id, job.claim.claim, job.handler.name)
+        outcome, problem = "error", None
         try:
             if needs_opening(job.params):
                 await self._open(job)
             if job.handler.is_async:
-                args, kwargs = _arguments(job)
+                args, kwargs = self._arguments(job)
                 result = await job.handler.function(job.context(), *args, **kwargs)
             else:
                 result = await self._in_thread(job)
@@ -237,7 +258,8 @@ class Runner:
                 answer = await keep_result(self._vault, job.claim, answer)
             outcome = "ok"
         except answers.Refusal as exc:
-            answer, kind = answers.refusal_answer(job.claim_id, job.handler, exc), exc.kind
+            answer = answers.refusal_answer(job.claim_id, job.handler, exc)
+            problem = answers.Problem(exc.kind, answers.text_of(exc))
         except BaseException as exc:
             # SystemExit, or a CancelledError of the handler's own, is one task's affair and not the worker's.
             if job.cut and isinstance(exc, asyncio.CancelledError):
@@ -249,14 +271,15 @@ class Runner:
                 job.where = job.where or answers.traceback_of(exc)
             if job.attempt is not None and not self._vault.encrypts:
                 job.attempt.raised(exc)
-            answer, kind = answers.exception_answer(job.claim_id, job.handler, exc), type(exc).__name__
+            answer, problem = answers.exception_answer(job.claim_id, job.handler, exc)
         if job.overdue:
             self._finish_overdue(job)
         else:
-            self._finish(job, answer, outcome, kind)
+            self._finish(job, answer, outcome, problem)
 
     async def _run_batch(self, batch: Batch) -> None:
         self._set_deadline(batch)
+        bind_task(None, None, batch.handler.name)
         for job in batch.jobs:
             job.started_at = batch.started_at
         call = None
@@ -320,7 +343,7 @@ class Runner:
                 await open_params(self._vault, job)
                 job.params = job.handler.fit(job.params)
             except InvalidParams as exc:
-                self._refuse(job, _bad_params(exc))
+                self._refuse(job, self._bad_params(job, exc))
             except answers.Refusal as exc:
                 self._refuse(job, exc)
 
@@ -340,8 +363,8 @@ class Runner:
         async def of(job: Job, outcome: Any) -> Any:
             if job.answered:
                 return outcome
-            answer, kind = self._answer_to(failures, job, outcome)
-            if kind or len(answer) <= self._vault.threshold_bytes:
+            answer, problem = self._answer_to(failures, job, outcome)
+            if problem or len(answer) <= self._vault.threshold_bytes:
                 return outcome
             try:
                 return Kept(await keep_result(self._vault, job.claim, answer))
@@ -350,10 +373,10 @@ class Runner:
 
         return await asyncio.gather(*map(of, batch.jobs, outcomes))
 
-    def _answer_to(self, failures: answers.Failures, job: Job, outcome: Any) -> tuple[str, str]:
-        """The answer of a job of a batch, and the kind of error; none is empty."""
+    def _answer_to(self, failures: answers.Failures, job: Job, outcome: Any) -> tuple[str, answers.Problem | None]:
+        """The answer of a job of a batch, and what is wrong with it."""
         if type(outcome) is Kept:
-            return outcome.answer, ""
+            return outcome.answer, None
         return failures.answer_to(
             job.claim_id,
             outcome,
@@ -369,8 +392,8 @@ class Runner:
         failures = answers.Failures(batch.handler)
         for job, outcome in zip(batch.jobs, outcomes, strict=True):
             if not job.answered:
-                answer, kind = self._answer_to(failures, job, outcome)
-                self._settle(job, answer, "error" if kind else "ok", kind, share)
+                answer, problem = self._answer_to(failures, job, outcome)
+                self._settle(job, answer, "error" if problem else "ok", problem, share)
         self._ran(now, now - batch.started_at)
         self._end(batch)
 
@@ -382,17 +405,17 @@ class Runner:
             return
         if job.answered or batch.overdue or batch.cut:
             return
-        answer, kind = self._answer_to(answers.Failures(batch.handler), job, outcome)
-        if self._vault.bucket is not None and not kind and len(answer) > self._vault.threshold_bytes:
+        answer, problem = self._answer_to(answers.Failures(batch.handler), job, outcome)
+        if self._vault.bucket is not None and problem is None and len(answer) > self._vault.threshold_bytes:
             return  # stored with the others' when the call ends
         share = (monotonic() - batch.started_at) / len(batch.jobs)
-        self._settle(job, answer, "error" if kind else "ok", kind, share)
+        self._settle(job, answer, "error" if problem else "ok", problem, share)
         if not self.changed.is_set():
             self.changed.set()
 
     async def _in_thread(self, job: Job) -> Any:
         try:
-            args, kwargs = _arguments(job)
+            args, kwargs = self._arguments(job)
         except BaseException:
             self._threads.give_back()
             raise
@@ -411,30 +434,30 @@ class Runner:
         # A plain function may return what an async one inside it has made: a decorator that forgot to be async.
         return await result if inspect.iscoroutine(result) else result
 
-    def _finish(self, job: Job, answer: str, outcome: str, kind: str) -> None:
+    def _finish(self, job: Job, answer: str, outcome: str, problem: answers.Problem | None) -> None:
         if job.answered:
             return
         now = monotonic()
         ran = now - job.started_at
-        self._settle(job, answer, outcome, kind, ran)
+        self._settle(job, answer, outcome, problem, ran)
         self._ran(now, ran)
         self._end(job)
 
-    def _settle(self, job: Job, answer: str, outcome: str, kind: str, ran: float) -> None:
+    def _settle(self, job: Job, answer: str, outcome: str, problem: answers.Problem | None, ran: float) -> None:
         job.answered = True
         action = job.handler.name
         trace_id = None
         if job.attempt is not None:
             trace_id = job.attempt.trace_id
-            answer = end_attempt(job, kind, answer)
+            answer = end_attempt(job, "" if problem is None else problem.kind, answer)
         self._timings.add(action, outcome, ran, trace_id)
         if job.is_lost:
             log.info(
                 "task_dropped", task_id=job.claim.task_id, claim=job.claim.claim, action=action,
                 ran_seconds=round(ran, 3),
             )  # fmt: skip
-        elif kind:
-            log.info("task_failed", task_id=job.claim.task_id, claim=job.claim.claim, action=action, error=kind)
+        elif problem is not None:
+            log_failure(job.claim, action, problem, details=self._log_details)
         self._answer(job, answer)
 
     def _ran(self, now: float, seconds: float) -> None:
@@ -491,6 +514,8 @@ class Runner:
         jobs = [job for job in (unit.jobs if isinstance(unit, Batch) else [unit]) if not job.answered]
         if not jobs:
             return  # it went on beside the others, and has ended now
+        text = answers.timeout_text(unit.ran_seconds, unit.limit_seconds or 0.0)
+        problem = answers.Problem("TaskTimeout", text, unit.where)
         now = monotonic()
         ran = now - unit.started_at
         for job in jobs:
@@ -498,7 +523,8 @@ class Runner:
                 job.claim_id, job.handler, ran_seconds=unit.ran_seconds, limit_seconds=unit.limit_seconds or 0.0,
                 where=unit.where,
             )  # fmt: skip
-            self._settle(job, answer, "timeout", "TaskTimeout", ran / len(jobs))
+            self._settle(job, answer, "timeout", problem, ran / len(jobs))
+            problem = problem._replace(traceback=None)  # of one call; its stack is logged once
         self._ran(now, ran)
         self._end(unit)
 
@@ -573,15 +599,14 @@ class Runner:
         metrics.RUNNING.set_function(lambda: 0)
 
 
-def _arguments(job: Job) -> Arguments:
-    try:
-        return job.handler.arguments(job.params)
-    except InvalidParams as exc:
-        raise _bad_params(exc) from None
-
-
-def _bad_params(exc: InvalidParams) -> answers.Refusal:
-    return answers.Refusal("BadParams", exc.message, code=exc.code, data=exc.data)
+def log_failure(claim: ClaimId, action: str, problem: answers.Problem, *, details: bool) -> None:
+    """Log a failed attempt: at info where the handler has asked to be tried again, else as a warning."""
+    told = {"message": problem.message, "traceback": problem.traceback} if details else {}
+    write = log.info if problem.is_asked else log.warning
+    write(
+        "task_failed", task_id=claim.task_id, claim=claim.claim, action=action, error=problem.kind,
+        **{name: value for name, value in told.items() if value},
+    )  # fmt: skip
 
 
 def _named(unit: Unit) -> dict[str, Any]:
