@@ -9,7 +9,7 @@ from time import monotonic
 
 from penstock.errors import Locked, PenstockError, TooSlow, Unavailable
 from penstock.logs import get_logger
-from penstock.loop import Service, SideTask
+from penstock.loop import Receiver, Service, SideTask
 from penstock.notify import Notifier
 from penstock.settings import Settings
 from penstock.store import Store
@@ -51,6 +51,7 @@ class Consumer(Service):
     def __init__(self, *, store: Store, queue: Queue, settings: Settings) -> None:
         self._store = store
         self._queue = queue
+        self._receiver = Receiver(queue, settings)
         self._settings = settings
         self._notifier = Notifier(store)
         self._store_is_doubtful = False
@@ -120,10 +121,7 @@ class Consumer(Service):
         has_locked = bool(self._locked)
         is_time = has_locked and (monotonic() >= self._locked_next_at or len(self._locked) >= _LOCKED_KEPT)
         if not is_time:
-            messages = await self._queue.receive(
-                wait_seconds=0 if has_locked else self._settings.receive_wait_seconds,
-                visibility_seconds=self._settings.visibility_timeout_seconds,
-            )
+            messages = await self._receiver.receive(wait_seconds=0 if has_locked else None)
             if messages or not self._locked:
                 return messages
         locked, self._locked = self._locked[:_LOCKED_AT_ONCE], self._locked[_LOCKED_AT_ONCE:]
@@ -154,6 +152,9 @@ class Consumer(Service):
                 await self._queue.extend(messages, seconds)
             except Unavailable as exc:
                 log.warning("messages_not_held", messages=len(messages), reason=str(exc))
+
+    def stop_taking(self) -> None:
+        self._receiver.stop()
 
     async def drain(self, seconds: float) -> None:
         """Give back what was kept; the passes have ended."""

@@ -31,16 +31,16 @@ OpenQueue = Callable[[str, str], Queue]
 log = get_logger()
 
 
-def run_process(name: str, settings: Settings, *, concurrency: int | None = None, apps: Sequence[str] = ()) -> int:
+def run_process(name: str, settings: Settings, *, loops: int | None = None, apps: Sequence[str] = ()) -> int:
     """Run one process until a signal; returns its exit code.
 
-    concurrency: passes under way at once, None for the setting. apps: modules that register actions (worker only).
+    loops: passes under way at once, None for the setting. apps: modules that register actions (worker only).
     Raises SettingsError.
     """
     setup_logging(name, level=settings.log_level, form=settings.log_format)
     for seen, meant in misspelt_variables():
         log.warning("setting_unknown", seen=seen, meant=meant)
-    passes = 1 if name in _ONE_PASS else concurrency or settings.concurrency
+    passes = 1 if name in _ONE_PASS else loops or settings.concurrency
     make = _maker(name, settings, apps, faults_of(settings, name))
     # The application's modules, which a worker has loaded by now, may have set up logging.
     quiet = "error" if settings.log_level == "error" else "warning"
@@ -113,6 +113,11 @@ def _worker(settings: Settings, apps: Sequence[str], faults: Faults | None) -> C
     deliveries = Deliveries(settings, registry)
     if settings.deliveries:
         log.info("deliveries_enabled", actions=",".join(settings.deliveries))
+    if not len(registry):
+        raise SettingsError(
+            "this worker has no handlers, so every task that it took would fail: name the module that has them with "
+            "--app MODULE, or built-in actions such as http.request in PENSTOCK_DELIVERIES"
+        )
     if faults is not None:
         from penstock.faults.handlers import with_faults
 

@@ -669,8 +669,9 @@ async def test_open_api_refuses_pages_of_other_origins(rpc: Rpc) -> None:
 
 
 async def test_api_with_keys_asks_for_one_of_them(
-    store: Store, settings: Settings, capsys: pytest.CaptureFixture[str]
+    store: Store, settings: Settings, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("DEBUG")
     keys = (SecretStr("first-key"), SecretStr("schlüssel"))
     settings = settings.model_copy(update={"api_keys": keys})
     async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url) as http:
@@ -689,7 +690,7 @@ async def test_api_with_keys_asks_for_one_of_them(
             assert (await http.post("/rpc", json=GOOD, headers=good)).status_code == 200, good
         assert (await http.get("/", headers={"Host": "api.example"})).status_code == 200
     captured = capsys.readouterr()
-    assert "first-key" not in captured.out + captured.err
+    assert "first-key" not in captured.out + captured.err + caplog.text
 
 
 async def test_requests_are_counted_by_method_and_outcome(rpc: Rpc) -> None:

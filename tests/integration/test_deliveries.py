@@ -82,7 +82,7 @@ async def test_what_was_opened_is_closed_the_newest_first_though_one_fails() -> 
 
 
 def test_a_worker_without_it_says_where_a_delivery_comes_from() -> None:
-    answered = json.loads(unknown_action_answer("1:1", "http.request", Registry()))
+    answered = json.loads(unknown_action_answer("1:1", "http.request", Registry())[0])
     assert "run by workers whose PENSTOCK_DELIVERIES names it" in answered["error"]["message"]
 
 

@@ -132,6 +132,8 @@ class World:
             threads=self.threads,
             vault=Vault(),
             timeout_seconds=60,
+            bad_params_attempts=None,
+            log_details=True,
             result_limit_bytes=1000,
             result_compress_bytes=None,
             timings=Timings(),

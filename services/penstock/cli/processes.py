@@ -14,12 +14,13 @@ import typer
 from penstock.cli.common import DataDirOption, print_json
 from penstock.errors import StackError
 
-ConcurrencyOption = Annotated[
+LoopsOption = Annotated[
     int | None,
     typer.Option(
-        "--concurrency", min=1, max=256, show_default=False, help="Loops in this process; default PENSTOCK_CONCURRENCY."
+        "--loops", min=1, max=256, show_default=False,
+        help="Batches of messages or tasks that this process works on at once; default PENSTOCK_CONCURRENCY.",
     ),
-]
+]  # fmt: skip
 LogLevelOption = Annotated[
     str | None,
     typer.Option(
@@ -49,8 +50,8 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _process_command(name: str) -> Callable[..., None]:
-    def command(concurrency: ConcurrencyOption = None, log_level: LogLevelOption = None) -> None:
-        _run(name, concurrency, log_level)
+    def command(loops: LoopsOption = None, log_level: LogLevelOption = None) -> None:
+        _run(name, loops, log_level)
 
     return command
 
@@ -70,10 +71,23 @@ def worker(
             "PENSTOCK_OUTBOUND_QUEUE.",
         ),
     ] = None,
-    concurrency: ConcurrencyOption = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            "--concurrency", min=1, show_default=False,
+            help="Tasks that this worker runs at once; default PENSTOCK_WORKER_CONCURRENCY, else 100.",
+        ),
+    ] = None,
+    loops: Annotated[
+        int | None,
+        typer.Option(
+            "--loops", min=1, max=256, show_default=False,
+            help="Receives from the queue under way at once; default PENSTOCK_CONCURRENCY.",
+        ),
+    ] = None,
     log_level: LogLevelOption = None,
     data_dir: DataDirOption = None,
-) -> None:
+) -> None:  # fmt: skip
     """Run tasks from the outbound queue with the handlers of the --app modules; needs SQS, no database.
 
     Takes them from the queues that the settings name, else from those of the stack that runs in --data-dir. Modules of
@@ -81,8 +95,8 @@ def worker(
     """
     sys.path.insert(0, os.getcwd())
     _use_local_stack(data_dir)
-    overrides = {} if queue is None else {"outbound_queue": queue}
-    _run("worker", concurrency, log_level, app or (), **overrides)
+    given = {"outbound_queue": queue, "worker_concurrency": concurrency}
+    _run("worker", loops, log_level, app or (), **{name: value for name, value in given.items() if value is not None})
 
 
 def _use_local_stack(data_dir: Path | None) -> None:
@@ -104,13 +118,13 @@ def _use_local_stack(data_dir: Path | None) -> None:
     typer.echo(f"penstock: a worker of the stack in {folder.path}", err=True)
 
 
-def _run(name: str, concurrency: int | None, log_level: str | None, apps: Sequence[str] = (), **overrides: Any) -> None:
+def _run(name: str, loops: int | None, log_level: str | None, apps: Sequence[str] = (), **overrides: Any) -> None:
     from penstock.settings import load_settings
     from penstock.wiring import run_process
 
     if log_level is not None:
         overrides["log_level"] = log_level.lower()
-    raise typer.Exit(run_process(name, load_settings(**overrides), concurrency=concurrency, apps=apps))
+    raise typer.Exit(run_process(name, load_settings(**overrides), loops=loops, apps=apps))
 
 
 def migrate(

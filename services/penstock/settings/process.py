@@ -12,7 +12,7 @@ from penstock.settings.values import Group, empty_is_unset
 class ProcessSettings(Group):
     """The sections Running and Traces of docs/configuration.md."""
 
-    concurrency: int = Field(2, ge=1, le=256, description="Loops inside one process, unless `--concurrency` says so.")
+    concurrency: int = Field(2, ge=1, le=256, description="Loops inside one process, unless `--loops` says so.")
     grace_seconds: float = Field(25, ge=0, description="Time to finish and hand back work after SIGTERM.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is logged.")
     log_failure_details: bool = Field(

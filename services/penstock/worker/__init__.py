@@ -16,7 +16,7 @@ from penstock import tracing
 from penstock.errors import RpcError
 from penstock.handlers import Registry
 from penstock.logs import get_logger
-from penstock.loop import Service, SideTask
+from penstock.loop import Receiver, Service, SideTask
 from penstock.payloads import Vault
 from penstock.settings import Settings
 from penstock.transports import Message, Queue
@@ -59,6 +59,7 @@ class Worker(Service):
     def __init__(self, *, outbound: Queue, results: Queue, settings: Settings, registry: Registry) -> None:
         self._vault = Vault(settings)
         self._outbound = outbound
+        self._receiver = Receiver(outbound, settings)
         self._results = results
         self._settings = settings
         self._registry = registry
@@ -122,12 +123,10 @@ class Worker(Service):
         return await self._receive()
 
     async def _receive(self) -> int:
-        messages = await self._outbound.receive(
-            wait_seconds=self._settings.receive_wait_seconds,
-            visibility_seconds=self._settings.visibility_timeout_seconds,
-        )
+        messages = await self._receiver.receive()
         if self._stopping:
-            await self._outbound.release(messages)  # they came with a long poll that was under way
+            if messages:
+                await self._outbound.release(messages)  # they came with a long poll that was under way
             return 0
         announced: list[Job] = []
         suspects: list[list[Job]] = []
@@ -270,6 +269,7 @@ class Worker(Service):
     def stop_taking(self) -> None:
         """Give back at once what has not started, for other workers to take."""
         self._stopping = True
+        self._receiver.stop()
         self._isolation.stop()
         untouched = self._runner.take_back()
         self._giving_back = asyncio.get_running_loop().create_task(self._holder.release(untouched), name="give back")
