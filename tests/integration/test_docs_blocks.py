@@ -209,7 +209,7 @@ class Stage:
 
     async def program(self, block: Block) -> None:
         source = block.text.replace(ADDRESS, self.api.url)
-        code = compile(source, block.place, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        code = compile(source, block.place, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         names = self.names
         if code.co_flags & 0x80:  # a coroutine: it awaits at its top
             await eval(code, names)

@@ -145,10 +145,10 @@ def _conversions(
 
 def uncheckable(action: str, function: Callable[..., Any], shown: str, exc: Exception) -> SettingsError:
     """The error for an annotation that cannot be used, with what can be done about it."""
+    reason = str(exc).partition("\n")[0].partition(". ")[0].rstrip(".")
     if isinstance(exc, NameError):
-        why = f"{exc}: import its names outside of TYPE_CHECKING and functions"
+        why = f"{reason}: import its names outside of TYPE_CHECKING and functions"
     else:
-        reason = str(exc).partition("\n")[0].partition(". ")[0].rstrip(".")
         why = (
             f"{reason or type(exc).__name__}. Take a pydantic model, a dataclass, a msgspec.Struct, a "
             "TypedDict, dict[str, Any] or the like, or leave the annotation out"
