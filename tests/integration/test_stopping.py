@@ -57,8 +57,6 @@ class Process:
             "PENSTOCK_RECEIVE_WAIT_SECONDS": str(POLL_SECONDS),
             "PENSTOCK_HTTP_PORT": "0",
             "PENSTOCK_METRICS_PORT": "0",
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
             "PYTHONPATH": str(ROOT / "services"),
         }
         self.lines: list[str] = []
