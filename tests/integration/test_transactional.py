@@ -489,16 +489,18 @@ async def test_the_function_refuses_what_enqueue_refuses_and_names_the_option(sq
     assert await count(sql) == 1
 
 
-async def test_many_tasks_with_keys_that_repeat_are_those_of_the_api(store: Store, sql: Any) -> None:
+@pytest.mark.parametrize("scopes", [["retained", "live", 30], ["live"], ["retained"], [30]])
+async def test_many_tasks_with_keys_that_repeat_are_those_of_the_api(store: Store, sql: Any, scopes: list[Any]) -> None:
     """Each is enqueued by the function and by the store, into one database after the other's rows are gone."""
     tasks = [
         {
             "action": "sync",
             "payload": {"v": n},
             "unique_key": f"k{n % 7}",
-            "unique": ["retained", "live", 30][n % 3],
+            "unique": scopes[n % len(scopes)],
             "on_duplicate": "replace" if n % 2 else "return",
             "ordering_key": f"o{n % 3}",
+            "labels": {"n": str(n)},
             **({"priority": n} if n % 5 == 0 else {}),
         }
         for n in range(60)
@@ -514,7 +516,7 @@ async def test_many_tasks_with_keys_that_repeat_are_those_of_the_api(store: Stor
                 NewTask(
                     "sync", json.dumps(t["payload"], separators=(",", ":")), unique_key=t["unique_key"],
                     unique=t["unique"], on_duplicate=t["on_duplicate"], ordering_key=t["ordering_key"],
-                    priority=t.get("priority", 0),
+                    labels=json.dumps(t["labels"]), priority=t.get("priority", 0),
                     replaces_priority=t["on_duplicate"] == "replace" and "priority" in t,
                 )
                 for t in tasks[:-1]
@@ -527,7 +529,7 @@ async def test_many_tasks_with_keys_that_repeat_are_those_of_the_api(store: Stor
                 for e in given
             ]
         rows = await sql.fetch(
-            "select id, action, state::text, payload::text, priority, unique_key, ordering_key"
+            "select id, action, state::text, payload::text, priority, unique_key, ordering_key, labels"
             " from penstock.task order by 1"
         )
         tally = await sql.fetch("select action, event, sum(count) from penstock.tally group by 1, 2 order by 1")
