@@ -219,6 +219,15 @@ async def test_more_connections_than_there_are(settings: Settings) -> None:
     assert "PENSTOCK_DATABASE_POOL_SIZE" in found.fix
 
 
+async def test_a_schema_in_which_every_role_may_make_overloads(settings: Settings, postgres: EmbeddedPostgres) -> None:
+    name = urlsplit(settings.require_database_url).path.removeprefix("/")
+    postgres.execute("grant create on schema public to public", name)
+    found = await complaint(settings, "enqueue functions")
+    assert (found.level, found.fix) == ("warning", "revoke create on schema public from public")
+    postgres.execute(found.fix, name)
+    assert "enqueue functions" not in {finding.what for finding in await findings(settings)}
+
+
 async def test_a_transaction_that_is_left_open(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.doctor.database._LONG_TRANSACTION_SECONDS", 0)
     connection = await asyncpg.connect(settings.require_database_url, server_settings={"application_name": "forgetful"})

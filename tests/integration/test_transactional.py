@@ -641,6 +641,14 @@ async def test_defaults_of_the_database_can_be_set(sql: Any) -> None:
         await sql.execute("select penstock_enqueue('a', jsonb_build_object('x', repeat('x', 60)))")
 
 
+@pytest.mark.parametrize(("given", "kept"), [(30_000, 1000), (1000, 1000), (0, 1)])
+async def test_attempts_that_a_session_sets_keep_to_the_limit(given: int, kept: int, sql: Any) -> None:
+    await sql.execute(f"set penstock.max_attempts = {given}")
+    await sql.execute("select penstock_enqueue('a')")
+    await sql.execute('select count(*) from penstock_enqueue_many(\'[{"action": "a"}]\')')
+    assert [row[0] for row in await sql.fetch("select max_attempts from penstock.task")] == [kept, kept]
+
+
 async def test_a_task_of_a_function_settles_as_any_other(store: Store, sql: Any) -> None:
     await sql.execute("select penstock_enqueue('a', ordering_key => 'o'), penstock_enqueue('a', ordering_key => 'o')")
     for task_id in (1, 2):

@@ -109,6 +109,8 @@ async def _examine(session: Session, settings: Settings) -> AsyncIterator[Findin
     yield _of_ownership(ownership)
     for finding in _of_publications(await session.fetch("list_published_without_identity")):
         yield finding
+    for row in await session.fetch("read_open_schema"):
+        yield _of_open_schema(row["name"])
     yield _of_revision(await session.value("read_schema_revision"))
     yield _of_oldest_transaction(await session.fetch("read_oldest_transaction"))
     yield _of_processes({row["name"] for row in await session.fetch("list_penstock_connections")})
@@ -218,6 +220,14 @@ def _of_publications(rows: Sequence[Any]) -> list[Finding]:
             f"alter table penstock.{rows[0]['name']} replica identity full",
         )
     ]  # fmt: skip
+
+
+def _of_open_schema(name: str) -> Finding:
+    return Finding(
+        "warning", "enqueue functions",
+        f"every role may create in the schema {name}: functions beside penstock_enqueue that calls find first",
+        f"revoke create on schema {name} from public",
+    )  # fmt: skip
 
 
 def _of_oldest_transaction(rows: Sequence[Any]) -> Finding:
