@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from penstock.cron import COUNTED, Timing, passed
 
+JOB_PREFIX = "scheduler0:"
+"""Begins the names of schedules that fire jobs of scheduler0's API, which alone makes them."""
 MAX_MISSED_LIMIT = 1000
 FEW_COUNTED = 500
 """How far missed instants of a cron expression are counted where at most one of them is made up for."""

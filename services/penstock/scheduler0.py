@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.cron import ROBFIG, CronError, every_seconds, read_zone, timing
+from penstock.firing import JOB_PREFIX
 from penstock.robfig import is_shifted
 
 ACTION = "scheduler0.callback"
@@ -174,7 +175,15 @@ def make_job(given: JobGiven, job_id: int, now: datetime) -> Job:
 
 def schedule_name(job_id: int) -> str:
     """Of the schedule that fires a job."""
-    return f"scheduler0:{job_id}"
+    return f"{JOB_PREFIX}{job_id}"
+
+
+def job_of(name: str) -> int | None:
+    """The job that a schedule of this name fires, None for another schedule."""
+    digits = name.removeprefix(JOB_PREFIX)
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 18):
+        return None
+    return int(digits) if name == schedule_name(int(digits)) else None
 
 
 def payload_of(job: Job) -> bytes:

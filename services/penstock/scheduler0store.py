@@ -252,6 +252,11 @@ async def read_job(session: Session, job_id: int) -> Job | None:
     return _job(rows[0]) if rows else None
 
 
+async def jobs_of_import(session: Session, ids: Iterable[int], import_id: int) -> set[int]:
+    """Those of the ids that are jobs whose schedules the import is to make."""
+    return {row["id"] for row in await session.fetch("find_jobs_of_import", list(ids), import_id)}
+
+
 async def lock_job(session: Session, job_id: int) -> HeldJob | None:
     """Hold a job's row, so that nobody else changes it meanwhile."""
     rows = await session.fetch("lock_callback_job", job_id)

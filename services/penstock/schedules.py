@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from penstock.cron import CronError, timing
 from penstock.errors import InvalidParams
-from penstock.firing import MAX_MISSED_LIMIT, Missed, Overlap, Rule
+from penstock.firing import JOB_PREFIX, MAX_MISSED_LIMIT, Missed, Overlap, Rule
 from penstock.tasks import NewTask
 
 NAME_MAX_CHARS = 200
@@ -358,6 +358,16 @@ def read_name(name: str) -> str:
     if _CONTROL.search(name):
         raise InvalidParams("name", "holds a control character")
     return name
+
+
+def check_not_a_jobs(name: str) -> None:
+    """Raises InvalidParams for the name of a schedule that scheduler0's API makes.
+
+    Names are one space for all tenants, and a job's schedule is found by its name alone: one that a caller made first
+    would be given that job's data.
+    """
+    if name.startswith(JOB_PREFIX):
+        raise InvalidParams("name", f"must not begin with {JOB_PREFIX!r}, which is for jobs of scheduler0's API")
 
 
 def read_labels(labels: Labels) -> Labels:

@@ -26,6 +26,7 @@ from penstock.schedules import (
     RunSchedule,
     ScheduleChange,
     UpdateSchedule,
+    check_not_a_jobs,
     members_of,
 )
 from penstock.store import Session
@@ -91,6 +92,7 @@ async def change_schedule(session: Session, command: ScheduleChange) -> Schedule
     """
     match command:
         case CreateSchedule(schedule, replaces):
+            check_not_a_jobs(schedule.name)
             (outcome,) = await create_batch(session, [schedule], replace_existing=replaces)
             if isinstance(outcome, InvalidParams):
                 raise outcome

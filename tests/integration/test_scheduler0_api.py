@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from pydantic import SecretStr
 
@@ -21,10 +22,12 @@ from penstock.api.scheduler0.tasks import AsyncTasks
 from penstock.keys import digest_of
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.notify import Notifier
+from penstock.scheduler0 import ACTION
 from penstock.scheduler0store import Progress
 from penstock.settings import Settings
 from penstock.store import Store
 from penstock.supervisor.schedules import Firing, Imports, RunRetention
+from penstock.timetable import start_import
 from tests.integration.apis import running
 from tests.integration.doors import postgres_away
 
@@ -482,6 +485,30 @@ async def test_jobs_are_listed_by_project_in_the_order_of_their_making(door: Doo
     assert await door.problem(400, "GET", "/jobs?limit=1&offset=0") == "projectId is not provided"
     assert await door.problem(400, "GET", "/jobs") == "projectId is not provided"
     await door.problem(400, "GET", "/jobs?projectId=x&limit=1&offset=0")
+
+
+async def test_a_jobs_data_goes_to_no_schedule_that_another_caller_made(door: Door, sql: Any) -> None:
+    project = await door.project()
+    (made,) = await door.jobs(job(project))
+    name, path = f"scheduler0:{made['id']}", f"/jobs/{made['id']}"
+    following = f"scheduler0:{made['id'] + 1}"
+    await sql.execute("delete from penstock.schedule")
+    entries = [
+        msgspec.Raw(msgspec.json.encode({"name": wanted, "expression": "@yearly", "action": "theirs"}))
+        for wanted in (name, following, "scheduler0:x", "scheduler0:٧", "free")
+    ]
+    async with door.store.transaction() as session:
+        await start_import(session, [(0, msgspec.json.encode(entries).decode())], total=5, replaces=True)
+    assert await door.imports().run_once() == 5
+    assert [row[0] for row in await sql.fetch("select name from penstock.schedule")] == ["free"]
+    (second,) = await door.jobs(job(project))
+    assert f"scheduler0:{second['id']}" == following
+    assert await sql.fetchval("select action from penstock.schedule where name = $1", following) == ACTION
+    # One made while every caller could take the name.
+    await sql.execute("update penstock.schedule set name = $1, tenant = 'acme' where name = 'free'", name)
+    assert "is for a tenant" in await door.problem(409, "PUT", path, {"data": "secret"})
+    assert await sql.fetchval("select count(*) from penstock.schedule where payload::text like '%secret%'") == 0
+    assert (await door.data("GET", path))["data"] == made["data"], "all of the change or nothing"
 
 
 async def test_what_may_change_of_a_job_changes_and_an_empty_text_leaves_it(door: Door, sql: Any) -> None:

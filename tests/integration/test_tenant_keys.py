@@ -345,6 +345,24 @@ async def test_a_bound_key_does_all_with_what_is_its_own(stand: Stand, store: St
     assert [one["state"] for one in (await stand.acme.ask("list", state="SCHEDULED"))["tasks"]] == []
 
 
+async def test_names_of_schedules_are_taken_without_telling_by_whom(stand: Stand, sql: Any) -> None:
+    await stand.other.ask("schedule.create", name="n", expression="@daily", action=HIDDEN)
+    await stand.acme.ask("schedule.create", name="m", expression="@daily", action="a")
+    texts = {
+        json.dumps(await holder.ask("schedule.create", name="n", expression="@daily", action="a", replace=replace))
+        for holder, replace in ((stand.acme, False), (stand.acme, True), (stand.admin, False))
+    }
+    (told,) = texts
+    assert "is a schedule's name already" in told
+    assert HIDDEN not in told
+    assert "other" not in told.replace("another", "")
+    for holder in (stand.acme, stand.admin):
+        refused = await holder.ask("schedule.create", name="scheduler0:7", expression="@daily", action="a")
+        assert (refused["code"], refused["data"]["field"]) == (-32602, "name")
+        assert "is for jobs of scheduler0's API" in refused["message"]
+    assert [row[0] for row in await sql.fetch("select name from penstock.schedule order by 1")] == ["m", "n"]
+
+
 async def test_an_admin_sees_and_filters_by_tenant(stand: Stand) -> None:
     for holder in (stand.acme, stand.other, stand.admin):
         await holder.ask("enqueue", action="a", unique_key="u")

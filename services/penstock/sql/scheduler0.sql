@@ -105,6 +105,10 @@ where j.id = $1;
 select j.*, exists (select from penstock.schedule_import i where i.id = j.import_id and i.finished_at is null) as making
 from penstock.scheduler0_job j where j.id = $1 for update of j;
 
+-- name: find_jobs_of_import
+-- $1 ids, $2 import id. Those of the ids that are jobs whose schedules the import is to make.
+select id from penstock.scheduler0_job where id = any($1::bigint[]) and import_id = $2;
+
 -- name: update_callback_job
 -- $1 id, $2 URL, $3 data, $4 execution type.
 update penstock.scheduler0_job set callback_url = $2, data = $3, execution_type = $4 where id = $1;

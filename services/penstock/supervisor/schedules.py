@@ -7,7 +7,7 @@ clock, and a second at the most, so that a new or changed one is seen within tha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -21,7 +21,9 @@ from penstock.halving import in_halves
 from penstock.logs import get_logger
 from penstock.notify import Notifier
 from penstock.repeating import repeat
-from penstock.schedules import CreateSchedule, NewSchedule
+from penstock.scheduler0 import job_of
+from penstock.scheduler0store import jobs_of_import
+from penstock.schedules import CreateSchedule, NewSchedule, check_not_a_jobs
 from penstock.settings import Settings
 from penstock.store import PATIENT_SECONDS, Session, Store
 from penstock.timetable import Written, create_batch, note_import
@@ -109,7 +111,7 @@ class Imports:
                 return 0
             import_id, replaces = running[0]
             ((place, entries),) = await session.fetch("take_import_part", import_id)
-            outcomes, errors = await self._write(session, place, _decode_entries(entries), replaces)
+            outcomes, errors = await self._write(session, import_id, place, _decode_entries(entries), replaces)
             await note_import(session, import_id, outcomes, errors)
         log.info("schedules_imported", id=import_id, entries=len(outcomes), refused=len(errors))
         return len(outcomes)
@@ -118,7 +120,7 @@ class Imports:
         return 0 if await self.run_once() else LOOK_SECONDS
 
     async def _write(
-        self, session: Session, place: int, entries: list[msgspec.Raw], replaces: bool
+        self, session: Session, import_id: int, place: int, entries: list[msgspec.Raw], replaces: bool
     ) -> tuple[list[Written | InvalidParams], list[dict[str, Any]]]:
         """Check and write; the outcomes stand in the order of the entries, the errors tell which they are of."""
         outcomes: dict[int, Written | InvalidParams] = {}
@@ -128,6 +130,9 @@ class Imports:
                 wanted[number] = self._read(entry)
             except InvalidParams as exc:
                 outcomes[number] = exc
+        for number, refusal in (await _refused_names(session, import_id, wanted)).items():
+            outcomes[number] = refusal
+            del wanted[number]
         written = await _write_all(session, list(wanted.values()), replaces)
         outcomes |= zip(wanted, written, strict=True)
         ordered = [outcomes[number] for number in range(len(entries))]
@@ -149,6 +154,23 @@ class Imports:
         if command.replace:
             raise InvalidParams("replace", "belongs to the call as a whole, beside schedules")
         return command.schedule
+
+
+async def _refused_names(
+    session: Session, import_id: int, wanted: Mapping[int, NewSchedule]
+) -> dict[int, InvalidParams]:
+    """Of schedules by number, those named as a job's of scheduler0 whose import this is not."""
+    refused: dict[int, InvalidParams] = {}
+    for number, schedule in wanted.items():
+        try:
+            check_not_a_jobs(schedule.name)
+        except InvalidParams as exc:
+            refused[number] = exc
+    if not refused:
+        return refused
+    jobs = {number: job for number in refused if (job := job_of(wanted[number].name)) is not None}
+    own = await jobs_of_import(session, jobs.values(), import_id)
+    return {number: exc for number, exc in refused.items() if jobs.get(number) not in own}
 
 
 async def _write_all(session: Session, wanted: list[NewSchedule], replaces: bool) -> list[Written | InvalidParams]:

@@ -140,6 +140,10 @@ class Jobs:
     async def _change(self, session: Session, before: Job, job: Job, is_being_made: bool) -> None:
         """Have the schedule do what the job says now."""
         name = schedule_name(job.id)
+        # None is made with a tenant; one that has one was made by another caller before the name was kept from them.
+        standing = await session.fetch("lock_schedules", [name])
+        if standing and standing[0]["tenant"] is not None:
+            raise Problem(409, f"the schedule {name} is for a tenant: delete it, then delete and create the job")
         steps = [("schedule.update", {"name": name, "payload": msgspec.Raw(payload_of(job))})]
         if (job.execution_type == HTTP) != (before.execution_type == HTTP):
             steps.append(("schedule.resume" if job.execution_type == HTTP else "schedule.pause", {"name": name}))
