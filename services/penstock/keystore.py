@@ -24,6 +24,7 @@ class KeyRecord:
     revoked_at: datetime | None
     last_used_at: datetime | None
     tenant: str | None
+    actions: tuple[str, ...] | None
 
 
 async def create_key(
@@ -32,12 +33,17 @@ async def create_key(
     permissions: Sequence[Permission],
     expires_in_seconds: float | None,
     tenant: str | None = None,
+    actions: Sequence[str] | None = None,
 ) -> tuple[KeyRecord, str] | None:
-    """Make a key, bound to a tenant or to none; returns its record and its secret, or None when the name is in use."""
+    """Make a key; returns its record and its secret, or None when the name is in use.
+
+    tenant: to which it is bound. actions: patterns of those that it may enqueue.
+    """
     secret = new_secret()
     digest = digest_of(secret.encode("ascii"))
     kept = [permission.value for permission in Permission if permission in permissions]
-    rows = await session.fetch("create_api_key", name, secret[:PREFIX_CHARS], digest, kept, expires_in_seconds, tenant)
+    given = kept, expires_in_seconds, tenant, actions
+    rows = await session.fetch("create_api_key", name, secret[:PREFIX_CHARS], digest, *given)
     return (_record(rows[0]), secret) if rows else None
 
 
@@ -62,10 +68,19 @@ async def active_keys(session: Session) -> list[ApiKey]:
     """The keys that are accepted now."""
     rows = await session.fetch("read_active_keys")
     return [
-        ApiKey(row["name"], bytes(row["hash"]), implied(row["permissions"]), row["id"], row["tenant"]) for row in rows
-    ]
+        ApiKey(
+            row["name"], bytes(row["hash"]), implied(row["permissions"]), row["id"], row["tenant"],
+            _tuple(row["actions"]),
+        )
+        for row in rows
+    ]  # fmt: skip
 
 
 def _record(row: Any) -> KeyRecord:
     values = {name: row[name] for name in KeyRecord.__slots__}
-    return KeyRecord(**values | {"permissions": tuple(map(Permission, row["permissions"]))})
+    permissions = tuple(map(Permission, row["permissions"]))
+    return KeyRecord(**values | {"permissions": permissions, "actions": _tuple(row["actions"])})
+
+
+def _tuple(values: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if values is None else tuple(values)

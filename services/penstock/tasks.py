@@ -23,6 +23,11 @@ EXPIRED = "expired"  # the reason of a task that was not started by its expires_
 
 OnDuplicate = Literal["return", "replace", "error"]
 
+BUILT_IN_ACTIONS = frozenset(
+    ("amqp.publish", "http.request", "kafka.publish", "sqs.send", "sql.execute", "scheduler0.callback")
+)
+"""Deliveries: actions that workers run without a handler of the user's, where PENSTOCK_DELIVERIES names them."""
+
 
 class State(StrEnum):
     WAITING = "WAITING"

@@ -11,7 +11,7 @@ from datetime import timedelta
 import pytest
 
 from penstock import wiring
-from penstock.deliveries import EXTRAS, HOMES, Deliveries, frame
+from penstock.deliveries import EXTRAS, Deliveries, frame
 from penstock.errors import SettingsError
 from penstock.handlers import Context, Registry, action
 from penstock.settings import Settings, load_settings
@@ -54,7 +54,7 @@ def test_a_library_that_is_missing_is_told_with_the_extra_that_brings_it(monkeyp
     def gone(name: str) -> None:
         raise ModuleNotFoundError("No module named 'some_broker'", name="some_broker")
 
-    monkeypatch.setitem(HOMES, "some.publish", "some")
+    monkeypatch.setattr(frame, "BUILT_IN_ACTIONS", {"some.publish"})
     monkeypatch.setitem(EXTRAS, "some.publish", "some")
     monkeypatch.setattr(frame.importlib, "import_module", gone)
     with pytest.raises(SettingsError, match=r'needs some_broker: pip install "penstock\[some\]"'):

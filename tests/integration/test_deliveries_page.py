@@ -14,12 +14,13 @@ import asyncpg
 import httpx
 import msgspec
 
-from penstock.deliveries import HOMES, http, kafka
+from penstock.deliveries import http, kafka
 from penstock.deliveries.amqp import Publishing
 from penstock.deliveries.sqs import Sending
 from penstock.named_sql import NamedStatement
 from penstock.settings import Settings
 from penstock.store import Store
+from penstock.tasks import BUILT_IN_ACTIONS
 from penstock.transports.sqs import SqsTransport
 from tests.integration import apis, lines
 from tests.integration.http_servers import answer, serving
@@ -101,7 +102,7 @@ def test_each_delivery_has_its_section_with_every_parameter() -> None:
     assert rows_of(section("kafka.publish")) == [name for name in published if name not in ("self", "ctx")]
     assert rows_of(section("amqp.publish")) == [field.name for field in msgspec.structs.fields(Publishing)]
     assert rows_of(section("sql.execute")) == list(NamedStatement.model_fields)
-    assert set(re.findall(r"^## ([a-z0-9]+\.[a-z]+)$", PAGE, re.MULTILINE)) <= set(HOMES)
+    assert set(re.findall(r"^## ([a-z0-9]+\.[a-z]+)$", PAGE, re.MULTILINE)) <= BUILT_IN_ACTIONS
 
 
 def test_the_defaults_that_the_page_tells_are_those_of_the_code() -> None:

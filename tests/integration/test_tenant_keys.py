@@ -432,6 +432,54 @@ async def test_rules_of_tenants_are_set_shown_and_taken_back_at_run_time(stand: 
     assert (await stand.admin.ask("tenant.delete", tenant="*"))["code"] == -32602
 
 
+async def test_a_key_is_limited_to_actions(stand: Stand, sql: Any) -> None:
+    async def holder(**limits: Any) -> Holder:
+        given = {"name": f"k{len(limits)}{limits}"[:100], "permissions": ["admin"], **limits}
+        return Holder(stand.http, (await stand.admin.ask("keys.create", **given))["key"])
+
+    mail = await holder(actions=["mail.*"])
+    step, schedule = {"name": "a", "action": "mail.a"}, {"expression": "* * * * *", "action": "mail.a"}
+    assert "id" in await mail.ask("enqueue", action="mail.send")
+    assert "id" in await mail.ask("submit:mail.send")
+    assert "id" in await mail.ask("workflow.create", steps=[step])
+    assert (await mail.ask("schedule.create", name="s", **schedule))["name"] == "s"
+    refused = [
+        await mail.ask("enqueue", action="http.request"),
+        await mail.ask("submit:mailer"),
+        await mail.ask("workflow.create", steps=[step, {"name": "b", "action": "sql.execute"}]),
+        await mail.ask("workflow.create", steps=[{**step, "compensate": "http.request"}]),
+        await mail.ask("workflow.create", steps=[{"name": "m", "over": [1], "action": "http.request"}]),
+        await mail.ask("schedule.create", name="t", **schedule | {"action": "other"}),
+        await mail.ask("schedule.update", name="s", action="other"),
+        await mail.ask("schedule.create_many", schedules=[{"name": "u", **schedule}]),
+    ]
+    assert [answer.get("code") for answer in refused] == [-32003] * 8, refused
+    assert "may not enqueue 'http.request'; it may enqueue mail.* alone" in refused[0]["message"]
+    batch = [{"jsonrpc": "2.0", "method": "enqueue", "params": {"action": a}, "id": a} for a in ("mail.b", "other")]
+    answers = {answer["id"]: answer for answer in (await mail.post(batch)).json()}
+    assert "result" in answers["mail.b"]
+    assert answers["other"]["error"]["code"] == -32003
+    # Without patterns, a key of a tenant may enqueue no built-in action.
+    assert (await stand.acme.ask("enqueue", action="http.request"))["code"] == -32003
+    assert "id" in await stand.acme.ask("enqueue", action="http")
+    assert "id" in await (await holder(tenant="acme", actions=["http.request"])).ask("enqueue", action="http.request")
+    actions = {row["action"] for row in await sql.fetch("select distinct action from penstock.task")}
+    assert actions == {"mail.send", "mail.a", "mail.b", "http", "http.request"}
+    shown = {key["name"]: key["actions"] for key in (await stand.admin.ask("keys.list"))["keys"]}
+    assert ["mail.*"] in shown.values()
+    assert (await stand.admin.ask("keys.create", name="w", permissions=["read"], actions=["a*b"]))["code"] == -32602
+
+
+async def test_permissions_of_workers_and_autoscalers_allow_nothing_else(stand: Stand) -> None:
+    for permission, may in (("worker", "/rpc"), ("scaling", "/scaling")):
+        made = await stand.admin.ask("keys.create", name=permission, permissions=[permission])
+        key = Holder(stand.http, made["key"])
+        assert ("lost" in await key.ask("claims.check", claims=["1:1"])) is (may == "/rpc")
+        assert ((await key.get("/scaling")).status_code == 200) is (may == "/scaling")
+        for method in ("list", "status", "rejected.list", "enqueue", "keys.list"):
+            assert (await key.ask(method))["code"] == -32003, method
+
+
 async def test_keys_are_made_with_a_tenant_over_rpc_and_shown_with_it(stand: Stand) -> None:
     made = await stand.admin.ask("keys.create", name="k", permissions=["read"], tenant="acme")
     assert made["tenant"] == "acme"

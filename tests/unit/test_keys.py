@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+from importlib.util import find_spec
 
 import pytest
 
@@ -12,9 +13,11 @@ from penstock.keys import (
     check_name,
     digest_of,
     implied,
+    may_enqueue,
     new_secret,
     parse_entries,
 )
+from penstock.tasks import BUILT_IN_ACTIONS
 
 DIGEST = hashlib.sha256(b"the-key").hexdigest()
 
@@ -27,8 +30,11 @@ def problem_of(*entries: str) -> str:
 
 def test_admin_implies_the_other_permissions_and_no_other_does() -> None:
     assert implied(["admin"]) == ALL_PERMISSIONS
-    assert implied(["read"]) == {Permission.READ}
-    assert implied(["enqueue", "read"]) == {Permission.ENQUEUE, Permission.READ}
+    read = {Permission.READ, Permission.WORKER, Permission.SCALING}
+    assert implied(["read"]) == read
+    assert implied(["enqueue", "read"]) == {Permission.ENQUEUE, *read}
+    for alone in ("enqueue", "worker", "scaling"):
+        assert implied([alone]) == {Permission(alone)}
     with pytest.raises(ValueError):
         implied(["root"])
 
@@ -43,9 +49,44 @@ def test_plain_key_may_do_all_and_only_its_digest_is_kept() -> None:
 def test_entry_names_a_key_by_its_digest_with_its_permissions() -> None:
     [lower, upper] = parse_entries([f"ci:enqueue+read:{DIGEST}", f"ops:admin:{'AB' * 32}"])
     assert (lower.name, lower.digest, lower.permissions) == (
-        "ci", digest_of(b"the-key"), {Permission.ENQUEUE, Permission.READ},
+        "ci", digest_of(b"the-key"), implied(["enqueue", "read"]),
     )  # fmt: skip
     assert (upper.name, upper.permissions) == ("ops", ALL_PERMISSIONS)
+
+
+def test_an_entry_may_limit_a_key_to_actions() -> None:
+    entries = [f"a:enqueue:{DIGEST}:acme:mail.*+report", f"b:enqueue:{'AB' * 32}::mail.send"]
+    assert [(key.tenant, key.actions) for key in parse_entries(entries)] == [
+        ("acme", ("mail.*", "report")), (None, ("mail.send",)),
+    ]  # fmt: skip
+    for wrong in ("", "a+", "m*il", "*.mail", "x" * 300, "a\x1fb"):
+        assert "its actions" in problem_of(f"a:enqueue:{DIGEST}:acme:{wrong}")
+
+
+@pytest.mark.parametrize(
+    ("patterns", "tenant", "may", "may_not"),
+    [
+        (None, None, ["mail", "http.request"], []),
+        (None, "acme", ["mail", "http"], sorted(BUILT_IN_ACTIONS)),
+        (
+            ["mail.*", "http.request"],
+            "acme",
+            ["mail.", "mail.send", "http.request"],
+            ["mail", "email.send", "sql.execute"],
+        ),
+        (["*"], "acme", ["mail", *BUILT_IN_ACTIONS], []),
+        (["mail"], None, ["mail"], ["mail.send", "Mail", ""]),
+    ],
+)
+def test_a_key_enqueues_what_its_patterns_name(
+    patterns: list[str] | None, tenant: str | None, may: list[str], may_not: list[str]
+) -> None:
+    assert [action for action in may + may_not if may_enqueue(action, patterns, tenant)] == may
+
+
+def test_every_built_in_action_has_its_module() -> None:
+    for action in BUILT_IN_ACTIONS:
+        assert find_spec(f"penstock.deliveries.{action.partition('.')[0]}") is not None
 
 
 @pytest.mark.parametrize(

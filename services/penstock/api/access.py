@@ -23,11 +23,13 @@ from penstock.workflows import READING as READING_WORKFLOWS
 _READING = {
     *READING_RULES, *READING_TENANTS, *READING_SCHEDULES, *READING_WORKFLOWS, "job.get", "job.list",
     "status", "result", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show",
-    "ordering.list", "claims.check", "rpc.discover",
+    "ordering.list", "rpc.discover",
 }  # fmt: skip
-PERMISSION_OF: dict[str, Permission] = {
-    name: Permission.READ if name in _READING else Permission.ADMIN for name in PARAMS
-} | dict.fromkeys(("enqueue", "workflow.create", "task.complete", "task.fail"), Permission.ENQUEUE)
+PERMISSION_OF: dict[str, Permission] = (
+    {name: Permission.READ if name in _READING else Permission.ADMIN for name in PARAMS}
+    | dict.fromkeys(("enqueue", "workflow.create", "task.complete", "task.fail"), Permission.ENQUEUE)
+    | {"claims.check": Permission.WORKER}
+)
 """What a key needs for a method. A method that is new needs admin until somebody says otherwise here."""
 
 
@@ -54,9 +56,9 @@ class Asking(Protocol):
 
 class Caller:
     """Whoever sent a request. ``name``: as the rate is counted, of the key or the address; ``key``: the key's alone.
-    tenant: to which the key is bound."""
+    tenant: to which the key is bound. actions: patterns of those that it may enqueue; None: the default."""
 
-    __slots__ = ("_permissions", "_rates", "key", "name", "tenant")
+    __slots__ = ("_permissions", "_rates", "actions", "key", "name", "tenant")
 
     def __init__(
         self,
@@ -65,10 +67,12 @@ class Caller:
         rates: Rates | None,
         key: str = "",
         tenant: str | None = None,
+        actions: tuple[str, ...] | None = None,
     ) -> None:
         self.name = name
         self.key = key
         self.tenant = tenant
+        self.actions = actions
         self._permissions = permissions
         self._rates = rates
 
@@ -158,7 +162,7 @@ class Guard:
         return self._caller_of(key)
 
     def _caller_of(self, key: ApiKey) -> Caller:
-        return Caller(f"{key.id or ''}:{key.name}", key.permissions, self._rates, key.name, key.tenant)
+        return Caller(f"{key.id or ''}:{key.name}", key.permissions, self._rates, key.name, key.tenant, key.actions)
 
 
 _HOW = "set PENSTOCK_API_KEYS, or PENSTOCK_API_REQUIRE_KEYS=true"

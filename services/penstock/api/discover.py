@@ -283,9 +283,12 @@ PARAMETERS: dict[str, dict[str, str]] = {
     },
     "keys.create": {
         "name": f"Whose it is; one key of a name at a time. 1 to {NAME_MAX_CHARS} characters.",
-        "permissions": "What it may do: enqueue, read, admin; admin implies the others.",
+        "permissions": "What it may do: enqueue, read, worker, scaling, admin; admin implies the others, read worker "
+        "and scaling.",
         "expires_in": "Seconds until it expires; null for never.",
         "tenant": "Bind it to a tenant, whose tasks alone it sees; null for none.",
+        "actions": "It may enqueue these actions alone, such as mail.send or mail.*; null for all, with a tenant all "
+        "but the built-in ones.",
     },
     "keys.list": {
         "limit": f"Keys at the most; 1 to {MAX_LIST}.",

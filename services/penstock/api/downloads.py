@@ -84,7 +84,7 @@ class Downloads:
         if signed_in is None:
             caller = self._guard.admit(request.headers, request.client.host if request.client else "")
             caller.charge(1)
-            tenancy.bind(caller.tenant)
+            tenancy.bind(caller.tenant, caller.actions)
             signed_in = caller.may("status")
         if not signed_in:
             raise AccessDenied(403, "this API key may not read tasks")

@@ -101,7 +101,7 @@ def make_app(
             request.scope[ADMITTED] = True
             caller.check_rate()
             audit.doing(caller.key, request.client.host if request.client else "", "http")
-            tenancy.bind(caller.tenant)
+            tenancy.bind(caller.tenant, caller.actions)
             in_hand().caller = caller.name if caller.key else None
             _check_media_type(request)
             body = await read_body(request, request_limit_bytes, request_timeout_seconds)
@@ -128,7 +128,7 @@ def make_app(
         except RpcError as exc:
             return _refused(exc)
         try:
-            caller.check(Permission.READ)
+            caller.check(Permission.SCALING)
             answer = await scaling.answer(request.path_params.get("route"), request.query_params)
         except AccessDenied as exc:
             return _json(error_body(exc), exc.status)

@@ -22,6 +22,13 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     last_used_at: Annotated[str | None, about("To the minute or so.")]
     tenant: Annotated[str | None, about("To which it is bound: it sees that one's tasks alone. Null: to none.")]
 
+    actions: Annotated[
+        list[str] | None,
+        about(
+            "Patterns of the actions that it may enqueue. Null: all; for a key of a tenant all but the built-in ones."
+        ),
+    ]
+
 
 class NewKey(Key, frozen=True, kw_only=True):
     key: Annotated[str, about("The key itself; it is kept nowhere and cannot be shown again.")]
@@ -49,4 +56,5 @@ def key_members(record: KeyRecord) -> dict[str, Any]:
         "revoked_at": record.revoked_at and timestamp(record.revoked_at),
         "last_used_at": record.last_used_at and timestamp(record.last_used_at),
         "tenant": record.tenant,
+        "actions": None if record.actions is None else list(record.actions),
     }

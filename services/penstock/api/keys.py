@@ -33,7 +33,7 @@ class Keys:
         """Raises InvalidParams when the name is taken."""
         async with self._session() as session:
             made = await create_key(
-                session, command.name, command.permissions, command.expires_in_seconds, command.tenant
+                session, command.name, command.permissions, command.expires_in_seconds, command.tenant, command.actions
             )
         if made is None:
             raise InvalidParams("name", f"{command.name!r} is a key's name already: revoke that, or take another one")

@@ -25,11 +25,20 @@ from penstock.commands import (
     Stats,
 )
 from penstock.errors import AccessDenied, InvalidParams, ScheduleNotFound, TaskNotFound, WorkflowNotFound
-from penstock.schedules import CreateSchedule, ListSchedules, UpdateSchedule
+from penstock.keys import may_enqueue
+from penstock.schedules import CreateSchedule, ImportSchedules, ListSchedules, UpdateSchedule
 from penstock.store import Session
 from penstock.tenant_rules import GetTenant
 from penstock.timetable import read_schedule
-from penstock.workflows import CancelWorkflow, CreateWorkflow, GetWorkflow, ListWorkflows, RetryWorkflow, WhichWorkflow
+from penstock.workflows import (
+    CancelWorkflow,
+    CreateWorkflow,
+    GetWorkflow,
+    ListWorkflows,
+    NewStep,
+    RetryWorkflow,
+    WhichWorkflow,
+)
 from penstock.workflowstore import read_workflow
 
 
@@ -68,6 +77,7 @@ REACH: Mapping[str, Reach] = (
 """By method. One that is new stands nowhere here, and is closed, until somebody decides."""
 
 _tenant: ContextVar[str | None] = ContextVar("tenant", default=None)
+_patterns: ContextVar[tuple[str, ...] | None] = ContextVar("patterns", default=None)
 
 
 def reach_of(method: str) -> Reach:
@@ -86,9 +96,13 @@ def check_reach(method: str, tenant: str | None) -> None:
         )
 
 
-def bind(tenant: str | None) -> None:
-    """Remember the tenant that the key of the request in hand is bound to, for whatever it leads to."""
+def bind(tenant: str | None, actions: tuple[str, ...] | None = None) -> None:
+    """Remember what the key of the request in hand is limited to, for all that is done for it.
+
+    tenant: to which it is bound. actions: patterns of those that it may enqueue.
+    """
     _tenant.set(tenant)
+    _patterns.set(actions)
 
 
 def bound_to() -> str | None:
@@ -108,8 +122,10 @@ def seen(rows: Iterable[Any]) -> list[Any]:
 
 
 def narrowed(command: Any) -> Any:
-    """The command as it is about the caller's tenant alone, where it can say so. Raises InvalidParams."""
+    """The command limited to the caller's tenant. Raises InvalidParams, and AccessDenied for an action that the
+    caller's key may not enqueue."""
     bound = _tenant.get()
+    _check_actions(command, bound)
     if bound is None:
         return command
     match command:
@@ -158,6 +174,38 @@ async def check_shown_schedule(session: Session, name: str) -> None:
     """As ``check_schedule``, for a look."""
     if _tenant.get() is not None and not sees((await read_schedule(session, name)).schedule.tenant):
         raise ScheduleNotFound(name)
+
+
+def _check_actions(command: Any, bound: str | None) -> None:
+    """Raises AccessDenied."""
+    patterns = _patterns.get()
+    if bound is None and patterns is None:
+        return
+    match command:
+        case Enqueue(task):
+            actions = {task.action}
+        case CreateWorkflow(steps=steps):
+            actions = {name for step in steps for name in (step.action, step.undo, _of_template(step)) if name}
+        case CreateSchedule(schedule, _):
+            actions = {schedule.action}
+        case UpdateSchedule(given=given) if "action" in given:
+            actions = {msgspec.json.decode(given["action"])}
+        case ImportSchedules() if patterns is not None:
+            raise AccessDenied(403, "Not permitted: this API key is limited to actions: create schedules one by one")
+        case _:
+            return
+    refused = sorted(action for action in actions if not may_enqueue(action, patterns, bound))
+    if refused:
+        may = "no built-in action" if patterns is None else ", ".join(patterns) + " alone"
+        raise AccessDenied(
+            403, f"Not permitted: this API key may not enqueue {refused[0]!r}; it may enqueue {may}",
+            {"actions": refused[:10]},
+        )  # fmt: skip
+
+
+def _of_template(step: NewStep) -> str | None:
+    """The action of a map step's children."""
+    return None if step.options.template is None else step.options.template.action
 
 
 def tenant_of_job(params: Mapping[str, Any]) -> str | None:

@@ -14,7 +14,7 @@ from penstock.cli.common import DataDirOption, print_fields, print_json, print_p
 from penstock.cli.groups import add_group
 from penstock.cli.processes import DatabaseUrlOption
 from penstock.errors import PenstockError, SettingsError
-from penstock.keys import NAME_MAX_CHARS, Permission, check_name
+from penstock.keys import NAME_MAX_CHARS, Permission, check_name, check_patterns
 from penstock.tenants import check_tenant
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ def create(
     permission: Annotated[
         list[Permission],
         typer.Option(
-            help="enqueue: add tasks. read: look at everything. admin: that and change or delete anything. Repeatable."
+            help="enqueue: add tasks. read: look at everything. admin: that and change or delete anything. worker: "
+            "what workers ask of the api. scaling: figures for autoscaling. Repeatable."
         ),
     ],
     expires_in_days: Annotated[
@@ -50,6 +51,14 @@ def create(
     ] = None,
     tenant: Annotated[
         str | None, typer.Option(show_default=False, help="Bind it to a tenant, whose tasks alone it sees and touches.")
+    ] = None,
+    action: Annotated[
+        list[str] | None,
+        typer.Option(
+            show_default=False,
+            help="It may enqueue this action alone, such as mail.send or mail.*. Repeatable. Default: all; with "
+            "--tenant all but built-in ones such as http.request.",
+        ),
     ] = None,
     as_json: JsonOption = False,
     database_url: DatabaseUrlOption = None,
@@ -66,9 +75,15 @@ def create(
         bound = None if tenant is None else check_tenant(tenant)
     except ValueError as exc:
         raise typer.BadParameter(f"the tenant {exc}") from None
+    try:
+        actions = check_patterns(action)
+    except ValueError as exc:
+        raise typer.BadParameter(f"--action {exc}") from None
     seconds = None if expires_in_days is None else expires_in_days * 86_400
     settings = settings_of(database_url, data_dir)
-    made = in_database(settings, lambda session: keystore.create_key(session, name, permission, seconds, bound))
+    made = in_database(
+        settings, lambda session: keystore.create_key(session, name, permission, seconds, bound, actions)
+    )
     if made is None:
         raise PenstockError(f"there is a key {name!r} already: revoke it first, or take another name")
     record, secret = made
@@ -111,10 +126,11 @@ def list_keys(
     if as_json:
         print_json([_members(record) for record in records])
         return
-    columns = ("id", "name", "key", "permissions", "tenant", "created", "expires", "revoked", "last used")
+    columns = ("id", "name", "key", "permissions", "tenant", "actions", "created", "expires", "revoked", "last used")
     rows = [
         (
             record.id, record.name, f"{record.prefix}…", ", ".join(record.permissions), record.tenant,
+            ", ".join(record.actions or ()),
             *map(_shown, (record.created_at, record.expires_at, record.revoked_at, record.last_used_at)),
         )
         for record in records
@@ -192,6 +208,7 @@ def _members(record: KeyRecord) -> dict[str, Any]:
         "revoked_at": _shown(record.revoked_at),
         "last_used_at": _shown(record.last_used_at),
         "tenant": record.tenant,
+        "actions": None if record.actions is None else list(record.actions),
     }
 
 

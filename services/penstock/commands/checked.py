@@ -161,6 +161,7 @@ class CreateKey:
     permissions: list[Permission]
     expires_in_seconds: float | None
     tenant: str | None = None
+    actions: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from penstock.commands.params import (
     RejectedRetryParams,
 )
 from penstock.errors import InvalidParams
-from penstock.keys import Permission, check_name
+from penstock.keys import Permission, check_name, check_patterns
 from penstock.tenants import kept_key, own_key, read_tenant, tenant_of_key
 from penstock.wire import ClaimId, parse_claim_id
 
@@ -56,7 +56,11 @@ def read_new_key(given: KeysCreateParams) -> CreateKey:
     if not given.permissions:
         raise InvalidParams("permissions", f"must hold at least one of {', '.join(Permission)}")
     check_seconds(given.expires_in, "expires_in")
-    return CreateKey(name, given.permissions, given.expires_in, read_tenant(given.tenant))
+    try:
+        actions = check_patterns(given.actions)
+    except ValueError as exc:
+        raise InvalidParams("actions", str(exc)) from None
+    return CreateKey(name, given.permissions, given.expires_in, read_tenant(given.tenant), actions)
 
 
 def read_kept_cursor(cursor: str | None) -> str | None:

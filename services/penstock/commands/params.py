@@ -141,6 +141,7 @@ class KeysCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     permissions: list[Permission]
     expires_in: float | None = None
     tenant: str | None = None
+    actions: list[str] | None = None
 
 
 class KeysListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

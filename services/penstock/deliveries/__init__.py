@@ -3,7 +3,8 @@
 None is on by default: a worker that runs one acts in the network on behalf of whoever may enqueue (decision 021).
 They are handlers like any other, so delay, retry, cap, order, limits and cancelling are the pipeline's.
 
-One delivery is one module of this package, imported only by a worker that runs it, and a line in ``frame.HOMES``
+One delivery is one module of this package, imported only by a worker that runs it, and a name in
+``tasks.BUILT_IN_ACTIONS``
 (and in ``frame.EXTRAS``, where it needs a library beyond a plain worker's)::
 
     def add_to(deliveries: Deliveries) -> None:
@@ -19,6 +20,6 @@ name the value seen and the next step, and hold no secret. ``deliveries.http`` i
 :class:`penstock.deliveries.client.HttpClient`: it raises these two as well.
 """
 
-from penstock.deliveries.frame import EXTRAS, HOMES, Deliveries, NotDelivered, Undeliverable
+from penstock.deliveries.frame import EXTRAS, Deliveries, NotDelivered, Undeliverable
 
-__all__ = ["EXTRAS", "HOMES", "Deliveries", "NotDelivered", "Undeliverable"]
+__all__ = ["EXTRAS", "Deliveries", "NotDelivered", "Undeliverable"]

@@ -12,19 +12,11 @@ from penstock.handlers import Fail, Registry, Retry, action
 from penstock.logs import get_logger
 from penstock.settings import PREFIX, Settings
 from penstock.spelling import nearest
+from penstock.tasks import BUILT_IN_ACTIONS
 
 if TYPE_CHECKING:
     from penstock.deliveries.client import HttpClient
 
-# Action -> module of this package whose add_to() registers it.
-HOMES = {
-    "amqp.publish": "amqp",
-    "http.request": "http",
-    "kafka.publish": "kafka",
-    "sqs.send": "sqs",
-    "sql.execute": "sql",
-    "scheduler0.callback": "scheduler0",
-}
 # Action -> extra of the package that brings what it needs beyond a plain worker's libraries.
 EXTRAS: dict[str, str] = {"amqp.publish": "rabbitmq", "kafka.publish": "kafka"}
 
@@ -58,12 +50,11 @@ class Deliveries:
             self._add(name)
 
     def _add(self, name: str) -> None:
-        home = HOMES.get(name)
-        if home is None:
-            near = nearest(name, HOMES)
+        if name not in BUILT_IN_ACTIONS:
+            near = nearest(name, BUILT_IN_ACTIONS)
             raise SettingsError(
                 f"{PREFIX}DELIVERIES: there is no delivery {name!r}; "
-                + (f"did you mean {near}?" if near else f"there are {', '.join(sorted(HOMES))}")
+                + (f"did you mean {near}?" if near else f"there are {', '.join(sorted(BUILT_IN_ACTIONS))}")
             )
         if self.registry.get(name) is not None:
             raise SettingsError(
@@ -71,7 +62,9 @@ class Deliveries:
                 "rename that one, or take the name out of the setting"
             )
         try:
-            module = importlib.import_module(f"penstock.deliveries.{home}")
+            module = importlib.import_module(
+                f"penstock.deliveries.{name.partition('.')[0]}"
+            )  # its add_to() registers it
         except ModuleNotFoundError as exc:
             if exc.name is None or exc.name.startswith("penstock") or name not in EXTRAS:
                 raise

@@ -38,7 +38,7 @@ _REPLACED = ("DATABASE_URL", "SQS_ENDPOINT_URL", "TRANSPORT_URL", "HTTP_PORT", "
 # Not for workers: handlers, and what they import, could reach everything by them.
 _WITHHELD = ("API_KEYS", "API_KEY", "CONTROL_API_KEY", "SCHEDULER0_AUTH_PASSWORD")
 _CONTROL_NAME = "local-workers"
-_CONTROL_PERMISSION = Permission.READ
+_CONTROL_PERMISSION = Permission.WORKER
 _HAS_SEARCH_PATH = """
 select true from pg_db_role_setting s join pg_database d on d.oid = s.setdatabase
 where d.datname = $1 and s.setrole = current_user::regrole and s.setconfig::text like '%search_path=%'

@@ -31,7 +31,7 @@ class HttpSettings(Group):
     api_keys: Secrets = Field(
         (),
         description="Comma-separated keys that may do all, or entries `name:permissions:sha256` of keys that are not "
-        "shown here, `:tenant` behind it to bind one; none = loopback only.",
+        "shown here, `:tenant:actions` behind it to bind one; none = loopback only.",
     )
     api_require_keys: bool = Field(
         False, description="Ask for a key even if none is set here: those made by `penstock keys create`."

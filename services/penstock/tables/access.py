@@ -20,6 +20,7 @@ api_key = Table(
     instant("revoked_at", nullable=True),
     instant("last_used_at", nullable=True),
     Column("tenant", Text),
+    Column("actions", ARRAY(Text)),
 )
 
 claim_key = Table(

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.deliveries import HOMES
 from penstock.errors import HANDLER_ERROR, METHOD_NOT_FOUND, TASK_TIMEOUT, TOO_LARGE
 from penstock.handlers import Fail, Handler, Registry, Retry
 from penstock.handlers.waiting import Wait
 from penstock.jsonable import foreign, to_builtins
+from penstock.tasks import BUILT_IN_ACTIONS
 from penstock.wire import (
     MAX_DEPTH,
     Invalid,
@@ -275,7 +275,7 @@ def unknown_action_answer(
     shown = head(action[:_ACTION_SHOWN_CHARS])
     near = registry.nearest(action[:_ACTION_SHOWN_CHARS])
     message = f"this worker has no handler for action {shown!r}"
-    if action in HOMES:
+    if action in BUILT_IN_ACTIONS:
         message += "; it is built in, and run by workers whose PENSTOCK_DELIVERIES names it"
     elif near:
         message += f"; the nearest it has is {near!r}"

@@ -120,6 +120,7 @@ async def _create_key(ask: Ask, form: Form) -> Shown:
     made = await ask.call(
         "keys.create", name=_required(ask.query, "name"), permissions=form.all("permission"),
         expires_in=None if days is None else days * _DAY, tenant=ask.query.get("tenant"),
+        actions=[one.strip() for one in ask.query["actions"].split(",")] if ask.query.get("actions") else None,
     )  # fmt: skip
     return Shown("new_key.html", {"key": made})
 

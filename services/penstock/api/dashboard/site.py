@@ -91,7 +91,7 @@ class Dashboard:
         if SESSION_COOKIE not in request.cookies:
             return None
         visitor = await self._visitors.who(request)
-        bind(visitor.tenant)
+        bind(visitor.tenant, visitor.actions)
         return visitor.caller is not None and visitor.may("status")
 
     def warm(self) -> None:
@@ -114,7 +114,7 @@ class Dashboard:
             visitor: Visitor | None = None
             try:
                 visitor = await self._visitors.who(request)
-                bind(visitor.tenant)
+                bind(visitor.tenant, visitor.actions)
                 doing(visitor.name, visitor.address, "dashboard")
                 return await handle(request, visitor)
             except ClientDisconnect:
@@ -157,7 +157,7 @@ class Dashboard:
         async def render() -> str | None:
             try:
                 looking = await self._visitors.who(request)
-                bind(looking.tenant)
+                bind(looking.tenant, looking.actions)
                 if not looking.may(page.method):
                     return None
                 shown = await page.load(self._ask(request, looking, follows=True))

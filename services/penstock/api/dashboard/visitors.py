@@ -65,6 +65,11 @@ class Visitor:
         """To which the key is bound."""
         return None if self.caller is None else self.caller.tenant
 
+    @property
+    def actions(self) -> tuple[str, ...] | None:
+        """Patterns of the actions that the key may enqueue."""
+        return None if self.caller is None else self.caller.actions
+
     def may(self, method: str) -> bool:
         return self.caller is not None and self.caller.may(method)
 
