@@ -63,7 +63,8 @@ STEPS: set[str] = set()
 # What the run must have met, beside each of its steps, to count as having tried the interleavings.
 MET = {
     "claim", "bounded claim", "bounded claim past tasks before its bounds", "sweep that found them", "send failure",
-    "unsent release", "result", "late result", "duplicate result", "failure", "repair", "suspect sent again", "cancel",
+    "unsent release", "unsent claim with a heartbeat",
+    "result", "late result", "duplicate result", "failure", "repair", "suspect sent again", "cancel",
     "cancel of a claimed task", "retry", "cleaning",
     "key taken from a settled task", "key taken from a live task", "replacement", "retry refused for its key", "expiry",
     "hold", "hold ended by a retry", "hold ended by hand", "hold ended by cleaning", "reschedule to now",
@@ -79,13 +80,17 @@ def in_a_day() -> datetime:
 
 @dataclass
 class Model:
-    """What a task ought to be. ``due`` counts from now; ``claims`` are all that it ever had, oldest first."""
+    """What a task ought to be.
+
+    ``due`` counts from now; ``claims`` are all that it ever had, oldest first; ``beat`` is the last with a heartbeat.
+    """
 
     new: NewTask
     state: State
     due: bool
     attempts: int = 0
     claims: list[int] = field(default_factory=list)
+    beat: int = 0
     result: int | None = None
     failures: int = 0
     suspect: bool = False
@@ -525,10 +530,13 @@ class Lives(RuleBasedStateMachine):
                 assert await session.release_unsent(60, limit=100) == 0, "too early"
                 return await session.release_unsent(60, limit=100, now=in_a_day())
 
-        expected = self.release_model(pair for pairs in self.dispatches.values() for pair in pairs)
+        pairs = [pair for pairs in self.dispatches.values() for pair in pairs if self.holds(*pair)]
+        silent = [(task_id, claim) for task_id, claim in pairs if self.tasks[task_id].beat != claim]
+        expected = self.release_model(silent)
         self.dispatches.clear()
         assert self.run(work()) == expected
         self.met["unsent release"] += bool(expected)
+        self.met["unsent claim with a heartbeat"] += len(silent) < len(pairs)
 
     @precondition(lambda self: self.in_state(State.ACQUIRED))
     @rule(data=st.data())
@@ -590,6 +598,9 @@ class Lives(RuleBasedStateMachine):
         assert (applied.succeeded, applied.failed, applied.stale) == (succeeded, failed, stale)
         assert applied.waiting == waiting
         assert applied.unreadable == []
+        for (task_id, claim), kind in drawn:
+            if kind == "alive" and self.holds(task_id, claim):
+                self.tasks[task_id].beat = claim
         for pair, kind in drawn:
             if kind in ("success", "fail", "fail_now", "fail_for_good"):
                 was_live = pair[0] in self.tasks and self.tasks[pair[0]].claim > pair[1]
