@@ -295,6 +295,27 @@ async def test_stale_tasks_are_found_in_the_index_of_claimed_tasks(seeded: Any) 
     expect_scans(plan, "task", "task_acquired")
 
 
+async def test_gates_worth_a_look_are_found_by_a_few_steps_an_action(seeded: Any) -> None:
+    async with seeded.transaction():
+        await seeded.execute(
+            "insert into penstock.gate (name, action, next_at) select 'g' || n, 'a' || n % 4,"
+            " case n % 4 when 0 then now() - interval '1 second' when 1 then now() + make_interval(secs => n)"
+            " when 2 then 'infinity' else now() + make_interval(secs => 5 * (n - 10)) end"
+            " from generate_series(1, 20000) n"
+        )
+        (found,) = await seeded.fetch(SQL["find_open_gates"])
+        assert (found["actions"], found["seconds"]) == (["a0", "a3"], 1.0)
+        plan = await explain(seeded, SQL["find_open_gates"], analyze=True)
+        assert rows_walked(plan) < 100
+        await seeded.execute("delete from penstock.gate")
+
+
+async def test_tasks_in_flight_are_looked_at_a_page_at_a_time(seeded: Any) -> None:
+    plan = await explain(seeded, SQL["adopt_next_in_flight"], None, None, 10, analyze=True)
+    assert read_in(plan, "task_acquired") <= 20
+    expect_scans_among(plan, "task", {"task_acquired", "task_pkey"})
+
+
 # Claim tokens
 
 
@@ -531,6 +552,7 @@ _BY_INDEX = {
     "count_in_flight_by_route": {"task_acquired_by_route"},
     "count_in_flight": {"task_acquired"},
     "find_stale": {"task_acquired"},
+    "adopt_next_in_flight": {"task_acquired", "task_pkey"},
     "release_unsent": {"task_acquired"},
     "read_states": {"task_pkey"},
     "promote_successors": {"task_ordering", "task_pkey"},

@@ -19,6 +19,7 @@ from penstock.rulestore import Route, delete_route, list_actions, list_routes, r
 from penstock.scheduler import Scheduler
 from penstock.settings import Settings
 from penstock.store import Store
+from penstock.supervisor import rules
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.rules import Rules
 from penstock.tasks import NewTask
@@ -186,6 +187,33 @@ async def test_a_limit_by_key_holds_no_task_that_has_no_key(
     await run_until_idle(scheduler)
     assert sorted(task_id for task_id, _ in sent.pairs) == [*plain, keyed[0]]
     assert [(await task_of(task_id))["state"] for task_id in keyed] == ["ACQUIRED", "SCHEDULED", "SCHEDULED"]
+
+
+async def test_what_was_under_way_when_a_limit_was_set_is_adopted_in_a_few_rounds(
+    store: Store, outbound: SqsQueue, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "_LOOKED_AT", 2)
+    await enqueue(store, *[NewTask("a")] * 3, NewTask("free"), NewTask("b", tenant="t"))
+    async with store.transaction() as session:
+        assert await session.claim(5) is not None
+    async with store.transaction() as session:
+        await set_limits(session, "a", {"max_in_flight": 1})
+        await change_tenant(session, SetTenant("t", {"max_in_flight": 1}))
+    await sql.execute("update penstock.task set gate = null")  # as if the claim had not been visible by then
+    duty = Rules(store=store, outbound=outbound, open_queue=open_none)
+    gates = "select array_agg(gate order by id) from penstock.task"
+    found = []
+    for _ in range(3):
+        await duty.run_once()
+        found.append(await sql.fetchval(gates))
+    tenant_gate = found[-1][-1]
+    assert found == [
+        ["a", "a", None, None, None], ["a", "a", "a", None, None], ["a", "a", "a", None, tenant_gate],
+    ]  # fmt: skip
+    assert tenant_gate is not None
+    await sql.execute("update penstock.task set gate = null where id = (select min(id) from penstock.task)")
+    await duty.run_once()
+    assert await sql.fetchval(gates) == found[-1], "after the last it begins with the oldest"
 
 
 def wide(characters: int) -> str:

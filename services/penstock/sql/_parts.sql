@@ -7,3 +7,12 @@
 t.action || coalesce(E'\x1e' || t.tenant, '') || coalesce(E'\x1f' || case
     when octet_length(t.limit_key) <= 200 then t.limit_key
     else E'\x1e' || encode(sha256(convert_to(t.limit_key, 'UTF8')), 'hex') end, '')
+
+-- part: tenant_is_limited
+-- Of a task t: whether its tenant has a limit or is paused, by a rule of its own or by the default.
+t.tenant is not null
+  and (t.tenant in (select r.name from penstock.tenant r
+                    where r.paused or r.max_in_flight is not null or r.rate is not null)
+       or exists (select from penstock.tenant r
+                  where r.name = '*' and (r.max_in_flight is not null or r.rate is not null))
+          and t.tenant not in (select r.name from penstock.tenant r where r.own))

@@ -74,6 +74,7 @@ with freed as (
 ) select count(*) from freed;
 
 -- name: count_armed
+-- Reads all of them.
 select source, count(*) as count from penstock.armed group by source;
 
 -- name: begin_positions

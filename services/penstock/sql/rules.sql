@@ -8,10 +8,19 @@ select exists (select from penstock.action) or exists (select from penstock.tena
            as routes;
 
 -- name: find_open_gates
--- Actions with a gate that is worth a look, and how long until the next gate is, in seconds (null: never).
-select array(select distinct action from penstock.gate where next_at <= now()) as actions,
-       (select date_part('epoch', min(next_at) - now()) from penstock.gate
-        where next_at > now() and next_at < 'infinity') as seconds;
+-- Actions with a gate that is worth a look, and how long until the next gate is, in seconds (null: never). Two looks into
+-- gate_by_action for each action, however many gates it has.
+with recursive earliest as (
+    (select action, next_at from penstock.gate order by action, next_at limit 1)
+    union all
+    select g.action, g.next_at from earliest e cross join lateral (
+        select action, next_at from penstock.gate where action > e.action order by action, next_at limit 1) g
+)
+select coalesce(array_agg(e.action) filter (where e.next_at <= now()), '{}') as actions,
+       date_part('epoch', min(coming.next_at) - now()) as seconds
+from earliest e left join lateral (
+    select next_at from penstock.gate
+    where action = e.action and next_at > now() and next_at < 'infinity' order by next_at limit 1) coming on true;
 
 -- name: lock_action
 -- $1 action. Its limits, by the clock `at`. No row when it is not limited, and none while another scheduler is at it.
@@ -93,13 +102,28 @@ on conflict (name) do update set paused = excluded.paused, max_in_flight = exclu
 delete from penstock.action where name = $1;
 
 -- name: adopt_in_flight
--- $1 action, or null for every one that is limited. What is in flight when its action becomes limited counts from then
--- on. The supervisor does so again and again, for claims that were under way when the limit was set.
+-- $1 action. What is in flight when its action becomes limited counts from then on.
 update penstock.task t
 set gate = {gate_name}
 where t.state = 'ACQUIRED' and t.gate is null and t.claimed_at <= now()
-  and ($1::text is null or t.action = $1) and t.action = any(array(select name from penstock.action))
+  and t.action = $1 and t.action = any(array(select name from penstock.action))
 returning t.id;
+
+-- name: adopt_next_in_flight
+-- $1 and $2 behind this claimed_at and id, or null for the oldest; $3 how many to look at. Claims that were under way when
+-- their action or tenant was limited count too. Returns the last one looked at, no row when there are none behind it.
+with looked as materialized (
+    select id, claimed_at from penstock.task
+    where state = 'ACQUIRED' and claimed_at >= coalesce($1::timestamptz, '-infinity')
+      and (claimed_at, id) > (coalesce($1, '-infinity'), coalesce($2::bigint, 0))
+    order by claimed_at, id limit $3
+), adopted as (
+    update penstock.task t
+    set gate = {gate_name}
+    where t.id = any(array(select id from looked)) and t.state::text = 'ACQUIRED' and t.gate is null
+      and (t.action = any(array(select name from penstock.action)) or {tenant_is_limited})
+)
+select claimed_at, id from looked order by claimed_at, id offset $3 - 1;
 
 -- name: read_actions
 -- $1 names or null for all. With how many are in flight through their gates, counted up to 100000.

@@ -55,13 +55,8 @@ delete from penstock.tenant where name = $1 returning name;
 -- $1 tenant, or null for every one that is limited. As adopt_in_flight, for what is in flight when a tenant becomes limited.
 update penstock.task t
 set gate = {gate_name}
-where t.state = 'ACQUIRED' and t.gate is null and t.tenant is not null and t.claimed_at <= now()
-  and ($1::text is null or t.tenant = $1)
-  and (t.tenant in (select r.name from penstock.tenant r
-                    where r.paused or r.max_in_flight is not null or r.rate is not null)
-       or exists (select from penstock.tenant r
-                  where r.name = '*' and (r.max_in_flight is not null or r.rate is not null))
-          and t.tenant not in (select r.name from penstock.tenant r where r.own))
+where t.state = 'ACQUIRED' and t.gate is null and t.claimed_at <= now()
+  and ($1::text is null or t.tenant = $1) and {tenant_is_limited}
 returning t.id;
 
 -- name: read_tenant

@@ -18,6 +18,7 @@ _HELD_SECONDS = 0.05  # another supervisor is at them
 _GATHER_SECONDS = 0.02  # what comes due within this is fired together; also, until a busy key is looked at again
 _REST = 2  # a round that fired nothing, over many that wait for their keys, is followed by so many times its time
 _COUNT_SECONDS = 60.0
+_COUNT_REST = 50
 
 log = get_logger()
 
@@ -64,7 +65,10 @@ class FiringArmed:
 
 
 class CountArmed:
-    """Sets the gauge once a minute; a round of its own, for there may be millions."""
+    """Sets the gauge once a minute; a round of its own, for there may be millions.
+
+    Counting reads them all, so a count that takes long is followed by a pause of fifty times as much.
+    """
 
     def __init__(self, *, store: Store) -> None:
         self._store = store
@@ -75,9 +79,13 @@ class CountArmed:
         """Returns 0: looking changes nothing."""
         if monotonic() < self._next_at:
             return 0
-        async with self._store.session() as session:
-            counts = {row["source"]: row["count"] for row in await session.fetch("count_armed")}
-        self._next_at = monotonic() + _COUNT_SECONDS
+        started = monotonic()
+        try:
+            async with self._store.session() as session:
+                counts = {row["source"]: row["count"] for row in await session.fetch("count_armed")}
+        finally:
+            ended = monotonic()
+            self._next_at = ended + max(_COUNT_SECONDS, _COUNT_REST * (ended - started))
         self._sources |= counts.keys()
         for source in self._sources:
             metrics.ARMED.labels(source).set(counts.get(source, 0))

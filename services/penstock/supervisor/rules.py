@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from datetime import datetime
 
 from penstock.logs import get_logger
 from penstock.store import Store
@@ -11,6 +12,7 @@ from penstock.transports import Queue
 
 _BATCH = 1000
 _BATCHES_PER_ROUND = 20
+_LOOKED_AT = 20_000  # tasks in flight
 
 log = get_logger()
 
@@ -26,6 +28,7 @@ class Rules:
         self._outbound = outbound
         self._open_queue = open_queue
         self._known: dict[str, tuple[str, Queue]] = {}
+        self._adopted_upto: tuple[datetime | None, int | None] = None, None
 
     @property
     def queues(self) -> Mapping[str, Queue]:
@@ -50,8 +53,8 @@ class Rules:
             self._known[name] = known
         if found["limits"]:
             async with self._store.session() as session:
-                await session.fetch("adopt_in_flight", None)
-                await session.fetch("adopt_in_flight_of_tenants", None)
+                looked = await session.fetch("adopt_next_in_flight", *self._adopted_upto, _LOOKED_AT)
+                self._adopted_upto = (looked[0]["claimed_at"], looked[0]["id"]) if looked else (None, None)
                 await session.fetch("forget_tenant_paces")
         return await self._return_strays()
 
