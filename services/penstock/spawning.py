@@ -28,7 +28,7 @@ class Spawner:
 
     text: str
     tasks: list[NewTask]
-    compensations: list[str]
+    compensations: Sequence[str] = ()
 
 
 def read_spawner(text: str, settings: Settings, trace: TraceContext | None = None) -> Spawner:

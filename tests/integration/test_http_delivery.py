@@ -24,7 +24,7 @@ from penstock.addresses import Guard
 from penstock.deliveries import Deliveries, NotDelivered, Undeliverable
 from penstock.deliveries.client import AddressRefused, HttpClient
 from penstock.deliveries.http import cut, retry_after_seconds
-from penstock.errors import InvalidParams
+from penstock.errors import InvalidParams, SettingsError
 from penstock.handlers import Context, Registry
 from penstock.settings import load_settings
 from tests.integration.http_servers import Request, answer, serving
@@ -133,6 +133,28 @@ async def test_a_signed_request_can_be_verified_and_a_changed_one_cannot(make: C
     ]
     assert request.headers["webhook-signature"].split() == expected
     assert request.headers["webhook-id"] == request.headers["idempotency-key"]
+
+
+async def test_a_secret_signs_for_the_hosts_that_the_setting_names_alone(make: Callable[..., Ask]) -> None:
+    ask = make(
+        http_signing_secrets="billing:topsecret,other:x", http_signing_hosts="billing:api.example.com,billing:*.x.org"
+    )
+    async with serving([answer(), answer()]) as server:
+        await ask(url=server.url, sign="other")
+        for url in (server.url, "http://api.example.com.evil.test/", "http://x.org/"):
+            with pytest.raises(Undeliverable, match=r"billing does not sign for the host .*SIGNING_HOSTS"):
+                await ask(url=url, sign="billing")
+    assert len(server.requests) == 1
+    here = make(http_signing_secrets="billing:topsecret", http_signing_hosts="billing:127.0.0.*")
+    async with serving([answer()]) as server:
+        await here(url=server.url, sign="billing")
+    assert "webhook-signature" in server.requests[0].headers
+
+
+@pytest.mark.parametrize("entry", ["billing", "billing:", ":host", "billing:https://host/"])
+def test_an_entry_of_signing_hosts_that_is_none_is_a_mistake(entry: str) -> None:
+    with pytest.raises(SettingsError, match="is not name:host"):
+        load_settings(http_signing_hosts=entry)
 
 
 async def test_a_secret_that_this_worker_has_not_got_is_waited_for_by_name(make: Callable[..., Ask]) -> None:

@@ -61,10 +61,10 @@ async def make(other_url: str) -> AsyncIterator[Callable[..., Execute]]:
         handler = registry.get("sql.execute")
         assert handler is not None
 
-        async def execute(statement: str, *parameters: Any, task_id: int = 1) -> Any:
+        async def execute(statement: str, *parameters: Any, task_id: int = 1, tenant: str | None = None) -> Any:
             payload = {"statement": statement, "parameters": parameters}
             args, kwargs = handler.arguments(json.dumps(payload).encode())
-            return await handler.function(Context(task_id, 1, "sql.execute"), *args, **kwargs)
+            return await handler.function(Context(task_id, 1, "sql.execute", tenant=tenant), *args, **kwargs)
 
         return execute
 
@@ -259,3 +259,15 @@ async def test_it_runs_as_a_task(
         row = await line.until(task_id, "SUCCESS")
     assert row["result"] == {"status": "INSERT 0 1"}
     assert await other.fetchval("select name from item where id = $1", task_id) == "a"
+
+
+async def test_a_statement_is_bound_to_the_tenant_of_its_task_and_not_to_what_the_payload_says(make: Any) -> None:
+    both = {"statement": "select $1::bigint as id, $2::text as tenant, $3::text as given", "with_task_id": True}
+    execute = make(
+        both=both | {"with_tenant": True}, one={"statement": "select $1::text as tenant", "with_tenant": True}
+    )
+    answer = await execute("both", "globex", task_id=7, tenant="acme")
+    assert answer["rows"] == [{"id": 7, "tenant": "acme", "given": "globex"}]
+    assert (await execute("one"))["rows"] == [{"tenant": None}]
+    with pytest.raises(Undeliverable, match="one takes 0 parameters, and was given 1"):
+        await execute("one", "globex", tenant="acme")

@@ -24,6 +24,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 import penstock.worker.runner
+from penstock import Call
 from penstock.handlers import Context, Fail, Registry, Retry, action
 from penstock.handlers.batches import Call
 from penstock.logs import TaskLogFilter
@@ -40,6 +41,7 @@ from penstock.wire import (
     Unreadable,
     decode_reports,
     encode_call,
+    encode_tenants,
     join_batch,
 )
 from penstock.wire.packed import PACKED_PER_MESSAGE
@@ -165,6 +167,29 @@ async def receive(queue: SqsQueue, wait_seconds: int = 5) -> list[Message]:
 
 
 # Answers
+
+
+async def test_a_handler_is_told_the_tenant_that_the_scheduler_names(bench: Bench, registry: Registry) -> None:
+    seen: dict[int, str | None] = {}
+
+    @action("a", registry=registry)
+    async def one(ctx: Context) -> None:
+        seen[ctx.task_id] = ctx.tenant
+
+    @action("b", registry=registry, batch=10)
+    async def many(calls: list[Call[Any]]) -> None:
+        seen.update({call.ctx.task_id: call.ctx.tenant for call in calls})
+
+    for tenants in ([(1, "acme"), (2, "acme")], [(3, "a"), (4, None), (5, "größe")], [(6, None), (7, None)]):
+        calls = [encode_call(n, 1, "ab"[n % 2], '{"tenant":"forged"}' if n % 2 else "{}") for n, _ in tenants]
+        await bench.send(*calls, **encode_tenants(tenants))
+    await bench.work(messages=3)
+    assert seen == {1: "acme", 2: "acme", 3: "a", 4: None, 5: "größe", 6: None, 7: None}
+    await bench.send(encode_call(8, 1, "a", "{}"), tenant="no JSON")
+    await bench.send(encode_call(9, 1, "a", "{}"))
+    await bench.work(messages=2)
+    assert 8 not in seen
+    assert 9 in seen
 
 
 async def test_async_handler_answers_with_what_it_returns(bench: Bench, registry: Registry) -> None:

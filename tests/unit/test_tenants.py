@@ -15,6 +15,7 @@ from penstock.scheduler.tenants import Tenants
 from penstock.tasks import Claimed
 from penstock.tenants import check_tenant, kept_key, own_key, tenant_of_key
 from penstock.transports.groups import group_id
+from penstock.wire import decode_tenants
 
 names = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=128).filter(lambda t: t != "*")
 
@@ -76,11 +77,15 @@ def test_no_message_mixes_tenants_and_none_is_lost(tasks: list[Any], max_tasks: 
         else:
             assert parcel.message.group is None
     assert sorted(task.id for parcel in parcels for task in parcel.tasks) == [task.id for task in claimed]
+    for parcel in parcels:
+        told = decode_tenants(parcel.message.attributes, (task.id for task in parcel.tasks))
+        assert {task.id: told.get(task.id) for task in parcel.tasks} == {task.id: task.tenant for task in parcel.tasks}
     if not by_tenant:
-        # As before there were tenants: to the queue they look the same.
+        # The bodies are those of tasks without tenants, and so are messages whose tasks have none.
         nobodys = [task._replace(tenant=None) for task in claimed]
         again = pack_parcels(nobodys, RunTimes(), max_tasks=max_tasks, max_bytes=2000, max_seconds=1000)
-        assert [parcel.message for parcel in parcels] == [parcel.message for parcel in again]
+        assert [parcel.message.body for parcel in parcels] == [parcel.message.body for parcel in again]
+        assert all("tenant" not in name for parcel in again for name in parcel.message.attributes)
 
 
 @given(
@@ -124,3 +129,14 @@ def test_gates_of_a_paused_tenant_are_left_out() -> None:
     tenants = Tenants(of={"g": "a", "h": "b"}, paused=["g"], allowances={"a": Allowance(5, 0.1, None)})
     assert [gate.name for gate in tenants.bound(gates)] == ["h"]
     assert tenants.share_out(5, tenants.bound(gates)) == {"h": 1}
+
+
+def test_the_tenants_of_a_message_fit_beside_its_body() -> None:
+    claimed = [
+        Claimed(10**18 + n, 7, "act", "{}", None, 0.0, False, None, f"{n:04}" + "\U0001f600" * 92) for n in range(500)
+    ]
+    parcels = pack_parcels(claimed * 4, RunTimes(), max_tasks=500, max_bytes=1_000_000, max_seconds=1000)
+    assert max(len(value) for parcel in parcels for value in parcel.message.attributes.values()) <= 32_768
+    assert sum(len(parcel.tasks) for parcel in parcels) == 2000
+    (parcel,) = pack_parcels(claimed[:1], RunTimes(), max_tasks=1, max_bytes=2500, max_seconds=1, by_tenant=True)
+    assert sum(len(key + value) for key, value in parcel.message.attributes.items()) < 1024 + 256

@@ -106,7 +106,7 @@ class HttpClient:
         answer like any other. limit_bytes: of the body; what is beyond is not read.
         Raises AddressRefused; Undeliverable for what cannot be sent; NotDelivered when no answer came.
         """
-        target, sent = _url(url), _headers(headers or {})
+        target, sent = read_url(url), _headers(headers or {})
         if not _METHOD.fullmatch(method) or method in ("CONNECT", "TRACE"):
             raise Undeliverable(f"method {method!r} cannot be sent: take one such as GET, POST, PUT, PATCH or DELETE")
         sent.setdefault("User-Agent", f"penstock/{__version__}")
@@ -272,7 +272,7 @@ async def _getaddrinfo(host: str, port: int) -> Sequence[str]:
     return [str(info[4][0]) for info in infos]
 
 
-def _url(text: str) -> URL:
+def read_url(text: str) -> URL:
     """Raises Undeliverable."""
     if len(text) > MAX_URL_CHARS:
         raise Undeliverable(f"the URL has {len(text)} characters; {MAX_URL_CHARS} are the limit")
@@ -296,7 +296,7 @@ def _parsed(text: str) -> URL:
 def _redirected(url: URL, location: str) -> URL:
     """Raises Undeliverable."""
     try:
-        following = _url(str(url.join(_parsed(location))))
+        following = read_url(str(url.join(_parsed(location))))
     except Undeliverable as exc:
         raise Undeliverable(f"{shown(url)} redirects: {exc}") from None
     except ValueError:

@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.deliveries.client import MAX_REDIRECTS, HttpClient, Response
+from penstock.deliveries.client import MAX_REDIRECTS, HttpClient, Response, read_url
 from penstock.deliveries.frame import Deliveries, NotDelivered, Undeliverable
 from penstock.settings import PREFIX, Settings
 from penstock.signatures import signature_headers
@@ -49,6 +50,7 @@ class Requests:
     def __init__(self, client: HttpClient, settings: Settings, *, clock: Callable[[], float] = time.time) -> None:
         self._client = client
         self._secrets = settings.signing_secrets
+        self._hosts = settings.signing_hosts
         self._timeout_seconds = settings.http_timeout_seconds
         self._body_limit_bytes = settings.http_response_limit_bytes
         self._result_limit_bytes = settings.result_limit_bytes
@@ -93,6 +95,7 @@ class Requests:
         if _IDEMPOTENCY_HEADER.lower() not in names:
             sent[_IDEMPOTENCY_HEADER] = key
         if sign is not None:
+            self._check_host(sign, url)
             sent |= self._signature(sign, key, content, names)
         limit_bytes = self._body_limit_bytes if keep_bytes is None else min(keep_bytes, self._body_limit_bytes)
         reply = await self._client.request(
@@ -107,6 +110,18 @@ class Requests:
         if reply.status not in expected:
             self._refuse(reply, final)
         return self._result(reply, limit_bytes, keep_headers)
+
+    def _check_host(self, name: str, url: str) -> None:
+        """Raises Undeliverable where the secret does not sign for the URL's host."""
+        hosts = self._hosts.get(name)
+        if hosts is None:
+            return
+        host = (read_url(url).host or "").lower()  # as it is connected to
+        if not any(fnmatchcase(host.rstrip("."), pattern) for pattern in hosts):
+            raise Undeliverable(
+                f"the secret {name} does not sign for the host {host[:100]!r}: {PREFIX}HTTP_SIGNING_HOSTS has "
+                "those that it signs for"
+            )
 
     def _signature(self, name: str, key: str, content: bytes | None, names: set[str]) -> dict[str, str]:
         secrets = self._secrets.get(name)

@@ -67,7 +67,10 @@ class Statements:
                 f"there is no statement {statement[:100]!r} in {PREFIX}SQL_STATEMENTS; there is "
                 + ", ".join(sorted(self._statements))
             )
-        values = [ctx.task_id, *(parameters or ())] if named.with_task_id else list(parameters or ())
+        own: list[Any] = [ctx.task_id] if named.with_task_id else []
+        if named.with_tenant:
+            own.append(ctx.tenant)
+        values = [*own, *(parameters or ())]
         try:
             pool, turns = await self._pool(named)
             # Waiting for a turn may take as long as the attempt: it says nothing against the database.
@@ -98,7 +101,7 @@ class Statements:
         prepared = await connection.prepare(named.statement)
         wanted = len(prepared.get_parameters())
         if wanted != len(values):
-            own = 1 if named.with_task_id else 0
+            own = named.with_task_id + named.with_tenant
             raise Undeliverable(f"{name} takes {wanted - own} parameters, and was given {len(values) - own}")
         if not prepared.get_attributes():
             return {"status": await connection.execute(named.statement, *values)}

@@ -83,9 +83,10 @@ class Context:
     report: where progress goes, callable from any thread; without one it goes nowhere, as in a test of a handler.
     cancellation: set when the task is no longer this worker's; without one it never is.
     spawned: the tasks that go with the result, as JSON texts of what ``spawn`` was given.
+    tenant: for whom the task is, None where it is for none; it is the scheduler's word, not the payload's.
     """
 
-    __slots__ = ("_cancellation", "_report", "_token", "action", "claim", "redelivered", "spawned", "task_id")
+    __slots__ = ("_cancellation", "_report", "_token", "action", "claim", "redelivered", "spawned", "task_id", "tenant")
 
     def __init__(
         self,
@@ -96,11 +97,13 @@ class Context:
         report: Report | None = None,
         cancellation: Cancellation | None = None,
         spawned: list[str] | None = None,
+        tenant: str | None = None,
     ) -> None:
         self.task_id = task_id
         self.claim = claim
         self.action = action
         self.redelivered = redelivered
+        self.tenant = tenant
         self._report = report
         self._cancellation = cancellation or Cancellation()
         self.spawned = [] if spawned is None else spawned

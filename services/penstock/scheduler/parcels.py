@@ -21,16 +21,18 @@ from penstock.wire import (
     TRACES_MAX_BYTES,
     Fence,
     encode_call,
+    encode_tenants,
     encode_traces,
     escape_for_sqs,
     join_batch,
     pack,
+    tenant_bytes,
     utf8_size,
 )
 
 _SPREAD = 10  # a claim is cut into at least so many messages before any holds many tasks
 _SECONDS_UNKNOWN = 0.1  # taken for the run time of an action that no worker has reported yet
-_ATTRIBUTES_BYTES = 128
+_ATTRIBUTES_BYTES = 1024  # the time limit, and a tenant of all, whose 128 characters are up to 6 bytes each as JSON
 _UNSIGNED = Fence()
 
 
@@ -91,18 +93,19 @@ def pack_parcels(
         calls = [call_of(task, fence) for task in members]
         seconds = {action: times.of(action) for action in {task.action for task in members}}
         sizes = [utf8_size(call) for call in calls]
-        traced = any(task.trace is not None for task in members)
-        if traced:
-            sizes = [size + _trace_bytes(task) for size, task in zip(sizes, members, strict=True)]
+        # What stands beside the body for each task by itself; one tenant of all is in _ATTRIBUTES_BYTES.
+        beside = any(task.trace is not None or (task.tenant is not None and not by_tenant) for task in members)
+        if beside:
+            sizes = [size + _bytes_beside(task) for size, task in zip(sizes, members, strict=True)]
         slices = pack(
             sizes, [seconds[task.action] for task in members],
             max_bytes=max_bytes - _ATTRIBUTES_BYTES, max_items=max_items, max_weight=max_seconds,
         )  # fmt: skip
-        if traced:
-            slices = (part for start, end in slices for part in _cut_for_traces(members, start, end))
+        if beside:
+            slices = (part for start, end in slices for part in _cut_for_attributes(members, start, end))
         attributes = _attributes(members[:1])
         for start, end in slices:
-            if traced:
+            if beside:
                 attributes = _attributes(members[start:end])
             parcels.append(Parcel(Outgoing(join_batch(calls[start:end]), attributes, tenant), members[start:end]))
     metrics.BATCH_SIZE.labels("outbound_message").observe_many([len(parcel.tasks) for parcel in parcels])
@@ -127,19 +130,22 @@ def _attributes(tasks: Sequence[Claimed]) -> Mapping[str, str]:
         attributes[SUSPECT_ATTRIBUTE] = "1"
     if any(task.trace is not None for task in tasks):
         attributes |= encode_traces((task.id, task.trace) for task in tasks)
+    if any(task.tenant is not None for task in tasks):
+        attributes |= encode_tenants((task.id, task.tenant) for task in tasks)
     return attributes
 
 
-def _trace_bytes(task: Claimed) -> int:
-    """What its trace may add to the attributes."""
-    return 0 if task.trace is None else len(task.trace) + TRACE_ENTRY_BYTES
+def _bytes_beside(task: Claimed) -> int:
+    """What its trace and its tenant may add to the attributes."""
+    size = 0 if task.trace is None else len(task.trace) + TRACE_ENTRY_BYTES
+    return size if task.tenant is None else size + tenant_bytes(task.tenant)
 
 
-def _cut_for_traces(tasks: Sequence[Claimed], start: int, end: int) -> Iterator[tuple[int, int]]:
-    """A slice in parts whose traces fit into the attribute; nearly always it is one."""
+def _cut_for_attributes(tasks: Sequence[Claimed], start: int, end: int) -> Iterator[tuple[int, int]]:
+    """A slice in parts whose traces and tenants fit into the attributes; nearly always it is one."""
     used = 0
     for place in range(start, end):
-        size = _trace_bytes(tasks[place])
+        size = _bytes_beside(tasks[place])
         if used + size > TRACES_MAX_BYTES and place > start:
             yield start, place
             start, used = place, 0

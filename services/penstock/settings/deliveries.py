@@ -40,6 +40,11 @@ class DeliverySettings(Group):
         description="Comma-separated `name:secret` that tasks of `http.request` name to have requests signed; a name "
         "that stands twice signs with both.",
     )
+    http_signing_hosts: Names = Field(
+        (),
+        description="Comma-separated `name:host` (`billing:api.example.com,billing:*.example.org`): a secret that is "
+        "named here signs requests to these hosts alone, one that is not signs any.",
+    )
     http_ca_file: str | None = Field(
         None, description="File of authorities, beside the system's, that HTTPS servers' certificates are checked by."
     )
@@ -56,7 +61,7 @@ class DeliverySettings(Group):
     sql_statements: dict[str, NamedStatement] = Field(
         {},
         description="Statements that `sql.execute` may run, by name, as JSON or a table of penstock.toml: dsn, "
-        "statement, and if need be timeout_seconds, max_rows, with_task_id.",
+        "statement, and if need be timeout_seconds, max_rows, with_task_id, with_tenant.",
     )
 
     _unset_deliveries = field_validator("http_ca_file", "amqp_publish_url", mode="before")(empty_is_unset)
@@ -94,6 +99,24 @@ class DeliverySettings(Group):
                 raise ValueError(f"entry {position} is not name:secret, the name of letters, digits, - and _")
             signing_key(secret)
         return value
+
+    @field_validator("http_signing_hosts")
+    @classmethod
+    def _named_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for entry in value:
+            name, _, host = entry.partition(":")
+            if not _SECRET_NAME.fullmatch(name) or not host or "/" in host:
+                raise ValueError(f"{entry!r} is not name:host, such as billing:api.example.com")
+        return value
+
+    @property
+    def signing_hosts(self) -> dict[str, tuple[str, ...]]:
+        """Patterns of hosts that the secrets of ``http_signing_secrets`` sign for, by name; others sign for any."""
+        found: dict[str, tuple[str, ...]] = {}
+        for entry in self.http_signing_hosts:
+            name, _, host = entry.partition(":")
+            found[name] = (*found.get(name, ()), host.lower())
+        return found
 
     @property
     def signing_secrets(self) -> dict[str, tuple[str, ...]]:

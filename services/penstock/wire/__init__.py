@@ -58,6 +58,7 @@ from penstock.wire.sealed import (
     is_sealed,
     reference_of,
 )
+from penstock.wire.tenancy import decode_tenants, encode_tenants, tenant_bytes
 from penstock.wire.text import (
     MAX_DEPTH,
     check_json,
@@ -125,6 +126,7 @@ __all__ = [
     "decode_reports",
     "decode_request",
     "decode_sealed",
+    "decode_tenants",
     "decode_traces",
     "digest_of",
     "encode_call",
@@ -136,6 +138,7 @@ __all__ = [
     "encode_run_times",
     "encode_sealed",
     "encode_sealed_result",
+    "encode_tenants",
     "encode_traces",
     "encode_wait",
     "escape_for_sqs",
@@ -150,6 +153,7 @@ __all__ = [
     "reference_of",
     "replace_unstorable",
     "split_body",
+    "tenant_bytes",
     "text_of",
     "utf8_size",
     "worker_of",

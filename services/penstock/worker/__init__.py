@@ -27,6 +27,7 @@ from penstock.wire import (
     Invalid,
     Request,
     decode_body,
+    decode_tenants,
     decode_traces,
     encode_progress,
     parse_claim_id,
@@ -185,6 +186,12 @@ class Worker(Service):
         if not found:
             log.error("message_unreadable", message_id=message.id, reason="no entry is a request with a claim id")
             return []
+        try:
+            tenants = decode_tenants(message.attributes, (claim.task_id for _, _, claim in found))
+        except ValueError as exc:
+            # A handler must not take a task for another tenant's, or for none's.
+            log.error("message_unreadable", message_id=message.id, reason=f"its tenants: {exc}")
+            return []
         held = self._holder.hold(message, len(found))
         for entry in strays:
             self._answer_stray(entry, message)
@@ -201,6 +208,8 @@ class Worker(Service):
                 job = Job(claim_id, claim, handler, request.params, held, limit, self._runner)
                 if traces:
                     job.carried = traces.get(claim.task_id)
+                if tenants:
+                    job.tenant = tenants.get(claim.task_id)
                 jobs.append(job)
         return jobs
 

@@ -25,13 +25,13 @@ class Job:
     seen_at: when this worker last gave a sign of it. overdue: it was stopped for its limit. cut: for the end of the
     process. where: the stack at which it was stopped. cancellation: what tells its handler that it is lost. spawned:
     the tasks that go with its result. carried: its trace, if any; attempt: its span, once it
-    runs.
+    runs. tenant: whose task it is, None for nobody's.
     """
 
     __slots__ = (
         "answered", "attempt", "call", "cancellation", "carried", "claim", "claim_id", "cut", "deadline", "handler",
         "held", "limit_seconds", "overdue", "params", "ran_seconds", "runner", "seen_at", "spawned", "started_at",
-        "task", "where",
+        "task", "tenant", "where",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +65,7 @@ class Job:
         self.spawned: list[str] = []
         self.carried: CarriedTrace | None = None
         self.attempt: Attempt | None = None
+        self.tenant: str | None = None
 
     @property
     def is_lost(self) -> bool:
@@ -81,8 +82,9 @@ class Job:
         claim = self.claim
         redelivered = self.held.message.receive_count > 1
         return Context(
-            claim.task_id, claim.claim, self.handler.name, redelivered, self.report, self.cancellation, self.spawned
-        )
+            claim.task_id, claim.claim, self.handler.name, redelivered, self.report, self.cancellation, self.spawned,
+            self.tenant,
+        )  # fmt: skip
 
     def report(self, percent: float | None, note: str | None) -> None:
         """Progress from the handler, from whichever thread it runs in."""
