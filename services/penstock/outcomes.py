@@ -349,7 +349,7 @@ def _with_trace(error: str, trace: TraceContext) -> str:
 def _size_of_sealed(result: str, size: int, settings: Settings) -> tuple[int, int]:
     """Bytes of a result that its worker has sealed, as they count, and their limit.
 
-    The worker is not believed: an object may state any size, and whoever reads the result makes room for it.
+    The worker is not believed: an object may state any size, and readers of the result make room for it.
     """
     reference = reference_of(result)
     if reference is not None:

@@ -24,7 +24,6 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 import penstock.worker.runner
-from penstock import Call
 from penstock.handlers import Context, Fail, Registry, Retry, action
 from penstock.handlers.batches import Call
 from penstock.logs import TaskLogFilter

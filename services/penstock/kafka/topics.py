@@ -16,7 +16,7 @@ def topic_problem(topic: str, settings: Settings) -> str | None:
     if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
         return (
             f"topic {topic[:_SHOWN_CHARS]!r} is no name of a topic: use letters, digits, dots, dashes, underscores, "
-            "249 at the most"
+            "up to 249 of them"
         )
     if topic.startswith("__"):
         return f"topic {topic!r} is one of Kafka's own: name another"

@@ -189,7 +189,7 @@ class Worker(Service):
         try:
             tenants = decode_tenants(message.attributes, (claim.task_id for _, _, claim in found))
         except ValueError as exc:
-            # A handler must not take a task for another tenant's, or for none's.
+            # A handler must not take a task for another tenant's, or for none.
             log.error("message_unreadable", message_id=message.id, reason=f"its tenants: {exc}")
             return []
         held = self._holder.hold(message, len(found))

@@ -25,7 +25,7 @@ class Job:
     seen_at: when this worker last gave a sign of it. overdue: it was stopped for its limit. cut: for the end of the
     process. where: the stack at which it was stopped. cancellation: what tells its handler that it is lost. spawned:
     the tasks that go with its result. carried: its trace, if any; attempt: its span, once it
-    runs. tenant: whose task it is, None for nobody's.
+    runs. tenant: whose task it is, None for none.
     """
 
     __slots__ = (
