@@ -16,6 +16,7 @@ SECRET_PREFIX = "pstk_"  # lets scanners for leaked secrets find one
 PREFIX_CHARS = 13  # of a secret are kept in clear, to tell keys apart: 48 of its 256 random bits
 NAME_MAX_CHARS = 100
 PATTERNS_MAX = 100
+PLAIN_MIN_CHARS = 16  # of a key that PENSTOCK_API_KEYS holds itself; a shorter one is thought up, and can be guessed
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -152,3 +153,15 @@ def parse_entries(entries: Iterable[str]) -> tuple[ApiKey, ...]:
     if problems:
         raise ValueError("; ".join(problems))
     return tuple(keys.values())
+
+
+def check_plain_lengths(entries: Iterable[str]) -> None:
+    """Raises ValueError naming plain keys of PENSTOCK_API_KEYS that are too short, by their position."""
+    problems = [
+        f"entry {position} is a key of {len(entry)} characters, which can be guessed; it needs {PLAIN_MIN_CHARS} "
+        "or more, such as openssl rand -hex 32 prints"
+        for position, entry in enumerate(entries, 1)
+        if ":" not in entry and len(entry) < PLAIN_MIN_CHARS
+    ]
+    if problems:
+        raise ValueError("; ".join(problems))

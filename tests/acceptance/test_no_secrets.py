@@ -23,7 +23,7 @@ from tests.conftest import SQS_ACCESS_KEY_ID
 ROOT = Path(__file__).parents[2]
 MARK = "Sesame"  # in every secret, so that a part of one is found as well
 PASSWORD = f"pw{MARK}open"
-API_KEY = f"key{MARK}one"
+API_KEY = f"key{MARK}one-of-length"
 WRONG_KEY = f"key{MARK}two"
 AWS_SECRET = f"aws{MARK}secret"
 OVER_POSTGRES = ("submitter", "scheduler", "resulter", "supervisor", "api")
@@ -161,6 +161,7 @@ MISTAKES = {
     "password with a bracket": {"PENSTOCK_DATABASE_URL": f"postgresql://me:[{MARK}@127.0.0.1/name"},
     "another scheme": {"PENSTOCK_DATABASE_URL": f"mysql://me:{MARK}@127.0.0.1/name"},
     "broken entry of a key": {"PENSTOCK_API_KEYS": f"fine,{MARK}:read:{'a' * 63}"},
+    "key too short": {"PENSTOCK_API_KEYS": MARK},
     "key given twice": {"PENSTOCK_API_KEYS": f"{API_KEY},{API_KEY}"},
     "password in the endpoint": {"PENSTOCK_SQS_ENDPOINT_URL": f"http://me:{MARK}@127.0.0.1:1"},
     "another setting": {"PENSTOCK_MAX_ATTEMPTS": "none", "PENSTOCK_DATABASE_URL": f"postgresql://me:{MARK}@h/name"},

@@ -15,7 +15,7 @@ from penstock.settings import PREFIX, Settings
 SECRETS = {
     "PENSTOCK_SQS_ACCESS_KEY": "AKID:hunter2",
     "PENSTOCK_DATABASE_URL": "postgresql://me:hunter2@db:5432/tasks?passfile=hunter2",
-    "PENSTOCK_API_KEYS": "hunter2,ci:read:" + "0" * 64,
+    "PENSTOCK_API_KEYS": "hunter2hunter2hunter2,ci:read:" + "0" * 64,
     "PENSTOCK_CONTROL_API_KEY": "hunter2",
     "PENSTOCK_HTTP_SIGNING_SECRETS": "billing:hunter2",
     "PENSTOCK_TRANSPORT_URL": "amqp://me:hunter2@mq/vhost",

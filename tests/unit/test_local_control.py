@@ -23,8 +23,12 @@ def environment(tmp_path: Path, worker_env: dict[str, str] | None = None, **sett
     return stack._control_environment()
 
 
-@pytest.mark.parametrize("settings", [{"api_keys": f"{HASHED},plain", "api_key": "own"}, {"api_require_keys": True}])
-def test_workers_get_a_key_of_this_start_alone_which_may_only_read(tmp_path: Path, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "settings", [{"api_keys": f"{HASHED},plain-and-long-enough", "api_key": "own"}, {"api_require_keys": True}]
+)
+def test_workers_get_a_key_of_this_start_alone_which_may_only_ask_for_cancelled_tasks(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
     stack = Stack(tmp_path)
     stack._settings, stack._http_port = load_settings(**settings), 8123
     given = stack._control_environment()
@@ -33,13 +37,13 @@ def test_workers_get_a_key_of_this_start_alone_which_may_only_read(tmp_path: Pat
     entries = stack._api_environment()["PENSTOCK_API_KEYS"].split(",")
     *users, ours = parse_entries(entries)
     assert users == list(stack.settings.known_keys)
-    assert (ours.name, ours.digest, ours.permissions) == ("local-workers", digest_of(key.encode()), {Permission.READ})
+    assert (ours.name, ours.digest, ours.permissions) == ("local-workers", digest_of(key.encode()), {Permission.WORKER})
     assert Stack(tmp_path / "other")._control_key != key
 
 
 def test_a_key_that_the_settings_name_for_workers_stays(tmp_path: Path) -> None:
     stack = Stack(tmp_path)
-    stack._settings, stack._http_port = load_settings(api_keys="plain", control_api_key="control"), 8123
+    stack._settings, stack._http_port = load_settings(api_keys="plain-and-long-enough", control_api_key="control"), 8123
     assert stack._control_environment() == URL | {"PENSTOCK_CONTROL_API_KEY": "control"}
     assert "PENSTOCK_API_KEYS" not in stack._api_environment()
 

@@ -119,7 +119,7 @@ def test_endpoint_with_a_password_in_it_is_refused_without_being_shown(name: str
 
 
 def test_keys_are_read_from_their_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_API_KEYS", f"plain, ci:enqueue:{'ab' * 32}")
+    monkeypatch.setenv("PENSTOCK_API_KEYS", f"plain-and-long-enough, ci:enqueue:{'ab' * 32}")
     keys = load_settings().known_keys
     assert [(key.name, key.permissions == ALL_PERMISSIONS) for key in keys] == [("entry 1", True), ("ci", False)]
 
@@ -131,10 +131,21 @@ def test_wrong_entry_is_a_mistake_that_names_its_position_only() -> None:
     assert "hush" not in text
 
 
+def test_a_plain_key_that_can_be_guessed_is_a_mistake_that_names_its_position_and_length() -> None:
+    text = mistakes(api_keys=f"letmein,{'k' * 16},ci:read:{'ab' * 32},hunter2hunter2h")
+    assert "entry 1 is a key of 7 characters" in text
+    assert "entry 4 is a key of 15 characters" in text
+    assert "openssl rand" in text
+    assert "entry 2" not in text
+    assert "entry 3" not in text
+    assert "letmein" not in text
+    assert "hunter2" not in text
+
+
 def test_keys_in_postgres_open_the_api_to_the_network_when_they_are_required() -> None:
     assert not load_settings().needs_keys
     assert load_settings(http_host="0.0.0.0", api_require_keys=True).needs_keys
-    assert load_settings(http_host="0.0.0.0", api_keys="one").needs_keys
+    assert load_settings(http_host="0.0.0.0", api_keys="one-long-secret-key").needs_keys
     assert "PENSTOCK_API_REQUIRE_KEYS=true" in mistakes(http_host="0.0.0.0")
 
 

@@ -47,11 +47,11 @@ def test_arguments_win_over_the_environment_over_the_file_over_the_defaults(
 
 def test_the_file_may_stand_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "other.toml"
-    path.write_text('inbound_queue = "mine"\napi_keys = ["one", "two"]\n')
+    path.write_text('inbound_queue = "mine"\napi_keys = ["one-long-secret-key", "two-long-secret-key"]\n')
     monkeypatch.setenv("PENSTOCK_CONFIG", str(path))
     settings = load_settings()
     assert settings.inbound_queue == "mine"
-    assert [key.get_secret_value() for key in settings.api_keys] == ["one", "two"]
+    assert [key.get_secret_value() for key in settings.api_keys] == ["one-long-secret-key", "two-long-secret-key"]
 
 
 def test_a_file_that_is_named_and_missing_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,13 +121,16 @@ def test_an_empty_variable_is_an_unset_one(name: str, monkeypatch: pytest.Monkey
 
 
 def test_api_keys_are_split_at_commas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_API_KEYS", " one, two ,,")
+    monkeypatch.setenv("PENSTOCK_API_KEYS", " one-long-secret-key, two-long-secret-key ,,")
     monkeypatch.setenv("PENSTOCK_HTTP_HOST", "0.0.0.0")
-    assert [key.get_secret_value() for key in load_settings().api_keys] == ["one", "two"]
+    assert [key.get_secret_value() for key in load_settings().api_keys] == [
+        "one-long-secret-key",
+        "two-long-secret-key",
+    ]
 
 
 def test_no_secret_is_shown_in_a_repr_a_dump_or_a_mistake() -> None:
-    secret = "hush-hush"
+    secret = "hush-hush-hush-hush"
     url = f"postgresql://me:{secret}@db/x"
     settings = load_settings(database_url=url, api_keys=secret, api_key=secret)
     assert secret not in f"{settings!r} {settings} {settings.model_dump()} {settings.model_dump_json()}"

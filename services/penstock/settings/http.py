@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import NoDecode
 
-from penstock.keys import ApiKey, parse_entries
+from penstock.keys import ApiKey, check_plain_lengths, parse_entries
 from penstock.named_urls import named_url
 from penstock.settings.values import DAY, PREFIX, Group, Secrets, empty_is_unset, http_url
 
@@ -30,8 +30,9 @@ class HttpSettings(Group):
     http_port: int = Field(8080, ge=0, le=65535, description="Port of the api; 0 takes a free one.")
     api_keys: Secrets = Field(
         (),
-        description="Comma-separated keys that may do all, or entries `name:permissions:sha256` of keys that are not "
-        "shown here, `:tenant:actions` behind it to bind one; none = loopback only.",
+        description="Comma-separated keys that may do all, of 16 characters or more, or entries "
+        "`name:permissions:sha256` of keys that are not shown here, `:tenant:actions` behind it to bind one; "
+        "none = loopback only.",
     )
     api_require_keys: bool = Field(
         False, description="Ask for a key even if none is set here: those made by `penstock keys create`."
@@ -83,7 +84,9 @@ class HttpSettings(Group):
     @field_validator("api_keys")
     @classmethod
     def _entries_can_be_read(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-        parse_entries(entry.get_secret_value() for entry in value)
+        entries = [entry.get_secret_value() for entry in value]
+        parse_entries(entries)
+        check_plain_lengths(entries)
         return value
 
     @field_validator("dashboard_processes", mode="before")
