@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from penstock import tracecontext
-from penstock.printable import printable
+from penstock.printable import printable, printable_json
 
 _TREE = "penstock"
 _NAMES = ("task_id", "claim", "action")
@@ -132,6 +132,7 @@ class _Lines(logging.Formatter):
 
         super().__init__()
         self._process = process
+        self._form = form
         self._render: Any = (
             structlog.processors.JSONRenderer(default=str)
             if form == "json"
@@ -161,4 +162,4 @@ class _Lines(logging.Formatter):
             event["stack"] = record.stack_info
         line: str = self._render(None, "", event)
         # The renderer leaves all but newlines as they are; a value must not be able to forge a line of its own.
-        return printable(line, one_line=True)
+        return printable_json(line) if self._form == "json" else printable(line, one_line=True)

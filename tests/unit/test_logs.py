@@ -80,9 +80,11 @@ def test_a_field_cannot_be_forged_by_a_value(capsys: pytest.CaptureFixture[str])
 
 def test_json_lines_are_objects_and_take_any_value(capsys: pytest.CaptureFixture[str]) -> None:
     setup_logging("worker", form="json")
-    get_logger().info("seen", value={1}, text='"')
+    get_logger().info("seen", value={1}, text='"\x7f\x1b\n')
     (line,) = lines(capsys)
     entry = json.loads(line)
+    assert "\x7f" not in line
+    assert entry["text"] == '"\x7f\x1b\n'
     assert (entry["event"], entry["process"], entry["level"], entry["value"]) == ("seen", "worker", "info", "{1}")
 
 
