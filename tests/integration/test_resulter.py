@@ -8,8 +8,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from penstock.api.replay import retry_rejected
+from penstock.cli import app
 from penstock.errors import HANDLER_ERROR, TOO_LARGE, Unavailable
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.outcomes import ERROR_LIMIT_BYTES, delay_after
@@ -506,6 +508,20 @@ async def test_a_new_key_counts_at_once_and_the_one_before_for_as_long_as_it_was
     (late,) = await claimed(store, NewTask("a"))
     await report(resulter, results, encode_result(name(late), "1"))
     assert (await task_of(late.id))["state"] == "ACQUIRED"
+
+
+def test_the_command_makes_a_key_and_says_how_long_the_older_ones_count(
+    database_url: str, postgres: EmbeddedPostgres
+) -> None:
+    database = database_url.rsplit("/", 1)[1].partition("?")[0]
+    ask = "select count(*) || ' ' || count(*) filter (where accepted_until is null) from penstock.claim_key"
+    made = CliRunner().invoke(app, ["claim-key", "--json", "--database-url", database_url])
+    assert (made.exit_code, json.loads(made.stdout)) == (0, {"older": 1, "accepted_seconds": 14 * 86_400.0})
+    assert postgres.fetch_value(ask, database=database) == "2 1"
+    command = ["claim-key", "--accept-older-days", "0", "--database-url", database_url]
+    assert "2 older are accepted for 0 days" in CliRunner().invoke(app, command).stdout
+    accepted = "select count(*) from penstock.claim_key where accepted_until is null or accepted_until > now()"
+    assert postgres.fetch_value(accepted, database=database) == 1
 
 
 async def test_ids_of_schedulers_before_the_keys_are_taken_until_their_time_is_over(
