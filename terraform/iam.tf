@@ -50,6 +50,7 @@ locals {
     List   = ["s3:ListBucket"]
     Remove = ["s3:DeleteObject"]
   }
+  # Names of objects are a day and a random part, so the rights of workers cannot be told apart by a prefix.
   payload_resources = { Offer = "/offered/*", Write = "/*", Read = "/*", List = "", Remove = "/*" }
   payload_key_actions = {
     Offer  = ["kms:Decrypt", "kms:GenerateDataKey"]

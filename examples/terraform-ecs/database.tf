@@ -82,6 +82,6 @@ resource "aws_secretsmanager_secret" "api_keys" {
 
 resource "aws_secretsmanager_secret_version" "api_keys" {
   secret_id                = aws_secretsmanager_secret.api_keys.id
-  secret_string_wo         = "worker:read:${sha256(var.reader_key)}"
+  secret_string_wo         = "worker:worker:${sha256(var.reader_key)}"
   secret_string_wo_version = var.secrets_version
 }

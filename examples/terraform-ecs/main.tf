@@ -32,7 +32,7 @@ resource "aws_security_group" "processes" {
 
 resource "aws_vpc_security_group_egress_rule" "processes" {
   security_group_id = aws_security_group.processes.id
-  description       = "AWS, the database, and whatever handlers call"
+  description       = "AWS and the database"
   ip_protocol       = "-1"
   cidr_ipv4         = "0.0.0.0/0"
 }
@@ -46,6 +46,40 @@ resource "aws_vpc_security_group_ingress_rule" "processes" {
   from_port                    = each.value
   to_port                      = each.value
   referenced_security_group_id = aws_security_group.processes.id
+}
+
+# Workers run your handlers: they reach the api and AWS, and not the database, whose group lets in the processes' alone.
+
+resource "aws_security_group" "workers" {
+  name        = "${var.name}-workers"
+  description = "Workers of ${var.name}"
+  vpc_id      = var.vpc_id
+  tags        = var.tags
+}
+
+resource "aws_vpc_security_group_egress_rule" "workers" {
+  security_group_id = aws_security_group.workers.id
+  description       = "AWS, the api, and what handlers call"
+  ip_protocol       = "-1"
+  cidr_ipv4         = "0.0.0.0/0"
+}
+
+resource "aws_vpc_security_group_ingress_rule" "workers" {
+  security_group_id            = aws_security_group.workers.id
+  description                  = "Metrics, for the agent"
+  ip_protocol                  = "tcp"
+  from_port                    = 9464
+  to_port                      = 9464
+  referenced_security_group_id = aws_security_group.processes.id
+}
+
+resource "aws_vpc_security_group_ingress_rule" "from_workers" {
+  security_group_id            = aws_security_group.processes.id
+  description                  = "Workers: api"
+  ip_protocol                  = "tcp"
+  from_port                    = 8080
+  to_port                      = 8080
+  referenced_security_group_id = aws_security_group.workers.id
 }
 
 resource "aws_security_group" "database" {

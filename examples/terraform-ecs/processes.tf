@@ -235,7 +235,7 @@ resource "aws_ecs_service" "process" {
 
   network_configuration {
     subnets         = var.subnet_ids
-    security_groups = [aws_security_group.processes.id]
+    security_groups = [contains(keys(each.value.secrets), "PENSTOCK_DATABASE_URL") ? aws_security_group.processes.id : aws_security_group.workers.id]
   }
 
   dynamic "service_registries" {

@@ -76,7 +76,7 @@ variable "database_password" {
 }
 
 variable "reader_key" {
-  description = "Key by which workers ask the api for cancelled tasks; may only read. Not kept in the state: TF_VAR_reader_key=pstk_$(openssl rand -hex 32)"
+  description = "Key by which workers ask the api for cancelled tasks; may do nothing else. Not kept in the state: TF_VAR_reader_key=pstk_$(openssl rand -hex 32)"
   type        = string
   sensitive   = true
   ephemeral   = true

@@ -253,7 +253,7 @@ def test_a_worker_is_given_no_secret_but_its_own(compose: dict[str, Any]) -> Non
         assert SECRETS[name] not in told
     entries = compose["services"]["api"]["environment"]["PENSTOCK_API_KEYS"].split(",")
     (key,) = (key for key in parse_entries(entries) if key.digest == digest_of(WORKER_KEY.encode()))
-    assert (key.name, key.permissions) == ("worker", {Permission.READ})
+    assert (key.name, key.permissions) == ("worker", {Permission.WORKER})
 
 
 def test_the_queues_are_not_published(compose: dict[str, Any]) -> None:

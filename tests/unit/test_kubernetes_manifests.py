@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import shutil
 import subprocess
@@ -101,7 +102,9 @@ def test_production_has_everything_of_the_others_but_the_secrets(rendered: Rende
         if path.name != "keda-sqs.yaml"
         for document in documents(path)
     }
-    assert base - rendered.keys() == {("Secret", "penstock-database"), ("Secret", "penstock-reader")}
+    assert base - rendered.keys() == {
+        ("Secret", name) for name in ("penstock-database", "penstock-worker-key", "penstock-scaling-key")
+    }
     scaled = {
         document["spec"]["scaleTargetRef"]["name"]
         for (kind, _), document in rendered.items()
@@ -207,6 +210,8 @@ def test_network_policies_speak_of_pods_and_ports_that_there_are() -> None:
         if document["kind"] == "Deployment"
     ]
     for policy in of_production("network.yaml", "NetworkPolicy"):
+        if policy["spec"]["policyTypes"] == ["Egress"]:
+            continue
         wanted = policy["spec"]["podSelector"]["matchLabels"]
         chosen = [pod for pod in pods if wanted.items() <= pod["metadata"]["labels"].items()]
         assert chosen
@@ -214,6 +219,30 @@ def test_network_policies_speak_of_pods_and_ports_that_there_are() -> None:
             for port in rule["ports"]:
                 for pod in chosen:
                     assert port["port"] in {one["name"] for one in pod["spec"]["containers"][0]["ports"]}
+
+
+def test_workers_reach_neither_private_networks_nor_metadata_but_the_api() -> None:
+    (policy,) = [
+        one for one in of_production("network.yaml", "NetworkPolicy") if one["spec"]["policyTypes"] == ["Egress"]
+    ]
+    (chosen,) = policy["spec"]["podSelector"]["matchExpressions"]
+    fleets = {
+        document["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"]
+        for path in FILES
+        for document in documents(path)
+        if document["kind"] == "Deployment"
+        and document["spec"]["template"]["spec"]["containers"][0]["name"] == "worker"
+    }
+    assert (chosen["operator"], set(chosen["values"])) == ("In", fleets)
+    blocks = [to["ipBlock"] for rule in policy["spec"]["egress"] for to in rule["to"] if "ipBlock" in to]
+    refused = [ipaddress.ip_network(network) for block in blocks for network in block["except"]]
+    for address in ("10.1.2.3", "172.20.0.1", "192.168.1.1", "169.254.169.254", "100.100.100.200"):
+        assert any(ipaddress.ip_address(address) in network for network in refused), address
+    assert {"podSelector": {"matchLabels": one_label("api")}} in policy["spec"]["egress"][0]["to"]
+
+
+def one_label(component: str) -> dict[str, str]:
+    return {"app.kubernetes.io/name": "penstock", "app.kubernetes.io/component": component}
 
 
 def test_the_rules_become_an_object_of_the_prometheus_operator() -> None:

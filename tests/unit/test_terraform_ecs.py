@@ -59,10 +59,10 @@ def test_the_health_check_asks_what_the_health_port_answers() -> None:
     assert re.search(rf'health_check \{{\s+port\s+= "{DEFAULT_PORT}"\s+path\s+= "/readyz"', TEXT["balancer.tf"])
 
 
-def test_the_key_of_workers_is_one_that_may_read_and_no_more() -> None:
+def test_the_key_of_workers_may_ask_for_cancelled_tasks_and_no_more() -> None:
     (form,) = re.findall(r'secret_string_wo\s+= "(\w+:\w+:)\$\{sha256\(var\.reader_key\)\}"', TEXT["database.tf"])
     (key,) = parse_entries([form + hashlib.sha256(b"pstk_key").hexdigest()])
-    assert key.permissions == {Permission.READ}
+    assert key.permissions == {Permission.WORKER}
     assert key.digest == hashlib.sha256(b"pstk_key").digest()
 
 

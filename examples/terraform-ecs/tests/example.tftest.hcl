@@ -66,6 +66,20 @@ run "every_process_runs" {
   }
 }
 
+run "workers_do_not_reach_the_database" {
+  assert {
+    condition = alltrue([
+      for name, service in aws_ecs_service.process :
+      toset(service.network_configuration[0].security_groups) == toset([startswith(name, "worker") ? aws_security_group.workers.id : aws_security_group.processes.id])
+    ])
+    error_message = "Workers are in a group of their own."
+  }
+  assert {
+    condition     = aws_vpc_security_group_ingress_rule.database.referenced_security_group_id == aws_security_group.processes.id && aws_security_group.processes.id != aws_security_group.workers.id
+    error_message = "The database lets in the processes that need it."
+  }
+}
+
 run "with_a_load_balancer" {
   variables {
     certificate_arn           = "arn:aws:acm:eu-central-1:123456789012:certificate/1"
