@@ -191,6 +191,48 @@ async def test_a_rate_holds_for_a_credential(store: Store, settings: Settings) -
         await door.problem(429, "GET", "/projects?limit=1&offset=0")
 
 
+async def test_what_is_changed_is_noted_with_the_credential_and_without_data(door: Door, sql: Any) -> None:
+    project = await door.project("mine")
+    (made,) = await door.jobs(job(project, data='{"x": "hidden"}', callbackUrl="http://127.0.0.1:9/?token=hidden"))
+    await door.call("PUT", f"/jobs/{made['id']}", {"data": '{"x": "hidden"}', "executionType": "http"})
+    await door.problem(400, "DELETE", f"/projects/{project}")
+    assert (await door.call("DELETE", f"/jobs/{made['id']}")).status_code == 204
+    credential = await door.data("POST", "/credentials", {}, 201)
+    change = {"archived": True, "apiKey": credential["apiKey"], "apiSecret": credential["apiSecret"]}
+    await door.data("PUT", f"/credentials/{credential['id']}", change)
+    await door.data("POST", "/start-jobs", status=202)
+    await door.problem(404, "GET", "/jobs/999")
+    await door.problem(401, "POST", "/projects", {}, headers={"x-secret-key": "wrong"})
+    query = "select who, door, address, method, params, outcome from penstock.audit order by id"
+    while any(row["outcome"] is None for row in await sql.fetch(query)):
+        await asyncio.sleep(0.02)
+    rows = await sql.fetch(query)
+    number = await sql.fetchval("select min(id) from penstock.scheduler0_credential")
+    assert {(row["who"], row["door"], row["address"]) for row in rows} == {
+        (f"scheduler0:{number}", "scheduler0", "127.0.0.1")
+    }
+    assert [(row["method"], row["outcome"]) for row in rows] == [
+        ("POST /projects", "ok"), ("POST /jobs", "ok"), ("PUT /jobs/{id}", "ok"),
+        ("DELETE /projects/{id}", "cannot delete project with jobs"), ("DELETE /jobs/{id}", "ok"),
+        ("POST /credentials", "ok"), ("PUT /credentials/{id}", "ok"),
+    ]  # fmt: skip
+    shown = [json.loads(row["params"]) for row in rows]
+    assert shown[0]["name"] == "mine"
+    assert (shown[2]["id"], shown[2]["executionType"]) == (str(made["id"]), "http")
+    assert (shown[6]["id"], shown[6]["archived"]) == (str(credential["id"]), True)
+    told = str(shown)
+    assert "hidden" not in told
+    assert credential["apiSecret"] not in told
+    assert credential["apiKey"] not in told
+
+
+async def test_nothing_is_changed_that_cannot_be_noted(door: Door, sql: Any) -> None:
+    await sql.execute("alter table penstock.audit rename to audit_away")
+    assert (await door.call("POST", "/projects", {"name": "p", "description": "d"})).status_code >= 500
+    await sql.execute("alter table penstock.audit_away rename to audit")
+    assert await sql.fetchval("select count(*) from penstock.scheduler0_project") == 0
+
+
 # Credentials
 
 

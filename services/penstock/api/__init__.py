@@ -66,7 +66,7 @@ class Api(Service):
         rate = settings.api_rate_limit
         rates = None if rate is None else Rates(rate, settings.api_rate_burst or rate)
         guard = Guard(self._keyring, rates)
-        self._scheduler0 = Scheduler0(store, settings, rates) if settings.scheduler0 else None
+        self._scheduler0 = Scheduler0(store, settings, rates, self._methods.audit) if settings.scheduler0 else None
         self._armed = Notifier(store, ARMED)
         clockwork = Clockwork(store=store, notifier=self._armed, guard=guard, settings=settings)
         self._dashboard = Dashboard(self._methods, guard, settings) if settings.dashboard else None

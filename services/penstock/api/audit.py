@@ -26,6 +26,10 @@ class Doer(NamedTuple):
     door: str
 
 
+class Declined(Exception):
+    """A request that is answered with an error of another API than JSON-RPC. Its text is noted as the outcome."""
+
+
 _NOBODY = Doer("", "", "unknown")
 _doer: ContextVar[Doer] = ContextVar("doer", default=_NOBODY)
 
@@ -56,6 +60,9 @@ class Audit:
             outcome = "ok"
         except RpcError as exc:
             outcome = exc.message
+            raise
+        except Declined as exc:
+            outcome = str(exc)
             raise
         except Unavailable:
             outcome = "unavailable; perhaps done"

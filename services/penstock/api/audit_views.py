@@ -17,7 +17,13 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     at: Instant
     who: Annotated[str, about("Name of the API key; empty where none is asked for.")]
     address: Annotated[str, about("Where the request came from, as the api saw it.")]
-    door: Annotated[str, about("dashboard, http, or inbound: the inbound queue, `who` being SQS's SenderId.")]
+    door: Annotated[
+        str,
+        about(
+            "dashboard, http, inbound: the inbound queue, `who` being SQS's SenderId, or scheduler0: its API, `who` "
+            "being `scheduler0:` and the number of the credential."
+        ),
+    ]
     method: str
     params: Annotated[str, about("As JSON text, payloads left out, cut where it is long.")]
     outcome: Annotated[

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
+from penstock.api.audit import Audit, doing
 from penstock.api.http import read_body, refusal
 from penstock.api.patience import ADMITTED
 from penstock.api.rates import Rates
@@ -30,15 +33,27 @@ __all__ = ["Scheduler0"]
 
 NOT_READY = "peer cannot accept requests"
 Handle = Callable[[Request, bytes], Awaitable[Response]]
+_CHANGES = frozenset({"POST", "PUT", "DELETE"})
 
 log = get_logger()
+
+
+class _Noted(msgspec.Struct, rename="camel", omit_defaults=True):
+    """What the audit shows of a body: no secret, no data of a job and no URL, which may hold a token."""
+
+    name: Any = None
+    archived: Any = None
+    project_id: Any = None
+    spec: Any = None
+    execution_type: Any = None
 
 
 class Scheduler0:
     """The routes and what stands behind them. rates: None for any rate."""
 
-    def __init__(self, store: Store, settings: Settings, rates: Rates | None) -> None:
+    def __init__(self, store: Store, settings: Settings, rates: Rates | None, audit: Audit) -> None:
         self._settings = settings
+        self._audit = audit
         self._doorkeeper = Doorkeeper(store, settings, rates)
         self._tasks = AsyncTasks(store)
         credentials, projects, jobs = Credentials(store, settings), Projects(store), Jobs(store, settings)
@@ -56,8 +71,8 @@ class Scheduler0:
             self._route("/async-tasks/{id}", GET=self._tasks.get),
             self._route("/executions", GET=executions.list),
             self._route("/healthcheck", is_open=True, GET=node.health),
-            self._route("/start-jobs", POST=node.accepted),
-            self._route("/stop-jobs", POST=node.accepted),
+            self._route("/start-jobs", changes=False, POST=node.accepted),
+            self._route("/stop-jobs", changes=False, POST=node.accepted),
             self._route("/peer-handshake", GET=node.health),
             self._route("/execution-logs", GET=node.accepted),
         ]  # fmt: skip
@@ -72,15 +87,20 @@ class Scheduler0:
         """Answer those who wait for an async task."""
         self._tasks.stop()
 
-    def _route(self, path: str, *, is_open: bool = False, **by_method: Handle) -> Route:
+    def _route(self, path: str, *, is_open: bool = False, changes: bool = True, **by_method: Handle) -> Route:
         async def endpoint(request: Request) -> Response:
             try:
                 if not is_open:
-                    await self._doorkeeper.admit(request.headers, request.client.host if request.client else "")
+                    address = request.client.host if request.client else ""
+                    doing(await self._doorkeeper.admit(request.headers, address), address, "scheduler0")
                     request.scope[ADMITTED] = True
                 limit = 0 if is_open else self._settings.request_limit_bytes
                 body = await read_body(request, limit, self._settings.request_timeout_seconds)
-                return await by_method["GET" if request.method == "HEAD" else request.method](request, body)
+                handle = by_method["GET" if request.method == "HEAD" else request.method]
+                if not changes or request.method not in _CHANGES:
+                    return await handle(request, body)
+                async with self._audit.noting(f"{request.method} {path}", _shown(request.path_params, body)):
+                    return await handle(request, body)
             except Problem as exc:
                 return answer(exc.data, exc.status, success=False)
             except ClientDisconnect:
@@ -89,6 +109,16 @@ class Scheduler0:
                 return _failed(exc)
 
         return Route(path, endpoint, methods=list(by_method))
+
+
+def _shown(path_params: Mapping[str, Any], body: bytes) -> bytes:
+    """Parameters of a request as they are noted, as JSON."""
+    shown: dict[str, Any] = {**path_params, "body": f"({len(body)} bytes)"}
+    try:
+        shown |= msgspec.to_builtins(msgspec.json.decode(body, type=_Noted))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass  # of a list of jobs its size; what cannot be read is refused
+    return msgspec.json.encode(shown)
 
 
 def _failed(exc: Exception) -> Response:

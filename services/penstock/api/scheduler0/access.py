@@ -37,13 +37,17 @@ class Doorkeeper:
         if settings.scheduler0_auth_username is not None and password is not None:
             self._peer = f"{settings.scheduler0_auth_username}:{password.get_secret_value()}".encode()
 
-    async def admit(self, headers: Headers, address: str) -> None:
-        """Raises AccessDenied with the status 401, RateLimited, Unavailable."""
+    async def admit(self, headers: Headers, address: str) -> str:
+        """The name of the sender: ``scheduler0:`` and the number of its credential, or ``peer``.
+
+        Raises AccessDenied with the status 401, RateLimited, Unavailable.
+        """
         name = await self._name_of(headers, address)
         if name is None:
             raise AccessDenied(401, UNAUTHORIZED)
         if self._rates is not None:
             self._rates.charge(name, 1)
+        return name
 
     async def _name_of(self, headers: Headers, address: str) -> str | None:
         """Of whoever sent the request, as the rate is counted."""

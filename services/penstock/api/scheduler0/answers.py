@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+from penstock.api.audit import Declined
 from penstock.scheduler0 import Job
 from penstock.scheduler0store import Credential, Execution, Project
 
@@ -16,7 +17,7 @@ _HEADERS = {"Access-Control-Allow-Origin": "*", "Cache-Control": "no-store"}  # 
 _encode = msgspec.json.Encoder().encode
 
 
-class Problem(Exception):
+class Problem(Declined):
     """A request that is answered with an error. data: what the envelope carries, nearly always a text."""
 
     def __init__(self, status: int, data: Any) -> None:
