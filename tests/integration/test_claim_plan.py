@@ -696,6 +696,37 @@ async def test_a_claim_behind_its_bound_passes_no_dead_entries(dead_url: str) ->
         await connection.close()
 
 
+async def test_a_look_for_stale_claims_passes_no_dead_entries_before_the_oldest_that_holds(dead_url: str) -> None:
+    connection = await asyncpg.connect(dead_url, server_settings=PLANNING)
+    holder = await asyncpg.connect(dead_url)
+    try:
+        await connection.execute("alter table penstock.task set (autovacuum_enabled = off)")
+        await connection.execute(_due(20_000, "2 days"))
+        holding = holder.transaction(isolation="repeatable_read")
+        await holding.start()
+        await holder.fetchval("select count(*) from penstock.tally")
+        await connection.execute(
+            "update penstock.task set state = 'ACQUIRED', attempts = 1, claim = 1,"
+            " claimed_at = now() - interval '1 hour' + (id % 1000) * interval '1 second'"
+        )
+        await connection.execute("delete from penstock.task where id % 1000 < 990")
+        await connection.execute("vacuum analyze penstock.task")
+        oldest = await connection.fetchval("select min(claimed_at) from penstock.task")
+        assert await connection.fetchval(SQL["find_oldest_claim"], 60.0, None) == oldest
+        behind, front = [
+            await explain(connection, SQL["find_stale"], 60.0, 100, None, since, 0, analyze=True)
+            for since in (oldest, None)
+        ]
+        assert behind["Actual Rows"] == front["Actual Rows"] == 100
+        assert pages_of(behind) < 1000 < 5000 < pages_of(front)
+        again = await explain(connection, SQL["find_oldest_claim"], 60.0, oldest, analyze=True)
+        assert pages_of(again) < 20
+        await holding.rollback()
+    finally:
+        await holder.close()
+        await connection.close()
+
+
 async def test_a_claim_passes_no_dead_turns(dead_url: str) -> None:
     """20,000 turns were taken while somebody holds a transaction open; three are left."""
     connection = await asyncpg.connect(dead_url, server_settings=PLANNING)

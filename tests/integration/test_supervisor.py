@@ -18,6 +18,7 @@ from penstock.sql import SQL
 from penstock.store import Dispatch, Store
 from penstock.supervisor import Supervisor, retention
 from penstock.supervisor import gauges as gauges_of
+from penstock.supervisor import repair as repair_of
 from penstock.supervisor.gauges import Gauges
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.retention import Retention
@@ -40,7 +41,10 @@ def supervisor(store: Store, queues: dict[str, SqsQueue], settings: Settings) ->
 
 
 @pytest.fixture
-def repair(store: Store, outbound: SqsQueue, results: SqsQueue, settings: Settings) -> Repair:
+def repair(
+    store: Store, outbound: SqsQueue, results: SqsQueue, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> Repair:
+    monkeypatch.setattr(repair_of, "_SWEEP_SECONDS", 0.0)  # ``age`` moves claims to before the oldest known
     return Repair(store=store, queue_of=lambda _: outbound, results=results, settings=settings, empty_seconds=0)
 
 
@@ -123,6 +127,36 @@ async def test_a_task_whose_worker_fell_silent_is_a_failed_attempt_counted_once(
     assert error["data"]["type"] == "StaleTask"
     assert "its worker fell silent" in error["message"]
     assert sample("penstock_repaired_total") == before + 1
+
+
+async def test_a_silent_claim_older_than_any_known_is_found_by_a_sweep(
+    repair: Repair, store: Store, settings: Settings, task_of: TaskOf, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a claim whose transaction committed late."""
+    monkeypatch.setattr(repair_of, "_SWEEP_SECONDS", 600.0)
+    assert await repair.run_once() == 0
+    dispatch = await claimed(store, NewTask("a"))
+    await beat(store, dispatch)
+    await age(sql, settings.stale_after_seconds + repair_of._LATE_SECONDS + 10)
+    assert await repair.run_once() == 0
+    monkeypatch.setattr(repair, "_sweep_at", 0.0)
+    assert await repair.run_once() == 1
+    assert (await task_of(dispatch.tasks[0].id))["state"] == "ERROR"
+
+
+async def test_a_claim_that_holds_for_long_is_looked_at_in_every_round(
+    repair: Repair, store: Store, settings: Settings, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair_of, "_SWEEP_SECONDS", 600.0)
+    dispatch = await claimed(store, NewTask("a"))
+    await age(sql, 10 * settings.stale_after_seconds)
+    await beat(store, dispatch)
+    for _ in range(2):
+        assert await repair.run_once() == 0
+    await sql.execute(
+        "update penstock.task set heartbeat_at = now() - make_interval(secs => $1)", settings.stale_after_seconds + 1
+    )
+    assert await repair.run_once() == 1
 
 
 async def test_a_late_result_after_repair_is_ignored(

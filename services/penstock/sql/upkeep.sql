@@ -20,6 +20,13 @@ from lost
 where t.state = 'ACQUIRED' and t.claimed_at = lost.claimed_at and t.claim = lost.id and t.heartbeat_at is null
 returning t.id;
 
+-- name: find_oldest_claim
+-- $1 seconds, $2 not before this instant, or null. The oldest claim that holds, of those older than $1, and that long ago
+-- where there is none: from there find_stale passes none of the dead entries before it.
+select coalesce(min(claimed_at), now() - make_interval(secs => $1)) from penstock.task
+where state = 'ACQUIRED' and claimed_at < now() - make_interval(secs => $1)
+  and claimed_at >= coalesce($2::timestamptz, '-infinity');
+
 -- name: find_stale
 -- $1 seconds, $2 how many, $3 now or null, $4 and $5 behind this claimed_at and id or null (keyset; the tasks of
 -- one claim share their claimed_at). No sign of life for that long. `claimed_at` bounds the scan of task_acquired:
@@ -35,7 +42,7 @@ from penstock.task
 where state = 'ACQUIRED'
   and claimed_at < coalesce($3::timestamptz, now()) - make_interval(secs => $1)
   and coalesce(heartbeat_at, claimed_at) < coalesce($3::timestamptz, now()) - make_interval(secs => $1)
-  and ($4::timestamptz is null or (claimed_at, id) > ($4, $5::bigint))
+  and (claimed_at, id) > (coalesce($4::timestamptz, '-infinity'), coalesce($5::bigint, 0))
 order by claimed_at, id limit $2;
 
 -- name: find_expired

@@ -40,9 +40,18 @@ class Upkeep(Settling):
         return len(await self.fetch("release_unsent", after_seconds, limit, now))
 
     async def find_stale(
-        self, after_seconds: float, *, limit: int, now: datetime | None = None, after: Stale | None = None
+        self,
+        after_seconds: float,
+        *,
+        limit: int,
+        now: datetime | None = None,
+        after: Stale | None = None,
+        since: datetime | None = None,
     ) -> list[Stale]:
-        """ACQUIRED tasks without a sign of life for that long, oldest claim first, from behind ``after``."""
-        claimed_at, task_id = (after.claimed_at, after.id) if after else (None, None)
+        """ACQUIRED tasks without a sign of life for that long, oldest claim first, from behind ``after``.
+
+        since: where to begin without ``after``, the instant of a claim.
+        """
+        claimed_at, task_id = (after.claimed_at, after.id) if after else (since, 0)
         rows = await self.fetch("find_stale", after_seconds, limit, now, claimed_at, task_id)
         return [Stale(**{name: row[name] for name in Stale.__slots__}) for row in rows]

@@ -32,6 +32,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
 
 _BATCH = 500
 _UNSENT_DISPATCHES = 20
+_LATE_SECONDS = 60.0  # claims that become visible later than that after their instant wait for a sweep
+_SWEEP_SECONDS = 600.0
 _ERROR = "StaleTask"  # its type
 
 log = get_logger()
@@ -78,6 +81,8 @@ class Repair:
         self._results = results
         self._settings = settings
         self._empty_seconds = settings.stale_after_seconds / 2 if empty_seconds is None else empty_seconds
+        self._since: datetime | None = None  # no claim before this holds, but for those that a sweep finds
+        self._sweep_at = float("-inf")
         self._empty_since: dict[str | None, float] = {}  # the first of the looks in a row that found nothing, by route
 
     async def run_once(self) -> int:
@@ -90,10 +95,12 @@ class Repair:
 
         on_the_way: float | None = None
         empty_for: dict[str | None, float] = {}  # the queue of each route
-        after = None
+        after, since = None, await self._oldest_claim()
         while True:
             async with self._store.session() as session:
-                stale = await session.find_stale(self._settings.stale_after_seconds, limit=_BATCH, after=after)
+                stale = await session.find_stale(
+                    self._settings.stale_after_seconds, limit=_BATCH, after=after, since=since
+                )
             if not stale:
                 break
             if on_the_way is None:
@@ -127,6 +134,17 @@ class Repair:
             if not changed:
                 raise errors[-1]
         return changed
+
+    async def _oldest_claim(self) -> datetime | None:
+        """Where to begin, so that dead entries of claims are passed once and not in each round."""
+        if monotonic() >= self._sweep_at:
+            self._sweep_at = monotonic() + _SWEEP_SECONDS
+            self._since = None
+        async with self._store.session() as session:
+            self._since = await session.value(
+                "find_oldest_claim", self._settings.stale_after_seconds + _LATE_SECONDS, self._since
+            )
+        return self._since
 
     async def _release_unsent(self) -> int:
         total = 0
