@@ -99,7 +99,7 @@ async def states(sql: Any) -> dict[int, str]:
 async def expect_tally_agrees(store: Store, sql: Any) -> None:
     """What `stats` counts is what is there."""
     async with store.session() as session:
-        counted = {tuple(row) for row in await session.fetch("count_settled")}
+        counted = {tuple(row) for row in await session.fetch("count_settled", "other")}
     there = await sql.fetch("select action, state::text, count(*) from penstock.task_history group by 1, 2")
     assert counted == set(map(tuple, there))
 

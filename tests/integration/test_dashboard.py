@@ -837,7 +837,7 @@ async def test_the_tally_is_kept_by_the_minute_for_an_hour_and_its_sums_stay(sto
     before = await sql.fetchrow("select sum(count), sum(seconds) from penstock.tally")
     async with store.session() as session:
         for _ in range(3):  # what was folded is left alone
-            await session.fetch("compact_tally", 180.0, 3700.0, 1000)
+            await session.fetch("compact_tally", 180.0, 3700.0, 1000, 500, "other")
         steps = {row["step"]: row["count"] for row in await session.fetch("read_history", 3540.0, 60.0)}
     assert await sql.fetchrow("select sum(count), sum(seconds) from penstock.tally") == before
     assert len(steps) in (59, 60)

@@ -1057,7 +1057,7 @@ class Lives(RuleBasedStateMachine):
     @rule()
     @step
     def fold_the_tally(self) -> None:
-        self.fetch("compact_tally", 0.0, 0.0, 1000)
+        self.fetch("compact_tally", 0.0, 0.0, 1000, 500, "other")
 
     # What holds after every step
 
@@ -1161,8 +1161,8 @@ class Lives(RuleBasedStateMachine):
 
 async def count_all(session: Session) -> Counter[tuple[str, str]]:
     counts: Counter[tuple[str, str]] = Counter()
-    for name in ("count_live", "count_settled"):
-        for row in await session.fetch(name):
+    for name, *args in (("count_live",), ("count_settled", "other")):
+        for row in await session.fetch(name, *args):
             counts[row["action"], row["state"]] += row["count"]
     return counts
 

@@ -388,10 +388,20 @@ async def test_the_pace_of_an_action_is_what_ended_and_how_long_it_ran(store: St
         }  # fmt: skip
         rates = {row["event"] for row in await session.fetch("read_rates", 60.0)}
         assert "RAN" not in rates  # no change of state
-        await session.fetch("compact_tally", 0.0, 0.0, 1000)
+        await session.fetch("compact_tally", 0.0, 0.0, 1000, 500, "other")
         assert sum(pace.seconds for pace in await session.read_pace(1e10)) == 10.0  # sums stand at the epoch
         await asyncio.sleep(0.05)
         assert await session.read_pace(0.01) == []
+
+
+async def test_a_unique_key_is_found_under_every_action_though_the_tally_knows_none(store: Store, sql: Any) -> None:
+    ids = await enqueue(
+        store, *(NewTask(action, unique_key=key) for action in ("c", "a", "b") for key in ("u", "v")), NewTask("d")
+    )
+    await sql.execute("truncate penstock.tally")
+    async with store.session() as session:
+        assert {row["id"] for row in await session.fetch("find_by_key", "v", 10)} == {ids[1], ids[3], ids[5]}
+        assert await session.fetch("find_by_key", "w", 10) == []
 
 
 async def test_counts_follow_every_change_of_state(store: Store) -> None:
@@ -406,12 +416,12 @@ async def test_counts_follow_every_change_of_state(store: Store) -> None:
 
     async def settled() -> dict[str, int]:
         async with store.session() as session:
-            return {row["state"]: row["count"] for row in await session.fetch("count_settled")}
+            return {row["state"]: row["count"] for row in await session.fetch("count_settled", "other")}
 
     assert await settled() == {"SUCCESS": 1, "CRITICAL_ERROR": 1, "CANCELLED": 1}
     async with store.transaction() as session:
         await session.restart([ids[3], two[0].id])
-        await session.fetch("compact_tally", 0.0, 0.0, 1000)
+        await session.fetch("compact_tally", 0.0, 0.0, 1000, 500, "other")
     assert await settled() == {"SUCCESS": 1}
 
 

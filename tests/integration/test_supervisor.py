@@ -509,7 +509,7 @@ async def settled(store: Store, state: State, **more: Any) -> int:
 
 async def counts(store: Store) -> dict[str, int]:
     async with store.session() as session:
-        return {row["state"]: row["count"] for row in await session.fetch("count_settled")}
+        return {row["state"]: row["count"] for row in await session.fetch("count_settled", "other")}
 
 
 FINAL = [State.SUCCESS, State.CRITICAL_ERROR, State.CANCELLED]
@@ -855,6 +855,56 @@ async def test_held_keys_are_looked_at_some_in_each_round_and_then_those_behind(
         await duty.run_once()
         left.append(await sql.fetchval("select count(*) from penstock.ordering_head where held"))
     assert left == [3, 1, 0, 0]
+
+
+async def test_names_that_callers_make_up_stay_no_rows_of_their_own(
+    store: Store, settings: Settings, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.supervisor.retention.MAX_ACTIONS_TOLD", 2)
+    duty = Retention(store=store, settings=settings)
+
+    async def note(counted: dict[str, int], *, ago: timedelta) -> None:
+        await sql.executemany(
+            "insert into penstock.tally (at, action, event, count)"
+            " values (date_trunc('minute', now() - $3::interval) + interval '1 second', $1, 'SUCCESS', $2)",
+            [(action, count, ago) for action, count in counted.items()],
+        )
+        await duty.run_once()
+
+    async def rows() -> set[tuple[str, int]]:
+        return {tuple(row) for row in await sql.fetch("select action, count from penstock.tally")}
+
+    async def settled_tasks() -> dict[str, int]:
+        async with store.session() as session:
+            return {row["action"]: row["count"] for row in await session.fetch("count_settled", "other")}
+
+    made_up = {f"made-up-{n}": 1 for n in range(100)}
+    await note(made_up | {"mail": 7, "sync": 5}, ago=timedelta(minutes=10))
+    assert await rows() == {("mail", 7), ("sync", 5), ("other", 100)}
+    await sql.execute("truncate penstock.tally")
+    await note(made_up | {"mail": 7, "sync": 5}, ago=timedelta(hours=3))
+    await note({"made-up-1": 3, "mail": 1, "late": 6}, ago=timedelta(hours=2))
+    assert await rows() == {("mail", 8), ("late", 6), ("other", 108)}
+    # Retention takes records back under the names that they have.
+    await sql.execute(
+        "insert into penstock.tally (action, event, count) select 'made-up-' || n, 'SUCCESS', -1"
+        " from generate_series(0, 99) n"
+    )
+    assert await settled_tasks() == {"mail": 8, "late": 6, "other": 8}
+    await sql.execute("update penstock.tally set at = now() - interval '2 hours' where count < 0")
+    await duty.run_once()
+    assert await rows() == {("mail", 8), ("late", 6), ("other", 8)}
+
+
+async def test_counts_that_are_taken_back_before_they_are_folded_stay_with_their_action(
+    store: Store, settings: Settings, sql: Any
+) -> None:
+    insert = "insert into penstock.tally (at, action, event, count) values (now() - $1::interval, 'a', 'SUCCESS', $2)"
+    duty = Retention(store=store, settings=settings)
+    for hours, count in ((3, -1), (2, 2)):  # the transaction that takes back began first
+        await sql.execute(insert, timedelta(hours=hours), count)
+        await duty.run_once()
+    assert [tuple(row) for row in await sql.fetch("select action, count from penstock.tally")] == [("a", 1)]
 
 
 # Gauges

@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.api import views
 from penstock.store import Session
-from penstock.tasks import State
+from penstock.tasks import OTHER_ACTIONS, State
 
 KEPT_SECONDS = 1.0
 RATES_OVER_SECONDS = 60.0
@@ -37,7 +37,7 @@ class TaskCounts:
 
     async def _count(self) -> views.Statistics:
         async with self._session() as session:
-            counts = await session.fetch("count_live") + await session.fetch("count_settled")
+            counts = await session.fetch("count_live") + await session.fetch("count_settled", OTHER_ACTIONS)
             counted: dict[str, int] = dict(map(tuple, await session.fetch("read_rates", RATES_OVER_SECONDS)))
             lag = (await session.fetch("read_lag"))[0]
         actions: dict[str, Counter[State]] = defaultdict(Counter)

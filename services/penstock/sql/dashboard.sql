@@ -144,10 +144,15 @@ select array(select id from seen where {fits} order by id desc limit $2) as ids,
        (select min(id) from seen) as last, (select count(*) from seen) as count;
 
 -- name: find_by_key
--- $1 a key, behind the name of its tenant if it has one, $2 how many. Tasks that have it as their unique key, of whichever action that was ever seen, and live ones
--- that have it as their ordering key; each by an index, however old.
-(select k.task_id as id from (select distinct action from penstock.tally) known
- cross join lateral (
-     select u.task_id from penstock.unique_key u where u.action = known.action and u.key = $1) k)
+-- $1 a key, behind the name of its tenant if it has one, $2 how many. Tasks that have it as their unique key, of whichever action, and live ones
+-- that have it as their ordering key; each by an index, however old. The actions of unique keys are found one by one
+-- along the primary key.
+(with recursive known (action) as (
+     (select action from penstock.unique_key order by action limit 1)
+     union all
+     select (select u.action from penstock.unique_key u where u.action > k.action order by u.action limit 1)
+     from known k where k.action is not null
+ )
+ select u.task_id as id from known join penstock.unique_key u on u.action = known.action and u.key = $1)
 union
 (select id from penstock.task where ordering_key = $1 order by id desc limit $2);

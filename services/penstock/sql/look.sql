@@ -88,10 +88,14 @@ select array(select id from seen where $4::text is null or action = $4 order by 
 select action, state::text as state, count(*) as count from penstock.task group by action, state;
 
 -- name: count_settled
--- Settled tasks kept, by action and state: the sum of what settling added and retention and retry took away.
-select action, event as state, sum(count)::bigint as count from penstock.tally
-where event in ('SUCCESS', 'CRITICAL_ERROR', 'CANCELLED')
-group by action, event having sum(count) <> 0;
+-- Settled tasks kept, by action and state: the sum of what settling added and retention and retry took away. $1 the name
+-- under which further actions are counted, what is taken from them below zero as well; see compact_tally.
+select case when s.count < 0 then $1::text else s.action end as action, s.state, sum(s.count)::bigint as count
+from (
+    select action, event as state, sum(count) as count from penstock.tally
+    where event in ('SUCCESS', 'CRITICAL_ERROR', 'CANCELLED')
+    group by action, event
+) s group by 1, 2 having sum(s.count) <> 0;
 
 -- name: read_rates
 -- $1 window in seconds. Changes of state in it.

@@ -242,6 +242,9 @@ with gone as (
 -- $1 seconds: rows older than this are folded; it must exceed the window of read_rates. $2 seconds: as long as this
 -- there is one row a minute, action, event and sign, by which charts are drawn; of all before, one per action and event,
 -- which stands at the epoch. $3 how many rows at once, oldest first; returns how many there were.
+-- $4 how many actions keep their names in a minute, and in the sums: those with most settled tasks. $5 the name that the
+-- rows of all others go by. What was counted under it may be taken back under the action's own name, so sums below zero
+-- are taken from it too, where there is one.
 -- A row that stands on a whole minute was folded before, so a minute is folded once, when it is over. Nobody else
 -- changes rows of the tally, so that their ctid stays what it is.
 with batch as materialized (
@@ -262,10 +265,24 @@ with batch as materialized (
     select action, event, count, seconds,
            case when at >= now() - make_interval(secs => $2) then date_trunc('minute', at) else 'epoch' end as at
     from (select * from sums union all select * from old) either
+), ranked as (
+    select at, action, row_number() over (
+        partition by at
+        order by sum(count) filter (where event in ('SUCCESS', 'CRITICAL_ERROR', 'CANCELLED')
+                                    and (at = 'epoch' or count > 0)) desc nulls last, sum(abs(count)) desc, action) as place
+    from placed where action <> $5::text group by at, action
+), summed as (
+    select p.at, case when r.place <= $4::int then p.action else $5 end as action, p.event, sum(p.count) as count,
+           sum(p.seconds) as seconds
+    from placed p left join ranked r on r.at = p.at and r.action = p.action
+    group by 1, 2, 3, case when p.at > 'epoch' then p.count > 0 end
 ), folded as (
     insert into penstock.tally (at, action, event, count, seconds)
-    select at, action, event, sum(count), sum(seconds) from placed
-    group by action, event, at, case when at > 'epoch' then count > 0 end
+    select at, case when at = 'epoch' and count < 0 and exists (
+                        select from summed o where o.at = 'epoch' and o.action = $5 and o.event = s.event and o.count > 0)
+                    then $5 else action end, event, sum(count), sum(seconds)
+    from summed s
+    group by 1, 2, 3, case when at > 'epoch' then count > 0 end
     having sum(count) <> 0
 )
 select count(*) from batch;

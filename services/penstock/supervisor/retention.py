@@ -25,7 +25,7 @@ from penstock.logs import get_logger
 from penstock.settings import DAY, Settings
 from penstock.store import Session, Store
 from penstock.supervisor.guard import Guard
-from penstock.tasks import State
+from penstock.tasks import MAX_ACTIONS_TOLD, OTHER_ACTIONS, State
 
 _BATCH = 2000
 _BATCHES_PER_ROUND = 10
@@ -186,7 +186,12 @@ class Retention:
                 if session is None:
                     break
                 folded = await session.value(
-                    "compact_tally", _TALLY_KEPT_SECONDS, _TALLY_BY_MINUTE_SECONDS, _TALLY_ROWS_AT_ONCE
+                    "compact_tally",
+                    _TALLY_KEPT_SECONDS,
+                    _TALLY_BY_MINUTE_SECONDS,
+                    _TALLY_ROWS_AT_ONCE,
+                    MAX_ACTIONS_TOLD,
+                    OTHER_ACTIONS,
                 )
             if folded < _TALLY_ROWS_AT_ONCE:
                 break
