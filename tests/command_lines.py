@@ -8,7 +8,6 @@ from typing import Any
 import typer.main
 
 from penstock.cli import app
-from penstock.cli.groups import DEFAULT
 
 
 @cache
@@ -27,8 +26,8 @@ def find_command(words: list[str]) -> tuple[Any, list[str]]:
             command, words = command.commands[words[0]], words[1:]
         elif words and not words[0].startswith("-"):
             raise AssertionError(f"there is no command {words[0]!r}")
-        elif DEFAULT in command.commands:
-            command = command.commands[DEFAULT]
+        elif getattr(command, "default", None) in command.commands:
+            command = command.commands[command.default]
         else:
             break
     return command, words

@@ -91,6 +91,7 @@ class Consumer(Service):
                 await self._store.ping()
             except Unavailable:
                 if kept is not None:
+                    self.forget(kept)
                     await self._queue.release(kept)  # others may reach it
                 raise
         messages = kept or await self._receive()
@@ -162,4 +163,5 @@ class Consumer(Service):
         self._locked = []
         for messages in kept:
             if messages:
+                self.forget(messages)
                 await self._queue.release(messages)

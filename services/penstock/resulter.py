@@ -62,6 +62,7 @@ class Resulter(Consumer):
     async def commit(self, messages: Sequence[Message]) -> Left:
         left = Left()
         rest: dict[str, list[Report]] = {}
+        stored: set[int] = set()
         await self._store.read_fence()
         told = self._told(messages)
         if any(type(report) is Unreadable and report.is_foreign for report, _ in told):
@@ -73,12 +74,14 @@ class Resulter(Consumer):
 
         async def record(part: Sequence[tuple[Report, Message]], hurried: bool) -> None:
             await self._record([report for report, _ in part], hurried=hurried)
+            stored.update(id(report) for report, _ in part)
 
         async def leave(one: tuple[Report, Message], error: PenstockError) -> None:
             report, message = one
             if isinstance(error, Refused):
                 try:
                     await self._record_refused(report, str(error))
+                    stored.add(id(report))
                     return
                 except (Locked, TooSlow) as exc:
                     error = exc
@@ -86,7 +89,15 @@ class Resulter(Consumer):
             rest.setdefault(message.receipt, []).append(report)
 
         with self._note.recording(messages):
-            await in_halves(told, record, leave)
+            try:
+                await in_halves(told, record, leave)
+            except BaseException:
+                if stored:  # what is tried again must not be recorded twice: rejected texts have no fence
+                    for report, message in told:
+                        self._rest.setdefault(message.receipt, [])
+                        if id(report) not in stored:
+                            self._rest[message.receipt].append(report)
+                raise
             if rest:
                 self._rest |= rest
                 await self._keep_alive([report for reports in rest.values() for report in reports])
@@ -94,7 +105,8 @@ class Resulter(Consumer):
 
     def _told(self, messages: Sequence[Message]) -> list[tuple[Report, Message]]:
         """What is to be recorded of each: all, or what was left of it before."""
-        return [(report, m) for m in messages for report in self._rest.get(m.receipt) or self._read(m)]
+        reports = {m.receipt: self._rest[m.receipt] if m.receipt in self._rest else self._read(m) for m in messages}
+        return [(report, message) for message in messages for report in reports[message.receipt]]
 
     def _read(self, message: Message) -> list[Report]:
         return decode_reports(

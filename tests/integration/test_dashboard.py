@@ -445,7 +445,7 @@ async def test_a_bulk_operation_is_counted_before_it_is_made_a_job(store: Store,
     assert job.params["select"]["action"] == "a"
     assert "running" in await browser.get(f"/jobs/{job.id}")
     assert await browser.do("job.cancel", id=job.id) == f"done: Job {job.id} is cancelled"
-    assert "all must be true where" in unescape(await browser.get("/bulk?operation=bulk.cancel&count=yes"))
+    assert "give at least one filter" in unescape(await browser.get("/bulk?operation=bulk.cancel&count=yes"))
 
 
 async def test_rejected_messages_are_read_again_and_deleted(store: Store, browser: Browser) -> None:

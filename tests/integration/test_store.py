@@ -10,8 +10,10 @@ import asyncpg
 import pytest
 
 from penstock.errors import Refused, Unavailable
+from penstock.notify import Notifier
 from penstock.store import Dispatch, Pace, Store
 from penstock.tasks import BEGINNING, Failure, NewTask, Position, State, Stretch
+from penstock.turns import Turns
 
 ERROR = json.dumps({"code": -32000, "message": "boom"})
 TaskOf = Callable[[int], Any]
@@ -318,6 +320,8 @@ async def test_enqueueing_while_the_last_of_a_key_settles_never_strands_the_newc
         await asyncio.gather(
             finish(store, dispatch), *(enqueue(store, NewTask("a", ordering_key=key)) for _ in range(3))
         )
+        # A key that an enqueue held when its task settled is noted, and looked at by the resulter's side task.
+        await Turns(store=store, notifier=Notifier(store)).end_all()
         for _ in range(3):
             assert await finish(store, await claim(store)) == 1
 

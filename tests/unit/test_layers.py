@@ -66,7 +66,7 @@ def test_a_worker_loads_no_database_driver(statement: str) -> None:
 
 def test_a_worker_loads_no_delivery_before_one_is_asked_for() -> None:
     loaded = loaded_by("import penstock.worker, penstock.wiring")
-    assert {name for name in loaded if name.startswith("penstock.deliveries.")} == {"penstock.deliveries.frame"}
+    assert {name for name in loaded if name.startswith("penstock.deliveries.")} <= {"penstock.deliveries.frame"}
 
 
 def test_importing_the_package_loads_none_of_its_modules() -> None:

@@ -173,10 +173,12 @@ Place = tuple[str, str]
 CALLERS: dict[Place, list[tuple[str, set[str]]]] = {
     ("client.py", "queue"): [("producer", {"inbound"})],
     ("consumer.py", "self._queue"): [("submitter", {"inbound"}), ("resulter", {"results"})],
+    ("consumer.py", "self._receiver"): [("submitter", {"inbound"}), ("resulter", {"results"})],
     ("submitter.py", "self._queue"): [("submitter", {"inbound"})],
     ("scheduler/__init__.py", "self._outbound"): [("scheduler", {"outbound"})],
     ("scheduler/sending.py", "queue"): [("scheduler", {"outbound"} | ROUTES)],
     ("worker/__init__.py", "self._outbound"): [("worker", {"outbound"})],
+    ("worker/__init__.py", "self._receiver"): [("worker", {"outbound"})],
     ("worker/__init__.py", "self._results"): [("worker", {"results"})],
     ("worker/holder.py", "self._queue"): [("worker", {"outbound"})],
     ("worker/outbox.py", "self._queue"): [("worker", {"results"})],
@@ -191,7 +193,7 @@ CALLERS: dict[Place, list[tuple[str, set[str]]]] = {
     ("api/hold.py", "queue"): [("dlq_operator", DEAD_LETTERS)],
 }
 # Neither has rights of its own on AWS.
-ELSEWHERE = ("transports/", "faults/", "bench/", "local/")
+ELSEWHERE = ("transports/", "faults/", "local/", "loop.py")
 
 
 def calls() -> Iterator[tuple[Place, str]]:
