@@ -58,6 +58,7 @@ class Place:
             "PENSTOCK_UNSENT_AFTER_SECONDS": "3",
             "PENSTOCK_VISIBILITY_TIMEOUT_SECONDS": "5",
             "PENSTOCK_RETRY_BASE_SECONDS": "0.2",
+            "PENSTOCK_RETRY_CAP_SECONDS": "1",
             "PENSTOCK_SUPERVISOR_INTERVAL_SECONDS": "0.5",
         }
 

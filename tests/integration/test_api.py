@@ -22,6 +22,7 @@ from penstock.local.postgres import EmbeddedPostgres
 from penstock.settings import Settings
 from penstock.store import Store
 from penstock.tasks import Failure, NewTask, State
+from tests.claims import claim_id
 from tests.integration.apis import JSON, captured_log, running
 
 INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
@@ -471,8 +472,9 @@ async def test_retried_rejected_result_settles_its_task(rpc: Rpc, store: Store) 
     async with store.session() as session:
         dispatch = await session.claim(1)
     assert dispatch is not None
-    claim_id = f"{task_id}:{dispatch.tasks[0].claim}"
-    [both] = await reject(store, f'[{{"jsonrpc":"2.0","result":7,"id":"{claim_id}"}},{{"id":"1:1"}}]', source="results")
+    name = claim_id(task_id, dispatch.tasks[0].claim)
+    body = f'[{{"jsonrpc":"2.0","result":7,"id":"{name}"}},{{"id":"{claim_id(1, 1)}"}}]'
+    [both] = await reject(store, body, source="results")
     answer = await rpc.result("rejected.retry", {"ids": [both]})
     assert [entry["reason"] for entry in answer["still_rejected"]] == ["holds neither result nor error"]
     status = await rpc.result("status", {"id": task_id})

@@ -784,8 +784,10 @@ async def test_a_taken_key_is_looked_up_among_the_live_by_id_and_the_history_is_
     await seeded.execute("set plan_cache_mode = force_custom_plan")
     plan = await explain(seeded, SQL["enqueue_keyed_tasks"], *keyed(1000))
     looks = [node for node in nodes(plan) if node.get("Relation Name") == "task" and node["Node Type"] != "ModifyTable"]
-    assert [node["Node Type"] for node in looks] in (["Index Scan"], ["Index Only Scan"])
-    assert "task_id" in looks[0]["Index Cond"]
+    assert len(looks) == 2  # where the key is taken, and where keys that the body repeats are taken first
+    for look in looks:
+        assert look["Node Type"] in ("Index Scan", "Index Only Scan")
+        assert "task_id" in look["Index Cond"]
     assert not [node for node in nodes(plan) if node.get("Relation Name", "").startswith("task_success")]
 
 

@@ -24,6 +24,7 @@ from penstock.supervisor.retention import Retention
 from penstock.supervisor.schedules import Imports
 from penstock.wire import ClaimId, encode_progress
 from penstock.worker.sealing import seal_note
+from tests.claims import claim_id
 from tests.integration.apis import running
 from tests.integration.doors import put, request
 from tests.integration.plants import plant, until
@@ -785,7 +786,7 @@ async def test_what_a_foreign_worker_answers_is_encrypted_when_it_arrives(
         tasks = [await pipe.call("enqueue", action="foreign", max_attempts=1) for _ in range(3)]
         await until(pipe.scheduler.run_once, "something to send")
         claims = {row["id"]: row["claim"] for row in await sql.fetch("select id, claim from penstock.task")}
-        first, second, third = (f"{task['id']}:{claims[task['id']]}" for task in tasks)
+        first, second, third = (claim_id(task["id"], claims[task["id"]]) for task in tasks)
         vault, claim = pipe.store.vault, ClaimId(tasks[0]["id"], claims[tasks[0]["id"]])
         for note in (MARKER, seal_note(vault, claim, MARKER)):
             await put(pipe.queues["results"], encode_progress(first, 50, note))

@@ -179,9 +179,9 @@ async def test_rejected_messages_are_listed_shown_read_again_and_purged(
         assert run(url, "rejected", "show", str(junk["id"])).endswith("\n\nno json\n")
         assert "still_rejected" in run(url, "rejected", "retry", str(typo["id"]), fails=True)
         assert "name the ids, or --all" in run(url, "rejected", "purge", fails=True)
-        # What the api logs, here in the same process, comes before.
-        assert run(url, "rejected", "purge", str(junk["id"])).endswith("\npurged  1\n")
-        assert run(url, "rejected", "purge", "--all").endswith("\npurged  1\n")
+        # What the api logs, here in the same process, may come before.
+        assert run(url, "rejected", "purge", str(junk["id"])).splitlines()[-1] == "purged  1"
+        assert run(url, "rejected", "purge", "--all").splitlines()[-1] == "purged  1"
         assert run(url, "rejected") == "there is none\n"
 
     async with running(store, settings) as api:

@@ -210,7 +210,7 @@ async def lost_with_its_worker(
     await sql.execute(
         "update penstock.task set claimed_at = now() - $1::interval, heartbeat_at = now() - $1::interval", long_ago
     )
-    return int(claim_id.partition(":")[2])
+    return int(claim_id.split(":")[1])
 
 
 async def until(what: str, look: Callable[[], Awaitable[Any]]) -> Any:
