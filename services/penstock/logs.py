@@ -102,10 +102,11 @@ def _logger() -> Any:
 
 
 class _Event(dict[str, Any]):
-    """The message of a record of ours: an event and its fields, text for handlers that are not ours."""
+    """The message of a record of ours: an event and its fields, printable text for other handlers."""
 
     def __str__(self) -> str:
-        return " ".join(str(value) if name == "event" else f"{name}={value}" for name, value in self.items())
+        text = " ".join(str(value) if name == "event" else f"{name}={value}" for name, value in self.items())
+        return printable(text)
 
 
 def _to_record(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> tuple[tuple[_Event], dict[str, Any]]:

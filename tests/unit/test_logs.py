@@ -200,3 +200,10 @@ def test_lines_written_inside_a_span_name_it(capsys: pytest.CaptureFixture[str])
     context = span.get_span_context()
     assert inside.endswith(f"trace_id={context.trace_id:032x} span_id={context.span_id:016x}")
     assert "trace_id" not in outside
+
+
+def test_what_other_handlers_are_given_can_be_written_anywhere(caplog: pytest.LogCaptureFixture) -> None:
+    get_logger().warning("task_failed", message="half a \ud800 pair and \x1b[2J")
+    (record,) = caplog.records
+    assert record.getMessage() == r"task_failed message=half a \ud800 pair and \x1b[2J"
+    record.getMessage().encode()
