@@ -93,6 +93,7 @@ class Listener:
 
 async def _is_set(event: asyncio.Event, *, within_seconds: float) -> bool:
     try:
-        return await asyncio.wait_for(event.wait(), within_seconds)
+        async with asyncio.timeout(within_seconds):
+            return await event.wait()
     except TimeoutError:
         return False

@@ -64,7 +64,8 @@ class Turns:
         if not seconds:
             return 0.0
         try:
-            await asyncio.wait_for(self._left.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._left.wait()
         except TimeoutError:
             return 0.0
         self._left.clear()

@@ -218,7 +218,7 @@ def test_the_installed_command_knows_its_version_its_help_and_its_migrations(
     assert version == penstock.__version__
 
 
-IMAGE_EXTRAS = re.search(r"\.\[([a-z,]+)\]", (ROOT / "Dockerfile").read_text("utf-8"))[1].split(",")  # type: ignore[index]
+IMAGE_EXTRAS = re.search(r"penstock\[([a-z,]+)\]", (ROOT / "Dockerfile").read_text("utf-8"))[1].split(",")  # type: ignore[index]
 
 
 def needed(requirement: str) -> set[str]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -87,3 +88,27 @@ def test_guard_without_keys_counts_callers_by_address_and_with_keys_by_key() -> 
     assert Guard().admit(Headers({}), "127.0.0.9").name == "127.0.0.9"
     ring = Keyring(parse_entries(["first", f"ci:read:{'ab' * 32}"]), None)
     assert Guard(ring).admit(Headers({"x-api-key": "first"}), "127.0.0.9").name == ":entry 1"
+
+
+@pytest.mark.parametrize("steps", range(6))
+async def test_a_stop_that_meets_the_end_of_a_refresh_is_not_lost(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lost, it would keep the api from stopping."""
+    monkeypatch.setattr(keyring, "REFRESH_SECONDS", 0.0)
+    ring = keyring.Keyring((), None)
+    begun, end = asyncio.Event(), asyncio.Event()
+
+    async def refresh() -> None:
+        begun.set()
+        await end.wait()
+        end.clear()
+
+    monkeypatch.setattr(ring, "refresh", refresh)
+    running = asyncio.create_task(ring.run())
+    await begun.wait()
+    end.set()
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    running.cancel()
+    done, _ = await asyncio.wait({running}, timeout=5)
+    assert done, "it runs on"
+    assert running.cancelled()

@@ -73,7 +73,8 @@ class Keyring:
             await asyncio.sleep(REFRESH_SECONDS)
             try:
                 # A pool that is used up would otherwise hold this one for half a minute.
-                await asyncio.wait_for(self.refresh(), BELIEVED_SECONDS)
+                async with asyncio.timeout(BELIEVED_SECONDS):
+                    await self.refresh()
             except (Unavailable, TimeoutError) as exc:
                 if not failed:
                     log.warning("api_keys_not_read", reason=str(exc) or "no answer in time")

@@ -148,7 +148,8 @@ class Results:
         used_at = monotonic()
         while monotonic() - used_at < _IDLE_SECONDS:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._listener.event.wait(), _LOOK_SECONDS)
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._listener.event.wait()
             self._listener.event.clear()
             if not self._waiting:
                 continue

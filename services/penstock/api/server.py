@@ -118,7 +118,8 @@ class HttpServer:
     async def wait_ended(self, seconds: float) -> bool:
         """Wait until the requests in hand are answered; False when the time ran out first."""
         try:
-            await asyncio.wait_for(self._ended.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._ended.wait()
         except TimeoutError:
             self._server.force_exit = True
         return self._ended.is_set()

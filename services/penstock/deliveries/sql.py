@@ -135,7 +135,8 @@ class Statements:
         pools, self._pools = self._pools, {}
         for pool, _ in pools.values():
             try:
-                await asyncio.wait_for(pool.close(), _ANSWER_SECONDS)
+                async with asyncio.timeout(_ANSWER_SECONDS):
+                    await pool.close()
             except TimeoutError:
                 pool.terminate()
 

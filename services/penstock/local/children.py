@@ -229,7 +229,8 @@ class Children:
 
     async def _sleep(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
 
     async def stop(self, grace_seconds: float) -> None:
         """SIGTERM to all processes together, SIGKILL to those left after the grace."""

@@ -317,7 +317,8 @@ class Stack:
             preexec_fn=die_with_parent(signal.SIGKILL),
         )  # fmt: skip
         try:
-            output, _ = await asyncio.wait_for(process.communicate(), READY_WITHIN_SECONDS)
+            async with asyncio.timeout(READY_WITHIN_SECONDS):
+                output, _ = await process.communicate()
             self._suggestion = json.loads(output.splitlines()[-1])
         except (TimeoutError, ValueError, IndexError):
             pass

@@ -91,7 +91,8 @@ class Scheduler(Service):
                 if next_due is not None:
                     seconds = min(seconds, max(_SOONEST_SECONDS, next_due))
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._listener.event.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._listener.event.wait()
             self._listener.event.clear()
 
     async def run_once(self) -> int:

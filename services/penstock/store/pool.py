@@ -93,7 +93,8 @@ class Store:
         if self._pool is not None:
             pool, self._pool = self._pool, None
             try:
-                await asyncio.wait_for(pool.close(), 5)
+                async with asyncio.timeout(5):
+                    await pool.close()
             except (TimeoutError, *TRANSIENT):
                 pool.terminate()
         await self.vault.close()

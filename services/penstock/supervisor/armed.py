@@ -53,7 +53,8 @@ class FiringArmed:
             wait: float | None = await session.value("read_armed_wait")
         if wait is None or wait > 0:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._heard.wait(), LOOK_SECONDS if wait is None else min(LOOK_SECONDS, wait))
+                async with asyncio.timeout(LOOK_SECONDS if wait is None else min(LOOK_SECONDS, wait)):
+                    await self._heard.wait()
             return 0
         started = monotonic()
         fired = await self.run_once()

@@ -124,7 +124,8 @@ class Advancing:
     async def _wait(self) -> None:
         """Until a nudge, or a second."""
         try:
-            await asyncio.wait_for(self.listener.event.wait(), LOOK_SECONDS * random.uniform(0.8, 1.2))
+            async with asyncio.timeout(LOOK_SECONDS * random.uniform(0.8, 1.2)):
+                await self.listener.event.wait()
         except TimeoutError:
             return
 

@@ -292,7 +292,8 @@ class _Reader:
             raise
         try:
             if wait_seconds and not self._came and self.closed is None:
-                await asyncio.wait_for(self._any_came.wait(), wait_seconds)
+                async with asyncio.timeout(wait_seconds):
+                    await self._any_came.wait()
         except TimeoutError:
             pass
         finally:

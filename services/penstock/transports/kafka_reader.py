@@ -112,7 +112,8 @@ class GroupReader:
                 return []
             self._came.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._came.wait(), left)
+                async with asyncio.timeout(left):
+                    await self._came.wait()
 
     async def _hand_out(self, visibility_seconds: float) -> list[Message]:
         """A few of those read ahead, once it is written down that they were handed out."""

@@ -308,7 +308,8 @@ class Worker(Service):
 
     async def _settled(self, seconds: float) -> bool:
         try:
-            await asyncio.wait_for(self.settle(), max(0.0, seconds))
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self.settle()
         except TimeoutError:
             return False
         return True

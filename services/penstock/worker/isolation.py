@@ -68,6 +68,7 @@ class Isolation:
 
 async def _within(seconds: float, awaited: Awaitable[None]) -> None:
     try:
-        await asyncio.wait_for(awaited, seconds)
+        async with asyncio.timeout(seconds):
+            await awaited
     except TimeoutError:
         pass

@@ -62,7 +62,8 @@ class Streams:
                     yield b": still here\n\n"
                 pause = max(EVERY_SECONDS, (now - started) / SHARE_OF_TIME)
                 try:
-                    await asyncio.wait_for(self._stopping.wait(), pause)
+                    async with asyncio.timeout(pause):
+                        await self._stopping.wait()
                 except TimeoutError:
                     pass
         finally:

@@ -63,7 +63,8 @@ class Overview:
         if ask.follows:
             return await waiting
         try:
-            return await asyncio.wait_for(waiting, FIRST_WITHIN_SECONDS)
+            async with asyncio.timeout(FIRST_WITHIN_SECONDS):
+                return await waiting
         except TimeoutError:
             return await self._read_cheap(ask)
 

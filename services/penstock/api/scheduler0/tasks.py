@@ -69,7 +69,8 @@ class AsyncTasks:
         try:
             while not self._stopping.is_set() and monotonic() - began < LONGEST_SECONDS:
                 try:
-                    await asyncio.wait_for(self._stopping.wait(), LOOK_SECONDS)
+                    async with asyncio.timeout(LOOK_SECONDS):
+                        await self._stopping.wait()
                 except TimeoutError:
                     pass
                 now = await self._look(request_id)
