@@ -50,11 +50,12 @@ test: setup ## Run the tests, JOBS (4) files at a time (ARGS="-k name -x" is pas
 chaos: setup ## Kill, freeze, cut off and starve everything under load (ARGS="--scenario kills --seconds 10")
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
-check: setup ## Formatting, lint, types, import layers, dependencies (known vulnerabilities where that can be asked)
+check: setup ## Formatting, lint, types, import layers, wording, dependencies (known vulnerabilities where that can be asked)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python .ci/words.py
 	@$(BIN)/python .ci/audit.py
 
 format: setup ## Format the code and mend what the linter can
