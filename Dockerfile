@@ -1,7 +1,7 @@
 # syntax=docker/dockerfile:1
 FROM python:3.12.15-slim-bookworm AS build
 WORKDIR /src
-COPY pyproject.toml README.md .ci/image-requirements.txt ./
+COPY pyproject.toml README.md LICENSE .ci/image-requirements.txt ./
 COPY services ./services
 COPY migrations ./migrations
 RUN --mount=type=cache,target=/root/.cache/pip pip wheel --disable-pip-version-check --wheel-dir /wheels --require-hashes -r image-requirements.txt \

@@ -30,6 +30,7 @@ DOCS = ROOT / "docs"
 OUTSIDE = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "benchmarks/README.md": "benchmarks.md",
     "examples/export/README.md": "example-export.md",

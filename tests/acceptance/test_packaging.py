@@ -151,11 +151,18 @@ def test_the_wheel_has_every_file_of_the_package_and_the_migrations_and_nothing_
 
 def test_the_wheel_says_what_it_is_and_what_it_needs(distributions: tuple[Path, Path]) -> None:
     with zipfile.ZipFile(distributions[0]) as archive:
-        text = archive.read(f"penstock-{penstock.__version__}.dist-info/METADATA").decode()
+        info = f"penstock-{penstock.__version__}.dist-info"
+        text = archive.read(f"{info}/METADATA").decode()
+        license_text = archive.read(f"{info}/licenses/LICENSE").decode()
     about = Parser().parsestr(text)
     assert about["Name"] == "penstock"
     assert about["Version"] == penstock.__version__
     assert about["License-Expression"] == "MIT"
+    assert about.get_all("License-File") == ["LICENSE"]
+    assert license_text == (ROOT / "LICENSE").read_text("utf-8")
+    assert set(about.get_all("Project-URL", [])) == {
+        f"{name}, {url}" for name, url in PYPROJECT["project"]["urls"].items()
+    }
     assert about["Requires-Python"] == ">=3.11"
     assert set(about.get_all("Provides-Extra", [])) == set(PYPROJECT["project"]["optional-dependencies"])
     plain = [text for text in about.get_all("Requires-Dist", []) if "extra ==" not in text]
@@ -181,7 +188,8 @@ def test_the_source_distribution_has_all_that_the_tests_and_the_documentation_ne
     with tarfile.open(distributions[1]) as archive:
         found = {name.removeprefix(top) for name in archive.getnames()}
     assert not [name for name in found if any(f"/{left}/" in f"/{name}/" for left in _LEFT_OVER)]
-    assert {"README.md", "CHANGELOG.md", "SECURITY.md", "pyproject.toml", "Makefile", "docker-compose.yml"} <= found
+    assert {path.name for path in ROOT.glob("*.md")} | {"LICENSE"} <= found
+    assert {"pyproject.toml", "Makefile", "docker-compose.yml"} <= found
     for folder in ("docs", "examples", "migrations", "services", "tests"):
         assert {f"{folder}/{name}" for name in files_below(ROOT / folder)} <= found
 

@@ -253,8 +253,11 @@ class Stage:
             case "aws":
                 await self.aws(words[1:])
             case "make":
-                targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
-                assert set(words[1:]) <= set(targets)
+                makefile = (ROOT / "Makefile").read_text("utf-8")
+                variables = {word.partition("=")[0] for word in words[1:] if "=" in word}
+                assert variables <= {*re.findall(r"\$[({]{1,2}(\w+)", makefile)}
+                targets = re.findall(r"^([\w-]+):", makefile, re.MULTILINE)
+                assert {word for word in words[1:] if "=" not in word} <= set(targets)
             case "python":
                 assert words[1] == "-m"
                 found = find_spec(words[2])

@@ -569,7 +569,13 @@ def test_what_the_image_copies_exists_and_is_not_ignored() -> None:
 def test_image_gets_everything_that_the_wheel_is_built_from() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
-    needed = {project["project"]["readme"], "pyproject.toml", *wheel["packages"], *wheel["force-include"]}
+    needed = {
+        project["project"]["readme"],
+        *project["project"]["license-files"],
+        "pyproject.toml",
+        *wheel["packages"],
+        *wheel["force-include"],
+    }
     copied = {source for word, rest in instructions() if word == "COPY" for source in rest.split()[:-1]}
     for path in needed:
         assert path in copied or PurePosixPath(path).parts[0] in copied, path
