@@ -20,6 +20,7 @@ from penstock.firing import Missed, Overlap, Plan, Rule, plan, render
 from penstock.halving import in_halves
 from penstock.logs import get_logger
 from penstock.store import Session
+from penstock.sweeps import Sweeps
 from penstock.tasks import NewTask, State
 
 log = get_logger()
@@ -49,15 +50,21 @@ class _Due(NamedTuple):
     tasks: list[NewTask]
 
 
-async def fire_due(session: Session, *, limit: int, grace_seconds: float, max_attempts: int) -> Fired:
+async def fire_due(
+    session: Session, *, limit: int, grace_seconds: float, max_attempts: int, sweeps: Sweeps | None = None
+) -> Fired:
     """Fire up to so many schedules that are due, oldest first, and set their clocks.
 
-    grace_seconds: what counts as on time. max_attempts: for schedules that name no number of their own.
+    grace_seconds: what counts as on time. max_attempts: for schedules that name no number of their own. sweeps: without
+    it, the look begins at the front.
     """
-    held = [row[0] for row in await session.fetch("claim_due_schedules", limit)]
+    sweeps = sweeps or Sweeps()
+    with sweeps.look() as since:
+        held = [row[0] for row in await session.fetch("claim_due_schedules", limit, since)]
     if not held:
         return Fired(0, 0, 0, 0)
     rows = await session.fetch("read_due_schedules", held)
+    sweeps.found(max((row["now"] - row["due_at"]).total_seconds() for row in rows))
     due: list[_Due] = []
     lateness: list[float] = []
     tasks = 0

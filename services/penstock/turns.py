@@ -17,6 +17,7 @@ import asyncio
 from penstock.notify import Notifier
 from penstock.repeating import repeat
 from penstock.store import Store
+from penstock.sweeps import Sweeps
 
 _LOOK_SECONDS = 1.0
 _SOON_SECONDS = 0.02  # most transactions that hold a key enqueue a task and end
@@ -30,6 +31,7 @@ class Turns:
         self._store = store
         self._notifier = notifier
         self._left = asyncio.Event()
+        self._sweeps = Sweeps()
 
     def settled(self) -> None:
         """Tasks were settled through the store: keys that were left are looked at soon."""
@@ -43,7 +45,7 @@ class Turns:
 
     async def run_once(self) -> float:
         async with self._store.transaction() as session:
-            promoted = await session.end_turns(_AT_ONCE)
+            promoted = await session.end_turns(_AT_ONCE, sweeps=self._sweeps)
         self._store.has_left = False  # what is left by now was left before
         if not promoted:
             return _LOOK_SECONDS

@@ -15,6 +15,7 @@ from penstock.local.postgres import EmbeddedPostgres
 from penstock.migrate import upgrade
 from penstock.sql import SQL
 from penstock.store import PLANNING
+from penstock.sweeps import RECENT_SECONDS
 from penstock.tasks import BEGINNING, EVERYTHING, Position, Stretch
 from tests.conftest import reachable_folder
 
@@ -751,6 +752,52 @@ async def test_a_claim_passes_no_dead_turns(dead_url: str) -> None:
         (turns,) = (node for node in nodes(plan) if node.get("Subplan Name") == "CTE turns")
         assert turns["Actual Rows"] == 3
         assert pages_of(plan) < 150
+        await holding.rollback()
+    finally:
+        await holder.close()
+        await connection.close()
+
+
+@pytest.mark.parametrize(
+    ("table", "keep", "looks"),
+    [
+        (
+            "turn",
+            "insert into penstock.turn (priority, run_at, task_id, size, task_ids, run_ats, keys, ends_at)"
+            " select 0, now(), n, 1, array[n], array[now()], array['k' || n], now() - {} from generate_series(1, {}) n",
+            {"take_turns_over": (10, False)},
+        ),
+        (
+            "schedule_clock",
+            "insert into penstock.schedule_clock (schedule_id, next_at, due_at)"
+            " select n, now() - interval '1 day', now() - {} from generate_series(1, {}) n",
+            {"claim_due_schedules": (10,), "read_wait": ()},
+        ),
+    ],
+)
+async def test_a_look_between_two_sweeps_passes_no_old_dead_entries(
+    dead_url: str, table: str, keep: str, looks: dict[str, tuple[Any, ...]]
+) -> None:
+    """20,000 came due over a minute and have left while somebody holds a transaction open; three are due."""
+    connection = await asyncpg.connect(dead_url, server_settings=PLANNING)
+    holder = await asyncpg.connect(dead_url)
+    try:
+        await connection.execute("set session_replication_role = replica")  # clocks without their schedules
+        holding = holder.transaction(isolation="repeatable_read")
+        await holding.start()
+        await holder.fetchval("select count(*) from penstock.tally")
+        await connection.execute(keep.format("interval '1 minute' - n * interval '1 ms'", 20_000))
+        await connection.execute(f"delete from penstock.{table}")
+        await connection.execute(keep.format("interval '1 s'", 3))
+        await connection.execute(f"vacuum analyze penstock.{table}")
+        for name, args in looks.items():
+            bounded, swept = [
+                await explain(connection, SQL[name], *args, since, analyze=True) for since in (RECENT_SECONDS, None)
+            ]
+            assert bounded["Actual Rows"] == swept["Actual Rows"] >= 1
+            assert pages_of(bounded) < 100, name
+            # So that the test would notice if there were nothing to pass.
+            assert pages_of(swept) > 200, name
         await holding.rollback()
     finally:
         await holder.close()

@@ -619,6 +619,22 @@ async def test_the_loop_works_off_a_backlog_of_many_batches(
     assert await sql.fetchval("select count(distinct schedule_id) from penstock.schedule_run") == 100
 
 
+async def test_the_loop_finds_a_clock_that_was_set_to_an_instant_before_what_its_looks_begin_with(
+    do: Change, store: Store, limits: Settings, sql: Any
+) -> None:
+    await make(do)
+    running = asyncio.create_task(Firing(store=store, notifier=Notifier(store), settings=limits).run())
+    try:
+        for fires in (1, 2):
+            await set_clock(sql, await hour_ago(sql, hours=fires))
+            async with asyncio.timeout(30):
+                while len({task["id"] for task in await tasks_of(sql)}) < fires:
+                    await asyncio.sleep(0.01)
+            await sql.execute("delete from penstock.schedule_run")
+    finally:
+        running.cancel()
+
+
 # Imports
 
 
@@ -721,7 +737,7 @@ async def test_due_schedules_are_found_by_their_index(store: Store, do: Change, 
     await make(do)
     await sql.execute("set enable_seqscan = off")
     for name in ("claim_due_schedules", "read_wait"):
-        plan = await sql.fetch("explain " + SQL[name].replace("$1", "10"))
+        plan = await sql.fetch("explain " + SQL[name].replace("$1", "10").replace("$2", "10"))
         assert "schedule_clock_due" in "\n".join(row[0] for row in plan), name
 
 

@@ -76,8 +76,10 @@ where ($1::bigint is null or s.id < $1)
 order by s.id desc limit $2;
 
 -- name: claim_due_schedules
--- $1 how many at the most. Oldest first; what another supervisor holds is left to it. By schedule_clock_due.
-select schedule_id from penstock.schedule_clock where due_at <= now()
+-- $1 how many at the most, $2 seconds back from now to begin at, null for the front: behind the dead entries of what was
+-- fired. Oldest first; what another supervisor holds is left to it. By schedule_clock_due.
+select schedule_id from penstock.schedule_clock
+where due_at <= now() and due_at >= case when $2::float8 is null then '-infinity' else now() - make_interval(secs => $2) end
 order by due_at limit $1 for update skip locked;
 
 -- name: read_due_schedules
@@ -117,8 +119,9 @@ update penstock.schedule_clock set next_at = null, due_at = null, problem = $2 w
 update penstock.schedule_clock set last_task_id = $2 where schedule_id = $1;
 
 -- name: read_wait
--- Seconds until the next schedule is due, null for none. By the end of schedule_clock_due.
-select extract(epoch from min(due_at) - clock_timestamp())::float8 from penstock.schedule_clock;
+-- $1 as $2 of claim_due_schedules. Seconds until the next schedule is due, null for none. By the end of schedule_clock_due.
+select extract(epoch from min(due_at) - clock_timestamp())::float8 from penstock.schedule_clock
+where due_at >= case when $1::float8 is null then '-infinity' else now() - make_interval(secs => $1) end;
 
 -- name: is_live_task
 -- $1 id or null.

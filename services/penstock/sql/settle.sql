@@ -302,13 +302,16 @@ union all
 select key, id, null from next where case when id in (select id from promoted) then false else true end;
 
 -- name: take_turns_over
--- $1 how many, $2 whether those that are not over too. Turns that have lasted too long, or of which the claim could not take
--- what it chose; once there are rules, all of them, for the claims by rules know of none. Returns (task_ids, keys) of each.
+-- $1 how many, $2 whether those that are not over too, $3 seconds back from now to begin at, null for the front: behind the
+-- dead entries of turns that were taken. Turns that have lasted too long, or of which the claim could not take
+-- what it chose; once there are rules, all of them, for the claims by rules know of none. Returns (task_ids, keys, for how
+-- many seconds it was over) of each.
 delete from penstock.turn where id = any(array(
     select id from penstock.turn
     where ends_at <= case when $2::bool or {ruled} then 'infinity' else now() end
+      and ends_at >= case when $3::float8 is null then '-infinity' else now() - make_interval(secs => $3) end
     order by ends_at limit $1 for update skip locked))
-returning task_ids, keys;
+returning task_ids, keys, extract(epoch from now() - ends_at)::float8 as late_seconds;
 
 -- name: promote_tasks
 -- $1 ids whose turn was taken in this transaction. Returns (id, action); those that are missing were cancelled, or another

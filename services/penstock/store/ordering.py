@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 from penstock import metrics
 from penstock.store.statements import Statements
+from penstock.sweeps import Sweeps
 from penstock.tasks import HeldKey, State
 
 _WAITING_COUNTED = 10_000  # behind one ordering key
@@ -36,14 +37,19 @@ class Ordering(Statements):
             await self._promote(keys)
         return len(keys), last
 
-    async def end_turns(self, limit: int, *, also_running: bool = False) -> int:
+    async def end_turns(self, limit: int, *, also_running: bool = False, sweeps: Sweeps | None = None) -> int:
         """Promote the tasks of up to ``limit`` turns that are over, inside a transaction; returns how many may run.
 
         Where one was cancelled meanwhile, the next of its ordering key goes. also_running: of any turns.
+        sweeps: without it, the look begins at the front.
         """
         behind: dict[int, str] = {}
-        for task_ids, keys in await self.fetch("take_turns_over", limit, also_running):
+        sweeps = sweeps or Sweeps()
+        with sweeps.look() as since:
+            turns = await self.fetch("take_turns_over", limit, also_running, since)
+        for task_ids, keys, late_seconds in turns:
             behind.update(zip(task_ids, keys, strict=True))
+            sweeps.found(late_seconds)
         if not behind:
             return 0
         await self.plan_for(len(behind))

@@ -26,6 +26,7 @@ from penstock.scheduler0store import jobs_of_import
 from penstock.schedules import CreateSchedule, NewSchedule, check_not_a_jobs
 from penstock.settings import Settings
 from penstock.store import PATIENT_SECONDS, Session, Store
+from penstock.sweeps import Sweeps
 from penstock.timetable import Written, create_batch, note_import
 from penstock.wire import decode_any
 
@@ -51,12 +52,14 @@ class Firing:
         self._store = store
         self._notifier = notifier
         self._settings = settings
+        self._sweeps = Sweeps()
+        self._wait_sweeps = Sweeps()
 
     async def run(self) -> None:
         await repeat("schedules", self._fire_or_wait)
 
-    async def run_once(self) -> Fired:
-        """Raises Unavailable."""
+    async def run_once(self, sweeps: Sweeps | None = None) -> Fired:
+        """sweeps: without it, the look begins at the front. Raises Unavailable."""
         started = monotonic()
         async with self._store.transaction() as session:
             fired = await fire_due(
@@ -64,6 +67,7 @@ class Firing:
                 limit=self._settings.schedule_batch_size,
                 grace_seconds=self._settings.schedule_grace_seconds,
                 max_attempts=self._settings.max_attempts,
+                sweeps=sweeps,
             )
         if fired.tasks:
             self._notifier.poke()
@@ -77,18 +81,20 @@ class Firing:
         return fired
 
     async def _fire_or_wait(self) -> float:
-        fired = await self.run_once()
+        fired = await self.run_once(self._sweeps)
         if fired.schedules >= self._settings.schedule_batch_size:
-            rounds = (self.run_once() for _ in range(_ROUNDS_AT_ONCE))
+            rounds = (self.run_once(self._sweeps) for _ in range(_ROUNDS_AT_ONCE))
             for outcome in await asyncio.gather(*rounds, return_exceptions=True):
                 if isinstance(outcome, BaseException):
                     raise outcome
         if fired.schedules:
             return 0
         async with self._store.session() as session:
-            wait: float | None = await session.value("read_wait")
+            with self._wait_sweeps.look() as since:
+                wait: float | None = await session.value("read_wait", since)
         if wait is None:
             return LOOK_SECONDS
+        self._sweeps.found(-wait)
         # What is due and was not claimed is in another supervisor's hands: look again soon, not at once.
         return min(LOOK_SECONDS, wait) if wait > 0 else 0.05
 
