@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -625,6 +626,182 @@ async def test_what_fell_into_the_default_partition_is_cleaned_too(
     assert await task_of(old) is None
     assert await task_of(younger) is not None
     assert await counts(store) == {"SUCCESS": 1}
+
+
+async def without_partition_of_today(sql: Any) -> str:
+    """As if no supervisor had run for days: what settles falls into the default partition. Returns the name."""
+    name = f"task_success_{datetime.now(UTC):%Y%m%d}"
+    await sql.execute(f"drop table penstock.{name}")
+    return name
+
+
+async def in_default(sql: Any) -> int:
+    count: int = await sql.fetchval("select count(*) from penstock.task_success_default")
+    return count
+
+
+async def history_ids(sql: Any) -> list[int]:
+    return [row["id"] for row in await sql.fetch("select id from penstock.task_history order by id")]
+
+
+def by_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "_BLOCKS_COPIED_AT_ONCE", 2)
+    monkeypatch.setattr(retention, "_CHANGES_AT_ONCE", 2)
+    monkeypatch.setattr(retention, "_COPYING_SECONDS", 0.0)
+
+
+async def many_settled(store: Store, count: int) -> list[int]:
+    async with store.transaction() as session:
+        added = await session.enqueue([NewTask("a", payload=json.dumps("x" * 500)) for _ in range(count)])
+    dispatch = await claim(store)
+    async with store.transaction() as session:
+        await session.finish({(task.id, task.claim): "1" for task in dispatch.tasks})
+    return [one.id for one in added]
+
+
+async def test_days_with_records_in_the_default_partition_get_partitions_and_no_record_is_ever_missing(
+    store: Store, settings: Settings, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_small_steps(monkeypatch)
+    today = await without_partition_of_today(sql)
+    ids = await many_settled(store, 100)
+    for place, task_id in enumerate(ids[:60]):
+        await finished(sql, task_id, 2 + place % 2 * 2)  # the day between them has no records
+    duty = Retention(store=store, settings=settings)
+    rounds = 0
+    while await in_default(sql):
+        rounds += 1
+        assert rounds < 200
+        await duty.run_once()
+        assert await history_ids(sql) == ids
+        if rounds < 10:
+            # What settles, is changed and leaves meanwhile, in blocks that were copied and in others.
+            if await in_default(sql):
+                ids.append(await settled(store, State.SUCCESS))
+            await sql.execute(
+                "update penstock.task_history set payload = '1' where id = any($1)", ids[: 60 + rounds : 9]
+            )
+            await sql.execute("delete from penstock.task_history where id = $1", ids.pop(rounds * 5))
+    assert rounds > 10, "it was done in one step"
+    now = datetime.now(UTC)
+    days = {f"task_success_{now - timedelta(days=ago):%Y%m%d}" for ago in (2, 4, 0, -1, -2, -3)}
+    assert today in days
+    assert await partitions(sql) >= days | {"task_success_default"}
+    rows = await sql.fetch("select id, payload::text, tableoid::regclass::text as part from penstock.task_success")
+    assert len(rows) == len(ids)
+    assert {row["part"].removeprefix("penstock.") for row in rows} == {
+        f"task_success_{now - timedelta(days=ago):%Y%m%d}" for ago in (2, 4, 0)
+    }
+    assert sum(row["payload"] == "1" for row in rows) >= 7
+    assert await sql.fetchval("select count(*) from pg_class where relname like '%aside'") == 0
+    assert await sql.fetchval("select count(*) from penstock.default_move") == 0
+    assert await sql.fetchval("select count(*) from penstock.default_change") == 0
+    # They are as other partitions: replicated, indexed as their parent, and removed as a whole.
+    assert await sql.fetchval("select bool_and(relreplident = 'f') from pg_class where relname = any($1)", list(days))
+    assert await sql.fetchval(
+        "select count(*) from pg_class c join pg_inherits i on i.inhrelid = c.oid where c.relkind = 'i'"
+        " and c.oid in (select indexrelid from pg_index where indrelid = $1::text::regclass)", f"penstock.{today}",
+    ) == await sql.fetchval(
+        "select count(*) from pg_index where indrelid = 'penstock.task_success'::regclass"
+    )  # fmt: skip
+    assert not await sql.fetch("select from pg_constraint where conname = 'of_the_day'")
+    old = sum(1 for row in rows if row["part"].endswith(f"{now - timedelta(days=4):%Y%m%d}"))
+    assert await Retention(store=store, settings=keeping(settings, success=2.5 * DAY)).run_once() == old
+
+
+async def test_tasks_settle_while_the_default_partition_is_emptied(
+    store: Store, settings: Settings, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_small_steps(monkeypatch)
+    monkeypatch.setattr(retention, "_CHANGES_AT_ONCE", 50)
+    monkeypatch.setattr(retention, "_LOCK_PAUSE_SECONDS", 0.0)
+    today = await without_partition_of_today(sql)
+    ids = await many_settled(store, 100)
+    duty = Retention(store=store, settings=settings)
+
+    async def upkeep() -> None:
+        async with asyncio.timeout(60):
+            while today not in await partitions(sql):
+                with suppress(Unavailable):  # it met a settle: the next round
+                    await duty.run_once()
+
+    emptying = asyncio.create_task(upkeep())
+    while not emptying.done():
+        ids.append(await settled(store, State.SUCCESS))
+    await emptying
+    ids.append(await settled(store, State.SUCCESS))
+    assert await history_ids(sql) == sorted(ids)
+    assert await in_default(sql) == 0
+
+
+async def test_a_reader_of_the_history_keeps_the_default_partition_from_being_replaced_and_nothing_else(
+    store: Store, settings: Settings, sql: Any
+) -> None:
+    today = await without_partition_of_today(sql)
+    ids = await many_settled(store, 5)
+    await sql.execute("insert into penstock.inbound_receipt values ('old', now() - interval '99 days')")
+    async with sql.transaction():
+        assert await history_ids(sql) == ids
+        with pytest.raises(Unavailable):
+            await Retention(store=store, settings=settings).run_once()
+        assert await sql.fetchval("select count(*) from penstock.inbound_receipt") == 0
+        ids.append(await settled(store, State.SUCCESS))
+        assert await history_ids(sql) == ids
+    assert today not in await partitions(sql)
+    await Retention(store=store, settings=settings).run_once()
+    assert today in await partitions(sql)
+    assert await history_ids(sql) == ids
+
+
+async def test_a_default_partition_that_was_rewritten_is_copied_from_its_start(
+    store: Store, settings: Settings, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_small_steps(monkeypatch)
+    await without_partition_of_today(sql)
+    ids = await many_settled(store, 100)
+    duty = Retention(store=store, settings=settings)
+    while not await sql.fetchval("select next_block from penstock.default_move"):
+        await duty.run_once()
+    await sql.execute("delete from penstock.task_success_default where id = any($1)", ids[:50])
+    await sql.execute("vacuum full penstock.task_success_default")
+    while await in_default(sql):
+        await duty.run_once()
+        assert await history_ids(sql) == ids[50:]
+
+
+async def test_tables_of_days_are_attached_without_being_read(store: Store, sql: Any) -> None:
+    """The history is locked meanwhile."""
+    await without_partition_of_today(sql)
+    await finished(sql, (await many_settled(store, 2))[0], 3)
+    await sql.execute("select penstock.begin_default_move('task_success')")
+    while await sql.fetchval("select penstock.step_default_move('task_success', 128, 1000)") != "ready":
+        pass
+    notes: list[str] = []
+    sql.add_log_listener(lambda _, message: notes.append(message.message))
+    await sql.execute("set client_min_messages = debug1")
+    assert await sql.fetchval("select penstock.end_default_move('task_success', 1000)")
+    await sql.execute("reset client_min_messages")
+    assert [note.rsplit('" is ')[-1] for note in notes if "partition constraint" in note] == [
+        "implied by existing constraints"
+    ] * 2
+
+
+async def test_a_role_without_rights_of_its_own_on_the_notes_settles_while_a_default_partition_is_emptied(
+    store: Store, settings: Settings, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_small_steps(monkeypatch)
+    await without_partition_of_today(sql)
+    (task_id, other) = await many_settled(store, 2)
+    await Retention(store=store, settings=settings).run_once()
+    async with sql.transaction():
+        await sql.execute("create role settler")
+        await sql.execute("grant usage on schema penstock to settler; grant all on penstock.task_history to settler")
+        await sql.execute("set local role settler")
+        await sql.execute("delete from penstock.task_history where id = $1", task_id)
+        await sql.execute("reset role")
+        assert [row["id"] for row in await sql.fetch("select id from penstock.default_change")] == [task_id]
+        await sql.execute("drop owned by settler; drop role settler")
+    assert await history_ids(sql) == [other]
 
 
 async def test_partitions_are_made_ahead(store: Store, settings: Settings, sql: Any) -> None:

@@ -104,8 +104,24 @@ select set_config('lock_timeout', $1::int::text, true);
 select set_config('statement_timeout', '0', true);
 
 -- name: list_missing_partitions
--- $1 days ahead of today. (parent, name, first, upto) of each that is to be made. The function is the migrations'.
-select * from penstock.list_missing_partitions($1);
+-- $1 days ahead of today. (parent, name, first, upto) of each that is to be made, but for those whose default partition is
+-- being emptied: it would be read for each. The functions here are the migrations'.
+select * from penstock.list_missing_partitions($1) m
+where not exists (select from penstock.default_move d where d.parent = m.parent);
+
+-- name: step_default_move
+-- $1 parent, $2 blocks at once, $3 changes at once. Copies some records of the default partition to tables of their days, or
+-- copies again what has changed since. What is next: none, begin, more, or ready (to end, but for so many changes).
+select penstock.step_default_move($1, $2, $3);
+
+-- name: begin_default_move
+-- $1 parent. From here on, changes in its default partition are noted. Waits for those who write there.
+select penstock.begin_default_move($1);
+
+-- name: end_default_move
+-- $1 parent, $2 changes at the most. The tables of the days become partitions, and an empty default partition replaces the
+-- one that was copied, under the exclusive lock of both. Whether that was done.
+select penstock.end_default_move($1, $2);
 
 -- name: make_partition
 -- $1 to $4 as list_missing_partitions returns them. Waits for readers of the default partition alone.

@@ -5,6 +5,11 @@ retention is dropped, so a record lives at least its retention and at most a day
 would make that coarse, so there rows are deleted in batches as well; so are rows in the default partitions, which
 fill only while no supervisor runs for days. An ordering key that a cleaned task held is released.
 
+While a default partition has records, their days cannot have partitions, and each other new day reads all of it under
+a lock. So its records are copied to tables of their days, some blocks at a time, while a trigger notes what changes;
+then one short transaction copies the last changes, makes those tables partitions and replaces the default by an empty
+one.
+
 A partition leaves in steps, each a transaction of its own: it is detached, its unique keys are deleted some blocks at a
 time, and it is dropped. How far that came is noted, so a large day needs no statement that grows with it.
 """
@@ -39,6 +44,9 @@ _LOCK_WAIT_MS = 100  # everybody's reads, or inserts, queue up behind this wait
 _LOCK_PAUSE_SECONDS = 180.0  # a reader that had the lock once is a long one
 _BLOCKS_AT_ONCE = 256  # 2 MiB, of the smallest records some ten thousand
 _FORGETTING_SECONDS = 2.0  # of one round
+_BLOCKS_COPIED_AT_ONCE = 128  # of the smallest records some six thousand
+_CHANGES_AT_ONCE = 1000  # the last of them are copied under a lock
+_COPYING_SECONDS = 2.0  # of one round
 
 log = get_logger()
 
@@ -52,6 +60,7 @@ class Retention:
         self._guard = Guard()
         self._locks_rest_until: dict[str, float] = {}
         self._held_upto = ""  # ordering key
+        self._blocks_copied = _BLOCKS_COPIED_AT_ONCE
         self._keep = {
             State.SUCCESS: settings.retention_success_seconds,
             State.CRITICAL_ERROR: settings.retention_critical_error_seconds,
@@ -62,6 +71,7 @@ class Retention:
         """Returns how many records were removed. Raises Unavailable when a part of the round failed."""
         keep = self._settings
         parts: dict[str, Callable[[], Awaitable[int]]] = {
+            "default partitions": self._empty_defaults,
             "partitions": self._make_partitions,
             "indexes": self._index_short,
             "tally": self._compact_tally,
@@ -87,6 +97,42 @@ class Retention:
         """A transaction that no other supervisor's upkeep runs beside; None while one does."""
         async with self._store.transaction() as session:
             yield session if await session.value("try_upkeep_lock") else None
+
+    async def _empty_defaults(self) -> int:
+        deadline = monotonic() + _COPYING_SECONDS
+        for state in self._keep:
+            while await self._empty_some(f"task_{state.lower()}") and monotonic() < deadline:
+                pass
+        return 0
+
+    async def _empty_some(self, parent: str) -> bool:
+        """One step of giving the records of a default partition partitions of their days; whether another follows."""
+        try:
+            async with self._alone() as session:
+                if session is None:
+                    return False
+                step = await session.value("step_default_move", parent, self._blocks_copied, _CHANGES_AT_ONCE)
+        except Unavailable:
+            self._blocks_copied = max(self._blocks_copied // 2, 1)  # of large records
+            raise
+        self._blocks_copied = min(self._blocks_copied * 2, _BLOCKS_COPIED_AT_ONCE)
+        if step == "begin":
+            return await self._with_lock(f"default {parent}", partial(self._begin_emptying, parent))
+        if step == "ready":
+            return await self._with_lock(f"default {parent}", partial(self._end_emptying, parent))
+        return bool(step == "more")
+
+    @staticmethod
+    async def _begin_emptying(parent: str, session: Session) -> bool:
+        await session.fetch("begin_default_move", parent)
+        log.info("default_partition_being_emptied", parent=parent)
+        return True
+
+    @staticmethod
+    async def _end_emptying(parent: str, session: Session) -> bool:
+        if await session.value("end_default_move", parent, _CHANGES_AT_ONCE):
+            log.info("default_partition_emptied", parent=parent)
+        return False
 
     async def _make_partitions(self) -> int:
         """The days ahead, one after the other; a day of which the default partition has records is left out."""

@@ -186,3 +186,20 @@ forgetting = Table(
     Column("next_block", BigInteger, nullable=False, server_default=text("0")),
     Column("counts", JSONB, nullable=False, server_default=text("'{}'")),
 )
+
+default_move = Table(
+    "default_move",
+    metadata,
+    Column("parent", Text, primary_key=True),
+    Column("filenode", BigInteger, nullable=False),
+    Column("next_block", BigInteger, nullable=False, server_default=text("0")),
+    Column("blocks", BigInteger, nullable=False),
+)
+
+default_change = Table(
+    "default_change",
+    metadata,
+    Column("parent", Text, primary_key=True),
+    Column("place", BigInteger, Identity(always=True), primary_key=True),
+    Column("id", BigInteger, nullable=False),
+)
