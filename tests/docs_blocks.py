@@ -23,6 +23,9 @@ PAGES = sorted(
 
 # Blocks by (page, what stands behind the fence). Those that a test of their page runs, against the real thing:
 TESTED = {
+    ("README.md", "console"): "tests/acceptance/test_readme.py::test_the_example_of_the_readme_prints_what_it_shows",
+    ("README.md", "python shop.py"): "tests/acceptance/test_readme.py::"
+    "test_the_example_of_the_readme_prints_what_it_shows",
     ("docs/autoscaling.md", "json lane"): "tests/integration/test_scaling.py::"
     "test_a_lane_is_plain_numbers_as_the_page_shows_and_all_lanes_stand_by_name",
     ("docs/batches.md", "python app"): "tests/integration/test_waiting_page.py::"

@@ -1,4 +1,4 @@
-"""docs/tutorial.md as a test reads it: the file that it makes, its commands with what they print, and all the rest."""
+"""docs/tutorial.md and the README as a test reads them: files to write, commands with their output, and the rest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-TEXT = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text("utf-8")
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,13 @@ class Step:
             yield command, output
 
 
-STEPS = [
-    Step(kind, option.strip(), text)
-    for kind, option, text in re.findall(r"^```(\w+)( [^\n]*)?\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-]
+def steps_of(page: str) -> list[Step]:
+    """The blocks of a page that name a language, in order."""
+    found = re.findall(r"^```(\w*)( [^\n]*)?\n(.*?)^```$", (ROOT / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    return [Step(kind, option.strip(), text) for kind, option, text in found if kind]
+
+
+STEPS = steps_of("docs/tutorial.md")
 
 
 def shows(page: str, output: str) -> bool:
