@@ -778,7 +778,7 @@ async def test_a_claim_passes_no_dead_turns(dead_url: str) -> None:
 async def test_a_look_between_two_sweeps_passes_no_old_dead_entries(
     dead_url: str, table: str, keep: str, looks: dict[str, tuple[Any, ...]]
 ) -> None:
-    """20,000 came due over a minute and have left while somebody holds a transaction open; three are due."""
+    """20,000 came due over a minute and have left while a transaction is held open; three are due."""
     connection = await asyncpg.connect(dead_url, server_settings=PLANNING)
     holder = await asyncpg.connect(dead_url)
     try:

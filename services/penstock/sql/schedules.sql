@@ -76,7 +76,7 @@ where ($1::bigint is null or s.id < $1)
 order by s.id desc limit $2;
 
 -- name: claim_due_schedules
--- $1 how many at the most, $2 seconds back from now to begin at, null for the front: behind the dead entries of what was
+-- $1 how many, $2 seconds back from now to begin at, null for the front: behind the dead entries of what was
 -- fired. Oldest first; what another supervisor holds is left to it. By schedule_clock_due.
 select schedule_id from penstock.schedule_clock
 where due_at <= now() and due_at >= case when $2::float8 is null then '-infinity' else now() - make_interval(secs => $2) end

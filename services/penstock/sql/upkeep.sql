@@ -119,7 +119,7 @@ select penstock.step_default_move($1, $2, $3);
 select penstock.begin_default_move($1);
 
 -- name: end_default_move
--- $1 parent, $2 changes at the most. The tables of the days become partitions, and an empty default partition replaces the
+-- $1 parent, $2 how many changes may be left. The tables of the days become partitions, and an empty default partition replaces the
 -- one that was copied, under the exclusive lock of both. Whether that was done.
 select penstock.end_default_move($1, $2);
 
