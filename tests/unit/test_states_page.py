@@ -18,7 +18,7 @@ def names(cell: str) -> list[str]:
 def rows() -> list[tuple[list[str], list[str], list[str]]]:
     return [
         (names(row["before"]), names(row["after"]), names(row["statements"]))
-        for row in _ROW.finditer(PAGE.split("## Who does what")[1])
+        for row in _ROW.finditer(PAGE.split("## Who performs each transition")[1])
         if "`" in row["statements"]
     ]
 
