@@ -103,8 +103,10 @@ set payload = i.payload::json, priority = coalesce(i.priority, t.priority), upda
     run_at = coalesce(i.run_at, now() + make_interval(secs => i.delay), t.run_at)
 from (select * from unnest($1::bigint[], $2::text[], $3::timestamptz[], $4::float8[], $5::int2[])
       r (id, payload, run_at, delay, priority)) i
-where t.id = i.id and t.id = any($1::bigint[]) and t.state::text in ('WAITING', 'SCHEDULED', 'ERROR')
-  and t.claimed_at is null
+where t.id = i.id and t.id = any(array(
+        select id from penstock.task
+        where id = any($1::bigint[]) and state::text in ('WAITING', 'SCHEDULED', 'ERROR') and claimed_at is null
+        order by id for no key update))  -- in the order of cancel_tasks, or the two deadlock
 returning t.id, t.state::text as state;
 
 -- name: record_receipts

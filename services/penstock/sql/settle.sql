@@ -174,9 +174,12 @@ returning t.id;
 
 -- name: cancel_tasks
 -- $1 ids, $2 the reason or null. Any live state to CANCELLED; a late result finds no row and is ignored. Returns also
--- whether each waited for an event, and its ordering key unless it waited behind another of that key.
+-- whether each waited for an event, and its ordering key unless it waited behind another of that key. Rows are locked by
+-- id, the order of replace_tasks: a program that replaces the same tasks may hold one and want another.
 with gone as (
-    delete from penstock.task where id = any($1::bigint[]) returning *
+    delete from penstock.task
+    where id = any(array(select id from penstock.task where id = any($1::bigint[]) order by id for update))
+    returning *
 ), moved as (
     insert into penstock.task_history (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,
         claimed_at, created_at, updated_at, timeout_seconds, unique_key, ordering_key, progress, failures,
