@@ -13,6 +13,7 @@ import pytest
 
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.migrate import upgrade
+from penstock.scheduler.bounds import Bounds
 from penstock.sql import SQL
 from penstock.store import PLANNING
 from penstock.sweeps import RECENT_SECONDS
@@ -649,6 +650,27 @@ async def test_the_claim_keeps_its_plan_on_postgres_16(older: Any) -> None:
         for stretches in FROM_FRONT.values():
             expect_claim_plan(await explain(older, SQL["claim_tasks"], *claim_of(1000, None, stretches)))
         expect_claim_plan(await explain_generic(older, "claim_tasks"))
+    finally:
+        await transaction.rollback()
+
+
+async def test_a_claim_of_twenty_priorities_does_not_read_the_future_on_postgres_16(older: Any) -> None:
+    """There a scan across several priorities reads all that is due later; so each has a look of its own."""
+    bounds = Bounds()
+    transaction = older.transaction()
+    await transaction.start()
+    try:
+        await older.execute(
+            "insert into penstock.task (state, action, payload, priority, run_at, attempts, max_attempts, created_at,"
+            " updated_at) select 'SCHEDULED', 'a', '{}', 2 * (n % 20), now() + interval '1 day', 0, 10, now(), now()"
+            " from generate_series(1, 100000) n"
+        )
+        await older.execute("analyze penstock.task")
+        bounds.set_levels([row["priority"] for row in await older.fetch(SQL["read_priorities"], 100)], 0.0)
+        for stretches in (bounds.from_front(), bounds.from_bounds()):
+            plan = await explain(older, SQL["claim_tasks"], *claim_of(1000, None, stretches), analyze=True)
+            assert plan["Actual Rows"] == 0
+            assert pages_of(candidates_in(plan)) < 300  # one descent a priority and one for what is between two
     finally:
         await transaction.rollback()
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from penstock.tasks import BEGINNING, EVERYTHING, PRIORITY_MAX, PRIORITY_MIN, Position, Stretch
 
-LEVELS = 16  # priorities with a bound of their own; where there are more, every claim sweeps
+LEVELS = 64  # priorities with a bound of their own; where there are more, every claim sweeps
 _SWEEP_SECONDS = 1.0
 _LEVELS_SECONDS = 10.0
 _CHEAP_SECONDS = 0.06  # a few ms of work take so long on a busy machine
