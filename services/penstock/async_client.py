@@ -17,6 +17,7 @@ from penstock.calls import (
     Talk,
     Unfinished,
     answer_of,
+    answering,
     batching,
     calling,
     downloaded,
@@ -125,16 +126,22 @@ class AsyncClient:
         """As Client.cancel."""
         return await self._dict("cancel", {"id": task_id} | _given(reason=reason))
 
-    async def complete(self, token: str, result: Any = None) -> dict[str, Any]:
+    async def complete(self, token: str, result: Any = None, *, tenant: str | None = None) -> dict[str, Any]:
         """As Client.complete."""
-        return await self._dict("task.complete", {"token": token, "result": result})
+        return await self._dict("task.complete", answering(token, tenant=tenant) | {"result": result})
 
     async def fail(
-        self, token: str, error: str | Mapping[str, Any], *, final: bool = False, retry_after: float | None = None
+        self,
+        token: str,
+        error: str | Mapping[str, Any],
+        *,
+        final: bool = False,
+        retry_after: float | None = None,
+        tenant: str | None = None,
     ) -> dict[str, Any]:
         """As Client.fail."""
-        given = {"token": token, "error": error, "final": final}
-        return await self._dict("task.fail", given | ({} if retry_after is None else {"retry_after": retry_after}))
+        given = answering(token, tenant=tenant, retry_after=retry_after)
+        return await self._dict("task.fail", given | {"error": error, "final": final})
 
     async def reschedule(
         self,

@@ -66,6 +66,11 @@ class Unfinished(Unavailable):
         self.unsent = list(unsent)
 
 
+def answering(token: str, **given: Any) -> dict[str, Any]:
+    """Parameters of an answer to a task that waits; None for what is left out."""
+    return {"token": token} | {name: value for name, value in given.items() if value is not None}
+
+
 def calling(method: str, params: Params) -> Talk:
     """One request; returns its result. Raises RpcError, Unavailable for an answer that is none."""
     answer = yield request_text(method, params, 0)

@@ -20,6 +20,7 @@ from penstock.calls import (
     Talk,
     Unfinished,
     answer_of,
+    answering,
     batching,
     calling,
     downloaded,
@@ -149,25 +150,31 @@ class Client:
         answer: dict[str, Any] = self.call("cancel", {"id": task_id} | given)
         return answer
 
-    def complete(self, token: str, result: Any = None) -> dict[str, Any]:
+    def complete(self, token: str, result: Any = None, *, tenant: str | None = None) -> dict[str, Any]:
         """Give a task the result that it waits for; one that comes before its task waits is kept.
 
+        tenant: of the task, with a token that its handler thought out.
         Returns ``{"id", "state", "kept", "duplicate"}``. Raises StateConflict, TaskNotFound, TooLarge.
         """
-        answer: dict[str, Any] = self.call("task.complete", {"token": token, "result": result})
+        answer: dict[str, Any] = self.call("task.complete", answering(token, tenant=tenant) | {"result": result})
         return answer
 
     def fail(
-        self, token: str, error: str | Mapping[str, Any], *, final: bool = False, retry_after: float | None = None
+        self,
+        token: str,
+        error: str | Mapping[str, Any],
+        *,
+        final: bool = False,
+        retry_after: float | None = None,
+        tenant: str | None = None,
     ) -> dict[str, Any]:
         """Fail the attempt of a task that waits, as ``complete`` gives it a result.
 
         error: text, or an object with message, code and data. final: no more attempts. retry_after: seconds until the
         next one, None for the usual delay.
         """
-        given = {"token": token, "error": error, "final": final}
-        more = {} if retry_after is None else {"retry_after": retry_after}
-        answer: dict[str, Any] = self.call("task.fail", given | more)
+        given = answering(token, tenant=tenant, retry_after=retry_after)
+        answer: dict[str, Any] = self.call("task.fail", given | {"error": error, "final": final})
         return answer
 
     def reschedule(
@@ -446,9 +453,9 @@ class InboundClient:
             "sealed_payload": json.loads(sealed)
         }
 
-    async def complete(self, token: str, result: Any = None) -> None:
+    async def complete(self, token: str, result: Any = None, *, tenant: str | None = None) -> None:
         """Send the result that a task waits for. Raises TooLarge, Unfinished."""
-        await self.send("task.complete", {"token": token, "result": result})
+        await self.send("task.complete", answering(token, tenant=tenant) | {"result": result})
 
     async def fail(self, token: str, error: str | Mapping[str, Any], **options: Any) -> None:
         """Send a failure of the attempt that waits; options as in :meth:`Client.fail`. Raises TooLarge, Unfinished."""

@@ -27,9 +27,10 @@ from penstock.waitstore import (
     keep_answer,
     keep_next_answer,
     note_answers,
+    read_tokens,
     resume_waits,
 )
-from penstock.wire import Failed, claim_of_token
+from penstock.wire import Failed, claim_of_token, kept_token
 
 log = get_logger()
 
@@ -66,11 +67,12 @@ async def answer_wait(session: Session, command: AnswerWait) -> Answered:
 
 
 async def _answer(session: Session, command: AnswerWait) -> Answered:
-    token = await keep_answer(session, command.token, command.answer, command.digest)
+    kept = await _kept(session, command)
+    token = await keep_answer(session, kept, command.answer, command.digest)
     made_for = claim_of_token(command.token)
     if token.fresh:
         if made_for is not None and not await session.read_attempts([made_for]):
-            await forget_token(session, command.token)
+            await forget_token(session, kept)
             raise await _too_late(session, made_for)
         return Answered(None, None, kept=True)
     if token.active and await _settle(session, token, command):
@@ -82,7 +84,7 @@ async def _answer(session: Session, command: AnswerWait) -> Answered:
             return Answered(None, None, kept=True, duplicate=True)
         raise AnsweredAlready(None, None)
     if token.active:
-        await end_waits(session, [command.token])  # its task was cancelled at this very moment
+        await end_waits(session, [kept])  # its task was cancelled at this very moment
     task_id = token.pair[0]
     state = await _state_of(session, task_id)
     if is_same:
@@ -94,8 +96,20 @@ async def _answer(session: Session, command: AnswerWait) -> Answered:
             raise AnsweredAlready(task_id, state)
         raise StateConflict(task_id, state, "answered")
     # The attempt that waited is over and another is to come, which may wait for the same token.
-    await keep_next_answer(session, command.token, command.answer, command.digest)
+    await keep_next_answer(session, kept, command.answer, command.digest)
     return Answered(None, None, kept=True)
+
+
+async def _kept(session: Session, command: AnswerWait) -> str:
+    """The token as it is kept. What began to wait under an earlier version has no tenant before its token."""
+    kept = kept_token(command.token, command.tenant)
+    if kept != command.token:
+        known = (await read_tokens(session, [command.token])).get(command.token)
+        if known is not None and known.active and known.pair is not None:
+            rows = await session.fetch("read_states", [known.pair[0]])
+            if rows and rows[0]["tenant"] == command.tenant:
+                return command.token
+    return kept
 
 
 async def _settle(session: Session, token: Token, command: AnswerWait) -> bool:

@@ -22,6 +22,7 @@ from penstock.logs import get_logger
 from penstock.store import Session
 from penstock.sweeps import Sweeps
 from penstock.tasks import NewTask, State
+from penstock.tenants import own_key
 
 log = get_logger()
 DECIDING_SECONDS = 2.0
@@ -102,10 +103,11 @@ def _decide(row: Any, grace_seconds: float, max_attempts: int) -> _Due:
         instants = [] if busy else instants[:1]
     elif ordering_key is None and overlap == Overlap.QUEUE:
         ordering_key = queue_of(schedule_id)
+    own_name = own_key(name)
     # No run_at: in the order of what is due, an instant that has passed stands behind where claims have got to.
     tasks = [
         NewTask(
-            action, render(payload, name, schedule_id, instant), None, None, priority, None, ordering_key,
+            action, render(payload, own_name, schedule_id, instant), None, None, priority, None, ordering_key,
             attempts or max_attempts, timeout_seconds, tenant=tenant,
         )
         for instant in instants

@@ -15,6 +15,7 @@ from penstock.cron import CronError, timing
 from penstock.errors import InvalidParams
 from penstock.firing import JOB_PREFIX, MAX_MISSED_LIMIT, Missed, Overlap, Rule
 from penstock.tasks import NewTask
+from penstock.tenants import own_key, read_kept
 
 NAME_MAX_CHARS = 200
 LABELS_MAX = 32
@@ -168,6 +169,11 @@ class NewSchedule:
     paused: bool | None
     tenant: str | None = None
 
+    @property
+    def own_name(self) -> str:
+        """The name as its tenant knows it."""
+        return own_key(self.name)
+
     def rule(self, anchor: datetime) -> Rule:
         """When and how it fires; anchor: when it was made, from where ``@every`` counts when there is no start."""
         return Rule(
@@ -311,9 +317,9 @@ def new_schedule(given: ScheduleCreateParams, task: NewTask) -> NewSchedule:
 
 
 def members_of(schedule: NewSchedule) -> dict[str, Any]:
-    """A schedule as the parameters of schedule.create that make it."""
+    """A schedule as the parameters of schedule.create that make it; its name as its tenant knows it."""
     return {
-        "name": schedule.name,
+        "name": schedule.own_name,
         "expression": schedule.expression,
         "action": schedule.action,
         "payload": msgspec.Raw(schedule.payload.encode("utf-8")),
@@ -341,7 +347,7 @@ def read_update(given: ScheduleUpdateParams, check: Callable[[Mapping[str, Any]]
     del members["name"]
     if not members:
         raise InvalidParams("name", "is given alone: name what is to change, too")
-    return UpdateSchedule(read_name(given.name), members, check)
+    return UpdateSchedule(read_kept_name(given.name), members, check)
 
 
 def read_import(given: ScheduleCreateManyParams) -> ImportSchedules:
@@ -360,11 +366,16 @@ def read_name(name: str) -> str:
     return name
 
 
+def read_kept_name(name: str) -> str:
+    """The name of a schedule that there may be: of one that a tenant's key made, behind the tenant's name. Raises
+    InvalidParams."""
+    return read_kept(name, read_name, "name")
+
+
 def check_not_a_jobs(name: str) -> None:
     """Raises InvalidParams for the name of a schedule that scheduler0's API makes.
 
-    Names are one space for all tenants, and a job's schedule is found by its name alone: one that a caller made first
-    would be given that job's data.
+    A job's schedule is found by its name alone: one that a caller made first would be given that job's data.
     """
     if name.startswith(JOB_PREFIX):
         raise InvalidParams("name", f"must not begin with {JOB_PREFIX!r}, which is for jobs of scheduler0's API")

@@ -7,6 +7,8 @@ who call something alike never meet; the statements put them there, and ``own_ke
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import overload
 
 from penstock.errors import InvalidParams
 
@@ -44,9 +46,21 @@ def kept_key(tenant: str | None, key: str) -> str:
     return key if tenant is None else f"{tenant}{_BETWEEN}{key}"
 
 
+@overload
+def own_key(key: str) -> str: ...
+@overload
+def own_key(key: None) -> None: ...
 def own_key(key: str | None) -> str | None:
     """The key of a caller, out of one that is kept."""
     return None if key is None else key.rpartition(_BETWEEN)[2]
+
+
+def read_kept(kept: str, read: Callable[[str], str], name: str) -> str:
+    """What a caller names by what is kept: ``read`` checks it without the tenant. Raises InvalidParams."""
+    tenant = tenant_of_key(kept)
+    read_tenant(tenant, name)
+    read(kept if tenant is None else own_key(kept))
+    return kept
 
 
 def tenant_of_key(key: str) -> str | None:

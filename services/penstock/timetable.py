@@ -31,6 +31,7 @@ from penstock.schedules import (
 )
 from penstock.store import Session
 from penstock.tasks import NewTask, State
+from penstock.tenants import tenant_of_key
 
 log = get_logger()
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -92,7 +93,7 @@ async def change_schedule(session: Session, command: ScheduleChange) -> Schedule
     """
     match command:
         case CreateSchedule(schedule, replaces):
-            check_not_a_jobs(schedule.name)
+            check_not_a_jobs(schedule.own_name)
             (outcome,) = await create_batch(session, [schedule], replace_existing=replaces)
             if isinstance(outcome, InvalidParams):
                 raise outcome
@@ -102,7 +103,10 @@ async def change_schedule(session: Session, command: ScheduleChange) -> Schedule
     standing = await _lock(session, command.name)
     match command:
         case UpdateSchedule():
-            changed = command.check(members_of(standing.schedule) | command.given)
+            changed = replace(command.check(members_of(standing.schedule) | command.given), name=standing.schedule.name)
+            owner = tenant_of_key(changed.name)
+            if owner not in (None, changed.tenant):
+                raise InvalidParams("tenant", f"must stay {owner!r}, whose API key made the schedule")
         case PauseSchedule():
             changed = replace(standing.schedule, paused=True)
         case ResumeSchedule():
@@ -136,7 +140,7 @@ async def create_batch(
     ready: dict[str, tuple[int, NewSchedule, Next]] = {}
     for place, schedule in enumerate(wanted):
         if schedule.name in ready or (replace_existing and last_place[schedule.name] != place):
-            outcomes[place] = InvalidParams("name", f"{schedule.name!r} comes more than once in this batch")
+            outcomes[place] = InvalidParams("name", f"{schedule.own_name!r} comes more than once in this batch")
             continue
         before = standing.get(schedule.name)
         if schedule.paused is None:  # to make it anew, as programs do at each start, takes back nobody's pause
@@ -155,7 +159,7 @@ async def create_batch(
         for row in rows:
             outcomes[ready[row["name"]][0]] = Written(row["id"], row["fresh"])
     return [
-        InvalidParams("name", f"{schedule.name!r} is a schedule's name already: pass replace, or take another one")
+        InvalidParams("name", f"{schedule.own_name!r} is a schedule's name already: pass replace, or take another one")
         if outcome is None
         else outcome
         for schedule, outcome in zip(wanted, outcomes, strict=True)
@@ -224,7 +228,7 @@ async def _run_now(session: Session, command: RunSchedule) -> RunRecord:
             ordering_key = queue_of(standing.id)
         task = NewTask(
             action=schedule.action,
-            payload=render(schedule.payload, schedule.name, standing.id, instant),
+            payload=render(schedule.payload, schedule.own_name, standing.id, instant),
             priority=schedule.priority,
             ordering_key=ordering_key,
             max_attempts=schedule.max_attempts or command.max_attempts,

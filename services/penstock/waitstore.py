@@ -13,7 +13,7 @@ from penstock import metrics
 from penstock.payloads import answer_bound
 from penstock.store import Pair, Session
 from penstock.tasks import State
-from penstock.wire import NO_HINTS, Hints, Waiting
+from penstock.wire import NO_HINTS, Hints, Waiting, claim_of_token
 
 _decode_policy = msgspec.json.Decoder(Hints).decode
 
@@ -38,7 +38,8 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """What became of a wait: ``noted``, or its token has an answer or another task already. ``state``: the task's."""
+    """What became of a wait: ``noted``, or its token has an answer or another task already. ``state``: the task's.
+    ``token``: as it is kept, see ``wire.kept_token``."""
 
     pair: Pair
     action: str
@@ -55,7 +56,7 @@ async def note_waits(session: Session, waits: Sequence[Waiting], default_seconds
     rows = await session.fetch(
         "note_waits", [w.task_id for w in waits], [w.claim for w in waits], [w.token for w in waits],
         [default_seconds if w.timeout is None else w.timeout for w in waits],
-        [msgspec.json.encode(w.policy).decode() for w in waits],
+        [msgspec.json.encode(w.policy).decode() for w in waits], [claim_of_token(w.token) is None for w in waits],
     )  # fmt: skip
     return [
         Noted((row["id"], row["claim"]), row["action"], State(row["state"]), row["token"], row["noted"]) for row in rows

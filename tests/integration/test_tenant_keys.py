@@ -19,10 +19,12 @@ from penstock.cli import app
 from penstock.commands import PARAMS
 from penstock.keys import Permission
 from penstock.keystore import active_keys, create_key
+from penstock.outcomes import apply_reports
 from penstock.settings import Settings
 from penstock.store import Store
 from penstock.supervisor.jobs import Jobs
 from penstock.tasks import NewTask
+from penstock.wire import decode_reports, encode_wait, make_token
 from tests.integration.apis import running
 
 SECRET = "ours-and-nobody-elses"  # stands in all names and keys that are another tenant's or nobody's
@@ -249,13 +251,15 @@ async def test_no_method_shows_or_changes_what_is_anothers(stand: Stand, store: 
     for which in (*({"id": flow} for flow in made["workflows"]), {"key": SECRET}, {"key": SECRET, "tenant": "other"}):
         calls += [(f"workflow.{verb}", which) for verb in ("status", "cancel", "retry")]
     calls += [("workflow.list", {}), ("workflow.list", {"tenant": "other"})]
+    calls += [("schedule.list", {}), ("schedule.list", {"tenant": "other"})]
     for name in made["schedules"]:
         calls += [
             (f"schedule.{verb}", {"name": name}) for verb in ("get", "pause", "resume", "run_now", "runs", "delete")
         ]
         calls += [("schedule.update", {"name": name, "action": "b"})]
         calls += [("schedule.create", {"name": name, "expression": "@hourly", "action": "b", "replace": True})]
-    calls += [("schedule.list", {}), ("schedule.list", {"tenant": "other"})]
+    calls += [(f"task.{verb}", {"token": make_token(made["tasks"][0], 1), **more})
+              for verb, more in (("complete", {}), ("fail", {"error": "e"}))]  # fmt: skip
     for job in made["jobs"]:
         calls += [("job.get", {"id": job}), ("job.cancel", {"id": job})]
     calls += [("stats", {}), ("stats", {"tenant": "other"})]
@@ -345,22 +349,115 @@ async def test_a_bound_key_does_all_with_what_is_its_own(stand: Stand, store: St
     assert [one["state"] for one in (await stand.acme.ask("list", state="SCHEDULED"))["tasks"]] == []
 
 
-async def test_names_of_schedules_are_taken_without_telling_by_whom(stand: Stand, sql: Any) -> None:
-    await stand.other.ask("schedule.create", name="n", expression="@daily", action=HIDDEN)
-    await stand.acme.ask("schedule.create", name="m", expression="@daily", action="a")
-    texts = {
-        json.dumps(await holder.ask("schedule.create", name="n", expression="@daily", action="a", replace=replace))
-        for holder, replace in ((stand.acme, False), (stand.acme, True), (stand.admin, False))
-    }
-    (told,) = texts
-    assert "is a schedule's name already" in told
-    assert HIDDEN not in told
-    assert "other" not in told.replace("another", "")
+async def test_two_tenants_use_one_name_of_a_schedule_and_never_meet(stand: Stand, sql: Any) -> None:
+    payload = {"of": "{{schedule}}"}
+    made = {}
+    for holder, who in ((stand.acme, "acme"), (stand.other, "other"), (stand.admin, None)):
+        shown = await holder.ask("schedule.create", name="n", expression="@daily", action=f"of-{who}", payload=payload)
+        assert (shown["name"], shown["tenant"]) == ("n", who)
+        made[who] = shown["id"]
+    taken = await stand.acme.ask("schedule.create", name="n", expression="@daily", action="a")
+    assert "'n' is a schedule's name already" in taken["message"]
+    for holder, who in ((stand.acme, "acme"), (stand.other, "other")):
+        again = await holder.ask("schedule.create", name="n", expression="@hourly", action="a", replace=True,
+                                 payload=payload)  # fmt: skip
+        assert again["id"] == made[who]
+        assert (await holder.ask("schedule.update", name="n", priority=3))["name"] == "n"
+        assert (await holder.ask("schedule.get", name="n"))["id"] == made[who]
+        assert [(one["id"], one["name"]) for one in (await holder.ask("schedule.list"))["schedules"]] == [
+            (made[who], "n")
+        ]
+        run = await holder.ask("schedule.run_now", name="n")
+        assert (await holder.ask("status", id=run["task_id"], detail=True))["payload"] == {"of": "n"}
+        assert [one["task_id"] for one in (await holder.ask("schedule.runs", name="n"))["runs"]] == [run["task_id"]]
+        for verb in ("pause", "resume"):
+            assert (await holder.ask(f"schedule.{verb}", name="n"))["id"] == made[who]
+    listed = {one["id"]: one["name"] for one in (await stand.admin.ask("schedule.list"))["schedules"]}
+    assert listed == {made["acme"]: "acme\x1fn", made["other"]: "other\x1fn", made[None]: "n"}
+    whole = await stand.admin.ask("schedule.get", name="other\x1fn")
+    assert (whole["id"], whole["name"]) == (made["other"], "other\x1fn")
+    assert (await stand.admin.ask("schedule.update", name="other\x1fn", tenant="acme"))["code"] == -32602
+    assert (await stand.admin.ask("schedule.update", name="other\x1fn", priority=4))["priority"] == 4
+    hidden = await stand.acme.ask("schedule.get", name="other\x1fn")
+    assert hidden["code"] == (await stand.acme.ask("schedule.get", name="none"))["code"]
+    assert await stand.other.ask("schedule.delete", name="n") == {"id": made["other"], "name": "n", "deleted": True}
+    gone = await stand.other.ask("schedule.get", name="n")
+    assert (gone["code"], "\x1f" in json.dumps(gone)) == (-32020, False)
+    assert [row[0] for row in await sql.fetch("select action from penstock.schedule order by 1")] == ["a", "of-None"]
+
+
+async def test_a_schedule_that_was_made_for_a_tenant_is_found_by_its_name(stand: Stand) -> None:
+    """As those are that a tenant's key made under an earlier version."""
+    made = await stand.admin.ask("schedule.create", name="n", expression="@daily", action="a", tenant="acme")
+    assert (await stand.acme.ask("schedule.get", name="n"))["id"] == made["id"]
+    assert (await stand.acme.ask("schedule.pause", name="n"))["id"] == made["id"]
+    assert "already" in (await stand.acme.ask("schedule.create", name="n", expression="@daily", action="a"))["message"]
+    replaced = await stand.acme.ask("schedule.create", name="n", expression="@hourly", action="a", replace=True)
+    assert replaced["id"] == made["id"]
+    assert (await stand.other.ask("schedule.get", name="n"))["code"] == -32020
+    own = await stand.other.ask("schedule.create", name="n", expression="@daily", action="a", replace=True)
+    assert own["id"] != made["id"]
+    assert (await stand.admin.ask("schedule.get", name="n"))["id"] == made["id"]
+
+
+async def test_names_of_jobs_are_refused_to_every_caller(stand: Stand) -> None:
     for holder in (stand.acme, stand.admin):
         refused = await holder.ask("schedule.create", name="scheduler0:7", expression="@daily", action="a")
         assert (refused["code"], refused["data"]["field"]) == (-32602, "name")
         assert "is for jobs of scheduler0's API" in refused["message"]
-    assert [row[0] for row in await sql.fetch("select name from penstock.schedule order by 1")] == ["m", "n"]
+
+
+async def _waiting(store: Store, settings: Settings, tenant: str | None, token: str | None) -> tuple[int, str]:
+    """A task of the tenant that waits for a token; None for one that is made for it."""
+    async with store.transaction() as session:
+        (task,) = await session.enqueue([NewTask("waits", tenant=tenant)])
+    async with store.transaction() as session:
+        dispatch = await session.claim(1)
+        assert dispatch is not None
+        (claimed,) = dispatch.tasks
+        token = make_token(claimed.id, claimed.claim) if token is None else token
+        report = encode_wait(f"{claimed.id}:{claimed.claim}", token, timeout=3600)
+        applied = await apply_reports(session, decode_reports(report, batch_limit=10), settings)
+    assert (claimed.id, applied.waiting) == (task.id, 1)
+    return task.id, token
+
+
+async def test_two_tenants_wait_for_one_token_and_never_meet(stand: Stand, store: Store, settings: Settings) -> None:
+    acme, _ = await _waiting(store, settings, "acme", "order")
+    other, _ = await _waiting(store, settings, "other", "order")
+    nobodys, _ = await _waiting(store, settings, None, "order")
+    for holder, task in ((stand.acme, acme), (stand.admin, other), (stand.admin, nobodys)):
+        assert (await holder.ask("status", id=task, detail=True))["waits_for"]["token"] == "order"
+    assert (await stand.acme.ask("task.complete", token="order", tenant="other"))["code"] == -32602
+    assert (await stand.acme.ask("task.complete", token="order", result="a"))["id"] == acme
+    assert (await stand.admin.ask("status", id=other))["state"] == "WAITING"
+    assert (await stand.admin.ask("task.complete", token="order", tenant="other", result="o"))["id"] == other
+    assert (await stand.admin.ask("task.fail", token="order", error="no", final=True))["id"] == nobodys
+    assert [(await stand.admin.ask("result", id=task, timeout=0))["result"] for task in (acme, other)] == ["a", "o"]
+    kept = await stand.acme.ask("task.complete", token="early", result="a")
+    assert kept == {"id": None, "state": None, "kept": True, "duplicate": False}
+    late, _ = await _waiting(store, settings, "other", "early")
+    assert (await stand.admin.ask("status", id=late))["state"] == "WAITING"
+
+
+async def test_a_token_of_another_tenants_task_is_answered_as_that_of_none(
+    stand: Stand, store: Store, settings: Settings
+) -> None:
+    theirs, token = await _waiting(store, settings, "other", None)
+    assert (await stand.acme.ask("task.complete", token=token, result=1))["code"] == -32004
+    assert (await stand.other.ask("task.complete", token=token, result=2))["id"] == theirs
+    second, token = await _waiting(store, settings, "other", None)
+    assert (await stand.admin.ask("task.complete", token=token, result=3))["id"] == second
+
+
+async def test_a_wait_that_began_before_tokens_had_tenants_is_still_answered(
+    stand: Stand, store: Store, settings: Settings, sql: Any
+) -> None:
+    first, _ = await _waiting(store, settings, "acme", "old")
+    await sql.execute("update penstock.wait set token = 'old'")
+    second, _ = await _waiting(store, settings, "other", "old")
+    assert (await stand.other.ask("task.complete", token="old"))["id"] == second
+    assert (await stand.acme.ask("task.complete", token="old"))["id"] == first
 
 
 async def test_an_admin_sees_and_filters_by_tenant(stand: Stand) -> None:

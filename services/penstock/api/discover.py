@@ -184,6 +184,7 @@ SUMMARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 _ACTION = "The action, exactly."
 _TOKEN = f"What the task waits for, or will wait for; 1 to {TOKEN_MAX_CHARS} characters."
+_WAITING_TENANT = "Of the task, with a token that its handler thought out; null for none. A bound key need not name it."
 _QUEUE = "The queue whose dead-letter queue is meant."
 _REJECTED = {
     "ids": f"Ids from rejected.list; 1 to {MAX_IDS}.",
@@ -334,12 +335,13 @@ PARAMETERS: dict[str, dict[str, str]] = {
     "job.cancel": {"id": "The job."},
     "ordering.list": {"limit": f"Keys at the most; 1 to {MAX_LIST}.", "cursor": "The cursor of the page before."},
     "ordering.release": {"key": "The ordering key.", "tenant": "Whose key it is; null for nobody's."},
-    "task.complete": {"token": _TOKEN, "result": "Any JSON, as a handler would return it."},
+    "task.complete": {"token": _TOKEN, "result": "Any JSON, as a handler would return it.", "tenant": _WAITING_TENANT},
     "task.fail": {
         "token": _TOKEN,
         "error": "What went wrong, as text, or an object with message, code and data (an object).",
         "final": "No more attempts: CRITICAL_ERROR now.",
         "retry_after": "Seconds until the next attempt, in place of the usual delay.",
+        "tenant": _WAITING_TENANT,
     },
     "claims.check": {"claims": f"Ids of outbound requests, <task id>:<claim>; 1 to {MAX_IDS}."},
     **SCHEDULE_PARAMETERS,

@@ -86,7 +86,7 @@ from penstock.store import PATIENT_SECONDS, Session, Store
 from penstock.tasks import Enqueued, NewTask, State
 from penstock.tenants import own_key
 from penstock.transports import Depth, Queue
-from penstock.wire import Request
+from penstock.wire import Request, claim_of_token
 
 MAX_INSERT_TASKS = 1000
 PARALLEL_INSERTS = 2  # of tasks without keys
@@ -396,7 +396,9 @@ class Methods:
         """What tasks wait for, of those that do."""
         ids = [row["id"] for row in rows if row["state"] == State.WAITING and row["attempts"]]
         found = await session.fetch("read_waits", ids) if ids else []
-        return {row["task_id"]: views.WaitsFor(row["token"], views.timestamp(row["deadline"])) for row in found}
+        return {
+            row["task_id"]: views.WaitsFor(own_key(row["token"]), views.timestamp(row["deadline"])) for row in found
+        }
 
     async def _change(self, command: Cancel | Restart | Reschedule) -> views.Changed:
         async with self._transaction() as session:
@@ -408,6 +410,9 @@ class Methods:
     async def _answer_wait(self, command: AnswerWait) -> views.Answered:
         try:
             async with self._transaction() as session:
+                made_for = claim_of_token(command.token)
+                if made_for is not None:
+                    await tenancy.check_task(session, made_for[0])
                 answered = await apply_change(session, command)
         except Refused as exc:
             log.warning("answer_refused", reason=str(exc))
@@ -430,7 +435,7 @@ class Methods:
         async with self._transaction() as session:
             released = await session.release_keys([command.key])
         self._notifier.poke()
-        return views.ReleasedKey(own_key(command.key) or "", command.key in released, released.get(command.key))
+        return views.ReleasedKey(own_key(command.key), command.key in released, released.get(command.key))
 
     async def _check_claims(self, command: CheckClaims) -> views.CheckedClaims:
         async with self._session() as session:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from penstock.api.tenancy import shown_name
 from penstock.api.views import Instant, about, raw, timestamp
 from penstock.firing import Missed, Overlap, run_name
 from penstock.timetable import RunRecord, ScheduleRecord
@@ -169,7 +170,7 @@ def _members(record: ScheduleRecord) -> dict[str, Any]:
         state = "ENDED"
     return {
         "id": record.id,
-        "name": given.name,
+        "name": shown_name(given.name),
         "state": state,
         "expression": given.expression,
         "timezone": given.timezone,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import msgspec
 
 from penstock.api import schedule_views as views
-from penstock.api.tenancy import check_new_schedule, check_schedule, check_shown_schedule
+from penstock.api.tenancy import new_schedule_of_caller, schedule_of_caller, shown_name
 from penstock.schedules import (
     CreateSchedule,
     DeleteSchedule,
@@ -76,22 +77,21 @@ class Schedules:
         """Raises InvalidParams, ScheduleNotFound."""
         async with self._transaction() as session:
             if isinstance(command, CreateSchedule):
-                command = await check_new_schedule(session, command)
+                command = await new_schedule_of_caller(session, command)
             else:
-                await check_schedule(session, command.name)
+                command = replace(command, name=await schedule_of_caller(session, command.name, lock=True))
             changed = await change_schedule(session, command)
         if isinstance(changed, RunRecord):
             self._poke()
             return views.run(changed)
         if isinstance(command, DeleteSchedule):
-            return views.ScheduleDeleted(changed.id, changed.schedule.name)
+            return views.ScheduleDeleted(changed.id, shown_name(changed.schedule.name))
         return _detail(changed)
 
     async def _get(self, command: GetSchedule) -> views.ScheduleDetail:
         """Raises ScheduleNotFound."""
         async with self._session() as session:
-            await check_shown_schedule(session, command.name)
-            return _detail(await read_schedule(session, command.name))
+            return _detail(await read_schedule(session, await schedule_of_caller(session, command.name)))
 
     async def _list(self, command: ListSchedules) -> views.SchedulePage:
         async with self._session() as session:
@@ -102,8 +102,8 @@ class Schedules:
     async def _runs(self, command: ListRuns) -> views.SchedulePageOfRuns:
         """Raises ScheduleNotFound."""
         async with self._session() as session:
-            await check_shown_schedule(session, command.name)
-            runs = await list_runs(session, command.name, before=command.before, limit=command.limit)
+            name = await schedule_of_caller(session, command.name)
+            runs = await list_runs(session, name, before=command.before, limit=command.limit)
         cursor = run_cursor(runs[-1]) if len(runs) == command.limit else None
         return views.SchedulePageOfRuns([views.run(run) for run in runs], cursor)
 

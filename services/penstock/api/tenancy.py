@@ -18,6 +18,7 @@ import msgspec
 from penstock.commands import (
     PARAMS,
     SUBMIT_PREFIX,
+    AnswerWait,
     Enqueue,
     ListTasks,
     PreviewBulk,
@@ -29,7 +30,7 @@ from penstock.keys import may_enqueue
 from penstock.schedules import CreateSchedule, ImportSchedules, ListSchedules, UpdateSchedule
 from penstock.store import Session
 from penstock.tenant_rules import GetTenant
-from penstock.timetable import read_schedule
+from penstock.tenants import kept_key, own_key
 from penstock.workflows import (
     CancelWorkflow,
     CreateWorkflow,
@@ -56,7 +57,7 @@ _OWN = (
     "workflow.create", "workflow.status", "workflow.list", "workflow.cancel", "workflow.retry",
     "schedule.create", "schedule.update", "schedule.get", "schedule.list", "schedule.delete", "schedule.pause",
     "schedule.resume", "schedule.run_now", "schedule.runs",
-    "tenant.get",
+    "task.complete", "task.fail", "tenant.get",
 )  # fmt: skip
 _CLOSED = (
     "rejected.list", "rejected.show", "rejected.retry", "rejected.purge",
@@ -66,8 +67,6 @@ _CLOSED = (
     "route.set", "route.list", "route.delete",
     "tenant.set", "tenant.list", "tenant.delete", "tenant.pause", "tenant.resume",
     "ordering.list", "ordering.release", "claims.check",
-    # A token may come before the task that waits for it, when nobody can tell whose it is.
-    "task.complete", "task.fail",
     # The supervisor writes an import later, entry by entry, for nobody's key.
     "schedule.create_many", "schedule.import_status",
 )  # fmt: skip
@@ -131,7 +130,7 @@ def narrowed(command: Any) -> Any:
     match command:
         case Enqueue(task):
             return Enqueue(replace(task, tenant=_own(task.tenant, bound)))
-        case ListTasks() | ListSchedules() | ListWorkflows() | CreateWorkflow() | GetTenant() | Stats():
+        case ListTasks() | ListSchedules() | ListWorkflows() | CreateWorkflow() | GetTenant() | Stats() | AnswerWait():
             return replace(command, tenant=_own(command.tenant, bound))
         case StartBulk(operation, work) | PreviewBulk(operation, work):
             select = msgspec.structs.replace(work.select, tenant=_own(work.select.tenant, bound))
@@ -157,23 +156,41 @@ async def check_workflow(session: Session, which: WhichWorkflow) -> None:
         raise WorkflowNotFound(which.id if which.key is None else which.key)  # type: ignore[arg-type]
 
 
-async def check_schedule(session: Session, name: str) -> None:
-    """Raises ScheduleNotFound for another tenant's schedule; inside the transaction of a change, whose row it locks."""
-    if _tenant.get() is not None and not seen(await session.fetch("lock_schedules", [name])):
+async def schedule_of_caller(session: Session, name: str, *, lock: bool = False) -> str:
+    """The name that a schedule is kept by which the caller calls so; ``lock``: hold its rows, for a change.
+
+    Raises ScheduleNotFound where the caller's tenant has none.
+    """
+    bound = _tenant.get()
+    if bound is None:
+        return name
+    found = await _kept_name(session, bound, name, lock=lock)
+    if found is None:
         raise ScheduleNotFound(name)
+    return found
 
 
-async def check_new_schedule(session: Session, command: CreateSchedule) -> CreateSchedule:
-    """The command that replaces no other tenant's schedule: it is made as a new one, whose name is taken."""
-    if _tenant.get() is None or not command.replace:
+async def new_schedule_of_caller(session: Session, command: CreateSchedule) -> CreateSchedule:
+    """The command with the name that the schedule is to be kept by: a tenant's stand behind the tenant's name."""
+    bound = _tenant.get()
+    if bound is None:
         return command
-    return replace(command, replace=bool(seen(await session.fetch("lock_schedules", [command.schedule.name]))))
+    name = command.schedule.name
+    kept = await _kept_name(session, bound, name, lock=True) or kept_key(bound, name)
+    return replace(command, schedule=replace(command.schedule, name=kept))
 
 
-async def check_shown_schedule(session: Session, name: str) -> None:
-    """As ``check_schedule``, for a look."""
-    if _tenant.get() is not None and not sees((await read_schedule(session, name)).schedule.tenant):
-        raise ScheduleNotFound(name)
+def shown_name(kept: str) -> str:
+    """A schedule's name as the caller knows it."""
+    return kept if _tenant.get() is None else own_key(kept)
+
+
+async def _kept_name(session: Session, bound: str, name: str, *, lock: bool) -> str | None:
+    """What a tenant's key made comes first; then what a key that is bound to none made for the tenant."""
+    names = [kept_key(bound, name), name]
+    rows = await session.fetch("lock_schedules_of" if lock else "find_schedules_of", names, bound)
+    found = {row["name"] for row in rows}
+    return next((kept for kept in names if kept in found), None)
 
 
 def _check_actions(command: Any, bound: str | None) -> None:

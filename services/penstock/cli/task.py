@@ -136,16 +136,23 @@ def reschedule(
     _print_change(connect(api_url, data_dir).call("reschedule", given(params)), as_json)
 
 
+WaitingTenantOption = Annotated[
+    str | None,
+    typer.Option("--tenant", show_default=False, help="Of the task, with a token that its handler thought out."),
+]
+
+
 def complete(
     token: TokenArgument,
     result: Annotated[str, typer.Argument(metavar="[JSON]", help="The result; - reads standard input.")] = "null",
+    tenant: WaitingTenantOption = None,
     as_json: JsonOption = False,
     api_url: ApiUrlOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
     """Give a task the result that it waits for; one that comes before its task waits is kept."""
     value = json_value(result, "result")
-    _print_answered(connect(api_url, data_dir).call("task.complete", {"token": token, "result": value}), as_json)
+    _print_answered(connect(api_url, data_dir).complete(token, value, tenant=tenant), as_json)
 
 
 def fail(
@@ -153,12 +160,13 @@ def fail(
     error: Annotated[str, typer.Argument(metavar="MESSAGE", help="What went wrong.")],
     final: Annotated[bool, typer.Option("--final", help="No more attempts: CRITICAL_ERROR now.")] = False,
     retry_after: Annotated[float | None, duration_option(help="The time until the next attempt.")] = None,
+    tenant: WaitingTenantOption = None,
     as_json: JsonOption = False,
     api_url: ApiUrlOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
     """Fail the attempt of a task that waits; it is tried again as after any other failure."""
-    params = {"token": token, "error": error, "final": final, "retry_after": retry_after}
+    params = {"token": token, "error": error, "final": final, "retry_after": retry_after, "tenant": tenant}
     _print_answered(connect(api_url, data_dir).call("task.fail", given(params)), as_json)
 
 

@@ -11,11 +11,12 @@ from penstock.commands.checks import check_span
 from penstock.commands.params import TaskCompleteParams, TaskFailParams
 from penstock.errors import HANDLER_ERROR, InvalidParams, TooLarge
 from penstock.settings import Settings
+from penstock.tenants import read_tenant
 from penstock.wire import check_json, check_token, digest_of, utf8_size
 
 
 def read_completion(given: TaskCompleteParams, settings: Settings) -> AnswerWait:
-    return _answer(given.token, "result", bytes(given.result).decode("utf-8"), settings)
+    return _answer(given, "result", bytes(given.result).decode("utf-8"), settings)
 
 
 def read_failure(given: TaskFailParams, settings: Settings) -> AnswerWait:
@@ -35,12 +36,12 @@ def read_failure(given: TaskFailParams, settings: Settings) -> AnswerWait:
     hints = {"final": given.final or None, "retry_after": given.retry_after}
     data = {**data, **{name: value for name, value in hints.items() if value is not None}}
     whole = {"code": code, "message": error["message"]} | ({"data": data} if data else {})
-    return _answer(given.token, "error", msgspec.json.encode(whole).decode("utf-8"), settings)
+    return _answer(given, "error", msgspec.json.encode(whole).decode("utf-8"), settings)
 
 
-def _answer(token: str, member: str, text: str, settings: Settings) -> AnswerWait:
+def _answer(given: TaskCompleteParams | TaskFailParams, member: str, text: str, settings: Settings) -> AnswerWait:
     try:
-        check_token(token)
+        check_token(given.token)
     except ValueError as exc:
         raise InvalidParams("token", f"is wrong: {exc}") from None
     size = utf8_size(text)
@@ -48,4 +49,4 @@ def _answer(token: str, member: str, text: str, settings: Settings) -> AnswerWai
         raise TooLarge(member, size, settings.result_limit_bytes)
     check_json(text, member)
     answer = f'"{member}":{text}'
-    return AnswerWait(token, answer, digest_of(answer), settings)
+    return AnswerWait(given.token, answer, digest_of(answer), settings, read_tenant(given.tenant))

@@ -244,13 +244,15 @@ class CheckClaims:
 class AnswerWait:
     """What a task waits for has come. answer: a member of a JSON-RPC response, result or error, as a worker gives it.
 
-    digest: tells one answer from another. settings: by which it is recorded.
+    digest: tells one answer from another. settings: by which it is recorded. tenant: of the task, None for none and
+    for a token that Penstock made.
     """
 
     token: str
     answer: str
     digest: bytes
     settings: Settings = field(repr=False, compare=False)
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

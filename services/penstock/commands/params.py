@@ -221,6 +221,7 @@ class ClaimsCheckParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 class TaskCompleteParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token: str
     result: msgspec.Raw = msgspec.Raw(b"null")
+    tenant: str | None = None
 
 
 class TaskFailParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -228,6 +229,7 @@ class TaskFailParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     error: str | dict[str, Any]
     final: bool = False
     retry_after: float | None = None
+    tenant: str | None = None
 
 
 class DiscoverParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -37,8 +37,8 @@ from penstock.schedules import (
     ScheduleUpdateParams,
     new_schedule,
     read_import,
+    read_kept_name,
     read_labels,
-    read_name,
     read_update,
 )
 from penstock.settings import Settings
@@ -59,14 +59,14 @@ def read_schedule_command(values: Any, settings: Settings) -> ScheduleCommand:
                 read_tenant(values.tenant),
             )  # fmt: skip
         case ScheduleRunsParams():
-            return ListRuns(read_name(values.name), read_limit(values.limit), read_cursor(values.cursor))
+            return ListRuns(read_kept_name(values.name), read_limit(values.limit), read_cursor(values.cursor))
         case ScheduleCreateManyParams():
             return read_import(values)
         case ScheduleImportStatusParams():
             return ReadImport(read_id(values.id, "id"))
         case ScheduleRunNowParams():
-            return RunSchedule(read_name(values.name), settings.max_attempts)
-    return _OF_A_NAME[type(values)](read_name(values.name))
+            return RunSchedule(read_kept_name(values.name), settings.max_attempts)
+    return _OF_A_NAME[type(values)](read_kept_name(values.name))
 
 
 _OF_A_NAME: dict[type, Callable[[str], ScheduleCommand]] = {

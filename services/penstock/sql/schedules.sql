@@ -7,6 +7,14 @@ select s.*, c.next_at, c.due_at, c.last_at, c.last_task_id, c.problem
 from penstock.schedule s join penstock.schedule_clock c on c.schedule_id = s.id
 where s.name = any($1::text[]) order by s.name for update;
 
+-- name: lock_schedules_of
+-- $1 names, $2 tenant. Those of the tenant, held; the clock's row is locked after it, by whoever changes the schedule.
+select name from penstock.schedule where name = any($1::text[]) and tenant = $2 order by name for update;
+
+-- name: find_schedules_of
+-- $1 names, $2 tenant.
+select name from penstock.schedule where name = any($1::text[]) and tenant = $2;
+
 -- name: write_schedules
 -- $1 to $17 arrays, one element a schedule: names (distinct), expressions, zones, start_at, end_at, jitter in seconds,
 -- missed, max_missed, max_lateness in seconds or null, overlap, actions, payloads (JSON text), priorities, max_attempts

@@ -5,17 +5,19 @@
 -- somebody waits (deadline), an answer is kept (answer), it is over (neither; digest: of the answer, if there was one).
 
 -- name: note_waits
--- $1 ids (distinct), $2 claims, $3 tokens (distinct), $4 seconds, $5 policies as JSON text. Tokens of claims that hold
--- their task; one that waits already has another token when its message was delivered twice, and any of them will do.
+-- $1 ids (distinct), $2 claims, $3 tokens (distinct), $4 seconds, $5 policies as JSON text, $6 whether each token stands
+-- behind the tenant of its task. Tokens of claims that hold their task; one that waits already has another token when its message was delivered twice, and any of them will do.
 -- A token whose wait is over is free, as is one of an older claim of the same task. No join with the arrays: see
 -- spread_tasks. Returns (id, claim, action, state,
 -- token, noted); not noted: an answer is kept for it, or a task waits for it. The claims are made sure of by put_to_wait.
 with held as materialized (
-    select id, claim, action, state::text as state from penstock.task
+    select id, claim, action, state::text as state, tenant from penstock.task
     where id = any($1::bigint[]) and state::text in ('ACQUIRED', 'WAITING') and claimed_at is not null
       and case when (id, claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
 ), asked as materialized (
-    select h.id, h.claim, h.action, h.state, ($3::text[])[h.place] as token, ($4::float8[])[h.place] as seconds,
+    select h.id, h.claim, h.action, h.state,
+           case when ($6::bool[])[h.place] and h.tenant is not null then h.tenant || e'\x1f' else '' end
+               || ($3::text[])[h.place] as token, ($4::float8[])[h.place] as seconds,
            ($5::text[])[h.place] as policy
     from (select *, array_position($1::bigint[], id) as place from held) h
 ), noted as (

@@ -69,7 +69,7 @@ from penstock.wire.text import (
     text_of,
     utf8_size,
 )
-from penstock.wire.tokens import claim_of_token, digest_of, make_token
+from penstock.wire.tokens import claim_of_token, digest_of, kept_token, make_token
 from penstock.wire.traces import (
     TRACE_ENTRY_BYTES,
     TRACES_MAX_BYTES,
@@ -145,6 +145,7 @@ __all__ = [
     "escape_plain",
     "is_sealed",
     "join_batch",
+    "kept_token",
     "make_token",
     "pack",
     "pack_result",

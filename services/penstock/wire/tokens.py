@@ -7,6 +7,7 @@ import json
 import re
 import secrets
 
+from penstock.tenants import kept_key
 from penstock.wire.requests import ClaimId, parse_claim_id
 
 _MADE = re.compile(r"wait:([0-9]{1,19}:[0-9]{1,19}):[A-Za-z0-9_-]{22}")
@@ -21,6 +22,11 @@ def claim_of_token(token: str) -> ClaimId | None:
     """The attempt that a token was made for; None for one that a handler thought out."""
     match = _MADE.fullmatch(token)
     return None if match is None else parse_claim_id(match[1])
+
+
+def kept_token(token: str, tenant: str | None) -> str:
+    """A token as it is kept: one that a handler thought out stands behind the tenant of its task."""
+    return token if claim_of_token(token) is not None else kept_key(tenant, token)
 
 
 def digest_of(answer: str) -> bytes:

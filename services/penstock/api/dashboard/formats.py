@@ -10,6 +10,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 from markupsafe import Markup, escape
 
+from penstock.printable import printable
 from penstock.wire import decode_any
 
 _SHOWN_BYTES = 64 * 1024
@@ -133,5 +134,5 @@ def badge(state: str | None) -> Markup:
 
 FILTERS = {
     "number": number, "compact": compact, "span": span, "when": when, "pretty": pretty, "plain": plain,
-    "error_parts": error_parts, "segment": segment, "word": word, "badge": badge,
+    "error_parts": error_parts, "segment": segment, "printable": printable, "word": word, "badge": badge,
 }  # fmt: skip
