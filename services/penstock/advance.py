@@ -248,7 +248,11 @@ class Mover:
         if not steps:
             return
         if self._session.vault.is_on:
-            steps = {task_id: (step, await self._keep(task_id, step, text)) for task_id, (step, text) in steps.items()}
+            tenants = await _tenants(self._session, (step["workflow_id"] for step, _ in steps.values()))
+            steps = {
+                task_id: (step, await self._keep(task_id, step, text, tenants.get(step["workflow_id"])))
+                for task_id, (step, text) in steps.items()
+            }
         options = [self._options(step) for step, _ in steps.values()]
         rows = await self._session.fetch(
             "start_steps", list(steps), [o.ordering_key for o in options], [o.delay for o in options],
@@ -258,11 +262,11 @@ class Mover:
         for action, count in Counter(row["action"] for row in rows if row["state"] == State.SCHEDULED).items():
             metrics.TRANSITIONS.labels(action, State.SCHEDULED).inc(count)
 
-    async def _keep(self, task_id: int, step: Any, payload: str | None) -> str | None:
+    async def _keep(self, task_id: int, step: Any, payload: str | None, tenant: str | None) -> str | None:
         """A changed payload as it is stored. Raises PayloadUnavailable: then all of this is done again later."""
         if payload is None:
             return None
-        kept = await self._session.vault.keep(payload, payload_bound(step["action"]))
+        kept = await self._session.vault.keep(payload, payload_bound(step["action"], tenant))
         await adopt(self._session, [(kept, task_id)])
         return kept
 
@@ -271,12 +275,13 @@ class Mover:
         limit = self._settings.largest_payload_bytes
         handovers = await hand_over(self._session, steps, limit_bytes=limit)
         found = await self._session.fetch("read_payloads", [step["task_id"] for step in steps])
-        bounds = {step["task_id"]: payload_bound(step["action"]) for step in steps}
+        actions = {step["task_id"]: step["action"] for step in steps}
         payloads: dict[int, str] = {}
         lost: dict[int, str] = {}
         for row in found:
             try:
-                payloads[row["id"]] = await self._session.vault.open(row["payload"], bounds[row["id"]])
+                bound = payload_bound(actions[row["id"]], row["tenant"])
+                payloads[row["id"]] = await self._session.vault.open(row["payload"], bound)
             except PayloadLost as exc:
                 payloads[row["id"]], lost[row["id"]] = "{}", f"its payload cannot be had: {exc}"
         startable: dict[int, tuple[Any, str | None]] = {}
@@ -481,6 +486,7 @@ async def insert_steps(
     at_once = [flow in starting and _starts_at_once(step) for flow, _, _, step in rows]
     steps = [step for _, _, _, step in rows]
     tasks = [step.task for step in steps]
+    tenants = await _tenants(session, (flow for flow, _, _, _ in rows))
     await session.fetch(
         "insert_steps",
         [flow for flow, _, _, _ in rows],
@@ -497,7 +503,10 @@ async def insert_steps(
         [s.results_as for s in steps],
         [s.errors_as for s in steps],
         [_kept(session, flow, number, step.options) for flow, number, _, step in rows],
-        [t and session.vault.seal(t.payload, payload_bound(t.action)) for t in tasks],
+        [
+            step.task and session.vault.seal(step.task.payload, payload_bound(step.task.action, tenants.get(flow)))
+            for flow, _, _, step in rows
+        ],
         [t and t.run_at for t in tasks],
         [t.priority if t else 0 for t in tasks],
         [t.max_attempts if t else 1 for t in tasks],
@@ -510,6 +519,13 @@ async def insert_steps(
     for action, count in Counter(t.action for t in tasks if t is not None).items():
         metrics.ENQUEUED.labels(action, "workflow").inc(count)
     return sum(at_once)
+
+
+async def _tenants(session: Session, flows: Iterable[int]) -> dict[int, str | None]:
+    """Tenants by workflow, to which payloads are bound that are encrypted; none are looked up where none are."""
+    if not session.vault.encrypts:
+        return {}
+    return {row["id"]: row["tenant"] for row in await session.fetch("read_flow_tenants", list(set(flows)))}
 
 
 async def _traces(session: Session, rows: Sequence[tuple[int, int, int | None, NewStep]]) -> list[str | None]:

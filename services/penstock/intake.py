@@ -162,7 +162,7 @@ async def take_in(inbound: Inbound, vault: Vault, settings: Settings) -> None:
 
 async def take_in_task(task: NewTask, vault: Vault, settings: Settings) -> NewTask | RpcError:
     """A task as it is to be stored, or why its payload cannot be had. Raises PayloadUnavailable."""
-    bound = payload_bound(task.action)
+    bound = payload_bound(task.action, task.tenant)
     if task.offered is not None:
         try:
             payload = await _open_offered(task.offered, task, vault)
@@ -192,7 +192,7 @@ async def _open_offered(offered: str, task: NewTask, vault: Vault) -> str:
     except PayloadLost:
         if task.tenant is not None:
             raise
-    return await vault.open(offered, payload_bound(task.action))
+    return await vault.open(offered, payload_bound(task.action, None))
 
 
 async def accept_inbound(session: Session, inbound: Inbound, settings: Settings, *, door: str) -> list[Enqueued]:

@@ -260,7 +260,7 @@ async def test_only_an_object_that_a_client_put_there_is_taken(
 async def test_what_a_client_put_there_must_be_a_payload(settings: Settings, s3: S3Bucket, registry: Registry) -> None:
     async with plant(with_bucket(settings, s3), registry) as pipe:
         for text, problem in (('"' + "t" * 2000 + '"', "must be an object or an array"), ("{" * 2000, "JSON")):
-            named = await pipe.store.vault.offer(text, payload_bound("echo"))
+            named = await pipe.store.vault.offer(text, payload_bound("echo", None))
             error = await pipe.call("enqueue", action="echo", sealed_payload=json.loads(named))
             assert problem in error["message"]
 
@@ -492,8 +492,8 @@ async def test_what_was_uploaded_for_nothing_is_found_by_its_day(
         task = await pipe.call("enqueue", action="echo", payload=LARGE, delay=3600)
         (own,) = s3.objects()
         vault = pipe.store.vault
-        await vault.keep(json.dumps(LARGE), payload_bound("echo"))  # and then it died
-        await vault.offer(json.dumps(LARGE), payload_bound("echo"))
+        await vault.keep(json.dumps(LARGE), payload_bound("echo", None))  # and then it died
+        await vault.offer(json.dumps(LARGE), payload_bound("echo", None))
         s3.client.put_object(Bucket=s3.name, Key="pipe/notes.txt", Body=b"somebody else's")
         assert await pipe.objects.run_once() == 0
         later = datetime.now(UTC) + timedelta(days=50)
@@ -745,10 +745,72 @@ async def test_what_is_stored_is_no_offer_and_an_offer_is_its_tenants_own(
         taken = await pipe.call("enqueue", action="echo", sealed_payload=offered, tenant="b", delay=3600)
         assert (await pipe.status(taken["id"]))["payload"] == secret
         # Clients of earlier versions, where there are no tenants.
-        before = json.loads(await pipe.store.vault.offer(json.dumps(secret), payload_bound("echo")))
+        before = json.loads(await pipe.store.vault.offer(json.dumps(secret), payload_bound("echo", None)))
         taken = await pipe.call("enqueue", action="echo", sealed_payload=before)
         await pipe.work()
         assert (await pipe.status(taken["id"]))["result"] == {"echo": "salaries"}
+
+
+@pytest.mark.parametrize("large", [False, True])
+async def test_a_ciphertext_in_the_task_of_another_tenant_is_refused(
+    settings: Settings, s3: S3Bucket, registry: Registry, sql: Any, large: bool
+) -> None:
+    """To whoever writes to the database: by a handler, by the api and as a file."""
+    changed = with_bucket(settings, s3, payload_keys=new_key())
+    async with plant(changed, registry) as pipe:
+        secret = {"text": "salaries" * (100_000 if large else 1)}
+        theirs = await pipe.call("enqueue", action="measure", payload=secret, tenant="a", delay=3600)
+        others = [
+            await pipe.call("enqueue", action="measure", payload={"text": ""}, tenant=tenant, max_attempts=1)
+            for tenant in ("b", None)
+        ]
+        stored = (await raw(sql, theirs["id"]))["payload"]
+        await sql.execute(
+            "update penstock.task set payload = $1::json where id = any($2)", stored, [one["id"] for one in others]
+        )
+        for one in others:
+            shown = await pipe.status(one["id"])
+            assert shown["payload"] is None
+            assert "belongs to something else" in shown["payload_unread"]
+        assert (await pipe.status(theirs["id"]))["payload"] == secret
+        await pipe.work()
+        for one in others:
+            shown = await pipe.status(one["id"])
+            assert shown["state"] == "CRITICAL_ERROR"
+            assert shown["error"]["data"]["type"] == "PayloadLost"
+
+
+async def test_workflows_of_tenants_hand_results_over_encrypted(settings: Settings, registry: Registry) -> None:
+    @action("join", registry=registry)
+    def join(ctx: Context, text: str, done: dict[str, int]) -> Any:
+        return [ctx.tenant, text, done]
+
+    changed = load_settings(**settings.model_dump() | {"payload_keys": new_key()})
+    async with plant(changed, registry) as pipe:
+        flow = await pipe.call("workflow.create", tenant="acme", steps=[
+            {"name": "first", "action": "measure", "payload": {"text": "four"}},
+            {"name": "then", "action": "join", "payload": {"text": "t"}, "after": ["first"], "results_as": "done"},
+        ])  # fmt: skip
+        for _ in range(2):
+            await pipe.work()
+            await pipe.advance()
+        shown = await pipe.call("workflow.status", id=flow["id"])
+        assert shown["state"] == "SUCCESS"
+        (task,) = (await pipe.call("list", action="join"))["tasks"]
+        shown = await pipe.status(task["id"])
+        assert shown["payload"] == {"text": "t", "done": {"first": 4}}
+        assert shown["result"] == ["acme", "t", {"first": 4}]
+
+
+async def test_payloads_of_before_open_for_their_tenant(settings: Settings, registry: Registry, sql: Any) -> None:
+    changed = load_settings(**settings.model_dump() | {"payload_keys": new_key()})
+    async with plant(changed, registry) as pipe:
+        task = await pipe.call("enqueue", action="measure", payload={"text": "new"}, tenant="acme")
+        before = pipe.store.vault.seal('{"text":"four"}', payload_bound("measure", None))
+        await sql.execute("update penstock.task set payload = $1::json where id = $2", before, task["id"])
+        assert (await pipe.status(task["id"]))["payload"] == {"text": "four"}
+        await pipe.work()
+        assert (await pipe.status(task["id"]))["result"] == 4
 
 
 async def test_a_client_of_a_tenant_seals_what_the_tenants_task_is_made_of(

@@ -98,7 +98,7 @@ def test_each_value_has_a_key_of_its_own_as_the_documentation_describes() -> Non
         assert derived.decrypt(bytes(12), one[32:], b"payload\0act") == b'{"a":1}'
 
 
-@pytest.mark.parametrize("nonce", [b"PSK1-nonce-1", bytes(range(12))])
+@pytest.mark.parametrize("nonce", [b"PSK1-nonce-1", b"PSK2-nonce-1", bytes(range(12))])
 def test_values_of_earlier_versions_open(nonce: bytes) -> None:
     key = read_key(KEYS[0])
     old = nonce + AESGCM(key).encrypt(nonce, b'{"a":1}', b"b")
@@ -106,6 +106,39 @@ def test_values_of_earlier_versions_open(nonce: bytes) -> None:
     assert vault(KEYS[0]).unseal(text, "b") == '{"a":1}'
     with pytest.raises(PayloadLost):
         vault(KEYS[0]).unseal(text, "c")
+
+
+def test_a_tenants_value_opens_for_the_tenant_alone_and_never_as_one_without_a_tenant() -> None:
+    one, key = vault(KEYS[0]), read_key(KEYS[0])
+    theirs = one.seal("{}", payload_bound("a", "acme"))
+    sealed = decode_sealed(theirs)
+    assert isinstance(sealed, Sealed)
+    data = base64.b64decode(sealed.data)
+    assert data[:4] == b"PSK2"
+    derived = AESGCM(hmac.digest(key, data[:32], "sha256"))
+    assert derived.decrypt(bytes(12), data[32:], b"payload\0acme\0a") == b"{}"
+    assert one.unseal(theirs, payload_bound("a", "acme")) == "{}"
+    marked = encode_sealed(Sealed(sealed.key_id, base64.b64encode(b"PSK1" + data[4:]).decode()))
+    for text in (theirs, marked):
+        for bound in (
+            payload_bound("a", "other"),
+            payload_bound("a", None),
+            payload_bound("b", "acme"),
+            "payload\0acme\0a",
+        ):
+            if (text, bound) != (theirs, "payload\0acme\0a"):  # no other kind of value is bound to that text
+                with pytest.raises(PayloadLost):
+                    one.unseal(text, bound)
+
+
+def test_a_value_of_before_opens_for_a_tenant_and_none_is_written_so_unless_told() -> None:
+    older = Vault(load_settings(payload_keys=KEYS[0], payload_bind_tenants=False))
+    before = older.seal("{}", payload_bound("a", "acme"))
+    assert vault(KEYS[0]).unseal(before, payload_bound("a", "acme")) == "{}"
+    assert vault(KEYS[0]).unseal(before, payload_bound("a", None)) == "{}"  # as a worker of before opens it
+    with pytest.raises(PayloadLost):
+        vault(KEYS[0]).unseal(before, payload_bound("b", "acme"))
+    assert older.unseal(vault(KEYS[0]).seal("{}", payload_bound("a", "acme")), payload_bound("a", "acme")) == "{}"
 
 
 def test_a_missing_key_is_named_and_another_place_does_not_open() -> None:
@@ -172,7 +205,7 @@ def test_limits_that_do_not_fit_are_told_together() -> None:
 
 
 def test_a_worker_alone_takes_a_sealed_payload() -> None:
-    body = encode_call(1, 2, "a", vault(KEYS[0]).seal("{}", payload_bound("a")))
+    body = encode_call(1, 2, "a", vault(KEYS[0]).seal("{}", payload_bound("a", None)))
     assert isinstance(decode_body(body, batch_limit=10).entries[0], Invalid)
     assert not isinstance(decode_body(body, batch_limit=10, may_be_sealed=True).entries[0], Invalid)
     other = encode_call(1, 2, "a", '"text"')

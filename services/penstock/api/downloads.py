@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -25,7 +26,7 @@ from penstock.errors import (
     RpcError,
     TaskNotFound,
 )
-from penstock.payloads import payload_bound, result_bound
+from penstock.payloads import Bound, payload_bound, result_bound
 
 MayRead = Callable[[Request], Awaitable[bool | None]]
 """Whether whoever has signed in by a browser may read, to whose tenant the request is then bound; None for a request
@@ -95,15 +96,15 @@ class Downloads:
             rows = tenancy.seen(await session.fetch("read_tasks", [task_id]))
         if not rows or rows[0][f"{what}_gone"] or rows[0][what] is None:
             raise TaskNotFound(task_id)
-        bound = _BOUNDS[what](task_id, rows[0]["action"])
+        bound = _BOUNDS[what](rows[0])
         body = await self._methods.vault.open(rows[0][what], bound)
         in_hand().hold(len(body))
         return body
 
 
-_BOUNDS: dict[str, Callable[[int, str], str]] = {
-    "payload": lambda _, action: payload_bound(action),
-    "result": lambda task_id, _: result_bound(task_id),
+_BOUNDS: dict[str, Callable[[Any], str | Bound]] = {
+    "payload": lambda row: payload_bound(row["action"], row["tenant"]),
+    "result": lambda row: result_bound(row["id"]),
 }
 
 

@@ -2,6 +2,7 @@
 where they are used. Off by default; then nothing here loads a library."""
 
 from penstock.payloads.bucket import Bucket
+from penstock.payloads.cipher import Bound
 from penstock.payloads.failures import seal_error, seal_progress
 from penstock.payloads.records import open_outcome, shown_rows
 from penstock.payloads.vault import (
@@ -16,6 +17,7 @@ from penstock.payloads.vault import (
 )
 
 __all__ = [
+    "Bound",
     "Bucket",
     "Vault",
     "answer_bound",

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from penstock.errors import PayloadLost, PayloadUnavailable
+from penstock.payloads.cipher import Bound
 from penstock.payloads.failures import sealed_in_error
 from penstock.payloads.vault import Vault, error_bound, payload_bound, result_bound
 from penstock.wire import MARK, is_sealed, reference_of
@@ -25,11 +26,14 @@ def needs_opening(row: Row) -> bool:
 
 
 async def open_outcome(vault: Vault, row: Row) -> Row:
-    """A row with id, and any of action and payload, result and error. Raises PayloadUnavailable, PayloadLost."""
+    """A row with id, and any of payload (with action and tenant), result and error.
+
+    Raises PayloadUnavailable, PayloadLost.
+    """
     task_id = row["id"]
     opened = dict(row)
     if is_sealed(opened.get("payload")):
-        opened["payload"] = await vault.open(opened["payload"], payload_bound(row["action"]))
+        opened["payload"] = await vault.open(opened["payload"], payload_bound(row["action"], row["tenant"]))
     if is_sealed(opened.get("result")):
         opened["result"] = await vault.open(opened["result"], result_bound(task_id))
     if opened.get("error") is not None:
@@ -52,7 +56,7 @@ def shown_error(vault: Vault, task_id: int, error: str) -> str:
         return json.dumps(decoded | {"message": f"not shown: {exc}"})
 
 
-async def shown(vault: Vault, text: str | None, bound: str, room_bytes: int) -> tuple[str | None, str | None]:
+async def shown(vault: Vault, text: str | None, bound: str | Bound, room_bytes: int) -> tuple[str | None, str | None]:
     """A payload or a result to be shown, and why it is not, of which one is None.
 
     room_bytes: an object of more is not fetched.
@@ -91,7 +95,7 @@ async def shown_row(vault: Vault, row: Row, *, room_bytes: int, payload: bool = 
     changes["result"], changes["result_unread"] = await shown(vault, row["result"], result_bound(task_id), room_bytes)
     if payload:
         changes["payload"], changes["payload_unread"] = await shown(
-            vault, row["payload"], payload_bound(row["action"]), room_bytes
+            vault, row["payload"], payload_bound(row["action"], row["tenant"]), room_bytes
         )
     if row["error"] is not None:
         changes["error"] = shown_error(vault, task_id, row["error"])

@@ -12,7 +12,7 @@ import hashlib
 from penstock import metrics
 from penstock.errors import PayloadLost, PayloadUnavailable, SettingsError
 from penstock.payloads.bucket import Bucket, new_name
-from penstock.payloads.cipher import Cipher, missing_key
+from penstock.payloads.cipher import Bound, Cipher, missing_key
 from penstock.settings import Settings
 from penstock.wire import Reference, Sealed, decode_sealed, encode_reference, encode_sealed, is_sealed, utf8_size
 
@@ -20,9 +20,10 @@ _AT_ONCE = 16  # objects on their way, so that memory and connections are bounde
 _OVERHEAD_BYTES = 64  # of encryption
 
 
-def payload_bound(action: str) -> str:
+def payload_bound(action: str, tenant: str | None) -> str | Bound:
     """What a payload belongs to; its task has no id yet when it is sealed."""
-    return f"payload\0{action}"
+    older = f"payload\0{action}"
+    return older if tenant is None else Bound(f"payload\0{tenant}\0{action}", older)
 
 
 def offered_bound(action: str, tenant: str | None) -> str:
@@ -60,6 +61,7 @@ class Vault:
     def __init__(self, settings: Settings | None = None) -> None:
         keys = () if settings is None else settings.payload_keys
         self._cipher = Cipher([key.get_secret_value() for key in keys]) if keys else None
+        self._binds_tenants = settings is None or settings.payload_bind_tenants
         self.bucket: Bucket | None = None
         self.threshold_bytes = 0
         if settings is not None and settings.payload_bucket is not None:
@@ -82,29 +84,29 @@ class Vault:
         """Whether a text is to become an object."""
         return self.bucket is not None and not is_sealed(text) and utf8_size(text) > self.threshold_bytes
 
-    def seal(self, text: str, bound: str) -> str:
+    def seal(self, text: str, bound: str | Bound) -> str:
         """The text as it is stored in its place; one that is sealed already stays."""
         if self._cipher is None:
             return text
         plain = decode_sealed(text)
-        return encode_sealed(self._cipher.seal(plain, bound)) if isinstance(plain, str) else text
+        return encode_sealed(self._cipher.seal(plain, self._written(bound))) if isinstance(plain, str) else text
 
-    def unseal(self, text: str, bound: str) -> str:
+    def unseal(self, text: str, bound: str | Bound) -> str:
         """The text that was sealed in its place. Raises PayloadUnavailable, PayloadLost; for an object too."""
         found = _decoded(text)
         if isinstance(found, Reference):
             raise PayloadUnavailable(f"{found.size} bytes, kept as an object: too large to show here")
         return self._unsealed(found, bound)
 
-    async def keep(self, text: str, bound: str) -> str:
+    async def keep(self, text: str, bound: str | Bound) -> str:
         """The text as it is stored, an object where it is large. Raises PayloadUnavailable."""
         return await self._store(text, bound) if self.is_large(text) else self.seal(text, bound)
 
-    async def offer(self, text: str, bound: str) -> str:
+    async def offer(self, text: str, bound: str | Bound) -> str:
         """As ``keep``, for whoever takes the message in: the object is theirs to take."""
         return await self._store(text, bound, offered=True) if self.is_large(text) else self.seal(text, bound)
 
-    async def open(self, text: str, bound: str) -> str:
+    async def open(self, text: str, bound: str | Bound) -> str:
         """The text that was sealed. Raises PayloadUnavailable, PayloadLost."""
         found = _decoded(text)
         if not isinstance(found, Reference):
@@ -130,11 +132,11 @@ class Vault:
         if self.bucket is not None:
             await self.bucket.close()
 
-    async def _store(self, text: str, bound: str, *, offered: bool = False) -> str:
+    async def _store(self, text: str, bound: str | Bound, *, offered: bool = False) -> str:
         if self.bucket is None:
             raise SettingsError("there is no bucket to keep it in: set PENSTOCK_PAYLOAD_BUCKET")
         plain = text.encode()
-        data = plain if self._cipher is None else self._cipher.encrypt(plain, bound)
+        data = plain if self._cipher is None else self._cipher.encrypt(plain, self._written(bound))
         name = new_name(offered=offered)
         with _counted("put"):
             async with self._turns:
@@ -143,7 +145,10 @@ class Vault:
         key_id = None if self._cipher is None else self._cipher.key_id
         return encode_reference(Reference(name, key_id, len(plain), hashlib.sha256(data).hexdigest()))
 
-    def _unsealed(self, found: str | Sealed, bound: str) -> str:
+    def _written(self, bound: str | Bound) -> str | Bound:
+        return bound if isinstance(bound, str) or self._binds_tenants else bound.older
+
+    def _unsealed(self, found: str | Sealed, bound: str | Bound) -> str:
         if isinstance(found, str):
             return found
         if self._cipher is None:

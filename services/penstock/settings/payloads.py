@@ -45,6 +45,11 @@ class PayloadSettings(Group):
         description="Comma-separated keys of `penstock payload-key`: payloads, results and errors are encrypted with "
         "the first, and decrypted with any; none: they are kept as they are.",
     )
+    payload_bind_tenants: bool = Field(
+        True,
+        description="What is encrypted of a tenant's payload opens for its tasks alone; false while workers run that "
+        "do not know the tenant, of an earlier version or in other languages.",
+    )
 
     _unset_payloads = field_validator("payload_bucket", "payload_s3_endpoint_url", mode="before")(empty_is_unset)
 

@@ -226,12 +226,16 @@ from penstock.task_history where id = any($1::bigint[]);
 
 -- name: read_outcomes
 -- $1 ids of tasks that have succeeded. With what they were given.
-select id, action, payload::text as payload, result::text as result
+select id, action, tenant, payload::text as payload, result::text as result
 from penstock.task_history where id = any($1::bigint[]) and state = 'SUCCESS';
 
 -- name: read_payloads
 -- $1 ids of tasks that wait.
-select id, payload::text as payload from penstock.task where id = any($1::bigint[]);
+select id, payload::text as payload, tenant from penstock.task where id = any($1::bigint[]);
+
+-- name: read_flow_tenants
+-- $1 ids of workflows.
+select id, tenant from penstock.workflow where id = any($1::bigint[]);
 
 -- name: find_undone
 -- $1 workflow, $2 number of a compensation. The step that it undoes.

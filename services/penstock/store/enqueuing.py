@@ -40,7 +40,7 @@ class Enqueuing(Statements):
 
     async def _enqueue_sealed(self, tasks: Sequence[NewTask]) -> list[Enqueued]:
         """Insert tasks with their payloads sealed, and note the objects that they name, all or none."""
-        sealed = [replace(t, payload=self.vault.seal(t.payload, payload_bound(t.action))) for t in tasks]
+        sealed = [replace(t, payload=self.vault.seal(t.payload, payload_bound(t.action, t.tenant))) for t in tasks]
         offered = [t.offered for t in tasks if t.offered is not None]
         if not offered and all(reference_of(t.payload) is None for t in sealed):
             return await self.insert(sealed)

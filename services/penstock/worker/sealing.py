@@ -57,7 +57,7 @@ async def open_params(vault: Vault, job: Job) -> None:
     """
     text = bytes(job.params).decode()
     try:
-        opened = await vault.open(text, payload_bound(job.handler.name))
+        opened = await vault.open(text, payload_bound(job.handler.name, job.tenant))
     except PayloadUnavailable as exc:
         log.warning(
             "payload_unavailable", task_id=job.claim.task_id, claim=job.claim.claim, action=job.handler.name,
