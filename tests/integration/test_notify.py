@@ -8,6 +8,7 @@ import asyncpg
 import pytest
 
 from penstock import notify
+from penstock.errors import Unavailable
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.notify import CHANNEL, Listener, Notifier
 from penstock.store import Store
@@ -44,15 +45,32 @@ async def other(database_url: str) -> AsyncIterator[Any]:
     await connection.close()
 
 
+async def listening(other: Any) -> list[int]:
+    """The server's processes of the connections that listen."""
+    rows = await other.fetch(
+        "select pid from pg_stat_activity where application_name = 'penstock-test-listen'"
+        " and datname = current_database()"
+    )
+    return [row["pid"] for row in rows]
+
+
 async def heard(listener: Listener) -> None:
     """Wait for a wake-up and take it."""
     await asyncio.wait_for(listener.event.wait(), 30)
     listener.event.clear()
 
 
-async def test_a_poke_wakes_a_listener_of_another_process(notifier: Notifier, listener: Listener) -> None:
+async def test_a_poke_wakes_a_listener_on_another_connection(
+    notifier: Notifier, listener: Listener, other: Any
+) -> None:
+    senders: asyncio.Queue[int] = asyncio.Queue()
+    await other.add_listener(CHANNEL, lambda _connection, pid, *_: senders.put_nowait(pid))
     notifier.poke()
     await heard(listener)
+    async with asyncio.timeout(30):
+        sender = await senders.get()
+    assert sender not in await listening(other)
+    assert not listener.event.is_set()
 
 
 async def test_many_pokes_at_once_are_one_nudge(notifier: Notifier, listener: Listener, other: Any) -> None:
@@ -66,32 +84,57 @@ async def test_many_pokes_at_once_are_one_nudge(notifier: Notifier, listener: Li
     assert [await asyncio.wait_for(nudges.get(), 30) for _ in range(2)] == ["nudge", "end"]
 
 
-async def test_a_listener_wakes_once_by_itself_for_what_came_before_it_listened(store: Store) -> None:
-    listener = Listener(store)
-    task = asyncio.create_task(listener.run())
+async def test_a_listener_wakes_once_unasked_for_what_came_before_it_listened(store: Store, listener: Listener) -> None:
+    async with store.session() as session:
+        await session.fetch("notify_work", CHANNEL)
     await heard(listener)
+    late = Listener(store)
+    assert not late.event.is_set()
+    task = asyncio.create_task(late.run())
+    await heard(late)
+    async with store.session() as session:
+        await session.fetch("notify_work", CHANNEL)
+    await heard(listener)
+    await heard(late)
+    assert not late.event.is_set()
     task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_a_listener_whose_connection_is_killed_wakes_and_listens_again(
     notifier: Notifier, listener: Listener, other: Any
 ) -> None:
-    killed = await other.fetchval(
-        "select count(pg_terminate_backend(pid)) from pg_stat_activity where application_name = 'penstock-test-listen'"
-        " and datname = current_database()"
-    )
-    assert killed == 1
-    await heard(listener)  # connected anew: whatever came meanwhile
+    (killed,) = await listening(other)
+    assert await other.fetchval("select pg_terminate_backend($1, 10_000)", killed)
+    await heard(listener)  # connected again: whatever came meanwhile
+    (again,) = await listening(other)
+    assert again != killed
     notifier.poke()
     await heard(listener)
+    assert not listener.event.is_set()
 
 
 async def test_both_survive_an_outage_of_postgres(
-    notifier: Notifier, listener: Listener, postgres: EmbeddedPostgres, database_url: str
-) -> None:
+    store: Store, notifier: Notifier, listener: Listener, postgres: EmbeddedPostgres, database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    refused = 0
+    connect = store.connect
+
+    async def counted() -> Any:
+        nonlocal refused
+        try:
+            return await connect()
+        except Unavailable:
+            refused += 1
+            raise
+
+    monkeypatch.setattr(store, "connect", counted)
     async with postgres_away(postgres, database_url):
         notifier.poke()
-        await asyncio.sleep(0.2)  # several failed tries to connect
+        async with asyncio.timeout(30):
+            while refused < 2:
+                await asyncio.sleep(0.02)
         assert not listener.event.is_set()
     await heard(listener)
     notifier.poke()
@@ -105,10 +148,14 @@ async def test_a_half_open_connection_is_found_by_a_question(
     listener = Listener(store)
     task = asyncio.create_task(listener.run())
     await heard(listener)
-    asked = (
-        "select count(*) from pg_stat_activity where application_name = 'penstock-test-listen' and query = 'select 1'"
-    )
+    (pid,) = await listening(other)
+    asked = "select query_start from pg_stat_activity where pid = $1 and query = 'select 1'"
+    times = set()
     async with asyncio.timeout(30):
-        while not await other.fetchval(asked + " and datname = current_database()"):
+        while len(times) < 2:
+            times |= {row["query_start"] for row in await other.fetch(asked, pid)}
             await asyncio.sleep(0.02)
+    assert await listening(other) == [pid]  # answered, it stays as it is
+    assert not listener.event.is_set()
     task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
