@@ -33,8 +33,12 @@ CHECKED = (
     "docs/schedules.md",
     "docs/states.md",
     "docs/tasks.md",
+    "docs/tracing.md",
+    "docs/transactions.md",
     "docs/transports.md",
+    "docs/tutorial.md",
     "docs/waiting.md",
+    "docs/workflows.md",
 )
 
 # A phrase as a regular expression, in which a space also matches a line break, and what to write instead.
