@@ -47,15 +47,28 @@ locals {
     Offer  = ["s3:PutObject"]
     Write  = ["s3:PutObject"]
     Read   = ["s3:GetObject"]
+    Keep   = ["s3:PutObject"]
+    Fetch  = ["s3:GetObject"]
     List   = ["s3:ListBucket"]
     Remove = ["s3:DeleteObject"]
   }
-  # Names of objects are a day and a random part, so the rights of workers cannot be told apart by a prefix.
-  payload_resources = { Offer = "/offered/*", Write = "/*", Read = "/*", List = "", Remove = "/*" }
+  # Names of objects are a day and a random part, so workers of one route cannot be kept from objects of another. A day
+  # begins with the 2 of its year: workers have no access to what clients offer.
+  payload_resources = {
+    Offer  = "/offered/*"
+    Write  = "/*"
+    Read   = "/*"
+    Keep   = "/2*"
+    Fetch  = "/2*"
+    List   = ""
+    Remove = "/*"
+  }
   payload_key_actions = {
     Offer  = ["kms:Decrypt", "kms:GenerateDataKey"]
     Write  = ["kms:Decrypt", "kms:GenerateDataKey"]
     Read   = ["kms:Decrypt"]
+    Keep   = ["kms:Decrypt", "kms:GenerateDataKey"]
+    Fetch  = ["kms:Decrypt"]
     List   = []
     Remove = []
   }
@@ -63,7 +76,7 @@ locals {
     producer     = ["Offer"]
     submitter    = ["Write", "Read", "List"]
     scheduler    = []
-    worker       = ["Write", "Read", "List"]
+    worker       = ["Keep", "Fetch", "List"]
     resulter     = []
     api          = ["Write", "Read", "List"]
     dlq_operator = []

@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -276,7 +277,7 @@ def test_no_policy_of_a_process_allows_actions_by_a_wildcard(module: Module) -> 
     listed = [*module.locals["queue_actions"].values(), *module.locals["payload_actions"].values()]
     listed += [*module.locals["key_actions"].values(), *module.locals["payload_key_actions"].values()]
     assert all(re.fullmatch(r"(sqs|s3|kms):[A-Za-z]+", action) for actions in listed for action in actions)
-    assert set(re.findall(r'"[^"]*\*"', (TERRAFORM / "iam.tf").read_text("utf-8"))) == {'"/*"', '"/offered/*"'}
+    assert set(re.findall(r'"[^"]*\*"', (TERRAFORM / "iam.tf").read_text("utf-8"))) == {'"/*"', '"/2*"', '"/offered/*"'}
 
 
 def test_the_bucket_is_used_by_the_calls_that_are_allowed(module: Module) -> None:
@@ -288,7 +289,17 @@ def test_the_bucket_is_used_by_the_calls_that_are_allowed(module: Module) -> Non
     access = module.locals["payload_access"]
     assert access.keys() == module.locals["access"].keys()
     for process, verbs in access.items():
-        assert ("Read" in verbs) <= ("List" in verbs), f"{process}: S3 would call a lost object forbidden"
+        assert bool({"Read", "Fetch"} & set(verbs)) <= ("List" in verbs), (
+            f"{process}: S3 would call a lost object forbidden"
+        )
+
+
+def test_workers_reach_objects_of_tasks_and_none_that_a_client_offers(module: Module) -> None:
+    bucket = pytest.importorskip("penstock.payloads.bucket")
+    resources = module.locals["payload_resources"]
+    for verb in set(module.locals["payload_access"]["worker"]) - {"List"}:
+        assert fnmatch(f"/{bucket.new_name()}", resources[verb]), verb
+        assert not fnmatch(f"/{bucket.new_name(offered=True)}", resources[verb]), verb
 
 
 # Outputs, variables, files
