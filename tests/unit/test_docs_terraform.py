@@ -78,7 +78,7 @@ def test_outputs_that_a_page_asks_for_are_there(page: str, info: str, configurat
 @needs_terraform
 def test_the_module_as_it_is_gives_the_environment_of_the_processes() -> None:
     page = (ROOT / "terraform" / "README.md").read_text("utf-8")
-    (told,) = re.findall(r"root module too: `(terraform init [^`]+)`", page)
+    (told,) = re.findall(r"`(terraform init && [^`]+)`", page)
     with copies() as folder, schema_provider() as env:
         shell(f"{told}\n{commands(block('terraform/README.md', 'console terraform').text)}", folder / "terraform", env)
         assert_queues_of("penstock", settings_of(folder / "terraform" / "penstock.env"))
