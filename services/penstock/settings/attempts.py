@@ -14,33 +14,33 @@ class AttemptSettings(Group):
     """The section Attempts of docs/configuration.md."""
 
     max_attempts: int = Field(
-        10, ge=1, le=1000, description="Attempts before CRITICAL_ERROR, for tasks that name no number of their own."
+        10, ge=1, le=1000, description="Attempts before CRITICAL_ERROR, for tasks that set no number of their own."
     )
     retry_base_seconds: float = Field(5, gt=0, description="Delay after the first failed attempt.")
     retry_factor: float = Field(2, ge=1, description="Growth of the delay from one attempt to the next.")
-    retry_cap_seconds: float = Field(3600, gt=0, description="No delay is longer.")
+    retry_cap_seconds: float = Field(3600, gt=0, description="Longest delay.")
     retry_jitter: float = Field(0.2, ge=0, le=1, description="Share of each delay that is random, 0 to 1.")
     spawn_actions: Names = Field(
         (),
-        description="Comma-separated actions (`mail.*`) that any task may spawn; others only where they go by the same "
-        "route as the task that spawns them.",
+        description="Comma-separated actions (`mail.*`) that any task may spawn; others only if they have the "
+        "same route as the task that spawns them.",
     )
     heartbeat_seconds: float = Field(
-        20, gt=0, description="A worker reports a task that runs longer, again after each such interval."
+        20, gt=0, description="Interval of the heartbeats that a worker sends for a task that runs longer than this."
     )
     cancel_poll_seconds: float = Field(
-        5, gt=0, description="A worker asks this often whether tasks that run longer still hold, see control_url."
+        5, gt=0, description="A worker asks this often whether longer running tasks are still its own, see control_url."
     )
     ordering_on_critical_error: Literal["release", "hold"] = Field(
         "release",
-        description="What a task in CRITICAL_ERROR does to its ordering key: the next one goes, or all behind it wait "
-        "until it is retried or an operator lets go.",
+        description="What a task in CRITICAL_ERROR does to its ordering key: `release` lets the next task run, "
+        "`hold` keeps all tasks behind it waiting until it is retried or an operator releases the key.",
     )
     stale_after_seconds: float = Field(
         120,
         gt=0,
-        description="A task with no sign of life from its worker for this long, and for as long as one may be on its "
-        "way, is tried again.",
+        description="A task without a heartbeat for this long, plus the time that one may be in transit, is "
+        "tried again.",
     )
     unsent_after_seconds: float = Field(
         90,
@@ -49,7 +49,9 @@ class AttemptSettings(Group):
         "a send may take two thirds of it.",
     )
     untaken_after_seconds: float = Field(
-        6 * 3600, gt=0, description="A task without a sign of life for this long is sent again while its queue is busy."
+        6 * 3600,
+        gt=0,
+        description="A task without any heartbeat for this long is sent again even if its queue is busy.",
     )
 
     @property

@@ -20,21 +20,22 @@ class DatabaseSettings(Group):
 
     database_url: SecretStr | None = Field(
         None,
-        description="Postgres to keep tasks in, `postgresql://user:password@host:port/name`, directly or by a pooler "
-        "in session mode; workers need none.",
+        description="Postgres that stores the tasks, `postgresql://user:password@host:port/name`, directly or "
+        "through a pooler in session mode; workers need none.",
     )
-    database_pool_size: int = Field(8, ge=2, le=200, description="Connections that one process opens at the most.")
+    database_pool_size: int = Field(8, ge=2, le=200, description="Maximum number of connections of one process.")
     statement_timeout_seconds: float = Field(
-        30, gt=0, description="A statement that runs longer is cancelled by Postgres and tried again."
+        30, gt=0, description="Postgres cancels a statement that runs longer, and it is tried again."
     )
 
     database_ssl_mode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] | None = Field(
         None,
-        description="TLS to Postgres, as libpq's sslmode; `verify-full` is safe on any network, unset takes TLS where "
-        "the server has it and checks no certificate.",
+        description="TLS to Postgres, as libpq's sslmode; `verify-full` is safe on any network, unset uses TLS "
+        "if the server offers it and checks no certificate.",
     )
     database_ssl_root_cert: str | None = Field(
-        None, description="File of the authorities that the server's certificate is checked by; unset: the system's."
+        None,
+        description="File of the authorities that the server's certificate is checked against; unset: the system's.",
     )
 
     _unset_database = field_validator("database_url", "database_ssl_mode", "database_ssl_root_cert", mode="before")(

@@ -21,35 +21,40 @@ class DeliverySettings(Group):
 
     deliveries: Names = Field(
         (),
-        description="Comma-separated built-in actions that workers run, such as `http.request`; each acts in the "
-        "network for whoever may enqueue, so none is on by itself.",
+        description="Comma-separated built-in actions that workers run, such as `http.request`; none by default, "
+        "because each acts in the network on behalf of every caller that may enqueue.",
     )
     http_allow: Names = Field(
         (),
-        description="Comma-separated networks, addresses and hosts (`10.1.0.0/16,billing.internal,*.svc.local`) that "
-        "`http.request` may reach though they are not public.",
+        description="Comma-separated networks, addresses and hosts (`10.1.0.0/16,billing.internal,*.svc.local`) "
+        "that `http.request` may reach although they are not public.",
     )
     http_timeout_seconds: float = Field(
-        30, gt=0, le=3600, description="Time for one HTTP request, redirects and answer included, unless its task says."
+        30,
+        gt=0,
+        le=3600,
+        description="Time for one HTTP request, including redirects and the answer, unless its task sets one.",
     )
     http_response_limit_bytes: int = Field(
-        65536, ge=0, le=900_000, description="Of an answer's body so much is kept as the task's result at the most."
+        65536, ge=0, le=900_000, description="Maximum part of an answer's body that is kept as the task's result."
     )
     http_signing_secrets: Secrets = Field(
         (),
-        description="Comma-separated `name:secret` that tasks of `http.request` name to have requests signed; a name "
-        "that stands twice signs with both.",
+        description="Comma-separated `name:secret` with which `http.request` signs, for tasks that give the "
+        "name; a name with two secrets signs with both.",
     )
     http_signing_hosts: Names = Field(
         (),
-        description="Comma-separated `name:host` (`billing:api.example.com,billing:*.example.org`): a secret that is "
-        "named here signs requests to these hosts alone, one that is not signs any.",
+        description="Comma-separated `name:host` (`billing:api.example.com,billing:*.example.org`): a secret "
+        "listed here signs requests to these hosts only, an unlisted one to all hosts.",
     )
     http_ca_file: str | None = Field(
-        None, description="File of authorities, beside the system's, that HTTPS servers' certificates are checked by."
+        None,
+        description="File of authorities, in addition to the system's, that HTTPS servers' certificates are "
+        "checked against.",
     )
     http_max_connections: int = Field(
-        200, ge=1, description="HTTP connections that one worker has open at once, to all hosts together."
+        200, ge=1, description="Maximum number of HTTP connections of one worker, to all hosts together."
     )
 
     sqs_send_queues: Names = Field(
@@ -61,7 +66,7 @@ class DeliverySettings(Group):
     sql_statements: dict[str, NamedStatement] = Field(
         {},
         description="Statements that `sql.execute` may run, by name, as JSON or a table of penstock.toml: dsn, "
-        "statement, and if need be timeout_seconds, max_rows, with_task_id, with_tenant.",
+        "statement, and optionally timeout_seconds, max_rows, with_task_id, with_tenant.",
     )
 
     _unset_deliveries = field_validator("http_ca_file", "amqp_publish_url", mode="before")(empty_is_unset)

@@ -26,54 +26,67 @@ def is_loopback(host: str) -> bool:
 class HttpSettings(Group):
     """The section HTTP of docs/configuration.md."""
 
-    http_host: str = Field("127.0.0.1", description="Address of the api; other than loopback needs API keys.")
+    http_host: str = Field(
+        "127.0.0.1", description="Address of the api; an address other than loopback requires API keys."
+    )
     http_port: int = Field(8080, ge=0, le=65535, description="Port of the api; 0 takes a free one.")
     api_keys: Secrets = Field(
         (),
-        description="Comma-separated keys that may do all, of 16 characters or more, or entries "
-        "`name:permissions:sha256` of keys that are not shown here, `:tenant:actions` behind it to bind one; "
+        description="Comma-separated keys of 16 characters or more with all permissions, or entries "
+        "`name:permissions:sha256` that hold only a key's digest, followed by `:tenant:actions` to bind one; "
         "none = loopback only.",
     )
     api_require_keys: bool = Field(
-        False, description="Ask for a key even if none is set here: those made by `penstock keys create`."
+        False, description="Require a key even if none is set here: those created by `penstock keys create`."
     )
     api_rate_limit: float | None = Field(
-        None, gt=0, description="Requests (entries of batches) a second and key, or address; unset means any number."
+        None,
+        gt=0,
+        description="Requests (entries of batches) per second for each key, or address; unset means no limit.",
     )
     api_rate_burst: int | None = Field(
         None, ge=1, description="Requests that may come at once; unset means those of one second."
     )
     http_connections: int = Field(
-        500, ge=1, description="Connections of one api process; one more closes an idle one, or is answered with 503."
+        500,
+        ge=1,
+        description="Maximum number of connections of one api process; one more closes an idle one, or is "
+        "answered with 503.",
     )
     http_bytes_in_flight: int = Field(
         64 * 1024 * 1024,
         ge=1024 * 1024,
-        description="Bytes of bodies and answers that one api process holds at once, the first 16 KiB of each request "
-        "not counted; more are answered with 503. One request of the largest size and its answer always fit.",
+        description="Maximum bytes of bodies and answers that one api process holds at once, without the first "
+        "16 KiB of each request; more are answered with 503. One request of the largest size and its answer "
+        "always fit.",
     )
     result_waits_limit: int = Field(
-        20_000, ge=1, description="Tasks that one api process waits for at once, over all calls of `result`."
+        20_000,
+        ge=1,
+        description="Maximum number of tasks that one api process waits for at once, over all calls of `result`.",
     )
     request_timeout_seconds: float = Field(
         30, gt=0, le=3600, description="A request must have arrived within this; its first line and headers in 10 s."
     )
     dashboard: bool = Field(True, description="The api serves the dashboard at `/`, beside `/rpc`.")
     dashboard_session_seconds: float = Field(
-        12 * 3600, ge=60, le=30 * DAY, description="Who signs in to the dashboard by an API key stays so this long."
+        12 * 3600, ge=60, le=30 * DAY, description="Lifetime of a dashboard session that was opened with an API key."
     )
     dashboard_processes: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Comma-separated base URLs of /readyz of processes, such as workers, that the dashboard asks "
-        "whether they are alive; `http://host:9464`, or `worker-1=http://host:9464` to have them named.",
+        description="Comma-separated base URLs of /readyz of processes, such as workers, whose state the "
+        "dashboard shows; `http://host:9464`, or `worker-1=http://host:9464` to name one.",
     )
     api_url: str | None = Field(
-        None, description="Where commands such as `penstock task show`, and `Client()`, find the api."
+        None, description="The api's URL for commands such as `penstock task show` and for `Client()`."
     )
-    api_key: SecretStr | None = Field(None, description="The key that they send.")
+    api_key: SecretStr | None = Field(None, description="The API key that they send.")
     metrics_host: str = Field("127.0.0.1", description="Address of /metrics, /healthz and /readyz.")
     metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="Their port; unset means 9464 or, if that is taken, a free one; 0 a free one."
+        None,
+        ge=0,
+        le=65535,
+        description="Their port; unset means 9464 or, if that is in use, a free one; 0 a free one.",
     )
 
     _unset_http = field_validator(

@@ -14,24 +14,25 @@ class KafkaSettings(Group):
     """The section Kafka of docs/configuration.md."""
 
     kafka_brokers: str | None = Field(
-        None, description="Kafka's brokers to begin with, `host:port,host:port`; unset: no Kafka."
+        None, description="Kafka's bootstrap brokers, `host:port,host:port`; unset: no Kafka."
     )
     kafka_security_protocol: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = Field(
-        "plaintext", description="How brokers are talked to; `sasl_ssl` and `ssl` are safe on any network."
+        "plaintext", description="Protocol to the brokers; `sasl_ssl` and `ssl` are safe on any network."
     )
     kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
-        "SCRAM-SHA-512", description="How the user and the password are shown to the brokers."
+        "SCRAM-SHA-512", description="SASL mechanism for the user and the password."
     )
     kafka_sasl_username: str | None = Field(None, description="The user, for `sasl_plaintext` and `sasl_ssl`.")
-    kafka_sasl_password: SecretStr | None = Field(None, description="The password, likewise.")
+    kafka_sasl_password: SecretStr | None = Field(None, description="The password of that user.")
     kafka_ssl_ca_file: str | None = Field(
-        None, description="File of the authorities that the brokers' certificates are checked by; unset: the system's."
+        None,
+        description="File of the authorities that the brokers' certificates are checked against; unset: the system's.",
     )
-    kafka_ssl_certificate_file: str | None = Field(None, description="Our own certificate, where brokers ask for one.")
+    kafka_ssl_certificate_file: str | None = Field(None, description="Client certificate, if the brokers require one.")
     kafka_ssl_key_file: str | None = Field(None, description="Its key.")
-    kafka_ssl_key_password: SecretStr | None = Field(None, description="The password of that file.")
+    kafka_ssl_key_password: SecretStr | None = Field(None, description="Password of that file.")
     kafka_compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = Field(
-        "none", description="How records that are published are compressed; whoever reads them must know it."
+        "none", description="Compression of published records; their readers must support it."
     )
     kafka_publish_topics: Names = Field(
         (),
@@ -39,10 +40,10 @@ class KafkaSettings(Group):
         "unset: all but Kafka's own and the pipeline's.",
     )
     kafka_delivery_timeout_seconds: float = Field(
-        30, ge=1, le=3600, description="A record that the brokers have not taken by then counts as not published."
+        30, ge=1, le=3600, description="A record that the brokers have not accepted by then counts as not published."
     )
     kafka_session_timeout_seconds: float = Field(
-        45, ge=1, le=1800, description="Partitions of a process that died are given to others after this."
+        45, ge=1, le=1800, description="Partitions of a dead process are assigned to others after this."
     )
 
     _unset_kafka = field_validator(

@@ -15,7 +15,10 @@ class OlderSchedulerSettings(Group):
 
     clockwork_api: bool = Field(False, description="Serve clockwork's `POST` and `DELETE /schedule` on the api's port.")
     clockwork_port: int | None = Field(
-        None, ge=0, le=65535, description="Serve them on this port as well; clockwork's was 5000. Unset: no such port."
+        None,
+        ge=0,
+        le=65535,
+        description="Serve them on this port as well; clockwork's was 5000. Unset: no second port.",
     )
     clockwork_networks: Names = Field(
         (),
@@ -24,22 +27,24 @@ class OlderSchedulerSettings(Group):
     )
     clockwork_same_key: Literal["keep", "reject"] = Field(
         "keep",
-        description="What comes of a schedule whose clientId and scheduleKey are armed with other contents: it is kept "
-        "beside them, as clockwork does, or rejected.",
+        description="What happens to a schedule whose clientId and scheduleKey exist with other contents: `keep` "
+        "stores it beside the first, as clockwork does, `reject` refuses it.",
     )
     clockwork_create_topic: str = Field(
         "schedule-create", min_length=1, description="Topic that `penstock clockwork-source` reads schedules from."
     )
-    clockwork_group: str = Field("clockwork-consumers", min_length=1, description="Its consumer group.")
+    clockwork_group: str = Field(
+        "clockwork-consumers", min_length=1, description="Consumer group of `penstock clockwork-source`."
+    )
     kafka_source_json_topics: Names = Field(
         (), description="Comma-separated topics of JSON schedules that `penstock kafka-source` reads."
     )
-    kafka_source_avro_topics: Names = Field((), description="Likewise, of schedules in Avro.")
+    kafka_source_avro_topics: Names = Field((), description="Comma-separated topics of Avro schedules that it reads.")
     kafka_source_group: str = Field(
         "com.sky.kafka.scheduler", min_length=1, description="Consumer group of `penstock kafka-source`."
     )
     kafka_source_on_undecodable: Literal["cancel", "keep"] = Field(
-        "cancel", description="What a record that cannot be read does to the schedule that is armed under its key."
+        "cancel", description="What a record that cannot be read does to the delayed record under its key."
     )
 
     @field_validator("clockwork_networks")
@@ -60,37 +65,37 @@ class Scheduler0Settings(Group):
 
     scheduler0: bool = Field(
         False,
-        description="The api serves scheduler0's API too, under /v1 and /api/v1, to those who have its credentials "
-        "(`penstock credential create`).",
+        description="The api also serves scheduler0's API, under /v1 and /api/v1, to clients with its "
+        "credentials (`penstock credential create`).",
     )
     scheduler0_auth_username: str | None = Field(
-        None, description="User of its peer mode (`x-peer: cmd` with Basic); unset: there is no such mode."
+        None, description="User of its peer mode (`x-peer: cmd` with Basic); unset: peer mode is off."
     )
     scheduler0_auth_password: SecretStr | None = Field(None, description="Password of that user.")
     scheduler0_readable_secrets: bool = Field(
         False,
-        description="Keep secrets of credentials made from now on in clear, to be read again, as scheduler0 does.",
+        description="Store secrets of new credentials in clear, so that they can be read again, as scheduler0 does.",
     )
     scheduler0_retry_max: int = Field(
-        5, ge=0, le=999, description="A callback that fails is tried again so often; for jobs made from now on."
+        5, ge=0, le=999, description="How often a failed callback is tried again; for new jobs."
     )
     scheduler0_retry_delay_seconds: float | None = Field(
         None,
         ge=0,
         le=86_400,
-        description="Each time after this; unset: as PENSTOCK_RETRY_BASE_SECONDS and the like say.",
+        description="Delay before each retry; unset: as PENSTOCK_RETRY_BASE_SECONDS and the related settings say.",
     )
     scheduler0_timeout_seconds: float = Field(
-        30, gt=0, le=3600, description="Time for one callback, redirects and answer included."
+        30, gt=0, le=3600, description="Time for one callback, including redirects and the answer."
     )
     scheduler0_payload_limit_bytes: int = Field(
         2_000_000,
         ge=1024,
         le=100_000_000,
-        description="Body of one callback; jobs that come to more are sent in several.",
+        description="Maximum body of one callback; larger sets of jobs are sent in several.",
     )
     scheduler0_any_status: bool = Field(
-        False, description="Take any HTTP status of a callback as success, as scheduler0 does; else 2xx alone."
+        False, description="Accept any HTTP status of a callback as success, as scheduler0 does; otherwise only 2xx."
     )
 
     _unset_scheduler0 = field_validator(

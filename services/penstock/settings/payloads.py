@@ -14,41 +14,48 @@ _PACKED_LIMIT = 10_000  # above what schedulers and workers pack into one messag
 class PayloadSettings(Group):
     """The sections Limits on input and Large payloads, and payloads at rest, of docs/configuration.md."""
 
-    payload_limit_bytes: int = Field(262144, ge=2, le=900_000, description="A task's payload as JSON, UTF-8 bytes.")
-    result_limit_bytes: int = Field(262144, ge=2, le=900_000, description="A task's result as JSON, UTF-8 bytes.")
-    request_limit_bytes: int = Field(16 * 1024 * 1024, ge=1024, description="Body of one HTTP request.")
-    batch_limit: int = Field(10000, ge=1, description="Requests in one JSON-RPC batch of a caller.")
+    payload_limit_bytes: int = Field(
+        262144, ge=2, le=900_000, description="Maximum payload of a task as JSON, UTF-8 bytes."
+    )
+    result_limit_bytes: int = Field(
+        262144, ge=2, le=900_000, description="Maximum result of a task as JSON, UTF-8 bytes."
+    )
+    request_limit_bytes: int = Field(16 * 1024 * 1024, ge=1024, description="Maximum body of one HTTP request.")
+    batch_limit: int = Field(10000, ge=1, description="Maximum number of requests in one JSON-RPC batch of a caller.")
 
     payload_bucket: str | None = Field(
         None,
-        description="Payloads and results over the threshold are kept as objects here, `s3://bucket/prefix`; unset: "
-        "everything stays in Postgres and the queues.",
+        description="Payloads and results over the threshold are stored as objects here, `s3://bucket/prefix`; "
+        "unset: everything stays in Postgres and the queues.",
     )
     payload_s3_endpoint_url: str | None = Field(None, description="Endpoint of that bucket; unset means AWS.")
     payload_threshold_bytes: int = Field(
-        131_072, ge=1024, le=LONGEST_SEALED_BYTES, description="What is larger becomes an object; JSON, UTF-8 bytes."
+        131_072,
+        ge=1024,
+        le=LONGEST_SEALED_BYTES,
+        description="Larger payloads and results become objects; JSON, UTF-8 bytes.",
     )
     payload_max_bytes: int = Field(
-        64 * 1024 * 1024, ge=1024, le=1024**3, description="A payload, or a result, that may become an object."
+        64 * 1024 * 1024, ge=1024, le=1024**3, description="Maximum size of a payload or result that becomes an object."
     )
     payload_sweep_seconds: float = Field(
-        3600, ge=0, description="An object is looked at after this, again and again, whether its task still needs it."
+        3600, ge=0, description="Interval at which each object is checked for a task that still references it."
     )
     payload_orphan_seconds: float = Field(
         45 * DAY,
         ge=DAY,
-        description="Objects of which no task ever came are deleted after this; longer than messages, dead letters and "
+        description="Unreferenced objects are deleted after this; longer than messages, dead letters and "
         "rejected messages are kept.",
     )
     payload_keys: Secrets = Field(
         (),
-        description="Comma-separated keys of `penstock payload-key`: payloads, results and errors are encrypted with "
-        "the first, and decrypted with any; none: they are kept as they are.",
+        description="Comma-separated keys of `penstock payload-key`: payloads, results and errors are encrypted "
+        "with the first, and decrypted with any; none: they are stored unencrypted.",
     )
     payload_bind_tenants: bool = Field(
         True,
-        description="What is encrypted of a tenant's payload opens for its tasks alone; false while workers run that "
-        "do not know the tenant, of an earlier version or in other languages.",
+        description="An encrypted payload of a tenant can be decrypted for tasks of that tenant only; false "
+        "while workers run that do not know the tenant, of an earlier version or in other languages.",
     )
 
     _unset_payloads = field_validator("payload_bucket", "payload_s3_endpoint_url", mode="before")(empty_is_unset)

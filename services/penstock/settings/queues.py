@@ -13,14 +13,14 @@ class QueueSettings(Group):
 
     transport_url: SecretStr | None = Field(
         None,
-        description="What carries the work: `sqs://`, which unset means too, `amqp://user:password@host:port/vhost` "
-        "(or `amqps://`) for RabbitMQ, or `kafka://host:port,host:port`.",
+        description="Transport between the processes: `sqs://`, also the meaning of unset, "
+        "`amqp://user:password@host:port/vhost` (or `amqps://`) for RabbitMQ, or `kafka://host:port,host:port`.",
     )
     sqs_endpoint_url: str | None = Field(None, description="SQS endpoint; unset means AWS.")
     sqs_access_key: SecretStr | None = Field(
         None,
-        description="An AWS access key for SQS alone, as `ID:SECRET`; unset means the SDK's own chain. The embedded "
-        "SQS of `penstock up` takes the key that `penstock env` prints.",
+        description="An AWS access key for SQS alone, as `ID:SECRET`; unset means the SDK's own chain. The "
+        "embedded SQS of `penstock up` accepts the key that `penstock env` prints.",
     )
     aws_region: str | None = Field(None, description="AWS region; unset means the SDK's own chain.")
     inbound_queue: str = Field("penstock-inbound", min_length=1, description="Name or URL: producers to submitter.")
@@ -28,16 +28,19 @@ class QueueSettings(Group):
     results_queue: str = Field("penstock-results", min_length=1, description="Name or URL: workers to resulter.")
     inbound_methods: Names = Field(
         ("enqueue", "submit:*", "workflow.create", "task.complete", "task.fail"),
-        description="Comma-separated methods that are taken from the inbound queue, `*` standing for anything; the "
-        "rest are kept as rejected messages.",
+        description="Comma-separated methods that are accepted from the inbound queue, `*` standing for "
+        "anything; others are stored as rejected messages.",
     )
     results_bare_ids: bool = Field(
         False,
-        description="Take results of sqs-scheduler's workers too, a bare task id with `attempt`, which every sender to "
-        "the results queue can make up.",
+        description="Also accept results of sqs-scheduler's workers, a bare task id with `attempt`, which every "
+        "sender to the results queue can forge.",
     )
     receive_wait_seconds: int = Field(
-        20, ge=0, le=20, description="Long poll of a receive; shorter stops sooner, longer costs fewer empty calls."
+        20,
+        ge=0,
+        le=20,
+        description="Long poll of a receive; a shorter one stops sooner, a longer one makes fewer empty calls.",
     )
     visibility_timeout_seconds: int = Field(
         60, ge=3, le=43200, description="A received message reappears after this long unless deleted or extended."
@@ -45,14 +48,17 @@ class QueueSettings(Group):
     amqp_consumer_timeout_seconds: float = Field(
         1800,
         ge=10,
-        description="As RabbitMQ's consumer_timeout is set: a message held for nearly as long is deleted, and the "
-        "signs of life of its tasks stand in for it.",
+        description="The broker's consumer_timeout: a message held for nearly as long is deleted, and from then "
+        "on the heartbeats of its tasks replace it.",
     )
     kafka_partitions: int = Field(
-        12, ge=1, le=10_000, description="Of topics that are made for queues: no more workers take tasks from one."
+        12,
+        ge=1,
+        le=10_000,
+        description="Partitions of topics that are created for queues; at most this many workers take tasks from one.",
     )
     kafka_replication: int = Field(
-        -1, ge=-1, le=100, description="Copies of topics that are made for queues; -1 leaves it to the brokers."
+        -1, ge=-1, le=100, description="Copies of topics that are created for queues; -1 leaves it to the brokers."
     )
 
     _unset_queues = field_validator(

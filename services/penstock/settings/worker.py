@@ -12,38 +12,45 @@ class WorkerSettings(Group):
 
     worker_concurrency: int = Field(100, ge=1, description="Tasks that one worker process runs at once.")
     worker_name: str | None = Field(
-        None, description="What a worker is called in what is shown of the tasks it ran; unset: `host:pid`."
+        None, description="Name of this worker in what is shown of its tasks; unset: `host:pid`."
     )
     worker_threads: int = Field(16, ge=1, description="Threads for handlers that are plain functions.")
     task_timeout_seconds: float = Field(
-        900, gt=0, description="Run time of one attempt, unless the task or its action says otherwise."
+        900, gt=0, description="Maximum run time of one attempt, unless the task or its action sets one."
     )
 
     bad_params_attempts: int | None = Field(
         3,
         ge=1,
-        description="Attempts of a task whose parameters its handler does not take, unless its action says otherwise; "
-        "unset: as many as for any other error.",
+        description="Attempts of a task whose parameters do not fit its handler, unless its action sets a "
+        "number; unset: as many as for any other error.",
     )
     unknown_action_attempts: int | None = Field(
         None,
         ge=1,
-        description="Attempts of a task for which a worker has no handler, as while a deploy adds it; unset: as many "
-        "as for any other error.",
+        description="Attempts of a task for which a worker has no handler, such as during a deploy; unset: as "
+        "many as for any other error.",
     )
 
     control_url: str | None = Field(
         None,
-        description="The api, asked by workers which of their tasks were cancelled; unset: handlers are not told.",
+        description="The api, which workers ask for cancelled tasks; unset: handlers do not learn of a cancellation.",
     )
-    control_api_key: SecretStr | None = Field(None, description="The key that workers send there; it needs `read`.")
+    control_api_key: SecretStr | None = Field(
+        None, description="The API key for control_url; it needs `worker` or `read`."
+    )
 
     result_compress_bytes: int | None = Field(
-        65_536, ge=1024, description="Results over this travel compressed, where that makes them smaller; unset: none."
+        65_536,
+        ge=1024,
+        description="Results over this size are sent compressed if that makes them smaller; unset: never.",
     )
 
     wait_timeout_seconds: float = Field(
-        7 * DAY, gt=0, le=100 * 366 * DAY, description="A task waits so long for its event, unless its handler says."
+        7 * DAY,
+        gt=0,
+        le=100 * 366 * DAY,
+        description="How long a task waits for its event, unless its handler sets a time.",
     )
 
     _unset_worker = field_validator(
