@@ -29,6 +29,7 @@ LISTS_THE_PHRASES = (".ci/words.py", "tests/unit/test_words.py")
 CHECKED = (
     "SECURITY.md",
     "docs/configuration.md",
+    "docs/decisions/*.md",
     "docs/glossary.md",
     "docs/payloads.md",
     "docs/performance.md",
@@ -43,6 +44,7 @@ CHECKED = (
     "docs/tutorial.md",
     "docs/waiting.md",
     "docs/workflows.md",
+    "services/penstock/settings/*.py",
 )
 
 # A phrase as a regular expression, in which a space also matches a line break, and what to write instead.

@@ -1,4 +1,4 @@
-"""Reading all settings from where they stand, and telling people of mistakes and of where a value comes from."""
+"""Reading all settings from their sources, and reporting errors and the source of each value."""
 
 from __future__ import annotations
 

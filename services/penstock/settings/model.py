@@ -66,7 +66,7 @@ class Settings(
 
     @model_validator(mode="after")
     def _fit_together(self) -> Settings:
-        """Asks every group, so that all mistakes are told at once."""
+        """Asks every group, so that all errors are reported at once."""
         problems = [
             *self._attempt_problems(),
             *self._http_problems(),

@@ -12,7 +12,7 @@ _PACKED_LIMIT = 10_000  # above what schedulers and workers pack into one messag
 
 
 class PayloadSettings(Group):
-    """The sections Limits on input and Large payloads, and payloads at rest, of docs/configuration.md."""
+    """The sections Limits on input and Large and encrypted payloads of docs/configuration.md."""
 
     payload_limit_bytes: int = Field(
         262144, ge=2, le=900_000, description="Maximum payload of a task as JSON, UTF-8 bytes."

@@ -1,4 +1,4 @@
-"""Settings of any process: its loops, how it stops, and what it tells by logs and traces."""
+"""Settings of any process: its loops, how it stops, its logs and its traces."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Group(BaseModel):
 
 
 def split_commas(value: Any) -> Any:
-    """``one, two`` as a tuple; what is none of text stays as it is."""
+    """``one, two`` as a tuple; other values stay unchanged."""
     if isinstance(value, str):
         return tuple(entry.strip() for entry in value.split(",") if entry.strip())
     return value
