@@ -1,4 +1,4 @@
-# Every target works from a fresh clone: what it needs is installed into .venv first.
+# Every target works from a fresh clone: it installs what it needs into .venv first.
 
 PYTHON ?= python3
 VENV := .venv
@@ -17,16 +17,16 @@ setup: $(INSTALLED) ## Create .venv with everything in it (PYTHON=python3.12 cho
 
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-	  echo "Penstock needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Name another one: make setup PYTHON=python3.12" >&2; \
+	  echo "Penstock needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Choose another one: make setup PYTHON=python3.12" >&2; \
 	  exit 1; }
 	@echo "Creating $(VENV) with $$($(PYTHON) --version) ..."
 	@$(PYTHON) -m venv $(VENV) || { \
-	  echo "No virtual environment could be made; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	  echo "cannot create a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@echo "Installing Penstock and its tools (a minute or so) ..."
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-demo: setup ## Start everything, export DEMO_TASKS (5000) records through it, check and sum up
+demo: setup ## Start everything, export DEMO_TASKS (5000) records through it, check and print a summary
 	@$(BIN)/python -m examples.export.demo --tasks $${DEMO_TASKS:-5000}
 
 up: setup ## Start everything on this machine in the background, with the example's worker
@@ -47,10 +47,10 @@ migrate: setup ## Bring the schema of PENSTOCK_DATABASE_URL up to date
 test: setup ## Run the tests, JOBS (4) files at a time (ARGS="-k name -x" is passed on)
 	@$(BIN)/python -m pytest -n $${JOBS:-4} --dist loadfile --no-loadscope-reorder $(ARGS)
 
-chaos: setup ## Kill, freeze, cut off and starve everything under load (ARGS="--scenario kills --seconds 10")
+chaos: setup ## Kill, freeze, disconnect and starve processes under load (ARGS="--scenario kills --seconds 10")
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
-check: setup ## Formatting, lint, types, import layers, wording, dependencies (known vulnerabilities where that can be asked)
+check: setup ## Formatting, lint, types, import layers, wording, dependencies (known vulnerabilities too, if the advisory database is reachable)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
@@ -58,15 +58,15 @@ check: setup ## Formatting, lint, types, import layers, wording, dependencies (k
 	@$(BIN)/python .ci/words.py
 	@$(BIN)/python .ci/audit.py
 
-format: setup ## Format the code and mend what the linter can
+format: setup ## Format the code and apply the linter's fixes
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-docs: $(DOCS_INSTALLED) ## Build the documentation site into build/site; a warning, such as a dead link, fails it
+docs: $(DOCS_INSTALLED) ## Build the documentation site into build/site; a warning, such as a broken link, fails the build
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml
-	@echo "build/site/index.html is the first page; make docs-serve shows it as you write"
+	@echo "build/site/index.html is the first page; make docs-serve rebuilds it at each change"
 
-docs-serve: $(DOCS_INSTALLED) ## Serve the documentation site on http://127.0.0.1:8000, built anew at each change
+docs-serve: $(DOCS_INSTALLED) ## Serve the documentation site on http://127.0.0.1:8000, rebuilt at each change
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --config-file docs/site/mkdocs.yml
 
 $(DOCS_INSTALLED): $(INSTALLED)
@@ -89,14 +89,14 @@ lock: setup ## Write .ci/image-requirements.txt, the pinned packages of the imag
 sbom: setup ## Write a software bill of materials (CycloneDX) into dist/
 	@$(BIN)/python .ci/sbom.py dist/penstock.cdx.json
 
-reference: setup ## Write docs/cli.md and docs/methods.md from the commands and the api themselves
+reference: setup ## Generate docs/cli.md and docs/methods.md from the code
 	@$(BIN)/python -m docs.generate_cli
 	@$(BIN)/python -m docs.generate_methods
 
 screenshots: setup ## Take screenshots of the dashboard into docs/images (needs chromium and chromium-driver)
 	@$(BIN)/python -m tests.dashboard.screenshots
 
-terraform: setup ## Check terraform/ and the examples by terraform itself, as far as can be here; says what was left out
+terraform: setup ## Check terraform/ and the examples, by terraform if it is installed; says what was left out
 	@$(BIN)/python -m tests.terraform
 
 clean: ## Remove .venv, caches and builds; data in .penstock stays

@@ -1,11 +1,11 @@
-"""What the site needs beyond mkdocs. The pages are written to be read in the repository; here they become a site's.
+"""Extensions of mkdocs for this site, whose pages are written to be read in the repository.
 
-- Pages that lie outside of docs/, such as the README, join the site.
-- Links lead where they lead in the repository. One to a file without a page, such as a module, is shown as its text;
-  one to a file that there is not is a warning, which fails the build.
-- Entries of the navigation with a star are the pages that match; entries without a page are left out.
+- Pages outside docs/, such as the README, join the site.
+- Links work as in the repository. A link to a file without a page, such as a module, becomes plain text; a link to a
+  missing file is a warning, which fails the build.
+- A navigation entry with a star expands to the matching pages; an entry without a page is left out.
 - A list may follow a line of text, and the first word after a fence is its language, as in CommonMark.
-- A diagram in Mermaid's language is drawn here as SVG, so that no browser loads a program of 3 MB for it.
+- Mermaid diagrams are rendered as SVG at build time, so that no browser loads a program of 3 MB for them.
 - Nothing on a page may be loaded from another host.
 """
 
