@@ -55,6 +55,7 @@ CHECKED = (
     "docs/waiting.md",
     "docs/workflows.md",
     "examples/*.md",
+    "examples/*.py",
     "examples/*.y*ml",
     "Makefile",
     "README.md",

@@ -198,7 +198,7 @@ variable "alarm_topic_arns" {
 }
 
 variable "alarm_age_seconds" {
-  description = "A queue whose oldest message is older than this raises an alarm: nobody takes its messages."
+  description = "Alarm on a queue whose oldest message is older than this: no process receives its messages."
   type        = number
   default     = 900
 

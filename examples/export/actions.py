@@ -1,4 +1,4 @@
-"""The action ``export``, and the random errors that it can be told to make."""
+"""The action ``export``, and the random errors that it raises on request."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class RandomError(Exception):
 
 @action("export", max_attempts=10, timeout=30)
 async def export(ctx: Context, objectID: int | str) -> dict[str, object]:
-    """Export one object, whichever attempt this is; ``written`` tells whether this call wrote the row.
+    """Export one object, idempotently; ``written`` in the result says whether this call wrote the row.
 
     objectID: a number, or the same as text: the older convention sends either.
-    Raises Fail, since another attempt could not help, when there is no such object or its data is malformed.
+    Raises Fail if the object does not exist or its data is malformed.
     """
     object_id = _object_id(objectID)
     rate, luck = error_rate(), random.random()

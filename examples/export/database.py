@@ -69,7 +69,7 @@ create trigger note_delete after delete on t_exported_object
     referencing old table as written for each statement execute function note_export();
 """
 
-# $1 ids. One row for each that exists. Idempotent: a row that is there stays as it is. Ordered, since two statements
+# $1 ids. One row for each existing object. Idempotent: an existing export is kept. Ordered, since two statements
 # that insert the same ids in different orders would wait for each other.
 _EXPORT = """
 with made as materialized (
@@ -95,7 +95,7 @@ from made left join written on written.object_id = made.id
 
 
 class BadObject(Exception):
-    """This object cannot be exported, however often one tries."""
+    """This object cannot be exported; a retry does not help."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class ExportDatabase:
         self._exports: Batcher[int, Exported] = Batcher(self._export_many, max_items=500, max_parallel=2)
 
     async def export(self, object_id: int) -> Exported:
-        """Write the export of one object unless it is there; calls at the same time share a statement.
+        """Write the export of one object unless it exists; concurrent calls share a statement.
 
         Raises BadObject when there is no such object or its data cannot be exported.
         """
@@ -168,14 +168,14 @@ class ExportDatabase:
             try:
                 answers = await _export(connection, sorted(set(ids)))
             except asyncpg.UndefinedTableError:
-                # Nobody has fed this database yet: a few objects let the first task of a new stack end well.
+                # A new database: a few objects, so that the first task of a new stack succeeds.
                 await _prepare(connection, SAMPLES)
                 answers = await _export(connection, sorted(set(ids)))
         return [answers.get(object_id) or BadObject(f"there is no object {object_id} in t_object") for object_id in ids]
 
 
 async def _export(connection: Connection, ids: Sequence[int]) -> dict[int, Exported | Exception]:
-    """Export these; an object with malformed data is singled out by halves, so that it spoils no other's export."""
+    """Export objects; one with malformed data is isolated by halving, so that it does not affect the others."""
     try:
         rows = await connection.fetch(_EXPORT, ids)
     except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError) as exc:

@@ -85,7 +85,7 @@ def _environment(options: argparse.Namespace) -> dict[str, str]:
 async def _work(
     place: Place, state: Mapping[str, Any], options: argparse.Namespace, deadline: float
 ) -> tuple[Summary | None, str | None]:
-    """Feed, and watch until everything has settled; returns what came of it, and what went wrong on the way."""
+    """Enqueue, and watch until everything has settled; returns the summary, and the first problem."""
     trouble = None
     database_url, exports_url = state["database_url"], state["env"][DATABASE_URL]
     with Display(options.tasks, load_settings().stale_after_seconds) as display:
@@ -118,7 +118,7 @@ async def _work(
 
 
 async def _watch(database_url: str) -> AsyncIterator[Snapshot]:
-    """Counts, again and again; a Postgres that is away for a while is waited for."""
+    """Counts, repeatedly; waits while Postgres is unavailable."""
     connection: asyncpg.Connection[asyncpg.Record] | None = None
     try:
         while True:

@@ -1,4 +1,4 @@
-"""How far a run of the demo is: bars on a terminal, a line a second elsewhere."""
+"""Progress of a run of the demo: bars on a terminal, a line a second elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STILL_SECONDS = 5.0  # without a task that settles, before the display says wha
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Counts at one moment. rejected: messages that were not understood."""
+    """Counts at one moment. rejected: malformed messages."""
 
     states: Mapping[str, int]
     rejected: int
@@ -32,7 +32,7 @@ class Snapshot:
         return " ".join(parts + ([f"rejected={self.rejected}"] if self.rejected else []))
 
     def waits_for(self, stale_seconds: float) -> str:
-        """Why nothing settles, for somebody who wonders."""
+        """Why no task settles, as text."""
         if sent := self.states.get("ACQUIRED", 0):
             whose = "task is" if sent == 1 else "tasks are"
             return f"{sent} {whose} with a worker; one that died is given up {stale_seconds:g} s after its last sign"
@@ -44,7 +44,7 @@ class Snapshot:
 class Display:
     """Progress of ``total`` tasks on standard output; use it as a context.
 
-    stale_seconds: after so long without a sign of life, a task that was sent is tried again.
+    stale_seconds: a sent task without a heartbeat for this long is retried.
     """
 
     def __init__(self, total: int, stale_seconds: float) -> None:

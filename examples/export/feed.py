@@ -1,4 +1,4 @@
-"""Insert objects, and enqueue an export of each through both doors: over HTTP, and into the inbound queue.
+"""Insert objects, and enqueue an export of each through both entry points: HTTP and the inbound queue.
 
 `python -m examples.export.feed --objects 1000` feeds the stack that `penstock up` has started.
 """
@@ -75,7 +75,7 @@ async def feed(
 
 
 def _share_out(ids: Sequence[int], http_share: float) -> tuple[list[int], list[int]]:
-    """Both doors' ids, mixed evenly."""
+    """Ids for HTTP and for the queue, mixed evenly."""
     http: list[int] = []
     queue: list[int] = []
     for position, object_id in enumerate(ids):
@@ -98,7 +98,7 @@ async def _over_http(url: str, ids: Sequence[int], on_progress: Progress) -> int
 
 
 async def _again_while_away(client: Client, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Any]:
-    """The answers, in order; what met an api or a Postgres that was away is asked again for some seconds."""
+    """The answers, in order; calls are repeated for some seconds while the api or Postgres is unavailable."""
     answers: dict[int, Any] = {}
     for attempt in range(_TRIES):
         if attempt:
@@ -121,8 +121,8 @@ def _was_away(answer: object) -> bool:
 
 
 async def _through_queue(state: Mapping[str, Any], ids: Sequence[int], on_progress: Progress) -> None:
-    # The key is the one that submit:export derives, so an object is one task by whichever door; and the id goes as
-    # text here, as the older convention has it.
+    # The key is the one that submit:export derives, so an object is one task through either entry point; the id is
+    # text here, as in the older convention.
     client = InboundClient(
         state["queues"]["inbound"], state["sqs_endpoint_url"], _REGION, access_key=state["sqs_access_key"]
     )

@@ -11,7 +11,7 @@ _COUNTRIES = ("AT", "BR", "CA", "DE", "EE", "FR", "GB", "IN", "JP", "KE", None)
 
 
 def made_up(object_id: int, seed: int) -> dict[str, Any]:
-    """The data of an order that nobody placed; the same for the same id and seed."""
+    """The data of an invented order; the same for the same id and seed."""
     chance = random.Random(f"{seed}/{object_id}")
     return {
         "name": f"{chance.choice(_NAMES)} #{object_id}",

@@ -1,4 +1,4 @@
-# Workers follow the handlers that have to run at once (docs/autoscaling.md): the supervisor tells them as a metric, the
+# Workers follow the handlers that have to run at once (docs/autoscaling.md): the supervisor exports them as a metric, the
 # CloudWatch agent hands it on, and each fleet tracks what its own route asks for.
 
 module "scaling" {

@@ -14,6 +14,6 @@ output "migrate_command" {
 }
 
 output "route_commands" {
-  description = "Tell the schedulers of the routes; add the actions that go by each (docs/limits.md)."
+  description = "Commands that create the routes; add the actions of each (docs/limits.md)."
   value       = [for route in keys(local.routes) : "penstock routes set ${route} --queue ${module.queues.queue_urls[route]} --action '${route}.*'"]
 }

@@ -88,7 +88,7 @@ variable "reader_key" {
 }
 
 variable "secrets_version" {
-  description = "Raise it to have the password and the key written anew; then deploy the services again."
+  description = "Raise it to write the password and the key again; then redeploy the services."
   type        = number
   default     = 1
 }
@@ -100,7 +100,7 @@ variable "database_instance_class" {
 }
 
 variable "database_storage_gib" {
-  description = "Its storage; it grows by itself to four times that."
+  description = "Its storage; it grows automatically to four times that."
   type        = number
   default     = 100
 }

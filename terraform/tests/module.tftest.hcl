@@ -57,7 +57,7 @@ run "defaults" {
   }
   assert {
     condition     = output.payload_bucket == null && output.kms_key_arn == null && !contains(keys(output.settings), "PENSTOCK_PAYLOAD_BUCKET")
-    error_message = "Without a bucket or a key there is nothing to tell of them."
+    error_message = "Without a bucket or a key no output names them."
   }
 }
 
@@ -102,7 +102,7 @@ run "policies" {
   }
   assert {
     condition     = !strcontains(join("", values(output.policies)), "kms:") && !strcontains(join("", values(output.policies)), "s3:")
-    error_message = "Without a key and a bucket nobody needs rights to them."
+    error_message = "Without a key and a bucket no policy mentions them."
   }
 }
 
@@ -128,7 +128,7 @@ run "routes" {
   }
   assert {
     condition     = output.route_settings["video"] == { PENSTOCK_VISIBILITY_TIMEOUT_SECONDS = "600" }
-    error_message = "Workers of the route are told its visibility timeout."
+    error_message = "Workers of the route get its visibility timeout as a setting."
   }
 }
 
@@ -147,7 +147,7 @@ run "own_key_and_bucket" {
   }
   assert {
     condition     = output.settings["PENSTOCK_PAYLOAD_BUCKET"] == "s3://penstock-payloads-123456789012-eu-central-1"
-    error_message = "The processes are told the bucket."
+    error_message = "The processes get the bucket as a setting."
   }
   assert {
     condition     = alltrue([for block in aws_s3_bucket_public_access_block.payloads : block.block_public_acls && block.block_public_policy && block.ignore_public_acls && block.restrict_public_buckets])
