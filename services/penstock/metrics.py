@@ -98,7 +98,7 @@ BATCH_SIZE = Histogram(
     ["operation"], buckets=_SIZES, registry=REGISTRY,
 )  # fmt: skip
 INJECTED_FAULTS = Counter(
-    "penstock_injected_faults_total", "Faults made on purpose (PENSTOCK_CHAOS_*), by edge", ["edge"], registry=REGISTRY
+    "penstock_injected_faults_total", "Injected faults (PENSTOCK_CHAOS_*), by edge", ["edge"], registry=REGISTRY
 )
 
 # Transitions, counted by the process that performs them
@@ -108,14 +108,14 @@ TRANSITIONS = Counter(
 )  # fmt: skip
 ENQUEUED = Counter(
     "penstock_enqueued_total",
-    "Tasks accepted, by action and door (http, inbound, replay, schedule, workflow, spawn, armed)",
+    "Tasks accepted, by action and entry point (http, inbound, replay, schedule, workflow, spawn, armed)",
     ["action", "door"], registry=REGISTRY,
 )  # fmt: skip
 DUPLICATES = Counter(
     "penstock_duplicates_total", "Enqueues answered with an earlier task's id", ["action"], registry=REGISTRY
 )
 REJECTED = Counter(
-    "penstock_rejected_total", "Messages kept as rejected, by source (inbound, results)", ["source"], registry=REGISTRY
+    "penstock_rejected_total", "Rejected messages stored, by source (inbound, results)", ["source"], registry=REGISTRY
 )
 STALE_RESULTS = Counter(
     "penstock_stale_results_total", "Results ignored because a newer claim, or none, holds the task", registry=REGISTRY
@@ -129,9 +129,7 @@ RELEASED = Counter(
     "penstock_released_total", "Claims given back, by reason (send_failed, unsent, untaken, suspect)",
     ["reason"], registry=REGISTRY,
 )  # fmt: skip
-REPAIRED = Counter(
-    "penstock_repaired_total", "Stale tasks taken from their claim as a failed attempt", registry=REGISTRY
-)
+REPAIRED = Counter("penstock_repaired_total", "Stale tasks repaired, as a failed attempt", registry=REGISTRY)
 CLEANED = Counter("penstock_cleaned_total", "Records removed by retention, by kind", ["kind"], registry=REGISTRY)
 DUTIES_FAILED = Counter(
     "penstock_duties_failed_total", "Failed rounds of the supervisor's duties, by duty", ["duty"], registry=REGISTRY
@@ -139,7 +137,7 @@ DUTIES_FAILED = Counter(
 
 # Scheduler
 QUEUE_WAIT_SECONDS = Histogram(
-    "penstock_queue_wait_seconds", "From due to claimed", ["action"], buckets=_WAIT_SECONDS, registry=REGISTRY
+    "penstock_queue_wait_seconds", "Time from due to claimed", ["action"], buckets=_WAIT_SECONDS, registry=REGISTRY
 )
 IN_FLIGHT = Gauge("penstock_in_flight", "Tasks claimed and not settled, as last counted", registry=REGISTRY)
 WINDOW = Gauge("penstock_window", "Tasks that may be claimed and not settled", registry=REGISTRY)
@@ -149,12 +147,12 @@ RUN_SECONDS = Histogram(
     "penstock_run_seconds", "Run time of a handler", ["action", "outcome"], buckets=_RUN_SECONDS, registry=REGISTRY
 )
 OUTBOUND_WAIT_SECONDS = Histogram(
-    "penstock_outbound_wait_seconds", "From sent by the scheduler to started by the worker",
+    "penstock_outbound_wait_seconds", "Time from sent by the scheduler to started by the worker",
     buckets=_WAIT_SECONDS, registry=REGISTRY,
 )  # fmt: skip
 RUNNING = Gauge("penstock_running", "Handlers running now", registry=REGISTRY)
 LOOP_BLOCKED_SECONDS = Counter(
-    "penstock_loop_blocked_seconds_total", "Time for which a handler kept the worker's event loop from turning",
+    "penstock_loop_blocked_seconds_total", "Time for which a handler blocked the worker's event loop",
     registry=REGISTRY,
 )  # fmt: skip
 HELD_MESSAGES = Gauge("penstock_held_messages", "Outbound messages received and not yet deleted", registry=REGISTRY)
@@ -164,14 +162,16 @@ KAFKA_PUBLISHED = Counter(
 )  # fmt: skip
 PUBLISH_LATENESS_SECONDS = Histogram(
     "penstock_publish_lateness_seconds",
-    "From when a record of kafka.publish was due (due_at) to the brokers' word, by the worker's clock",
+    "Time from when a record of kafka.publish was due (due_at) to its acknowledgement, by the worker's clock",
     buckets=_WAIT_SECONDS, registry=REGISTRY,
 )  # fmt: skip
 
 # Supervisor
 BACKLOG = Gauge("penstock_backlog", "Live tasks, by state", ["state"], registry=REGISTRY)
 DUE = Gauge("penstock_due", "Tasks that are due and not claimed", registry=REGISTRY)
-OLDEST_DUE_SECONDS = Gauge("penstock_oldest_due_seconds", "How long the oldest due task has waited", registry=REGISTRY)
+OLDEST_DUE_SECONDS = Gauge(
+    "penstock_oldest_due_seconds", "Age of the oldest due task since it was due", registry=REGISTRY
+)
 QUEUE_DEPTH = Gauge(
     "penstock_queue_depth", "Messages in a queue, by queue and kind (visible, in_flight, delayed)",
     ["queue", "kind"], registry=REGISTRY,
@@ -185,7 +185,7 @@ SCALING_IN_FLIGHT = Gauge(
     ["route"], registry=REGISTRY,
 )  # fmt: skip
 SCALING_OLDEST_SECONDS = Gauge(
-    "penstock_scaling_oldest_seconds", "How long the oldest task has waited for the workers of a route",
+    "penstock_scaling_oldest_seconds", "Age of the oldest task that waits for the workers of a route",
     ["route"], registry=REGISTRY,
 )  # fmt: skip
 SCALING_SLOTS = Gauge(
@@ -197,20 +197,20 @@ SCHEDULE_RUNS = Counter(
     "penstock_schedule_runs_total", "Instants of schedules, by outcome (FIRED, SKIPPED, MISSED)",
     ["outcome"], registry=REGISTRY,
 )  # fmt: skip
-ARMED = Gauge("penstock_armed", "Armed schedules, by source", ["source"], registry=REGISTRY)
+ARMED = Gauge("penstock_armed", "Delayed records stored, by source", ["source"], registry=REGISTRY)
 ARMED_LATENESS_SECONDS = Histogram(
-    "penstock_armed_lateness_seconds", "How long after it was due an armed schedule was made a task",
+    "penstock_armed_lateness_seconds", "Delay between a delayed record's due time and its task",
     buckets=_WAIT_SECONDS, registry=REGISTRY,
 )  # fmt: skip
 SCHEDULE_LATENESS_SECONDS = Histogram(
-    "penstock_schedule_lateness_seconds", "How long after it was due a schedule was fired",
+    "penstock_schedule_lateness_seconds", "Delay between a schedule's due time and its firing",
     buckets=_WAIT_SECONDS, registry=REGISTRY,
 )  # fmt: skip
 WORKFLOW_EVENTS = Counter(
-    "penstock_workflow_events_total", "Settled steps that their workflow has taken note of", registry=REGISTRY
+    "penstock_workflow_events_total", "Settled steps processed by their workflow", registry=REGISTRY
 )
 WORKFLOWS_ENDED = Counter(
-    "penstock_workflows_ended_total", "Workflows that came to their end, by state (SUCCESS, FAILED)",
+    "penstock_workflows_ended_total", "Workflows ended, by state (SUCCESS, FAILED)",
     ["state"], registry=REGISTRY,
 )  # fmt: skip
 
@@ -226,14 +226,14 @@ PAYLOAD_BYTES = Counter(
 )  # fmt: skip
 PAYLOADS_POSTPONED = Counter(
     "penstock_payloads_postponed_total",
-    "Attempts given back because their payload could not be had: S3 was away, or the worker lacked the key",
+    "Attempts returned because their payload was unavailable: S3 did not answer, or the worker lacked the key",
     ["action"], registry=REGISTRY,
 )  # fmt: skip
 
-# Armed schedules: clockwork's API, penstock clockwork-source and penstock kafka-source
+# Delayed records: clockwork's API, penstock clockwork-source and penstock kafka-source
 ARMED_CHANGES = Counter(
     "penstock_armed_changes_total",
-    "Changes of armed schedules, by source and outcome (armed, replaced, known, cancelled, refused, fired)",
+    "Changes of delayed records, by source and outcome (armed, replaced, known, cancelled, refused, fired)",
     ["source", "outcome"], registry=REGISTRY,
 )  # fmt: skip
 SOURCE_RECORDS = Counter(
@@ -243,7 +243,7 @@ SOURCE_RECORDS = Counter(
     ["source", "kind"], registry=REGISTRY,
 )  # fmt: skip
 CREATION_LATENCY_SECONDS = Histogram(
-    "penstock_creation_latency_seconds", "From a schedule's request, or its record in Kafka, to being armed",
+    "penstock_creation_latency_seconds", "Time from a request, or a record in Kafka, to the stored delayed record",
     ["source"], buckets=_WAIT_SECONDS, registry=REGISTRY,
 )  # fmt: skip
 
@@ -259,11 +259,11 @@ REQUEST_SECONDS = Histogram(
     registry=REGISTRY,
 )
 RESULT_WAITS = Gauge(
-    "penstock_result_waits", "Tasks that callers of result wait for now, each of them for itself", registry=REGISTRY
+    "penstock_result_waits", "Tasks that callers of result wait for now, counted per caller", registry=REGISTRY
 )
 REFUSED = Counter(
     "penstock_refused_total",
-    "HTTP requests refused unread or for what they are, by reason (host, key, rate, media_type, size, time, head, "
+    "HTTP requests refused before they were processed, by reason (host, key, rate, media_type, size, time, head, "
     "connections, memory)",
     ["reason"], registry=REGISTRY,
 )  # fmt: skip
