@@ -76,7 +76,7 @@ def verdict(report: dict[str, Any], *, required: bool = False) -> tuple[int, lis
     if not audited:
         return int(required), [f"{_NOT_LOOKED}the advisory database knows none of the packages from here"]
     lines = [
-        f"{entry['name']} {entry['version']}: {found['id']}, mended in {', '.join(found['fix_versions']) or 'none yet'}"
+        f"{entry['name']} {entry['version']}: {found['id']}, fixed in {', '.join(found['fix_versions']) or 'none yet'}"
         for entry in audited
         for found in entry["vulns"]
     ]

@@ -10,7 +10,7 @@ MARK = "<!-- What follows is written by `make reference`. -->\n"
 
 
 def page(path: Path, reference: Callable[[], str]) -> str:
-    """The page with its reference written anew. Raises SystemExit for a page without the mark."""
+    """The page with a newly written reference. Raises SystemExit for a page without the mark."""
     head, mark, _ = path.read_text("utf-8").partition(MARK)
     if not mark:
         raise SystemExit(f"{path} has no line {MARK!r}")

@@ -38,7 +38,7 @@ def test_what_ships_is_audited_with_what_it_needs_and_tools_of_development_are_n
 def test_known_vulnerability_fails_the_check_with_its_number_and_the_version_that_mends_it(audit: ModuleType) -> None:
     code, lines = audit.verdict({"dependencies": [entry("good"), entry("bad", "PYSEC-1", "CVE-2")]})
     assert code == 1
-    assert lines[:2] == ["bad 1.0: PYSEC-1, mended in 1.1", "bad 1.0: CVE-2, mended in 1.1"]
+    assert lines[:2] == ["bad 1.0: PYSEC-1, fixed in 1.1", "bad 1.0: CVE-2, fixed in 1.1"]
     assert lines[2] == "vulnerabilities: 2 in 2 packages"
 
 
