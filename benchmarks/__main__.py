@@ -15,8 +15,8 @@ from benchmarks.harness.profile import Profiler
 from benchmarks.harness.rig import Options
 from benchmarks.harness.run import Given, chosen, run
 from penstock.cli.common import print_table
-from penstock.errors import PenstockError, SettingsError
-from penstock.logs import setup_logging
+from penstock.protocol.errors import PenstockError, SettingsError
+from penstock.runtime.logs import setup_logging
 
 
 def bench(

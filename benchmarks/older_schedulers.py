@@ -34,7 +34,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "services")]
 
 from benchmarks.harness.machine import describe_machine  # noqa: E402
 from penstock.local.stack import Stack  # noqa: E402
-from penstock.logs import setup_logging  # noqa: E402
+from penstock.runtime.logs import setup_logging  # noqa: E402
 from tests.kafka import MockKafka, Reader  # noqa: E402
 
 VICTIMS = ("worker-1", "scheduler", "supervisor", "resulter")

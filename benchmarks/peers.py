@@ -32,7 +32,7 @@ from benchmarks.harness.machine import describe_machine
 from penstock.cli.common import print_table
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.local.sqs import EmbeddedSqs
-from penstock.logs import setup_logging
+from penstock.runtime.logs import setup_logging
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = Path(__file__).resolve().parent / "peer_scripts"

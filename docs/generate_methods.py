@@ -10,7 +10,7 @@ from typing import Any
 
 from docs.generated import row, write
 from penstock.api.access import permission_of
-from penstock.api.discover import describe
+from penstock.api.openrpc import describe
 
 PAGE = Path(__file__).with_name("methods.md")
 _SHORT = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false", "null": "null"}

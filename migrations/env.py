@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from penstock.tables import SCHEMA, metadata
+from penstock.db.tables.schema import SCHEMA, metadata
 
 _OPTIONS = {
     "target_metadata": metadata,

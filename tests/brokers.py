@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.transports import DEAD_LETTER_SUFFIX
+from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from tests.kafka import MockKafka
 
 KINDS = ("sqs", "amqp", "kafka")

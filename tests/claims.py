@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.local.postgres import EmbeddedPostgres
-from penstock.wire import ClaimKey, Fence
+from penstock.protocol.fence import ClaimKey, Fence
 
 CLAIM_SECRET = b"the key of claim ids in each test"[:32]
 _FENCE = Fence([ClaimKey(CLAIM_SECRET, signs=True, seconds_left=None)])

@@ -31,10 +31,11 @@ for _name in [_name for _name in os.environ if _name.startswith("PENSTOCK_")]:
 hypothesis.settings.register_profile("penstock", deadline=None)
 hypothesis.settings.load_profile("penstock")
 
-from penstock import metrics  # noqa: E402
 from penstock.local.postgres import EmbeddedPostgres  # noqa: E402
 from penstock.local.sqs import EmbeddedSqs  # noqa: E402
-from penstock.settings import Settings, load_settings  # noqa: E402
+from penstock.runtime import metrics  # noqa: E402
+from penstock.settings.loading import load_settings  # noqa: E402
+from penstock.settings.model import Settings  # noqa: E402
 from tests.claims import use_known_key  # noqa: E402
 from tests.kafka import kafka as kafka  # noqa: E402
 from tests.rabbitmq import rabbitmq as rabbitmq  # noqa: E402
@@ -100,7 +101,7 @@ def postgres() -> Iterator[EmbeddedPostgres]:
 @pytest.fixture(scope="session")
 def template_database(postgres: EmbeddedPostgres) -> str:
     """Name of a migrated database that others are copied from; nobody may stay connected to it."""
-    from penstock.migrate import upgrade
+    from penstock.db.migrate import upgrade
 
     postgres.create_database(TEMPLATE)
     upgrade(postgres.dsn(TEMPLATE))
@@ -139,7 +140,7 @@ def sqs_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 async def settings(database_url: str, sqs_url: str) -> Settings:
     """Settings with a database and queues of this test alone, the queues created, and short times."""
-    from penstock.transports import create_queues
+    from penstock.brokers.opening import create_queues
 
     prefix = f"t-{secrets.token_hex(4)}"
     result = load_settings(

@@ -6,7 +6,9 @@ import asyncio
 import time
 from typing import Any
 
-from penstock.handlers import Context, Retry, action
+from penstock.worker.handlers.actions import action
+from penstock.worker.handlers.context import Context
+from penstock.worker.handlers.outcomes import Retry
 
 NOOP = "bench.noop"
 NOOP_INBOUND = "bench.noop_inbound"  # another name for what comes by the other door, so that the doors are told apart

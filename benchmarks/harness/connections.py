@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from penstock.errors import StackError
+from penstock.protocol.errors import StackError
 
 _HEAD_END = b"\r\n\r\n"
 

@@ -16,8 +16,8 @@ import psutil
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock import metrics
-from penstock.errors import StackError
+from penstock.protocol.errors import StackError
+from penstock.runtime import metrics
 
 USD_PER_MILLION_SQS_REQUESTS = 0.40  # standard queues, us-east-1, first tier beyond the free one
 OWN_NAME = "bench"  # this process: producers and progress display

@@ -13,9 +13,10 @@ import msgspec
 
 from benchmarks.harness.actions import CLOCK, NOOP, NOOP_INBOUND, now_us
 from benchmarks.harness.connections import Connections
-from penstock.client import InboundClient
-from penstock.store import Store
-from penstock.tasks import NewTask
+from penstock.client.client import InboundClient
+from penstock.db.pool import Store
+from penstock.protocol.task import NewTask
+from penstock.tasks import enqueue
 
 INSERT_BATCH = 2000
 HTTP_BATCH = 500
@@ -44,7 +45,7 @@ async def insert_noops(
     """Put no-op tasks into the table itself, as a transactional producer does. task: makes each of its number."""
     for start, end in cuts(tasks, INSERT_BATCH):
         async with store.session() as session:
-            await session.enqueue([task(n) for n in range(start, end)])
+            await enqueue.enqueue(session, [task(n) for n in range(start, end)])
         advance(end - start)
 
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import SettingsError
-from penstock.logs import get_logger
+from penstock.protocol.errors import SettingsError
+from penstock.runtime.logs import get_logger
 
 log = get_logger()
 _PER_SECOND = 200

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.machine import describe_machine
-from penstock.settings import Settings
+from penstock.settings.model import Settings
 
 TABLE = "table"  # figures under this name are rows of a table of their own
 _SECRET = {"database_url", "api_key", "api_keys"}

@@ -20,13 +20,13 @@ from rich.progress import Progress
 from benchmarks.harness.actions import APP
 from benchmarks.harness.measure import Pages, Usage, cost, read_usage
 from benchmarks.harness.profile import Profiler
-from penstock.errors import StackError
+from penstock.brokers.sqs import SqsTransport
+from penstock.db.pool import Store
 from penstock.local.children import Output
 from penstock.local.stack import Stack
-from penstock.settings import Settings
-from penstock.store import Store
-from penstock.transports import DEAD_LETTER_SUFFIX
-from penstock.transports.sqs import SqsTransport
+from penstock.protocol.errors import StackError
+from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
+from penstock.settings.model import Settings
 
 STUCK_SECONDS = 60.0
 _LOOK_SECONDS = 0.05

@@ -11,8 +11,9 @@ from rich.progress import Progress
 
 from benchmarks.harness.rig import Bench, Options, Rigs
 from benchmarks.harness.scenarios import SCENARIOS, Scenario
-from penstock.errors import SettingsError
-from penstock.settings import Settings, load_settings
+from penstock.protocol.errors import SettingsError
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
 
 ALL = "all"
 

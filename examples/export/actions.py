@@ -8,7 +8,7 @@ import random
 
 from examples.export.database import INT8_MAX, BadObject, current_database
 from penstock import Context, Fail, action
-from penstock.errors import SettingsError
+from penstock.protocol.errors import SettingsError
 
 ERROR_RATE = "EXPORT_ERROR_RATE"
 

@@ -19,7 +19,7 @@ import asyncpg
 
 from examples.export.objects import made_up
 from penstock import Batcher
-from penstock.errors import SettingsError
+from penstock.protocol.errors import SettingsError
 
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy

@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 
 from examples.export.database import DATABASE_URL, ExportDatabase
 from penstock import Client, InboundClient, RpcError, Unavailable
-from penstock.errors import INTERNAL_ERROR, PenstockError
 from penstock.local.state import DataDir
-from penstock.settings import is_loopback
+from penstock.protocol.errors import INTERNAL_ERROR, PenstockError
+from penstock.settings.http import is_loopback
 
 ACTION = "export"
 CHUNK = 500

@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.async_client import AsyncClient
-    from penstock.batching import Batcher
-    from penstock.calls import Unfinished
-    from penstock.client import Client, InboundClient
-    from penstock.errors import (
+    from penstock.client.async_client import AsyncClient
+    from penstock.client.client import Client, InboundClient
+    from penstock.client.requests import Unfinished
+    from penstock.client.workflows import Workflow
+    from penstock.protocol.errors import (
         DuplicateTask,
         InvalidParams,
         JobNotFound,
@@ -37,62 +37,65 @@ if TYPE_CHECKING:
         WorkflowConflict,
         WorkflowNotFound,
     )
-    from penstock.handlers import Context, Fail, Retry, action
-    from penstock.handlers.batches import Call
-    from penstock.handlers.cancellation import TaskCancelled
-    from penstock.handlers.waiting import Wait
-    from penstock.logs import TaskLogFilter
-    from penstock.retry import Backoff
-    from penstock.settings import Settings, load_settings
-    from penstock.transactional import enqueue, enqueue_many, enqueue_many_sync, enqueue_sync
-    from penstock.workflow_client import Workflow
-
-__version__ = "0.1.0"
+    from penstock.protocol.retry import Backoff
+    from penstock.protocol.version import __version__
+    from penstock.runtime.batcher import Batcher
+    from penstock.runtime.logs import TaskLogFilter
+    from penstock.settings.loading import load_settings
+    from penstock.settings.model import Settings
+    from penstock.tasks.transactional import enqueue, enqueue_many, enqueue_many_sync, enqueue_sync
+    from penstock.worker.handlers.actions import action
+    from penstock.worker.handlers.batches import Call
+    from penstock.worker.handlers.cancellation import TaskCancelled
+    from penstock.worker.handlers.context import Context
+    from penstock.worker.handlers.outcomes import Fail, Retry
+    from penstock.worker.handlers.waiting import Wait
 
 _HOMES = {
-    "AsyncClient": "async_client",
-    "Backoff": "retry",
-    "Batcher": "batching",
-    "Call": "handlers.batches",
-    "Client": "client",
-    "Context": "handlers",
-    "DuplicateTask": "errors",
-    "Fail": "handlers",
-    "InboundClient": "client",
-    "InvalidParams": "errors",
-    "JobNotFound": "errors",
-    "NoResult": "errors",
-    "PayloadLost": "errors",
-    "PayloadUnavailable": "errors",
-    "PenstockError": "errors",
-    "RateLimited": "errors",
-    "ResultGone": "errors",
-    "ResultTimeout": "errors",
-    "Retry": "handlers",
-    "RpcError": "errors",
-    "ScheduleNotFound": "errors",
-    "Settings": "settings",
-    "SettingsError": "errors",
-    "StateConflict": "errors",
-    "TaskCalledOff": "errors",
-    "TaskCancelled": "handlers.cancellation",
-    "TaskFailed": "errors",
-    "TaskLogFilter": "logs",
-    "TaskNotFound": "errors",
-    "TooLarge": "errors",
-    "TooManyWaits": "errors",
-    "Unavailable": "errors",
-    "Unfinished": "calls",
-    "Wait": "handlers.waiting",
-    "Workflow": "workflow_client",
-    "WorkflowConflict": "errors",
-    "WorkflowNotFound": "errors",
-    "action": "handlers",
-    "enqueue": "transactional",
-    "enqueue_many": "transactional",
-    "enqueue_many_sync": "transactional",
-    "enqueue_sync": "transactional",
-    "load_settings": "settings",
+    "AsyncClient": "client.async_client",
+    "Backoff": "protocol.retry",
+    "Batcher": "runtime.batcher",
+    "Call": "worker.handlers.batches",
+    "Client": "client.client",
+    "Context": "worker.handlers.context",
+    "DuplicateTask": "protocol.errors",
+    "Fail": "worker.handlers.outcomes",
+    "InboundClient": "client.client",
+    "InvalidParams": "protocol.errors",
+    "JobNotFound": "protocol.errors",
+    "NoResult": "protocol.errors",
+    "PayloadLost": "protocol.errors",
+    "PayloadUnavailable": "protocol.errors",
+    "PenstockError": "protocol.errors",
+    "RateLimited": "protocol.errors",
+    "ResultGone": "protocol.errors",
+    "ResultTimeout": "protocol.errors",
+    "Retry": "worker.handlers.outcomes",
+    "RpcError": "protocol.errors",
+    "ScheduleNotFound": "protocol.errors",
+    "Settings": "settings.model",
+    "SettingsError": "protocol.errors",
+    "StateConflict": "protocol.errors",
+    "TaskCalledOff": "protocol.errors",
+    "TaskCancelled": "worker.handlers.cancellation",
+    "TaskFailed": "protocol.errors",
+    "TaskLogFilter": "runtime.logs",
+    "TaskNotFound": "protocol.errors",
+    "TooLarge": "protocol.errors",
+    "TooManyWaits": "protocol.errors",
+    "Unavailable": "protocol.errors",
+    "Unfinished": "client.requests",
+    "Wait": "worker.handlers.waiting",
+    "Workflow": "client.workflows",
+    "WorkflowConflict": "protocol.errors",
+    "WorkflowNotFound": "protocol.errors",
+    "__version__": "protocol.version",
+    "action": "worker.handlers.actions",
+    "enqueue": "tasks.transactional",
+    "enqueue_many": "tasks.transactional",
+    "enqueue_many_sync": "tasks.transactional",
+    "enqueue_sync": "tasks.transactional",
+    "load_settings": "settings.loading",
 }
 
 __all__ = [

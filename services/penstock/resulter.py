@@ -6,23 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from time import time_ns
 
-from penstock import tracing
-from penstock.consumer import Consumer, Left
-from penstock.errors import HANDLER_ERROR, Locked, PenstockError, Refused, TooSlow, Unavailable
-from penstock.halving import in_halves
-from penstock.logs import get_logger
-from penstock.loop import SideTask
-from penstock.outcomes import Applied, apply_reports
-from penstock.settings import Settings
-from penstock.store import Store
-from penstock.tracing import Way
-from penstock.transports import Message, Queue
-from penstock.turns import Turns
-from penstock.watermark import ReadingNote
-from penstock.wire import (
+from penstock.brokers.base import Message, Queue
+from penstock.brokers.consumer import Consumer, Left
+from penstock.db.notify import Notifier
+from penstock.db.pool import Store
+from penstock.protocol.errors import HANDLER_ERROR, Locked, PenstockError, Refused, TooSlow, Unavailable
+from penstock.protocol.fence import Fence
+from penstock.protocol.reports import (
     NO_HINTS,
     Failed,
-    Fence,
     Progress,
     Report,
     RunTimes,
@@ -30,8 +22,18 @@ from penstock.wire import (
     Unreadable,
     Waiting,
     decode_reports,
-    worker_of,
 )
+from penstock.protocol.worker_names import worker_of
+from penstock.results.apply import Applied, apply_reports
+from penstock.results.watermark import ReadingNote
+from penstock.runtime.halving import in_halves
+from penstock.runtime.logs import get_logger
+from penstock.runtime.loop import SideTask
+from penstock.runtime.tracing import active
+from penstock.runtime.tracing.hop import Way
+from penstock.settings.model import Settings
+from penstock.tasks import enqueue, settle
+from penstock.tasks.promotion import Turns
 
 log = get_logger()
 
@@ -42,7 +44,9 @@ class Resulter(Consumer):
     name = "resulter"
 
     def __init__(self, *, store: Store, results: Queue, settings: Settings) -> None:
-        super().__init__(store=store, queue=results, settings=settings)
+        self._store = store
+        self._notifier = Notifier(store)
+        super().__init__(database=store, notify=self._notifier.run, queue=results, settings=settings)
         self._turns = Turns(store=store, notifier=self._notifier)
         self._note = ReadingNote(store, hold_seconds=settings.visibility_timeout_seconds)
         self._rest: dict[str, list[Report]] = {}  # of messages whose other reports are stored, by receipt
@@ -133,7 +137,7 @@ class Resulter(Consumer):
         }
         try:
             async with self._store.transaction(hurried=True) as session:
-                await session.note_heartbeats(dict.fromkeys(claims.items()))
+                await settle.note_heartbeats(session, dict.fromkeys(claims.items()))
         except Unavailable as exc:
             self._note.interrupted()
             log.info("signs_of_life_not_noted", tasks=len(claims), reason=str(exc))
@@ -148,7 +152,7 @@ class Resulter(Consumer):
     async def _record(self, reports: Sequence[Report], *, hurried: bool) -> None:
         started_ns = time_ns()
         applied = await self._commit(reports, hurried=hurried)
-        spans = tracing.active()
+        spans = active.active()
         if spans is not None:
             spans.passed("settle", "settle", _ways(reports), started_ns=started_ns, count=len(reports))
         self._turns.settled()
@@ -164,7 +168,9 @@ class Resulter(Consumer):
     async def _commit(self, reports: Sequence[Report], *, hurried: bool) -> Applied:
         async with self._store.transaction(hurried=hurried) as session:
             applied = await apply_reports(session, reports, self._settings)
-            await session.insert_rejected("results", [(entry.text, entry.reason) for entry in applied.unreadable])
+            await enqueue.insert_rejected(
+                session, "results", [(entry.text, entry.reason) for entry in applied.unreadable]
+            )
         return applied
 
 

@@ -9,19 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from penstock import tracing
-from penstock.consumer import Consumer, Left
-from penstock.errors import Locked, PayloadUnavailable, PenstockError, Refused, TooSlow
-from penstock.halving import in_halves
-from penstock.intake import Inbound, accept_inbound, read_inbound, take_in
-from penstock.logs import get_logger
-from penstock.settings import Settings
-from penstock.store import Store
-from penstock.tasks import Enqueued
-from penstock.tracecontext import of_headers
-from penstock.transports import Message, Queue
-from penstock.wire import split_body
-from penstock.workflows import CreateWorkflow
+from penstock.brokers.base import Message, Queue
+from penstock.brokers.consumer import Consumer, Left
+from penstock.db.notify import Notifier
+from penstock.db.pool import Store
+from penstock.methods.inbound import Inbound, accept_inbound, read_inbound, take_in
+from penstock.protocol.errors import Locked, PayloadUnavailable, PenstockError, Refused, TooSlow
+from penstock.protocol.requests import split_body
+from penstock.protocol.task import Enqueued
+from penstock.protocol.trace_context import of_headers
+from penstock.runtime.halving import in_halves
+from penstock.runtime.logs import get_logger
+from penstock.runtime.tracing import active
+from penstock.settings.model import Settings
+from penstock.tasks import enqueue
+from penstock.workflows.commands import CreateWorkflow
 
 _FIRST_PUT_OFF_SECONDS = 60
 _LONGEST_PUT_OFF_SECONDS = 3600
@@ -35,7 +37,9 @@ class Submitter(Consumer):
     name = "submitter"
 
     def __init__(self, *, store: Store, inbound: Queue, settings: Settings) -> None:
-        super().__init__(store=store, queue=inbound, settings=settings)
+        self._store = store
+        self._notifier = Notifier(store)
+        super().__init__(database=store, notify=self._notifier.run, queue=inbound, settings=settings)
 
     async def commit(self, messages: Sequence[Message]) -> Left:
         left = Left()
@@ -78,10 +82,10 @@ class Submitter(Consumer):
 
     async def _store_together(self, read: Mapping[str, Inbound], *, hurried: bool = False) -> None:
         async with self._store.transaction(hurried=hurried) as session:
-            fresh = await session.record_receipts(list(read))
+            fresh = await enqueue.record_receipts(session, list(read))
             merged = _merge([read[message_id] for message_id in read if message_id in fresh])
             enqueued = await accept_inbound(session, merged, self._settings, door="inbound")
-            await session.insert_rejected("inbound", merged.refused)
+            await enqueue.insert_rejected(session, "inbound", merged.refused)
         self._stored(merged, enqueued)
 
     async def _store_singly(self, message: Message) -> None:
@@ -93,7 +97,7 @@ class Submitter(Consumer):
         parts: list[Inbound] = []
         enqueued: list[Enqueued] = []
         async with self._store.transaction() as session:
-            if not await session.record_receipts([message.original_id]):
+            if not await enqueue.record_receipts(session, [message.original_id]):
                 return
             for entry in entries:
                 text = entry if isinstance(entry, str) else bytes(entry).decode("utf-8")
@@ -105,14 +109,14 @@ class Submitter(Consumer):
                     part = Inbound(refused=[(text, str(exc))])
                 parts.append(part)
             merged = _merge(parts)
-            await session.insert_rejected("inbound", merged.refused)
+            await enqueue.insert_rejected(session, "inbound", merged.refused)
         self._stored(merged, enqueued)
 
     async def _read(self, message: Message, body: str) -> Inbound:
         """Read a body, or part of it, and take in its payloads; its tasks continue the trace of the message."""
         inbound = read_inbound(body, self._settings, sender=message.sender or "")
         await take_in(inbound, self._store.vault, self._settings)
-        if tracing.active() is not None:
+        if active.active() is not None:
             trace = of_headers(message.attributes)
             if trace is not None:
                 inbound.tasks = [replace(task, trace=trace.text) for task in inbound.tasks]
@@ -127,8 +131,8 @@ class Submitter(Consumer):
     async def _reject(self, message: Message, reason: str) -> None:
         refused = Inbound(refused=[(message.body, reason)])
         async with self._store.transaction() as session:
-            if await session.record_receipts([message.original_id]):
-                await session.insert_rejected("inbound", refused.refused)
+            if await enqueue.record_receipts(session, [message.original_id]):
+                await enqueue.insert_rejected(session, "inbound", refused.refused)
         self._stored(refused, [])
 
     def _stored(self, inbound: Inbound, enqueued: Sequence[Enqueued]) -> None:

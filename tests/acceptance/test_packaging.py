@@ -31,8 +31,8 @@ from typer.testing import CliRunner
 
 import penstock
 from penstock.cli import app
+from penstock.db.migrate import head_revision
 from penstock.local.service import HOST, is_free
-from penstock.migrate import head_revision
 from tests.acceptance import tutorial
 from tests.acceptance.test_up_down import Place, alive
 from tests.conftest import reachable_folder
@@ -145,7 +145,7 @@ def test_the_wheel_has_every_file_of_the_package_and_the_migrations_and_nothing_
     expected = {f"penstock/{name}" for name in files_below(ROOT / "services" / "penstock")}
     expected |= {f"penstock/migrations/{name}" for name in files_below(ROOT / "migrations")}
     assert {name for name in found if not name.startswith(info)} == expected
-    assert {"penstock/py.typed", "penstock/sql/claim.sql", "penstock/migrations/env.py"} <= expected
+    assert {"penstock/py.typed", "penstock/tasks/claim.sql", "penstock/migrations/env.py"} <= expected
     assert len(found) == len(set(found))
 
 

@@ -18,11 +18,12 @@ import httpx
 from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError, ClientError
 
+from penstock.brokers.base import Outgoing
+from penstock.brokers.opening import open_transport
 from penstock.local.children import Output
 from penstock.local.service import HOST, Launch, Service, python_path
 from penstock.local.sqs import EmbeddedSqs
 from penstock.local.stack import Stack
-from penstock.transports import Outgoing, open_transport
 from tests.chaos import proxy
 from tests.chaos.app import LEDGER_VARIABLE
 from tests.chaos.ledger import Fault, Ledger, Row, rate_of, read_finished, recovery_seconds, wait_settled

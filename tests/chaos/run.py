@@ -18,7 +18,7 @@ import time
 import traceback
 from pathlib import Path
 
-from penstock.logs import setup_logging
+from penstock.runtime.logs import setup_logging
 from tests.chaos.arena import Arena
 from tests.chaos.ledger import Fault, Row
 from tests.chaos.scenarios import SCENARIOS, Scenario, chosen

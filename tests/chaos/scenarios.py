@@ -17,7 +17,7 @@ from typing import Any
 
 import asyncpg
 
-from penstock.transports import create_queues
+from penstock.brokers.opening import create_queues
 from tests.chaos.arena import FAST, PROCESSES, Arena
 
 Inflict = Callable[[Arena, float], Awaitable[None]]

@@ -7,19 +7,21 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from penstock.store import Store
-from penstock.tasks import NewTask
+from penstock.db.pool import Store
+from penstock.protocol.task import NewTask
+from penstock.tasks import claim as claims
+from penstock.tasks import enqueue, settle
 from tests.chaos.ledger import Accepted, Fault, Ledger, Row, recovery_seconds
 
 
 async def _settled(store: Store, *, told: int | None = None) -> tuple[int, int]:
     """One task that was enqueued, claimed and finished; ``told``: the claim that its result speaks of."""
     async with store.transaction() as session:
-        (entry,) = await session.enqueue([NewTask(action="work", payload="{}", unique_key="k")])
-        dispatch = await session.claim(1)
+        (entry,) = await enqueue.enqueue(session, [NewTask(action="work", payload="{}", unique_key="k")])
+        dispatch = await claims.claim(session, 1)
         assert dispatch is not None
         claim = dispatch.tasks[0].claim
-        await session.finish({(entry.id, claim): f'{{"claim": {told or claim}}}'})
+        await settle.finish(session, {(entry.id, claim): f'{{"claim": {told or claim}}}'})
     return entry.id, claim
 
 
@@ -56,7 +58,7 @@ async def test_a_task_that_ran_and_settled_once_is_good(store: Store, database_u
 async def test_what_was_accepted_and_is_nowhere_is_lost(store: Store, database_url: str, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     async with store.session() as session:
-        (live,) = await session.enqueue([NewTask(action="work", payload="{}")])
+        (live,) = await enqueue.enqueue(session, [NewTask(action="work", payload="{}")])
     await store.close()
     ledger.accepted += [Accepted(live.id + 7, None, 0, 0), Accepted(None, "no such key", 0, 0)]
     ledger.accepted.append(Accepted(live.id, None, 0, 0))

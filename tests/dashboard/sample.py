@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from penstock.api.audit import doing
-from penstock.wire import Request
+from penstock.protocol.requests import Request
 
 SUCCESSES, FAILURES, WAITING, IN_FLIGHT = 3000, 60, 400, 34
 _ACTIONS = {  # tasks a minute, seconds, share that fails

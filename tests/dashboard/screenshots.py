@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from penstock.brokers.opening import create_queues
+from penstock.db.migrate import upgrade
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.local.sqs import EmbeddedSqs
-from penstock.migrate import upgrade
-from penstock.settings import load_settings
-from penstock.transports import create_queues
+from penstock.settings.loading import load_settings
 from tests.conftest import reachable_folder  # also sets the credentials that an embedded SQS takes
 from tests.dashboard.browser import open_browser, wait_live
 from tests.dashboard.stand import Stand

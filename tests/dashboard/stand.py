@@ -9,10 +9,11 @@ from typing import Any
 
 import asyncpg
 
-from penstock.api import Api
-from penstock.loop import Loop
-from penstock.settings import Settings
-from penstock.store import Store
+from penstock.api.process import Api
+from penstock.compat.http import OlderApis
+from penstock.db.pool import Store
+from penstock.runtime.loop import Loop
+from penstock.settings.model import Settings
 from tests.dashboard.sample import caller_of, fill
 from tests.integration.apis import queues_of
 
@@ -61,7 +62,7 @@ class Stand:
         settings = self._settings
         store = Store(settings.require_database_url, application_name="penstock-api@demo:4711")
         transport, queues, dead_letters = queues_of(settings)
-        api = Api(store=store, settings=settings, queues=queues, dead_letters=dead_letters)
+        api = Api(store=store, settings=settings, queues=queues, dead_letters=dead_letters, additions=[OlderApis])
         self.sql = await asyncpg.connect(settings.require_database_url)
         self.call = caller_of(api._methods)
         self.ids = await fill(self.sql, self.call)

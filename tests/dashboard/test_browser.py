@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.local.postgres import EmbeddedPostgres
-from penstock.settings import load_settings
+from penstock.settings.loading import load_settings
 from tests.dashboard.browser import MISSING, open_browser, wait_live
 from tests.dashboard.stand import Stand
 
@@ -29,7 +29,7 @@ def stand(postgres: EmbeddedPostgres, template_database: str, sqs_url: str) -> I
     """The sample, and queues, of this file alone."""
     import asyncio
 
-    from penstock.transports import create_queues
+    from penstock.brokers.opening import create_queues
 
     name = f"browser_{secrets.token_hex(4)}"
     postgres.execute(f"create database {name} template {template_database} strategy file_copy")

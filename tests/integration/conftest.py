@@ -8,9 +8,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from penstock.settings import Settings
-from penstock.store import Store
-from penstock.transports.sqs import SqsQueue, SqsTransport
+from penstock.brokers.sqs import SqsQueue, SqsTransport
+from penstock.db.pool import Store
+from penstock.settings.model import Settings
 
 
 @pytest.fixture

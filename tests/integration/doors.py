@@ -14,10 +14,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
-from penstock import metrics
+from penstock.brokers.base import Message, Outgoing, Queue
+from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
-from penstock.store import Store
-from penstock.transports import Message, Outgoing, Queue
+from penstock.runtime import metrics
 from tests.conftest import SQS_ACCESS_KEY_ID
 
 

@@ -9,15 +9,17 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from penstock.deliveries import Deliveries
-from penstock.handlers import Registry
+from penstock.brokers.sqs import SqsTransport
+from penstock.compat.actions import MODULES
+from penstock.db.pool import Store
+from penstock.protocol.task import NewTask
 from penstock.resulter import Resulter
-from penstock.scheduler import Scheduler
-from penstock.settings import Settings
-from penstock.store import Store
-from penstock.tasks import NewTask
-from penstock.transports.sqs import SqsTransport
-from penstock.worker import Worker
+from penstock.scheduler.process import Scheduler
+from penstock.settings.model import Settings
+from penstock.tasks import enqueue as enqueuing
+from penstock.worker.deliveries.registry import Deliveries
+from penstock.worker.handlers.actions import Registry
+from penstock.worker.process import Worker
 from tests.integration.doors import no_routes
 
 _PATIENCE_SECONDS = 60
@@ -36,7 +38,7 @@ class Line:
     async def enqueue(self, action: str, *payloads: Mapping[str, Any], **options: Any) -> list[int]:
         tasks = [NewTask(action, json.dumps(payload), **options) for payload in payloads]
         async with self._store.session() as session:
-            return [answer.id for answer in await session.enqueue(tasks)]
+            return [answer.id for answer in await enqueuing.enqueue(session, tasks)]
 
     async def run_once(self) -> None:
         """One pass of each process, the worker's to the end of what it took."""
@@ -64,7 +66,7 @@ async def running(store: Store, settings: Settings, **changes: Any) -> AsyncIter
     """A line whose worker has the deliveries of the settings."""
     registry = Registry()
     settings = Settings.model_validate(settings.model_dump() | changes)
-    deliveries = Deliveries(settings, registry)
+    deliveries = Deliveries(settings, registry, MODULES)
     transport = SqsTransport(endpoint_url=settings.sqs_endpoint_url, region=settings.aws_region)
     outbound = transport.queue(settings.outbound_queue, label="outbound")
     results = transport.queue(settings.results_queue, label="results")

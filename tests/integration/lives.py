@@ -8,15 +8,17 @@ from typing import Any
 
 import msgspec
 
-from penstock.advance import Advanced
-from penstock.commands import read_command
-from penstock.outcomes import apply_reports
-from penstock.settings import Settings
-from penstock.store import Session, Store
-from penstock.tasks import Claimed
-from penstock.wire import NO_HINTS, Failed, Hints, Report, Succeeded
-from penstock.workflows import CancelWorkflow, CreateWorkflow, RetryWorkflow
-from penstock.workflowstore import (
+from penstock.db.pool import Store
+from penstock.db.session import Session
+from penstock.methods.reading import read_command
+from penstock.protocol.reports import NO_HINTS, Failed, Hints, Report, Succeeded
+from penstock.protocol.task import Claimed
+from penstock.results.apply import apply_reports
+from penstock.settings.model import Settings
+from penstock.tasks import claim as claims
+from penstock.workflows.advance import Advanced
+from penstock.workflows.commands import CancelWorkflow, CreateWorkflow, RetryWorkflow
+from penstock.workflows.store import (
     Changed,
     StepRecord,
     WorkflowRecord,
@@ -79,10 +81,10 @@ class Lives:
 
     async def claim(self, limit: int = 1000) -> list[Claimed]:
         async with self.store.session() as session:
-            dispatch = await session.claim(limit)
+            dispatch = await claims.claim(session, limit)
             if dispatch is None:
                 return []
-            await session.confirm(dispatch.id)
+            await claims.confirm(session, dispatch.id)
             return dispatch.tasks
 
     async def report(self, *reports: Report) -> None:

@@ -10,17 +10,18 @@ from typing import Any
 
 import httpx
 
-from penstock.handlers import Registry
-from penstock.payloads import Vault
+from penstock.brokers.base import Message, Queue
+from penstock.brokers.opening import open_transport, queue_names
+from penstock.db.pool import Store
+from penstock.payloads.vault import Vault
 from penstock.resulter import Resulter
-from penstock.scheduler import Scheduler
-from penstock.settings import Settings
-from penstock.store import Store
+from penstock.scheduler.process import Scheduler
+from penstock.settings.model import Settings
 from penstock.submitter import Submitter
-from penstock.supervisor.objects import Objects
+from penstock.supervisor.payload_objects import Objects
 from penstock.supervisor.workflows import Advancing
-from penstock.transports import Message, Queue, open_transport, queue_names
-from penstock.worker import Worker
+from penstock.worker.handlers.actions import Registry
+from penstock.worker.process import Worker
 from tests.integration.apis import JSON, running
 
 PATIENCE_SECONDS = 60.0
@@ -97,7 +98,7 @@ class Plant:
 
     async def advance(self) -> None:
         """Move workflows on until none has events."""
-        from penstock.notify import Notifier
+        from penstock.db.notify import Notifier
 
         advancing = Advancing(store=self.store, notifier=Notifier(self.store), settings=self.settings)
         while await advancing.run_once() is not None:

@@ -11,13 +11,15 @@ import aiormq
 import msgspec
 import pytest
 
-from penstock.deliveries import Deliveries, NotDelivered, Undeliverable
-from penstock.deliveries.amqp import Publisher, Publishing
-from penstock.errors import SettingsError
-from penstock.handlers import Context, Registry
-from penstock.handlers.batches import Call
-from penstock.settings import load_settings
-from penstock.transports.amqp_link import Links
+from penstock.brokers.rabbitmq.connection import Links
+from penstock.protocol.errors import SettingsError
+from penstock.settings.loading import load_settings
+from penstock.worker.deliveries.amqp import Publisher, Publishing
+from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
+from penstock.worker.deliveries.registry import Deliveries
+from penstock.worker.handlers.actions import Registry
+from penstock.worker.handlers.batches import Call
+from penstock.worker.handlers.context import Context
 from tests.rabbitmq import RabbitMq
 
 QUEUE = "x" + secrets.token_hex(4)

@@ -10,11 +10,13 @@ from typing import Any
 import aiormq
 import pytest
 
-from penstock.doctor import Finding
-from penstock.doctor.queues import examine_queues
-from penstock.errors import Unavailable
-from penstock.settings import Settings, load_settings
-from penstock.transports import Outgoing, Queue, QueueMissing, Transport, create_queues, open_transport
+from penstock.brokers.base import Outgoing, Queue, QueueMissing, Transport
+from penstock.brokers.opening import create_queues, open_transport
+from penstock.cli.doctor.findings import Finding
+from penstock.cli.doctor.queues import examine_queues
+from penstock.protocol.errors import Unavailable
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
 from tests.rabbitmq import RabbitMq
 
 PATIENCE_SECONDS = 60.0

@@ -15,13 +15,16 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
-from penstock import __version__, metrics
-from penstock.api import Api
-from penstock.errors import SettingsError
+from penstock import __version__
+from penstock.api.process import Api
+from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
-from penstock.settings import Settings
-from penstock.store import Store
-from penstock.tasks import Failure, NewTask, State
+from penstock.protocol.errors import SettingsError
+from penstock.protocol.task import Failure, NewTask, State
+from penstock.runtime import metrics
+from penstock.settings.model import Settings
+from penstock.tasks import claim, enqueue
+from penstock.tasks import settle as settling
 from tests.claims import claim_id
 from tests.integration.apis import JSON, captured_log, running
 
@@ -71,13 +74,13 @@ async def rpc(api: Api) -> AsyncIterator[Rpc]:
 async def settle(store: Store, result: str = '{"ok":true}', *, fail: bool = False) -> list[int]:
     """Claim what is due and let it end, as a worker would."""
     async with store.transaction() as session:
-        dispatch = await session.claim(1000)
+        dispatch = await claim.claim(session, 1000)
         assert dispatch is not None
         pairs = {(task.id, task.claim): result for task in dispatch.tasks}
         if fail:
-            await session.fail([Failure(*pair, result, None) for pair in pairs])
+            await settling.fail(session, [Failure(*pair, result, None) for pair in pairs])
         else:
-            await session.finish(pairs)
+            await settling.finish(session, pairs)
     return [task_id for task_id, _ in pairs]
 
 
@@ -237,9 +240,11 @@ async def test_status_of_a_failed_task_holds_its_error_and_in_detail_every_attem
 async def test_progress_of_a_running_task_is_shown(rpc: Rpc, store: Store) -> None:
     added = await rpc.result("enqueue", {"action": "a"})
     async with store.transaction() as session:
-        dispatch = await session.claim(1)
+        dispatch = await claim.claim(session, 1)
         assert dispatch is not None
-        await session.note_heartbeats({(added["id"], dispatch.tasks[0].claim): '{"percent":40,"note":"half"}'})
+        await settling.note_heartbeats(
+            session, {(added["id"], dispatch.tasks[0].claim): '{"percent":40,"note":"half"}'}
+        )
     status = await rpc.result("status", {"id": added["id"]})
     assert (status["state"], status["attempts"]) == ("ACQUIRED", 1)
     assert status["progress"] == {"percent": 40, "note": "half"}
@@ -301,10 +306,10 @@ async def listed(rpc: Rpc, **params: Any) -> tuple[list[int], int]:
 
 async def test_list_pages_through_live_and_settled_tasks_newest_first(rpc: Rpc, store: Store) -> None:
     async with store.session() as session:
-        ids = [answer.id for answer in await session.enqueue([NewTask("a")] * 7)]
+        ids = [answer.id for answer in await enqueue.enqueue(session, [NewTask("a")] * 7)]
     await settle(store)
     async with store.session() as session:
-        ids += [answer.id for answer in await session.enqueue([NewTask("b", delay_seconds=60)] * 6)]
+        ids += [answer.id for answer in await enqueue.enqueue(session, [NewTask("b", delay_seconds=60)] * 6)]
     await rpc.result("cancel", {"id": ids[9]})
     assert await listed(rpc, limit=4) == (ids[::-1], 4)
     assert await listed(rpc) == (ids[::-1], 1)
@@ -320,10 +325,10 @@ async def test_list_pages_through_live_and_settled_tasks_newest_first(rpc: Rpc, 
 async def test_list_finds_a_rare_task_behind_more_than_one_page_looks_at(
     rpc: Rpc, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.api.task_lists.SCAN_TASKS", 100)
+    monkeypatch.setattr("penstock.tasks.list.SCAN_TASKS", 100)
     async with store.session() as session:
-        rare = (await session.enqueue([NewTask("rare")]))[0].id
-        await session.enqueue([NewTask("common")] * 450)
+        rare = (await enqueue.enqueue(session, [NewTask("rare")]))[0].id
+        await enqueue.enqueue(session, [NewTask("common")] * 450)
     ids, pages = await listed(rpc, action="rare", limit=10)
     assert ids == [rare]
     assert pages == 5
@@ -332,7 +337,7 @@ async def test_list_finds_a_rare_task_behind_more_than_one_page_looks_at(
 
 async def test_list_reads_no_more_of_each_table_than_a_page(store: Store) -> None:
     """The plan, with many tasks: every table is walked by its index on id, and not sorted."""
-    from penstock.sql import SQL
+    from penstock.db.statements import SQL
 
     async with store.transaction() as session:
         await session._connection.execute(
@@ -390,7 +395,7 @@ async def test_stats_count_every_state_with_rates_and_lag(rpc: Rpc, store: Store
 async def test_stats_tell_no_more_actions_apart_than_can_be_read(rpc: Rpc, store: Store, params: Any) -> None:
     async with store.transaction() as session:
         names = [f"made-up-{n}" for n in range(700)] + ["mail"] * 3 + ["other"] * 2
-        await session.enqueue([NewTask(name, tenant="acme") for name in names])
+        await enqueue.enqueue(session, [NewTask(name, tenant="acme") for name in names])
     stats = await rpc.result("stats", params)
     assert len(stats["actions"]) == 500
     assert stats["actions"]["mail"] == {"SCHEDULED": 3}
@@ -411,7 +416,7 @@ async def test_stats_asked_again_at_once_cost_no_query(rpc: Rpc) -> None:
 
 async def reject(store: Store, *bodies: str, source: str = "inbound") -> list[int]:
     async with store.session() as session:
-        await session.insert_rejected(source, [(body, "a reason") for body in bodies])
+        await enqueue.insert_rejected(session, source, [(body, "a reason") for body in bodies])
         rows = await session.fetch("list_rejected", None, len(bodies), None)
     return [row["id"] for row in rows][::-1]
 
@@ -470,7 +475,7 @@ async def test_part_of_a_rejected_batch_is_never_accepted_twice(rpc: Rpc, store:
 async def test_retried_rejected_result_settles_its_task(rpc: Rpc, store: Store) -> None:
     task_id = (await rpc.result("enqueue", {"action": "a"}))["id"]
     async with store.session() as session:
-        dispatch = await session.claim(1)
+        dispatch = await claim.claim(session, 1)
     assert dispatch is not None
     name = claim_id(task_id, dispatch.tasks[0].claim)
     body = f'[{{"jsonrpc":"2.0","result":7,"id":"{name}"}},{{"id":"{claim_id(1, 1)}"}}]'

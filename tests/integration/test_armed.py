@@ -10,11 +10,20 @@ from typing import Any
 
 import pytest
 
-from penstock.armed import PATIENCE_SECONDS, Armed, arm, disarm, fire_armed, instant_of, key_of, ordering_key_of
-from penstock.notify import ARMED, Listener, Notifier
-from penstock.sql import SQL
-from penstock.store import Store
-from penstock.supervisor.armed import FiringArmed
+from penstock.compat.delayed_records import (
+    PATIENCE_SECONDS,
+    Armed,
+    arm,
+    disarm,
+    fire_armed,
+    instant_of,
+    key_of,
+    ordering_key_of,
+)
+from penstock.compat.duties import FiringArmed
+from penstock.db.notify import ARMED, Listener, Notifier
+from penstock.db.pool import Store
+from penstock.db.statements import SQL
 
 SOURCE = "kafka:t"
 PAST_MS = 1_000_000

@@ -11,18 +11,20 @@ from typing import Any
 
 import pytest
 
-from penstock import bulk
-from penstock.bulk import preview
-from penstock.commands import PreviewBulk, StartBulk, read_command
-from penstock.errors import Unavailable
-from penstock.intake import accept_inbound, read_inbound
-from penstock.jobs import Job, JobState, Step, change_job, create_job, end_job, read_job
-from penstock.settings import Settings
-from penstock.sql import SQL
-from penstock.store import Session, Store
-from penstock.supervisor.jobs import Jobs
+from penstock.db.pool import Store
+from penstock.db.session import Session
+from penstock.db.statements import SQL
+from penstock.methods.inbound import accept_inbound, read_inbound
+from penstock.methods.reading import read_command
+from penstock.protocol.errors import Unavailable
+from penstock.protocol.task import TRANSITIONS, Failure, NewTask, State
+from penstock.settings.model import Settings
+from penstock.supervisor.bulk_jobs import Jobs
 from penstock.supervisor.retention import Retention
-from penstock.tasks import TRANSITIONS, Failure, NewTask, State
+from penstock.tasks import bulk, claim, enqueue, ordering, settle
+from penstock.tasks.bulk import preview
+from penstock.tasks.bulk_jobs import Job, JobState, Step, change_job, create_job, end_job, read_job
+from penstock.tasks.commands import PreviewBulk, StartBulk
 from tests.integration.doors import request, sample
 
 FINAL = {"SUCCESS", "CRITICAL_ERROR", "CANCELLED"}
@@ -66,19 +68,21 @@ async def finish(store: Store, jobs: Jobs, job: Job) -> Job:
 async def populate(store: Store) -> None:
     """2900 tasks of two actions in every state, live and settled, some with keys, some with labels."""
     async with store.transaction() as session:
-        await session.enqueue([NewTask("mail.send", max_attempts=1) for _ in range(300)])
-        await session.enqueue([NewTask("mail.send") for _ in range(600)])
-        dispatch = await session.claim(900)
+        await enqueue.enqueue(session, [NewTask("mail.send", max_attempts=1) for _ in range(300)])
+        await enqueue.enqueue(session, [NewTask("mail.send") for _ in range(600)])
+        dispatch = await claim.claim(session, 900)
         assert dispatch is not None
         pairs = [(task.id, task.claim) for task in dispatch.tasks]
-        await session.fail([Failure(*pair, ERROR, None) for pair in pairs[:300]])
-        await session.finish(dict.fromkeys(pairs[300:600], "1"))
-        await session.fail([Failure(*pair, ERROR, 3600) for pair in pairs[600:800]])
-        enqueued = await session.enqueue(
-            [NewTask("mail.drop", unique_key=f"u{n}", delay_seconds=900) for n in range(1000)]
+        await settle.fail(session, [Failure(*pair, ERROR, None) for pair in pairs[:300]])
+        await settle.finish(session, dict.fromkeys(pairs[300:600], "1"))
+        await settle.fail(session, [Failure(*pair, ERROR, 3600) for pair in pairs[600:800]])
+        enqueued = await enqueue.enqueue(
+            session, [NewTask("mail.drop", unique_key=f"u{n}", delay_seconds=900) for n in range(1000)]
         )
-        await session.cancel([task.id for task in enqueued[:400]])
-        await session.enqueue([NewTask("report", ordering_key=f"o{n % 100}", delay_seconds=900) for n in range(1000)])
+        await settle.cancel(session, [task.id for task in enqueued[:400]])
+        await enqueue.enqueue(
+            session, [NewTask("report", ordering_key=f"o{n % 100}", delay_seconds=900) for n in range(1000)]
+        )
         await session._connection.execute(
             "update penstock.task set labels = jsonb_build_object('tenant', 't' || id % 4, 'eu', 'yes') "
             "where id % 2 = 0"
@@ -251,7 +255,7 @@ async def test_delete_removes_records_with_their_keys_and_counts(
     expect_legal(before, after)
     await expect_tally_agrees(store, sql)
     async with store.transaction() as session:
-        again = await session.enqueue([NewTask("mail.drop", unique_key=f"u{n}") for n in (0, 399, 400, 999)])
+        again = await enqueue.enqueue(session, [NewTask("mail.drop", unique_key=f"u{n}") for n in (0, 399, 400, 999)])
     assert [task.duplicate for task in again] == [False, False, True, True]
 
 
@@ -299,7 +303,7 @@ async def test_tasks_added_later_are_not_touched(store: Store, sql: Any, setting
     await populate(store)
     job = await start(store, "bulk.cancel", settings, all=True)
     async with store.transaction() as session:
-        later = [task.id for task in await session.enqueue([NewTask("late") for _ in range(50)])]
+        later = [task.id for task in await enqueue.enqueue(session, [NewTask("late") for _ in range(50)])]
     await finish(store, jobs, job)
     assert [row[0] for row in await sql.fetch("select id from penstock.task order by id")] == later
 
@@ -402,7 +406,9 @@ async def test_claims_and_results_beside_a_cancel_lose_nothing(
     store: Store, sql: Any, settings: Settings, jobs: Jobs, small: None
 ) -> None:
     async with store.transaction() as session:
-        await session.enqueue([NewTask("a", ordering_key=f"k{n % 40}" if n % 2 else None) for n in range(3000)])
+        await enqueue.enqueue(
+            session, [NewTask("a", ordering_key=f"k{n % 40}" if n % 2 else None) for n in range(3000)]
+        )
     job = await start(store, "bulk.cancel", settings, all=True)
     finished = 0
 
@@ -410,12 +416,12 @@ async def test_claims_and_results_beside_a_cancel_lose_nothing(
         nonlocal finished
         while (await look(store, job)).state is JobState.RUNNING:
             async with store.session() as session:
-                dispatch = await session.claim(40)
+                dispatch = await claim.claim(session, 40)
             if dispatch is None:
                 await asyncio.sleep(0.01)
                 continue
             async with store.transaction() as session:
-                finished += await session.finish({(task.id, task.claim): "1" for task in dispatch.tasks})
+                finished += await settle.finish(session, {(task.id, task.claim): "1" for task in dispatch.tasks})
 
     worker = asyncio.create_task(work())
     ended = await finish(store, jobs, job)
@@ -426,7 +432,7 @@ async def test_claims_and_results_beside_a_cancel_lose_nothing(
     assert sum(counts.values()) == 3000
     await sql.execute("update penstock.turn set ends_at = now()")  # of tasks that were cancelled in their turn
     async with store.transaction() as session:
-        await session.end_turns(1000)
+        await ordering.end_turns(session, 1000)
     assert await sql.fetchval("select count(*) from penstock.turn") == 0
     await expect_order_holds(sql)
     await expect_tally_agrees(store, sql)
@@ -438,7 +444,7 @@ async def test_a_record_that_somebody_holds_is_waited_for_without_a_lock_and_the
     monkeypatch.setattr(bulk, "HELD_TRIES", 4)
     monkeypatch.setattr(bulk, "HELD_REST_SECONDS", 0.001)
     async with store.transaction() as session:
-        ids = [task.id for task in await session.enqueue([NewTask("a", delay_seconds=60) for _ in range(10)])]
+        ids = [task.id for task in await enqueue.enqueue(session, [NewTask("a", delay_seconds=60) for _ in range(10)])]
     job = await start(store, "bulk.cancel", settings, all=True)
     async with sql.transaction():
         await sql.fetch("select id from penstock.task where id = $1 for update", ids[4])
@@ -458,7 +464,7 @@ async def test_large_tasks_make_small_batches(
     monkeypatch.setattr(bulk, "PICKED_BYTES", 5000)
     async with store.transaction() as session:
         text = "".join(str(n * 7919) for n in range(300))
-        await session.enqueue([NewTask("a", json.dumps({"t": text})) for _ in range(30)])
+        await enqueue.enqueue(session, [NewTask("a", json.dumps({"t": text})) for _ in range(30)])
     job = await start(store, "bulk.cancel", settings, all=True)
     await jobs.run_once()  # counts
     await jobs.run_once()

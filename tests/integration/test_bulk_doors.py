@@ -13,15 +13,17 @@ import pytest
 import structlog
 from typer.testing import CliRunner
 
+from penstock.api.key_store import create_key
 from penstock.cli import app
-from penstock.client import Client, Unfinished
-from penstock.errors import InvalidParams, JobNotFound, RpcError
-from penstock.keys import Permission
-from penstock.keystore import create_key
-from penstock.settings import Settings
-from penstock.store import Store
-from penstock.supervisor.jobs import Jobs
-from penstock.tasks import NewTask
+from penstock.client.client import Client
+from penstock.client.requests import Unfinished
+from penstock.db.pool import Store
+from penstock.protocol.api_key import Permission
+from penstock.protocol.errors import InvalidParams, JobNotFound, RpcError
+from penstock.protocol.task import NewTask
+from penstock.settings.model import Settings
+from penstock.supervisor.bulk_jobs import Jobs
+from penstock.tasks import enqueue
 from tests.integration.apis import running
 
 
@@ -29,8 +31,8 @@ from tests.integration.apis import running
 async def stack(store: Store, settings: Settings, *, working: bool = True) -> AsyncIterator[str]:
     """The url of an api, with 60 tasks, and the jobs of a supervisor unless told otherwise."""
     async with store.session() as session:
-        await session.enqueue([NewTask("mail", delay_seconds=600) for _ in range(40)])
-        await session.enqueue([NewTask("report", delay_seconds=600) for _ in range(20)])
+        await enqueue.enqueue(session, [NewTask("mail", delay_seconds=600) for _ in range(40)])
+        await enqueue.enqueue(session, [NewTask("report", delay_seconds=600) for _ in range(20)])
     async with running(store, settings) as api:
         moving = asyncio.create_task(Jobs(store=store, changed=lambda: None).run()) if working else None
         try:
@@ -144,7 +146,7 @@ async def test_the_command_does_each_operation_and_shows_its_job(
     store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The runner of commands takes standard output, on which the processes of this test would log as well.
-    for module in ("penstock.supervisor.jobs", "penstock.api.jobs"):
+    for module in ("penstock.supervisor.bulk_jobs", "penstock.tasks.bulk_methods"):
         monkeypatch.setattr(f"{module}.log", structlog.wrap_logger(None, processors=[structlog.testing.LogCapture()]))
 
     def use(url: str) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 import asyncpg
 import pytest
 
+from penstock.db.migrate import upgrade
+from penstock.db.pool import PLANNING
+from penstock.db.statements import SQL
 from penstock.local.postgres import EmbeddedPostgres
-from penstock.migrate import upgrade
-from penstock.scheduler.bounds import Bounds
-from penstock.sql import SQL
-from penstock.store import PLANNING
-from penstock.sweeps import RECENT_SECONDS
-from penstock.tasks import BEGINNING, EVERYTHING, Position, Stretch
+from penstock.protocol.task import BEGINNING, EVERYTHING, Position, Stretch
+from penstock.runtime.sweeps import RECENT_SECONDS
+from penstock.scheduler.scan_bounds import Bounds
 from tests.conftest import reachable_folder
 
 FINISHED, READY, FUTURE, ACQUIRED = 50_000, 20_000, 20_000, 2_000

@@ -12,9 +12,14 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel, SecretStr
 
-from penstock.async_client import AsyncClient
-from penstock.client import MESSAGE_TASKS, Client, InboundClient, Unfinished
-from penstock.errors import (
+from penstock.brokers.opening import create_queues
+from penstock.brokers.sqs import SqsQueue
+from penstock.client.async_client import AsyncClient
+from penstock.client.client import MESSAGE_TASKS, Client, InboundClient
+from penstock.client.requests import Unfinished
+from penstock.db.pool import Store
+from penstock.methods.inbound import read_inbound
+from penstock.protocol.errors import (
     DuplicateTask,
     InvalidParams,
     MethodNotFound,
@@ -24,11 +29,7 @@ from penstock.errors import (
     TaskNotFound,
     TooLarge,
 )
-from penstock.intake import read_inbound
-from penstock.settings import Settings
-from penstock.store import Store
-from penstock.transports import create_queues
-from penstock.transports.sqs import SqsQueue
+from penstock.settings.model import Settings
 from tests.integration.apis import running
 
 
@@ -179,7 +180,7 @@ async def test_key_is_sent_and_a_wrong_one_is_an_error(store: Store, settings: S
 async def test_rate_that_runs_out_in_between_tells_what_is_left(
     store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.calls.BATCH_TASKS", 10)
+    monkeypatch.setattr("penstock.client.requests.BATCH_TASKS", 10)
     settings = settings.model_copy(update={"api_rate_limit": 0.01, "api_rate_burst": 25})
 
     def use(url: str) -> None:
@@ -231,7 +232,7 @@ async def test_many_tasks_are_cut_to_what_the_api_takes(store: Store, settings: 
 async def test_api_that_goes_away_leaves_the_tasks_that_are_left(
     store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.calls.BATCH_TASKS", 10)
+    monkeypatch.setattr("penstock.client.requests.BATCH_TASKS", 10)
     async with running(store, settings) as api:
         client = Client(api.url)
         first = await asyncio.to_thread(client.enqueue_many, [{"action": "a"}] * 25)
@@ -266,7 +267,7 @@ async def test_inbound_client_packs_tasks_that_the_submitter_can_read(settings: 
 async def test_tasks_for_a_missing_queue_are_handed_back_and_sent_once_it_is_there(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.client._FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("penstock.client.client._FIRST_PAUSE_SECONDS", 0.001)
     later = settings.model_copy(update={"inbound_queue": settings.inbound_queue + "-later"})
     tasks = [{"action": "a", "payload": [n]} for n in range(MESSAGE_TASKS + 5)]
     async with InboundClient(later.inbound_queue, settings.sqs_endpoint_url, settings.aws_region) as client:

@@ -12,11 +12,13 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from penstock.api import Api
-from penstock.armed import fire_armed
-from penstock.errors import SettingsError
-from penstock.settings import Settings, load_settings
-from penstock.store import Store
+from penstock.api.process import Api
+from penstock.compat.delayed_records import fire_armed
+from penstock.compat.http import OlderApis
+from penstock.db.pool import Store
+from penstock.protocol.errors import SettingsError
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
 from tests.integration.apis import JSON, running
 
 FUTURE_MS = 4_000_000_000_000
@@ -43,8 +45,7 @@ async def api(store: Store, clockwork_settings: Settings) -> AsyncIterator[Api]:
 
 @pytest.fixture
 async def http(api: Api) -> AsyncIterator[httpx.AsyncClient]:
-    assert api.clockwork_url is not None
-    async with httpx.AsyncClient(base_url=api.clockwork_url) as http:
+    async with httpx.AsyncClient(base_url=api.added_urls["clockwork"]) as http:
         yield http
 
 
@@ -166,7 +167,7 @@ async def test_any_text_is_delivered_as_it_came(http: httpx.AsyncClient, store: 
     async with store.transaction() as session:
         assert await fire_armed(session) == 1
     payload = await sql.fetchval("select payload::text from penstock.task")
-    from penstock.deliveries.kafka import RecordParams, record_of
+    from penstock.worker.deliveries.kafka import RecordParams, record_of
 
     (record,) = msgspec_records(payload, RecordParams)
     published = record_of(record, load_settings())
@@ -218,13 +219,13 @@ async def test_clients_of_an_allowed_network_need_no_key(store: Store, clockwork
 async def test_nobody_serves_it_unless_asked(store: Store, settings: Settings) -> None:
     async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url) as http:
         assert (await create(http))[0] == 404
-        assert api.clockwork_url is None
+        assert not api.added_urls
 
 
 async def test_what_went_wrong_on_our_side_is_400_too(
     http: httpx.AsyncClient, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.errors import Unavailable
+    from penstock.protocol.errors import Unavailable
 
     def away(*_: Any) -> Any:
         raise Unavailable("as if Postgres were away")
@@ -238,7 +239,9 @@ async def test_a_port_that_is_taken_is_told_by_its_setting(store: Store, clockwo
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        api = Api(store=store, settings=clockwork_settings.model_copy(update={"clockwork_port": port}))
+        api = Api(
+            store=store, settings=clockwork_settings.model_copy(update={"clockwork_port": port}), additions=[OlderApis]
+        )
         with pytest.raises(SettingsError, match=f"{port} .*set PENSTOCK_CLOCKWORK_PORT to a free port"):
             await api.open()
         await api.close()

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli import app
-from penstock.errors import PenstockError
-from penstock.scheduler0store import find_credential
-from penstock.store import Store
+from penstock.compat.scheduler0.store import find_credential
+from penstock.db.pool import Store
+from penstock.protocol.errors import PenstockError
 
 
 def run(database_url: str, *arguments: str) -> tuple[str, str]:

@@ -15,26 +15,29 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from penstock import bulk
-from penstock.api import Api, keyring
+from penstock.api import key_cache
 from penstock.api.access import AUDITED
 from penstock.api.dashboard import overview
-from penstock.api.dashboard.alive import Alive
-from penstock.api.dashboard.deeds import DEEDS
+from penstock.api.dashboard.form_actions import DEEDS
 from penstock.api.dashboard.live import STREAMS_OF_ONE, Streams
 from penstock.api.dashboard.pages import PAGES
-from penstock.health import Health, serve_health
-from penstock.keys import Permission
-from penstock.keystore import create_key
+from penstock.api.dashboard.process_probe import Alive
+from penstock.api.key_store import create_key
+from penstock.api.process import Api
+from penstock.brokers.base import Outgoing
+from penstock.brokers.sqs import SqsQueue, SqsTransport
+from penstock.db.pool import PLANNING, Store
+from penstock.db.statements import SQL
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.local.service import free_port
-from penstock.settings import Settings
-from penstock.sql import SQL
-from penstock.store import PLANNING, Store
+from penstock.protocol.api_key import Permission
+from penstock.protocol.task import Failure, NewTask
+from penstock.runtime.health import Health, serve_health
+from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
+from penstock.settings.model import Settings
 from penstock.supervisor.retention import Retention
-from penstock.tasks import Failure, NewTask
-from penstock.transports import DEAD_LETTER_SUFFIX, Outgoing
-from penstock.transports.sqs import SqsQueue, SqsTransport
+from penstock.tasks import bulk, claim, settle
+from penstock.tasks import enqueue as enqueuing
 from tests.integration.apis import running
 from tests.integration.doors import postgres_away
 
@@ -90,18 +93,18 @@ async def browser(store: Store, settings: Settings) -> AsyncIterator[Browser]:
 
 async def enqueue(store: Store, *tasks: NewTask) -> list[int]:
     async with store.session() as session:
-        return [accepted.id for accepted in await session.enqueue(tasks)]
+        return [accepted.id for accepted in await enqueuing.enqueue(session, tasks)]
 
 
 async def fail_for_good(store: Store, task_id: int, error: dict[str, Any]) -> None:
     """Have the newest claim of a task fail, as a worker would tell it."""
     async with store.transaction() as session:
-        dispatch = await session.claim(100)
+        dispatch = await claim.claim(session, 100)
         assert dispatch is not None
         (task,) = (task for task in dispatch.tasks if task.id == task_id)
-        await session.confirm(dispatch.id)
+        await claim.confirm(session, dispatch.id)
         failure = Failure(task.id, task.claim, json.dumps(error), None)
-        await session.fail([failure])
+        await settle.fail(session, [failure])
 
 
 async def history(browser: Browser) -> list[tuple[str, str, str | None]]:
@@ -234,7 +237,7 @@ async def test_hostile_values_are_shown_and_never_run(store: Store, browser: Bro
 
 async def store_rejected(store: Store, body: str) -> None:
     async with store.session() as session:
-        await session.insert_rejected("inbound", [(body, f"no JSON: {body}")])
+        await enqueuing.insert_rejected(session, "inbound", [(body, f"no JSON: {body}")])
 
 
 # What keeps a page a page
@@ -609,7 +612,7 @@ async def test_a_session_ends_with_its_time_and_with_its_key(
     await sql.execute("update penstock.api_key set revoked_at = now() where name = 'read'")
     async with asyncio.timeout(60):
         while (await browser.http.get("/")).status_code == 200:
-            await asyncio.sleep(keyring.REFRESH_SECONDS / 4)
+            await asyncio.sleep(key_cache.REFRESH_SECONDS / 4)
 
 
 async def test_who_may_read_sees_no_buttons_and_is_refused_what_changes_things(
@@ -985,12 +988,12 @@ async def furnish(store: Store, browser: Browser, tenant: str | None) -> dict[st
                  for key in (None, None, None, NOT_OURS)),
     )  # fmt: skip
     async with store.transaction() as session:
-        dispatch = await session.claim(100)
+        dispatch = await claim.claim(session, 100)
         assert dispatch is not None
         claims = {task.id: task.claim for task in dispatch.tasks}
-        await session.finish({(ids[0], claims[ids[0]]): payload})
+        await settle.finish(session, {(ids[0], claims[ids[0]]): payload})
         error = {"code": 1, "message": NOT_OURS, "data": {"traceback": NOT_OURS}}
-        await session.fail([Failure(ids[1], claims[ids[1]], json.dumps(error), None)])
+        await settle.fail(session, [Failure(ids[1], claims[ids[1]], json.dumps(error), None)])
     await browser.call("cancel", id=ids[2], reason=NOT_OURS)
     await browser.call("schedule.create", name=name, expression="@daily", action=name, **whose)
     flow = await browser.call("workflow.create", name=NOT_OURS, key=NOT_OURS, chain=[{"action": name}], **whose)
@@ -1110,6 +1113,6 @@ async def test_a_session_is_bound_as_soon_as_its_key_is(
     await sql.execute("update penstock.api_key set tenant = 'acme' where name = 'read'")
     async with asyncio.timeout(60):
         while (await browser.http.get(f"/tasks/{one}")).status_code == 200:
-            await asyncio.sleep(keyring.REFRESH_SECONDS / 4)
+            await asyncio.sleep(key_cache.REFRESH_SECONDS / 4)
     await browser.get("/queues", 403)
     assert "acme alone" in await browser.get("/")

@@ -10,15 +10,19 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.api import hold as holding
+from penstock.api import dead_letter_browser as holding
+from penstock.brokers.base import MAX_RECEIVES, ORIGINAL_ID_ATTRIBUTE, Depth, Message, Outgoing
+from penstock.brokers.sqs import LIMITS, SqsQueue, SqsTransport
+from penstock.db.pool import Store
+from penstock.protocol.batching import join_batch
+from penstock.protocol.reports import encode_result
+from penstock.protocol.requests import TIMEOUT_ATTRIBUTE, encode_call
+from penstock.protocol.task import Claimed, Failure, NewTask, State
 from penstock.resulter import Resulter
-from penstock.settings import Settings
-from penstock.store import Store
+from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
+from penstock.settings.model import Settings
 from penstock.submitter import Submitter
-from penstock.tasks import Claimed, Failure, NewTask, State
-from penstock.transports import DEAD_LETTER_SUFFIX, ORIGINAL_ID_ATTRIBUTE, Depth, Message, Outgoing
-from penstock.transports.sqs import LIMITS, MAX_RECEIVES, SqsQueue, SqsTransport
-from penstock.wire import TIMEOUT_ATTRIBUTE, encode_call, encode_result, join_batch
+from penstock.tasks import claim, enqueue, settle
 from tests.claims import claim_id
 from tests.integration.apis import JSON, running
 from tests.integration.doors import put, rejected, request, sample, sqs_proxy, take
@@ -71,10 +75,10 @@ async def die(queue: SqsQueue, body: str, attributes: dict[str, str] | None = No
 
 async def claimed(store: Store, *tasks: NewTask) -> list[Claimed]:
     async with store.transaction() as session:
-        await session.enqueue(tasks)
-        dispatch = await session.claim(1000)
+        await enqueue.enqueue(session, tasks)
+        dispatch = await claim.claim(session, 1000)
         assert dispatch is not None
-        await session.confirm(dispatch.id)
+        await claim.confirm(session, dispatch.id)
     return dispatch.tasks
 
 
@@ -118,7 +122,7 @@ async def test_a_look_tells_what_is_inside_and_moves_nothing(
 ) -> None:
     tasks = await claimed(store, NewTask("a"), NewTask("b"), NewTask("c"))
     async with store.transaction() as session:
-        await session.release([(tasks[0].id, tasks[0].claim)])
+        await claim.release(session, [(tasks[0].id, tasks[0].claim)])
     body = outbound_body(*tasks)
     message_id = await die(outbound, body)
     for _ in range(2):
@@ -200,8 +204,8 @@ async def test_show_tells_of_each_entry_what_its_task_is_now(
 ) -> None:
     tasks = await claimed(store, *(NewTask(action) for action in "abcd"))
     async with store.transaction() as session:
-        await session.finish({(tasks[0].id, tasks[0].claim): "1"})
-        await session.fail([Failure(tasks[1].id, tasks[1].claim, '{"code":1,"message":"x"}', 60.0)])
+        await settle.finish(session, {(tasks[0].id, tasks[0].claim): "1"})
+        await settle.fail(session, [Failure(tasks[1].id, tasks[1].claim, '{"code":1,"message":"x"}', 60.0)])
     gone = encode_call(999_999, 1, "e", "{}")
     message_id = await die(outbound, f"[{outbound_body(*tasks)[1:-1]},{gone}]", {TIMEOUT_ATTRIBUTE: "1.5"})
     shown = await call("dlq.show", queue="outbound", id=message_id)
@@ -218,7 +222,7 @@ async def test_show_of_an_inbound_message_tells_the_tasks_that_its_keys_have_now
     call: Call, inbound: SqsQueue, store: Store
 ) -> None:
     async with store.transaction() as session:
-        (known,) = await session.enqueue([NewTask("export", unique_key="23")])
+        (known,) = await enqueue.enqueue(session, [NewTask("export", unique_key="23")])
     body = [
         json.loads(request("submit:export", {"objectID": 23})), json.loads(request("submit:export", {"objectID": 24})),
         json.loads(request("cancel", {"id": known.id})), json.loads(request("enqueue", {"action": "plain"})),
@@ -371,10 +375,10 @@ async def test_what_still_has_its_claim_is_sent_again_one_by_one_and_the_rest_is
 ) -> None:
     tasks = await claimed(store, *(NewTask("a") for _ in range(15)))
     async with store.transaction() as session:
-        await session.finish({(tasks[0].id, tasks[0].claim): "1"})
-        await session.cancel([tasks[1].id])
-        await session.release([(tasks[2].id, tasks[2].claim)])
-        again = await session.claim(1)  # the task has a newer claim now
+        await settle.finish(session, {(tasks[0].id, tasks[0].claim): "1"})
+        await settle.cancel(session, [tasks[1].id])
+        await claim.release(session, [(tasks[2].id, tasks[2].claim)])
+        again = await claim.claim(session, 1)  # the task has a newer claim now
     assert again is not None
     await die(outbound, outbound_body(*tasks), {TIMEOUT_ATTRIBUTE: "1.5"})
     answer = await call("dlq.replay", queue="outbound", limit=10)
@@ -392,7 +396,7 @@ async def test_a_message_whose_tasks_all_have_moved_on_is_dropped_and_nothing_is
     tasks = await claimed(store, NewTask("a"), NewTask("a"))
     await die(outbound, outbound_body(*tasks))
     async with store.transaction() as session:
-        await session.fail([Failure(task.id, task.claim, '{"code":1,"message":"x"}', None) for task in tasks])
+        await settle.fail(session, [Failure(task.id, task.claim, '{"code":1,"message":"x"}', None) for task in tasks])
     answer = await call("dlq.replay", queue="outbound", limit=10)
     assert (answer["replayed"], answer["dropped"], answer["entries"], answer["stale"]) == (0, 1, 0, 2)
     assert (await outbound.depth()).total == (await dead["outbound"].depth()).total == 0
@@ -414,7 +418,7 @@ async def test_a_replayed_result_settles_its_task_and_one_of_an_old_claim_does_n
 ) -> None:
     tasks = await claimed(store, NewTask("a"), NewTask("a"))
     async with store.transaction() as session:
-        await session.release([(tasks[1].id, tasks[1].claim)])
+        await claim.release(session, [(tasks[1].id, tasks[1].claim)])
     bodies = [encode_result(claim_id(task.id, task.claim), '"late"') for task in tasks]
     by_attempt = '{"jsonrpc":"2.0","result":{"attempt":1},"id":999}'
     await die(results, f"[{','.join([*bodies, by_attempt])}]")

@@ -10,13 +10,16 @@ from datetime import timedelta
 
 import pytest
 
-from penstock import wiring
-from penstock.deliveries import EXTRAS, Deliveries, frame
-from penstock.errors import SettingsError
-from penstock.handlers import Context, Registry, action
-from penstock.settings import Settings, load_settings
-from penstock.store import Store
-from penstock.worker.answers import unknown_action_answer
+from penstock.cli import run as wiring
+from penstock.db.pool import Store
+from penstock.protocol.errors import SettingsError
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
+from penstock.worker.deliveries import registry as frame
+from penstock.worker.deliveries.registry import EXTRAS, Deliveries
+from penstock.worker.handlers.actions import Registry, action
+from penstock.worker.handlers.context import Context
+from penstock.worker.responses import unknown_action_answer
 from tests.integration.http_servers import answer, serving
 from tests.integration.lines import running
 
@@ -101,7 +104,7 @@ async def test_a_worker_is_given_its_deliveries_and_closes_what_they_opened(
 ) -> None:
     registry = Registry()
     closed: list[Deliveries] = []
-    monkeypatch.setattr("penstock.handlers.REGISTRY", registry)
+    monkeypatch.setattr("penstock.worker.handlers.actions.REGISTRY", registry)
     monkeypatch.setattr(Deliveries, "close", lambda self: noted(closed, self))
     make = wiring._maker("worker", settings.model_copy(update={"deliveries": ("http.request", "sqs.send")}), (), None)
     assert {handler.name for handler in registry} == {"http.request", "sqs.send"}

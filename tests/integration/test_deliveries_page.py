@@ -14,14 +14,14 @@ import asyncpg
 import httpx
 import msgspec
 
-from penstock.deliveries import http, kafka
-from penstock.deliveries.amqp import Publishing
-from penstock.deliveries.sqs import Sending
-from penstock.named_sql import NamedStatement
-from penstock.settings import Settings
-from penstock.store import Store
-from penstock.tasks import BUILT_IN_ACTIONS
-from penstock.transports.sqs import SqsTransport
+from penstock.brokers.sqs import SqsTransport
+from penstock.db.pool import Store
+from penstock.protocol.task import BUILT_IN_ACTIONS
+from penstock.settings.model import Settings
+from penstock.settings.named_statements import NamedStatement
+from penstock.worker.deliveries import http, kafka
+from penstock.worker.deliveries.amqp import Publishing
+from penstock.worker.deliveries.sqs import Sending
 from tests.integration import apis, lines
 from tests.integration.http_servers import answer, serving
 from tests.integration.test_protocol_page import same

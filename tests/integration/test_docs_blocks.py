@@ -29,17 +29,20 @@ import pytest
 from typer.testing import CliRunner
 
 import penstock
-from penstock.api import Api
+from penstock.api.process import Api
+from penstock.brokers.base import Outgoing
+from penstock.brokers.sqs import SqsTransport
 from penstock.cli import app
-from penstock.handlers import REGISTRY, Context
-from penstock.settings import PREFIX, Settings, load_settings
-from penstock.spawning import read_spawner
-from penstock.store import Store
+from penstock.db.pool import Store
+from penstock.protocol.reports import Succeeded, decode_reports
+from penstock.results.spawn import read_spawner
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
+from penstock.settings.values import PREFIX
 from penstock.submitter import Submitter
-from penstock.supervisor.jobs import Jobs
-from penstock.transports import Outgoing
-from penstock.transports.sqs import SqsTransport
-from penstock.wire import Succeeded, decode_reports
+from penstock.supervisor.bulk_jobs import Jobs
+from penstock.worker.handlers.actions import REGISTRY
+from penstock.worker.handlers.context import Context
 from tests.command_lines import find_command, options_of
 from tests.docs_blocks import HELD, ROOT, RUN_WHERE, TESTED, Block, all_blocks, blocks_in
 from tests.integration.apis import JSON, running

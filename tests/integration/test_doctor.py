@@ -13,16 +13,18 @@ import asyncpg
 import pytest
 from typer.testing import CliRunner
 
+from penstock.brokers.sqs import SqsTransport
 from penstock.cli import app
-from penstock.doctor import Finding, examine
-from penstock.doctor.database import PROCESSES
-from penstock.doctor.deliveries import examine_deliveries
-from penstock.doctor.payloads import examine_payloads
+from penstock.cli.doctor.checks import examine
+from penstock.cli.doctor.database import PROCESSES
+from penstock.cli.doctor.deliveries import examine_deliveries
+from penstock.cli.doctor.findings import Finding
+from penstock.cli.doctor.payloads import examine_payloads
+from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
-from penstock.settings import Settings, load_settings
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
 from penstock.settings.payload_values import fingerprint, new_key, read_key
-from penstock.store import Store
-from penstock.transports.sqs import SqsTransport
 from tests.integration.apis import running
 from tests.integration.pooler import pooler
 from tests.s3 import S3Bucket
@@ -229,7 +231,7 @@ async def test_a_schema_in_which_every_role_may_make_overloads(settings: Setting
 
 
 async def test_a_transaction_that_is_left_open(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.doctor.database._LONG_TRANSACTION_SECONDS", 0)
+    monkeypatch.setattr("penstock.cli.doctor.database._LONG_TRANSACTION_SECONDS", 0)
     connection = await asyncpg.connect(settings.require_database_url, server_settings={"application_name": "forgetful"})
     try:
         async with connection.transaction():
@@ -310,7 +312,7 @@ async def test_dead_letters_are_pointed_out(settings: Settings, sqs: Any) -> Non
 async def test_a_clock_that_is_wrong(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     real = time.time
     for module in ("database", "sqs"):
-        monkeypatch.setattr(f"penstock.doctor.{module}.time.time", lambda: real() - 60)
+        monkeypatch.setattr(f"penstock.cli.doctor.{module}.time.time", lambda: real() - 60)
     found = await complaint(settings, "database clock")
     assert found.seen == "60.0 s ahead of this machine's"
 

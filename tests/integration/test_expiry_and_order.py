@@ -11,18 +11,20 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.commands import Reschedule
-from penstock.errors import StateConflict
-from penstock.intake import accept_inbound, apply_change, read_inbound
-from penstock.outcomes import apply_reports
-from penstock.scheduler import Scheduler
-from penstock.settings import Settings
-from penstock.store import Store
+from penstock.brokers.sqs import SqsQueue
+from penstock.db.pool import Store
+from penstock.methods.inbound import accept_inbound, apply_change, read_inbound
+from penstock.protocol.errors import StateConflict
+from penstock.protocol.reports import decode_reports, encode_error, encode_result
+from penstock.protocol.task import Failure, HeldKey, NewTask, State
+from penstock.results.apply import apply_reports
+from penstock.scheduler.process import Scheduler
+from penstock.settings.model import Settings
 from penstock.supervisor.expiry import Expiry
 from penstock.supervisor.retention import Retention
-from penstock.tasks import Failure, HeldKey, NewTask, State
-from penstock.transports.sqs import SqsQueue
-from penstock.wire import decode_reports, encode_error, encode_result
+from penstock.tasks import claim as claims
+from penstock.tasks import enqueue, ordering, reschedule, settle
+from penstock.tasks.commands import Reschedule
 from tests.integration.apis import JSON, running
 from tests.integration.doors import no_routes, request, take
 
@@ -32,19 +34,19 @@ BOOM = '{"code":1,"message":"boom"}'
 
 async def add(store: Store, *tasks: NewTask) -> list[int]:
     async with store.transaction() as session:
-        return [answer.id for answer in await session.enqueue(tasks)]
+        return [answer.id for answer in await enqueue.enqueue(session, tasks)]
 
 
 async def claim(store: Store, limit: int = 100) -> dict[int, int]:
     """Claims by task id."""
     async with store.session() as session:
-        dispatch = await session.claim(limit)
+        dispatch = await claims.claim(session, limit)
     return {} if dispatch is None else {task.id: task.claim for task in dispatch.tasks}
 
 
 async def fail(store: Store, task_id: int, claim_: int, *, hold: bool = True) -> None:
     async with store.transaction() as session:
-        assert await session.fail([Failure(task_id, claim_, BOOM, None)], hold_keys=hold)
+        assert await settle.fail(session, [Failure(task_id, claim_, BOOM, None)], hold_keys=hold)
 
 
 async def states(store: Store, ids: list[int]) -> list[str]:
@@ -68,16 +70,16 @@ async def test_labels_expiry_and_limit_key_stay_with_a_task_all_its_life(store: 
         claim_ = (await claim(store))[task_id]
         async with store.transaction() as session:
             if end == "finish":
-                await session.finish({(task_id, claim_): "1"})
+                await settle.finish(session, {(task_id, claim_): "1"})
             elif end == "bury":
-                await session.fail([Failure(task_id, claim_, BOOM, None)])
+                await settle.fail(session, [Failure(task_id, claim_, BOOM, None)])
             else:
-                await session.cancel([task_id], "no longer wanted")
+                await settle.cancel(session, [task_id], "no longer wanted")
         ends[end] = await task_of(task_id)
         assert {name: ends[end][name] for name in given} == first
         if end != "finish":
             async with store.transaction() as session:
-                await session.restart([task_id])
+                await reschedule.restart(session, [task_id])
             back = await task_of(task_id)
             assert {name: back[name] for name in given} == first
             assert back["reason"] is None
@@ -110,13 +112,13 @@ async def test_expiry_takes_what_waits_and_leaves_what_runs_until_it_stops(store
     )
     claims = await claim(store, 2)
     async with store.transaction() as session:
-        await session.fail([Failure(failed, claims[failed], BOOM, 1000.0)])
+        await settle.fail(session, [Failure(failed, claims[failed], BOOM, 1000.0)])
     await sql.execute("update penstock.task set expires_at = now() where expires_at is not null")
     assert await Expiry(store=store).run_once() == 3
     ids = [running_, failed, head, waiting, last]
     assert await states(store, ids) == ["ACQUIRED", "CANCELLED", "CANCELLED", "CANCELLED", "SCHEDULED"]
     async with store.session() as session:
-        await session.release([(running_, claims[running_])])
+        await claims.release(session, [(running_, claims[running_])])
     assert await claim(store) == {last: (await claims_of(store, last))}
     assert await Expiry(store=store).run_once() == 1
     assert await states(store, [running_]) == ["CANCELLED"]
@@ -139,7 +141,7 @@ async def test_a_retry_forgets_an_expiry_that_has_passed(store: Store, task_of: 
     (task_id,) = await add(store, NewTask("a", expires_in_seconds=0.000001))
     await Expiry(store=store).run_once()
     async with store.transaction() as session:
-        await session.restart([task_id])
+        await reschedule.restart(session, [task_id])
     assert (await task_of(task_id))["expires_at"] is None
     assert list(await claim(store)) == [task_id]
 
@@ -156,7 +158,7 @@ async def test_a_task_rescheduled_to_now_is_run_by_a_scheduler_whose_bounds_have
     assert await states(store, [later, due]) == ["SCHEDULED", "ACQUIRED"]
     async with store.session() as session:
         past = datetime.now(UTC) - timedelta(hours=1)
-        assert await session.reschedule([later], run_at=past) == {later: State.SCHEDULED}
+        assert await reschedule.reschedule(session, [later], run_at=past) == {later: State.SCHEDULED}
     async with asyncio.timeout(30):
         while (await states(store, [later])) != ["ACQUIRED"]:
             await scheduler.run_once()
@@ -171,7 +173,7 @@ async def test_reschedule_moves_what_waits_and_refuses_the_rest(store: Store, se
     )  # fmt: skip
     claims = await claim(store, 2)
     async with store.transaction() as session:
-        await session.fail([Failure(failed, claims[failed], BOOM, 1000.0)])
+        await settle.fail(session, [Failure(failed, claims[failed], BOOM, 1000.0)])
     async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=JSON) as http:
 
         async def ask(task_id: int, **params: Any) -> Any:
@@ -215,16 +217,16 @@ async def test_a_held_key_goes_on_when_the_failed_task_is_retried_and_succeeds(s
     await fail(store, first, (await claim(store))[first])
     (third,) = await add(store, NewTask("a", ordering_key="o"))
     async with store.transaction() as session:
-        await session.cancel([third])
+        await settle.cancel(session, [third])
     assert await states(store, [first, second]) == ["CRITICAL_ERROR", "WAITING"], "a cancel must not let it go"
     async with store.transaction() as session:
-        assert await session.restart([first]) == {first: State.SCHEDULED}
-        assert await session.list_held_keys(10) == []
+        assert await reschedule.restart(session, [first]) == {first: State.SCHEDULED}
+        assert await ordering.list_held_keys(session, 10) == []
     claims = await claim(store)
     assert list(claims) == [first]
     result = encode_result(f"{first}:{claims[first]}", "1")
     async with store.transaction() as session:
-        await session.finish({(first, claims[first]): result})
+        await settle.finish(session, {(first, claims[first]): result})
     assert await states(store, [first, second]) == ["SUCCESS", "SCHEDULED"]
 
 
@@ -257,8 +259,8 @@ async def test_a_task_retried_after_its_key_was_let_go_waits_behind_the_next(sto
     first, second = await add(store, *[NewTask("a", ordering_key="o")] * 2)
     await fail(store, first, (await claim(store))[first])
     async with store.transaction() as session:
-        assert await session.release_keys(["o"]) == {"o": second}
-        assert await session.restart([first]) == {first: State.WAITING}
+        assert await ordering.release_keys(session, ["o"]) == {"o": second}
+        assert await reschedule.restart(session, [first]) == {first: State.WAITING}
 
 
 async def test_the_first_task_of_a_key_retried_while_another_runs_waits_behind_it(store: Store) -> None:
@@ -266,11 +268,11 @@ async def test_the_first_task_of_a_key_retried_while_another_runs_waits_behind_i
     await fail(store, first, (await claim(store))[first], hold=False)
     assert await states(store, [second]) == ["SCHEDULED"]
     async with store.transaction() as session:
-        assert await session.restart([first]) == {first: State.WAITING}
+        assert await reschedule.restart(session, [first]) == {first: State.WAITING}
     claims = await claim(store)
     assert list(claims) == [second]
     async with store.transaction() as session:
-        await session.finish({(second, claims[second]): "1"})
+        await settle.finish(session, {(second, claims[second]): "1"})
     assert await states(store, [first]) == ["SCHEDULED"]
 
 
@@ -288,10 +290,10 @@ async def test_a_successor_that_is_cancelled_while_it_is_let_go_gives_its_place_
     async with store.transaction() as canceller:
         assert await canceller.cancel([second]) == {second}
         async with store.transaction() as session:  # it does not wait for the other
-            assert await session.finish({(first, claims[first]): "1"}) == 1
+            assert await settle.finish(session, {(first, claims[first]): "1"}) == 1
     assert await states(store, [first, second, third]) == ["SUCCESS", "CANCELLED", "WAITING"]
     async with store.transaction() as session:
-        assert await session.end_turns(10) == 1
+        assert await ordering.end_turns(session, 10) == 1
     assert await states(store, [third]) == ["SCHEDULED"]
     assert await sql.fetchval("select count(*) from penstock.turn") == 0
 
@@ -302,10 +304,10 @@ async def test_a_task_that_is_let_go_while_somebody_cancels_it_lets_the_next_go(
 
     async def cancel() -> None:
         async with store.transaction() as session:
-            assert await session.cancel([second]) == {second}
+            assert await settle.cancel(session, [second]) == {second}
 
     async with store.transaction() as session:
-        await session.finish({(first, claims[first]): "1"})
+        await settle.finish(session, {(first, claims[first]): "1"})
         cancelling = asyncio.create_task(cancel())
         await waiting_for_a_lock(sql)
     await cancelling
@@ -317,16 +319,16 @@ async def test_an_open_transaction_that_adds_to_a_key_holds_up_no_task_of_it(sto
 
     async def finish(task_id: int, claim_: int) -> None:
         async with store.transaction() as session:
-            assert await session.finish({(task_id, claim_): "1"}) == 1
+            assert await settle.finish(session, {(task_id, claim_): "1"}) == 1
 
     async with store.transaction() as session:
-        (third,) = [answer.id for answer in await session.enqueue([NewTask("a", ordering_key="o")])]
+        (third,) = [answer.id for answer in await enqueue.enqueue(session, [NewTask("a", ordering_key="o")])]
         await finish(first, (await claim(store))[first])
         assert await states(store, [second]) == ["SCHEDULED"]
         await finish(second, (await claim(store))[second])
     assert await states(store, [second, third]) == ["SUCCESS", "WAITING"]
     async with store.transaction() as session:
-        assert await session.end_turns(10) == 1
+        assert await ordering.end_turns(session, 10) == 1
     assert await states(store, [third]) == ["SCHEDULED"]
     claims = await claim(store)
     await finish(third, claims[third])
@@ -381,7 +383,7 @@ async def test_cleaning_the_failed_task_lets_its_key_go(store: Store, settings: 
     retention = Retention(store=store, settings=settings.model_copy(update={"retention_critical_error_seconds": 60.0}))
     await retention.run_once()
     async with store.session() as session:
-        (held,) = await session.list_held_keys(10)
+        (held,) = await ordering.list_held_keys(session, 10)
         assert held == HeldKey("o", first, "a", held.since, 1)
     await sql.execute("update penstock.task_history set finished_at = now() - interval '61 seconds'")
     await retention.run_once()
@@ -412,9 +414,9 @@ async def test_claims_that_hold_no_more_are_told_apart(store: Store, settings: S
     ids = await add(store, *[NewTask("a")] * 4)
     claims = await claim(store)
     async with store.transaction() as session:
-        await session.cancel([ids[0]])
-        await session.finish({(ids[1], claims[ids[1]]): "1"})
-        await session.release([(ids[2], claims[ids[2]])])
+        await settle.cancel(session, [ids[0]])
+        await settle.finish(session, {(ids[1], claims[ids[1]]): "1"})
+        await claims.release(session, [(ids[2], claims[ids[2]])])
     again = await claim(store)
     asked = [f"{task_id}:{claims[task_id]}" for task_id in ids] + [f"{ids[2]}:{again[ids[2]]}", "4711:1"]
     async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=JSON) as http:
@@ -426,7 +428,7 @@ async def test_claims_that_hold_no_more_are_told_apart(store: Store, settings: S
 async def test_what_is_settled_cannot_be_rescheduled(store: Store) -> None:
     (task_id,) = await add(store, NewTask("a"))
     async with store.transaction() as session:
-        await session.cancel([task_id])
+        await settle.cancel(session, [task_id])
     with pytest.raises(StateConflict, match="is CANCELLED; it cannot be rescheduled"):
         async with store.transaction() as session:
             await apply_change(session, Reschedule(task_id, None, 0.0, None))

@@ -20,15 +20,17 @@ from examples.export.feed import feed
 from examples.export.objects import made_up
 from examples.export.summary import lines_of, summarize
 from penstock import Context, Fail, SettingsError
-from penstock.errors import PenstockError
-from penstock.handlers import REGISTRY
-from penstock.loop import Loop
-from penstock.settings import Settings
-from penstock.store import Store
+from penstock.brokers.sqs import SqsQueue
+from penstock.db.pool import Store
+from penstock.protocol.errors import PenstockError
+from penstock.protocol.task import NewTask
+from penstock.runtime.loop import Loop
+from penstock.settings.model import Settings
 from penstock.submitter import Submitter
-from penstock.tasks import NewTask
-from penstock.transports.sqs import SqsQueue
-from penstock.worker import Worker
+from penstock.tasks import claim, enqueue
+from penstock.tasks import settle as settling
+from penstock.worker.handlers.actions import REGISTRY
+from penstock.worker.process import Worker
 from tests.integration.apis import running
 from tests.integration.doors import put
 
@@ -312,11 +314,11 @@ async def test_a_feed_into_an_api_that_is_away_says_so(database_url: str, settin
 async def settle(store: Store, count: int) -> None:
     """Enqueue, claim and finish so many tasks."""
     async with store.session() as session:
-        await session.enqueue([NewTask("export", json.dumps({"objectID": n})) for n in range(1, count + 1)])
-        dispatch = await session.claim(count)
+        await enqueue.enqueue(session, [NewTask("export", json.dumps({"objectID": n})) for n in range(1, count + 1)])
+        dispatch = await claim.claim(session, count)
         assert dispatch is not None
-        await session.confirm(dispatch.id)
-        await session.finish({(task.id, task.claim): '{"written":true}' for task in dispatch.tasks})
+        await claim.confirm(session, dispatch.id)
+        await settling.finish(session, {(task.id, task.claim): '{"written":true}' for task in dispatch.tasks})
 
 
 @pytest.mark.parametrize(

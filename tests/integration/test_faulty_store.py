@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.errors import Unavailable
-from penstock.faults import Edge, Faults
-from penstock.faults.store import FaultyStore
-from penstock.store import Store
-from penstock.tasks import NewTask
+from penstock.db.chaos import FaultyStore
+from penstock.db.pool import Store
+from penstock.protocol.errors import Unavailable
+from penstock.protocol.task import NewTask
+from penstock.runtime.chaos import Edge, Faults
+from penstock.tasks import claim, enqueue
 
 TASK = NewTask(action="work", payload="{}")
 
@@ -16,7 +17,7 @@ TASK = NewTask(action="work", payload="{}")
 async def _count(database_url: str) -> int:
     store = Store(database_url)
     async with store.session() as session:
-        found = await session.claim(100)
+        found = await claim.claim(session, 100)
     await store.close()
     return len(found.tasks) if found else 0
 
@@ -32,7 +33,7 @@ async def test_a_transaction_is_refused_whole_or_loses_its_reply_after_the_commi
     store = _store(database_url, edge)
     with pytest.raises(Unavailable, match=f"PENSTOCK_CHAOS_{edge.upper()}"):
         async with store.transaction() as session:
-            await session.enqueue([TASK])
+            await enqueue.enqueue(session, [TASK])
     await store.close()
     assert await _count(database_url) == stored
 
@@ -42,6 +43,6 @@ async def test_so_does_a_statement_that_commits_by_itself(database_url: str, edg
     store = _store(database_url, edge)
     with pytest.raises(Unavailable, match=f"PENSTOCK_CHAOS_{edge.upper()}"):
         async with store.session() as session:
-            await session.enqueue([TASK])
+            await enqueue.enqueue(session, [TASK])
     await store.close()
     assert await _count(database_url) == stored

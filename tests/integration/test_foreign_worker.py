@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.settings import Settings
-from penstock.transports import Outgoing
-from penstock.transports.sqs import SqsQueue
-from penstock.wire import Failed, Report, Succeeded, decode_reports, encode_call, join_batch
+from penstock.brokers.base import Outgoing
+from penstock.brokers.sqs import SqsQueue
+from penstock.protocol.batching import join_batch
+from penstock.protocol.reports import Failed, Report, Succeeded, decode_reports
+from penstock.protocol.requests import encode_call
+from penstock.settings.model import Settings
 
 SCRIPT = Path(__file__).parents[1] / "acceptance" / "foreign_worker.py"
 

@@ -20,13 +20,15 @@ import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.addresses import Guard
-from penstock.deliveries import Deliveries, NotDelivered, Undeliverable
-from penstock.deliveries.client import AddressRefused, HttpClient
-from penstock.deliveries.http import cut, retry_after_seconds
-from penstock.errors import InvalidParams, SettingsError
-from penstock.handlers import Context, Registry
-from penstock.settings import load_settings
+from penstock.protocol.errors import InvalidParams, SettingsError
+from penstock.settings.address_policy import Guard
+from penstock.settings.loading import load_settings
+from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
+from penstock.worker.deliveries.http import cut, retry_after_seconds
+from penstock.worker.deliveries.http_client import AddressRefused, HttpClient
+from penstock.worker.deliveries.registry import Deliveries
+from penstock.worker.handlers.actions import Registry
+from penstock.worker.handlers.context import Context
 from tests.integration.http_servers import Request, answer, serving
 
 Ask = Callable[..., Awaitable[Any]]

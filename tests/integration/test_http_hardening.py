@@ -11,11 +11,13 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from penstock import metrics
-from penstock.api import Api, patience
-from penstock.settings import Settings
-from penstock.store import Store
-from penstock.tasks import NewTask
+from penstock.api import http_limits
+from penstock.api.process import Api
+from penstock.db.pool import Store
+from penstock.protocol.task import NewTask
+from penstock.runtime import metrics
+from penstock.settings.model import Settings
+from penstock.tasks import claim, enqueue, settle
 from tests.integration.apis import JSON, running
 
 GOOD = json.dumps({"jsonrpc": "2.0", "method": "enqueue", "params": {"action": "a"}, "id": 1}).encode()
@@ -239,7 +241,7 @@ async def test_rest_of_a_body_that_was_refused_is_let_pass_up_to_a_limit(
         async with wire(api) as line:
             await line.send(HEAD + b"Content-Length: 100000000000000000000000\r\n\r\n")
             assert (await line.answer())[0] == 400
-        monkeypatch.setattr(patience, "HEAD_SECONDS", 0.2)
+        monkeypatch.setattr(http_limits, "HEAD_SECONDS", 0.2)
         async with wire(api) as line:
             await line.send(HEAD + b"Content-Length: 1000000\r\n\r\n")
             assert (await line.answer())[0] == 413
@@ -263,13 +265,13 @@ async def test_endless_chunks_without_content_are_cut_off(store: Store, settings
 
 
 async def test_connection_that_says_nothing_is_closed(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(http_limits, "HEAD_SECONDS", 0.2)
     async with wire(api) as line:
         assert await line.rest() == b""
 
 
 async def test_head_that_trickles_in_is_given_up(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(http_limits, "HEAD_SECONDS", 0.3)
     before = refused("time")
     async with wire(api) as line:
         await line.send(HEAD)
@@ -291,13 +293,13 @@ async def test_second_head_of_a_connection_has_no_more_time_than_the_first(
 ) -> None:
     async with wire(api) as line:
         assert await line.ask() == 200
-        monkeypatch.setattr(patience, "HEAD_SECONDS", 0.2)
+        monkeypatch.setattr(http_limits, "HEAD_SECONDS", 0.2)
         await line.send(b"POST /rpc HT")
         assert await line.rest() == b""
 
 
 async def test_idle_connection_outlives_the_time_for_a_head(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(http_limits, "HEAD_SECONDS", 0.1)
     async with wire(api) as line:
         assert await line.ask() == 200
         await asyncio.sleep(0.4)  # the point is that nothing happens meanwhile
@@ -405,13 +407,13 @@ async def test_bodies_beyond_the_budget_are_told_to_come_again_and_small_ones_ar
 async def test_no_batch_has_an_answer_that_grows_with_its_entries(
     api: Api, store: Store, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    monkeypatch.setattr("penstock.api.budget.ANSWER_BYTES", 20_000)
+    monkeypatch.setattr("penstock.runtime.budget.ANSWER_BYTES", 20_000)
     async with store.session() as session:
-        (task,) = await session.enqueue([NewTask("a")])
+        (task,) = await enqueue.enqueue(session, [NewTask("a")])
     async with store.transaction() as session:
-        dispatch = await session.claim(1)
+        dispatch = await claim.claim(session, 1)
         assert dispatch is not None
-        await session.finish({(task.id, dispatch.id): json.dumps("x" * 5000)})
+        await settle.finish(session, {(task.id, dispatch.id): json.dumps("x" * 5000)})
     params = {"status": {"ids": [task.id], "detail": True}, "result": {"ids": [task.id], "timeout": 0}}.get(method, {})
     entries = [{"jsonrpc": "2.0", "method": method, "params": params, "id": n} for n in range(300)]
     async with httpx.AsyncClient(base_url=api.url, timeout=60) as http:
@@ -440,13 +442,13 @@ async def test_a_body_asks_for_so_many_tasks_and_no_more(api: Api) -> None:
 async def test_a_list_has_as_many_results_as_there_is_room_for_and_reads_no_payload(
     api: Api, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.api.budget.ANSWER_BYTES", 10_000)
+    monkeypatch.setattr("penstock.runtime.budget.ANSWER_BYTES", 10_000)
     async with store.session() as session:
-        ids = [task.id for task in await session.enqueue([NewTask("a", json.dumps({"p": "p" * 9000}))] * 5)]
+        ids = [task.id for task in await enqueue.enqueue(session, [NewTask("a", json.dumps({"p": "p" * 9000}))] * 5)]
     async with store.transaction() as session:
-        dispatch = await session.claim(5)
+        dispatch = await claim.claim(session, 5)
         assert dispatch is not None
-        await session.finish({(task_id, dispatch.id): json.dumps("x" * 6000) for task_id in ids})
+        await settle.finish(session, {(task_id, dispatch.id): json.dumps("x" * 6000) for task_id in ids})
         rows = await session.fetch("show_tasks", ids, False, 10_000)
     assert {row["payload"] for row in rows} == {None}
     async with httpx.AsyncClient(base_url=api.url, timeout=60) as http:
@@ -471,7 +473,7 @@ async def test_a_number_of_no_task_has_no_file(api: Api, path: str, number: str)
 
 
 async def test_client_that_reads_no_answers_is_cut_off(api: Api, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "STALLED_SECONDS", 0.3)
+    monkeypatch.setattr(http_limits, "STALLED_SECONDS", 0.3)
     discover = json.dumps({"jsonrpc": "2.0", "method": "rpc.discover", "id": 1}).encode()
     batch = b"[" + b",".join([discover] * 2000) + b"]"
     connections = api._server._server.server_state.connections

@@ -16,10 +16,10 @@ from penstock.api.http import make_app
 from penstock.api.rpc import Dispatcher, each
 from penstock.api.scaling import Scaling
 from penstock.api.server import HttpServer
-from penstock.errors import InvalidParams, RpcError
-from penstock.settings import Settings
-from penstock.store import Store
-from penstock.wire import Request
+from penstock.db.pool import Store
+from penstock.protocol.errors import InvalidParams, RpcError
+from penstock.protocol.requests import Request
+from penstock.settings.model import Settings
 from tests.integration.apis import JSON, captured_log, running
 
 BATCH_LIMIT = 100

@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import SettingsError, Unavailable
-from penstock.kafka import KafkaConsumer, KafkaProducer, Partition, Position, Received, Record
-from penstock.kafka.library import consumer_config, producer_config
-from penstock.settings import Settings, load_settings
+from penstock.brokers.kafka.consumer import KafkaConsumer
+from penstock.brokers.kafka.library import consumer_config, producer_config
+from penstock.brokers.kafka.producer import KafkaProducer
+from penstock.brokers.kafka.records import Partition, Position, Received, Record
+from penstock.protocol.errors import SettingsError, Unavailable
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
 from tests.kafka import PARTITIONS, PROMPT, MockKafka
 
 LIMIT_SECONDS = 60

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from penstock.deliveries import Deliveries, NotDelivered, Undeliverable
-from penstock.errors import InvalidParams, SettingsError
-from penstock.handlers import Context, Registry
-from penstock.kafka.topics import topic_problem
-from penstock.settings import load_settings
+from penstock.brokers.kafka.allowed_topics import topic_problem
+from penstock.protocol.errors import InvalidParams, SettingsError
+from penstock.settings.loading import load_settings
+from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
+from penstock.worker.deliveries.registry import Deliveries
+from penstock.worker.handlers.actions import Registry
+from penstock.worker.handlers.context import Context
 from tests.kafka import MockKafka
 
 

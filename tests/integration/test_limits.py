@@ -13,21 +13,27 @@ from typing import Any
 
 import pytest
 
-from penstock.commands import Enqueue, read_command
-from penstock.limits import Limits
-from penstock.rulestore import Route, delete_route, list_actions, list_routes, read_action, set_limits, set_route
-from penstock.scheduler import Scheduler
-from penstock.settings import Settings
-from penstock.store import Store
-from penstock.supervisor import rules
+from penstock.brokers.base import Message, Queue
+from penstock.brokers.opening import create_queues
+from penstock.brokers.sqs import SqsQueue, SqsTransport
+from penstock.db.pool import Store
+from penstock.limits.model import Route
+from penstock.limits.store import delete_route, list_actions, list_routes, read_action, set_limits, set_route
+from penstock.limits.tenant_model import DeleteTenant, PauseTenant, SetTenant
+from penstock.limits.tenant_store import change_tenant
+from penstock.limits.token_bucket import Limits
+from penstock.methods.reading import read_command
+from penstock.protocol.requests import parse_claim_id
+from penstock.protocol.task import NewTask
+from penstock.scheduler.process import Scheduler
+from penstock.settings.model import Settings
+from penstock.supervisor import limits
+from penstock.supervisor.limits import Rules
 from penstock.supervisor.repair import Repair
-from penstock.supervisor.rules import Rules
-from penstock.tasks import NewTask
-from penstock.tenant_rules import DeleteTenant, PauseTenant, SetTenant
-from penstock.tenantstore import change_tenant
-from penstock.transports import Message, Queue, create_queues
-from penstock.transports.sqs import SqsQueue, SqsTransport
-from penstock.wire import parse_claim_id
+from penstock.tasks import claim as claims
+from penstock.tasks import enqueue as enqueuing
+from penstock.tasks import settle as settling
+from penstock.tasks.commands import Enqueue
 from tests.integration.doors import take
 
 TaskOf = Callable[[int], Any]
@@ -73,7 +79,7 @@ def scheduler(store: Store, sent: Outbound, settings: Settings) -> Scheduler:
 
 async def enqueue(store: Store, *tasks: NewTask) -> list[int]:
     async with store.transaction() as session:
-        return [answer.id for answer in await session.enqueue(tasks)]
+        return [answer.id for answer in await enqueuing.enqueue(session, tasks)]
 
 
 async def limit(store: Store, action: str, **change: Any) -> None:
@@ -100,13 +106,13 @@ async def finish(store: Store, sent: Outbound, count: int) -> None:
     """Have so many of the tasks that were sent succeed."""
     pairs, sent.pairs = sent.pairs[:count], sent.pairs[count:]
     async with store.transaction() as session:
-        await session.finish(dict.fromkeys(pairs, "{}"))
+        await settling.finish(session, dict.fromkeys(pairs, "{}"))
 
 
 async def settle(store: Store, ids: Sequence[int]) -> None:
     async with store.transaction() as session:
         rows = await session.fetch("read_tasks", list(ids))
-        await session.finish({(row["id"], row["claim"]): "{}" for row in rows})
+        await settling.finish(session, {(row["id"], row["claim"]): "{}" for row in rows})
 
 
 async def run_until_idle(scheduler: Scheduler, *, rounds: int = 50) -> None:
@@ -192,10 +198,10 @@ async def test_a_limit_by_key_holds_no_task_that_has_no_key(
 async def test_what_was_under_way_when_a_limit_was_set_is_adopted_in_a_few_rounds(
     store: Store, outbound: SqsQueue, sql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rules, "_LOOKED_AT", 2)
+    monkeypatch.setattr(limits, "_LOOKED_AT", 2)
     await enqueue(store, *[NewTask("a")] * 3, NewTask("free"), NewTask("b", tenant="t"))
     async with store.transaction() as session:
-        assert await session.claim(5) is not None
+        assert await claims.claim(session, 5) is not None
     async with store.transaction() as session:
         await set_limits(session, "a", {"max_in_flight": 1})
         await change_tenant(session, SetTenant("t", {"max_in_flight": 1}))
@@ -312,14 +318,14 @@ async def test_a_limit_of_the_action_and_one_by_key_hold_together_and_keys_share
 async def test_a_task_in_retry_goes_through_its_gate_again(
     scheduler: Scheduler, store: Store, sent: Outbound, task_of: TaskOf
 ) -> None:
-    from penstock.tasks import Failure
+    from penstock.protocol.task import Failure
 
     await limit(store, "slow", max_in_flight=1)
     (task_id,) = await enqueue(store, NewTask("slow"))
     await run_until_idle(scheduler)
     ((_, claim),) = sent.pairs
     async with store.transaction() as session:
-        await session.fail([Failure(task_id, claim, "{}", 0.05)])
+        await settling.fail(session, [Failure(task_id, claim, "{}", 0.05)])
     deadline = time.monotonic() + 20
     while len(sent.pairs) < 2 and time.monotonic() < deadline:
         await asyncio.sleep(0.1)
@@ -345,7 +351,7 @@ async def test_what_a_claim_took_while_its_limit_was_being_set_is_counted_after_
 ) -> None:
     await enqueue(store, *(NewTask("slow") for _ in range(6)))
     async with store.session() as session:
-        late = await session.claim(2)
+        late = await claims.claim(session, 2)
     assert late is not None
     await limit(store, "slow", max_in_flight=3)
     async with store.session() as session:  # as a claim that began before leaves it
@@ -388,7 +394,7 @@ async def test_a_rate_by_key_is_each_keys_own(scheduler: Scheduler, store: Store
     # What was spent is remembered when nothing stands at the gate any more.
     await finish(store, sent, 4)
     async with store.transaction() as session:
-        await session.cancel(ids)
+        await settling.cancel(session, ids)
     again = await enqueue(store, NewTask("mail"))
     await give_keys(store, again, ["a"])
     await asyncio.sleep(0.1)
@@ -451,7 +457,7 @@ async def test_schedulers_at_once_never_pass_a_limit(store: Store, sent: Outboun
         assert not by_key or max(by_key.values()) <= 2
         some = [(row["id"], row["claim"]) for row in rows][:5]
         async with store.transaction() as session:
-            await session.finish(dict.fromkeys(some, "{}"))
+            await settling.finish(session, dict.fromkeys(some, "{}"))
         done += some
     assert sorted(task_id for task_id, _ in done) == ids
     assert len(set(sent.pairs)) == len(sent.pairs) == 200
@@ -532,8 +538,8 @@ async def test_a_route_has_a_window_of_its_own(
 async def test_a_full_outbound_queue_holds_back_neither_routes_nor_limited_actions(
     store: Store, outbound: SqsQueue, transport: SqsTransport, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.scheduler.ahead._PAUSE_SECONDS", 0)
-    monkeypatch.setattr("penstock.scheduler.ahead._REST_SECONDS", 0)
+    monkeypatch.setattr("penstock.scheduler.divert._PAUSE_SECONDS", 0)
+    monkeypatch.setattr("penstock.scheduler.divert._REST_SECONDS", 0)
     small = settings.model_copy(update={"in_flight_floor": 3, "in_flight_limit": 3, "claim_batch_size": 3})
     scheduler = Scheduler(
         store=store, outbound=outbound, settings=small,

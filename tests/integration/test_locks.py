@@ -15,25 +15,29 @@ import asyncpg
 import httpx
 import pytest
 
-from penstock.armed import Armed, arm, fire_armed
-from penstock.commands import read_command
-from penstock.errors import Locked, TooSlow, Unavailable
-from penstock.notify import Notifier
+from penstock.brokers.base import MAX_RECEIVES, Depth
+from penstock.brokers.sqs import SqsQueue, SqsTransport
+from penstock.compat.delayed_records import Armed, arm, fire_armed
+from penstock.db.notify import Notifier
+from penstock.db.pool import Store
+from penstock.methods.reading import read_command
+from penstock.protocol.errors import Locked, TooSlow, Unavailable
+from penstock.protocol.reports import encode_result
+from penstock.protocol.task import Claimed, NewTask
 from penstock.resulter import Resulter
-from penstock.settings import Settings
-from penstock.store import Store
+from penstock.schedules.store import change_schedule
+from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
+from penstock.settings.model import Settings
 from penstock.submitter import Submitter
 from penstock.supervisor.expiry import Expiry
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.schedules import Firing
 from penstock.supervisor.workflows import Advancing
-from penstock.tasks import Claimed, NewTask
-from penstock.timetable import change_schedule
-from penstock.transports import Depth
-from penstock.transports.sqs import DEAD_LETTER_SUFFIX, MAX_RECEIVES, SqsQueue, SqsTransport
-from penstock.turns import Turns
-from penstock.wire import encode_result
-from penstock.workflowstore import change_workflow
+from penstock.tasks import claim, ordering
+from penstock.tasks import enqueue as enqueuing
+from penstock.tasks import settle as settling
+from penstock.tasks.promotion import Turns
+from penstock.workflows.store import change_workflow
 from tests.claims import claim_id
 from tests.integration.apis import running
 from tests.integration.doors import put, rejected, request
@@ -66,15 +70,15 @@ async def program(database_url: str, *statements: str) -> AsyncIterator[Any]:
 
 async def enqueue(store: Store, *tasks: NewTask) -> list[int]:
     async with store.transaction() as session:
-        return [answer.id for answer in await session.enqueue(tasks)]
+        return [answer.id for answer in await enqueuing.enqueue(session, tasks)]
 
 
 async def claimed(store: Store, *tasks: NewTask) -> list[Claimed]:
     await enqueue(store, *tasks)
     async with store.session() as session:
-        dispatch = await session.claim(1000)
+        dispatch = await claim.claim(session, 1000)
         assert dispatch is not None
-        await session.confirm(dispatch.id)
+        await claim.confirm(session, dispatch.id)
     return sorted(dispatch.tasks, key=lambda task: task.id)
 
 
@@ -132,7 +136,7 @@ async def test_a_key_that_a_program_held_and_gave_back_is_forgotten(short: Store
     turns = Turns(store=short, notifier=Notifier(short))
     async with program(database_url, HOLDS_K):
         async with short.transaction() as session:
-            assert await session.finish({(task.id, task.claim): "1"}) == 1
+            assert await settling.finish(session, {(task.id, task.claim): "1"}) == 1
         await turns.run_once()
     assert await sql.fetchval("select count(*) from penstock.ordering_head") == 1
     await turns.run_once()
@@ -152,7 +156,7 @@ async def test_the_next_of_a_key_waits_for_the_program_that_replaces_it_and_noth
     turns = Turns(store=short, notifier=Notifier(short))
     async with program(database_url, replaces) as connection:
         async with short.transaction() as session:
-            assert await session.finish({(task.id, task.claim): "1" for task in tasks}) == 2
+            assert await settling.finish(session, {(task.id, task.claim): "1" for task in tasks}) == 2
         await turns.run_once()
         assert await states(sql, "ordering_key = 'L'") == {"SUCCESS": 1, "SCHEDULED": 1}
         assert await states(sql, "ordering_key = 'K'") == {"SUCCESS": 1, "WAITING": 2}
@@ -299,7 +303,7 @@ async def test_one_workflow_whose_key_is_held_does_not_keep_the_others(
             await change_workflow(session, read_command("workflow.create", body, settings), settings)
     tasks = await claimed(short)
     async with short.transaction() as session:
-        await session.finish({(task.id, task.claim): "1" for task in tasks})
+        await settling.finish(session, {(task.id, task.claim): "1" for task in tasks})
     advancing = Advancing(store=short, notifier=Notifier(short), settings=settings)
     async with program(database_url, HOLDS_K):
         advanced = await advancing.run_once()
@@ -320,7 +324,7 @@ async def test_one_stale_task_whose_key_is_held_does_not_keep_the_others(
     tasks = [NewTask("a", ordering_key="K", max_attempts=1), *(NewTask("a", max_attempts=1) for _ in range(9))]
     lost = await claimed(short, *tasks)
     async with short.session() as session:
-        await session.note_heartbeats({(task.id, task.claim): None for task in lost})
+        await settling.note_heartbeats(session, {(task.id, task.claim): None for task in lost})
     past = "- '1 day'::interval"
     await sql.execute(
         f"update penstock.task set suspect = true, claimed_at = claimed_at {past}, heartbeat_at = heartbeat_at {past}"
@@ -391,7 +395,7 @@ async def test_a_program_that_replaces_tasks_meets_no_deadlock_with_their_cancel
 
     async def cancel() -> set[int]:
         async with enduring.transaction() as session:
-            return await session.cancel([b, between, a])
+            return await settling.cancel(session, [b, between, a])
 
     async def replace() -> None:
         async with program(database_url) as connection:
@@ -441,20 +445,22 @@ async def test_programs_that_enqueue_many_meet_no_deadlock_while_tasks_of_their_
     async def settle() -> None:
         while not ended.is_set():
             async with store.session() as session:
-                dispatch = await session.claim(6)
+                dispatch = await claim.claim(session, 6)
             if dispatch is None:
                 await asyncio.sleep(0.002)
                 continue
             try:
                 async with store.transaction() as session:
-                    met["settled"] += await session.finish({(task.id, task.claim): "1" for task in dispatch.tasks})
+                    met["settled"] += await settling.finish(
+                        session, {(task.id, task.claim): "1" for task in dispatch.tasks}
+                    )
             except Unavailable:
                 met["settled later"] += 1
 
     async def end_turns() -> None:
         while not ended.is_set():
             async with store.transaction() as session:
-                met["promoted"] += await session.end_turns(10)
+                met["promoted"] += await ordering.end_turns(session, 10)
             await asyncio.sleep(0.01)
 
     async def cancel() -> None:
@@ -462,7 +468,7 @@ async def test_programs_that_enqueue_many_meet_no_deadlock_while_tasks_of_their_
             ids = [row["id"] for row in await sql.fetch("select id from penstock.task order by random() limit 2")]
             try:
                 async with enduring.transaction() as session:
-                    met["cancelled"] += len(await session.cancel(ids))
+                    met["cancelled"] += len(await settling.cancel(session, ids))
             except Locked as exc:
                 lost_to.append(str(getattr(exc.__cause__, "detail", exc)))
                 met["cancelled later"] += 1
@@ -478,7 +484,7 @@ async def test_programs_that_enqueue_many_meet_no_deadlock_while_tasks_of_their_
     for detail in lost_to:
         assert pids.isdisjoint(re.findall(r"rocess (\d+)", detail)), detail
     async with store.transaction() as session:
-        while await session.end_turns(10):
+        while await ordering.end_turns(session, 10):
             pass
     # Of each key that has tasks one may run, and no more.
     running = await sql.fetch(

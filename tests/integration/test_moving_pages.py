@@ -10,10 +10,12 @@ import httpx
 import pytest
 
 from penstock.cli.sources import CLOCKWORK, KAFKA_MESSAGE_SCHEDULER, older_settings
-from penstock.errors import SettingsError
-from penstock.settings import PREFIX, Settings, load_settings
-from penstock.source.schedules import read_json
-from penstock.store import Store
+from penstock.compat.topics.schedules import read_json
+from penstock.db.pool import Store
+from penstock.protocol.errors import SettingsError
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
+from penstock.settings.values import PREFIX
 from tests.integration.apis import JSON, running
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -92,7 +94,7 @@ async def test_the_examples_of_kafka_publish_are_answered_as_the_page_says(store
     assert len(pairs) == 2
     import msgspec
 
-    from penstock.deliveries.kafka import RecordParams, record_of
+    from penstock.worker.deliveries.kafka import RecordParams, record_of
 
     async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=JSON) as http:
         for asked, told in pairs:

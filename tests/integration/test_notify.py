@@ -7,11 +7,11 @@ from typing import Any
 import asyncpg
 import pytest
 
-from penstock import notify
-from penstock.errors import Unavailable
+from penstock.db import notify
+from penstock.db.notify import CHANNEL, Listener, Notifier
+from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
-from penstock.notify import CHANNEL, Listener, Notifier
-from penstock.store import Store
+from penstock.protocol.errors import Unavailable
 from tests.integration.doors import postgres_away
 
 

@@ -12,18 +12,22 @@ import asyncpg
 import httpx
 import pytest
 
-from penstock import AsyncClient, Call, Client, Context, Fail, InboundClient, action, scheduler0store
-from penstock.errors import PayloadUnavailable
-from penstock.handlers import Registry
-from penstock.payloads import Bucket, offered_bound, payload_bound
-from penstock.settings import Settings, load_settings
+from penstock import AsyncClient, Call, Client, Context, Fail, InboundClient, action
+from penstock.compat.scheduler0 import store
+from penstock.payloads.bucket import Bucket
+from penstock.payloads.vault import offered_bound, payload_bound
+from penstock.protocol.errors import PayloadUnavailable
+from penstock.protocol.reports import encode_progress
+from penstock.protocol.requests import ClaimId
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
 from penstock.settings.payload_values import fingerprint, new_key, read_key
-from penstock.supervisor.emptying import Emptying
-from penstock.supervisor.objects import Objects
+from penstock.supervisor.payload_objects import Objects
+from penstock.supervisor.payload_retention import Emptying
 from penstock.supervisor.retention import Retention
 from penstock.supervisor.schedules import Imports
-from penstock.wire import ClaimId, encode_progress
-from penstock.worker.sealing import seal_note
+from penstock.worker.handlers.actions import Registry
+from penstock.worker.payload_io import seal_note
 from tests.claims import claim_id
 from tests.integration.apis import running
 from tests.integration.doors import put, request
@@ -174,7 +178,7 @@ async def test_a_payload_larger_than_any_message_passes(settings: Settings, s3: 
 async def test_what_is_too_large_to_be_shown_is_told_and_can_be_fetched(
     settings: Settings, s3: S3Bucket, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.api.budget.ANSWER_BYTES", 3000)
+    monkeypatch.setattr("penstock.runtime.budget.ANSWER_BYTES", 3000)
     async with plant(with_bucket(settings, s3), registry) as pipe:
         assert pipe.http is not None
         text = "z" * 4000
@@ -376,7 +380,7 @@ async def test_a_result_waits_with_its_worker_while_s3_is_away(
             raise PayloadUnavailable("S3 is away")
         await whole(self, name, body)
 
-    monkeypatch.setattr("penstock.worker.sealing._FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.worker.payload_io._FIRST_PAUSE_SECONDS", 0.01)
     async with plant(with_bucket(settings, s3), registry) as pipe:
         task = await pipe.call("enqueue", action="grow", timeout=0.5)
         monkeypatch.setattr(Bucket, "put", put_at_last)
@@ -487,7 +491,7 @@ async def test_a_kill_between_any_two_steps_of_a_deletion_loses_and_leaves_nothi
 async def test_what_was_uploaded_for_nothing_is_found_by_its_day(
     settings: Settings, s3: S3Bucket, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.supervisor.objects._FIRST_DAY", timedelta(days=60))
+    monkeypatch.setattr("penstock.supervisor.payload_objects._FIRST_DAY", timedelta(days=60))
     async with plant(with_bucket(settings, s3), registry) as pipe:
         task = await pipe.call("enqueue", action="echo", payload=LARGE, delay=3600)
         (own,) = s3.objects()
@@ -646,14 +650,14 @@ async def test_what_stays_in_the_clear_is_what_the_page_names(settings: Settings
         await pipe.call("schedule.create_many", schedules=[{"name": "t", "expression": "@yearly", "payload": secret}])
         api = await stack.enter_async_context(running(pipe.store, changed))
         async with pipe.store.session() as session:
-            made, password = await scheduler0store.create_credential(session, readable=False)
+            made, password = await store.create_credential(session, readable=False)
         headers = {"x-api-key": made.api_key, "x-secret-key": password}
         http = await stack.enter_async_context(httpx.AsyncClient(headers=headers))
         armed = {
             "clientId": "c", "scheduleKey": "k", "orderingKey": "o", "taskData": json.dumps(secret),
             "delivery": {"topic": "out"}, "scheduleTime": 4_000_000_000_000,
         }  # fmt: skip
-        assert (await http.post(f"{api.clockwork_url}/schedule", json=armed)).status_code == 200
+        assert (await http.post(f"{api.added_urls['clockwork']}/schedule", json=armed)).status_code == 200
         project = (await http.post(f"{api.url}/v1/projects", json={"name": "p", "description": "d"})).json()["data"]
         job = {
             "projectId": project["id"], "spec": "@every 1h", "timezone": "UTC", "executionType": "http",

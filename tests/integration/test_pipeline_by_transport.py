@@ -14,25 +14,20 @@ import msgspec
 import pytest
 
 from penstock import Call, Context, InboundClient, Retry, action
-from penstock.handlers import Registry
-from penstock.loop import Service
+from penstock.brokers.base import Outgoing, Queue, Transport
+from penstock.brokers.opening import create_queues, open_transport, queue_names
+from penstock.db.pool import Store
+from penstock.protocol.task import State
 from penstock.resulter import Resulter
-from penstock.scheduler import Scheduler
-from penstock.settings import Settings, load_settings
-from penstock.store import Store
+from penstock.runtime.loop import Service
+from penstock.scheduler.process import Scheduler
+from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
 from penstock.submitter import Submitter
-from penstock.supervisor import Supervisor
-from penstock.tasks import State
-from penstock.transports import (
-    DEAD_LETTER_SUFFIX,
-    Outgoing,
-    Queue,
-    Transport,
-    create_queues,
-    open_transport,
-    queue_names,
-)
-from penstock.worker import Worker
+from penstock.supervisor.process import Supervisor
+from penstock.worker.handlers.actions import Registry
+from penstock.worker.process import Worker
 from tests.brokers import KINDS, broker_settings
 from tests.integration.apis import JSON, running
 from tests.integration.doors import request as rpc_request

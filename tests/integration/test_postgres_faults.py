@@ -16,20 +16,25 @@ import httpx
 import psutil
 import pytest
 
-from penstock.errors import TooSlow, Unavailable
+from penstock.brokers.base import MAX_RECEIVES, Depth
+from penstock.brokers.sqs import SqsQueue, SqsTransport
+from penstock.db.migrate import upgrade
+from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
-from penstock.migrate import upgrade
+from penstock.protocol.errors import TooSlow, Unavailable
+from penstock.protocol.reports import encode_error, encode_result
+from penstock.protocol.requests import parse_claim_id
+from penstock.protocol.task import Claimed, NewTask
 from penstock.resulter import Resulter
-from penstock.scheduler import Scheduler
-from penstock.settings import Settings
-from penstock.store import Store
+from penstock.scheduler.process import Scheduler
+from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
+from penstock.settings.model import Settings
 from penstock.submitter import Submitter
-from penstock.supervisor import Supervisor
+from penstock.supervisor.process import Supervisor
 from penstock.supervisor.repair import Repair
-from penstock.tasks import Claimed, NewTask
-from penstock.transports import Depth
-from penstock.transports.sqs import DEAD_LETTER_SUFFIX, MAX_RECEIVES, SqsQueue, SqsTransport
-from penstock.wire import encode_error, encode_result, parse_claim_id
+from penstock.tasks import claim as claims
+from penstock.tasks import enqueue as enqueuing
+from penstock.tasks import settle
 from tests.claims import claim_id, use_known_key
 from tests.integration.apis import running
 from tests.integration.doors import no_routes, put, rejected, request, sample, take
@@ -98,15 +103,15 @@ async def proxied(proxy: PostgresProxy) -> AsyncIterator[Store]:
 
 async def enqueue(store: Store, *tasks: NewTask) -> list[int]:
     async with store.transaction() as session:
-        return [answer.id for answer in await session.enqueue(tasks)]
+        return [answer.id for answer in await enqueuing.enqueue(session, tasks)]
 
 
 async def claimed(store: Store, *tasks: NewTask) -> list[Claimed]:
     await enqueue(store, *tasks)
     async with store.session() as session:
-        dispatch = await session.claim(1000)
+        dispatch = await claims.claim(session, 1000)
         assert dispatch is not None
-        await session.confirm(dispatch.id)
+        await claims.confirm(session, dispatch.id)
     return sorted(dispatch.tasks, key=lambda task: task.id)
 
 
@@ -235,7 +240,7 @@ async def test_a_supervisor_whose_repair_is_refused_repairs_once_when_it_may(
 ) -> None:  # fmt: skip
     (task,) = await claimed(store, NewTask("a"))
     async with store.session() as session:
-        await session.note_heartbeats({(task.id, task.claim): None})
+        await settle.note_heartbeats(session, {(task.id, task.claim): None})
     past = "- '1 day'::interval"
     await sql.execute(f"update penstock.task set claimed_at = claimed_at {past}, heartbeat_at = heartbeat_at {past}")
     queues = {"inbound": inbound, "outbound": outbound, "results": results}
@@ -434,12 +439,12 @@ async def test_a_transaction_in_which_the_process_stood_still_for_too_long_is_un
 ) -> None:
     with pytest.raises(Unavailable):
         async with store.transaction() as session:
-            await session.enqueue([NewTask("a")])
+            await enqueuing.enqueue(session, [NewTask("a")])
             await session._connection.execute("set idle_in_transaction_session_timeout = 20")
             async with asyncio.timeout(30):
                 while await sql.fetchval("select count(*) from pg_stat_activity where state = 'idle in transaction'"):
                     await asyncio.sleep(0.01)
-            await session.enqueue([NewTask("a")])
+            await enqueuing.enqueue(session, [NewTask("a")])
     assert await count(sql) == 0
     assert len(await enqueue(store, NewTask("a"))) == 1
 
@@ -531,7 +536,7 @@ async def test_every_process_outlives_a_restart_of_the_server(
         assert {accepted, again} < sent
         async with stores[0].transaction() as session:
             assert [row["state"] for row in await session.fetch("read_tasks", [task_id])] == ["SUCCESS"]
-            await session.cancel(list(sent))
+            await settle.cancel(session, list(sent))
         assert [await inbound.depth(), await results.depth()] == [EMPTY, EMPTY]
     finally:
         for store in stores:
@@ -589,7 +594,7 @@ async def test_a_pass_that_is_cut_off_inside_its_transaction_leaves_a_usable_con
 
     async def stuck() -> None:
         async with store.transaction() as session:
-            await session.enqueue([NewTask("a")])
+            await enqueuing.enqueue(session, [NewTask("a")])
             inside.set()
             await session._connection.execute("select pg_sleep(60)")
 

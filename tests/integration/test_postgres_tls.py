@@ -13,9 +13,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from penstock.errors import Unavailable
-from penstock.settings import load_settings
-from penstock.store import Store
+from penstock.db.pool import Store
+from penstock.protocol.errors import Unavailable
+from penstock.settings.loading import load_settings
 from tests.tls import TlsFront, tls_front
 
 ROOT = Path(__file__).parents[2]

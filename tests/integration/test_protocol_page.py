@@ -9,13 +9,16 @@ from typing import Any
 
 import httpx
 
-from penstock.intake import accept_inbound, read_inbound
-from penstock.outcomes import apply_reports
-from penstock.settings import Settings, load_settings
-from penstock.store import Store
-from penstock.transports import Outgoing
-from penstock.transports.sqs import SqsTransport
-from penstock.wire import decode_reports, encode_call
+from penstock.brokers.base import Outgoing
+from penstock.brokers.sqs import SqsTransport
+from penstock.db.pool import Store
+from penstock.methods.inbound import accept_inbound, read_inbound
+from penstock.protocol.reports import decode_reports
+from penstock.protocol.requests import encode_call
+from penstock.results.apply import apply_reports
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
+from penstock.tasks import claim, enqueue
 from tests.integration.apis import JSON, running
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
@@ -62,10 +65,10 @@ async def test_every_example_of_the_protocol_page_is_true(
                 inbound = read_inbound(text, settings)
                 async with store.transaction() as session:
                     await accept_inbound(session, inbound, settings, door="inbound")
-                    await session.insert_rejected("inbound", inbound.refused)
+                    await enqueue.insert_rejected(session, "inbound", inbound.refused)
             elif kind == "outbound":
                 async with store.transaction() as session:
-                    dispatch = await session.claim(1)
+                    dispatch = await claim.claim(session, 1)
                 assert dispatch is not None
                 [task] = dispatch.tasks
                 assert encode_call(task.id, task.claim, task.action, task.payload) == text.strip()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from penstock.doctor import examine
-from penstock.settings import Settings
-from penstock.store import Store
+from penstock.cli.doctor.checks import examine
+from penstock.db.pool import Store
+from penstock.protocol.task import Failure, NewTask, State
+from penstock.settings.model import Settings
 from penstock.supervisor.retention import Retention
-from penstock.tasks import Failure, NewTask, State
+from penstock.tasks import claim, enqueue, reschedule, settle
 
 _WITHOUT_IDENTITY = """
 select c.relname from pg_class c
@@ -24,16 +25,16 @@ async def test_records_are_changed_removed_and_counted_beside_a_publication_for_
     ahead = f"task_success_{datetime.now(UTC) + timedelta(days=3):%Y%m%d}"
     await sql.execute(f"drop table if exists penstock.{ahead}")
     async with store.transaction() as session:
-        await session.enqueue([NewTask("a"), NewTask("b"), NewTask("c")])
-        dispatch = await session.claim(3)
+        await enqueue.enqueue(session, [NewTask("a"), NewTask("b"), NewTask("c")])
+        dispatch = await claim.claim(session, 3)
         assert dispatch is not None
         a, b, c = dispatch.tasks
-        await session.fail([Failure(a.id, a.claim, '{"code":1,"message":"x"}', None)])
-        await session.finish({(b.id, b.claim): "1", (c.id, c.claim): "1"})
+        await settle.fail(session, [Failure(a.id, a.claim, '{"code":1,"message":"x"}', None)])
+        await settle.finish(session, {(b.id, b.claim): "1", (c.id, c.claim): "1"})
     await sql.execute("update penstock.tally set at = at - interval '2 hours'")
     await sql.execute("create publication everything for all tables")
     async with store.transaction() as session:
-        assert await session.restart([a.id]) == {a.id: State.SCHEDULED}
+        assert await reschedule.restart(session, [a.id]) == {a.id: State.SCHEDULED}
         assert len(await session.fetch("delete_settled_tasks", [b.id])) == 1
     await sql.execute("update penstock.task_history set finished_at = now() - interval '2 days' where id = $1", c.id)
     kept = settings.model_copy(update={"retention_success_seconds": 86400.0})

@@ -11,35 +11,36 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.api.replay import retry_rejected
+from penstock.brokers.base import MAX_RECEIVES, Depth
+from penstock.brokers.sqs import SqsQueue
 from penstock.cli import app
-from penstock.errors import HANDLER_ERROR, TOO_LARGE, Unavailable
+from penstock.db.pool import Store
+from penstock.limits.model import Route
+from penstock.limits.store import set_route
 from penstock.local.postgres import EmbeddedPostgres
-from penstock.outcomes import ERROR_LIMIT_BYTES, delay_after
-from penstock.resulter import Resulter
-from penstock.retry import Backoff
-from penstock.rules import Route
-from penstock.rulestore import set_route
-from penstock.settings import Settings
-from penstock.store import Pace, Store
-from penstock.tasks import Claimed, NewTask
-from penstock.transports import Depth
-from penstock.transports.sqs import MAX_RECEIVES, SqsQueue
-from penstock.wire import (
+from penstock.protocol.batching import join_batch
+from penstock.protocol.errors import HANDLER_ERROR, TOO_LARGE, Unavailable
+from penstock.protocol.reports import (
     NO_HINTS,
     BackoffHint,
     Hints,
-    Reference,
-    Sealed,
     encode_error,
     encode_progress,
-    encode_reference,
     encode_result,
     encode_run_times,
-    encode_sealed,
     encode_sealed_result,
     encode_wait,
-    join_batch,
 )
+from penstock.protocol.retry import Backoff
+from penstock.protocol.sealed import Reference, Sealed, encode_reference, encode_sealed
+from penstock.protocol.task import Claimed, NewTask
+from penstock.resulter import Resulter
+from penstock.results.apply import ERROR_LIMIT_BYTES, delay_after
+from penstock.settings.model import Settings
+from penstock.tasks import claim as claims
+from penstock.tasks import enqueue, settle
+from penstock.tasks import stale as stale_tasks
+from penstock.tasks.records import Pace
 from tests.claims import claim_id
 from tests.integration.doors import postgres_away, put, rejected, sample
 
@@ -54,16 +55,16 @@ def resulter(store: Store, results: SqsQueue, settings: Settings) -> Resulter:
 
 async def claim(store: Store, limit: int = 100, *, now: datetime | None = None) -> list[Claimed]:
     async with store.session() as session:
-        dispatch = await session.claim(limit, now=now)
+        dispatch = await claims.claim(session, limit, now=now)
         assert dispatch is not None
-        await session.confirm(dispatch.id)
+        await claims.confirm(session, dispatch.id)
     return dispatch.tasks
 
 
 async def claimed(store: Store, *tasks: NewTask) -> list[Claimed]:
     """New tasks, claimed; in the order in which they were given."""
     async with store.transaction() as session:
-        await session.enqueue(tasks)
+        await enqueue.enqueue(session, tasks)
     return sorted(await claim(store), key=lambda task: task.id)
 
 
@@ -108,7 +109,7 @@ async def test_run_times_are_added_up_for_the_scheduler_beside_the_results(
     )
     assert (await task_of(task.id))["state"] == "SUCCESS"
     async with store.session() as session:
-        assert sorted(await session.read_pace(60), key=lambda pace: pace.action) == [
+        assert sorted(await claims.read_pace(session, 60), key=lambda pace: pace.action) == [
             Pace("a", ended=1, timed=4, seconds=2.0),
             Pace("b", ended=0, timed=1, seconds=4.0),
         ]
@@ -124,7 +125,7 @@ async def test_run_times_that_make_no_sense_are_kept_as_rejected_and_harm_nobody
     assert (await task_of(task.id))["state"] == "SUCCESS"
     assert [body for _, body, _ in await rejected(store)] == junk
     async with store.session() as session:
-        assert await session.read_pace(60) == [Pace("a", ended=1, timed=0, seconds=0.0)]
+        assert await claims.read_pace(session, 60) == [Pace("a", ended=1, timed=0, seconds=0.0)]
 
 
 async def test_what_postgres_cannot_store_is_replaced_in_the_name_of_a_timed_action(
@@ -132,7 +133,7 @@ async def test_what_postgres_cannot_store_is_replaced_in_the_name_of_a_timed_act
 ) -> None:
     await report(resulter, results, encode_run_times({"a\0b": (1, 1.0), "half \ud800": (1, 1.0)}))
     async with store.session() as session:
-        assert {pace.action for pace in await session.read_pace(60)} == {"a\ufffdb", "half \ufffd"}
+        assert {pace.action for pace in await claims.read_pace(session, 60)} == {"a\ufffdb", "half \ufffd"}
 
 
 # Success
@@ -201,7 +202,7 @@ async def test_progress_is_shown_and_counts_as_a_sign_of_life(
     assert json.loads((await task_of(shown.id))["progress"]) == {"percent": 12.5, "note": "half é"}
     async with store.session() as session:
         later = datetime.now(UTC) + timedelta(seconds=61)
-        stale = {task.id: task.taken for task in await session.find_stale(60, limit=10, now=later)}
+        stale = {task.id: task.taken for task in await stale_tasks.find_stale(session, 60, limit=10, now=later)}
     assert stale == {shown.id: True, quiet.id: False}
 
 
@@ -210,7 +211,7 @@ async def test_progress_of_an_older_claim_changes_nothing(
 ) -> None:
     (old,) = await claimed(store, NewTask("a"))
     async with store.session() as session:
-        await session.release([(old.id, old.claim)])
+        await claims.release(session, [(old.id, old.claim)])
     (new,) = await claim(store)
     await report(resulter, results, f"[{encode_progress(name(new), 2)},{encode_progress(name(old), 99)}]")
     assert json.loads((await task_of(old.id))["progress"])["percent"] == 2
@@ -245,7 +246,7 @@ async def test_a_failed_task_waits_longer_after_each_attempt_and_is_given_up_aft
     failures = json.loads(row["failures"])
     assert [(f["attempt"], f["error"]["message"]) for f in failures] == [(n, f"failure {n}") for n in range(1, 11)]
     async with store.session() as session:
-        assert await session.claim(10, now=datetime.now(UTC) + timedelta(days=365)) is None
+        assert await claims.claim(session, 10, now=datetime.now(UTC) + timedelta(days=365)) is None
 
 
 async def test_the_whole_error_is_recorded(
@@ -369,7 +370,7 @@ async def test_of_two_claims_in_one_batch_only_the_newest_counts(
 ) -> None:
     (old,) = await claimed(store, NewTask("a"))
     async with store.session() as session:
-        await session.release([(old.id, old.claim)])
+        await claims.release(session, [(old.id, old.claim)])
     (new,) = await claim(store)
     entries = [encode_result(name(old), '"old"'), encode_result(name(new), '"new"')]
     await report(resulter, results, f"[{','.join(entries[::-1] if order else entries)}]")
@@ -394,7 +395,7 @@ async def test_results_of_cancelled_and_unknown_tasks_are_ignored(
 ) -> None:
     (task,) = await claimed(store, NewTask("a"))
     async with store.transaction() as session:
-        await session.cancel([task.id])
+        await settle.cancel(session, [task.id])
     before = sample("penstock_stale_results_total")
     await report(resulter, results, encode_result(name(task), "1"), encode_result(claim_id(2**63 - 1, 1), "1"))
     assert (await task_of(task.id))["state"] == "CANCELLED"
@@ -470,7 +471,7 @@ async def test_nothing_but_the_id_that_was_sent_out_settles_a_task(
     assert [tuple(row) for row in rows] == [("ACQUIRED", None, None)]
     assert sorted(body for _, body, _ in await rejected(store)) == sorted(forged)
     async with store.session() as session:
-        assert await session.claim(10) is None
+        assert await claims.claim(session, 10) is None
     await report(resulter, results, encode_result(name(task), "1"))
     assert (await task_of(task.id))["state"] == "SUCCESS"
 
@@ -744,7 +745,7 @@ async def test_a_message_that_workers_packed_is_read_whatever_callers_may_send_i
     store: Store, results: SqsQueue, settings: Settings, sql: Any
 ) -> None:
     async with store.transaction() as session:
-        await session.enqueue([NewTask("a") for _ in range(500)])
+        await enqueue.enqueue(session, [NewTask("a") for _ in range(500)])
     bodies = [encode_result(name(task), "1") for task in await claim(store, 500)]
     await put(results, f"[{','.join(bodies)}]")
     few = settings.model_copy(update={"batch_limit": 100})

@@ -17,9 +17,15 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock import AsyncClient, Client
+from penstock.brokers.sqs import SqsQueue
 from penstock.cli import app
-from penstock.commands import Restart
-from penstock.errors import (
+from penstock.db.notify import CHANNEL
+from penstock.db.pool import Store
+from penstock.db.statements import SQL
+from penstock.local.postgres import EmbeddedPostgres
+from penstock.methods.inbound import apply_change, read_inbound
+from penstock.protocol.compression import pack_result
+from penstock.protocol.errors import (
     InvalidParams,
     PayloadGone,
     ResultGone,
@@ -30,18 +36,17 @@ from penstock.errors import (
     TaskNotFound,
     Unavailable,
 )
-from penstock.intake import apply_change, read_inbound
-from penstock.local.postgres import EmbeddedPostgres
-from penstock.notify import CHANNEL
+from penstock.protocol.reports import encode_packed_result
+from penstock.protocol.task import Failure, NewTask
 from penstock.resulter import Resulter
-from penstock.settings import DAY, Settings, load_settings
-from penstock.sql import SQL
-from penstock.store import Store
-from penstock.supervisor.emptying import Emptying
-from penstock.supervisor.jobs import Jobs
-from penstock.tasks import Failure, NewTask
-from penstock.transports.sqs import SqsQueue
-from penstock.wire import encode_packed_result, pack_result
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
+from penstock.settings.values import DAY
+from penstock.supervisor.bulk_jobs import Jobs
+from penstock.supervisor.payload_retention import Emptying
+from penstock.tasks import claim as claims
+from penstock.tasks import enqueue, reschedule, settle
+from penstock.tasks.commands import Restart
 from tests.claims import claim_id
 from tests.integration.apis import JSON, running
 from tests.integration.doors import postgres_away, put, sample
@@ -55,13 +60,13 @@ async def until(condition: Callable[[], object]) -> None:
 
 async def make(store: Store, count: int = 1, **options: Any) -> list[int]:
     async with store.session() as session:
-        return [task.id for task in await session.enqueue([NewTask("a", '{"n":1}', **options)] * count)]
+        return [task.id for task in await enqueue.enqueue(session, [NewTask("a", '{"n":1}', **options)] * count)]
 
 
 async def claim(store: Store) -> tuple[int, list[int]]:
     """(claim, ids) of all that is due."""
     async with store.transaction() as session:
-        dispatch = await session.claim(10_000)
+        dispatch = await claims.claim(session, 10_000)
     assert dispatch is not None
     return dispatch.id, [task.id for task in dispatch.tasks]
 
@@ -69,7 +74,7 @@ async def claim(store: Store) -> tuple[int, list[int]]:
 async def finish(store: Store, claimed: int, ids: Sequence[int], result: str = '{{"of":{}}}') -> None:
     """As a resulter does: commit, then a nudge."""
     async with store.transaction() as session:
-        assert await session.finish({(task_id, claimed): result.format(task_id) for task_id in ids}) == len(ids)
+        assert await settle.finish(session, {(task_id, claimed): result.format(task_id) for task_id in ids}) == len(ids)
     async with store.session() as session:
         await session.fetch("notify_work", CHANNEL)
 
@@ -77,7 +82,7 @@ async def finish(store: Store, claimed: int, ids: Sequence[int], result: str = '
 async def fail(store: Store, claimed: int, task_id: int) -> None:
     error = '{"code": -32000, "message": "no luck", "data": {"traceback": "Traceback: here"}}'
     async with store.transaction() as session:
-        assert await session.fail([Failure(task_id, claimed, error, None)])
+        assert await settle.fail(session, [Failure(task_id, claimed, error, None)])
     async with store.session() as session:
         await session.fetch("notify_work", CHANNEL)
 
@@ -132,7 +137,7 @@ async def test_all_waits_for_the_last_and_any_answers_those_that_have_settled(st
         assert not every.done()
         await fail(store, claimed, ids[0])
         async with store.transaction() as session:
-            await session.cancel([ids[2]], "not wanted")
+            await settle.cancel(session, [ids[2]], "not wanted")
         outcomes = (await every)["result"]  # no nudge came with the last change: the watch looks by itself
         assert [entry["id"] for entry in outcomes] == [*ids, ids[0]]
         assert [entry["state"] for entry in outcomes] == ["CRITICAL_ERROR", "SUCCESS", "CANCELLED", "CRITICAL_ERROR"]
@@ -146,8 +151,8 @@ async def test_a_task_that_is_retried_is_waited_for_again(store: Store, settings
     (task_id,) = await make(store)
     async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=JSON) as http:
         async with store.transaction() as session:
-            await session.cancel([task_id])
-            await session.restart([task_id])
+            await settle.cancel(session, [task_id])
+            await reschedule.restart(session, [task_id])
         asking = asyncio.create_task(ask(http, id=task_id, timeout=60))
         await until(lambda: api._methods.results._waits == 1)
         claimed, _ = await claim(store)
@@ -199,7 +204,7 @@ async def test_an_api_that_stops_answers_at_once_with_what_there_is(store: Store
             asking = asyncio.create_task(ask(http, ids=ids, timeout=60))
             await until(lambda: api._methods.results._waits == 2)
             async with store.transaction() as session:
-                await session.finish({(ids[0], claimed): "1"})
+                await settle.finish(session, {(ids[0], claimed): "1"})
             stopping = monotonic()
         assert monotonic() - stopping < 30  # of the 60 that it would have waited
         outcomes = (await asking)["result"]
@@ -219,7 +224,7 @@ async def test_waits_are_bounded_and_told_so(store: Store, settings: Settings) -
         await until(lambda: api._methods.results._requests == 2)
         assert "Too many requests" in (await ask(http, id=ids[0], timeout=60))["error"]["message"]
         async with store.transaction() as session:
-            await session.cancel(ids)
+            await settle.cancel(session, ids)
         assert [(await task)["result"]["state"] for task in waiting] == ["CANCELLED"] * 2
 
 
@@ -239,7 +244,7 @@ async def test_one_caller_leaves_waits_to_the_others(store: Store, settings: Set
         waiting.append(asyncio.create_task(wait(other)))
         await until(lambda: api._methods.results._requests == 3)
         async with store.transaction() as session:
-            await session.cancel([task_id])
+            await settle.cancel(session, [task_id])
         assert [(await task)["result"]["state"] for task in waiting] == ["CANCELLED"] * 3
 
 
@@ -295,7 +300,7 @@ async def wait_for_rows(sql: Any, query: str, count: int) -> None:
 async def test_results_that_fill_an_answer_leave_the_rest_to_the_next(
     store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.api.budget.ANSWER_BYTES", 1000)
+    monkeypatch.setattr("penstock.runtime.budget.ANSWER_BYTES", 1000)
     ids = await make(store, 8)
     claimed, _ = await claim(store)
     await finish(store, claimed, ids, '"' + "x" * 400 + '{}"')
@@ -364,7 +369,7 @@ async def test_both_clients_raise_what_came_of_the_task(store: Store, settings: 
     await finish(store, claimed, [gone])
     await sql.execute("update penstock.task_history set result = 'null', result_gone = true where id = $1", gone)
     async with store.transaction() as session:
-        await session.cancel([cancelled], "not wanted")
+        await settle.cancel(session, [cancelled], "not wanted")
 
     async def expect(result: Callable[..., Any]) -> None:
         with pytest.raises(TaskFailed, match=f"task {failed} failed: no luck") as told:
@@ -559,7 +564,7 @@ async def test_results_go_before_payloads_and_payloads_before_records(
     await finish(store, claimed, [empty], "null")
     await fail(store, claimed, failed)
     async with store.transaction() as session:
-        await session.cancel([cancelled])
+        await settle.cancel(session, [cancelled])
     (live,) = await make(store)
     settled_at = await sql.fetchval("select max(finished_at) from penstock.task_history")
     today = settled_at.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -590,14 +595,14 @@ async def test_results_go_before_payloads_and_payloads_before_records(
                 await asyncio.to_thread(client.retry, failed)
             assert refused.value.data == {"id": failed, "state": "CRITICAL_ERROR", "payload_gone": True}
     async with store.transaction() as session:
-        assert await session.restart([failed, cancelled]) == {}
+        assert await reschedule.restart(session, [failed, cancelled]) == {}
         with pytest.raises(PayloadGone):
             await apply_change(session, Restart(cancelled))
 
 
 async def enqueue_empty(store: Store) -> Any:
     async with store.session() as session:
-        return await session.enqueue([NewTask("a")])
+        return await enqueue.enqueue(session, [NewTask("a")])
 
 
 async def test_a_bulk_retry_tells_of_payloads_that_are_gone(
@@ -605,7 +610,7 @@ async def test_a_bulk_retry_tells_of_payloads_that_are_gone(
 ) -> None:
     ids = await make(store, 2)
     async with store.transaction() as session:
-        await session.cancel(ids)
+        await settle.cancel(session, ids)
     await sql.execute("update penstock.task_history set payload_gone = true where id = $1", ids[0])
     async with running(store, settings) as api:
         with Client(api.url) as client:
@@ -621,8 +626,8 @@ async def test_a_bulk_retry_tells_of_payloads_that_are_gone(
 async def test_many_that_settled_at_once_are_emptied_step_by_step_and_seen_once(
     store: Store, settings: Settings, sql: Any, emptying: Emptying, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.supervisor.emptying._MOST", 100)
-    monkeypatch.setattr("penstock.supervisor.emptying._FEW", 25)
+    monkeypatch.setattr("penstock.supervisor.payload_retention._MOST", 100)
+    monkeypatch.setattr("penstock.supervisor.payload_retention._FEW", 25)
     for _ in range(12):
         ids = await make(store, 80)
         claimed, _ids = await claim(store)

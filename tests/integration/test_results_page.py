@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.notify import CHANNEL
-from penstock.settings import Settings
-from penstock.store import Store
-from penstock.tasks import Failure
+from penstock.db.notify import CHANNEL
+from penstock.db.pool import Store
+from penstock.protocol.task import Failure
+from penstock.settings.model import Settings
+from penstock.tasks import claim, settle
 from tests.integration.apis import running
 
 PAGE = (Path(__file__).parents[2] / "docs" / "results.md").read_text("utf-8")
@@ -22,15 +23,19 @@ async def work(store: Store) -> None:
     """What scheduler, worker and resulter do together, until it is cancelled."""
     while True:
         async with store.transaction() as session:
-            dispatch = await session.claim(1000)
+            dispatch = await claim.claim(session, 1000)
             if dispatch is not None:
                 done = {t.id: json.loads(t.payload) for t in dispatch.tasks if t.action == "double"}
                 failed = [t.id for t in dispatch.tasks if t.action == "fail"]
-                await session.finish(
-                    {(task_id, dispatch.id): json.dumps({"doubled": 2 * given["n"]}) for task_id, given in done.items()}
+                await settle.finish(
+                    session,
+                    {
+                        (task_id, dispatch.id): json.dumps({"doubled": 2 * given["n"]})
+                        for task_id, given in done.items()
+                    },
                 )
                 error = '{"code": -32000, "message": "ValueError: no luck"}'
-                await session.fail([Failure(task_id, dispatch.id, error, None) for task_id in failed])
+                await settle.fail(session, [Failure(task_id, dispatch.id, error, None) for task_id in failed])
                 await session.fetch("notify_work", CHANNEL)
         await asyncio.sleep(0.01)
 

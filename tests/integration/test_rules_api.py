@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock.api import Api
-from penstock.client import Client
-from penstock.errors import InvalidParams, RpcError
-from penstock.limits import Limits
-from penstock.rulestore import list_actions, list_routes
-from penstock.settings import Settings
-from penstock.store import Store
+from penstock.api.process import Api
+from penstock.brokers.sqs import SqsQueue
+from penstock.client.client import Client
+from penstock.db.pool import Store
+from penstock.limits.store import list_actions, list_routes
+from penstock.limits.token_bucket import Limits
+from penstock.protocol.errors import InvalidParams, RpcError
+from penstock.settings.model import Settings
 from penstock.submitter import Submitter
-from penstock.transports.sqs import SqsQueue
 from tests.integration.apis import running
 from tests.integration.doors import put, rejected, request
 

@@ -12,19 +12,22 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.api import Api, scaling
-from penstock.keys import Permission
-from penstock.keystore import create_key
+from penstock.api import scaling
+from penstock.api.key_store import create_key
+from penstock.api.process import Api
+from penstock.brokers.sqs import SqsQueue
+from penstock.db.pool import Store
+from penstock.limits.model import Route
+from penstock.limits.scaling import OUTBOUND, Lane, read_lanes
+from penstock.limits.store import delete_route, set_limits, set_route
 from penstock.local.postgres import EmbeddedPostgres
-from penstock.rules import Route
-from penstock.rulestore import delete_route, set_limits, set_route
-from penstock.scaling import OUTBOUND, Lane, read_lanes
-from penstock.scheduler import Scheduler
-from penstock.settings import Settings
-from penstock.store import Store
+from penstock.protocol.api_key import Permission
+from penstock.protocol.task import NewTask
+from penstock.scheduler.process import Scheduler
+from penstock.settings.model import Settings
 from penstock.supervisor.gauges import Gauges
-from penstock.tasks import NewTask
-from penstock.transports.sqs import SqsQueue
+from penstock.tasks import enqueue as enqueuing
+from penstock.tasks import settle
 from tests.integration.apis import running
 from tests.integration.doors import postgres_away, sample
 
@@ -33,7 +36,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "autoscaling.md").read_text("utf-8"
 
 async def enqueue(store: Store, *tasks: NewTask) -> None:
     async with store.transaction() as session:
-        await session.enqueue(tasks)
+        await enqueuing.enqueue(session, tasks)
 
 
 async def route(store: Store, name: str, *actions: str, position: int = 0, **labels: str) -> None:
@@ -58,7 +61,7 @@ async def counts(store: Store) -> dict[str, tuple[int, int]]:
 
 async def tell(store: Store, **times: tuple[int, float]) -> None:
     async with store.session() as session:
-        await session.note_run_times(times)
+        await settle.note_run_times(session, times)
 
 
 @pytest.fixture
@@ -121,7 +124,7 @@ async def test_what_waits_for_a_limit_does_not_wait_for_workers(store: Store, sc
 
 
 async def test_counting_stops_at_its_bound(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.scaling.COUNTED", 7)
+    monkeypatch.setattr("penstock.limits.scaling.COUNTED", 7)
     await enqueue(store, *(NewTask("a", priority=n % 3) for n in range(30)))
     assert await counts(store) == {OUTBOUND: (7, 0)}
 
@@ -193,7 +196,7 @@ async def test_the_supervisor_exports_each_lane_and_takes_back_a_route_that_is_g
 
 
 def _families(name: str) -> list[Any]:
-    from penstock import metrics
+    from penstock.runtime import metrics
 
     return [family for family in metrics.REGISTRY.collect() if family.name == name]
 

@@ -9,18 +9,21 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import Unavailable
+from penstock.brokers.base import Depth, Message
+from penstock.brokers.sqs import SqsQueue, SqsTransport
+from penstock.db.notify import Notifier
+from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
-from penstock.loop import Loop
-from penstock.notify import Notifier
-from penstock.scheduler import Scheduler, bounds
-from penstock.scheduler.parcels import RunTimes, pack_parcels
-from penstock.settings import Settings
-from penstock.store import Store
-from penstock.tasks import Claimed, Failure, NewTask
-from penstock.transports import Depth, Message
-from penstock.transports.sqs import SqsQueue, SqsTransport
-from penstock.wire import TIMEOUT_ATTRIBUTE, parse_claim_id
+from penstock.protocol.errors import Unavailable
+from penstock.protocol.requests import TIMEOUT_ATTRIBUTE, parse_claim_id
+from penstock.protocol.task import Claimed, Failure, NewTask
+from penstock.runtime.loop import Loop
+from penstock.scheduler import scan_bounds
+from penstock.scheduler.packing import RunTimes, pack_parcels
+from penstock.scheduler.process import Scheduler
+from penstock.settings.model import Settings
+from penstock.tasks import claim, settle, stale
+from penstock.tasks import enqueue as enqueuing
 from tests.claims import claim_id
 from tests.integration.doors import no_routes, postgres_away, sample, take
 
@@ -38,7 +41,7 @@ def with_settings(settings: Settings, **changes: Any) -> Settings:
 
 async def enqueue(store: Store, *tasks: NewTask) -> list[int]:
     async with store.transaction() as session:
-        return [answer.id for answer in await session.enqueue(tasks)]
+        return [answer.id for answer in await enqueuing.enqueue(session, tasks)]
 
 
 def calls(messages: list[Message]) -> list[dict[str, Any]]:
@@ -95,7 +98,7 @@ async def test_a_task_in_retry_is_sent_again_once_its_delay_has_passed(
     await scheduler.run_once()
     first = await task_of(task_id)
     async with store.transaction() as session:
-        await session.fail([Failure(task_id, first["claim"], '{"code":1,"message":"x"}', 0.05)])
+        await settle.fail(session, [Failure(task_id, first["claim"], '{"code":1,"message":"x"}', 0.05)])
     async with asyncio.timeout(30):
         while not await scheduler.run_once():
             await asyncio.sleep(0.01)
@@ -136,7 +139,7 @@ async def test_a_small_claim_travels_one_task_a_message(scheduler: Scheduler, st
 async def test_a_large_claim_travels_in_packs(scheduler: Scheduler, store: Store, outbound: SqsQueue) -> None:
     ids = await enqueue(store, *(NewTask("a") for _ in range(1000)))
     async with store.session() as session:
-        await session.note_run_times({"a": (1000, 1.0)})
+        await settle.note_run_times(session, {"a": (1000, 1.0)})
     assert await scheduler.run_once() == 1000
     messages = await take(outbound)
     assert len(messages) == 10
@@ -204,7 +207,7 @@ async def test_no_more_is_claimed_than_the_window_allows(store: Store, outbound:
     messages = await take(outbound)
     async with store.transaction() as session:
         claims = [parse_claim_id(call["id"]) for call in calls(messages)[:3]]
-        await session.finish({(c.task_id, c.claim): "1" for c in claims if c is not None})
+        await settle.finish(session, {(c.task_id, c.claim): "1" for c in claims if c is not None})
     claimed = 0
     async with asyncio.timeout(60):
         while not claimed:  # on a slow machine these tasks are old by now, and not all are counted each time
@@ -222,7 +225,7 @@ async def test_the_window_follows_what_ended_lately_and_how_long_it_ran(
     assert sample("penstock_window") == settings.in_flight_floor
     await sql.execute("insert into penstock.tally (action, event, count) values ('a', 'SUCCESS', 30000)")
     async with store.session() as session:
-        await session.note_run_times({"a": (100, 50.0)})
+        await settle.note_run_times(session, {"a": (100, 50.0)})
     another = Scheduler(open_queue=no_routes, store=store, outbound=outbound, settings=settings)
     await another.run_once()
     assert sample("penstock_window") == 3000 * (1 + 2 * 0.5)
@@ -256,7 +259,7 @@ async def test_a_slow_action_travels_alone_and_a_fast_one_by_the_hundred(
     scheduler: Scheduler, store: Store, outbound: SqsQueue
 ) -> None:
     async with store.session() as session:
-        await session.note_run_times({"fast": (1000, 1.0), "slow": (3, 12.0)})
+        await settle.note_run_times(session, {"fast": (1000, 1.0), "slow": (3, 12.0)})
     await enqueue(store, *(NewTask("slow") for _ in range(5)), *(NewTask("fast") for _ in range(995)))
     assert await scheduler.run_once() == 1000
     by_action: dict[str, list[int]] = {"slow": [], "fast": []}
@@ -272,13 +275,13 @@ async def test_a_suspect_is_sent_in_a_message_of_its_own(
     scheduler: Scheduler, store: Store, outbound: SqsQueue
 ) -> None:
     async with store.session() as session:
-        await session.note_run_times({"a": (1000, 1.0)})
+        await settle.note_run_times(session, {"a": (1000, 1.0)})
     (suspect,) = await enqueue(store, NewTask("a"))
     async with store.session() as session:
-        dispatch = await session.claim(1)
+        dispatch = await claim.claim(session, 1)
         assert dispatch is not None
-        await session.spare([Failure(suspect, dispatch.id, '{"code":-32000,"message":"silent"}', None)])
-        await session.confirm(dispatch.id)
+        await settle.spare(session, [Failure(suspect, dispatch.id, '{"code":-32000,"message":"silent"}', None)])
+        await claim.confirm(session, dispatch.id)
     await enqueue(store, *(NewTask("a") for _ in range(99)))
     assert await scheduler.run_once() == 100
     messages = await take(outbound)
@@ -292,7 +295,7 @@ async def test_a_suspect_is_sent_in_a_message_of_its_own(
 @pytest.fixture
 def sweeps_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as each claim finds as much as it has room for, there is no sweep but the first."""
-    monkeypatch.setattr(bounds, "_SWEEP_SECONDS", 3600.0)
+    monkeypatch.setattr(scan_bounds, "_SWEEP_SECONDS", 3600.0)
 
 
 @pytest.fixture
@@ -346,24 +349,24 @@ async def test_an_urgent_task_of_a_new_priority_is_found_at_once_behind_the_boun
         assert await next_two(by_two, outbound) == expected
 
 
-@pytest.mark.parametrize("known", [(), (0,), (5, 0), (7, 0, -3), tuple(range(bounds.LEVELS))])
+@pytest.mark.parametrize("known", [(), (0,), (5, 0), (7, 0, -3), tuple(range(scan_bounds.LEVELS))])
 async def test_the_next_task_is_known_whether_its_priority_is_or_not(store: Store, known: Sequence[int]) -> None:
-    here = bounds.Bounds()
+    here = scan_bounds.Bounds()
     here.set_levels(known, 0.0)
     delays = {0: 90.0, 5: 60.0, 7: 0.0, -3: 70.0}
     await enqueue(store, *(NewTask("a", priority=level, delay_seconds=delay) for level, delay in delays.items()))
     async with store.session() as session:
-        seconds = await session.read_seconds_to_next(here.from_bounds(), bounds.LEVELS)
+        seconds = await claim.read_seconds_to_next(session, here.from_bounds(), scan_bounds.LEVELS)
         assert seconds is not None
         assert 30 < seconds <= 60
-        await session.cancel(list(range(1, 100)))
-        assert await session.read_seconds_to_next(here.from_bounds(), bounds.LEVELS) is None
+        await settle.cancel(session, list(range(1, 100)))
+        assert await claim.read_seconds_to_next(session, here.from_bounds(), scan_bounds.LEVELS) is None
 
 
 async def test_more_priorities_than_have_bounds_are_claimed_in_their_order(
     by_two: Scheduler, store: Store, outbound: SqsQueue
 ) -> None:
-    count = 2 * bounds.LEVELS
+    count = 2 * scan_bounds.LEVELS
     ids = await enqueue(store, *(NewTask("a", priority=level) for level in range(count)))
     for number in range(count, 0, -2):
         assert await next_two(by_two, outbound) == ids[number - 2 : number]
@@ -446,7 +449,7 @@ async def test_a_claim_that_postgres_could_not_confirm_is_given_back_later(
     assert await unconfirmed(store) == 1
     later = datetime.now(UTC) + timedelta(seconds=settings.unsent_after_seconds + 1)
     async with store.session() as session:
-        assert await session.release_unsent(settings.unsent_after_seconds, limit=10, now=later) == 1
+        assert await stale.release_unsent(session, settings.unsent_after_seconds, limit=10, now=later) == 1
     row = await task_of(task_id)
     assert (row["state"], row["attempts"]) == ("SCHEDULED", 0)
     async with asyncio.timeout(20):  # it stands before the bounds now: the next sweep finds it

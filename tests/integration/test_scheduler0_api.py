@@ -16,18 +16,19 @@ import msgspec
 import pytest
 from pydantic import SecretStr
 
-from penstock import scheduler0store
-from penstock.api import Api
-from penstock.api.scheduler0.tasks import AsyncTasks
-from penstock.keys import digest_of
+from penstock.api.process import Api
+from penstock.compat.scheduler0 import store as scheduler0store
+from penstock.compat.scheduler0.http.tasks import AsyncTasks
+from penstock.compat.scheduler0.jobs import ACTION
+from penstock.compat.scheduler0.store import Progress, names_of_import
+from penstock.db.notify import Notifier
+from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
-from penstock.notify import Notifier
-from penstock.scheduler0 import ACTION
-from penstock.scheduler0store import Progress
-from penstock.settings import Settings
-from penstock.store import Store
+from penstock.protocol.api_key import digest_of
+from penstock.schedules.store import start_import
+from penstock.settings.model import Settings
 from penstock.supervisor.schedules import Firing, Imports, RunRetention
-from penstock.timetable import start_import
+from penstock.tasks import settle
 from tests.integration.apis import running
 from tests.integration.doors import postgres_away
 
@@ -75,7 +76,7 @@ class Door:
         return int(made["id"])
 
     def imports(self) -> Imports:
-        return Imports(store=self.store, settings=self.settings)
+        return Imports(store=self.store, settings=self.settings, names_of_import=names_of_import)
 
     async def jobs(self, *jobs: dict[str, Any]) -> list[dict[str, Any]]:
         """Make jobs, and have the supervisor make their schedules; returns them as the async task tells them."""
@@ -716,7 +717,7 @@ async def test_executions_are_runs_with_what_came_of_them(door: Door, sql: Any) 
     assert [await total(projectId=one) for one in (project, other, 999)] == [4, 2, 0]
     assert [await total(state=one) for one in ("scheduled", "success", "failed")] == [6, 0, 0]
     async with door.store.transaction() as session:
-        await session.cancel([run["id"]])
+        await settle.cancel(session, [run["id"]])
     assert [await total(state=one) for one in ("scheduled", "success", "failed")] == [5, 0, 1]
     (failed,) = (await door.data("GET", "/executions?state=failed&limit=10&offset=0"))["executions"]
     assert (failed["id"], failed["state"]) == (run["id"], 2)

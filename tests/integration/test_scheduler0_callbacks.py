@@ -11,20 +11,24 @@ from typing import Any
 
 import pytest
 
-from penstock.deliveries import Deliveries, NotDelivered
-from penstock.deliveries.client import AddressRefused
-from penstock.firing import render
-from penstock.handlers import Context, Registry
-from penstock.handlers.batches import Call
-from penstock.notify import Notifier
+from penstock.brokers.sqs import SqsQueue
+from penstock.compat.actions import MODULES
+from penstock.compat.scheduler0.jobs import ACTION, NEVER, Job, payload_of
+from penstock.db.notify import Notifier
+from penstock.db.pool import Store
 from penstock.resulter import Resulter
-from penstock.scheduler import Scheduler
-from penstock.scheduler0 import ACTION, NEVER, Job, payload_of
-from penstock.settings import Settings, load_settings
-from penstock.store import Store
+from penstock.scheduler.process import Scheduler
+from penstock.schedules.policy import render
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
 from penstock.supervisor.schedules import Firing
-from penstock.transports.sqs import SqsQueue
-from penstock.worker import Worker
+from penstock.worker.deliveries.errors import NotDelivered
+from penstock.worker.deliveries.http_client import AddressRefused
+from penstock.worker.deliveries.registry import Deliveries
+from penstock.worker.handlers.actions import Registry
+from penstock.worker.handlers.batches import Call
+from penstock.worker.handlers.context import Context
+from penstock.worker.process import Worker
 from tests.integration import test_worker
 from tests.integration.doors import no_routes
 from tests.integration.http_servers import Request, answer, serving
@@ -42,7 +46,7 @@ async def make() -> AsyncIterator[Callable[..., Send]]:
     def make(**settings: Any) -> Send:
         registry = Registry()
         given = {"deliveries": ACTION, "http_allow": "127.0.0.0/8"} | settings
-        opened.append(Deliveries(load_settings(**given), registry))
+        opened.append(Deliveries(load_settings(**given), registry, MODULES))
         handler = registry.get(ACTION)
         assert handler is not None
 
@@ -217,7 +221,7 @@ async def test_a_slow_url_does_not_hold_back_what_is_known_of_the_others(
 
 def test_a_payload_without_its_members_is_refused_by_the_worker() -> None:
     registry = Registry()
-    Deliveries(load_settings(deliveries=ACTION), registry)
+    Deliveries(load_settings(deliveries=ACTION), registry, MODULES)
     handler = registry.get(ACTION)
     assert handler is not None
     with pytest.raises(Exception, match="url"):
@@ -238,7 +242,7 @@ async def test_a_job_is_called_back_at_its_time_and_its_execution_is_seen(
         await sql.execute("update penstock.schedule_clock set next_at = $1, due_at = $1", due)
         firing = Firing(store=store, notifier=Notifier(store), settings=settings)
         assert (await firing.run_once()).tasks == 3
-        deliveries = Deliveries(settings, registry)
+        deliveries = Deliveries(settings, registry, MODULES)
         scheduler = Scheduler(store=store, outbound=outbound, settings=settings, open_queue=no_routes)
         resulter = Resulter(store=store, results=results, settings=settings)
         worker = Worker(outbound=outbound, results=results, settings=settings, registry=registry)

@@ -13,21 +13,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock import fires
-from penstock.api.schedules import Schedules
-from penstock.commands import read_command
-from penstock.errors import InvalidParams, ScheduleNotFound
-from penstock.firing import FEW_COUNTED
-from penstock.loop import Loop
-from penstock.notify import Notifier
-from penstock.settings import Settings, load_settings
-from penstock.sql import SQL
-from penstock.store import Store
-from penstock.supervisor import Supervisor
+from penstock.brokers.base import Queue
+from penstock.db.notify import Notifier
+from penstock.db.pool import Store
+from penstock.db.statements import SQL
+from penstock.methods.reading import read_command
+from penstock.protocol.errors import InvalidParams, ScheduleNotFound
+from penstock.protocol.task import NewTask, State
+from penstock.runtime.loop import Loop
+from penstock.schedules import firing as fires
+from penstock.schedules.methods import Schedules
+from penstock.schedules.policy import FEW_COUNTED
+from penstock.schedules.store import RunRecord, ScheduleRecord, change_schedule, list_runs, read_import, read_schedule
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
+from penstock.supervisor.process import Supervisor
 from penstock.supervisor.schedules import Firing, Imports, RunRetention
-from penstock.tasks import NewTask, State
-from penstock.timetable import RunRecord, ScheduleRecord, change_schedule, list_runs, read_import, read_schedule
-from penstock.transports import Queue
+from penstock.tasks import claim, enqueue, settle
 from tests.integration.doors import no_routes
 
 Change = Callable[..., Awaitable[Any]]
@@ -96,9 +98,9 @@ async def tasks_of(sql: Any) -> list[Any]:
 
 async def finish_all(store: Store) -> None:
     async with store.transaction() as session:
-        dispatch = await session.claim(1000)
+        dispatch = await claim.claim(session, 1000)
         assert dispatch is not None
-        await session.finish({(task.id, task.claim): "null" for task in dispatch.tasks})
+        await settle.finish(session, {(task.id, task.claim): "null" for task in dispatch.tasks})
 
 
 async def fire_all(firing: Firing) -> int:
@@ -311,7 +313,7 @@ async def test_a_supervisor_that_dies_in_the_middle_leaves_the_fire_to_the_next(
         raise RuntimeError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.fires._store", die)
+        patch.setattr("penstock.schedules.firing._store", die)
         with pytest.raises(RuntimeError, match="killed"):
             await firing.run_once()
     assert await tasks_of(sql) == []
@@ -747,6 +749,6 @@ async def test_a_live_task_is_the_newest_one_of_the_schedule(
     """A task that somebody else enqueued for the same action does not count as the schedule's own."""
     await make(do, overlap="skip")
     async with store.session() as session:
-        await session.enqueue([NewTask("a")])
+        await enqueue.enqueue(session, [NewTask("a")])
     await set_clock(sql, await hour_ago(sql))
     assert await fire_all(firing) == 1

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from penstock.api.schedules import PART_ENTRIES
+from penstock.brokers.sqs import SqsQueue
 from penstock.cli import app
-from penstock.client import Client, InboundClient
-from penstock.errors import InvalidParams, PenstockError, ScheduleNotFound, TooLarge
-from penstock.settings import Settings
-from penstock.store import Store
+from penstock.client.client import Client, InboundClient
+from penstock.db.pool import Store
+from penstock.protocol.errors import InvalidParams, PenstockError, ScheduleNotFound, TooLarge
+from penstock.schedules.methods import PART_ENTRIES
+from penstock.settings.model import Settings
 from penstock.submitter import Submitter
 from penstock.supervisor.schedules import Imports
-from penstock.transports.sqs import SqsQueue
 from tests.integration.apis import running
 from tests.integration.doors import rejected
 

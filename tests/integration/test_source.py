@@ -20,15 +20,16 @@ import fastavro
 import pytest
 
 from penstock.api.replay import retry_rejected
-from penstock.armed import fire_armed
-from penstock.errors import SettingsError, Unavailable
-from penstock.kafka import Received
-from penstock.loop import Loop
-from penstock.settings import Settings, load_settings
-from penstock.source import ClockworkFeed, Feed, ScheduleFeed, Source
-from penstock.source.feeds import Taken
-from penstock.source.schedules import Undecodable, read_json
-from penstock.store import Store
+from penstock.brokers.kafka.records import Received
+from penstock.compat.delayed_records import fire_armed
+from penstock.compat.topics.feeds import ClockworkFeed, Feed, ScheduleFeed, Taken
+from penstock.compat.topics.process import Source
+from penstock.compat.topics.schedules import Undecodable, read_json
+from penstock.db.pool import Store
+from penstock.protocol.errors import SettingsError, Unavailable
+from penstock.runtime.loop import Loop
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
 from tests.kafka import PROMPT, MockKafka
 
 LIMIT_SECONDS = 60
@@ -270,7 +271,7 @@ async def test_nothing_fires_of_what_a_later_record_takes_back_before_the_topic_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """By a small receive, so that what is past is stored and held long before its cancel is read."""
-    monkeypatch.setattr("penstock.source.RECORDS_AT_ONCE", 2)
+    monkeypatch.setattr("penstock.compat.topics.process.RECORDS_AT_ONCE", 2)
     past = [(b"%d" % n, in_json(1000)) for n in range(20)]
     kafka.write(topics["json"], *past, (b"due", in_json(1000)))
     kafka.write(topics["json"], *((key, None) for key, _ in past[:10]))

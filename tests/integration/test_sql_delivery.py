@@ -11,12 +11,15 @@ from typing import Any
 import asyncpg
 import pytest
 
-from penstock.deliveries import Deliveries, NotDelivered, Undeliverable
-from penstock.errors import InvalidParams, SettingsError
-from penstock.handlers import Context, Registry
+from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
-from penstock.settings import Settings, load_settings
-from penstock.store import Store
+from penstock.protocol.errors import InvalidParams, SettingsError
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
+from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
+from penstock.worker.deliveries.registry import Deliveries
+from penstock.worker.handlers.actions import Registry
+from penstock.worker.handlers.context import Context
 from tests.integration.lines import running
 
 Execute = Callable[..., Awaitable[Any]]

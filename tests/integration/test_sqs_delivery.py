@@ -10,13 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.deliveries.frame import NotDelivered, Undeliverable
-from penstock.deliveries.sqs import Sender, Sending
-from penstock.handlers import Context
-from penstock.handlers.batches import Call
-from penstock.settings import Settings, load_settings
-from penstock.store import Store
-from penstock.transports.sqs import SqsTransport
+from penstock.brokers.sqs import SqsTransport
+from penstock.db.pool import Store
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
+from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
+from penstock.worker.deliveries.sqs import Sender, Sending
+from penstock.worker.handlers.batches import Call
+from penstock.worker.handlers.context import Context
 from tests.integration.doors import SqsProxy, sqs_proxy
 from tests.integration.lines import running
 

@@ -11,19 +11,24 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import Unavailable
-from penstock.handlers import Context, Registry, action
+from penstock.brokers.base import Depth, Message, Outgoing
+from penstock.brokers.opening import create_queues
+from penstock.brokers.sqs import SqsQueue, SqsTransport
+from penstock.db.pool import Store
+from penstock.protocol.errors import Unavailable
+from penstock.protocol.reports import encode_error, encode_progress, encode_result
+from penstock.protocol.requests import encode_call, parse_claim_id
+from penstock.protocol.task import Claimed, NewTask
 from penstock.resulter import Resulter
-from penstock.scheduler import Scheduler
-from penstock.settings import Settings
-from penstock.store import Store
+from penstock.scheduler.process import Scheduler
+from penstock.settings.model import Settings
 from penstock.submitter import Submitter
 from penstock.supervisor.repair import Repair
-from penstock.tasks import Claimed, NewTask
-from penstock.transports import Depth, Message, Outgoing, create_queues
-from penstock.transports.sqs import SqsQueue, SqsTransport
-from penstock.wire import encode_call, encode_error, encode_progress, encode_result, parse_claim_id
-from penstock.worker import Worker
+from penstock.tasks import claim as claims
+from penstock.tasks import enqueue
+from penstock.worker.handlers.actions import Registry, action
+from penstock.worker.handlers.context import Context
+from penstock.worker.process import Worker
 from tests.claims import claim_id
 from tests.integration.doors import (
     Cut,
@@ -98,10 +103,10 @@ class Rig:
 
     async def claimed(self, *tasks: NewTask) -> list[Claimed]:
         async with self.store.transaction() as session:
-            await session.enqueue(tasks)
-            dispatch = await session.claim(1000)
+            await enqueue.enqueue(session, tasks)
+            dispatch = await claims.claim(session, 1000)
             assert dispatch is not None
-            await session.confirm(dispatch.id)
+            await claims.confirm(session, dispatch.id)
         return sorted(dispatch.tasks, key=lambda task: task.id)
 
     async def counts(self) -> dict[str, int]:
@@ -240,7 +245,7 @@ async def test_a_scheduler_that_cannot_send_gives_back_what_it_claimed(
 ) -> None:
     for kind, hook in AWAY.items():
         async with rig.store.transaction() as session:
-            (answer,) = await session.enqueue([NewTask("a")])
+            (answer,) = await enqueue.enqueue(session, [NewTask("a")])
         async with weather(proxy, hook):
             with pytest.raises(Unavailable, match="nothing could be sent"):
                 await rig.scheduler.run_once()
@@ -292,7 +297,7 @@ async def test_a_send_ends_well_before_its_claims_are_given_back(
         raise Cut
 
     async with rig.store.transaction() as session:
-        (answer,) = await session.enqueue([NewTask("a")])
+        (answer,) = await enqueue.enqueue(session, [NewTask("a")])
     hurried = settings.model_copy(update={"unsent_after_seconds": 1.5})
     scheduler = Scheduler(store=rig.store, outbound=rig.far["outbound"], settings=hurried, open_queue=no_routes)
     try:
@@ -326,7 +331,10 @@ def refusing(message: str) -> Hook:
 async def test_a_queue_that_takes_no_groups_is_sent_messages_without(rig: Rig, proxy: SqsProxy) -> None:
     async with rig.store.transaction() as session:
         ids = [
-            a.id for a in await session.enqueue([NewTask("a", tenant="acme"), NewTask("a"), NewTask("a", tenant="b")])
+            a.id
+            for a in await enqueue.enqueue(
+                session, [NewTask("a", tenant="acme"), NewTask("a"), NewTask("a", tenant="b")]
+            )
         ]
     reason = (
         "Value acme for parameter MessageGroupId is invalid. Reason: The request include parameter that is not valid"
@@ -335,7 +343,7 @@ async def test_a_queue_that_takes_no_groups_is_sent_messages_without(rig: Rig, p
         assert await rig.scheduler.run_once() == 3
         assert sorted(pair[0] for pair in claims_of(await take(rig.outbound))) == ids
         async with rig.store.transaction() as session:
-            await session.enqueue([NewTask("a", tenant="acme")])
+            await enqueue.enqueue(session, [NewTask("a", tenant="acme")])
         before = len(proxy.entries("SendMessageBatch"))
         assert await rig.scheduler.run_once() == 1
         assert len(proxy.entries("SendMessageBatch")) == before + 1  # without a second try
@@ -343,7 +351,7 @@ async def test_a_queue_that_takes_no_groups_is_sent_messages_without(rig: Rig, p
 
 async def test_what_is_no_fault_of_a_message_fails_no_task(rig: Rig, proxy: SqsProxy, task_of: TaskOf) -> None:
     async with rig.store.transaction() as session:
-        (answer,) = await session.enqueue([NewTask("a", tenant="acme")])
+        (answer,) = await enqueue.enqueue(session, [NewTask("a", tenant="acme")])
     async with weather(proxy, only("SendMessageBatch", refusing("The value of an attribute is wrong"))):
         with pytest.raises(Unavailable, match="InvalidParameterValue"):
             await rig.scheduler.run_once()
@@ -356,7 +364,7 @@ async def test_an_answer_that_is_not_of_sqs_is_taken_for_nothing_done(
 ) -> None:
     """A proxy or a load balancer may say 200 in the place of SQS."""
     async with rig.store.transaction() as session:
-        (answer,) = await session.enqueue([NewTask("a")])
+        (answer,) = await enqueue.enqueue(session, [NewTask("a")])
     async with weather(proxy, answered_by_somebody_else):
         with pytest.raises(Unavailable, match="nothing could be sent"):
             await rig.scheduler.run_once()
@@ -377,7 +385,7 @@ async def test_of_a_send_that_fails_in_part_only_that_part_is_given_back(
     single = settings.model_copy(update={"pack_max_tasks": 1})
     scheduler = Scheduler(open_queue=no_routes, store=rig.store, outbound=rig.far["outbound"], settings=single)
     async with rig.store.transaction() as session:
-        ids = [answer.id for answer in await session.enqueue([NewTask("a") for _ in range(8)])]
+        ids = [answer.id for answer in await enqueue.enqueue(session, [NewTask("a") for _ in range(8)])]
     async with weather(proxy, only("SendMessageBatch", failing(1, 4))):
         assert await scheduler.run_once() == 6
     states = [(await task_of(task_id))["state"] for task_id in ids]
@@ -406,7 +414,7 @@ async def test_a_send_whose_reply_is_lost_runs_twice_and_counts_once(
     rig: Rig, proxy: SqsProxy, task_of: TaskOf
 ) -> None:
     async with rig.store.transaction() as session:
-        (answer,) = await session.enqueue([NewTask("a")])
+        (answer,) = await enqueue.enqueue(session, [NewTask("a")])
     async with weather(proxy, only("SendMessageBatch", lost_reply)):
         with pytest.raises(Unavailable):
             await rig.scheduler.run_once()
@@ -476,8 +484,8 @@ async def test_messages_that_are_there_twice_are_recorded_once(rig: Rig, task_of
 async def test_results_in_any_order_count_by_their_claim(rig: Rig, task_of: TaskOf) -> None:
     (old,) = await rig.claimed(NewTask("a"))
     async with rig.store.session() as session:
-        await session.release([(old.id, old.claim)])
-        dispatch = await session.claim(1)
+        await claims.release(session, [(old.id, old.claim)])
+        dispatch = await claims.claim(session, 1)
     assert dispatch is not None
     (new,) = dispatch.tasks
     late_sign = encode_progress(claim_id(new.id, new.claim), 10, "late")
@@ -499,12 +507,12 @@ async def test_an_outbound_message_that_comes_hours_late_changes_nothing(
 ) -> None:
     """It was given up as never taken, sent anew, done, and then the first one turns up at a worker."""
     async with rig.store.transaction() as session:
-        (answer,) = await session.enqueue([NewTask("echo", '{"text": "new"}')])
+        (answer,) = await enqueue.enqueue(session, [NewTask("echo", '{"text": "new"}')])
     assert await rig.scheduler.run_once() == 1
     (late,) = await take(rig.outbound)
     await rig.outbound.delete([late])
     async with rig.store.session() as session:
-        await session.release(claims_of([late]))
+        await claims.release(session, claims_of([late]))
     assert await rig.scheduler.run_once() == 1
     worker = worker_of(rig, settings)
     async with running(worker):
@@ -706,7 +714,7 @@ async def test_queues_deleted_and_made_anew_are_used_again_and_no_task_is_lost(
 ) -> None:
     (task,) = await rig.claimed(NewTask("a"))
     async with rig.store.transaction() as session:
-        (waiting,) = await session.enqueue([NewTask("b")])
+        (waiting,) = await enqueue.enqueue(session, [NewTask("b")])
     client = await transport.client()
     for queue in (rig.inbound, rig.outbound, rig.results):
         await client.delete_queue(QueueUrl=await queue.url())
@@ -737,7 +745,7 @@ async def test_expired_credentials_are_replaced_by_fresh_ones_without_a_restart(
     rig: Rig, proxy: SqsProxy, settings: Settings, monkeypatch: pytest.MonkeyPatch, task_of: TaskOf
 ) -> None:
     """Somebody renews what the SDK reads, as a tool does that writes ~/.aws/credentials."""
-    monkeypatch.setattr("penstock.transports.sqs._LOOK_FOR_CREDENTIALS_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.brokers.sqs._LOOK_FOR_CREDENTIALS_SECONDS", 0.0)
     (task,) = await rig.claimed(NewTask("a"))
     await put(rig.inbound, request("submit:b", {"n": 1}))
     await put(rig.results, result(task))

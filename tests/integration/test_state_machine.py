@@ -21,14 +21,20 @@ from hypothesis.stateful import (
     rule,
 )
 
-from penstock.commands import AnswerWait, read_command
-from penstock.errors import AnsweredAlready, RpcError, StateConflict, TaskNotFound
-from penstock.events import Answered, answer_wait, give_up_overdue
-from penstock.outcomes import Applied, apply_reports, delay_after
-from penstock.scheduler.bounds import LEVELS, Bounds
-from penstock.settings import Settings, load_settings
-from penstock.store import Dispatch, Pair, Session, Store
-from penstock.tasks import (
+from penstock.db.pool import Store
+from penstock.db.session import Session
+from penstock.methods.reading import read_command
+from penstock.protocol.batching import join_batch
+from penstock.protocol.errors import AnsweredAlready, RpcError, StateConflict, TaskNotFound
+from penstock.protocol.reports import (
+    NO_HINTS,
+    decode_reports,
+    encode_error,
+    encode_progress,
+    encode_result,
+    encode_wait,
+)
+from penstock.protocol.task import (
     EVERYTHING,
     EXPIRED,
     FINAL_STATES,
@@ -40,15 +46,19 @@ from penstock.tasks import (
     Stretch,
     is_legal,
 )
-from penstock.wire import (
-    NO_HINTS,
-    decode_reports,
-    encode_error,
-    encode_progress,
-    encode_result,
-    encode_wait,
-    join_batch,
-)
+from penstock.results.apply import Applied, apply_reports, delay_after
+from penstock.results.wait_answers import Answered, answer_wait, give_up_overdue
+from penstock.scheduler.scan_bounds import LEVELS, Bounds
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
+from penstock.tasks import claim as claims
+from penstock.tasks import enqueue as enqueuing
+from penstock.tasks import ordering
+from penstock.tasks import reschedule as rescheduling
+from penstock.tasks import settle as settling
+from penstock.tasks import stale as stale_tasks
+from penstock.tasks.commands import AnswerWait
+from penstock.tasks.records import Dispatch, Pair
 from tests.rounds import run_rounds
 from tests.unit.test_wire_properties import payloads
 
@@ -298,7 +308,7 @@ class Lives(RuleBasedStateMachine):
 
     @initialize(batch=batches, turns_from=st.sampled_from([1, 1000]))
     def begin_with_a_few_tasks_in_empty_tables(self, batch: list[NewTask], turns_from: int) -> None:
-        Session.turns_from = turns_from
+        settling.TURNS_FROM = turns_from
 
         async def work() -> None:
             async with self.store.session() as session:
@@ -314,7 +324,7 @@ class Lives(RuleBasedStateMachine):
     def enqueue(self, batch: list[NewTask]) -> None:
         async def work() -> list[Any]:
             async with self.store.transaction() as session:
-                return await session.enqueue(batch)
+                return await enqueuing.enqueue(session, batch)
 
         answers = self.run(work())
         assert len(answers) == len(batch)
@@ -375,7 +385,7 @@ class Lives(RuleBasedStateMachine):
                     " e (id, run_at) left join penstock.task t on t.id = e.id and t.run_at = e.run_at"
                     " and t.priority = u.priority where t.id is null)"
                 )
-                promoted = await session.end_turns(100)
+                promoted = await ordering.end_turns(session, 100)
                 rows = await session._connection.fetch("select unnest(task_ids) as id from penstock.turn")
                 return promoted, {row["id"] for row in rows}
 
@@ -436,7 +446,7 @@ class Lives(RuleBasedStateMachine):
     def read_levels(self) -> list[int]:
         async def work() -> list[int]:
             async with self.store.session() as session:
-                return await session.read_priorities(LEVELS)
+                return await claims.read_priorities(session, LEVELS)
 
         levels = self.run(work())
         found = {self.tasks[i].priority for i in self.in_state(*READY_STATES) if i not in self.turned}
@@ -466,7 +476,7 @@ class Lives(RuleBasedStateMachine):
 
         async def work() -> Dispatch | None:
             async with self.store.session() as session:
-                return await session.claim(limit, stretches=stretches, now=in_a_day() if much_later else None)
+                return await claims.claim(session, limit, stretches=stretches, now=in_a_day() if much_later else None)
 
         dispatch = self.run(work())
         if dispatch is None:
@@ -510,8 +520,8 @@ class Lives(RuleBasedStateMachine):
 
         async def work() -> int:
             async with self.store.session() as session:
-                released = await session.release(unsent)
-                await session.confirm(dispatch_id)
+                released = await claims.release(session, unsent)
+                await claims.confirm(session, dispatch_id)
                 return released
 
         released = self.run(work())
@@ -527,8 +537,8 @@ class Lives(RuleBasedStateMachine):
     def release_unsent(self) -> None:
         async def work() -> int:
             async with self.store.session() as session:
-                assert await session.release_unsent(60, limit=100) == 0, "too early"
-                return await session.release_unsent(60, limit=100, now=in_a_day())
+                assert await stale_tasks.release_unsent(session, 60, limit=100) == 0, "too early"
+                return await stale_tasks.release_unsent(session, 60, limit=100, now=in_a_day())
 
         pairs = [pair for pairs in self.dispatches.values() for pair in pairs if self.holds(*pair)]
         silent = [(task_id, claim) for task_id, claim in pairs if self.tasks[task_id].beat != claim]
@@ -753,8 +763,12 @@ class Lives(RuleBasedStateMachine):
         async def work() -> int:
             async with self.store.session() as session:
                 if not lost:
-                    return await session.release(pairs)
-                return len(await session.spare([Failure(*pair, '{"code":1,"message":"lost"}', None) for pair in pairs]))
+                    return await claims.release(session, pairs)
+                return len(
+                    await settling.spare(
+                        session, [Failure(*pair, '{"code":1,"message":"lost"}', None) for pair in pairs]
+                    )
+                )
 
         assert self.run(work()) == self.release_model(pairs, lost=lost)
 
@@ -774,7 +788,7 @@ class Lives(RuleBasedStateMachine):
 
         async def work() -> set[int]:
             async with self.store.transaction() as session:
-                return {task.id for task in await session.fail(failures, hold_keys=hold)}
+                return {task.id for task in await settling.fail(session, failures, hold_keys=hold)}
 
         expected = {task_id for task_id, claim in pairs if self.holds(task_id, claim)}
         assert self.run(work()) == expected
@@ -788,13 +802,13 @@ class Lives(RuleBasedStateMachine):
         async def work() -> list[int]:
             now = in_a_day()
             async with self.store.session() as session:
-                assert await session.find_stale(STALE_AFTER_SECONDS, limit=100) == [], "too early"
+                assert await stale_tasks.find_stale(session, STALE_AFTER_SECONDS, limit=100) == [], "too early"
             found: list[int] = []
             after = None
             while True:
                 async with self.store.transaction() as session:
-                    stale = await session.find_stale(STALE_AFTER_SECONDS, limit=page, now=now, after=after)
-                    await session.fail([self.failure(task) for task in stale])
+                    stale = await stale_tasks.find_stale(session, STALE_AFTER_SECONDS, limit=page, now=now, after=after)
+                    await settling.fail(session, [self.failure(task) for task in stale])
                 found += [task.id for task in stale]
                 if len(stale) < page:
                     return found
@@ -819,7 +833,7 @@ class Lives(RuleBasedStateMachine):
     def cancel_these(self, ids: list[int]) -> None:
         async def work() -> set[int]:
             async with self.store.transaction() as session:
-                return await session.cancel(ids, "because")
+                return await settling.cancel(session, ids, "because")
 
         live = {task_id for task_id in ids if self.tasks[task_id].state not in FINAL_STATES}
         claimed = set(self.in_state(State.ACQUIRED)) & live
@@ -837,8 +851,8 @@ class Lives(RuleBasedStateMachine):
     def expire(self, limit: int) -> None:
         async def work() -> int:
             async with self.store.transaction() as session:
-                assert await session.expire(limit) == 0, "too early"
-                return await session.expire(limit, now=in_a_day())
+                assert await stale_tasks.expire(session, limit) == 0, "too early"
+                return await stale_tasks.expire(session, limit, now=in_a_day())
 
         expired = {
             i
@@ -866,7 +880,7 @@ class Lives(RuleBasedStateMachine):
     def reschedule_these(self, ids: list[int], delay: float | None, priority: int | None) -> None:
         async def work() -> dict[int, State]:
             async with self.store.session() as session:
-                return await session.reschedule(ids, delay_seconds=delay, priority=priority)
+                return await rescheduling.reschedule(session, ids, delay_seconds=delay, priority=priority)
 
         waiting = self.in_state(State.WAITING, *READY_STATES)
         moved = {task_id for task_id in set(ids) & set(waiting) if not self.tasks[task_id].awaits_event}
@@ -913,7 +927,7 @@ class Lives(RuleBasedStateMachine):
 
         async def work() -> int:
             async with self.store.transaction() as session:
-                return await session.finish(results)
+                return await settling.finish(session, results)
 
         assert self.run(work()) == len(running)
         for task_id in running:
@@ -935,8 +949,8 @@ class Lives(RuleBasedStateMachine):
     def let_go(self, keys: list[str]) -> None:
         async def work() -> dict[str, int | None]:
             async with self.store.transaction() as session:
-                assert [held.key for held in await session.list_held_keys(10)] == sorted(self.held)
-                return await session.release_keys(keys)
+                assert [held.key for held in await ordering.list_held_keys(session, 10)] == sorted(self.held)
+                return await ordering.release_keys(session, keys)
 
         freed = self.held & set(keys)
         released = self.run(work())
@@ -984,7 +998,7 @@ class Lives(RuleBasedStateMachine):
 
         async def work() -> dict[int, State]:
             async with self.store.transaction() as session:
-                return await session.restart(ids)
+                return await rescheduling.restart(session, ids)
 
         answer = self.run(work())
         expected = []
@@ -1046,7 +1060,7 @@ class Lives(RuleBasedStateMachine):
 
         async def release() -> int:
             async with self.store.transaction() as session:
-                released, _ = await session.release_orphaned_keys(100)
+                released, _ = await ordering.release_orphaned_keys(session, 100)
                 return released
 
         assert self.run(release()) == len(orphaned)
@@ -1168,7 +1182,7 @@ async def count_all(session: Session) -> Counter[tuple[str, str]]:
 
 
 def test_any_interleaving_of_what_can_happen_to_tasks_agrees_with_the_model(database_url: str) -> None:
-    usual = Session.turns_from
+    usual = settling.TURNS_FROM
     with asyncio.Runner() as runner:
         store = Store(database_url, application_name="penstock-test")
 
@@ -1188,7 +1202,7 @@ def test_any_interleaving_of_what_can_happen_to_tasks_agrees_with_the_model(data
         try:
             run_rounds(OfThisTest, is_enough, examples=45, steps=60)
         finally:
-            Session.turns_from = usual
+            settling.TURNS_FROM = usual
             runner.run(store.close())
     print(f"{OfThisTest.steps.total()} steps: {dict(OfThisTest.steps)}; met: {dict(OfThisTest.met)}")
     assert OfThisTest.steps.total() >= FEWEST_STEPS
@@ -1200,27 +1214,27 @@ BOOM = '{"code":1,"message":"boom"}'
 
 
 async def _beat(session: Session, pair: Pair) -> int:
-    return await session.note_heartbeats({pair: ALIVE})
+    return await settling.note_heartbeats(session, {pair: ALIVE})
 
 
 async def _finish(session: Session, pair: Pair) -> int:
-    return await session.finish({pair: "1"})
+    return await settling.finish(session, {pair: "1"})
 
 
 async def _delay(session: Session, pair: Pair) -> int:
-    return len(await session.fail([Failure(*pair, BOOM, 1.0)]))
+    return len(await settling.fail(session, [Failure(*pair, BOOM, 1.0)]))
 
 
 async def _bury(session: Session, pair: Pair) -> int:
-    return len(await session.fail([Failure(*pair, BOOM, None)]))
+    return len(await settling.fail(session, [Failure(*pair, BOOM, None)]))
 
 
 async def _release(session: Session, pair: Pair) -> int:
-    return await session.release([pair])
+    return await claims.release(session, [pair])
 
 
 async def _spare(session: Session, pair: Pair) -> int:
-    return len(await session.spare([Failure(*pair, BOOM, None)]))
+    return len(await settling.spare(session, [Failure(*pair, BOOM, None)]))
 
 
 async def _postpone(session: Session, pair: Pair) -> int:
@@ -1232,13 +1246,13 @@ async def test_no_statement_touches_a_task_by_an_older_claim(
     store: Store, change: Callable[[Session, Pair], Awaitable[int]]
 ) -> None:
     async with store.transaction() as session:
-        await session.enqueue([NewTask("a")])
+        await enqueuing.enqueue(session, [NewTask("a")])
     pairs: list[Pair] = []
     for _ in range(2):
         async with store.session() as session:
             if pairs:
-                await session.release(pairs)
-            dispatch = await session.claim(1)
+                await claims.release(session, pairs)
+            dispatch = await claims.claim(session, 1)
         assert dispatch is not None
         pairs += [(task.id, task.claim) for task in dispatch.tasks]
     old, new = pairs

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.settings import Settings
-from penstock.transports import Outgoing
-from penstock.transports.sqs import SqsQueue
-from penstock.wire import decode_reports, encode_call
+from penstock.brokers.base import Outgoing
+from penstock.brokers.sqs import SqsQueue
+from penstock.protocol.reports import decode_reports
+from penstock.protocol.requests import encode_call
+from penstock.settings.model import Settings
 
 ROOT = Path(__file__).parents[2]
 POLL_SECONDS = 20  # the longest that SQS has; a process that waits for it is found out

@@ -9,11 +9,16 @@ from typing import Any
 import asyncpg
 import pytest
 
-from penstock.errors import Refused, Unavailable
-from penstock.notify import Notifier
-from penstock.store import Dispatch, Pace, Store
-from penstock.tasks import BEGINNING, Failure, NewTask, Position, State, Stretch
-from penstock.turns import Turns
+from penstock.db.notify import Notifier
+from penstock.db.pool import Store
+from penstock.protocol.errors import Refused, Unavailable
+from penstock.protocol.task import BEGINNING, Failure, NewTask, Position, State, Stretch
+from penstock.tasks import claim as claims
+from penstock.tasks import enqueue as enqueuing
+from penstock.tasks import reschedule, settle
+from penstock.tasks import stale as stale_tasks
+from penstock.tasks.promotion import Turns
+from penstock.tasks.records import Dispatch, Pace
 
 ERROR = json.dumps({"code": -32000, "message": "boom"})
 TaskOf = Callable[[int], Any]
@@ -21,24 +26,24 @@ TaskOf = Callable[[int], Any]
 
 async def enqueue(store: Store, *tasks: NewTask) -> list[int]:
     async with store.transaction() as session:
-        return [answer.id for answer in await session.enqueue(tasks)]
+        return [answer.id for answer in await enqueuing.enqueue(session, tasks)]
 
 
 async def claim(store: Store, limit: int = 100, *, now: datetime | None = None) -> Dispatch:
     async with store.session() as session:
-        dispatch = await session.claim(limit, now=now)
+        dispatch = await claims.claim(session, limit, now=now)
     assert dispatch is not None
     return dispatch
 
 
 async def finish(store: Store, dispatch: Dispatch, result: str = '{"ok":true}') -> int:
     async with store.transaction() as session:
-        return await session.finish({(task.id, task.claim): result for task in dispatch.tasks})
+        return await settle.finish(session, {(task.id, task.claim): result for task in dispatch.tasks})
 
 
 async def fail(store: Store, dispatch: Dispatch, delay: float | None) -> int:
     async with store.transaction() as session:
-        return len(await session.fail([Failure(task.id, task.claim, ERROR, delay) for task in dispatch.tasks]))
+        return len(await settle.fail(session, [Failure(task.id, task.claim, ERROR, delay) for task in dispatch.tasks]))
 
 
 async def test_answers_of_a_batch_stand_in_the_order_of_its_tasks(store: Store, task_of: TaskOf) -> None:
@@ -51,7 +56,7 @@ async def test_answers_of_a_batch_stand_in_the_order_of_its_tasks(store: Store, 
 async def test_answers_of_a_batch_with_keys_stand_in_the_order_of_its_tasks(store: Store, task_of: TaskOf) -> None:
     tasks = [NewTask("a", json.dumps({"n": n}), unique_key=f"k{n % 7}" if n % 2 else None) for n in range(30)]
     async with store.transaction() as session:
-        answers = await session.enqueue(tasks)
+        answers = await enqueuing.enqueue(session, tasks)
     first: dict[str, int] = {}
     for n, (task, answer) in enumerate(zip(tasks, answers, strict=True)):
         if task.unique_key is None:
@@ -67,8 +72,8 @@ async def test_a_duplicate_gets_the_first_tasks_id_and_state_while_it_is_kept(st
     (first,) = await enqueue(store, task)
     await finish(store, await claim(store))
     async with store.transaction() as session:
-        (again,) = await session.enqueue([task])
-        (other,) = await session.enqueue([NewTask("import", unique_key="23")])
+        (again,) = await enqueuing.enqueue(session, [task])
+        (other,) = await enqueuing.enqueue(session, [NewTask("import", unique_key="23")])
     assert (again.id, again.state, again.duplicate) == (first, State.SUCCESS, True)
     assert not other.duplicate
 
@@ -99,13 +104,13 @@ async def test_claim_takes_by_priority_then_run_at_then_id(store: Store) -> None
 async def test_a_task_is_not_claimed_before_its_time(store: Store) -> None:
     await enqueue(store, NewTask("a", delay_seconds=3600))
     async with store.session() as session:
-        assert await session.claim(10) is None
+        assert await claims.claim(session, 10) is None
     assert len((await claim(store, now=datetime.now(UTC) + timedelta(seconds=3700))).tasks) == 1
 
 
 async def claim_in(store: Store, limit: int, stretches: Sequence[Stretch]) -> Dispatch | None:
     async with store.session() as session:
-        return await session.claim(limit, stretches=stretches)
+        return await claims.claim(session, limit, stretches=stretches)
 
 
 async def test_a_claim_tells_how_far_it_came_in_each_priority(store: Store) -> None:
@@ -140,7 +145,7 @@ async def test_a_limit_holds_over_all_stretches_together(store: Store) -> None:
     assert dispatch is not None
     assert len(dispatch.tasks) == 4
     async with store.session() as session:
-        assert (await session.count_in_flight(100)).count == 4
+        assert (await claims.count_in_flight(session, 100)).count == 4
 
 
 async def test_a_claim_never_gives_a_task_a_smaller_token_than_it_had(store: Store, sql: Any, task_of: TaskOf) -> None:
@@ -159,10 +164,10 @@ async def test_priorities_in_use_are_those_of_tasks_that_run_now_or_later(store:
     await enqueue(store, NewTask("a", priority=32767, delay_seconds=3600), NewTask("a", priority=0, ordering_key="k"))
     await enqueue(store, NewTask("a", priority=3, ordering_key="k"))  # it waits
     async with store.session() as session:
-        assert await session.read_priorities(16) == [32767, 5, 0, -32768]
-        assert await session.read_priorities(2) == [32767, 5]
-        await session.claim(100)
-        assert await session.read_priorities(16) == [32767]
+        assert await claims.read_priorities(session, 16) == [32767, 5, 0, -32768]
+        assert await claims.read_priorities(session, 2) == [32767, 5]
+        await claims.claim(session, 100)
+        assert await claims.read_priorities(session, 16) == [32767]
 
 
 async def test_concurrent_claims_never_share_a_task(store: Store) -> None:
@@ -184,7 +189,7 @@ async def test_a_result_of_an_older_claim_is_ignored(store: Store, task_of: Task
     (task_id,) = await enqueue(store, NewTask("a"))
     old = await claim(store)
     async with store.session() as session:
-        assert await session.release([(task.id, task.claim) for task in old.tasks]) == 1
+        assert await claims.release(session, [(task.id, task.claim) for task in old.tasks]) == 1
     new = await claim(store)
     assert new.tasks[0].claim > old.tasks[0].claim
     assert await finish(store, old) == 0
@@ -196,11 +201,11 @@ async def test_a_stale_claim_beside_a_valid_one_settles_only_the_valid_ones_task
     first, second = await enqueue(store, NewTask("a"), NewTask("a"))
     old = await claim(store)
     async with store.session() as session:
-        await session.release([(task.id, task.claim) for task in old.tasks])
+        await claims.release(session, [(task.id, task.claim) for task in old.tasks])
     new = {task.id: task.claim for task in (await claim(store)).tasks}
     stale = {task.id: task.claim for task in old.tasks}
     async with store.transaction() as session:
-        done = await session.finish({(first, new[first]): "1", (second, stale[second]): "2"})
+        done = await settle.finish(session, {(first, new[first]): "1", (second, stale[second]): "2"})
     assert done == 1
     assert (await task_of(first))["state"] == "SUCCESS"
     assert (await task_of(second))["state"] == "ACQUIRED"
@@ -210,13 +215,13 @@ async def test_release_gives_the_attempt_back_and_the_state_it_came_from(store: 
     (task_id,) = await enqueue(store, NewTask("a"))
     first = await claim(store)
     async with store.session() as session:
-        await session.release([(task.id, task.claim) for task in first.tasks])
+        await claims.release(session, [(task.id, task.claim) for task in first.tasks])
     row = await task_of(task_id)
     assert (row["state"], row["attempts"]) == ("SCHEDULED", 0)
     await fail(store, await claim(store), 0.0)
     second = await claim(store)
     async with store.session() as session:
-        await session.release([(task.id, task.claim) for task in second.tasks])
+        await claims.release(session, [(task.id, task.claim) for task in second.tasks])
     row = await task_of(task_id)
     assert (row["state"], row["attempts"]) == ("ERROR", 1)
 
@@ -229,17 +234,17 @@ async def test_a_suspect_is_claimed_as_one_until_it_begins_a_new_life(store: Sto
     async with store.transaction() as session:
         for task in first.tasks:
             if how == "sparing" and task.id == suspect:
-                await session.spare([Failure(task.id, task.claim, ERROR, None)])
+                await settle.spare(session, [Failure(task.id, task.claim, ERROR, None)])
             else:
-                await session.fail([Failure(task.id, task.claim, ERROR, 0.0, suspect=task.id == suspect)])
+                await settle.fail(session, [Failure(task.id, task.claim, ERROR, 0.0, suspect=task.id == suspect)])
     for _ in range(2):  # a release of another cause does not clear it
         again = await claim(store)
         assert {task.id: task.suspect for task in again.tasks} == {suspect: True, other: False}
         async with store.session() as session:
-            await session.release((task.id, task.claim) for task in again.tasks)
+            await claims.release(session, ((task.id, task.claim) for task in again.tasks))
     async with store.transaction() as session:
-        await session.cancel([suspect])
-        await session.restart([suspect])
+        await settle.cancel(session, [suspect])
+        await reschedule.restart(session, [suspect])
     assert not any(task.suspect for task in (await claim(store)).tasks)
 
 
@@ -259,8 +264,8 @@ async def test_restart_begins_a_new_life_that_late_results_cannot_reach(store: S
     old = await claim(store)
     await fail(store, old, None)
     async with store.transaction() as session:
-        assert await session.restart([task_id]) == {task_id: State.SCHEDULED}
-        assert await session.restart([task_id]) == {}
+        assert await reschedule.restart(session, [task_id]) == {task_id: State.SCHEDULED}
+        assert await reschedule.restart(session, [task_id]) == {}
     row = await task_of(task_id)
     assert (row["state"], row["attempts"]) == ("SCHEDULED", 0)
     new = await claim(store)
@@ -276,8 +281,8 @@ async def test_cancel_takes_a_task_from_any_live_state(store: Store, task_of: Ta
     if state == "ERROR" and dispatch:
         await fail(store, dispatch, 60.0)
     async with store.transaction() as session:
-        assert await session.cancel([task_id]) == {task_id}
-        assert await session.cancel([task_id]) == set()
+        assert await settle.cancel(session, [task_id]) == {task_id}
+        assert await settle.cancel(session, [task_id]) == set()
     assert (await task_of(task_id))["state"] == "CANCELLED"
     if dispatch:
         assert await finish(store, dispatch) == 0
@@ -297,19 +302,19 @@ async def test_an_ordering_key_lets_one_task_go_at_a_time_in_order(store: Store,
             assert [task.id for task in mine.tasks] == [expected]
         await finish(store, mine)
     async with store.session() as session:
-        assert await session.claim(10) is None
+        assert await claims.claim(session, 10) is None
 
 
 async def test_cancelling_the_head_of_a_key_lets_its_successor_go(store: Store, task_of: TaskOf) -> None:
     first, second, third = await enqueue(store, *(NewTask("a", ordering_key="k") for _ in range(3)))
     async with store.transaction() as session:
-        await session.cancel([second])
+        await settle.cancel(session, [second])
     assert (await task_of(third))["state"] == "WAITING"
     async with store.transaction() as session:
-        await session.cancel([first])
+        await settle.cancel(session, [first])
     assert (await task_of(third))["state"] == "SCHEDULED"
     async with store.transaction() as session:
-        assert await session.restart([first]) == {first: State.WAITING}
+        assert await reschedule.restart(session, [first]) == {first: State.WAITING}
 
 
 async def test_enqueueing_while_the_last_of_a_key_settles_never_strands_the_newcomer(store: Store) -> None:
@@ -331,10 +336,10 @@ async def test_an_unconfirmed_dispatch_is_given_back_and_a_confirmed_one_is_not(
     await claim(store, 1)
     second = await claim(store, 1)
     async with store.session() as session:
-        await session.confirm(second.id)
-        assert await session.release_unsent(60, limit=10) == 0
+        await claims.confirm(session, second.id)
+        assert await stale_tasks.release_unsent(session, 60, limit=10) == 0
         later = datetime.now(UTC) + timedelta(seconds=120)
-        assert await session.release_unsent(60, limit=10, now=later) == 1
+        assert await stale_tasks.release_unsent(session, 60, limit=10, now=later) == 1
     row = await task_of(lost)
     assert (row["state"], row["attempts"]) == ("SCHEDULED", 0)
     assert (await task_of(sent))["state"] == "ACQUIRED"
@@ -345,9 +350,9 @@ async def test_a_stale_task_tells_whether_a_worker_ever_took_it(store: Store) ->
     dispatch = await claim(store)
     async with store.transaction() as session:
         beats = {(t.id, t.claim): '{"percent":40.0,"note":null}' for t in dispatch.tasks if t.id == alive}
-        assert await session.note_heartbeats(beats) == 1
+        assert await settle.note_heartbeats(session, beats) == 1
         later = datetime.now(UTC) + timedelta(seconds=61)
-        stale = await session.find_stale(60, limit=10, now=later)
+        stale = await stale_tasks.find_stale(session, 60, limit=10, now=later)
     assert {task.id: task.taken for task in stale} == {quiet: False, alive: True}
 
 
@@ -356,9 +361,9 @@ async def test_a_heartbeat_keeps_a_task_from_being_stale(store: Store) -> None:
     dispatch = await claim(store)
     await asyncio.sleep(0.3)
     async with store.session() as session:
-        assert len(await session.find_stale(0.2, limit=10)) == 1
-        await session.note_heartbeats({(task.id, task.claim): None for task in dispatch.tasks})
-        assert await session.find_stale(0.2, limit=10) == []
+        assert len(await stale_tasks.find_stale(session, 0.2, limit=10)) == 1
+        await settle.note_heartbeats(session, {(task.id, task.claim): None for task in dispatch.tasks})
+        assert await stale_tasks.find_stale(session, 0.2, limit=10) == []
 
 
 async def test_tasks_in_flight_are_counted_by_age_and_up_to_a_limit(store: Store, sql: Any) -> None:
@@ -367,10 +372,10 @@ async def test_tasks_in_flight_are_counted_by_age_and_up_to_a_limit(store: Store
     old = [task.id for task in dispatch.tasks[:2]]
     await sql.execute("update penstock.task set claimed_at = now() - interval '1 hour' where id = any($1)", old)
     async with store.session() as session:
-        everything = await session.count_in_flight(100)
+        everything = await claims.count_in_flight(session, 100)
         assert (everything.count, everything.aged) == (6, 2)
-        assert (await session.count_in_flight(3)).count == 3
-        young = await session.count_in_flight(100, since=everything.aged_before)
+        assert (await claims.count_in_flight(session, 3)).count == 3
+        young = await claims.count_in_flight(session, 100, since=everything.aged_before)
         assert (young.count, young.aged) == (4, 0)
         assert everything.aged_before <= young.aged_before
 
@@ -383,19 +388,19 @@ async def test_the_pace_of_an_action_is_what_ended_and_how_long_it_ran(store: St
     await fail(store, Dispatch(0, mine[1], {}), 60)
     await fail(store, Dispatch(0, mine[2], {}), None)
     async with store.transaction() as session:
-        await session.note_run_times({"a": (2, 0.5), "b": (1, 9.0)})
-        await session.note_run_times({"a": (2, 0.5)})
-        await session.note_run_times({})
+        await settle.note_run_times(session, {"a": (2, 0.5), "b": (1, 9.0)})
+        await settle.note_run_times(session, {"a": (2, 0.5)})
+        await settle.note_run_times(session, {})
     async with store.session() as session:
-        assert {pace.action: pace for pace in await session.read_pace(60)} == {
+        assert {pace.action: pace for pace in await claims.read_pace(session, 60)} == {
             "a": Pace("a", ended=3, timed=4, seconds=1.0), "b": Pace("b", ended=0, timed=1, seconds=9.0),
         }  # fmt: skip
         rates = {row["event"] for row in await session.fetch("read_rates", 60.0)}
         assert "RAN" not in rates  # no change of state
         await session.fetch("compact_tally", 0.0, 0.0, 1000, 500, "other")
-        assert sum(pace.seconds for pace in await session.read_pace(1e10)) == 10.0  # sums stand at the epoch
+        assert sum(pace.seconds for pace in await claims.read_pace(session, 1e10)) == 10.0  # sums stand at the epoch
         await asyncio.sleep(0.05)
-        assert await session.read_pace(0.01) == []
+        assert await claims.read_pace(session, 0.01) == []
 
 
 async def test_a_unique_key_is_found_under_every_action_though_the_tally_knows_none(store: Store, sql: Any) -> None:
@@ -416,7 +421,7 @@ async def test_counts_follow_every_change_of_state(store: Store) -> None:
     await fail(store, Dispatch(0, two, {}), None)
     await fail(store, Dispatch(0, three, {}), 60)
     async with store.transaction() as session:
-        await session.cancel([ids[3]])
+        await settle.cancel(session, [ids[3]])
 
     async def settled() -> dict[str, int]:
         async with store.session() as session:
@@ -424,7 +429,7 @@ async def test_counts_follow_every_change_of_state(store: Store) -> None:
 
     assert await settled() == {"SUCCESS": 1, "CRITICAL_ERROR": 1, "CANCELLED": 1}
     async with store.transaction() as session:
-        await session.restart([ids[3], two[0].id])
+        await reschedule.restart(session, [ids[3], two[0].id])
         await session.fetch("compact_tally", 0.0, 0.0, 1000, 500, "other")
     assert await settled() == {"SUCCESS": 1}
 
@@ -433,8 +438,8 @@ async def test_the_older_conventions_attempt_finds_the_current_claim(store: Stor
     (task_id,) = await enqueue(store, NewTask("a"))
     dispatch = await claim(store)
     async with store.session() as session:
-        assert await session.find_claims([(task_id, 1)]) == {(task_id, 1): dispatch.tasks[0].claim}
-        assert await session.find_claims([(task_id, 2), (99, 2**40)]) == {}
+        assert await settle.find_claims(session, [(task_id, 1)]) == {(task_id, 1): dispatch.tasks[0].claim}
+        assert await settle.find_claims(session, [(task_id, 2), (99, 2**40)]) == {}
 
 
 async def test_a_value_that_postgres_refuses_is_told_from_a_database_that_is_away(store: Store) -> None:
@@ -466,7 +471,7 @@ async def test_a_killed_connection_is_unavailable_and_the_next_call_works(store:
                 await killer.execute(
                     "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'penstock-test'"
                 )
-                await session.enqueue([NewTask("a")])
+                await enqueuing.enqueue(session, [NewTask("a")])
     finally:
         await killer.close()
     await enqueue(store, NewTask("a"))

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from penstock.auditstore import list_audit
-from penstock.errors import Unavailable
+from penstock.brokers.base import MAX_RECEIVES, Depth
+from penstock.brokers.sqs import SqsQueue
+from penstock.db.pool import Store
+from penstock.limits.store import list_routes
 from penstock.local.postgres import EmbeddedPostgres
-from penstock.rulestore import list_routes
-from penstock.settings import Settings
-from penstock.store import Store
+from penstock.methods.audit import list_audit
+from penstock.protocol.errors import Unavailable
+from penstock.protocol.task import NewTask, State
+from penstock.settings.model import Settings
 from penstock.submitter import Submitter
-from penstock.tasks import NewTask, State
-from penstock.transports import Depth
-from penstock.transports.sqs import MAX_RECEIVES, SqsQueue
+from penstock.tasks import enqueue, settle
 from tests.integration.doors import postgres_away, put, rejected, request, sample
 
 TaskOf = Callable[[int], Any]
@@ -263,8 +264,8 @@ async def test_cancel_and_retry_work_through_the_queue(
     submitter: Submitter, inbound: SqsQueue, store: Store, task_of: TaskOf
 ) -> None:
     async with store.transaction() as session:
-        first, second = [answer.id for answer in await session.enqueue([NewTask("a"), NewTask("a")])]
-        await session.cancel([second])
+        first, second = [answer.id for answer in await enqueue.enqueue(session, [NewTask("a"), NewTask("a")])]
+        await settle.cancel(session, [second])
     await put(inbound, f"[{request('cancel', {'id': first})},{request('retry', {'id': str(second)}, id=9)}]")
     await submitter.run_once()
     assert (await task_of(first))["state"] == State.CANCELLED
@@ -276,8 +277,8 @@ async def test_a_change_that_the_tasks_state_forbids_is_refused_and_its_neighbou
     submitter: Submitter, inbound: SqsQueue, store: Store, task_of: TaskOf
 ) -> None:
     async with store.transaction() as session:
-        live, cancelled = [answer.id for answer in await session.enqueue([NewTask("a"), NewTask("a")])]
-        await session.cancel([cancelled])
+        live, cancelled = [answer.id for answer in await enqueue.enqueue(session, [NewTask("a"), NewTask("a")])]
+        await settle.cancel(session, [cancelled])
     bad = [request("cancel", {"id": cancelled}), request("retry", {"id": live})]
     await put(inbound, f"[{bad[0]},{bad[1]},{request('cancel', {'id': live})}]")
     await submitter.run_once()
@@ -298,7 +299,7 @@ async def test_what_changes_more_than_the_senders_own_is_refused_unless_the_sett
 ) -> None:
     narrow = settings.model_copy(update={"inbound_methods": Settings.model_fields["inbound_methods"].default})
     async with store.transaction() as session:
-        (made,) = await session.enqueue([NewTask("a")])
+        (made,) = await enqueue.enqueue(session, [NewTask("a")])
     asked = [
         request("route.set", {"name": "theft", "queue": "elsewhere"}), request("tenant.pause", {"tenant": "globex"}),
         request("action.pause", {"action": "a"}), request("cancel", {"id": made.id}),

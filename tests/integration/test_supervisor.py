@@ -11,20 +11,25 @@ from typing import Any
 import pytest
 import structlog
 
-from penstock.errors import Unavailable
-from penstock.loop import Loop
-from penstock.notify import Listener
-from penstock.settings import DAY, Settings
-from penstock.sql import SQL
-from penstock.store import Dispatch, Store
-from penstock.supervisor import Supervisor, retention
+from penstock.brokers.sqs import SqsQueue, SqsTransport
+from penstock.db.notify import Listener
+from penstock.db.pool import Store
+from penstock.db.statements import SQL
+from penstock.protocol.errors import Unavailable
+from penstock.protocol.task import Failure, NewTask, State
+from penstock.runtime.loop import Loop
+from penstock.settings.model import Settings
+from penstock.settings.values import DAY
 from penstock.supervisor import gauges as gauges_of
 from penstock.supervisor import repair as repair_of
+from penstock.supervisor import retention
 from penstock.supervisor.gauges import Gauges
+from penstock.supervisor.process import Supervisor
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.retention import Retention
-from penstock.tasks import Failure, NewTask, State
-from penstock.transports.sqs import SqsQueue, SqsTransport
+from penstock.tasks import claim as claims
+from penstock.tasks import enqueue, settle
+from penstock.tasks.records import Dispatch
 from tests.integration.doors import no_routes, put, sample, take
 
 TaskOf = Callable[[int], Any]
@@ -52,23 +57,25 @@ def repair(
 async def claimed(store: Store, *tasks: NewTask, confirm: bool = True) -> Dispatch:
     """New tasks, claimed and, unless told otherwise, confirmed as sent."""
     async with store.transaction() as session:
-        await session.enqueue(tasks)
+        await enqueue.enqueue(session, tasks)
     return await claim(store, confirm=confirm)
 
 
 async def claim(store: Store, *, confirm: bool = True, now: datetime | None = None) -> Dispatch:
     async with store.session() as session:
-        dispatch = await session.claim(2000, now=now)
+        dispatch = await claims.claim(session, 2000, now=now)
         assert dispatch is not None
         if confirm:
-            await session.confirm(dispatch.id)
+            await claims.confirm(session, dispatch.id)
     return dispatch
 
 
 async def beat(store: Store, *dispatches: Dispatch) -> None:
     """A worker reports that it has taken these tasks."""
     async with store.session() as session:
-        await session.note_heartbeats({(t.id, t.claim): None for dispatch in dispatches for t in dispatch.tasks})
+        await settle.note_heartbeats(
+            session, {(t.id, t.claim): None for dispatch in dispatches for t in dispatch.tasks}
+        )
 
 
 async def age(sql: Any, seconds: float) -> None:
@@ -169,7 +176,7 @@ async def test_a_late_result_after_repair_is_ignored(
     await repair.run_once()
     (task,) = dispatch.tasks
     async with store.transaction() as session:
-        assert await session.finish({(task.id, task.claim): "1"}) == 0
+        assert await settle.finish(session, {(task.id, task.claim): "1"}) == 0
     assert (await task_of(task.id))["state"] == "ERROR"
 
 
@@ -197,10 +204,10 @@ async def test_an_attempt_lost_in_company_is_given_back_and_told_among_the_failu
     (first, second) = dispatch.tasks
     async with store.session() as session:
         beats = {(task.id, task.claim): '{"percent":50}' for task in dispatch.tasks}
-        await session.note_heartbeats(beats, dict.fromkeys(beats, "worker-7"))
+        await settle.note_heartbeats(session, beats, dict.fromkeys(beats, "worker-7"))
     await age(sql, settings.stale_after_seconds + 1)
     async with store.transaction() as session:
-        await session.finish({(second.id, second.claim): "1"})
+        await settle.finish(session, {(second.id, second.claim): "1"})
     before = sample("penstock_released_total", reason="suspect")
     assert await repair.run_once() == 1
     assert sample("penstock_released_total", reason="suspect") == before + 1
@@ -416,7 +423,7 @@ async def test_an_unconfirmed_claim_of_which_a_worker_has_told_is_left_to_it(
     """The messages went, and the confirmation did not."""
     dispatch = await claimed(store, NewTask("a"), NewTask("a"), confirm=False)
     async with store.session() as session:
-        await session.note_heartbeats({(dispatch.tasks[0].id, dispatch.tasks[0].claim): None})
+        await settle.note_heartbeats(session, {(dispatch.tasks[0].id, dispatch.tasks[0].claim): None})
     await sql.execute("update penstock.task set claimed_at = claimed_at - interval '1 hour'")
     await sql.execute("update penstock.dispatch set claimed_at = claimed_at - interval '1 hour'")
     assert await repair.run_once() == 1
@@ -444,7 +451,7 @@ async def test_a_silent_task_behind_pages_of_waiting_ones_of_the_same_claim_is_f
     dispatch = await claimed(store, *(NewTask("a") for _ in range(1200)))
     silent = max(dispatch.tasks, key=lambda task: task.id)
     async with store.session() as session:
-        await session.note_heartbeats({(silent.id, silent.claim): None})
+        await settle.note_heartbeats(session, {(silent.id, silent.claim): None})
     await put(outbound, '"the others"')
     await age(sql, settings.stale_after_seconds + 1)
     assert await repair.run_once() == 1
@@ -500,11 +507,11 @@ async def settled(store: Store, state: State, **more: Any) -> int:
     (task,) = dispatch.tasks
     async with store.transaction() as session:
         if state is State.SUCCESS:
-            await session.finish({(task.id, task.claim): "1"})
+            await settle.finish(session, {(task.id, task.claim): "1"})
         elif state is State.CRITICAL_ERROR:
-            await session.fail([Failure(task.id, task.claim, ERROR, None)])
+            await settle.fail(session, [Failure(task.id, task.claim, ERROR, None)])
         else:
-            await session.cancel([task.id])
+            await settle.cancel(session, [task.id])
     return task.id
 
 
@@ -528,7 +535,7 @@ async def test_each_final_state_is_kept_for_its_own_time_and_its_unique_key_with
     assert {each: (await task_of(i)) is None for each, i in ids.items()} == {each: each is state for each in FINAL}
     assert await counts(store) == {each: 1 for each in FINAL if each is not state}
     async with store.transaction() as session:
-        answers = await session.enqueue([NewTask("a", unique_key=f"key-{each}") for each in FINAL])
+        answers = await enqueue.enqueue(session, [NewTask("a", unique_key=f"key-{each}") for each in FINAL])
     assert {each: answer.duplicate for each, answer in zip(FINAL, answers, strict=True)} == {
         each: each is not state for each in FINAL
     }
@@ -549,7 +556,7 @@ async def test_cleaning_goes_in_bounded_batches(
     monkeypatch.setattr(retention, "_BATCHES_PER_ROUND", 2)
     dispatch = await claimed(store, *(NewTask("a") for _ in range(10)))
     async with store.transaction() as session:
-        await session.finish({(task.id, task.claim): "1" for task in dispatch.tasks})
+        await settle.finish(session, {(task.id, task.claim): "1" for task in dispatch.tasks})
     duty = Retention(store=store, settings=keeping(settings, success=0.0))
     assert [await duty.run_once() for _ in range(3)] == [6, 4, 0]
     assert await counts(store) == {}
@@ -594,7 +601,7 @@ async def test_a_partition_is_dropped_once_its_last_moment_has_outlived_the_rete
     assert (await task_of(younger))["state"] == "SUCCESS"
     assert await counts(store) == {"SUCCESS": 1}
     async with store.transaction() as session:
-        answers = await session.enqueue([NewTask("a", unique_key="old"), NewTask("a", unique_key="younger")])
+        answers = await enqueue.enqueue(session, [NewTask("a", unique_key="old"), NewTask("a", unique_key="younger")])
     assert [answer.duplicate for answer in answers] == [False, True]
 
 
@@ -608,7 +615,7 @@ async def test_a_partition_detached_by_a_supervisor_that_died_is_dropped_by_the_
     assert await sql.fetchval("select to_regclass('penstock.' || $1)", left) is None
     assert await counts(store) == {}
     async with store.transaction() as session:
-        (answer,) = await session.enqueue([NewTask("a", unique_key="old")])
+        (answer,) = await enqueue.enqueue(session, [NewTask("a", unique_key="old")])
     assert not answer.duplicate
 
 
@@ -652,10 +659,10 @@ def by_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def many_settled(store: Store, count: int) -> list[int]:
     async with store.transaction() as session:
-        added = await session.enqueue([NewTask("a", payload=json.dumps("x" * 500)) for _ in range(count)])
+        added = await enqueue.enqueue(session, [NewTask("a", payload=json.dumps("x" * 500)) for _ in range(count)])
     dispatch = await claim(store)
     async with store.transaction() as session:
-        await session.finish({(task.id, task.claim): "1" for task in dispatch.tasks})
+        await settle.finish(session, {(task.id, task.claim): "1" for task in dispatch.tasks})
     return [one.id for one in added]
 
 
@@ -850,7 +857,7 @@ async def test_tasks_settle_while_a_new_partition_waits_for_a_reader_of_the_hist
                 await asyncio.sleep(0.01)
         async with store.transaction() as session:
             await session.fetch("limit_lock_wait")
-            assert await session.finish({(task.id, task.claim): "1"}) == 1
+            assert await settle.finish(session, {(task.id, task.claim): "1"}) == 1
         assert not making.done()
     await making
     assert ahead in await partitions(sql)
@@ -860,10 +867,12 @@ async def expired_day(store: Store, sql: Any, records: int) -> str:
     """A partition of ten days ago with so many records over several blocks, each with a unique key."""
     name = await past_partition(sql, 10)
     async with store.transaction() as session:
-        await session.enqueue([NewTask("a", payload=json.dumps("x" * 500), unique_key=f"k{n}") for n in range(records)])
+        await enqueue.enqueue(
+            session, [NewTask("a", payload=json.dumps("x" * 500), unique_key=f"k{n}") for n in range(records)]
+        )
     dispatch = await claim(store)
     async with store.transaction() as session:
-        await session.finish({(task.id, task.claim): "1" for task in dispatch.tasks})
+        await settle.finish(session, {(task.id, task.claim): "1" for task in dispatch.tasks})
     noon = datetime.now(UTC).replace(hour=12, minute=0) - timedelta(days=10)
     await sql.execute("update penstock.task_history set finished_at = $1", noon)
     return name
@@ -918,7 +927,7 @@ async def test_each_part_of_retention_survives_the_failure_of_another(
     store: Store, settings: Settings, sql: Any
 ) -> None:
     async with store.transaction() as session:
-        await session.insert_rejected("inbound", [("old", "why")])
+        await enqueue.insert_rejected(session, "inbound", [("old", "why")])
     await sql.execute("update penstock.rejected set at = now() - interval '9 days'")
     await sql.execute("alter table penstock.inbound_receipt rename to elsewhere")
     expired = await past_partition(sql, 10)
@@ -945,8 +954,8 @@ async def test_receipts_and_rejected_messages_leave_after_their_time(
     store: Store, settings: Settings, sql: Any
 ) -> None:
     async with store.transaction() as session:
-        await session.record_receipts(["old", "new"])
-        await session.insert_rejected("inbound", [("old", "why"), ("new", "why")])
+        await enqueue.record_receipts(session, ["old", "new"])
+        await enqueue.insert_rejected(session, "inbound", [("old", "why"), ("new", "why")])
     await sql.execute(
         "update penstock.inbound_receipt set received_at = now() - interval '9 days' where message_id = 'old'"
     )
@@ -1037,7 +1046,7 @@ async def test_held_keys_are_looked_at_some_in_each_round_and_then_those_behind(
 async def test_names_that_callers_make_up_stay_no_rows_of_their_own(
     store: Store, settings: Settings, sql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.supervisor.retention.MAX_ACTIONS_TOLD", 2)
+    monkeypatch.setattr("penstock.protocol.task.MAX_ACTIONS_TOLD", 2)
     duty = Retention(store=store, settings=settings)
 
     async def note(counted: dict[str, int], *, ago: timedelta) -> None:
@@ -1098,10 +1107,10 @@ def depths() -> Mapping[str, float]:
 async def test_gauges_tell_what_waits_and_fall_again(store: Store, queues: dict[str, SqsQueue], sql: Any) -> None:
     dispatch = await claimed(store, *(NewTask("a") for _ in range(2)))
     async with store.transaction() as session:
-        await session.enqueue(
-            [NewTask("a", ordering_key="k"), NewTask("a", ordering_key="k"), NewTask("a", delay_seconds=99)]
+        await enqueue.enqueue(
+            session, [NewTask("a", ordering_key="k"), NewTask("a", ordering_key="k"), NewTask("a", delay_seconds=99)]
         )
-        await session.insert_rejected("results", [("x", "why"), ("y", "why")])
+        await enqueue.insert_rejected(session, "results", [("x", "why"), ("y", "why")])
     await sql.execute("update penstock.task set run_at = now() - interval '90 seconds' where ordering_key is not null")
     await put(queues["inbound"], "1", "2", "3")
     await put(queues["results"], "1")
@@ -1120,9 +1129,9 @@ async def test_gauges_tell_what_waits_and_fall_again(store: Store, queues: dict[
         "outbound in_flight": 0, "results visible": 0, "results in_flight": 1,
     }  # fmt: skip
     async with store.transaction() as session:
-        await session.finish({(task.id, task.claim): "1" for task in dispatch.tasks})
-        await session.cancel(
-            [row["id"] for row in await sql.fetch("select id from penstock.task where state <> 'ACQUIRED'")]
+        await settle.finish(session, {(task.id, task.claim): "1" for task in dispatch.tasks})
+        await settle.cancel(
+            session, [row["id"] for row in await sql.fetch("select id from penstock.task where state <> 'ACQUIRED'")]
         )
     await gauges.run_once()
     assert [sample("penstock_backlog", state=state) for state in backlog] == [0, 0, 0, 0]
@@ -1234,7 +1243,7 @@ async def test_a_supervisor_repeats_its_round(
                 while (await task_of(task.id))["state"] != "SCHEDULED":
                     await asyncio.sleep(0.02)
             async with store.transaction() as session:
-                await session.cancel([task.id])
+                await settle.cancel(session, [task.id])
     finally:
         loop.stop()
         assert await running == 0

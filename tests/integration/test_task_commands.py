@@ -9,13 +9,14 @@ from typing import Any
 
 from typer.testing import CliRunner
 
+from penstock.brokers.sqs import SqsQueue
 from penstock.cli import app
-from penstock.client import Client
-from penstock.settings import Settings
-from penstock.store import Store
+from penstock.client.client import Client
+from penstock.db.pool import Store
+from penstock.protocol.task import Failure, NewTask
+from penstock.settings.model import Settings
 from penstock.submitter import Submitter
-from penstock.tasks import Failure, NewTask
-from penstock.transports.sqs import SqsQueue
+from penstock.tasks import claim, enqueue, settle
 from tests.integration.apis import running
 from tests.integration.doors import put, rejected, request
 
@@ -66,13 +67,13 @@ async def test_a_tasks_options_go_over_the_command_line(store: Store, settings: 
 async def test_what_a_handler_raised_is_no_command_to_the_terminal(store: Store, settings: Settings) -> None:
     escape = "\x1b]52;c;Y3VybCBldmls\x07\x1b[2J"
     async with store.session() as session:
-        (task,) = await session.enqueue([NewTask("a", max_attempts=1)])
+        (task,) = await enqueue.enqueue(session, [NewTask("a", max_attempts=1)])
     async with store.transaction() as session:
-        dispatch = await session.claim(1)
+        dispatch = await claim.claim(session, 1)
         assert dispatch is not None
-        await session.confirm(dispatch.id)
+        await claim.confirm(session, dispatch.id)
         error = {"code": -32000, "message": f"boom {escape}", "data": {"traceback": f"Traceback {escape}\n  line 2"}}
-        await session.fail([Failure(task.id, dispatch.id, json.dumps(error), None)])
+        await settle.fail(session, [Failure(task.id, dispatch.id, json.dumps(error), None)])
 
     def use(url: str) -> None:
         told = (
@@ -153,10 +154,10 @@ async def test_held_ordering_keys_are_listed_and_let_go(store: Store, settings: 
     async def fail() -> None:
         other = Store(settings.require_database_url)
         async with other.transaction() as session:
-            dispatch = await session.claim(1)
+            dispatch = await claim.claim(session, 1)
             assert dispatch is not None
             error = '{"code":1,"message":"boom"}'
-            await session.fail([Failure(t.id, t.claim, error, None) for t in dispatch.tasks], hold_keys=True)
+            await settle.fail(session, [Failure(t.id, t.claim, error, None) for t in dispatch.tasks], hold_keys=True)
         await other.close()
 
     async with running(store, settings) as api:
@@ -191,7 +192,7 @@ async def test_rejected_messages_are_listed_shown_read_again_and_purged(
 async def test_a_traced_task_is_shown_with_its_trace(store: Store, settings: Settings) -> None:
     trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
     async with store.session() as session:
-        traced, plain = await session.enqueue([NewTask("a"), NewTask("a")])
+        traced, plain = await enqueue.enqueue(session, [NewTask("a"), NewTask("a")])
         await session.fetch("note_traces", [traced.id], [f"00-{trace_id}-00f067aa0ba902b7-01"])
     async with running(store, settings) as api:
         for detail in ((), ("--detail",)):
@@ -208,9 +209,9 @@ async def test_failures_of_a_task_are_told_readably_and_while_it_is_waited_for(
     async def fail_one() -> None:
         other = Store(settings.require_database_url)
         async with other.transaction() as session:
-            dispatch = await session.claim(1)
+            dispatch = await claim.claim(session, 1)
             assert dispatch is not None
-            await session.fail([Failure(t.id, t.claim, error, 60.0) for t in dispatch.tasks], hold_keys=False)
+            await settle.fail(session, [Failure(t.id, t.claim, error, 60.0) for t in dispatch.tasks], hold_keys=False)
         await other.close()
 
     def use(url: str) -> None:

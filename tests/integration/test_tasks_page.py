@@ -8,8 +8,8 @@ from pathlib import Path
 
 import httpx
 
-from penstock.settings import Settings
-from penstock.store import Store
+from penstock.db.pool import Store
+from penstock.settings.model import Settings
 from tests.integration.apis import JSON, running
 from tests.integration.test_protocol_page import same
 

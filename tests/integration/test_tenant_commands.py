@@ -9,9 +9,10 @@ from typer.testing import CliRunner
 
 from penstock import AsyncClient, Client
 from penstock.cli import app
-from penstock.settings import Settings
-from penstock.store import Store
-from penstock.tasks import Failure, NewTask
+from penstock.db.pool import Store
+from penstock.protocol.task import Failure, NewTask
+from penstock.settings.model import Settings
+from penstock.tasks import claim, enqueue, settle
 from tests.integration.apis import running
 
 
@@ -84,11 +85,11 @@ async def test_a_key_that_is_a_tenants_own_is_looked_up_with_the_tenant(store: S
             assert client.ordering_release("o", tenant="acme")["released"] is False
 
     async with store.transaction() as session:
-        await session.enqueue([NewTask("a", ordering_key="o", tenant=tenant) for tenant in ("acme", None)])
-        dispatch = await session.claim(100)
+        await enqueue.enqueue(session, [NewTask("a", ordering_key="o", tenant=tenant) for tenant in ("acme", None)])
+        dispatch = await claim.claim(session, 100)
         assert dispatch is not None
         failures = [Failure(task.id, task.claim, '{"code": 1}', None) for task in dispatch.tasks]
-        await session.fail(failures, hold_keys=True)
+        await settle.fail(session, failures, hold_keys=True)
     async with running(store, settings) as api:
         await asyncio.to_thread(use, api.url)
         async with AsyncClient(api.url) as client:

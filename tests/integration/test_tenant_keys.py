@@ -12,19 +12,20 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from penstock.api import tenant_stats
 from penstock.api.access import PERMISSION_OF, permission_of
+from penstock.api.key_store import active_keys, create_key
 from penstock.api.tenancy import REACH, Reach, reach_of
 from penstock.cli import app
-from penstock.commands import PARAMS
-from penstock.keys import Permission
-from penstock.keystore import active_keys, create_key
-from penstock.outcomes import apply_reports
-from penstock.settings import Settings
-from penstock.store import Store
-from penstock.supervisor.jobs import Jobs
-from penstock.tasks import NewTask
-from penstock.wire import decode_reports, encode_wait, make_token
+from penstock.db.pool import Store
+from penstock.methods.table import PARAMS
+from penstock.protocol.api_key import Permission
+from penstock.protocol.reports import decode_reports, encode_wait
+from penstock.protocol.task import NewTask
+from penstock.protocol.wait_tokens import make_token
+from penstock.results.apply import apply_reports
+from penstock.settings.model import Settings
+from penstock.supervisor.bulk_jobs import Jobs
+from penstock.tasks import claim, enqueue, settle, tenant_stats
 from tests.integration.apis import running
 
 SECRET = "ours-and-nobody-elses"  # stands in all names and keys that are another tenant's or nobody's
@@ -105,9 +106,9 @@ async def test_a_payload_and_a_result_as_files_are_their_tenants(store: Store, s
     for holder, name in ((stand.acme, "acme"), (stand.other, "other"), (stand.admin, "nobody")):
         ids[name] = (await holder.ask("enqueue", action="a", payload={"of": name, "text": HIDDEN}))["id"]
     async with store.transaction() as session:
-        dispatch = await session.claim(10)
+        dispatch = await claim.claim(session, 10)
         assert dispatch is not None
-        await session.finish({(task.id, task.claim): f'"{HIDDEN}"' for task in dispatch.tasks})
+        await settle.finish(session, {(task.id, task.claim): f'"{HIDDEN}"' for task in dispatch.tasks})
     for what in ("payload", "result"):
         for name, task_id in ids.items():
             found = await stand.acme.get(f"/tasks/{task_id}/{what}")
@@ -218,12 +219,12 @@ async def _furnish(stand: Stand, store: Store) -> dict[str, Any]:
         made["jobs"].append(job["job"])
     # Tasks that have run, with a result and with a failure.
     async with store.transaction() as session:
-        await session.enqueue([NewTask(SECRET, tenant=tenant) for tenant in ("other", None)])
+        await enqueue.enqueue(session, [NewTask(SECRET, tenant=tenant) for tenant in ("other", None)])
     async with store.session() as session:
-        dispatch = await session.claim(100)
+        dispatch = await claim.claim(session, 100)
     assert dispatch is not None
     async with store.transaction() as session:
-        await session.finish({(task.id, task.claim): json.dumps({"r": HIDDEN}) for task in dispatch.tasks[:2]})
+        await settle.finish(session, {(task.id, task.claim): json.dumps({"r": HIDDEN}) for task in dispatch.tasks[:2]})
     made["tasks"] += [task.id for task in dispatch.tasks if task.id not in made["tasks"]]
     return made
 
@@ -410,9 +411,9 @@ async def test_names_of_jobs_are_refused_to_every_caller(stand: Stand) -> None:
 async def _waiting(store: Store, settings: Settings, tenant: str | None, token: str | None) -> tuple[int, str]:
     """A task of the tenant that waits for a token; None for one that is made for it."""
     async with store.transaction() as session:
-        (task,) = await session.enqueue([NewTask("waits", tenant=tenant)])
+        (task,) = await enqueue.enqueue(session, [NewTask("waits", tenant=tenant)])
     async with store.transaction() as session:
-        dispatch = await session.claim(1)
+        dispatch = await claim.claim(session, 1)
         assert dispatch is not None
         (claimed,) = dispatch.tasks
         token = make_token(claimed.id, claimed.claim) if token is None else token
@@ -477,9 +478,9 @@ async def test_counts_are_of_the_tenant_alone_whoever_asks(
         for action, delay in (("a", 0), ("b", 0), ("b", 3600)):
             await holder.ask("enqueue", action=action, delay=delay)
     async with store.transaction() as session:
-        dispatch = await session.claim(100)
+        dispatch = await claim.claim(session, 100)
         assert dispatch is not None
-        await session.finish({(task.id, task.claim): "1" for task in dispatch.tasks if task.action == "a"})
+        await settle.finish(session, {(task.id, task.claim): "1" for task in dispatch.tasks if task.action == "a"})
     zeros = dict.fromkeys(("WAITING", "ERROR", "CRITICAL_ERROR", "CANCELLED"), 0)
     counted = {
         "tenant": "acme", "states": zeros | {"SCHEDULED": 1, "ACQUIRED": 1, "SUCCESS": 1},

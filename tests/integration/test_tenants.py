@@ -14,26 +14,30 @@ from moto.server import ThreadedMotoServer
 
 from penstock import AsyncClient
 from penstock.api.dead_letters import DeadLetters
-from penstock.commands import ReplayDead, read_command
-from penstock.fires import fire_due
-from penstock.intake import accept_inbound, read_inbound
-from penstock.notify import Notifier
-from penstock.rulestore import set_limits
-from penstock.scheduler import Scheduler
-from penstock.settings import Settings
-from penstock.spawning import Spawner, hold_spawners, spawn_children
-from penstock.store import Store
-from penstock.supervisor.rules import Rules
-from penstock.tasks import NewTask, State
-from penstock.tenant_rules import DeleteTenant, PauseTenant, SetTenant
-from penstock.tenantstore import change_tenant, read_tenant_record
-from penstock.timetable import change_schedule
-from penstock.transactional import enqueue_many
-from penstock.transports import Outgoing, Queue
-from penstock.transports.groups import group_id
-from penstock.transports.sqs import SqsQueue, SqsTransport
-from penstock.wire import parse_claim_id
-from penstock.workflowstore import advance_workflows, change_workflow
+from penstock.brokers.base import Outgoing, Queue
+from penstock.brokers.groups import group_id
+from penstock.brokers.sqs import SqsQueue, SqsTransport
+from penstock.db.notify import Notifier
+from penstock.db.pool import Store
+from penstock.limits.store import set_limits
+from penstock.limits.tenant_model import DeleteTenant, PauseTenant, SetTenant
+from penstock.limits.tenant_store import change_tenant, read_tenant_record
+from penstock.methods.inbound import accept_inbound, read_inbound
+from penstock.methods.reading import read_command
+from penstock.protocol.requests import parse_claim_id
+from penstock.protocol.task import NewTask, State
+from penstock.results.spawn import Spawner, hold_spawners, spawn_children
+from penstock.scheduler.process import Scheduler
+from penstock.schedules.firing import fire_due
+from penstock.schedules.store import change_schedule
+from penstock.settings.model import Settings
+from penstock.supervisor.limits import Rules
+from penstock.tasks import claim as claims
+from penstock.tasks import enqueue as enqueuing
+from penstock.tasks import reschedule, settle
+from penstock.tasks.commands import ReplayDead
+from penstock.tasks.transactional import enqueue_many
+from penstock.workflows.store import advance_workflows, change_workflow
 from tests.integration.apis import running
 from tests.integration.doors import take
 
@@ -77,7 +81,7 @@ def scheduler_of(store: Store, outbound: Any, settings: Settings) -> Scheduler:
 
 async def enqueue(store: Store, *tasks: NewTask) -> list[int]:
     async with store.transaction() as session:
-        return [answer.id for answer in await session.enqueue(tasks)]
+        return [answer.id for answer in await enqueuing.enqueue(session, tasks)]
 
 
 async def change(store: Store, command: Any) -> None:
@@ -115,17 +119,17 @@ async def test_a_tenant_stays_with_a_task_all_its_life(store: Store, task_of: An
     (task,) = await enqueue(store, NewTask("a", tenant="acme", unique_key="k", ordering_key="o"))
     assert ((await task_of(task))["tenant"], (await task_of(task))["state"]) == ("acme", "SCHEDULED")
     async with store.transaction() as session:
-        await session.cancel([task])
+        await settle.cancel(session, [task])
     assert ((await task_of(task))["tenant"], (await task_of(task))["state"]) == ("acme", "CANCELLED")
     async with store.transaction() as session:
-        await session.restart([task])
+        await reschedule.restart(session, [task])
     assert (await task_of(task))["tenant"] == "acme"
     async with store.session() as session:
-        dispatch = await session.claim(10)
+        dispatch = await claims.claim(session, 10)
     assert dispatch is not None
     assert [claimed.tenant for claimed in dispatch.tasks] == ["acme"]
     async with store.transaction() as session:
-        await session.finish({(task, dispatch.id): "1"})
+        await settle.finish(session, {(task, dispatch.id): "1"})
     assert ((await task_of(task))["tenant"], (await task_of(task))["state"]) == ("acme", "SUCCESS")
 
 
@@ -146,10 +150,10 @@ async def test_keys_of_tenants_never_meet(store: Store, task_of: Any) -> None:
     (behind,) = await enqueue(store, NewTask("b", tenant="one", ordering_key="o"))
     assert (await task_of(behind))["state"] == State.WAITING
     async with store.transaction() as session:
-        await session.cancel(first[:1])  # that of nobody
+        await settle.cancel(session, first[:1])  # that of nobody
     assert (await task_of(behind))["state"] == State.WAITING
     async with store.transaction() as session:
-        await session.cancel(first[1:2])
+        await settle.cancel(session, first[1:2])
     assert (await task_of(behind))["state"] == State.SCHEDULED
 
 
@@ -196,10 +200,10 @@ async def test_a_workflow_and_all_that_it_makes_are_for_its_tenant(store: Store,
     rows = await sql.fetch("select tenant, ordering_key from penstock.task where workflow = $1", flow.id)
     assert [tuple(row) for row in rows] == [("acme", "acme\x1fo")]
     async with store.session() as session:
-        dispatch = await session.claim(1)
+        dispatch = await claims.claim(session, 1)
     assert dispatch is not None
     async with store.transaction() as session:
-        await session.finish({(dispatch.tasks[0].id, dispatch.id): "null"})
+        await settle.finish(session, {(dispatch.tasks[0].id, dispatch.id): "null"})
         again = await change_workflow(
             session, read_command("workflow.cancel", b'{"key":"k","tenant":"other"}', settings), settings
         )  # type: ignore[arg-type]
@@ -213,7 +217,7 @@ async def test_a_workflow_and_all_that_it_makes_are_for_its_tenant(store: Store,
 async def test_what_a_plain_task_spawns_is_for_its_tenant(store: Store, sql: Any) -> None:
     await enqueue(store, NewTask("a", tenant="acme"))
     async with store.session() as session:
-        dispatch = await session.claim(1)
+        dispatch = await claims.claim(session, 1)
     assert dispatch is not None
     pair = dispatch.tasks[0].id, dispatch.id
     async with store.transaction() as session:
@@ -289,7 +293,7 @@ async def test_a_dead_letter_that_is_sent_again_keeps_its_group(
 ) -> None:
     await enqueue(store, NewTask("a", tenant="acme"), NewTask("a", tenant="acme"))
     async with store.session() as session:
-        dispatch = await session.claim(2)
+        dispatch = await claims.claim(session, 2)
     assert dispatch is not None
     calls = [
         {"jsonrpc": "2.0", "method": "a", "params": {}, "id": f"{task.id}:{task.claim}"} for task in dispatch.tasks
@@ -323,7 +327,7 @@ async def test_a_tenant_is_held_to_its_tasks_in_flight_over_all_actions_and_othe
     assert went >= set(others)
     mine = [pair for pair in sent.pairs if pair[0] in flood]
     async with store.transaction() as session:
-        await session.finish(dict.fromkeys(mine[:2], "1"))
+        await settle.finish(session, dict.fromkeys(mine[:2], "1"))
     await settle_passes(scheduler, sent)
     assert len({task for task, _ in sent.pairs} & set(flood)) == 5
 
@@ -346,7 +350,7 @@ async def test_schedulers_at_once_never_pass_a_tenants_limit(
             assert all(count <= 4 for _, count in rows), rows
             fresh = [pair for pair in sent.pairs if pair not in done][:3]
             async with store.transaction() as session:
-                await session.finish(dict.fromkeys(fresh, "1"))
+                await settle.finish(session, dict.fromkeys(fresh, "1"))
             done.update(fresh)
             await asyncio.sleep(0.01)
 
@@ -476,7 +480,7 @@ async def test_the_supervisor_forgets_what_a_rate_left_once_it_is_full(
 async def test_where_no_rule_is_a_plain_claim_is_all(store: Store, sent: Outbound, settings: Settings) -> None:
     await enqueue(store, *(NewTask("a", tenant="acme") for _ in range(3)), NewTask("a"))
     async with store.session() as session:
-        dispatch = await session.claim(10)
+        dispatch = await claims.claim(session, 10)
     assert dispatch is not None
     assert len(dispatch.tasks) == 4
 

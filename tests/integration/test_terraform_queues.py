@@ -10,9 +10,10 @@ from typing import Any
 
 import hcl2
 
-from penstock.doctor.sqs import examine_sqs
-from penstock.settings import Settings
-from penstock.transports.sqs import DEAD_LETTER_SUFFIX, SqsTransport
+from penstock.brokers.sqs import SqsTransport
+from penstock.cli.doctor.sqs import examine_sqs
+from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
+from penstock.settings.model import Settings
 
 TERRAFORM = Path(__file__).parents[2] / "terraform"
 # As the provider calls the attributes of SQS.

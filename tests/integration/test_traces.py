@@ -23,24 +23,30 @@ from opentelemetry.trace import SpanKind, StatusCode
 from pydantic import SecretStr
 
 import penstock
-from penstock import AsyncClient, Call, Client, Context, Fail, InboundClient, Retry, action, metrics, tracing
-from penstock.handlers import Registry
-from penstock.loop import Service
-from penstock.payloads import Vault
+from penstock import AsyncClient, Call, Client, Context, Fail, InboundClient, Retry, action
+from penstock.brokers.base import Outgoing
+from penstock.brokers.sqs import SqsQueue
+from penstock.db.pool import Store
+from penstock.payloads.vault import Vault
+from penstock.protocol.reports import encode_progress, encode_result
+from penstock.protocol.task import NewTask
 from penstock.resulter import Resulter
-from penstock.scheduler import Scheduler
-from penstock.settings import Settings
+from penstock.runtime import metrics
+from penstock.runtime.loop import Service
+from penstock.runtime.tracing import active
+from penstock.runtime.tracing.spans import Spans
+from penstock.scheduler.process import Scheduler
+from penstock.settings.model import Settings
 from penstock.settings.payload_values import new_key
-from penstock.store import Store
 from penstock.submitter import Submitter
-from penstock.supervisor import Supervisor
+from penstock.supervisor.process import Supervisor
 from penstock.supervisor.repair import Repair
-from penstock.tasks import NewTask
-from penstock.tracing.spans import Spans
-from penstock.transports import Outgoing
-from penstock.transports.sqs import SqsQueue
-from penstock.wire import encode_progress, encode_result
-from penstock.worker import Worker
+from penstock.tasks import claim as claims
+from penstock.tasks import enqueue as enqueuing
+from penstock.tasks import reschedule
+from penstock.tasks import settle as settling
+from penstock.worker.handlers.actions import Registry
+from penstock.worker.process import Worker
 from tests.claims import claim_id
 from tests.integration.apis import JSON, queues_of, running
 
@@ -74,9 +80,9 @@ class Tracer:
 @pytest.fixture(params=[ParentBased(ALWAYS_ON)], ids=["sampled"])
 def tracer(request: pytest.FixtureRequest) -> Iterator[Tracer]:
     tracer = Tracer(request.param)
-    tracing.use(Spans(tracer.provider))
+    active.use(Spans(tracer.provider))
     yield tracer
-    tracing.use(None)
+    active.use(None)
     tracer.provider.shutdown()
 
 
@@ -293,7 +299,7 @@ async def test_attempts_are_children_of_the_enqueue_and_each_links_to_the_one_be
     tracer: Tracer, store: Store, settings: Settings, pipeline: None, task_of: TaskOf
 ) -> None:
     async with store.session() as session:
-        (made,) = await session.enqueue([NewTask("twice", trace=TRACEPARENT)])
+        (made,) = await enqueuing.enqueue(session, [NewTask("twice", trace=TRACEPARENT)])
     await settled(task_of, made.id)
     assert ('"sealed"' in (await task_of(made.id))["failures"]) is bool(settings.payload_keys)
     attempts = await spans_of(tracer, "process twice", 3)
@@ -316,7 +322,7 @@ async def test_attempts_are_children_of_the_enqueue_and_each_links_to_the_one_be
 
 async def test_a_failure_for_good_ends_in_error(tracer: Tracer, store: Store, pipeline: None, task_of: TaskOf) -> None:
     async with store.session() as session:
-        (made,) = await session.enqueue([NewTask("bad")])
+        (made,) = await enqueuing.enqueue(session, [NewTask("bad")])
     await settled(task_of, made.id)
     (attempt,) = await spans_of(tracer, "process bad")
     assert attempt.status.status_code is StatusCode.ERROR
@@ -324,7 +330,7 @@ async def test_a_failure_for_good_ends_in_error(tracer: Tracer, store: Store, pi
     assert json.loads(row["error"])["traceparent"].split("-")[1:3] == list(ids_of(attempt))
     # Begun by hand anew, it is still of its trace, and the attempt links to the one of its former life.
     async with store.transaction() as session:
-        await session.restart([made.id])
+        await reschedule.restart(session, [made.id])
     again = (await spans_of(tracer, "process bad", 2))[1]
     assert ids_of(again)[0] == ids_of(attempt)[0]
     assert links_of(again) == [ids_of(attempt)[1]]
@@ -336,7 +342,9 @@ async def test_an_attempt_whose_worker_is_gone_stands_in_the_trace_and_the_next_
     task_of: TaskOf, registry: Registry, max_attempts: int,
 ) -> None:  # fmt: skip
     async with store.session() as session:
-        (made,) = await session.enqueue([NewTask("add", '{"a":1,"b":2}', trace=TRACEPARENT, max_attempts=max_attempts)])
+        (made,) = await enqueuing.enqueue(
+            session, [NewTask("add", '{"a":1,"b":2}', trace=TRACEPARENT, max_attempts=max_attempts)]
+        )
     claim = await lost_with_its_worker(store, settings, outbound, results, sql)
     repair = Repair(store=store, queue_of=lambda _: outbound, results=results, settings=settings, empty_seconds=0)
     assert await repair.run_once() == 1
@@ -383,11 +391,11 @@ async def test_an_attempt_that_is_answered_while_it_is_repaired_is_not_told_as_l
     tracer: Tracer, store: Store, settings: Settings, outbound: SqsQueue, results: SqsQueue, sql: Any, task_of: TaskOf
 ) -> None:
     async with store.session() as session:
-        (made,) = await session.enqueue([NewTask("add", trace=TRACEPARENT)])
+        (made,) = await enqueuing.enqueue(session, [NewTask("add", trace=TRACEPARENT)])
     claim = await lost_with_its_worker(store, settings, outbound, results, sql)
     repair = Repair(store=store, queue_of=lambda _: outbound, results=results, settings=settings, empty_seconds=0)
     async with store.transaction() as session:
-        assert await session.finish({(made.id, claim): "3"}) == 1
+        assert await settling.finish(session, {(made.id, claim): "3"}) == 1
         repairing = asyncio.create_task(repair.run_once())
         # It has found the task, and waits for its row.
         await until("the repair", lambda: sql.fetchval("select count(*) from pg_locks where not granted"))
@@ -398,7 +406,7 @@ async def test_an_attempt_that_is_answered_while_it_is_repaired_is_not_told_as_l
 
 async def test_what_a_task_spawns_continues_its_trace(tracer: Tracer, store: Store, pipeline: None) -> None:
     async with store.session() as session:
-        await session.enqueue([NewTask("parent", trace=TRACEPARENT)])
+        await enqueuing.enqueue(session, [NewTask("parent", trace=TRACEPARENT)])
     (process,) = await spans_of(tracer, "process add")
     assert ids_of(process)[0] == TRACE_ID
     parent = tracer.one("process parent")
@@ -437,7 +445,7 @@ async def test_a_batched_handler_runs_in_a_span_that_links_to_each_attempt(
     tracer: Tracer, store: Store, pipeline: None, task_of: TaskOf
 ) -> None:
     async with store.session() as session:
-        made = await session.enqueue([NewTask("double", f'{{"n":{n}}}') for n in range(3)])
+        made = await enqueuing.enqueue(session, [NewTask("double", f'{{"n":{n}}}') for n in range(3)])
     await settled(task_of, *(task.id for task in made))
     attempts = await spans_of(tracer, "process double", 3)
     assert len({ids_of(span)[0] for span in attempts}) == 3
@@ -515,7 +523,7 @@ async def test_many_tasks_at_once_link_to_what_was_done_with_them_together(
 ) -> None:
     async with store.session() as session:
         keyed = [NewTask("add", unique_key=str(n), trace=f"00-{n:032x}-{CALLER}-01") for n in range(1, 4)]
-        made = await session.enqueue([*keyed, NewTask("add", trace=UNSAMPLED)])
+        made = await enqueuing.enqueue(session, [*keyed, NewTask("add", trace=UNSAMPLED)])
     scheduler = Scheduler(
         store=store, outbound=outbound, settings=settings, open_queue=lambda name, label: outbound
     )  # fmt: skip
@@ -555,8 +563,8 @@ async def test_a_workers_junk_harms_no_result(
     tracer: Tracer, store: Store, settings: Settings, outbound: SqsQueue, results: SqsQueue, task_of: TaskOf
 ) -> None:
     async with store.session() as session:
-        made = await session.enqueue([NewTask("add") for _ in range(3)])
-        claimed = await session.claim(10)
+        made = await enqueuing.enqueue(session, [NewTask("add") for _ in range(3)])
+        claimed = await claims.claim(session, 10)
     assert claimed is not None
     junk = ['"00-zz-01"', "7", '{"a":[]}']
     bodies = [
@@ -577,7 +585,7 @@ async def test_run_times_and_waits_have_exemplars_of_their_traces(
     from prometheus_client.openmetrics.exposition import generate_latest
 
     async with store.session() as session:
-        (made,) = await session.enqueue([NewTask("add", '{"a":1,"b":1}', trace=TRACEPARENT)])
+        (made,) = await enqueuing.enqueue(session, [NewTask("add", '{"a":1,"b":1}', trace=TRACEPARENT)])
     await settled(task_of, made.id)
     lines = generate_latest(metrics.REGISTRY).decode().splitlines()
     for name in ("penstock_run_seconds_bucket", "penstock_queue_wait_seconds_bucket"):
@@ -587,7 +595,7 @@ async def test_run_times_and_waits_have_exemplars_of_their_traces(
 async def test_without_tracing_a_callers_trace_changes_nothing(
     store: Store, settings: Settings, outbound: SqsQueue, task_of: TaskOf
 ) -> None:
-    assert tracing.active() is None
+    assert active.active() is None
     async with running(store, settings) as api:
         answer = await post(api.url, call("enqueue", {"action": "add"}), traceparent=TRACEPARENT)
     assert (await task_of(answer["result"]["id"]))["trace"] is None

@@ -18,13 +18,14 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from penstock.brokers.base import Outgoing
+from penstock.brokers.sqs import SqsQueue
+from penstock.db.pool import Store
+from penstock.protocol.task_traces import decode_traces
 from penstock.resulter import Resulter
-from penstock.scheduler import Scheduler
-from penstock.settings import Settings
-from penstock.store import Store
-from penstock.transports import Outgoing
-from penstock.transports.sqs import SqsQueue
-from penstock.wire import decode_traces
+from penstock.scheduler.process import Scheduler
+from penstock.settings.model import Settings
+from penstock.tasks import enqueue
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "tracing.md").read_text("utf-8")
@@ -100,7 +101,7 @@ async def test_the_example_of_the_tracing_page_reaches_a_collector(
         "PYTHONPATH": str(ROOT / "services"),
     }
     async with store.transaction() as session:
-        (made,) = await session.enqueue(_tasks())
+        (made,) = await enqueue.enqueue(session, _tasks())
         # As an api with tracing on would have written it.
         await session.fetch("note_traces", [made.id], [f"00-{TRACE_ID}-{ENQUEUE}-01"])
     scheduler = Scheduler(store=store, outbound=outbound, settings=settings, open_queue=lambda name, label: outbound)
@@ -130,7 +131,7 @@ async def test_the_example_of_the_tracing_page_reaches_a_collector(
 
 
 def _tasks() -> list[Any]:
-    from penstock.tasks import NewTask
+    from penstock.protocol.task import NewTask
 
     return [NewTask("thumbnail", '{"url":"https://example.org/a.png"}')]
 

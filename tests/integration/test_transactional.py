@@ -25,15 +25,17 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 import penstock
-from penstock.errors import DuplicateTask, InvalidParams, TooLarge
-from penstock.notify import CHANNEL
-from penstock.scheduler import Scheduler
-from penstock.settings import Settings
-from penstock.sql import SQL
-from penstock.store import Store
-from penstock.tasks import NewTask
-from penstock.tracecontext import parse
-from penstock.transports.sqs import SqsQueue
+from penstock.brokers.sqs import SqsQueue
+from penstock.db.notify import CHANNEL
+from penstock.db.pool import Store
+from penstock.db.statements import SQL
+from penstock.protocol.errors import DuplicateTask, InvalidParams, TooLarge
+from penstock.protocol.task import NewTask
+from penstock.protocol.trace_context import parse
+from penstock.scheduler.process import Scheduler
+from penstock.settings.model import Settings
+from penstock.tasks import claim, settle
+from penstock.tasks import enqueue as enqueuing
 from tests.integration.doors import no_routes, take
 
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -522,7 +524,7 @@ async def test_many_tasks_with_keys_that_repeat_are_those_of_the_api(store: Stor
                 for t in tasks[:-1]
             ] + [NewTask("plain")]  # fmt: skip
             async with store.session() as session:
-                given = await session.enqueue(news)
+                given = await enqueuing.enqueue(session, news)
             answers = [
                 {"id": e.id, "state": str(e.state), "duplicate": e.duplicate}
                 | ({} if e.replaced is None else {"replaced": e.replaced})
@@ -653,9 +655,9 @@ async def test_a_task_of_a_function_settles_as_any_other(store: Store, sql: Any)
     await sql.execute("select penstock_enqueue('a', ordering_key => 'o'), penstock_enqueue('a', ordering_key => 'o')")
     for task_id in (1, 2):
         async with store.transaction() as session:
-            dispatch = await session.claim(10)
+            dispatch = await claim.claim(session, 10)
             assert dispatch is not None
             assert [task.id for task in dispatch.tasks] == [task_id]
-            assert await session.finish({(task_id, dispatch.id): "1"}) == 1
+            assert await settle.finish(session, {(task_id, dispatch.id): "1"}) == 1
     assert await sql.fetchval("select count(*) from penstock.task_history") == 2
     assert "penstock.task_history" in SQL["finish_tasks"]

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import Unavailable
-from penstock.settings import Settings
-from penstock.transports import Depth, Outgoing, create_queues
-from penstock.transports.sqs import DEAD_LETTER_SUFFIX, LIMITS, MAX_RECEIVES, SqsQueue, SqsTransport
+from penstock.brokers.base import MAX_RECEIVES, Depth, Outgoing
+from penstock.brokers.opening import create_queues
+from penstock.brokers.sqs import LIMITS, SqsQueue, SqsTransport
+from penstock.protocol.errors import Unavailable
+from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
+from penstock.settings.model import Settings
 from tests.integration.doors import Forward, SqsProxy, put, sample, sqs_proxy, take
 
 MIB = 1_048_576

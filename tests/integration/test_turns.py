@@ -11,14 +11,18 @@ from typing import Any
 import asyncpg
 import pytest
 
+from penstock.brokers.sqs import SqsQueue
+from penstock.db.pool import Store
+from penstock.protocol.task import BEGINNING, Claimed, NewTask, Stretch
 from penstock.resulter import Resulter
-from penstock.scheduler import Scheduler
-from penstock.settings import Settings
-from penstock.store import Dispatch, Session, Store
-from penstock.supervisor import Supervisor
+from penstock.scheduler.process import Scheduler
+from penstock.settings.model import Settings
 from penstock.supervisor.expiry import Expiry
-from penstock.tasks import BEGINNING, Claimed, NewTask, Stretch
-from penstock.transports.sqs import SqsQueue
+from penstock.supervisor.process import Supervisor
+from penstock.tasks import claim as claims
+from penstock.tasks import enqueue, ordering, reschedule
+from penstock.tasks import settle as settling
+from penstock.tasks.records import Dispatch
 from tests.integration.doors import no_routes
 
 TaskOf = Callable[[int], Any]
@@ -28,12 +32,12 @@ MANY = 20  # keys: more than make a turn
 
 async def add(store: Store, *tasks: NewTask) -> list[int]:
     async with store.transaction() as session:
-        return [answer.id for answer in await session.enqueue(tasks)]
+        return [answer.id for answer in await enqueue.enqueue(session, tasks)]
 
 
 async def claim(store: Store, limit: int = 1000, **options: Any) -> Dispatch | None:
     async with store.session() as session:
-        return await session.claim(limit, **options)
+        return await claims.claim(session, limit, **options)
 
 
 async def claimed(store: Store, limit: int = 1000) -> list[int]:
@@ -44,12 +48,14 @@ async def claimed(store: Store, limit: int = 1000) -> list[int]:
 async def finish(store: Store, dispatch: Dispatch | None) -> None:
     assert dispatch is not None
     async with store.transaction() as session:
-        assert await session.finish({(task.id, task.claim): DONE for task in dispatch.tasks}) == len(dispatch.tasks)
+        assert await settling.finish(session, {(task.id, task.claim): DONE for task in dispatch.tasks}) == len(
+            dispatch.tasks
+        )
 
 
 async def end_turns(store: Store) -> int:
     async with store.transaction() as session:
-        return await session.end_turns(10)
+        return await ordering.end_turns(session, 10)
 
 
 async def states(store: Store, ids: Iterable[int]) -> set[str]:
@@ -142,7 +148,7 @@ async def test_several_turns_are_claimed_in_one_order(store: Store, sql: Any) ->
 async def test_a_turn_of_one_that_is_cancelled_goes_to_the_next_of_its_key(store: Store, sql: Any) -> None:
     keys = await turned(store, each=3)
     async with store.transaction() as session:
-        await session.cancel([keys[3][1]])
+        await settling.cancel(session, [keys[3][1]])
     assert await claimed(store) == [task for task in seconds_of(keys) if task != keys[3][1]]
     assert await states(store, [keys[3][2]]) == {"WAITING"}
     assert await end_turns(store) == 1
@@ -153,7 +159,7 @@ async def test_a_turn_of_one_that_is_cancelled_goes_to_the_next_of_its_key(store
 async def test_a_key_whose_last_task_is_cancelled_in_its_turn_is_forgotten(store: Store, sql: Any) -> None:
     keys = await turned(store)
     async with store.transaction() as session:
-        await session.cancel([keys[0][1]])
+        await settling.cancel(session, [keys[0][1]])
     await finish(store, await claim(store))
     assert await sql.fetchval("select count(*) from penstock.ordering_head") == 1
     assert await end_turns(store) == 0
@@ -165,8 +171,8 @@ async def test_a_key_whose_last_task_is_cancelled_in_its_turn_is_forgotten(store
 async def test_a_task_cancelled_in_its_turn_and_retried_keeps_its_place(store: Store, sql: Any) -> None:
     keys = await turned(store, each=3)
     async with store.transaction() as session:
-        await session.cancel([keys[0][1]])
-        await session.restart([keys[0][1]])
+        await settling.cancel(session, [keys[0][1]])
+        await reschedule.restart(session, [keys[0][1]])
     dispatch = await claim(store)
     assert dispatch is not None
     took = {task.id for task in dispatch.tasks}
@@ -182,7 +188,7 @@ async def test_a_task_moved_in_its_turn_is_claimed_when_it_should_be(
     keys = await turned(store)
     moved = keys[5][1]
     async with store.session() as session:
-        await session.reschedule([moved], **change)
+        await reschedule.reschedule(session, [moved], **change)
     assert await claimed(store) == [task for task in seconds_of(keys) if task != moved]
     assert await end_turns(store) == 1
     assert (await task_of(moved))["state"] == "SCHEDULED"
@@ -243,7 +249,7 @@ async def test_where_there_are_rules_no_turn_is_given(store: Store, sql: Any) ->
     tasks = [NewTask("a", ordering_key=f"k{n % MANY}") for n in range(2 * MANY)]
     ids = await add(store, *tasks)
     async with store.session() as session:
-        dispatch, _ = await session.claim_by_rules(1000)
+        dispatch, _ = await claims.claim_by_rules(session, 1000)
     await finish(store, dispatch)
     assert await turns(sql) == []
     assert await states(store, ids[MANY:]) == {"SCHEDULED"}
@@ -259,7 +265,7 @@ async def test_a_scheduler_sends_turns_and_a_resulter_ends_those_that_are_over(
 ) -> None:
     keys = await turned(store, each=3)
     async with store.transaction() as session:
-        await session.cancel([keys[3][1]])
+        await settling.cancel(session, [keys[3][1]])
     assert await scheduler.run_once() == MANY - 1
     resulter = Resulter(store=store, results=results, settings=settings)
     ending = asyncio.create_task(resulter.side_tasks()["turns"]())  # type: ignore[arg-type]
@@ -286,7 +292,7 @@ async def test_whatever_happens_at_once_no_key_is_broken_and_nothing_is_left(
     database_url: str, sql: Any, monkeypatch: pytest.MonkeyPatch, turns_from: int
 ) -> None:
     """Claims, results, releases, cancels, moves and ends of turns by several at once; each key keeps its order."""
-    monkeypatch.setattr(Session, "turns_from", turns_from)
+    monkeypatch.setattr(settling, "TURNS_FROM", turns_from)
     store = Store(database_url, application_name="penstock-test", pool_size=12)
     chance = random.Random(turns_from)
     count = 1500
@@ -339,9 +345,9 @@ async def test_whatever_happens_at_once_no_key_is_broken_and_nothing_is_left(
 
     async def settle(dispatch: Dispatch, done: list[Claimed], again: list[Claimed]) -> None:
         async with store.transaction() as session:
-            await session.release((task.id, task.claim) for task in again)
-            await session.finish({(task.id, task.claim): DONE for task in done})
-            await session.confirm(dispatch.id)
+            await claims.release(session, ((task.id, task.claim) for task in again))
+            await settling.finish(session, {(task.id, task.claim): DONE for task in done})
+            await claims.confirm(session, dispatch.id)
 
     async def changer() -> None:
         while not stop.is_set():
@@ -355,11 +361,11 @@ async def test_whatever_happens_at_once_no_key_is_broken_and_nothing_is_left(
                 "select id from penstock.task where id = any($1::bigint[]) and state = 'WAITING'"
                 " order by id limit 1 for update", chosen,
             )  # fmt: skip
-            met["cancelled"] += len(await session.cancel([row["id"] for row in waiting]))
+            met["cancelled"] += len(await settling.cancel(session, [row["id"] for row in waiting]))
 
     async def move(chosen: list[int]) -> None:
         async with store.transaction() as session:
-            met["moved"] += len(await session.reschedule(chosen[:2], priority=chance.choice([-1, 0, 1])))
+            met["moved"] += len(await reschedule.reschedule(session, chosen[:2], priority=chance.choice([-1, 0, 1])))
 
     async def ender() -> None:
         while not stop.is_set():

@@ -13,15 +13,18 @@ import asyncpg
 import httpx
 import pytest
 
-from penstock.commands import Restart
-from penstock.errors import StateConflict, UniqueKeyTaken
-from penstock.intake import accept_inbound, apply_change, read_inbound
-from penstock.settings import Settings
-from penstock.store import Session, Store
+from penstock.brokers.sqs import SqsQueue
+from penstock.db.pool import Store
+from penstock.db.session import Session
+from penstock.methods.inbound import accept_inbound, apply_change, read_inbound
+from penstock.protocol.errors import StateConflict, UniqueKeyTaken
+from penstock.protocol.task import Enqueued, Failure, NewTask, State
+from penstock.settings.model import Settings
 from penstock.submitter import Submitter
 from penstock.supervisor.retention import Retention
-from penstock.tasks import Enqueued, Failure, NewTask, State
-from penstock.transports.sqs import SqsQueue
+from penstock.tasks import claim, reschedule, settle
+from penstock.tasks import enqueue as enqueuing
+from penstock.tasks.commands import Restart
 from tests.integration.apis import JSON, running
 from tests.integration.doors import put, rejected, request
 
@@ -30,12 +33,12 @@ TaskOf = Callable[[int], Any]
 
 async def enqueue(store: Store, *tasks: NewTask) -> list[Enqueued]:
     async with store.transaction() as session:
-        return await session.enqueue(tasks)
+        return await enqueuing.enqueue(session, tasks)
 
 
 async def cancel(store: Store, task_id: int) -> None:
     async with store.transaction() as session:
-        assert await session.cancel([task_id]) == {task_id}
+        assert await settle.cancel(session, [task_id]) == {task_id}
 
 
 def live(**more: Any) -> NewTask:
@@ -101,7 +104,7 @@ async def test_replacement_changes_what_was_given_and_leaves_the_rest(store: Sto
 async def test_a_task_that_runs_is_not_replaced(store: Store, task_of: TaskOf) -> None:
     (first,) = await enqueue(store, live(payload="[1]"))
     async with store.session() as session:
-        assert await session.claim(1)
+        assert await claim.claim(session, 1)
     (answer,) = await enqueue(store, live(payload="[2]", on_duplicate="replace"))
     assert (answer.id, answer.state, answer.duplicate, answer.replaced) == (first.id, State.ACQUIRED, True, False)
     assert (await task_of(first.id))["payload"] == "[1]"
@@ -167,7 +170,7 @@ async def test_a_task_committed_behind_an_enqueuers_back_is_not_taken_for_settle
     store: Store, database_url: str, sql: Any
 ) -> None:
     async with open_transaction(database_url) as (transaction, session):
-        (first,) = await session.enqueue([live()])
+        (first,) = await enqueuing.enqueue(session, [live()])
         second = asyncio.create_task(enqueue(store, live(on_duplicate="replace", payload="[2]")))
         await blocked(sql)
         await transaction.commit()
@@ -181,7 +184,7 @@ async def test_a_task_that_is_retried_behind_an_enqueuers_back_keeps_its_key(
     (first,) = await enqueue(store, live())
     await cancel(store, first.id)
     async with open_transaction(database_url) as (transaction, session):
-        assert first.id in await session.restart([first.id])
+        assert first.id in await reschedule.restart(session, [first.id])
         second = asyncio.create_task(enqueue(store, live()))
         await blocked(sql)
         await transaction.commit()
@@ -193,7 +196,7 @@ async def test_a_retry_that_comes_behind_an_enqueuer_is_refused(store: Store, da
     (first,) = await enqueue(store, live())
     await cancel(store, first.id)
     async with open_transaction(database_url) as (transaction, session):
-        (second,) = await session.enqueue([live()])
+        (second,) = await enqueuing.enqueue(session, [live()])
 
         async def retry() -> None:
             async with store.transaction() as retrying:
@@ -215,15 +218,15 @@ async def test_a_retry_takes_back_a_key_that_nobody_has(store: Store, settings: 
     await cancel(store, first.id)
     (second,) = await enqueue(store, live())
     async with store.transaction() as session:
-        dispatch = await session.claim(1)
+        dispatch = await claim.claim(session, 1)
         assert dispatch
-        await session.fail([Failure(second.id, dispatch.id, '{"code":1,"message":"x"}', None)])
-        assert await session.restart([first.id]) == {}
+        await settle.fail(session, [Failure(second.id, dispatch.id, '{"code":1,"message":"x"}', None)])
+        assert await reschedule.restart(session, [first.id]) == {}
     await sql.execute("update penstock.task_history set finished_at = now() - interval '2 s' where id = $1", second.id)
     short = settings.model_copy(update={"retention_critical_error_seconds": 1.0})
     assert await Retention(store=store, settings=short).run_once() == 1
     async with store.transaction() as session:
-        assert await session.restart([first.id]) == {first.id: State.SCHEDULED}
+        assert await reschedule.restart(session, [first.id]) == {first.id: State.SCHEDULED}
     assert (await enqueue(store, live()))[0].id == first.id
 
 
@@ -249,8 +252,8 @@ async def test_batches_that_name_keys_of_several_scopes_in_other_orders_all_come
 
     async def alone(*keys: str) -> list[Enqueued]:
         async with store.session() as session:
-            return await session.enqueue(
-                [NewTask("a", unique_key=key, unique="live" if n else 60.0) for n, key in enumerate(keys)]
+            return await enqueuing.enqueue(
+                session, [NewTask("a", unique_key=key, unique="live" if n else 60.0) for n, key in enumerate(keys)]
             )
 
     first, second = await asyncio.gather(alone("x", "x", "y"), alone("y", "y", "x"))

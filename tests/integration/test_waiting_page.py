@@ -11,12 +11,15 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.handlers import REGISTRY, Context
-from penstock.outcomes import apply_reports
-from penstock.settings import Settings, load_settings
-from penstock.store import Store
-from penstock.wire import decode_reports
-from penstock.worker.answers import answer_of
+from penstock.db.pool import Store
+from penstock.protocol.reports import decode_reports
+from penstock.results.apply import apply_reports
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
+from penstock.tasks import claim
+from penstock.worker.handlers.actions import REGISTRY
+from penstock.worker.handlers.context import Context
+from penstock.worker.responses import answer_of
 from tests.integration.apis import JSON, running
 from tests.integration.test_protocol_page import same
 
@@ -69,9 +72,9 @@ async def test_every_example_of_the_waiting_page_is_true(
 async def run_what_is_due(store: Store, settings: Settings) -> None:
     """As scheduler, worker and resulter would."""
     async with store.session() as session:
-        dispatch = await session.claim(10)
+        dispatch = await claim.claim(session, 10)
         assert dispatch is not None
-        await session.confirm(dispatch.id)
+        await claim.confirm(session, dispatch.id)
     for task in dispatch.tasks:
         handler = REGISTRY.get(task.action)
         assert handler is not None

@@ -12,23 +12,29 @@ import httpx
 import pytest
 
 from penstock.api.access import Caller
-from penstock.client import Client, InboundClient
-from penstock.commands import AnswerWait, Cancel, Reschedule, Restart, read_command
-from penstock.errors import AccessDenied, AnsweredAlready, RpcError, StateConflict, TaskNotFound
-from penstock.events import give_up_overdue
-from penstock.intake import apply_change
-from penstock.keys import Permission
-from penstock.outcomes import Applied, apply_reports
+from penstock.brokers.sqs import SqsQueue
+from penstock.client.client import Client, InboundClient
+from penstock.db.pool import Store
+from penstock.methods.inbound import apply_change
+from penstock.methods.reading import read_command
+from penstock.protocol.api_key import Permission
+from penstock.protocol.batching import join_batch
+from penstock.protocol.errors import AccessDenied, AnsweredAlready, RpcError, StateConflict, TaskNotFound
+from penstock.protocol.reports import decode_reports, encode_result, encode_wait
+from penstock.protocol.task import Claimed, Failure, NewTask, State
+from penstock.protocol.wait_tokens import make_token
 from penstock.resulter import Resulter
-from penstock.scheduler import Scheduler
-from penstock.settings import Settings
-from penstock.store import Store
+from penstock.results.apply import Applied, apply_reports
+from penstock.results.wait_answers import give_up_overdue
+from penstock.results.wait_store import delete_ended_waits
+from penstock.scheduler.process import Scheduler
+from penstock.settings.model import Settings
 from penstock.submitter import Submitter
 from penstock.supervisor.waits import Waits
-from penstock.tasks import Claimed, Failure, NewTask, State
-from penstock.transports.sqs import SqsQueue
-from penstock.waitstore import delete_ended_waits
-from penstock.wire import decode_reports, encode_result, encode_wait, join_batch, make_token
+from penstock.tasks import claim as claims
+from penstock.tasks import enqueue as enqueuing
+from penstock.tasks import settle, stale
+from penstock.tasks.commands import AnswerWait, Cancel, Reschedule, Restart
 from tests.integration.apis import JSON, running
 from tests.integration.doors import put, rejected
 from tests.integration.test_limits import Outbound, enqueue, held, limit, run_until_idle, scheduler, sent
@@ -103,8 +109,8 @@ async def test_a_task_that_waits_takes_no_room_and_is_settled_by_its_event(
 ) -> None:
     task = await world.waiting(NewTask("a"))
     async with world.store.session() as session:
-        assert (await session.count_in_flight(10)).count == 0
-        assert await session.find_stale(0, limit=10, now=IN_A_YEAR) == []
+        assert (await claims.count_in_flight(session, 10)).count == 0
+        assert await stale.find_stale(session, 0, limit=10, now=IN_A_YEAR) == []
     seen = await task_of(task.id)
     assert (seen["state"], seen["attempts"], seen["claim"]) == ("WAITING", 1, task.claim)
     assert await world.answer(result={"by": "Ann"}) == (task.id, "SUCCESS", False, False)
@@ -442,9 +448,9 @@ async def test_what_is_over_is_forgotten_after_its_time_and_what_waits_is_not(wo
 async def test_its_ordering_key_stays_held_while_a_task_waits(world: World, task_of: TaskOf) -> None:
     task = await world.waiting(NewTask("a", ordering_key="k"), NewTask("a", ordering_key="k"))
     async with world.store.transaction() as session:
-        (last,) = await session.enqueue([NewTask("a", ordering_key="k")])
-        await session.cancel([last.id])  # settles, but is not the one that the others wait for
-        assert await session.claim(10, now=IN_A_YEAR) is None
+        (last,) = await enqueuing.enqueue(session, [NewTask("a", ordering_key="k")])
+        await settle.cancel(session, [last.id])  # settles, but is not the one that the others wait for
+        assert await claims.claim(session, 10, now=IN_A_YEAR) is None
     assert (await task_of(task.id))["state"] == "WAITING"
     await world.answer()
     assert [(await task_of(task.id + n))["state"] for n in (1, 2)] == ["SCHEDULED", "CANCELLED"]
@@ -467,21 +473,21 @@ async def test_a_task_that_waits_has_begun_so_it_neither_expires_nor_moves_nor_i
     new = NewTask("a", unique_key="u", expires_in_seconds=60)
     task = await world.waiting(new)
     async with world.store.transaction() as session:
-        assert await session.expire(10, now=IN_A_YEAR) == 0
+        assert await stale.expire(session, 10, now=IN_A_YEAR) == 0
         with pytest.raises(StateConflict):
             await apply_change(session, Reschedule(task.id, None, 0.0, None))
         assert await session.fetch("spread_tasks", [task.id], [0.0], None, 5) == []
         again = NewTask("a", '{"n":2}', unique_key="u", on_duplicate="replace")
-        (answer,) = await session.enqueue([again])
+        (answer,) = await enqueuing.enqueue(session, [again])
     assert (answer.id, answer.replaced) == (task.id, False)
     assert (await task_of(task.id))["payload"] == "{}"
     await world.answer("fail", error="no")
     async with world.store.transaction() as session:  # as one that failed while it ran
-        assert await session.expire(10, now=IN_A_YEAR) == 1
+        assert await stale.expire(session, 10, now=IN_A_YEAR) == 1
 
 
 async def test_a_plan_of_overdue_and_of_old_waits_goes_by_an_index(world: World, sql: Any) -> None:
-    from penstock.sql import SQL
+    from penstock.db.statements import SQL
 
     for statement, arguments in (("find_overdue_waits", "10, null"), ("delete_ended_waits", "60, 10, null")):
         kinds = "bigint, timestamptz" if statement.startswith("find") else "float8, bigint, timestamptz"

@@ -19,12 +19,15 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli import app, top
-from penstock.errors import Unavailable
-from penstock.handlers import Context, Fail, action
-from penstock.health import Health, serve_health
-from penstock.settings import Settings
-from penstock.store import Store
-from penstock.tasks import NewTask
+from penstock.db.pool import Store
+from penstock.protocol.errors import Unavailable
+from penstock.protocol.task import NewTask
+from penstock.runtime.health import Health, serve_health
+from penstock.settings.model import Settings
+from penstock.tasks import claim, enqueue
+from penstock.worker.handlers.actions import action
+from penstock.worker.handlers.context import Context
+from penstock.worker.handlers.outcomes import Fail
 from penstock.worker.naming import name_of_process
 from tests.integration import lines
 from tests.integration.apis import running
@@ -36,11 +39,11 @@ PATIENCE_SECONDS = 60
 @pytest.fixture
 async def tasks(store: Store) -> None:
     async with store.session() as session:
-        await session.enqueue([NewTask("export") for _ in range(5)])
-        await session.enqueue([NewTask("mail", delay_seconds=3600)])
-        dispatch = await session.claim(2)
+        await enqueue.enqueue(session, [NewTask("export") for _ in range(5)])
+        await enqueue.enqueue(session, [NewTask("mail", delay_seconds=3600)])
+        dispatch = await claim.claim(session, 2)
         assert dispatch is not None
-        await session.confirm(dispatch.id)
+        await claim.confirm(session, dispatch.id)
 
 
 @pytest.mark.usefixtures("tasks")

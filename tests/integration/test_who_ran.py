@@ -10,25 +10,22 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.handlers import Context, Registry, action
-from penstock.outcomes import apply_reports
+from penstock.brokers.base import Outgoing
+from penstock.brokers.sqs import SqsQueue
+from penstock.db.pool import Store
+from penstock.protocol.batching import join_batch
+from penstock.protocol.reports import decode_reports, encode_progress, encode_result, encode_wait
+from penstock.protocol.requests import encode_call
+from penstock.protocol.task import Claimed, Failure, NewTask
+from penstock.protocol.worker_names import WORKER_ATTRIBUTE
 from penstock.resulter import Resulter
-from penstock.settings import Settings
-from penstock.store import Store
+from penstock.results.apply import apply_reports
+from penstock.settings.model import Settings
 from penstock.supervisor.repair import Repair
-from penstock.tasks import Claimed, Failure, NewTask
-from penstock.transports import Outgoing
-from penstock.transports.sqs import SqsQueue
-from penstock.wire import (
-    WORKER_ATTRIBUTE,
-    decode_reports,
-    encode_call,
-    encode_progress,
-    encode_result,
-    encode_wait,
-    join_batch,
-)
-from penstock.worker import Worker
+from penstock.tasks import reschedule, settle
+from penstock.worker.handlers.actions import Registry, action
+from penstock.worker.handlers.context import Context
+from penstock.worker.process import Worker
 from tests.integration.apis import JSON
 from tests.integration.apis import running as serving
 from tests.integration.test_resulter import claim, claimed, drained, error, name
@@ -138,10 +135,10 @@ async def test_a_task_that_is_cancelled_while_it_runs_keeps_it_and_one_that_star
     (task,) = await claimed(store, NewTask("a"))
     await report(resulter, results, "one:7", encode_progress(name(task)))
     async with store.transaction() as session:
-        assert await session.cancel([task.id]) == {task.id}
+        assert await settle.cancel(session, [task.id]) == {task.id}
     assert (await task_of(task.id))["worker"] == "one:7"
     async with store.transaction() as session:
-        await session.restart([task.id])
+        await reschedule.restart(session, [task.id])
     assert (await task_of(task.id))["worker"] is None
 
 
@@ -185,7 +182,7 @@ async def test_entries_of_failures_that_an_older_process_wrote_are_shown(
 ) -> None:
     (task,) = await claimed(store, NewTask("a"))
     async with store.transaction() as session:
-        await session.fail([Failure(task.id, task.claim, '{"code":1,"message":"x"}', None)])
+        await settle.fail(session, [Failure(task.id, task.claim, '{"code":1,"message":"x"}', None)])
     await sql.execute("update penstock.task_history set failures = failures #- '{0,worker}'")
     async with serving(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=JSON) as http:
         request = {"jsonrpc": "2.0", "id": 1, "method": "status", "params": {"id": task.id, "detail": True}}

@@ -24,27 +24,21 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 import penstock.worker.runner
-from penstock.handlers import Context, Fail, Registry, Retry, action
-from penstock.handlers.batches import Call
-from penstock.logs import TaskLogFilter
-from penstock.retry import Backoff
-from penstock.settings import Settings
-from penstock.transports import Message, Outgoing, Queue
-from penstock.transports.sqs import SqsQueue, SqsTransport
-from penstock.wire import (
-    Failed,
-    Progress,
-    Report,
-    RunTimes,
-    Succeeded,
-    Unreadable,
-    decode_reports,
-    encode_call,
-    encode_tenants,
-    join_batch,
-)
-from penstock.wire.packed import PACKED_PER_MESSAGE
-from penstock.worker import Worker
+from penstock.brokers.base import Message, Outgoing, Queue
+from penstock.brokers.sqs import SqsQueue, SqsTransport
+from penstock.protocol.batching import join_batch
+from penstock.protocol.compression import PACKED_PER_MESSAGE
+from penstock.protocol.reports import Failed, Progress, Report, RunTimes, Succeeded, Unreadable, decode_reports
+from penstock.protocol.requests import encode_call
+from penstock.protocol.retry import Backoff
+from penstock.protocol.task_tenants import encode_tenants
+from penstock.runtime.logs import TaskLogFilter
+from penstock.settings.model import Settings
+from penstock.worker.handlers.actions import Registry, action
+from penstock.worker.handlers.batches import Call
+from penstock.worker.handlers.context import Context
+from penstock.worker.handlers.outcomes import Fail, Retry
+from penstock.worker.process import Worker
 
 PATIENCE_SECONDS = 30
 
@@ -1141,8 +1135,8 @@ async def test_messages_that_arrive_after_the_stop_are_given_back(bench: Bench, 
 
 def test_worker_loads_no_database_driver() -> None:
     code = (
-        "import penstock, penstock.worker, penstock.handlers, penstock.transports.sqs, sys; penstock.action; "
-        "found = {'asyncpg', 'sqlalchemy', 'alembic'} & set(sys.modules); assert not found, found"
+        "import penstock, penstock.worker.process, penstock.worker.handlers.actions, penstock.brokers.sqs, sys; "
+        "penstock.action; found = {'asyncpg', 'sqlalchemy', 'alembic'} & set(sys.modules); assert not found, found"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={"PYTHONPATH": ":".join(sys.path)}
@@ -1180,7 +1174,7 @@ async def test_message_can_name_no_code_but_the_registered_handlers(
 
     mark = tmp_path / "mark"
     names = [
-        "os.system", "os:system", "subprocess.run", "__import__", "builtins.exec", "antigravity", "penstock.migrate",
+        "os.system", "os:system", "subprocess.run", "__import__", "builtins.exec", "antigravity", "penstock.db.migrate",
         "mine.__call__", "../mine", "mine\u0000", "handlers.REGISTRY", "__class__",
     ]  # fmt: skip
     payload = json.dumps({"command": f"touch {mark}", "args": ["touch", str(mark)], "__module__": "os"})

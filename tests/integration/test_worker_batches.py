@@ -11,10 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.handlers import Context, Fail, Registry, Retry, action
-from penstock.handlers.batches import Call
-from penstock.transports.sqs import SqsQueue
-from penstock.wire import Failed, Hints, RunTimes, Succeeded, Waiting, claim_of_token, encode_call
+from penstock.brokers.sqs import SqsQueue
+from penstock.protocol.reports import Failed, Hints, RunTimes, Succeeded, Waiting
+from penstock.protocol.requests import encode_call
+from penstock.protocol.wait_tokens import claim_of_token
+from penstock.worker.handlers.actions import Registry, action
+from penstock.worker.handlers.batches import Call
+from penstock.worker.handlers.context import Context
+from penstock.worker.handlers.outcomes import Fail, Retry
 from tests.integration import test_worker
 from tests.integration.test_worker import PATIENCE_SECONDS, Bench, eventually, running, take
 

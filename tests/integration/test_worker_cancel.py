@@ -10,14 +10,18 @@ from typing import Any
 
 import pytest
 
-from penstock.handlers import Context, Registry, action
-from penstock.settings import Settings
-from penstock.store import Store
-from penstock.tasks import NewTask
-from penstock.transports import Outgoing
-from penstock.transports.sqs import SqsQueue
-from penstock.wire import Succeeded, decode_reports, encode_call, join_batch
-from penstock.worker import Worker
+from penstock.brokers.base import Outgoing
+from penstock.brokers.sqs import SqsQueue
+from penstock.db.pool import Store
+from penstock.protocol.batching import join_batch
+from penstock.protocol.reports import Succeeded, decode_reports
+from penstock.protocol.requests import encode_call
+from penstock.protocol.task import NewTask
+from penstock.settings.model import Settings
+from penstock.tasks import claim, enqueue, settle
+from penstock.worker.handlers.actions import Registry, action
+from penstock.worker.handlers.context import Context
+from penstock.worker.process import Worker
 from tests.integration import apis
 from tests.integration.doors import take
 
@@ -25,10 +29,10 @@ from tests.integration.doors import take
 async def sent(store: Store, outbound: SqsQueue, *actions: str) -> list[int]:
     """New tasks of these actions, claimed and sent in one message."""
     async with store.transaction() as session:
-        await session.enqueue([NewTask(name) for name in actions])
-        dispatch = await session.claim(len(actions))
+        await enqueue.enqueue(session, [NewTask(name) for name in actions])
+        dispatch = await claim.claim(session, len(actions))
         assert dispatch is not None
-        await session.confirm(dispatch.id)
+        await claim.confirm(session, dispatch.id)
     calls = [encode_call(task.id, task.claim, task.action, task.payload) for task in dispatch.tasks]
     assert (await outbound.send([Outgoing(join_batch(calls))])).failed == []
     return [task.id for task in dispatch.tasks]
@@ -106,7 +110,7 @@ async def test_the_handler_of_a_cancelled_task_stops_and_its_answer_is_dropped(
         async with running(worker):
             await until(lambda: begun)
             async with store.transaction() as session:
-                await session.cancel([cancelled])
+                await settle.cancel(session, [cancelled])
             await until(lambda: seen)
     assert seen == [cancelled]
     found = await outcomes(results)
@@ -133,7 +137,7 @@ async def test_without_a_url_nothing_is_asked_and_the_handler_runs_to_its_end(
     assert "ask for lost claims" not in worker.side_tasks()
     (task_id,) = await sent(store, outbound, "slow")
     async with running(worker), store.transaction() as session:
-        await session.cancel([task_id])
+        await settle.cancel(session, [task_id])
     assert (await outcomes(results))[task_id].result == "false"
 
 

@@ -13,19 +13,21 @@ import msgspec
 import pytest
 
 from penstock import Client, Workflow
-from penstock.handlers import Context, Registry, action
-from penstock.intake import accept_inbound, read_inbound
-from penstock.notify import Notifier
-from penstock.outcomes import apply_reports
+from penstock.brokers.base import Queue
+from penstock.db.notify import Notifier
+from penstock.db.pool import Store
+from penstock.methods.inbound import accept_inbound, read_inbound
+from penstock.protocol.reports import decode_reports
+from penstock.protocol.task import NewTask
 from penstock.resulter import Resulter
-from penstock.scheduler import Scheduler
-from penstock.settings import Settings
-from penstock.store import Store
+from penstock.results.apply import apply_reports
+from penstock.scheduler.process import Scheduler
+from penstock.settings.model import Settings
 from penstock.supervisor.workflows import Advancing, WorkflowRetention
-from penstock.tasks import NewTask
-from penstock.transports import Queue
-from penstock.wire import decode_reports
-from penstock.worker import Worker
+from penstock.tasks import claim, enqueue
+from penstock.worker.handlers.actions import Registry, action
+from penstock.worker.handlers.context import Context
+from penstock.worker.process import Worker
 from tests.integration.apis import JSON, running
 from tests.integration.doors import no_routes, request
 from tests.integration.lives import Lives, Spawned
@@ -67,9 +69,9 @@ async def test_every_example_of_the_workflows_page_is_true(store: Store, setting
 async def test_the_answer_of_the_page_makes_its_child(store: Store, settings: Settings, sql: Any) -> None:
     (answer,) = re.findall(r"^```json results\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     async with store.transaction() as session:
-        (parent,) = await session.enqueue([NewTask("scan", "{}")])
+        (parent,) = await enqueue.enqueue(session, [NewTask("scan", "{}")])
     async with store.session() as session:
-        dispatch = await session.claim(1)
+        dispatch = await claim.claim(session, 1)
     assert dispatch is not None
     told = answer.replace("42:7", f"{parent.id}:{dispatch.tasks[0].claim}")
     async with store.transaction() as session:

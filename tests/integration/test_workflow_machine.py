@@ -15,12 +15,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.errors import WorkflowConflict
-from penstock.outcomes import apply_reports
-from penstock.settings import load_settings
-from penstock.store import Store
-from penstock.tasks import Claimed
-from penstock.wire import NO_HINTS, Failed, Hints, Report, Succeeded
+from penstock.db.pool import Store
+from penstock.protocol.errors import WorkflowConflict
+from penstock.protocol.reports import NO_HINTS, Failed, Hints, Report, Succeeded
+from penstock.protocol.task import Claimed
+from penstock.results.apply import apply_reports
+from penstock.settings.loading import load_settings
+from penstock.tasks import settle as settling
 from tests.integration.lives import Lives
 from tests.rounds import run_rounds
 
@@ -260,7 +261,7 @@ class Workflows(RuleBasedStateMachine):
 
             async def cancel() -> None:
                 async with self.store.transaction() as session:
-                    await session.cancel([task_id])
+                    await settling.cancel(session, [task_id])
 
             self.run(cancel())
             self.by_hand.add(task_id)

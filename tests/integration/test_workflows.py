@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import WorkflowConflict, WorkflowNotFound
-from penstock.outcomes import apply_reports
-from penstock.settings import Settings, load_settings
-from penstock.store import Session, Store
-from penstock.tasks import EXPIRED, NewTask
-from penstock.wire import Succeeded
-from penstock.workflows import GetWorkflow, WhichWorkflow
-from penstock.workflowstore import StepRecord, read_steps
+from penstock.db.pool import Store
+from penstock.db.session import Session
+from penstock.protocol.errors import WorkflowConflict, WorkflowNotFound
+from penstock.protocol.reports import Succeeded
+from penstock.protocol.task import EXPIRED, NewTask
+from penstock.results.apply import apply_reports
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
+from penstock.tasks import claim, enqueue, ordering, settle, stale
+from penstock.workflows.commands import GetWorkflow, WhichWorkflow
+from penstock.workflows.store import StepRecord, read_steps
 from tests.integration.lives import Broken, Lives, Spawned
 
 
@@ -201,7 +204,7 @@ async def test_a_late_result_of_a_lost_claim_makes_no_children_and_a_duplicate_n
     flow = await lives.create(steps=[{"action": "scan"}])
     (lost,) = await lives.claim()
     async with lives.store.session() as session:
-        await session.release([(lost.id, lost.claim)])
+        await claim.release(session, [(lost.id, lost.claim)])
     (held,) = await lives.claim()
 
     def handler(action: str, payload: Any) -> Any:
@@ -228,9 +231,9 @@ async def test_a_late_result_of_a_lost_claim_makes_no_children_and_a_duplicate_n
 
 async def test_children_of_a_plain_task_are_plain_tasks(lives: Lives) -> None:
     async with lives.store.session() as session:
-        from penstock.tasks import NewTask
+        from penstock.protocol.task import NewTask
 
-        await session.enqueue([NewTask("plain")])
+        await enqueue.enqueue(session, [NewTask("plain")])
     (task,) = await lives.claim()
 
     def handler(action: str, payload: Any) -> Any:
@@ -393,10 +396,10 @@ async def test_a_step_that_is_cancelled_or_expires_tells_why(lives: Lives, store
     )
     steps = await lives.steps(flow)
     async with store.transaction() as session:
-        await session.cancel([steps["a"].task_id or 0], "not wanted")
+        await settle.cancel(session, [steps["a"].task_id or 0], "not wanted")
     await sql.execute("update penstock.task set expires_at = now() where id = $1", steps["b"].task_id)
     async with store.transaction() as session:
-        assert await session.expire(10) == 1
+        assert await stale.expire(session, 10) == 1
     await lives.advance()
     steps = await lives.steps(flow)
     assert (steps["a"].state, steps["a"].reason) == ("CANCELLED", "not wanted")
@@ -455,15 +458,15 @@ async def test_retry_of_a_failed_child_runs_the_child_alone(lives: Lives) -> Non
 
 
 async def test_a_step_cancelled_by_hand_counts_as_failed_and_is_not_retried_alone(lives: Lives) -> None:
-    from penstock.commands import Restart
-    from penstock.errors import PartOfWorkflow
-    from penstock.intake import apply_change
+    from penstock.methods.inbound import apply_change
+    from penstock.protocol.errors import PartOfWorkflow
+    from penstock.tasks.commands import Restart
 
     flow = await lives.create(chain=[{"action": "a"}, {"action": "b"}])
     step = (await lives.steps(flow))["b"]
     assert step.task_id is not None
     async with lives.store.transaction() as session:
-        await session.cancel([step.task_id], "by hand")
+        await settle.cancel(session, [step.task_id], "by hand")
     await lives.live()
     assert (await lives.look(flow)).state == "FAILED"
     async with lives.store.transaction() as session:
@@ -529,7 +532,7 @@ async def test_a_step_that_held_its_ordering_key_lets_it_go_once_it_is_retried_a
     lives = Lives(store, settings.model_copy(update={"ordering_on_critical_error": "hold"}))
     flow = await lives.create(steps=[{"action": "a", "ordering_key": "k"}])
     async with store.transaction() as session:
-        await session.enqueue([NewTask("behind", ordering_key="k")])
+        await enqueue.enqueue(session, [NewTask("behind", ordering_key="k")])
 
     def fail(*_: Any) -> None:
         raise Broken
@@ -553,7 +556,7 @@ async def test_a_step_that_held_its_ordering_key_lets_it_go_when_it_is_cancelled
     await lives.work(await lives.claim(), lambda *_: None)
     await lives.advance()
     async with store.transaction() as session:
-        await session.enqueue([NewTask("behind", ordering_key="k")])
+        await enqueue.enqueue(session, [NewTask("behind", ordering_key="k")])
     await lives.work(await lives.claim(), _break)
     await lives.advance()
     await sql.execute("delete from penstock.task_history where action = 'a'")
@@ -562,7 +565,7 @@ async def test_a_step_that_held_its_ordering_key_lets_it_go_when_it_is_cancelled
     assert (step.state, (await lives.look(flow)).state) == ("CANCELLED", "FAILED")
     assert await lives.claim() == []
     async with store.transaction() as session:
-        assert (await session.release_orphaned_keys(10))[0] == 1
+        assert (await ordering.release_orphaned_keys(session, 10))[0] == 1
     assert [task.action for task in await lives.claim()] == ["behind"]
 
 

@@ -17,12 +17,13 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+from penstock.db.migrate import _config, downgrade, head_revision, migrations_path, upgrade, upgrade_sql
+from penstock.db.pool import Store
+from penstock.db.statements import SQL
+from penstock.db.tables.schema import SCHEMA, metadata
 from penstock.local.postgres import EmbeddedPostgres
-from penstock.migrate import _config, downgrade, head_revision, migrations_path, upgrade, upgrade_sql
-from penstock.sql import SQL
-from penstock.store import Store
-from penstock.tables import SCHEMA, metadata
-from penstock.tasks import Failure, NewTask, State
+from penstock.protocol.task import Failure, NewTask, State
+from penstock.tasks import claim, enqueue, reschedule, settle
 from tests.conftest import reachable_folder
 from tests.waiting import wait_until
 
@@ -411,7 +412,7 @@ def test_every_check_has_a_row_that_it_refuses(migrated_url: str) -> None:
 
 
 def test_concurrent_upgrades_wait_for_each_other(empty_database_url: str) -> None:
-    script = "import os; from penstock.migrate import upgrade; upgrade(os.environ['URL'])"
+    script = "import os; from penstock.db.migrate import upgrade; upgrade(os.environ['URL'])"
     environment = {**os.environ, "PYTHONPATH": str(SERVICES), "URL": empty_database_url}
 
     async def hold_until_all_wait() -> list[subprocess.Popen[bytes]]:
@@ -517,29 +518,30 @@ def test_postgres_16_carries_tasks_through_their_whole_life(url_16: str) -> None
         store = Store(url_16)
         try:
             async with store.transaction() as session:
-                answers = await session.enqueue(
-                    [NewTask("a", unique_key="u", ordering_key="o"), NewTask("a", ordering_key="o"), NewTask("a")]
+                answers = await enqueue.enqueue(
+                    session,
+                    [NewTask("a", unique_key="u", ordering_key="o"), NewTask("a", ordering_key="o"), NewTask("a")],
                 )
             first, second, third = (answer.id for answer in answers)
             async with store.session() as session:
-                dispatch = await session.claim(10)
+                dispatch = await claim.claim(session, 10)
                 assert dispatch is not None
                 assert [task.id for task in dispatch.tasks] == [first, third]
-                await session.confirm(dispatch.id)
+                await claim.confirm(session, dispatch.id)
             claims = {task.id: task.claim for task in dispatch.tasks}
             async with store.transaction() as session:
-                assert await session.finish({(first, claims[first]): '{"ok":true}'}) == 1
+                assert await settle.finish(session, {(first, claims[first]): '{"ok":true}'}) == 1
                 error = '{"code":1,"message":"boom"}'
-                assert len(await session.fail([Failure(third, claims[third], error, 0.0)])) == 1
+                assert len(await settle.fail(session, [Failure(third, claims[third], error, 0.0)])) == 1
             async with store.session() as session:
-                again = await session.claim(10)
+                again = await claim.claim(session, 10)
                 assert again is not None
                 assert {task.id for task in again.tasks} == {second, third}
             claims = {task.id: task.claim for task in again.tasks}
             async with store.transaction() as session:
-                assert len(await session.fail([Failure(third, claims[third], error, None)])) == 1
-                assert await session.cancel([second]) == {second}
-                assert await session.restart([third]) == {third: State.SCHEDULED}
+                assert len(await settle.fail(session, [Failure(third, claims[third], error, None)])) == 1
+                assert await settle.cancel(session, [second]) == {second}
+                assert await reschedule.restart(session, [third]) == {third: State.SCHEDULED}
                 states = {row["id"]: row["state"] for row in await session.fetch("read_tasks", [first, second, third])}
             assert states == {first: "SUCCESS", second: "CANCELLED", third: "SCHEDULED"}
         finally:

@@ -10,10 +10,12 @@ import asyncpg
 import pytest
 from alembic.script import ScriptDirectory
 
-from penstock.errors import Unavailable
-from penstock.migrate import _config, downgrade, head_revision, upgrade
-from penstock.store import Store
-from penstock.tasks import Failure, State
+from penstock.db.migrate import _config, downgrade, head_revision, upgrade
+from penstock.db.pool import Store
+from penstock.protocol.errors import Unavailable
+from penstock.protocol.task import Failure, State
+from penstock.tasks import claim as claiming
+from penstock.tasks import reschedule, settle
 
 _TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 # The rules hold for what comes after this revision.
@@ -158,19 +160,19 @@ def test_tasks_in_every_state_live_on_over_an_upgrade(empty_database_url: str, r
         store = Store(empty_database_url)
         try:
             async with store.transaction() as session:
-                assert await session.finish({(1, claim): '{"ok":true}'}) == 1
-                assert await session.cancel([5]) == {5}
-                assert await session.restart([6]) == {6: State.SCHEDULED}
+                assert await settle.finish(session, {(1, claim): '{"ok":true}'}) == 1
+                assert await settle.cancel(session, [5]) == {5}
+                assert await reschedule.restart(session, [6]) == {6: State.SCHEDULED}
             async with store.session() as session:
-                dispatch = await session.claim(10)
+                dispatch = await claiming.claim(session, 10)
                 assert dispatch is not None
-                await session.confirm(dispatch.id)
+                await claiming.confirm(session, dispatch.id)
             claims = {task.id: task.claim for task in dispatch.tasks}
             assert set(claims) == {2, 3, 4, 6}
             async with store.transaction() as session:
-                assert await session.finish({(task, claims[task]): "1" for task in (2, 3, 6)}) == 3
+                assert await settle.finish(session, {(task, claims[task]): "1" for task in (2, 3, 6)}) == 3
                 failure = Failure(4, claims[4], '{"code":1,"message":"boom"}', None)
-                assert len(await session.fail([failure])) == 1
+                assert len(await settle.fail(session, [failure])) == 1
                 rows = await session.fetch("read_tasks", [1, 2, 3, 4, 5, 6])
             assert {row["id"]: row["state"] for row in rows} == {
                 1: "SUCCESS", 2: "SUCCESS", 3: "SUCCESS", 4: "CRITICAL_ERROR", 5: "CANCELLED", 6: "SUCCESS",
@@ -290,7 +292,7 @@ def test_an_upgrade_gives_way_while_an_old_transaction_holds_a_table_and_goes_on
         holder.may_end.set()
         holder.join(60)
 
-    monkeypatch.setattr("penstock.migrate.time.sleep", pause)
+    monkeypatch.setattr("penstock.db.migrate.time.sleep", pause)
     upgrade(empty_database_url, lock_seconds=0.05, tries=100)
     assert set(pauses) == {0.05}
     version = asyncio.run(fetch(empty_database_url, "select version_num from penstock.alembic_version"))

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from starlette.datastructures import Headers
 
-from penstock.api import keyring
+from penstock.api import key_cache
 from penstock.api.access import PERMISSION_OF, Caller, Guard, permission_of
-from penstock.api.keyring import Keyring
-from penstock.commands import PARAMS
-from penstock.errors import AccessDenied
-from penstock.keys import Permission, implied, parse_entries
+from penstock.api.key_cache import Keyring
+from penstock.methods.table import PARAMS
+from penstock.protocol.api_key import Permission, implied, parse_entries
+from penstock.protocol.errors import AccessDenied
 
 MAY = {
     Permission.ENQUEUE: {"enqueue", "workflow.create", "task.complete", "task.fail"},
@@ -62,8 +62,10 @@ def test_caller_may_what_its_permissions_imply_and_nothing_else(permission: Perm
 
 def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[Any, Any]] = []
-    real = keyring.hmac.compare_digest
-    monkeypatch.setattr(keyring.hmac, "compare_digest", lambda one, two: compared.append((one, two)) or real(one, two))
+    real = key_cache.hmac.compare_digest
+    monkeypatch.setattr(
+        key_cache.hmac, "compare_digest", lambda one, two: compared.append((one, two)) or real(one, two)
+    )
     ring = Keyring(parse_entries(["first", "second"]), None)
     found = ring.find(b"second")
     assert found is not None
@@ -93,8 +95,8 @@ def test_guard_without_keys_counts_callers_by_address_and_with_keys_by_key() -> 
 @pytest.mark.parametrize("steps", range(6))
 async def test_a_stop_that_meets_the_end_of_a_refresh_is_not_lost(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lost, it would keep the api from stopping."""
-    monkeypatch.setattr(keyring, "REFRESH_SECONDS", 0.0)
-    ring = keyring.Keyring((), None)
+    monkeypatch.setattr(key_cache, "REFRESH_SECONDS", 0.0)
+    ring = key_cache.Keyring((), None)
     begun, end = asyncio.Event(), asyncio.Event()
 
     async def refresh() -> None:

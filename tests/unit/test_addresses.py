@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.addresses import Guard, address_of
+from penstock.settings.address_policy import Guard, address_of
 
 EVERYWHERE = Guard(["0.0.0.0/0", "::/0"])
 

@@ -14,14 +14,17 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from penstock.errors import InvalidParams, SettingsError
-from penstock.handlers import Context, Fail, Handler, Registry, Retry, action
-from penstock.handlers.batches import Call
-from penstock.payloads import Vault
-from penstock.transports import Message
-from penstock.wire import ClaimId, Failed, Succeeded, Waiting, decode_report
-from penstock.worker.holder import Held
-from penstock.worker.job import Job
+from penstock.brokers.base import Message
+from penstock.payloads.vault import Vault
+from penstock.protocol.errors import InvalidParams, SettingsError
+from penstock.protocol.reports import Failed, Succeeded, Waiting, decode_report
+from penstock.protocol.requests import ClaimId
+from penstock.worker.attempt import Job
+from penstock.worker.handlers.actions import Handler, Registry, action
+from penstock.worker.handlers.batches import Call
+from penstock.worker.handlers.context import Context
+from penstock.worker.handlers.outcomes import Fail, Retry
+from penstock.worker.leases import Held
 from penstock.worker.runner import Runner
 from penstock.worker.threads import Threads
 from penstock.worker.timings import Timings
@@ -143,7 +146,7 @@ class World:
 
     def job(self, handler: Handler, task_id: int, held: Held) -> Job:
         params = msgspec.Raw(f'{{"n":{task_id}}}'.encode())
-        return Job(f"{task_id}:1", ClaimId(task_id, 1), handler, params, held, None, self.runner)
+        return Job(f"{task_id}:1", ClaimId(task_id, 1), handler, params, held, None, self.runner.report)
 
 
 EXPECTED = {

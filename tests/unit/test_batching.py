@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.batching import Batcher
+from penstock.runtime.batcher import Batcher
 
 
 class Recorder:

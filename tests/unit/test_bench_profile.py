@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.profile import Profiler
-from penstock.errors import SettingsError
+from penstock.protocol.errors import SettingsError
 
 
 def test_missing_py_spy_is_told_with_the_command_that_installs_it(

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.harness import report
 from benchmarks.harness.measure import Process, Usage, cost, percentiles_ms
 from benchmarks.harness.scenarios.priorities import mixed_task
-from penstock.errors import StackError
+from penstock.protocol.errors import StackError
 
 
 def test_median_is_taken_of_every_number_on_its_own() -> None:

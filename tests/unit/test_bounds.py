@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.scheduler.bounds import LEVELS, Bounds
-from penstock.tasks import BEGINNING, EVERYTHING, PRIORITY_MAX, PRIORITY_MIN, Position, Stretch
+from penstock.protocol.task import BEGINNING, EVERYTHING, PRIORITY_MAX, PRIORITY_MIN, Position, Stretch
+from penstock.scheduler.scan_bounds import LEVELS, Bounds
 
 levels = st.integers(PRIORITY_MIN, PRIORITY_MAX) | st.sampled_from([PRIORITY_MIN, -1, 0, 1, PRIORITY_MAX])
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.brokers import parse_broker_url
-from penstock.errors import SettingsError
-from penstock.settings import load_settings
-from penstock.transports.kafka_progress import Progress
+from penstock.brokers.kafka.offsets import Progress
+from penstock.protocol.errors import SettingsError
+from penstock.settings.broker_urls import parse_broker_url
+from penstock.settings.loading import load_settings
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from penstock.async_client import AsyncClient
-from penstock.calls import error_of
-from penstock.client import Client, InboundClient
-from penstock.errors import (
+from penstock.client.async_client import AsyncClient
+from penstock.client.client import Client, InboundClient
+from penstock.client.requests import error_of
+from penstock.protocol.errors import (
     InvalidParams,
     MethodNotFound,
     RpcError,
@@ -160,7 +160,8 @@ async def test_task_that_no_message_can_hold_is_refused_before_any_is_sent() -> 
 
 def test_client_loads_no_database_driver() -> None:
     code = (
-        "import sys, penstock.client; print([m for m in ('asyncpg', 'sqlalchemy', 'aiobotocore') if m in sys.modules])"
+        "import sys, penstock.client.client; "
+        "print([m for m in ('asyncpg', 'sqlalchemy', 'aiobotocore') if m in sys.modules])"
     )
     env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)

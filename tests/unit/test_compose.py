@@ -20,12 +20,15 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from prometheus_client import Counter, Gauge, Histogram
 
-from penstock import metrics
-from penstock.keys import Permission, digest_of, parse_entries
+from penstock.brokers.base import MAX_RECEIVES
 from penstock.local.postgres import SUPERUSER, EmbeddedPostgres
 from penstock.local.service import HOST
-from penstock.settings import PREFIX, Settings, load_settings
-from penstock.transports import sqs
+from penstock.protocol.api_key import Permission, digest_of, parse_entries
+from penstock.runtime import metrics
+from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
+from penstock.settings.values import PREFIX
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = ROOT / "docs" / "operations" / "compose"
@@ -316,12 +319,12 @@ def elasticmq() -> dict[str, Any]:
 def test_elasticmq_makes_the_queues_of_the_settings_each_with_a_dead_letter_queue(elasticmq: dict[str, Any]) -> None:
     defaults = {role: Settings.model_fields[f"{role}_queue"].default for role in QUEUES}
     queues = elasticmq["queues"]
-    dead = {name + sqs.DEAD_LETTER_SUFFIX for name in defaults.values()}
+    dead = {name + DEAD_LETTER_SUFFIX for name in defaults.values()}
     assert queues.keys() == set(defaults.values()) | dead
     for name in defaults.values():
         queue = queues[name]
         letters = queue["deadLettersQueue"]
-        assert letters == {"name": name + sqs.DEAD_LETTER_SUFFIX, "maxReceiveCount": sqs.MAX_RECEIVES}
+        assert letters == {"name": name + DEAD_LETTER_SUFFIX, "maxReceiveCount": MAX_RECEIVES}
         visibility = Settings.model_fields["visibility_timeout_seconds"].default
         assert queue["defaultVisibilityTimeout"] == f"{visibility} seconds"
         assert queue["receiveMessageWait"] == f"{Settings.model_fields['receive_wait_seconds'].default} seconds"

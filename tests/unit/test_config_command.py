@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli import app
-from penstock.settings import PREFIX, Settings
+from penstock.settings.model import Settings
+from penstock.settings.values import PREFIX
 
 SECRETS = {
     "PENSTOCK_SQS_ACCESS_KEY": "AKID:hunter2",

@@ -16,10 +16,10 @@ import structlog
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from penstock.handlers import Context
-from penstock.handlers.cancellation import Cancellation, TaskCancelled
-from penstock.wire import ClaimId, parse_claim_id
-from penstock.worker.control import Control
+from penstock.protocol.requests import ClaimId, parse_claim_id
+from penstock.worker.cancellation_poll import Control
+from penstock.worker.handlers.cancellation import Cancellation, TaskCancelled
+from penstock.worker.handlers.context import Context
 
 
 class Api:
@@ -89,7 +89,7 @@ async def test_nothing_is_asked_while_nothing_runs_long() -> None:
 
 
 async def test_more_claims_than_the_api_takes_go_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.worker.control._MAX_CLAIMS", 2)
+    monkeypatch.setattr("penstock.worker.cancellation_poll._MAX_CLAIMS", 2)
     api = Api()
     async with asking(api, [job(f"{n}:1", 9) for n in range(5)]) as (ask, _):
         await ask()
@@ -108,7 +108,7 @@ async def test_an_api_that_does_not_answer_costs_one_line_until_it_is_back(
     monkeypatch: pytest.MonkeyPatch, status: int, text: str
 ) -> None:
     capture = structlog.testing.LogCapture()
-    monkeypatch.setattr("penstock.worker.control.log", structlog.wrap_logger(None, processors=[capture]))
+    monkeypatch.setattr("penstock.worker.cancellation_poll.log", structlog.wrap_logger(None, processors=[capture]))
     api = Api()
     api.status, api.text = status, text
     jobs = [job("1:1", 9)]

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import cron
-from penstock.cron import CronError, Timing, every_seconds, passed, read_zone, timing
+from penstock.schedules import cron
+from penstock.schedules.cron import CronError, Timing, every_seconds, passed, read_zone, timing
 
 ZONES = ("Europe/Berlin", "America/New_York", "Australia/Lord_Howe")
 FIRST, LAST = datetime(2025, 1, 1, tzinfo=UTC), datetime(2027, 1, 1, tzinfo=UTC)

@@ -13,7 +13,7 @@ import jinja2
 import pytest
 
 from penstock.api.dashboard.pages import PAGES
-from penstock.api.dashboard.site import _load_assets, _templates
+from penstock.api.dashboard.routes import _load_assets, _templates
 
 FOLDER = files("penstock.api.dashboard")
 TEMPLATES = sorted(path.name for path in FOLDER.joinpath("templates").iterdir())

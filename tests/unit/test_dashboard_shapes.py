@@ -12,16 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api import views
-from penstock.api.dashboard import charts, deeds, formats, graph, overview
-from penstock.api.dashboard.asking import cleaned, labels_of, utc
+from penstock.api.dashboard import charts, form_actions, formats, graph, overview
+from penstock.api.dashboard.browser_sessions import local_path
 from penstock.api.dashboard.charts import Series
+from penstock.api.dashboard.page_request import cleaned, labels_of, utc
 from penstock.api.dashboard.timeline import timeline
-from penstock.api.dashboard.visitors import local_path
-from penstock.api.workflow_views import Step
-from penstock.errors import InvalidParams
-from penstock.tasks import State
-from penstock.workflows import StepKind
+from penstock.protocol.errors import InvalidParams
+from penstock.protocol.task import State
+from penstock.protocol.views import timestamp
+from penstock.tasks import views
+from penstock.workflows.params import StepKind
+from penstock.workflows.views import Step
 
 NOW = datetime(2030, 1, 31, 8, tzinfo=UTC)
 texts = st.text(max_size=30)
@@ -118,7 +119,7 @@ def test_any_graph_is_drawn_even_one_that_cannot_be(links: list[list[int]]) -> N
 def detail(**given: Any) -> views.TaskDetail:
     values: dict[str, Any] = {
         "id": 1, "action": "a", "state": State.SCHEDULED, "attempts": 0, "max_attempts": 3, "priority": 0,
-        "run_at": views.timestamp(NOW), "created_at": views.timestamp(NOW), "updated_at": views.timestamp(NOW),
+        "run_at": timestamp(NOW), "created_at": timestamp(NOW), "updated_at": timestamp(NOW),
         "progress": None, "result": None, "error": None, "payload": None, "unique_key": None, "ordering_key": None,
         "limit_key": None, "labels": None, "expires_at": None, "timeout": None, "claim": 0, "worker": None,
         "failures": [],
@@ -132,11 +133,9 @@ def life(**given: Any) -> dict[str, Any]:
 
 
 def test_a_life_is_told_in_order_from_the_first_attempt_to_the_end() -> None:
-    failed = views.Failure(
-        1, 5, views.timestamp(NOW + timedelta(seconds=4)), msgspec.Raw(b'{"message":"boom"}'), "one:7"
-    )
+    failed = views.Failure(1, 5, timestamp(NOW + timedelta(seconds=4)), msgspec.Raw(b'{"message":"boom"}'), "one:7")
     task = detail(state=State.SUCCESS, attempts=2, claim=9, failures=[failed], worker="two:8",
-                  updated_at=views.timestamp(NOW + timedelta(seconds=30)))  # fmt: skip
+                  updated_at=timestamp(NOW + timedelta(seconds=30)))  # fmt: skip
     events = timeline(task, life(claimed_at=NOW + timedelta(seconds=20)), NOW + timedelta(seconds=60))
     assert [event["title"] for event in events] == [
         "Enqueued", "Attempt 1 failed", "Attempt 2 of 3 claimed", "Succeeded",
@@ -147,7 +146,7 @@ def test_a_life_is_told_in_order_from_the_first_attempt_to_the_end() -> None:
 
 
 def test_a_life_that_no_worker_told_its_name_in_names_none() -> None:
-    failed = views.Failure(1, 5, views.timestamp(NOW), msgspec.Raw(b'{"message":"boom"}'), None)
+    failed = views.Failure(1, 5, timestamp(NOW), msgspec.Raw(b'{"message":"boom"}'), None)
     events = timeline(detail(state=State.SUCCESS, failures=[failed]), life(), NOW)
     assert not any("ran on" in event["detail"] for event in events)
 
@@ -192,8 +191,9 @@ def test_fields_of_forms_become_what_methods_take() -> None:
     assert utc("2030-01-31T08:00") == "2030-01-31T08:00:00Z"
     assert utc("2030-01-31T08:00:00+01:00") == "2030-01-31T08:00:00+01:00"
     assert cleaned({"a": " \0x ", "b": " ", "c": "\ud800"}) == {"a": "\ufffdx", "c": "?"}
-    assert deeds.bulk_params("bulk.reschedule", {"delay": "1.5", "action": "a", "spread": "2", "priority": "3"}) == {
+    given = {"delay": "1.5", "action": "a", "spread": "2", "priority": "3"}
+    assert form_actions.bulk_params("bulk.reschedule", given) == {
         "action": "a", "delay": 90.0, "spread": 120.0, "priority": 3,
     }  # fmt: skip
     with pytest.raises(InvalidParams, match="older_than must be a number"):
-        deeds.bulk_params("bulk.retry", {"older_than": "inf"})
+        form_actions.bulk_params("bulk.retry", {"older_than": "inf"})

@@ -16,13 +16,15 @@ import typer.main
 import yaml
 from prometheus_client import Gauge
 
-from penstock import metrics
 from penstock.api.http import SCALING_PATH
 from penstock.api.scaling import _drain_seconds, _figures
 from penstock.cli import app
-from penstock.health import DEFAULT_PORT, Health, _application
-from penstock.scaling import COUNTED, OUTBOUND, Lane
-from penstock.settings import PREFIX, Settings, load_settings
+from penstock.limits.scaling import COUNTED, OUTBOUND, Lane
+from penstock.runtime import metrics
+from penstock.runtime.health import DEFAULT_PORT, Health, _application
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
+from penstock.settings.values import PREFIX
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "examples" / "kubernetes"

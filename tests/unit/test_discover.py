@@ -8,15 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.api import discover, views
-from penstock.commands import (
-    PARAMS,
-)
+from penstock.api import openrpc
+from penstock.methods.table import PARAMS
+from penstock.tasks import views
 
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    text = msgspec.json.encode(discover.describe())
+    text = msgspec.json.encode(openrpc.describe())
     loaded: dict[str, Any] = json.loads(text)
     return loaded
 
@@ -50,8 +49,8 @@ def test_method_lists_the_parameters_it_takes_in_their_positional_order(document
 
 @pytest.mark.parametrize("name", PARAMS)
 def test_descriptions_name_no_parameter_that_is_gone(name: str) -> None:
-    assert set(discover.PARAMETERS[name]) == set(PARAMS[name].__struct_fields__)
-    assert set(discover.SUMMARIES) == set(discover.PARAMETERS) == set(PARAMS)
+    assert set(openrpc.PARAMETERS[name]) == set(PARAMS[name].__struct_fields__)
+    assert set(openrpc.SUMMARIES) == set(openrpc.PARAMETERS) == set(PARAMS)
 
 
 def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 import botocore.session
 import pytest
 
-from penstock.settings import PREFIX, load_settings
+from penstock.settings.loading import load_settings
+from penstock.settings.values import PREFIX
 from tests.docs_blocks import ROOT, Block, all_blocks
 from tests.terraform.provider import ACCOUNT, REGION, schema_provider
 from tests.terraform.runs import copies, program

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import SettingsError
-from penstock.settings import Settings
-from penstock.wiring import _SOURCES, PROCESSES, _maker
+from penstock.cli.run import _SOURCES, PROCESSES, _maker
+from penstock.protocol.errors import SettingsError
+from penstock.settings.model import Settings
 from tests.docs_blocks import ROOT, all_blocks
 from tests.drawings import Flowchart, read_flowchart
 from tests.unit.test_terraform import called

@@ -4,8 +4,8 @@ import inspect
 
 import pytest
 
-from penstock import errors
-from penstock.errors import InvalidParams, PenstockError, RpcError, StateConflict, TaskNotFound, TooLarge
+from penstock.protocol import errors
+from penstock.protocol.errors import InvalidParams, PenstockError, RpcError, StateConflict, TaskNotFound, TooLarge
 
 
 def test_every_error_descends_from_the_root_and_stands_in_the_tree() -> None:

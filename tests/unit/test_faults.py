@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.errors import InjectedFault, Unavailable
-from penstock.faults import EDGES, Faults, faults_of
-from penstock.faults.handlers import with_faults
-from penstock.faults.queue import FaultyQueue
-from penstock.handlers import Context, Registry, action
-from penstock.settings import load_settings
-from penstock.transports import Depth, Limits, Message, Outgoing, SendReport
+from penstock.brokers.base import Depth, Limits, Message, Outgoing, SendReport
+from penstock.brokers.chaos import FaultyQueue
+from penstock.protocol.errors import InjectedFault, Unavailable
+from penstock.runtime.chaos import EDGES, Faults, faults_of
+from penstock.settings.loading import load_settings
+from penstock.worker.handlers.actions import Registry, action
+from penstock.worker.handlers.chaos import with_faults
+from penstock.worker.handlers.context import Context
 
 MESSAGES = [Message(str(n), f"r{n}", "{}", 1, None, {}) for n in range(10)]
 CONTEXT = Context(1, 1, "any")

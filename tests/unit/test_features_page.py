@@ -11,7 +11,8 @@ import pytest
 import typer.main
 
 from penstock.cli import app
-from penstock.commands import PARAMS, SUBMIT_PREFIX
+from penstock.methods.table import PARAMS
+from penstock.tasks.params import SUBMIT_PREFIX
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "features.md").read_text("utf-8")

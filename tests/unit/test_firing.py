@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cron import COUNTED, timing
-from penstock.firing import FEW_COUNTED, Lost, Missed, Rule, plan, render, run_name
+from penstock.schedules.cron import COUNTED, timing
+from penstock.schedules.policy import FEW_COUNTED, Lost, Missed, Rule, plan, render, run_name
 
 BASE = datetime(2026, 5, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.cli import follow
-from penstock.errors import PenstockError, Unavailable
+from penstock.protocol.errors import PenstockError, Unavailable
 
 TASK: dict[str, Any] = {
     "id": 7, "action": "a", "state": "SCHEDULED", "attempts": 0, "max_attempts": 3, "run_at": "R", "updated_at": "T0",

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.errors import Locked, PenstockError, Refused, TooSlow, Unavailable
-from penstock.halving import in_halves
+from penstock.protocol.errors import Locked, PenstockError, Refused, TooSlow, Unavailable
+from penstock.runtime.halving import in_halves
 
 
 class Work:

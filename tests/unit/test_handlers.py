@@ -16,10 +16,12 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
-from penstock.errors import InvalidParams, SettingsError
-from penstock.handlers import Context, Fail, Handler, Registry, Retry, action, load_app
-from penstock.handlers.batches import Call
-from penstock.retry import Backoff
+from penstock.protocol.errors import InvalidParams, SettingsError
+from penstock.protocol.retry import Backoff
+from penstock.worker.handlers.actions import Handler, Registry, action, load_app
+from penstock.worker.handlers.batches import Call
+from penstock.worker.handlers.context import Context
+from penstock.worker.handlers.outcomes import Fail, Retry
 
 if TYPE_CHECKING:
     from decimal import Decimal as OnlyForCheckers
@@ -55,7 +57,7 @@ def test_bare_decorator_takes_the_functions_name(registry: Registry) -> None:
 
 
 def test_decorator_without_parentheses_registers_in_the_shared_registry() -> None:
-    from penstock.handlers import REGISTRY
+    from penstock.worker.handlers.actions import REGISTRY
 
     @action
     def registered_without_parentheses(ctx: Context) -> int:
@@ -490,7 +492,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_app_of_the_current_folder_is_loaded(folder: Path) -> None:
-    from penstock.handlers import REGISTRY
+    from penstock.worker.handlers.actions import REGISTRY
 
     (folder / "shop_here.py").write_text(
         "from penstock import action\n@action('shop_here.buy')\ndef buy(ctx): return 1\n"

@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from penstock import health as health_module
-from penstock import metrics
-from penstock.errors import SettingsError
-from penstock.health import DEFAULT_PORT, Health, HealthServer, serve_health
+from penstock.protocol.errors import SettingsError
+from penstock.runtime import health as health_module
+from penstock.runtime import metrics
+from penstock.runtime.health import DEFAULT_PORT, Health, HealthServer, serve_health
 
 
 @pytest.fixture

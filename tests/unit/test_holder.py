@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.transports import Depth, Limits, Message, Outgoing, SendReport
-from penstock.transports.sqs import LIMITS
-from penstock.worker.holder import Holder
+from penstock.brokers.base import Depth, Limits, Message, Outgoing, SendReport
+from penstock.brokers.sqs import LIMITS
+from penstock.worker.leases import Holder
 
 PATIENCE_SECONDS = 60.0
 

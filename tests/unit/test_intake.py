@@ -10,15 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import metrics
-from penstock.commands import (
-    LONGEST_DELAY_SECONDS,
-    PARAMS,
+from penstock.methods.inbound import count_enqueued, read_inbound
+from penstock.methods.reading import read_command
+from penstock.methods.table import PARAMS, Command
+from penstock.protocol.api_key import Permission
+from penstock.protocol.checks import LONGEST_DELAY_SECONDS
+from penstock.protocol.errors import InvalidParams, MethodNotFound, RpcError, TooLarge
+from penstock.protocol.requests import ClaimId
+from penstock.protocol.task import Enqueued, NewTask, State
+from penstock.protocol.wait_tokens import digest_of
+from penstock.runtime import metrics
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
+from penstock.tasks.commands import (
     AnswerWait,
     AwaitResults,
     Cancel,
     CheckClaims,
-    Command,
     CountDead,
     CreateKey,
     Discover,
@@ -40,15 +48,8 @@ from penstock.commands import (
     ShowRejected,
     Stats,
     Status,
-    read_command,
 )
-from penstock.errors import InvalidParams, MethodNotFound, RpcError, TooLarge
-from penstock.intake import count_enqueued, read_inbound
-from penstock.keys import Permission
-from penstock.settings import Settings, load_settings
-from penstock.tasks import Enqueued, NewTask, State
-from penstock.wire import ClaimId, digest_of
-from penstock.workflows import CreateWorkflow
+from penstock.workflows.commands import CreateWorkflow
 
 
 @pytest.fixture(scope="module")

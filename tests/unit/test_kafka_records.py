@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.kafka import Received
-from penstock.transports.base import MESSAGE_ID
-from penstock.transports.kafka_records import message_of, record_again
+from penstock.brokers.base import MESSAGE_ID
+from penstock.brokers.kafka.messages import message_of, record_again
+from penstock.brokers.kafka.records import Received
 
 FIRST = Received(
     topic="penstock-inbound", partition=0, offset=0, key=None, value=b"{}", headers=[], timestamp_ms=1_700_000_000_000

@@ -5,7 +5,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from penstock.keys import (
+from penstock.compat.actions import MODULES
+from penstock.protocol.api_key import (
     ALL_PERMISSIONS,
     PREFIX_CHARS,
     SECRET_PREFIX,
@@ -17,7 +18,7 @@ from penstock.keys import (
     new_secret,
     parse_entries,
 )
-from penstock.tasks import BUILT_IN_ACTIONS
+from penstock.protocol.task import BUILT_IN_ACTIONS
 
 DIGEST = hashlib.sha256(b"the-key").hexdigest()
 
@@ -86,7 +87,8 @@ def test_a_key_enqueues_what_its_patterns_name(
 
 def test_every_built_in_action_has_its_module() -> None:
     for action in BUILT_IN_ACTIONS:
-        assert find_spec(f"penstock.deliveries.{action.partition('.')[0]}") is not None
+        module = MODULES.get(action, "penstock.worker.deliveries." + action.partition(".")[0])
+        assert find_spec(module) is not None
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,10 @@ import yaml
 from penstock.api.http import SCALING_PATH
 from penstock.api.scaling import _figures
 from penstock.cli import app
-from penstock.scaling import OUTBOUND, Lane
-from penstock.settings import PREFIX, Settings, load_settings
+from penstock.limits.scaling import OUTBOUND, Lane
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
+from penstock.settings.values import PREFIX
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

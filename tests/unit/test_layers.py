@@ -54,29 +54,31 @@ def test_every_module_has_its_place_among_the_layers() -> None:
     [
         "import penstock",
         "from penstock import action, Retry, Fail, Context",
-        "import penstock.worker",
-        "import penstock.handlers, penstock.loop, penstock.wiring",
-        "import penstock.transports.sqs",
-        "import penstock.deliveries.http, penstock.deliveries.sqs",
+        "import penstock.worker.process",
+        "import penstock.worker.handlers.actions, penstock.runtime.loop, penstock.cli.run",
+        "import penstock.brokers.sqs",
+        "import penstock.worker.deliveries.http, penstock.worker.deliveries.sqs",
     ],
 )
 def test_a_worker_loads_no_database_driver(statement: str) -> None:
-    assert loaded_by(statement) & (DATABASE | {"penstock.store", "penstock.tables"}) == set()
+    assert loaded_by(statement) & (DATABASE | {"penstock.db", "penstock.db.tables.registry"}) == set()
 
 
 def test_a_worker_loads_no_delivery_before_one_is_asked_for() -> None:
-    loaded = loaded_by("import penstock.worker, penstock.wiring")
-    assert {name for name in loaded if name.startswith("penstock.deliveries.")} <= {"penstock.deliveries.frame"}
+    loaded = loaded_by("import penstock.worker.process, penstock.cli.run")
+    assert {name for name in loaded if name.startswith("penstock.worker.deliveries.")} <= {
+        "penstock.worker.deliveries.registry"
+    }
 
 
 def test_importing_the_package_loads_none_of_its_modules() -> None:
     assert {name for name in loaded_by("import penstock") if name.startswith("penstock")} == {"penstock"}
 
 
-@pytest.mark.parametrize("module", ["errors", "tasks", "retry", "wire"])
+@pytest.mark.parametrize("module", ["errors", "task", "retry", "requests", "reports"])
 def test_the_bottom_does_no_io(module: str) -> None:
-    mine = loaded_by(f"import penstock.{module}") - loaded_by(
-        "import msgspec, json, dataclasses, enum, datetime, random"
+    mine = loaded_by(f"import penstock.protocol.{module}") - loaded_by(
+        "import msgspec, json, dataclasses, enum, datetime, random, importlib.metadata"
     )
     assert (
         mine & {"asyncio", "socket", "sqlite3", "subprocess", "structlog", "botocore", "aiobotocore", *DATABASE}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.limits import BUSY_SECONDS, Allowance, Gate, Limits, allowance, share_out
+from penstock.limits.token_bucket import BUSY_SECONDS, Allowance, Gate, Limits, allowance, share_out
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 

@@ -137,7 +137,7 @@ def test_up_without_handlers_starts_a_worker_where_deliveries_are_on(
         raise Made
 
     monkeypatch.setattr("penstock.local.stack.Stack", stack)
-    monkeypatch.setattr("penstock.logs.setup_logging", lambda *_, **__: None)  # of this process
+    monkeypatch.setattr("penstock.runtime.logs.setup_logging", lambda *_, **__: None)  # of this process
     monkeypatch.setenv("PENSTOCK_DELIVERIES", deliveries)
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["up"])

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from penstock.keys import Permission, digest_of, parse_entries
 from penstock.local.children import Child
 from penstock.local.service import free_port
 from penstock.local.stack import Stack
-from penstock.settings import load_settings
+from penstock.protocol.api_key import Permission, digest_of, parse_entries
+from penstock.settings.loading import load_settings
 
 URL = {"PENSTOCK_CONTROL_URL": "http://127.0.0.1:8123/rpc"}
 HASHED = f"ci:read:{'ab' * 32}"

@@ -13,9 +13,9 @@ import asyncpg
 import psutil
 import pytest
 
-from penstock.errors import StackError
 from penstock.local.postgres import _GROUP, _NO_ID, _USER, EmbeddedPostgres, _acl, _add_passage
 from penstock.local.service import HOST, PortTaken
+from penstock.protocol.errors import StackError
 
 Make = Callable[..., EmbeddedPostgres]
 

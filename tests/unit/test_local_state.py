@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.errors import StackError
 from penstock.local.state import DataDir, Lock, end_leftovers
+from penstock.protocol.errors import StackError
 from tests.waiting import wait_until
 
 STATE = {"api": "http://127.0.0.1:1", "sqs_endpoint_url": "http://127.0.0.1:2", "processes": []}

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from penstock.logs import TaskLogFilter, bind_task, get_logger, setup_logging, setup_root
+from penstock.runtime.logs import TaskLogFilter, bind_task, get_logger, setup_logging, setup_root
 
 
 @pytest.fixture(autouse=True)

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock import loop as loop_module
-from penstock import metrics
-from penstock.errors import SettingsError, Unavailable
-from penstock.health import Health
-from penstock.loop import Loop, Service, SideTask, run_service
-from penstock.settings import Settings, load_settings
+from penstock.protocol.errors import SettingsError, Unavailable
+from penstock.runtime import loop as loop_module
+from penstock.runtime import metrics
+from penstock.runtime.health import Health
+from penstock.runtime.loop import Loop, Service, SideTask, run_service
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
 from tests.waiting import wait_until
 
 Step = Callable[[], Awaitable[int]]
@@ -410,8 +411,8 @@ async def test_the_first_signal_stops_in_order() -> None:
 PROCESS = """
 import asyncio, sys
 from pathlib import Path
-from penstock.loop import Service, run_service
-from penstock.settings import load_settings
+from penstock.runtime.loop import Service, run_service
+from penstock.settings.loading import load_settings
 
 class Slow(Service):
     name = "slow"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from docs import generate_methods, generated
-from penstock.api.discover import describe
-from penstock.commands import PARAMS
+from penstock.api.openrpc import describe
+from penstock.methods.table import PARAMS
 
 
 def test_the_page_has_the_reference_of_these_methods() -> None:

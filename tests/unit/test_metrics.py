@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from penstock import metrics
+from penstock.runtime import metrics
 
 REPOSITORY = Path(__file__).parents[2]
 SOURCE = REPOSITORY / "services" / "penstock"

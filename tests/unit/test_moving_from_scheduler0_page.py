@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from penstock.local.service import HOST
-from penstock.robfig import MACROS, translate
-from penstock.settings import PREFIX, Settings
+from penstock.schedules.robfig import MACROS, translate
+from penstock.settings.model import Settings
+from penstock.settings.values import PREFIX
 from tests.command_lines import find_command
 from tests.docs_blocks import all_blocks
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.errors import SettingsError
-from penstock.named_urls import named_url
-from penstock.settings import load_settings
+from penstock.protocol.errors import SettingsError
+from penstock.settings.loading import load_settings
+from penstock.settings.named_urls import named_url
 
 
 @pytest.mark.parametrize(

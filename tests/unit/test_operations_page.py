@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from penstock import metrics
-from penstock.settings import PREFIX, Settings
+from penstock.protocol.task import State
+from penstock.runtime import metrics
+from penstock.settings.model import Settings
+from penstock.settings.values import PREFIX
 from penstock.supervisor.repair import Repair
-from penstock.tasks import State
 from tests.command_lines import find_command, options_of
 
 ROOT = Path(__file__).parents[2]

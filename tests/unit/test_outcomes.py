@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.outcomes import ERROR_LIMIT_BYTES, LONGEST_RETRY_SECONDS, bounded_error, delay_after
-from penstock.retry import Backoff
-from penstock.wire import NO_HINTS, BackoffHint, Hints, utf8_size
+from penstock.protocol.json_text import utf8_size
+from penstock.protocol.reports import NO_HINTS, BackoffHint, Hints
+from penstock.protocol.retry import Backoff
+from penstock.results.apply import ERROR_LIMIT_BYTES, LONGEST_RETRY_SECONDS, bounded_error, delay_after
 
 BACKOFF = Backoff(base_seconds=1, factor=2, cap_seconds=100, jitter=0)
 

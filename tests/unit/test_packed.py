@@ -11,9 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.wire import decode_reports, encode_packed_result, pack_result
-from penstock.wire.packed import UNPACKED_BODY_BYTES, UNPACKED_RESULT_BYTES, Room, Unpackable, unpack_result
-from penstock.wire.reports import Failed, Succeeded
+from penstock.protocol.compression import (
+    UNPACKED_BODY_BYTES,
+    UNPACKED_RESULT_BYTES,
+    Room,
+    Unpackable,
+    pack_result,
+    unpack_result,
+)
+from penstock.protocol.reports import Failed, Succeeded, decode_reports, encode_packed_result
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(st.characters(codec="utf-8", exclude_characters="\0")),

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.scheduler.parcels import Parcel, RunTimes, pack_parcels, parcel_of
-from penstock.store import Pace
-from penstock.tasks import Claimed
-from penstock.wire import SUSPECT_ATTRIBUTE, TIMEOUT_ATTRIBUTE, utf8_size
+from penstock.protocol.json_text import utf8_size
+from penstock.protocol.requests import SUSPECT_ATTRIBUTE, TIMEOUT_ATTRIBUTE
+from penstock.protocol.task import Claimed
+from penstock.scheduler.packing import Parcel, RunTimes, pack_parcels, parcel_of
+from penstock.tasks.records import Pace
 from tests.integration.doors import sample
 
 

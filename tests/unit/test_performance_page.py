@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from penstock.scheduler.parcels import _SPREAD
-from penstock.settings import PREFIX, Settings
-from penstock.transports.sqs import LIMITS
-from penstock.wire import pack
-from penstock.worker.outbox import MAX_ENTRIES
+from penstock.brokers.sqs import LIMITS
+from penstock.protocol.batching import pack
+from penstock.scheduler.packing import _SPREAD
+from penstock.settings.model import Settings
+from penstock.settings.values import PREFIX
+from penstock.worker.result_sender import MAX_ENTRIES
 from tests.unit.test_parcels import claimed, packed, times
 
 PAGE = (Path(__file__).parents[2] / "docs" / "performance.md").read_text("utf-8")

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from penstock.api import rates
 from penstock.api.rates import Rates
-from penstock.errors import RateLimited
+from penstock.protocol.errors import RateLimited
 
 
 class Clock:

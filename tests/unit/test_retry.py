@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import SettingsError
-from penstock.retry import Backoff
+from penstock.protocol.errors import SettingsError
+from penstock.protocol.retry import Backoff
 
 seconds = st.floats(min_value=1e-3, max_value=1e6)
 shares = st.floats(min_value=0, max_value=1)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from penstock.cron import EXPRESSION_MAX_CHARS, ROBFIG, CronError, timing
-from penstock.robfig import is_shifted
+from penstock.schedules.cron import EXPRESSION_MAX_CHARS, ROBFIG, CronError, timing
+from penstock.schedules.robfig import is_shifted
 
 ANCHOR = datetime(2026, 1, 1, tzinfo=UTC)
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)

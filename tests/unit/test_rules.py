@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from penstock.commands import read_command
-from penstock.errors import InvalidParams
-from penstock.rules import DeleteRoute, GetAction, ListActions, ListRoutes, Route, SetLimits, SetRoute
-from penstock.settings import load_settings
+from penstock.limits.model import DeleteRoute, GetAction, ListActions, ListRoutes, Route, SetLimits, SetRoute
+from penstock.methods.reading import read_command
+from penstock.protocol.errors import InvalidParams
+from penstock.settings.loading import load_settings
 
 SETTINGS = load_settings()
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import InvalidParams
-from penstock.rules import RouteSetParams, read_rule
-from penstock.scaling import OUTBOUND, Lane, Work
+from penstock.limits.model import RouteSetParams, read_rule
+from penstock.limits.scaling import OUTBOUND, Lane, Work
+from penstock.protocol.errors import InvalidParams
 
 
 def work(

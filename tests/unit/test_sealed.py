@@ -15,26 +15,17 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import PayloadLost, PayloadUnavailable, SettingsError
-from penstock.payloads import Vault, payload_bound, seal_error
 from penstock.payloads.bucket import Bucket
+from penstock.payloads.failures import seal_error
 from penstock.payloads.records import open_error
-from penstock.settings import load_settings
+from penstock.payloads.vault import Vault, payload_bound
+from penstock.protocol.errors import PayloadLost, PayloadUnavailable, SettingsError
+from penstock.protocol.json_text import replace_unstorable
+from penstock.protocol.reports import Succeeded, decode_reports, encode_result
+from penstock.protocol.requests import Invalid, decode_body, encode_call
+from penstock.protocol.sealed import Reference, Sealed, decode_sealed, encode_reference, encode_sealed, escape_plain
+from penstock.settings.loading import load_settings
 from penstock.settings.payload_values import fingerprint, new_key, parse_bucket_url, read_key
-from penstock.wire import (
-    Reference,
-    Sealed,
-    Succeeded,
-    decode_reports,
-    decode_sealed,
-    encode_call,
-    encode_reference,
-    encode_result,
-    encode_sealed,
-    escape_plain,
-    replace_unstorable,
-)
-from penstock.wire.requests import Invalid, decode_body
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text() | st.text().map(lambda text: f"penstock+{text}"),
@@ -214,8 +205,8 @@ def test_a_worker_alone_takes_a_sealed_payload() -> None:
 
 def test_while_both_are_off_nothing_of_them_is_loaded() -> None:
     program = (
-        "import sys; from penstock.settings import load_settings; from penstock.payloads import Vault; "
-        "import penstock.worker; v = Vault(load_settings()); assert v.seal('{}', 'b') == '{}'; "
+        "import sys; from penstock.settings.loading import load_settings; from penstock.payloads.vault import Vault; "
+        "import penstock.worker.process; v = Vault(load_settings()); assert v.seal('{}', 'b') == '{}'; "
         "print([m for m in sys.modules if m.split('.')[0] in ('cryptography', 'aiobotocore', 'botocore', 'asyncpg')])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

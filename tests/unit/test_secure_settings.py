@@ -9,9 +9,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from penstock.errors import SettingsError
-from penstock.keys import ALL_PERMISSIONS
-from penstock.settings import load_settings
+from penstock.protocol.api_key import ALL_PERMISSIONS
+from penstock.protocol.errors import SettingsError
+from penstock.settings.loading import load_settings
 
 URL = "postgresql://me:pass@db.example:5432/tasks"
 

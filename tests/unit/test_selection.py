@@ -8,11 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.commands import PreviewBulk, StartBulk, read_command
-from penstock.errors import InvalidParams
-from penstock.selection import BulkWork, Operation, Selection
-from penstock.settings import Settings, load_settings
-from penstock.tasks import FINAL_STATES, State
+from penstock.methods.reading import read_command
+from penstock.protocol.errors import InvalidParams
+from penstock.protocol.task import FINAL_STATES, State
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
+from penstock.tasks.commands import PreviewBulk, StartBulk
+from penstock.tasks.filters import BulkWork, Operation, Selection
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import SettingsError
-from penstock.retry import Backoff
-from penstock.settings import Settings, is_loopback, load_settings, misspelt_variables
+from penstock.protocol.errors import SettingsError
+from penstock.protocol.retry import Backoff
+from penstock.settings.http import is_loopback
+from penstock.settings.loading import load_settings, misspelt_variables
+from penstock.settings.model import Settings
 from penstock.settings.values import Group
 
 REPOSITORY = Path(__file__).parents[2]

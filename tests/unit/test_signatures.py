@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.signatures import signature_headers, signing_key
+from penstock.protocol.webhook_signatures import signature_headers, signing_key
 
 
 def test_a_signature_is_the_one_of_the_specifications_example() -> None:

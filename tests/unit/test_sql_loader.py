@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.sql import SQL
+from penstock.db.statements import SQL
 
 PACKAGE = Path(penstock.__file__).parent
-FILES = sorted((PACKAGE / "sql").glob("*.sql"))
+FILES = sorted(PACKAGE.rglob("*.sql"))
 SOURCE = "\n".join(path.read_text("utf-8") for path in PACKAGE.rglob("*.py"))
 _NAME = re.compile(r"^-- name: (.*)$", re.MULTILINE)
 

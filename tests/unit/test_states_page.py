@@ -3,8 +3,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from penstock.sql import SQL
-from penstock.tasks import FINAL_STATES, TRANSITIONS, State
+from penstock.db.statements import SQL
+from penstock.protocol.task import FINAL_STATES, TRANSITIONS, State
 
 PAGE = (Path(__file__).parents[2] / "docs" / "states.md").read_text("utf-8")
 _ARROW = re.compile(r"^    (\w+) --> (\w+): ", re.MULTILINE)

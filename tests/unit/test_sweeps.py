@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock import sweeps
-from penstock.sweeps import RECENT_SECONDS, Sweeps
+from penstock.runtime import sweeps
+from penstock.runtime.sweeps import RECENT_SECONDS, Sweeps
 
 
 class Clock:

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from penstock.tasks import (
+from penstock.protocol.task import (
     BEGINNING,
     EVERYTHING,
     FINAL_STATES,

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.limits import Allowance, Gate
-from penstock.scheduler.parcels import RunTimes, pack_parcels
-from penstock.scheduler.tenants import Tenants
-from penstock.tasks import Claimed
-from penstock.tenants import check_tenant, kept_key, own_key, tenant_of_key
-from penstock.transports.groups import group_id
-from penstock.wire import decode_tenants
+from penstock.brokers.groups import group_id
+from penstock.limits.token_bucket import Allowance, Gate
+from penstock.protocol.task import Claimed
+from penstock.protocol.task_tenants import decode_tenants
+from penstock.protocol.tenant import check_tenant, kept_key, own_key, tenant_of_key
+from penstock.scheduler.packing import RunTimes, pack_parcels
+from penstock.scheduler.tenant_limits import Tenants
 
 names = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=128).filter(lambda t: t != "*")
 

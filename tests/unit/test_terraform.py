@@ -13,10 +13,14 @@ from typing import Any
 import hcl2
 import pytest
 
-from penstock.settings import PREFIX, Settings, load_settings
+from penstock.brokers import sqs
+from penstock.brokers.base import MAX_RECEIVES
+from penstock.cli.run import PROCESSES
+from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
 from penstock.settings.payload_values import parse_bucket_url
-from penstock.transports import sqs
-from penstock.wiring import PROCESSES
+from penstock.settings.values import PREFIX
 from tests.terraform.make_schema import SCHEMA, used
 from tests.terraform.provider import schema_provider
 from tests.terraform.runs import CONFIGURATIONS, ROOT, copies, init, program, run
@@ -25,7 +29,7 @@ TERRAFORM = ROOT / "terraform"
 CODE = ROOT / "services" / "penstock"
 DAY = 86_400
 ROLES = {"inbound", "outbound", "results"}
-DEAD_LETTERS = {f"{role}{sqs.DEAD_LETTER_SUFFIX}" for role in ROLES}
+DEAD_LETTERS = {f"{role}{DEAD_LETTER_SUFFIX}" for role in ROLES}
 ROUTES = {"<routes>"}  # the queues of routes, however many
 QUEUE_METHODS = {"send", "receive", "delete", "extend", "release", "depth", "describe"}
 
@@ -94,7 +98,7 @@ def test_queue_names_with_the_default_prefix_are_the_defaults_of_the_settings(mo
 def test_every_queue_has_a_dead_letter_queue_named_as_the_transport_names_it(module: Module) -> None:
     queues = module.resources["aws_sqs_queue"]
     assert queues["main"]["for_each"] == queues["dead_letter"]["for_each"] == "${local.queues}"
-    assert queues["dead_letter"]["name"] == "${each.value.name}" + sqs.DEAD_LETTER_SUFFIX
+    assert queues["dead_letter"]["name"] == "${each.value.name}" + DEAD_LETTER_SUFFIX
 
 
 @pytest.mark.parametrize("name", ["main", "dead_letter"])
@@ -126,7 +130,7 @@ def test_every_queue_redrives_to_its_own_dead_letter_queue_which_takes_no_others
     assert "deadLetterTargetArn = aws_sqs_queue.dead_letter[each.key].arn" in redrive
     # A reference, not a template in quotes: AWS refuses "5".
     assert re.search(r"maxReceiveCount = each\.value\.max_receive_count\b", redrive)
-    assert module.default("max_receive_count") == sqs.MAX_RECEIVES
+    assert module.default("max_receive_count") == MAX_RECEIVES
     allow = module.resources["aws_sqs_queue_redrive_allow_policy"]["dead_letter"]["redrive_allow_policy"]
     assert 'redrivePermission = "byQueue"' in allow
     assert "sourceQueueArns = [aws_sqs_queue.main[each.key].arn]" in allow
@@ -137,7 +141,7 @@ def test_every_queue_redrives_to_its_own_dead_letter_queue_which_takes_no_others
 
 def actions_of(methods: set[str]) -> set[str]:
     """The IAM actions of the calls that methods of SqsQueue come down to."""
-    tree = ast.parse((CODE / "transports" / "sqs.py").read_text("utf-8"))
+    tree = ast.parse((CODE / "brokers" / "sqs.py").read_text("utf-8"))
     (queue,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "SqsQueue"]
     bodies = {node.name: node for node in queue.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     found: set[str] = set()
@@ -172,29 +176,37 @@ def test_actions_are_read_from_the_transport() -> None:
 # that it may stand for. A call that is not here fails the test below, as does a right that no call needs.
 Place = tuple[str, str]
 CALLERS: dict[Place, list[tuple[str, set[str]]]] = {
-    ("client.py", "queue"): [("producer", {"inbound"})],
-    ("consumer.py", "self._queue"): [("submitter", {"inbound"}), ("resulter", {"results"})],
-    ("consumer.py", "self._receiver"): [("submitter", {"inbound"}), ("resulter", {"results"})],
+    ("client/client.py", "queue"): [("producer", {"inbound"})],
+    ("brokers/consumer.py", "self._queue"): [("submitter", {"inbound"}), ("resulter", {"results"})],
+    ("brokers/consumer.py", "self._receiver"): [("submitter", {"inbound"}), ("resulter", {"results"})],
     ("submitter.py", "self._queue"): [("submitter", {"inbound"})],
-    ("scheduler/__init__.py", "self._outbound"): [("scheduler", {"outbound"})],
+    ("scheduler/process.py", "self._outbound"): [("scheduler", {"outbound"})],
     ("scheduler/sending.py", "queue"): [("scheduler", {"outbound"} | ROUTES)],
-    ("worker/__init__.py", "self._outbound"): [("worker", {"outbound"})],
-    ("worker/__init__.py", "self._receiver"): [("worker", {"outbound"})],
-    ("worker/__init__.py", "self._results"): [("worker", {"results"})],
-    ("worker/holder.py", "self._queue"): [("worker", {"outbound"})],
-    ("worker/outbox.py", "self._queue"): [("worker", {"results"})],
+    ("worker/process.py", "self._outbound"): [("worker", {"outbound"})],
+    ("worker/process.py", "self._receiver"): [("worker", {"outbound"})],
+    ("worker/process.py", "self._results"): [("worker", {"results"})],
+    ("worker/leases.py", "self._queue"): [("worker", {"outbound"})],
+    ("worker/result_sender.py", "self._queue"): [("worker", {"results"})],
     ("supervisor/gauges.py", "queue"): [("supervisor", ROLES | DEAD_LETTERS | ROUTES)],
     ("supervisor/repair.py", "self._results"): [("supervisor", {"results"})],
     ("supervisor/repair.py", "queue"): [("supervisor", {"outbound"} | ROUTES)],
-    ("doctor/queues.py", "queue"): [("supervisor", ROLES | DEAD_LETTERS)],
-    ("api/methods.py", "queue"): [("api", ROLES)],
+    ("cli/doctor/queues.py", "queue"): [("supervisor", ROLES | DEAD_LETTERS)],
+    ("api/dispatch.py", "queue"): [("api", ROLES)],
     ("api/dead_letters.py", "self._dead_queue(label)"): [("dlq_operator", DEAD_LETTERS)],
     ("api/dead_letters.py", "queue"): [("dlq_operator", ROLES)],
-    ("api/hold.py", "self._queue"): [("dlq_operator", DEAD_LETTERS)],
-    ("api/hold.py", "queue"): [("dlq_operator", DEAD_LETTERS)],
+    ("api/dead_letter_browser.py", "self._queue"): [("dlq_operator", DEAD_LETTERS)],
+    ("api/dead_letter_browser.py", "queue"): [("dlq_operator", DEAD_LETTERS)],
 }
 # Neither has rights of its own on AWS.
-ELSEWHERE = ("transports/", "faults/", "local/", "loop.py")
+ELSEWHERE = (
+    "brokers/rabbitmq/",
+    "brokers/kafka/",
+    "brokers/base.py",
+    "brokers/chaos.py",
+    "brokers/sqs.py",
+    "brokers/receiver.py",
+    "local/",
+)
 
 
 def calls() -> Iterator[tuple[Place, str]]:
@@ -211,7 +223,7 @@ def calls() -> Iterator[tuple[Place, str]]:
                     yield (name, ast.unparse(function.value)), function.attr
 
 
-NOT_A_QUEUE = {"self", "session", "self._holder", "self._notifier", "held"}  # they have methods of these names too
+NOT_A_QUEUE = {"self", "session", "claim", "self._holder", "self._notifier", "held"}  # with methods of these names too
 
 
 def called() -> dict[str, set[tuple[str, str]]]:
@@ -260,7 +272,7 @@ def test_workers_of_a_route_may_what_other_workers_may_on_its_queue(module: Modu
 
 
 def test_what_sqs_send_calls_is_allowed_to_workers(module: Module) -> None:
-    text = (CODE / "deliveries" / "sqs.py").read_text("utf-8")
+    text = (CODE / "worker" / "deliveries" / "sqs.py").read_text("utf-8")
     operations = set(re.findall(r"client\.(\w+)\(", text))
     assert {action_of("sqs", operation) for operation in operations} == set(module.locals["queue_actions"]["Send"])
     assert 'process == "worker" ? var.sqs_send_queue_arns : []' in module.locals["grants"]

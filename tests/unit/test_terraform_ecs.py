@@ -10,10 +10,11 @@ from typing import Any
 import typer.main
 
 from penstock.cli import app
-from penstock.health import DEFAULT_PORT
-from penstock.keys import Permission, parse_entries
-from penstock.settings import PREFIX, Settings
-from penstock.wiring import PROCESSES
+from penstock.cli.run import PROCESSES
+from penstock.protocol.api_key import Permission, parse_entries
+from penstock.runtime.health import DEFAULT_PORT
+from penstock.settings.model import Settings
+from penstock.settings.values import PREFIX
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "terraform-ecs"

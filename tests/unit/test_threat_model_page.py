@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.settings import PREFIX, Settings
+from penstock.settings.model import Settings
+from penstock.settings.values import PREFIX
 
 ROOT = Path(__file__).parents[2]
 PAGES = {path: (ROOT / path).read_text("utf-8") for path in ("docs/threat-model.md", "SECURITY.md")}

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from penstock.wire import RunTimes, decode_reports
+from penstock.protocol.reports import RunTimes, decode_reports
 from penstock.worker import linger, timings
 from penstock.worker.linger import Linger
 from penstock.worker.timings import Timings

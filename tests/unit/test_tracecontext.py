@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from opentelemetry.trace import get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from penstock.tracecontext import TRACESTATE_MAX_CHARS, TraceContext, of_headers, of_text, parse
+from penstock.protocol.trace_context import TRACESTATE_MAX_CHARS, TraceContext, of_headers, of_text, parse
 
 TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 HEX = "0123456789abcdef"

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from penstock.errors import SettingsError
-from penstock.settings import load_settings
+from penstock.protocol.errors import SettingsError
+from penstock.settings.loading import load_settings
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -19,10 +19,11 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 _LOAD = """
 import sys
-import penstock.api, penstock.submitter, penstock.scheduler, penstock.worker, penstock.resulter, penstock.supervisor
-import penstock.client, penstock.async_client, penstock.transactional
-from penstock.settings import load_settings
-from penstock import tracing
+import penstock.api.process, penstock.submitter, penstock.scheduler.process, penstock.worker.process
+import penstock.resulter, penstock.supervisor.process
+import penstock.client.client, penstock.client.async_client, penstock.tasks.transactional
+from penstock.settings.loading import load_settings
+from penstock.runtime.tracing import active as tracing
 tracing.setup_tracing("worker", load_settings())
 print(sorted({name.split(".")[0] for name in sys.modules} & {"opentelemetry"}), tracing.active() is not None)
 """
@@ -46,8 +47,8 @@ def test_without_the_extra_the_error_names_it() -> None:
 
 
 _PROVIDER = """
-from penstock.settings import load_settings
-from penstock import tracing
+from penstock.settings.loading import load_settings
+from penstock.runtime.tracing import active as tracing
 from opentelemetry import trace
 tracing.setup_tracing("scheduler", load_settings())
 provider = trace.get_tracer_provider()

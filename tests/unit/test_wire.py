@@ -9,39 +9,34 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import InvalidParams, InvalidRequest, ParseError
-from penstock.wire import (
+from penstock.protocol.batching import join_batch, pack
+from penstock.protocol.errors import InvalidParams, InvalidRequest, ParseError
+from penstock.protocol.fence import ClaimKey, Fence
+from penstock.protocol.json_text import (
     MAX_DEPTH,
-    BackoffHint,
-    ClaimId,
-    ClaimKey,
-    Failed,
-    Fence,
-    Hints,
-    Invalid,
-    Progress,
-    Report,
-    Request,
-    RunTimes,
-    Succeeded,
-    Unreadable,
     check_payload,
     decode_any,
-    decode_body,
-    decode_reports,
-    encode_call,
-    encode_error,
-    encode_progress,
-    encode_result,
-    encode_run_times,
     escape_for_sqs,
-    join_batch,
-    pack,
-    parse_claim_id,
     replace_unstorable,
     text_of,
     utf8_size,
 )
+from penstock.protocol.reports import (
+    BackoffHint,
+    Failed,
+    Hints,
+    Progress,
+    Report,
+    RunTimes,
+    Succeeded,
+    Unreadable,
+    decode_reports,
+    encode_error,
+    encode_progress,
+    encode_result,
+    encode_run_times,
+)
+from penstock.protocol.requests import ClaimId, Invalid, Request, decode_body, encode_call, parse_claim_id
 
 GOOD = '{"jsonrpc":"2.0","method":"enqueue","params":{"action":"a"},"id":1}'
 RESULT = '{"jsonrpc":"2.0","result":{"ok":true},"id":"42:7"}'

@@ -10,34 +10,23 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import InvalidParams, InvalidRequest, ParseError
-from penstock.tasks import ACTION_MAX_CHARS
-from penstock.wire import (
+from penstock.protocol.batching import join_batch, pack
+from penstock.protocol.errors import InvalidParams, InvalidRequest, ParseError
+from penstock.protocol.json_text import _depth, check_payload, decode_any, escape_for_sqs, replace_unstorable, utf8_size
+from penstock.protocol.reports import (
     Failed,
-    Invalid,
     Progress,
-    Request,
     RunTimes,
     Succeeded,
     Unreadable,
-    check_payload,
-    decode_any,
-    decode_body,
     decode_reports,
-    encode_call,
     encode_error,
     encode_progress,
     encode_result,
     encode_run_times,
-    escape_for_sqs,
-    join_batch,
-    pack,
-    parse_claim_id,
-    replace_unstorable,
-    utf8_size,
 )
-from penstock.wire.requests import _split_flat
-from penstock.wire.text import _depth
+from penstock.protocol.requests import Invalid, Request, _split_flat, decode_body, encode_call, parse_claim_id
+from penstock.protocol.task import ACTION_MAX_CHARS
 
 BATCH_LIMIT = 50
 IN_SQS = re.compile("[\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]*")

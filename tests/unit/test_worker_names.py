@@ -8,27 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import SettingsError
-from penstock.settings import load_settings
-from penstock.wire import (
-    WORKER_ATTRIBUTE,
-    WORKER_NAME_MAX_CHARS,
+from penstock.protocol.batching import join_batch
+from penstock.protocol.errors import SettingsError
+from penstock.protocol.reports import (
     Failed,
     Progress,
     RunTimes,
     Succeeded,
     Unreadable,
     Waiting,
-    check_worker_name,
     decode_reports,
     encode_error,
     encode_progress,
     encode_result,
     encode_run_times,
     encode_wait,
-    join_batch,
-    worker_of,
 )
+from penstock.protocol.worker_names import WORKER_ATTRIBUTE, WORKER_NAME_MAX_CHARS, check_worker_name, worker_of
+from penstock.settings.loading import load_settings
 from penstock.worker.naming import name_of_process
 
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from penstock.commands import read_command
-from penstock.errors import InvalidParams, TooLarge
-from penstock.settings import load_settings
-from penstock.workflows import CreateWorkflow, StepKind
+from penstock.methods.reading import read_command
+from penstock.protocol.errors import InvalidParams, TooLarge
+from penstock.settings.loading import load_settings
+from penstock.workflows.commands import CreateWorkflow
+from penstock.workflows.params import StepKind
 
 SETTINGS = load_settings()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.harness.producers import insert_noops, plain_noop
 from benchmarks.harness.rig import Bench, Rig, rig_up
-from penstock.tasks import NewTask
+from penstock.protocol.task import NewTask
 
 
 async def drain(bench: Bench) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from benchmarks.harness.connections import Connections
 from benchmarks.harness.measure import percentiles_ms
 from benchmarks.harness.producers import HTTP_BATCH, post_batches, post_singles
 from benchmarks.harness.rig import Bench, Rig, rig_up
-from penstock.errors import StackError
+from penstock.protocol.errors import StackError
 
 _Producer = Callable[[Connections, int, int, Callable[[int], None]], Awaitable[list[float]]]
 _WARM_UP_TASKS = 50

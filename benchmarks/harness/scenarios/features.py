@@ -10,9 +10,9 @@ from benchmarks.harness.actions import NOOP
 from benchmarks.harness.producers import plain_noop
 from benchmarks.harness.rig import Bench, Rig, rig_up
 from benchmarks.harness.scenarios.backlog import drain_once
-from penstock.rules import Route
-from penstock.rulestore import delete_route, set_limits, set_route
-from penstock.tasks import NewTask
+from penstock.limits.model import Route
+from penstock.limits.store import delete_route, set_limits, set_route
+from penstock.protocol.task import NewTask
 
 _KEYS = 10_000
 _WIDE = 1_000_000  # a limit that is never reached

@@ -20,8 +20,8 @@ from benchmarks.harness.connections import Connections
 from benchmarks.harness.measure import percentiles_ms
 from benchmarks.harness.producers import LATENCY_CONNECTIONS, Call, call_steadily
 from benchmarks.harness.rig import Bench, Rig, rig_up
-from penstock.transports import Outgoing
-from penstock.transports.sqs import SqsTransport
+from penstock.brokers.base import Outgoing
+from penstock.brokers.sqs import SqsTransport
 
 _WARM_UP_TASKS = 20
 _WARM_UP_PER_SECOND = 50.0

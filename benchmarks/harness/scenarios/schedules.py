@@ -9,9 +9,9 @@ from typing import Any
 
 from benchmarks.harness.actions import NOOP
 from benchmarks.harness.rig import STUCK_SECONDS, Bench, Rig, rig_up
-from penstock.client import Client
-from penstock.errors import StackError
-from penstock.schedules import IMPORT_LIMIT
+from penstock.client.client import Client
+from penstock.protocol.errors import StackError
+from penstock.schedules.model import IMPORT_LIMIT
 
 ROUNDS = 3
 _LOOK_SECONDS = 0.2

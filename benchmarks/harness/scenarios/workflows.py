@@ -9,8 +9,8 @@ from typing import Any
 
 from benchmarks.harness.actions import NOOP
 from benchmarks.harness.rig import STUCK_SECONDS, Bench, Rig, rig_up
-from penstock.client import Client
-from penstock.errors import StackError
+from penstock.client.client import Client
+from penstock.protocol.errors import StackError
 
 _LOOK_SECONDS = 0.02
 _SEED = 7

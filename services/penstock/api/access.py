@@ -7,17 +7,18 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
-from penstock.api.keyring import Keyring
+from penstock.api.key_cache import Keyring
 from penstock.api.rates import Rates
 from penstock.api.tenancy import Reach, check_reach, reach_of
-from penstock.commands import PARAMS, SUBMIT_PREFIX
-from penstock.errors import AccessDenied
-from penstock.keys import ALL_PERMISSIONS, ApiKey, Permission
-from penstock.rules import READING as READING_RULES
-from penstock.schedules import READING as READING_SCHEDULES
-from penstock.settings import is_loopback
-from penstock.tenant_rules import READING as READING_TENANTS
-from penstock.workflows import READING as READING_WORKFLOWS
+from penstock.limits.model import READING as READING_RULES
+from penstock.limits.tenant_model import READING as READING_TENANTS
+from penstock.methods.table import PARAMS
+from penstock.protocol.api_key import ALL_PERMISSIONS, ApiKey, Permission
+from penstock.protocol.errors import AccessDenied
+from penstock.schedules.model import READING as READING_SCHEDULES
+from penstock.settings.http import is_loopback
+from penstock.tasks.params import SUBMIT_PREFIX
+from penstock.workflows.params import READING as READING_WORKFLOWS
 
 # Methods that change nothing but what can be asked for again
 _READING = {

@@ -8,12 +8,12 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from penstock.api import audit_views as views
-from penstock.auditstore import OUTCOME_MAX_CHARS, Deed, begin_audit, end_audit, list_audit, shown_params
-from penstock.batching import Batcher
-from penstock.commands import ListAudit
-from penstock.errors import RpcError, Unavailable
-from penstock.logs import get_logger
-from penstock.store import Session
+from penstock.db.session import Session
+from penstock.methods.audit import OUTCOME_MAX_CHARS, Deed, begin_audit, end_audit, list_audit, shown_params
+from penstock.protocol.errors import RpcError, Unavailable
+from penstock.runtime.batcher import Batcher
+from penstock.runtime.logs import get_logger
+from penstock.tasks.commands import ListAudit
 
 log = get_logger()
 

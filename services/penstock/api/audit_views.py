@@ -6,8 +6,8 @@ from typing import Annotated
 
 import msgspec
 
-from penstock.api.views import Instant, about, timestamp
-from penstock.auditstore import AuditRecord
+from penstock.methods.audit import AuditRecord
+from penstock.protocol.views import Instant, about, timestamp
 
 
 class Audited(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,8 @@
 """Dead-letter queues: counted, looked at, sent again, emptied.
 
-SQS cannot be browsed, so whoever looks receives; see :mod:`penstock.api.hold`. A message leaves its dead-letter queue
-only after it was sent again, so a replay that is cut off is repeated in part, and a repeated replay is harmless:
+SQS cannot be browsed, so a look is a receive; see :mod:`penstock.api.dead_letter_browser`. A message leaves its
+dead-letter queue only after it was sent again, so a replay that is cut off is repeated in part, and a
+repeated replay is harmless:
 
 - inbound: the message carries its first id, by whose receipt the submitter knows it;
 - outbound: what still has its claim is sent again, what has not is dropped, since its results would be ignored;
@@ -18,8 +19,8 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from penstock.api.contents import Contents, Entry, find_current, find_states, find_tasks, is_current
-from penstock.api.hold import Hold, hold, queue_away
+from penstock.api.dead_letter_browser import Hold, hold, queue_away
+from penstock.api.message_contents import Contents, Entry, find_current, find_states, find_tasks, is_current
 from penstock.api.message_views import (
     DeadEntry,
     DeadLetterQueue,
@@ -31,16 +32,21 @@ from penstock.api.message_views import (
     DeadReplayed,
     NotReplayed,
 )
-from penstock.api.views import timestamp
-from penstock.commands import ListDead, PurgeDead, QueueName, ReplayDead, ShowDead
-from penstock.errors import MessageNotFound, Refused, Unavailable
-from penstock.intake import accept_inbound, read_inbound, take_in
-from penstock.logs import get_logger
-from penstock.notify import Notifier
-from penstock.settings import Settings
-from penstock.store import Pair, Session, Store
-from penstock.transports import DEAD_LETTER_SUFFIX, ORIGINAL_ID_ATTRIBUTE, Message, Outgoing, Queue
-from penstock.wire import utf8_size
+from penstock.brokers.base import ORIGINAL_ID_ATTRIBUTE, Message, Outgoing, Queue
+from penstock.db.notify import Notifier
+from penstock.db.pool import Store
+from penstock.db.session import Session
+from penstock.methods.inbound import accept_inbound, read_inbound, take_in
+from penstock.protocol.errors import MessageNotFound, Refused, Unavailable
+from penstock.protocol.json_text import utf8_size
+from penstock.protocol.views import timestamp
+from penstock.runtime.logs import get_logger
+from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
+from penstock.settings.model import Settings
+from penstock.tasks import enqueue
+from penstock.tasks.commands import ListDead, PurgeDead, ReplayDead, ShowDead
+from penstock.tasks.params import QueueName
+from penstock.tasks.records import Pair
 
 _QUEUES: tuple[Literal["inbound", "outbound", "results"], ...] = get_args(QueueName)
 _FIRST_SHOWN = 3
@@ -268,9 +274,9 @@ class DeadLetters:
         await take_in(inbound, self._store.vault, self._settings)
         try:
             async with self._store.transaction() as session:
-                if await session.record_receipts([message.original_id]):
+                if await enqueue.record_receipts(session, [message.original_id]):
                     await accept_inbound(session, inbound, self._settings, door="replay")
-                    await session.insert_rejected("inbound", inbound.refused)
+                    await enqueue.insert_rejected(session, "inbound", inbound.refused)
         except Refused as exc:
             log.warning("message_refused", message_id=message.id, reason=str(exc))
             return False

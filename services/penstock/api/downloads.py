@@ -10,14 +10,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from penstock.api import tenancy
 from penstock.api.access import Guard
-from penstock.api.budget import in_hand
+from penstock.api.dispatch import Methods
 from penstock.api.http import refusal
-from penstock.api.methods import Methods
 from penstock.api.rpc import error_body, masked
-from penstock.commands import read_id
-from penstock.errors import (
+from penstock.payloads.cipher import Bound
+from penstock.payloads.vault import payload_bound, result_bound
+from penstock.protocol.caller import bind, seen
+from penstock.protocol.checks import read_id
+from penstock.protocol.errors import (
     AccessDenied,
     Overloaded,
     PayloadLost,
@@ -26,7 +27,7 @@ from penstock.errors import (
     RpcError,
     TaskNotFound,
 )
-from penstock.payloads import Bound, payload_bound, result_bound
+from penstock.runtime.budget import in_hand
 
 MayRead = Callable[[Request], Awaitable[bool | None]]
 """Whether whoever has signed in by a browser may read, to whose tenant the request is then bound; None for a request
@@ -80,12 +81,12 @@ class Downloads:
     async def _admit(self, request: Request) -> None:
         """Raises AccessDenied, RateLimited."""
         self._guard.check_host(request.headers)
-        tenancy.bind(None)
+        bind(None)
         signed_in = None if self._may_read is None else await self._may_read(request)  # which binds
         if signed_in is None:
             caller = self._guard.admit(request.headers, request.client.host if request.client else "")
             caller.charge(1)
-            tenancy.bind(caller.tenant, caller.actions)
+            bind(caller.tenant, caller.actions)
             signed_in = caller.may("status")
         if not signed_in:
             raise AccessDenied(403, "this API key may not read tasks")
@@ -93,7 +94,7 @@ class Downloads:
     async def _read(self, task_id: int, what: str) -> str:
         """Raises TaskNotFound, also for a task that has none, or of another tenant; PayloadUnavailable, PayloadLost."""
         async with self._methods.session() as session:
-            rows = tenancy.seen(await session.fetch("read_tasks", [task_id]))
+            rows = seen(await session.fetch("read_tasks", [task_id]))
         if not rows or rows[0][f"{what}_gone"] or rows[0][what] is None:
             raise TaskNotFound(task_id)
         bound = _BOUNDS[what](rows[0])

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.api import views
-from penstock.api.tenancy import seen
-from penstock.commands import AwaitResults
-from penstock.errors import RpcError, TaskNotFound
-from penstock.store import Session
+from penstock.db.session import Session
+from penstock.protocol.caller import seen
+from penstock.protocol.errors import RpcError, TaskNotFound
+from penstock.tasks import views
+from penstock.tasks.commands import AwaitResults
 
 
 @dataclass(frozen=True, slots=True)

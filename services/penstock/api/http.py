@@ -14,14 +14,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from penstock import __version__, metrics, tracing
-from penstock.api import audit, peer, tenancy
+from penstock.api import audit, disconnect
 from penstock.api.access import Asking, Guard
-from penstock.api.budget import in_hand
-from penstock.api.patience import ADMITTED
+from penstock.api.http_limits import ADMITTED
 from penstock.api.rpc import Answer, Dispatcher, error_body, masked
 from penstock.api.scaling import Scaling
-from penstock.errors import (
+from penstock.protocol.api_key import Permission
+from penstock.protocol.caller import bind
+from penstock.protocol.errors import (
     AccessDenied,
     InvalidParams,
     InvalidRequest,
@@ -32,7 +32,10 @@ from penstock.errors import (
     TooLarge,
     Unavailable,
 )
-from penstock.keys import Permission
+from penstock.protocol.version import __version__
+from penstock.runtime import metrics
+from penstock.runtime.budget import in_hand
+from penstock.runtime.tracing import active
 
 RPC_PATH = "/rpc"
 SCALING_PATH = "/scaling"
@@ -56,7 +59,7 @@ class _Refusal(InvalidRequest):
 
 async def _answer(dispatcher: Dispatcher, body: bytes, caller: Asking, request: Request) -> Answer:
     """In a span that continues the caller's trace, where traces are made."""
-    spans = tracing.active()
+    spans = active.active()
     if spans is None:
         return await dispatcher.answer(body, caller)
     with spans.serving(RPC_PATH, request.headers) as span:
@@ -101,11 +104,11 @@ def make_app(
             request.scope[ADMITTED] = True
             caller.check_rate()
             audit.doing(caller.key, request.client.host if request.client else "", "http")
-            tenancy.bind(caller.tenant, caller.actions)
+            bind(caller.tenant, caller.actions)
             in_hand().caller = caller.name if caller.key else None
             _check_media_type(request)
             body = await read_body(request, request_limit_bytes, request_timeout_seconds)
-            asking = peer.asking(request)
+            asking = disconnect.asking(request)
             status, answer = await _answer(dispatcher, body, caller, request)
         except RpcError as exc:
             return _refused(exc)

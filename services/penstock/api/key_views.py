@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from penstock.api.views import Instant, about, timestamp
-from penstock.keys import Permission
-from penstock.keystore import KeyRecord
+from penstock.api.key_store import KeyRecord
+from penstock.protocol.api_key import Permission
+from penstock.protocol.views import Instant, about, timestamp
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
 from penstock.api import key_views as views
-from penstock.commands import CreateKey, ListKeys, RevokeKey
-from penstock.errors import InvalidParams, KeyNotFound, Unavailable
-from penstock.keystore import create_key, list_keys, revoke_key
-from penstock.logs import get_logger
-from penstock.store import Session
+from penstock.api.key_store import create_key, list_keys, revoke_key
+from penstock.db.session import Session
+from penstock.protocol.errors import InvalidParams, KeyNotFound, Unavailable
+from penstock.runtime.logs import get_logger
+from penstock.tasks.commands import CreateKey, ListKeys, RevokeKey
 
 log = get_logger()
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from penstock.api.views import Instant, about, timestamp
-from penstock.tasks import State
+from penstock.protocol.task import State
+from penstock.protocol.views import Instant, about, timestamp
 
 
 class Rejected(msgspec.Struct, frozen=True):

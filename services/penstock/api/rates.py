@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import monotonic
 
-from penstock.errors import RateLimited
+from penstock.protocol.errors import RateLimited
 
 _BUCKETS_KEPT = 10_000
 

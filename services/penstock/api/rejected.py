@@ -8,10 +8,11 @@ from contextlib import AbstractAsyncContextManager
 
 from penstock.api import message_views as views
 from penstock.api.replay import purge_rejected, retry_rejected
-from penstock.commands import ListRejected, PurgeRejected, RetryRejected, ShowRejected
-from penstock.errors import MessageNotFound
-from penstock.settings import Settings
-from penstock.store import Session, Store
+from penstock.db.pool import Store
+from penstock.db.session import Session
+from penstock.protocol.errors import MessageNotFound
+from penstock.settings.model import Settings
+from penstock.tasks.commands import ListRejected, PurgeRejected, RetryRejected, ShowRejected
 
 REJECTED_PAGE_BYTES = 8 * 1024 * 1024
 _REJECTED_AT_ONCE = 50

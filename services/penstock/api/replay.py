@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.api.message_views import Replayed, StillRejected
-from penstock.errors import Refused
-from penstock.intake import accept_inbound, read_inbound, take_in
-from penstock.logs import get_logger
-from penstock.outcomes import apply_reports
-from penstock.settings import Settings
-from penstock.store import Session, Store
-from penstock.wire import decode_reports
+from penstock.db.pool import Store
+from penstock.db.session import Session
+from penstock.methods.inbound import accept_inbound, read_inbound, take_in
+from penstock.protocol.errors import Refused
+from penstock.protocol.reports import decode_reports
+from penstock.results.apply import apply_reports
+from penstock.runtime.logs import get_logger
+from penstock.settings.model import Settings
 
 log = get_logger()
 

@@ -20,11 +20,11 @@ from jsonrpcserver import Success
 from jsonrpcserver.async_main import dispatch_to_response
 from oslash.either import Left
 
-from penstock import metrics
 from penstock.api.access import Asking
-from penstock.errors import INTERNAL_ERROR, AccessDenied, MethodNotFound, Overloaded, RpcError, Unavailable
-from penstock.logs import get_logger
-from penstock.wire import Invalid, Request, decode_body
+from penstock.protocol.errors import INTERNAL_ERROR, AccessDenied, MethodNotFound, Overloaded, RpcError, Unavailable
+from penstock.protocol.requests import Invalid, Request, decode_body
+from penstock.runtime import metrics
+from penstock.runtime.logs import get_logger
 
 Outcome = Any
 """A result, or the exception that came in its place: RpcError is answered as it is, any other is masked."""

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from penstock.errors import InvalidParams, RouteNotFound
-from penstock.scaling import DRAIN_SECONDS, Lane, read_lanes
-from penstock.store import Store
+from penstock.db.pool import Store
+from penstock.limits.scaling import DRAIN_SECONDS, Lane, read_lanes
+from penstock.protocol.errors import InvalidParams, RouteNotFound
 
 _DRAIN = "drain_seconds"
 _DRAIN_MOST = 86_400.0

@@ -11,9 +11,9 @@ from typing import Any
 
 import uvicorn
 
-from penstock.api.patience import HEAD_BYTES, PatientProtocol
-from penstock.errors import SettingsError
-from penstock.settings import PREFIX
+from penstock.api.http_limits import HEAD_BYTES, PatientProtocol
+from penstock.protocol.errors import SettingsError
+from penstock.settings.values import PREFIX
 
 _BACKLOG = 2048
 # On every answer, those included that uvicorn gives itself.

@@ -7,31 +7,23 @@ there is not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
-from penstock.commands import (
-    PARAMS,
-    SUBMIT_PREFIX,
-    AnswerWait,
-    Enqueue,
-    ListTasks,
-    PreviewBulk,
-    StartBulk,
-    Stats,
-)
-from penstock.errors import AccessDenied, InvalidParams, ScheduleNotFound, TaskNotFound, WorkflowNotFound
-from penstock.keys import may_enqueue
-from penstock.schedules import CreateSchedule, ImportSchedules, ListSchedules, UpdateSchedule
-from penstock.store import Session
-from penstock.tenant_rules import GetTenant
-from penstock.tenants import kept_key, own_key
-from penstock.workflows import (
+from penstock.db.session import Session
+from penstock.limits.tenant_model import GetTenant
+from penstock.methods.table import PARAMS
+from penstock.protocol.api_key import may_enqueue
+from penstock.protocol.caller import actions_of_caller, bound_to, seen
+from penstock.protocol.errors import AccessDenied, InvalidParams, TaskNotFound
+from penstock.schedules.model import CreateSchedule, ImportSchedules, ListSchedules, UpdateSchedule
+from penstock.tasks.commands import AnswerWait, Enqueue, ListTasks, PreviewBulk, StartBulk, Stats
+from penstock.tasks.params import SUBMIT_PREFIX
+from penstock.workflows.commands import (
     CancelWorkflow,
     CreateWorkflow,
     GetWorkflow,
@@ -40,7 +32,6 @@ from penstock.workflows import (
     RetryWorkflow,
     WhichWorkflow,
 )
-from penstock.workflowstore import read_workflow
 
 
 class Reach(StrEnum):
@@ -75,9 +66,6 @@ REACH: Mapping[str, Reach] = (
 )
 """By method. One that is new stands nowhere here, and is closed, until somebody decides."""
 
-_tenant: ContextVar[str | None] = ContextVar("tenant", default=None)
-_patterns: ContextVar[tuple[str, ...] | None] = ContextVar("patterns", default=None)
-
 
 def reach_of(method: str) -> Reach:
     """What a method is to a key that is bound to a tenant."""
@@ -95,35 +83,10 @@ def check_reach(method: str, tenant: str | None) -> None:
         )
 
 
-def bind(tenant: str | None, actions: tuple[str, ...] | None = None) -> None:
-    """Remember what the key of the request in hand is limited to, for all that is done for it.
-
-    tenant: to which it is bound. actions: patterns of those that it may enqueue.
-    """
-    _tenant.set(tenant)
-    _patterns.set(actions)
-
-
-def bound_to() -> str | None:
-    """The tenant that whoever sent the request in hand is bound to; None for one who is bound to none."""
-    return _tenant.get()
-
-
-def sees(tenant: str | None) -> bool:
-    """Whether whoever sent the request in hand may see what is of this tenant."""
-    bound = _tenant.get()
-    return bound is None or tenant == bound
-
-
-def seen(rows: Iterable[Any]) -> list[Any]:
-    """Of rows with a tenant, those that whoever sent the request in hand may see."""
-    return [row for row in rows if sees(row["tenant"])]
-
-
 def narrowed(command: Any) -> Any:
     """The command limited to the caller's tenant. Raises InvalidParams, and AccessDenied for an action that the
     caller's key may not enqueue."""
-    bound = _tenant.get()
+    bound = bound_to()
     _check_actions(command, bound)
     if bound is None:
         return command
@@ -146,56 +109,13 @@ def narrowed(command: Any) -> Any:
 
 async def check_task(session: Session, task_id: int) -> None:
     """Raises TaskNotFound for another tenant's task. A task's tenant never changes, so a look is enough."""
-    if _tenant.get() is not None and not seen(await session.fetch("read_states", [task_id])):
+    if bound_to() is not None and not seen(await session.fetch("read_states", [task_id])):
         raise TaskNotFound(task_id)
-
-
-async def check_workflow(session: Session, which: WhichWorkflow) -> None:
-    """Raises WorkflowNotFound for another tenant's workflow."""
-    if _tenant.get() is not None and not sees((await read_workflow(session, which)).tenant):
-        raise WorkflowNotFound(which.id if which.key is None else which.key)  # type: ignore[arg-type]
-
-
-async def schedule_of_caller(session: Session, name: str, *, lock: bool = False) -> str:
-    """The name that a schedule is kept by which the caller calls so; ``lock``: hold its rows, for a change.
-
-    Raises ScheduleNotFound where the caller's tenant has none.
-    """
-    bound = _tenant.get()
-    if bound is None:
-        return name
-    found = await _kept_name(session, bound, name, lock=lock)
-    if found is None:
-        raise ScheduleNotFound(name)
-    return found
-
-
-async def new_schedule_of_caller(session: Session, command: CreateSchedule) -> CreateSchedule:
-    """The command with the name that the schedule is to be kept by: a tenant's stand behind the tenant's name."""
-    bound = _tenant.get()
-    if bound is None:
-        return command
-    name = command.schedule.name
-    kept = await _kept_name(session, bound, name, lock=True) or kept_key(bound, name)
-    return replace(command, schedule=replace(command.schedule, name=kept))
-
-
-def shown_name(kept: str) -> str:
-    """A schedule's name as the caller knows it."""
-    return kept if _tenant.get() is None else own_key(kept)
-
-
-async def _kept_name(session: Session, bound: str, name: str, *, lock: bool) -> str | None:
-    """What a tenant's key made comes first; then what a key that is bound to none made for the tenant."""
-    names = [kept_key(bound, name), name]
-    rows = await session.fetch("lock_schedules_of" if lock else "find_schedules_of", names, bound)
-    found = {row["name"] for row in rows}
-    return next((kept for kept in names if kept in found), None)
 
 
 def _check_actions(command: Any, bound: str | None) -> None:
     """Raises AccessDenied."""
-    patterns = _patterns.get()
+    patterns = actions_of_caller()
     if bound is None and patterns is None:
         return
     match command:
@@ -223,12 +143,6 @@ def _check_actions(command: Any, bound: str | None) -> None:
 def _of_template(step: NewStep) -> str | None:
     """The action of a map step's children."""
     return None if step.options.template is None else step.options.template.action
-
-
-def tenant_of_job(params: Mapping[str, Any]) -> str | None:
-    """For whom a bulk job is, by its parameters."""
-    found: str | None = params.get("select", {}).get("tenant")
-    return found
 
 
 def _own(given: str | None, bound: str) -> str:

@@ -10,14 +10,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from penstock import __version__
 from penstock.cli import (
     actions,
     claim_key,
     config,
     credentials,
     dlq,
-    doctor,
     enqueue,
     jobs,
     keys,
@@ -37,7 +35,9 @@ from penstock.cli import (
     workflows,
 )
 from penstock.cli.common import EPILOG, error_text, say
-from penstock.errors import INVALID_PARAMS, PenstockError, RpcError, SettingsError
+from penstock.cli.doctor import command
+from penstock.protocol.errors import INVALID_PARAMS, PenstockError, RpcError, SettingsError
+from penstock.protocol.version import __version__
 
 
 class Root(TyperGroup):
@@ -59,7 +59,7 @@ class Root(TyperGroup):
 def _serves_scheduler0() -> bool:
     if "PENSTOCK_SCHEDULER0" not in os.environ and "PENSTOCK_CONFIG" not in os.environ and not _TOML.exists():
         return False  # without the half second that reading settings takes
-    from penstock.settings import load_settings
+    from penstock.settings.loading import load_settings
 
     try:
         return load_settings().scheduler0
@@ -98,7 +98,7 @@ def _root(
 
 for part in (
     local, enqueue, stats, top, task, tasks, jobs, workflows, schedules, actions, routes, tenants, ordering,
-    rejected, dlq, processes, sources, payload_key, claim_key, doctor, config, keys, credentials,
+    rejected, dlq, processes, sources, payload_key, claim_key, command, config, keys, credentials,
 ):  # fmt: skip
     part.add_to(app)
 

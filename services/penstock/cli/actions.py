@@ -7,15 +7,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.common import (
-    ApiUrlOption,
-    DataDirOption,
-    JsonOption,
-    connect,
-    print_answer,
-    print_json,
-    print_page,
-)
+from penstock.cli.common import ApiUrlOption, DataDirOption, JsonOption, connect, print_answer, print_json, print_page
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.limits import (
     NONE_HELP,

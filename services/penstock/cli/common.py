@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from penstock.cli.values import duration_option
-from penstock.errors import PenstockError, RpcError
-from penstock.printable import printable, printable_json
+from penstock.protocol.errors import PenstockError, RpcError
+from penstock.runtime.printable import printable, printable_json
 
 if TYPE_CHECKING:
-    from penstock.client import Client
+    from penstock.client.client import Client
 
 EPILOG = (
     "Exit codes: 0 done; 1 the operation failed, the reason is on standard error; "
@@ -56,9 +56,9 @@ def error_text(exc: PenstockError) -> str:
 
 def connect(api_url: str | None, data_dir: Path | None) -> Client:
     """A client of the api that is meant; see :data:`ApiUrlOption` for which one."""
-    from penstock.client import Client
+    from penstock.client.client import Client
     from penstock.local.state import DataDir
-    from penstock.settings import load_settings
+    from penstock.settings.loading import load_settings
 
     settings = load_settings()
     if api_url is None and data_dir is None:

@@ -8,7 +8,7 @@ import typer
 
 from penstock.cli.common import print_json, print_table
 from penstock.cli.groups import add_group
-from penstock.spelling import did_you_mean
+from penstock.protocol.spelling import did_you_mean
 
 if TYPE_CHECKING:
     pass
@@ -32,7 +32,9 @@ def show(
 
     Secrets are masked. The current folder and environment count, as they would for a process started here.
     """
-    from penstock.settings import PREFIX, Settings, load_settings, misspelt_variables, sources_of
+    from penstock.settings.loading import load_settings, misspelt_variables, sources_of
+    from penstock.settings.model import Settings
+    from penstock.settings.values import PREFIX
 
     settings = load_settings()
     sources = sources_of(settings)

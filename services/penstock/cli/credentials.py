@@ -11,11 +11,11 @@ from penstock.cli.common import DataDirOption, print_fields, print_json, print_p
 from penstock.cli.groups import add_group
 from penstock.cli.keys import in_database, settings_of
 from penstock.cli.processes import DatabaseUrlOption
-from penstock.errors import PenstockError
+from penstock.protocol.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock.scheduler0store import Credential
-    from penstock.store import Session
+    from penstock.compat.scheduler0.store import Credential
+    from penstock.db.session import Session
 
 PAGE = 1000
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -33,12 +33,12 @@ def add_to(app: typer.Typer) -> None:
 
 def create(as_json: JsonOption = False, database_url: DatabaseUrlOption = None, data_dir: DataDirOption = None) -> None:
     """Make a credential and print its API key and secret; the secret is stored as a digest and not shown again."""
-    from penstock import scheduler0store
+    from penstock.compat.scheduler0 import store
 
     settings = settings_of(database_url, data_dir)
     readable = settings.scheduler0_readable_secrets
     made, secret = in_database(
-        settings, lambda session: scheduler0store.create_credential(session, readable=readable)
+        settings, lambda session: store.create_credential(session, readable=readable)
     )  # fmt: skip
     if as_json:
         print_json(_members(made) | {"apiSecret": secret})
@@ -56,12 +56,12 @@ def list_credentials(
     as_json: JsonOption = False, database_url: DatabaseUrlOption = None, data_dir: DataDirOption = None
 ) -> None:
     """List credentials, newest first, archived ones too."""
-    from penstock import scheduler0store
+    from penstock.compat.scheduler0 import store
 
     async def read(session: Session) -> list[Credential]:
         found: list[Credential] = []
         while True:
-            _, page = await scheduler0store.list_credentials(session, limit=PAGE, offset=len(found))
+            _, page = await store.list_credentials(session, limit=PAGE, offset=len(found))
             found += page
             if len(page) < PAGE:
                 return found
@@ -81,10 +81,10 @@ def archive(
     data_dir: DataDirOption = None,
 ) -> None:
     """Archive a credential; every api refuses it from then on."""
-    from penstock import scheduler0store
+    from penstock.compat.scheduler0 import store
 
     changed = in_database(
-        settings_of(database_url, data_dir), lambda session: scheduler0store.archive_credential(session, credential)
+        settings_of(database_url, data_dir), lambda session: store.archive_credential(session, credential)
     )
     if changed is None:
         raise PenstockError(f"there is no credential {credential}: `penstock credential list` shows those there are")

@@ -21,7 +21,7 @@ from penstock.cli.common import (
     say,
 )
 from penstock.cli.groups import add_group
-from penstock.errors import PenstockError
+from penstock.protocol.errors import PenstockError
 
 _AT_ONCE = 50  # messages a call, so that progress shows and no call takes long
 _MOST_IDS = 1000

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.common import print_json, say
-from penstock.errors import PenstockError, Unavailable
-from penstock.tasks import State
+from penstock.protocol.errors import PenstockError, Unavailable
+from penstock.protocol.task import State
 
 if TYPE_CHECKING:
-    from penstock.client import Client
+    from penstock.client.client import Client
 
 LOOK_SECONDS = 0.5
 _SETTLED = frozenset((State.SUCCESS, State.CRITICAL_ERROR, State.CANCELLED))

@@ -17,7 +17,7 @@ from penstock.cli.common import (
     say,
 )
 from penstock.cli.groups import Commands, add_group
-from penstock.errors import PenstockError
+from penstock.protocol.errors import PenstockError
 
 JobId = Annotated[int, typer.Argument(metavar="ID", help="The job's id.")]
 

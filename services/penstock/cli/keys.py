@@ -13,14 +13,14 @@ import typer
 from penstock.cli.common import DataDirOption, print_fields, print_json, print_page
 from penstock.cli.groups import add_group
 from penstock.cli.processes import DatabaseUrlOption
-from penstock.errors import PenstockError, SettingsError
-from penstock.keys import NAME_MAX_CHARS, Permission, check_name, check_patterns
-from penstock.tenants import check_tenant
+from penstock.protocol.api_key import NAME_MAX_CHARS, Permission, check_name, check_patterns
+from penstock.protocol.errors import PenstockError, SettingsError
+from penstock.protocol.tenant import check_tenant
 
 if TYPE_CHECKING:
-    from penstock.keystore import KeyRecord
-    from penstock.settings import Settings
-    from penstock.store import Session
+    from penstock.api.key_store import KeyRecord
+    from penstock.db.session import Session
+    from penstock.settings.model import Settings
 
 PAGE = 1000
 Result = TypeVar("Result")
@@ -65,7 +65,7 @@ def create(
     data_dir: DataDirOption = None,
 ) -> None:
     """Make a key and print it; it is stored as a digest and cannot be shown again."""
-    from penstock import keystore
+    from penstock.api import key_store
 
     try:
         name = check_name(name)
@@ -82,7 +82,7 @@ def create(
     seconds = None if expires_in_days is None else expires_in_days * 86_400
     settings = settings_of(database_url, data_dir)
     made = in_database(
-        settings, lambda session: keystore.create_key(session, name, permission, seconds, bound, actions)
+        settings, lambda session: key_store.create_key(session, name, permission, seconds, bound, actions)
     )
     if made is None:
         raise PenstockError(f"there is a key {name!r} already: revoke it first, or take another name")
@@ -111,13 +111,13 @@ def list_keys(
     data_dir: DataDirOption = None,
 ) -> None:
     """List keys, newest first. Keys of PENSTOCK_API_KEYS are not among them."""
-    from penstock import keystore
+    from penstock.api import key_store
 
     async def read(session: Session) -> list[KeyRecord]:
         records: list[KeyRecord] = []
         while True:
             before = records[-1].id if records else None
-            page = await keystore.list_keys(session, before=before, limit=PAGE, revoked=with_revoked)
+            page = await key_store.list_keys(session, before=before, limit=PAGE, revoked=with_revoked)
             records += page
             if len(page) < PAGE:
                 return records
@@ -145,13 +145,13 @@ def revoke(
     data_dir: DataDirOption = None,
 ) -> None:
     """Revoke a key for good; every api refuses it within 10 seconds."""
-    from penstock import keystore
+    from penstock.api import key_store
 
     async def change(session: Session) -> KeyRecord | None:
-        key_id = await keystore.find_key(session, key.strip())
+        key_id = await key_store.find_key(session, key.strip())
         if key_id is None and key.isascii() and key.isdigit() and len(key) < 19:
             key_id = int(key)
-        return None if key_id is None else await keystore.revoke_key(session, key_id)
+        return None if key_id is None else await key_store.revoke_key(session, key_id)
 
     record = in_database(settings_of(database_url, data_dir), change)
     if record is None:
@@ -166,7 +166,7 @@ def settings_of(database_url: str | None, data_dir: Path | None) -> Settings:
     """Settings with the database that is meant: the option's, else the stack's in --data-dir, else the settings' own,
     else that of the stack that runs here."""
     from penstock.local.state import DataDir
-    from penstock.settings import load_settings
+    from penstock.settings.loading import load_settings
 
     if database_url is not None:
         return load_settings(database_url=database_url)
@@ -184,7 +184,7 @@ def settings_of(database_url: str | None, data_dir: Path | None) -> Settings:
 
 
 def in_database(settings: Settings, work: Callable[[Session], Awaitable[Result]]) -> Result:
-    from penstock.store import Store
+    from penstock.db.pool import Store
 
     async def run() -> Result:
         store = Store(settings.require_database_url, pool_size=1, application_name="penstock-cli")

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.common import DataDirOption, print_json, print_table
-from penstock.errors import StackError
+from penstock.protocol.errors import StackError
 
 # Of `up`: as its options, for URLs that hold a password.
 _DATABASE_URL = "PENSTOCK_UP_DATABASE_URL"
@@ -96,7 +96,7 @@ def up(
     to the processes.
     """
     from penstock.local.state import DataDir
-    from penstock.settings import load_settings
+    from penstock.settings.loading import load_settings
 
     secrets = {_DATABASE_URL: database_url, _TRANSPORT_URL: transport_url}
     for name in secrets:
@@ -128,7 +128,7 @@ def up(
         return
 
     from penstock.local.stack import Stack
-    from penstock.logs import setup_logging
+    from penstock.runtime.logs import setup_logging
 
     setup_logging("up", level=settings.log_level, form=settings.log_format)
     stack = Stack(
@@ -259,8 +259,8 @@ def _spinner(text: str) -> Iterator[None]:
 
 
 def _print_urls(state: dict[str, Any]) -> None:
-    from penstock.brokers import parse_broker_url
     from penstock.local.stack import masked
+    from penstock.settings.broker_urls import parse_broker_url
 
     typer.echo(f"api        {state['api']}/rpc")
     typer.echo(f"database   {masked(state['database_url'])}   (with its password: penstock ps --json)")

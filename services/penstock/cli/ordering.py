@@ -6,15 +6,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.common import (
-    ApiUrlOption,
-    DataDirOption,
-    JsonOption,
-    connect,
-    given,
-    print_json,
-    print_page,
-)
+from penstock.cli.common import ApiUrlOption, DataDirOption, JsonOption, connect, given, print_json, print_page
 from penstock.cli.groups import Commands, add_group
 
 

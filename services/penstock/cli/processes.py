@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.common import DataDirOption, print_json
-from penstock.errors import StackError
+from penstock.protocol.errors import StackError
 
 LoopsOption = Annotated[
     int | None,
@@ -102,7 +102,7 @@ def worker(
 def _use_local_stack(data_dir: Path | None) -> None:
     """Set what leads to the queues of a local stack, unless the settings lead elsewhere. Raises StackError."""
     from penstock.local.state import DataDir
-    from penstock.settings import load_settings
+    from penstock.settings.loading import load_settings
 
     places = {"transport_url", "sqs_endpoint_url", "aws_region", "inbound_queue", "outbound_queue", "results_queue"}
     if data_dir is None and places & load_settings().model_fields_set:
@@ -119,8 +119,8 @@ def _use_local_stack(data_dir: Path | None) -> None:
 
 
 def _run(name: str, loops: int | None, log_level: str | None, apps: Sequence[str] = (), **overrides: Any) -> None:
-    from penstock.settings import load_settings
-    from penstock.wiring import run_process
+    from penstock.cli.run import run_process
+    from penstock.settings.loading import load_settings
 
     if log_level is not None:
         overrides["log_level"] = log_level.lower()
@@ -137,9 +137,9 @@ def migrate(
     sql: Annotated[bool, typer.Option("--sql", help="Print the SQL of the upgrade from nothing, run nothing.")] = False,
 ) -> None:
     """Bring the schema in Postgres up to date; doing so again changes nothing."""
-    from penstock import migrate as migrations
-    from penstock.errors import Unavailable
-    from penstock.settings import load_settings
+    from penstock.db import migrate as migrations
+    from penstock.protocol.errors import Unavailable
+    from penstock.settings.loading import load_settings
 
     if sql:
         if down_to is not None:
@@ -171,8 +171,8 @@ def create_queues(
     SQS: at PENSTOCK_SQS_ENDPOINT_URL, for local endpoints such as ElasticMQ, ministack or moto; on AWS use terraform/,
     which sets policies and alarms too. RabbitMQ and Kafka: where the processes, which make what is missing, may not.
     """
-    from penstock.settings import load_settings
-    from penstock.transports import create_queues as create
+    from penstock.brokers.opening import create_queues as create
+    from penstock.settings.loading import load_settings
 
     urls = asyncio.run(create(load_settings(), more=queue or ()))
     if as_json:

@@ -23,8 +23,8 @@ from penstock.cli.common import (
 )
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.values import duration_option, instant, json_value, labels
-from penstock.errors import PenstockError
-from penstock.firing import Missed, Overlap
+from penstock.protocol.errors import PenstockError
+from penstock.schedules.policy import Missed, Overlap
 
 LOOK_SECONDS = 0.3
 IMPORT_ENTRIES = 20_000  # a call: together they stay well below what the api takes in one request

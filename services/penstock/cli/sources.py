@@ -9,8 +9,8 @@ from typing import Any
 import typer
 
 from penstock.cli.processes import LogLevelOption
-from penstock.errors import SettingsError
-from penstock.settings import PREFIX
+from penstock.protocol.errors import SettingsError
+from penstock.settings.values import PREFIX
 
 _LEVELS = {"warn": "warning", "trace": "debug", "off": "error", "fatal": "error"}
 _STORES = ("KEYSTORE_LOCATION", "TRUSTSTORE_LOCATION")
@@ -77,8 +77,8 @@ def clockwork_source(log_level: LogLevelOption = None) -> None:
 
 
 def _run(name: str, names: Older, log_level: str | None) -> None:
-    from penstock.settings import load_settings
-    from penstock.wiring import run_process
+    from penstock.cli.run import run_process
+    from penstock.settings.loading import load_settings
 
     overrides = older_settings(names, os.environ)
     if log_level is not None:

@@ -25,11 +25,11 @@ from penstock.cli.follow import follow
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.tasks import print_tasks
 from penstock.cli.values import duration_option, instant, json_value
-from penstock.errors import NoResult, PenstockError, ResultTimeout
-from penstock.tasks import State
+from penstock.protocol.errors import NoResult, PenstockError, ResultTimeout
+from penstock.protocol.task import State
 
 if TYPE_CHECKING:
-    from penstock.client import Client
+    from penstock.client.client import Client
 
 _LOOK_SECONDS = 1.0
 # What only --detail shows; the payload is shown anyway.

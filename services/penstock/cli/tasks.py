@@ -26,10 +26,10 @@ from penstock.cli.groups import Commands, add_group
 from penstock.cli.jobs import print_job
 from penstock.cli.values import duration_option, instant, labels
 from penstock.cli.values import state as parse_state
-from penstock.tasks import State
+from penstock.protocol.task import State
 
 if TYPE_CHECKING:
-    from penstock.client import Client
+    from penstock.client.client import Client
 
 ActionOption = Annotated[
     str | None, typer.Option("--action", show_default=False, help="Of this action; * stands for any characters.")

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.common import ApiUrlOption, DataDirOption, connect, print_json
-from penstock.errors import AccessDenied, Unavailable
-from penstock.printable import printable
-from penstock.tasks import State
+from penstock.protocol.errors import AccessDenied, Unavailable
+from penstock.protocol.task import State
+from penstock.runtime.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from penstock.client import Client
+    from penstock.client.client import Client
 
 _HEALTH_SECONDS = 2.0
 _SPARKS = "▁▂▃▄▅▆▇█"

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from penstock.tasks import State
+from penstock.protocol.task import State
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
 _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}

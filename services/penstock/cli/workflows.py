@@ -20,8 +20,8 @@ from penstock.cli.common import (
 )
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.values import json_value
-from penstock.printable import printable
-from penstock.workflows import WorkflowState
+from penstock.runtime.printable import printable
+from penstock.workflows.params import WorkflowState
 
 WhichArgument = Annotated[
     str, typer.Argument(metavar="ID", help="The workflow's id; or, with --key, the key that it was created with.")

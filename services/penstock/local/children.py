@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
-from penstock.errors import PenstockError
 from penstock.local.service import Service, die_with_parent, free_port, tail
-from penstock.logs import get_logger
+from penstock.protocol.errors import PenstockError
+from penstock.runtime.logs import get_logger
 
 log = get_logger()
 

@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.errors import StackError
 from penstock.local.service import open_log, python_path, rotate, tail
 from penstock.local.state import DataDir, processes
+from penstock.protocol.errors import StackError
 
 STOP_WITHIN_SECONDS = 120.0
 

@@ -20,10 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import StackError
 from penstock.local.service import HOST, Launch, NotYet, Service, make_private, open_log, plain_environment, tail
 from penstock.local.state import processes
-from penstock.logs import get_logger
+from penstock.protocol.errors import StackError
+from penstock.runtime.logs import get_logger
 
 log = get_logger()
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from penstock.errors import StackError
-from penstock.logs import get_logger
+from penstock.protocol.errors import StackError
+from penstock.runtime.logs import get_logger
 
 log = get_logger()
 

@@ -10,9 +10,9 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from penstock.errors import StackError
 from penstock.local.service import HOST, Launch, PortTaken, Service, make_private, plain_environment, python_path
 from penstock.local.sqs_guard import ACCESS_KEY_ID, HEALTH, authorization
+from penstock.protocol.errors import StackError
 
 REGION = "us-east-1"
 _BACKLOG = 1024  # calls that may wait while the child is away

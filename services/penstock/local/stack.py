@@ -14,16 +14,17 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
-from penstock.brokers import parse_broker_url
-from penstock.errors import StackError
-from penstock.keys import Permission, digest_of, new_secret
 from penstock.local.children import Child, Children, Output
 from penstock.local.postgres import SUPERUSER, EmbeddedPostgres
 from penstock.local.service import HOST, Service, die_with_parent, free_port, is_free, python_path
 from penstock.local.sqs import REGION, EmbeddedSqs
 from penstock.local.state import DataDir, Lock, end_leftovers
-from penstock.logs import get_logger
-from penstock.settings import Settings, load_settings
+from penstock.protocol.api_key import Permission, digest_of, new_secret
+from penstock.protocol.errors import StackError
+from penstock.runtime.logs import get_logger
+from penstock.settings.broker_urls import parse_broker_url
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
 
 log = get_logger()
 
@@ -264,7 +265,7 @@ class Stack:
             self._example["EXPORT_DATABASE_URL"] = postgres.own_database("export")
 
     async def _migrate(self, database_url: str) -> None:
-        from penstock.migrate import upgrade
+        from penstock.db.migrate import upgrade
 
         try:
             await asyncio.to_thread(upgrade, database_url)
@@ -275,7 +276,7 @@ class Stack:
 
     async def _create_queues(self) -> None:
         """Create what is missing of the queues; also after a crash of the embedded SQS, which may have lost them."""
-        from penstock.transports import create_queues
+        from penstock.brokers.opening import create_queues
 
         assert self._settings is not None
         self._queues = dict(await create_queues(self._settings, more=list(self._fleets)))

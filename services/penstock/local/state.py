@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from penstock.errors import StackError
 from penstock.local.service import make_private
-from penstock.logs import get_logger
+from penstock.protocol.errors import StackError
+from penstock.runtime.logs import get_logger
 
 log = get_logger()
 

@@ -11,8 +11,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.handlers import REGISTRY, Context, Handler, load_app
-from penstock.handlers.parameters import resolve
+from penstock.worker.handlers.actions import REGISTRY, Handler, load_app
+from penstock.worker.handlers.context import Context
+from penstock.worker.handlers.parameters import resolve
 
 _EXAMPLES: dict[Any, Any] = {str: "text", int: 1, float: 1.5, bool: True, list: [], dict: {}, tuple: [], set: []}
 

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from datetime import UTC, date, datetime
 from typing import Any
 
-from penstock.errors import PayloadLost, PayloadUnavailable
+from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.settings.payload_values import parse_bucket_url
 
 DELETED_AT_ONCE = 1000  # of one DeleteObjects

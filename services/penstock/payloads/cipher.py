@@ -16,9 +16,9 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.errors import PayloadLost, PayloadUnavailable, SettingsError
+from penstock.protocol.errors import PayloadLost, PayloadUnavailable, SettingsError
+from penstock.protocol.sealed import Sealed
 from penstock.settings.payload_values import fingerprint, read_key
-from penstock.wire import Sealed
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

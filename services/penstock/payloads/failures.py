@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from penstock.payloads.vault import Vault, error_bound
-from penstock.wire import decode_any, is_sealed
+from penstock.protocol.json_text import decode_any
+from penstock.protocol.sealed import is_sealed
 
 _CLEAR = ("type", "retry_after", "final", "max_attempts", "backoff", "not_begun")
 _ENCRYPTED = "encrypted"

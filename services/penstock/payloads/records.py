@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from penstock.errors import PayloadLost, PayloadUnavailable
 from penstock.payloads.cipher import Bound
 from penstock.payloads.failures import sealed_in_error
 from penstock.payloads.vault import Vault, error_bound, payload_bound, result_bound
-from penstock.wire import MARK, is_sealed, reference_of
+from penstock.protocol.errors import PayloadLost, PayloadUnavailable
+from penstock.protocol.sealed import MARK, is_sealed, reference_of
 
 Row = Any  # a record of asyncpg, or a mapping with the same names
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 
-from penstock import metrics
-from penstock.errors import PayloadLost, PayloadUnavailable, SettingsError
 from penstock.payloads.bucket import Bucket, new_name
 from penstock.payloads.cipher import Bound, Cipher, missing_key
-from penstock.settings import Settings
-from penstock.wire import Reference, Sealed, decode_sealed, encode_reference, encode_sealed, is_sealed, utf8_size
+from penstock.protocol.errors import PayloadLost, PayloadUnavailable, SettingsError
+from penstock.protocol.json_text import utf8_size
+from penstock.protocol.sealed import Reference, Sealed, decode_sealed, encode_reference, encode_sealed, is_sealed
+from penstock.runtime import metrics
+from penstock.settings.model import Settings
 
 _AT_ONCE = 16  # objects on their way, so that memory and connections are bounded
 _OVERHEAD_BYTES = 64  # of encryption

@@ -12,12 +12,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
-from penstock.errors import Refused, Unavailable
-from penstock.limits import BUSY_SECONDS, Allowance, Gate, Limits, allowance
-from penstock.logs import get_logger
+from penstock.db.pool import Store
+from penstock.db.session import Session
+from penstock.limits.token_bucket import BUSY_SECONDS, Allowance, Gate, Limits, allowance
+from penstock.protocol.errors import Refused, Unavailable
+from penstock.runtime.logs import get_logger
 from penstock.scheduler.sending import Sender
-from penstock.scheduler.tenants import Tenants, look_at_tenants
-from penstock.store import Dispatch, Session, Store
+from penstock.scheduler.tenant_limits import Tenants, look_at_tenants
+from penstock.tasks import claim
+from penstock.tasks.records import Dispatch
 
 _GATES_AT_ONCE = 500
 _PAUSE_SECONDS = 2.0  # after tasks could not be claimed or sent
@@ -91,7 +94,7 @@ class Gates:
             shares = tenants.share_out(whole.tasks, gates)
             went: Mapping[str, int] = {}
             if shares:
-                dispatch, went = await session.claim_at_gates(shares)
+                dispatch, went = await claim.claim_at_gates(session, shares)
             if whole.tokens is not None:
                 await session.fetch("note_action", action, whole.spent(sum(went.values())))
             await tenants.note(session, went)

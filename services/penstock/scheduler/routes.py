@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
-from penstock.errors import Refused, Unavailable
-from penstock.logs import get_logger
-from penstock.scheduler.lane import Lane, Paces
+from penstock.brokers.base import Queue
+from penstock.db.pool import Store
+from penstock.protocol.errors import Refused, Unavailable
+from penstock.runtime.logs import get_logger
+from penstock.scheduler.claim_window import Lane, Paces
 from penstock.scheduler.sending import Sender
-from penstock.settings import Settings
-from penstock.store import Store
-from penstock.transports import Queue
+from penstock.settings.model import Settings
+from penstock.tasks import claim
 
 _PAUSE_SECONDS = 2.0  # after nothing could be sent by a route
 _EMPTY_SECONDS = 0.25  # after there was nothing to send, unless something is put aside meanwhile
@@ -96,7 +97,7 @@ class Routes:
             if not limit:
                 return 0
             async with self._store.session() as session:
-                dispatch, diverted = await session.claim_by_route(limit, name)
+                dispatch, diverted = await claim.claim_by_route(session, limit, name)
             self._put_aside(diverted)
             if dispatch is None:
                 if not diverted:

@@ -9,16 +9,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import time_ns
 
-from penstock import metrics, tracing
-from penstock.errors import HANDLER_ERROR, Unavailable
-from penstock.logs import get_logger
-from penstock.scheduler.parcels import Parcel, RunTimes, pack_parcels, parcel_of
-from penstock.settings import Settings
-from penstock.store import Dispatch, Store
-from penstock.tasks import Claimed, Failure
-from penstock.tracing import Way
-from penstock.transports import Queue
-from penstock.wire import read_carried
+from penstock.brokers.base import Queue
+from penstock.db.pool import Store
+from penstock.protocol.errors import HANDLER_ERROR, Unavailable
+from penstock.protocol.task import Claimed, Failure
+from penstock.protocol.task_traces import read_carried
+from penstock.runtime import metrics
+from penstock.runtime.logs import get_logger
+from penstock.runtime.tracing import active
+from penstock.runtime.tracing.hop import Way
+from penstock.scheduler.packing import Parcel, RunTimes, pack_parcels, parcel_of
+from penstock.settings.model import Settings
+from penstock.tasks import claim, settle
+from penstock.tasks.records import Dispatch
 
 _SENDING_SHARE = 2 / 3  # of unsent_after_seconds, that a send may take
 
@@ -76,7 +79,7 @@ class Sender:
             raise
         await self._conclude(dispatch, sending)
         self._count(dispatch.tasks, len(sending.unsent))
-        if tracing.active() is not None:
+        if active.active() is not None:
             _trace(dispatch.tasks, sending, started_ns)
         if len(sending.unsent) == len(dispatch.tasks):
             # Without a pause the same tasks would be claimed and released in a tight circle.
@@ -134,10 +137,10 @@ class Sender:
         """Release what could not be sent, give up what never can be, confirm the rest."""
         if not sending.unsent and not sending.refused:
             async with self._store.session() as session:
-                await session.confirm(dispatch.id)
+                await claim.confirm(session, dispatch.id)
             return
         async with self._store.transaction() as session:
-            released = await session.release((task.id, task.claim) for task in sending.unsent)
+            released = await claim.release(session, ((task.id, task.claim) for task in sending.unsent))
             # Released, it would be claimed again at once, before all others of its priority, for ever.
             error = {
                 "code": HANDLER_ERROR,
@@ -145,8 +148,8 @@ class Sender:
                 "data": {"type": "Unsendable", "message": sending.reason},
             }
             failures = [Failure(task.id, task.claim, json.dumps(error), None) for task in sending.refused]
-            await session.fail(failures, hold_keys=self._settings.holds_ordering_keys)
-            await session.confirm(dispatch.id)
+            await settle.fail(session, failures, hold_keys=self._settings.holds_ordering_keys)
+            await claim.confirm(session, dispatch.id)
         self._released()
         metrics.RELEASED.labels("send_failed").inc(released)
         for task in sending.refused:
@@ -167,7 +170,7 @@ class Sender:
 
 def _trace(tasks: Sequence[Claimed], sending: Sending, started_ns: int) -> None:
     """Tell the traces of those tasks that have one how it went."""
-    spans = tracing.active()
+    spans = active.active()
     read = [(task, read_carried(task.trace)) for task in tasks if task.trace is not None]
     if spans is None or not read:
         return

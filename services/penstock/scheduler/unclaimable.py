@@ -10,10 +10,12 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 
-from penstock.errors import HANDLER_ERROR, Refused
-from penstock.logs import get_logger
-from penstock.store import Session, Store
-from penstock.tasks import Failure, Stretch
+from penstock.db.pool import Store
+from penstock.db.session import Session
+from penstock.protocol.errors import HANDLER_ERROR, Refused
+from penstock.protocol.task import Failure, Stretch
+from penstock.runtime.logs import get_logger
+from penstock.tasks import claim, settle
 
 log = get_logger()
 
@@ -30,7 +32,7 @@ async def give_up_unclaimable(
     Raises Refused: not even a plain claim of them is taken.
     """
     async with store.transaction() as session:
-        ids = await session.find_candidates(limit, stretches, due_seconds)
+        ids = await claim.find_candidates(session, limit, stretches, due_seconds)
         await session.plan_for(len(ids))
         guilty = await _refused_alone(session, ids)
         if not guilty:
@@ -42,8 +44,8 @@ async def give_up_unclaimable(
             "data": {"type": "Unclaimable", "message": str(refused)},
         }
         failures = [Failure(row["id"], row["claim"], json.dumps(error), None) for row in rows]
-        await session.fail(failures, hold_keys=hold_keys)
-        await session.confirm(rows[0]["claim"])
+        await settle.fail(session, failures, hold_keys=hold_keys)
+        await claim.confirm(session, rows[0]["claim"])
     for row in rows:
         log.error("task_unclaimable", task_id=row["id"], claim=row["claim"], action=row["action"], reason=str(refused))
     return len(rows)

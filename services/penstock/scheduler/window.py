@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from penstock.store import InFlight
-from penstock.tasks import BEGINNING
+from penstock.protocol.task import BEGINNING
+from penstock.tasks.records import InFlight
 
 _FRESH_SECONDS = 1.0  # a count is good for so long, as long as there is room by it
 _MEMORY_SECONDS = 0.3  # over which the rate is smoothed

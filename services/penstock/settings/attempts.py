@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from penstock.retry import Backoff
+from penstock.protocol.retry import Backoff
 from penstock.settings.values import Group, Names
 
 

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from pydantic import Field, SecretStr, field_validator
 
-from penstock.errors import SettingsError
+from penstock.protocol.errors import SettingsError
 from penstock.settings.database_urls import check_database_url, query_of
 from penstock.settings.values import PREFIX, Group, empty_is_unset, readable_file
 

@@ -6,12 +6,12 @@ import re
 
 from pydantic import Field, SecretStr, field_validator
 
-from penstock.addresses import Guard
-from penstock.brokers import parse_broker_url
-from penstock.named_sql import NamedStatement
+from penstock.protocol.webhook_signatures import signing_key
+from penstock.settings.address_policy import Guard
+from penstock.settings.broker_urls import parse_broker_url
 from penstock.settings.database_urls import check_database_url
+from penstock.settings.named_statements import NamedStatement
 from penstock.settings.values import Group, Names, Secrets, empty_is_unset, readable_file
-from penstock.signatures import signing_key
 
 _SECRET_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import NoDecode
 
-from penstock.keys import ApiKey, check_plain_lengths, parse_entries
-from penstock.named_urls import named_url
+from penstock.protocol.api_key import ApiKey, check_plain_lengths, parse_entries
+from penstock.settings.named_urls import named_url
 from penstock.settings.values import DAY, PREFIX, Group, Secrets, empty_is_unset, http_url
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, SecretStr, field_validator
 
-from penstock.errors import SettingsError
+from penstock.protocol.errors import SettingsError
 from penstock.settings.values import PREFIX, Group, Names, empty_is_unset, readable_file
 
 

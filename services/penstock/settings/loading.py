@@ -8,11 +8,11 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_settings import SettingsError as _UnreadableValue
 
-from penstock.errors import SettingsError
+from penstock.protocol.errors import SettingsError
+from penstock.protocol.spelling import did_you_mean, nearest
 from penstock.settings.model import Settings
 from penstock.settings.toml_file import TomlFile, toml_path
 from penstock.settings.values import PREFIX
-from penstock.spelling import did_you_mean, nearest
 
 
 def load_settings(**overrides: Any) -> Settings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, SecretStr, field_validator
 
-from penstock.brokers import DEAD_LETTER_SUFFIX, BrokerUrl, parse_broker_url
+from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX, BrokerUrl, parse_broker_url
 from penstock.settings.values import Group, Names, empty_is_unset, http_url
 
 

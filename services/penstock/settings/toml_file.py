@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic_settings import PydanticBaseSettingsSource
 
-from penstock.errors import SettingsError
+from penstock.protocol.errors import SettingsError
 from penstock.settings.values import PREFIX
 
 _CONFIG_FILE = "penstock.toml"

@@ -67,6 +67,6 @@ class WorkerSettings(Group):
     @field_validator("worker_name")
     @classmethod
     def _worker_name(cls, value: str | None) -> str | None:
-        from penstock.wire import check_worker_name
+        from penstock.protocol.worker_names import check_worker_name
 
         return None if value is None else check_worker_name(value)

@@ -6,8 +6,9 @@ it fails, or its claim is given back, it is cancelled then.
 
 from __future__ import annotations
 
-from penstock.logs import get_logger
-from penstock.store import Store
+from penstock.db.pool import Store
+from penstock.runtime.logs import get_logger
+from penstock.tasks import stale
 
 _BATCH = 500
 _BATCHES_PER_ROUND = 20
@@ -26,7 +27,7 @@ class Expiry:
         total = 0
         for _ in range(_BATCHES_PER_ROUND):
             async with self._store.transaction() as session:
-                expired = await session.expire(_BATCH)
+                expired = await stale.expire(session, _BATCH)
             total += expired
             if expired < _BATCH:
                 break

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 
-from penstock import metrics
-from penstock.errors import Unavailable
-from penstock.logs import get_logger
-from penstock.scaling import Lane, read_lanes
-from penstock.store import Store
-from penstock.tasks import State
-from penstock.transports import DEAD_LETTER_SUFFIX, Queue
+from penstock.brokers.base import Queue
+from penstock.db.pool import Store
+from penstock.limits.scaling import Lane, read_lanes
+from penstock.protocol.errors import Unavailable
+from penstock.protocol.task import State
+from penstock.runtime import metrics
+from penstock.runtime.logs import get_logger
+from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 
 _CHEAP_SECONDS = 0.05
 _REST = 50  # counting that takes longer is followed by so many times the excess without

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from penstock import metrics
-from penstock.errors import Unavailable
-from penstock.logs import get_logger
+from penstock.protocol.errors import Unavailable
+from penstock.runtime import metrics
+from penstock.runtime.logs import get_logger
 
 _LOGGED_EVERY = 10
 

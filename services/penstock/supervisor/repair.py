@@ -18,9 +18,9 @@ failures all the same, and is tried once more, alone.
 
 The answer, or the sign of life, may be on its way through the results queue. So silence counts only where it is longer
 than ``stale_after_seconds``, by how far the resulters are behind and by how long one that died keeps its messages from
-the others; and not at all until they have read without interruption for that long (:mod:`penstock.watermark`). So an
-outage of the resulters or of Postgres costs no attempt, and a task that kills its workers fails however many results
-there are.
+the others; and not at all until they have read without interruption for that long (:mod:`penstock.results.watermark`).
+So an outage of the resulters or of Postgres costs no attempt, and a task that kills its workers fails however many
+results there are.
 
 A process that was killed exports no span of what it was at. So where the task is traced, a span made here stands for
 the lost attempt, and the next one links to it.
@@ -36,20 +36,25 @@ from datetime import datetime
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from penstock import metrics, tracing
-from penstock.errors import HANDLER_ERROR, PenstockError
-from penstock.halving import in_halves
-from penstock.logs import get_logger
-from penstock.outcomes import delay_after
-from penstock.settings import Settings
-from penstock.store import Stale, Store
-from penstock.tasks import Failure
-from penstock.transports import Queue
-from penstock.watermark import read_watermark
-from penstock.wire import NO_HINTS, read_carried
+from penstock.brokers.base import Queue
+from penstock.db.pool import Store
+from penstock.protocol.errors import HANDLER_ERROR, PenstockError
+from penstock.protocol.reports import NO_HINTS
+from penstock.protocol.task import Failure
+from penstock.protocol.task_traces import read_carried
+from penstock.results.apply import delay_after
+from penstock.results.watermark import read_watermark
+from penstock.runtime import metrics
+from penstock.runtime.halving import in_halves
+from penstock.runtime.logs import get_logger
+from penstock.runtime.tracing import active
+from penstock.settings.model import Settings
+from penstock.tasks import claim, settle
+from penstock.tasks import stale as stale_tasks
+from penstock.tasks.records import Stale
 
 if TYPE_CHECKING:
-    from penstock.tracing.spans import Attempt
+    from penstock.runtime.tracing.spans import Attempt
 
 _BATCH = 500
 _UNSENT_DISPATCHES = 20
@@ -98,8 +103,8 @@ class Repair:
         after, since = None, await self._oldest_claim()
         while True:
             async with self._store.session() as session:
-                stale = await session.find_stale(
-                    self._settings.stale_after_seconds, limit=_BATCH, after=after, since=since
+                stale = await stale_tasks.find_stale(
+                    session, self._settings.stale_after_seconds, limit=_BATCH, after=after, since=since
                 )
             if not stale:
                 break
@@ -150,7 +155,9 @@ class Repair:
         total = 0
         while True:
             async with self._store.session() as session:
-                released = await session.release_unsent(self._settings.unsent_after_seconds, limit=_UNSENT_DISPATCHES)
+                released = await stale_tasks.release_unsent(
+                    session, self._settings.unsent_after_seconds, limit=_UNSENT_DISPATCHES
+                )
             if not released:
                 return total
             total += released
@@ -197,8 +204,10 @@ class Repair:
         in_company = [one for one in lost if one.task.attempts >= one.task.max_attempts and not one.task.suspect]
         failures = [self._failure(one) for one in lost if one not in in_company]
         async with self._store.transaction(hurried=hurried) as session:
-            spared = await session.spare([Failure(one.task.id, one.task.claim, one.error, None) for one in in_company])
-            settled = await session.fail(failures, hold_keys=self._settings.holds_ordering_keys)
+            spared = await settle.spare(
+                session, [Failure(one.task.id, one.task.claim, one.error, None) for one in in_company]
+            )
+            settled = await settle.fail(session, failures, hold_keys=self._settings.holds_ordering_keys)
         if spared:
             metrics.RELEASED.labels("suspect").inc(len(spared))
             log.warning("suspects_tried_alone", tasks=len(spared))
@@ -213,7 +222,7 @@ class Repair:
 
     async def _release(self, overdue: Sequence[Stale], hurried: bool) -> int:
         async with self._store.transaction(hurried=hurried) as session:
-            released = await session.release((task.id, task.claim) for task in overdue)
+            released = await claim.release(session, ((task.id, task.claim) for task in overdue))
         if released:
             metrics.RELEASED.labels("untaken").inc(released)
             log.warning("untaken_tasks_released", tasks=released)
@@ -251,7 +260,7 @@ def _lost(task: Stale) -> _Lost:
     why = "its worker fell silent" if task.taken else "its message is gone and no worker answered"
     if task.suspect:
         why += "; it was sent alone, so it may be this task that workers do not survive"
-    spans, carried = tracing.active(), read_carried(task.trace)
+    spans, carried = active.active(), read_carried(task.trace)
     if spans is None or carried is None:
         return _Lost(task, why, None)
     attempt = spans.lost(

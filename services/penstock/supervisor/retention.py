@@ -24,13 +24,16 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from time import monotonic
 
-from penstock import metrics
-from penstock.errors import Refused, Unavailable
-from penstock.logs import get_logger
-from penstock.settings import DAY, Settings
-from penstock.store import Session, Store
+from penstock.db.pool import Store
+from penstock.db.session import Session
+from penstock.protocol.errors import Refused, Unavailable
+from penstock.protocol.task import MAX_ACTIONS_TOLD, OTHER_ACTIONS, State
+from penstock.runtime import metrics
+from penstock.runtime.logs import get_logger
+from penstock.settings.model import Settings
+from penstock.settings.values import DAY
 from penstock.supervisor.guard import Guard
-from penstock.tasks import MAX_ACTIONS_TOLD, OTHER_ACTIONS, State
+from penstock.tasks import ordering
 
 _BATCH = 2000
 _BATCHES_PER_ROUND = 10
@@ -271,7 +274,7 @@ class Retention:
         A few held keys are looked at in each round, and then those behind them: each is looked for in every partition.
         """
         async with self._store.transaction() as session:
-            released, last = await session.release_orphaned_keys(_KEYS_LOOKED_AT, self._held_upto)
+            released, last = await ordering.release_orphaned_keys(session, _KEYS_LOOKED_AT, self._held_upto)
         self._held_upto = last or ""
         if released:
             log.warning("ordering_keys_released", keys=released, reason="the failed task cannot be retried any more")

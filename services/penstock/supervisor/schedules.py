@@ -7,28 +7,27 @@ clock, and a second at the most, so that a new or changed one is seen within tha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
 import msgspec
 
-from penstock import metrics
-from penstock.commands import read_command
-from penstock.errors import InvalidParams, PenstockError, Refused, RpcError
-from penstock.fires import Fired, fire_due
-from penstock.halving import in_halves
-from penstock.logs import get_logger
-from penstock.notify import Notifier
-from penstock.repeating import repeat
-from penstock.scheduler0 import job_of
-from penstock.scheduler0store import jobs_of_import
-from penstock.schedules import CreateSchedule, NewSchedule, check_not_a_jobs
-from penstock.settings import Settings
-from penstock.store import PATIENT_SECONDS, Session, Store
-from penstock.sweeps import Sweeps
-from penstock.timetable import Written, create_batch, note_import
-from penstock.wire import decode_any
+from penstock.db.notify import Notifier
+from penstock.db.pool import PATIENT_SECONDS, Store
+from penstock.db.session import Session
+from penstock.methods.reading import read_command
+from penstock.protocol.errors import InvalidParams, PenstockError, Refused, RpcError
+from penstock.protocol.json_text import decode_any
+from penstock.runtime import metrics
+from penstock.runtime.halving import in_halves
+from penstock.runtime.logs import get_logger
+from penstock.runtime.periodic import repeat
+from penstock.runtime.sweeps import Sweeps
+from penstock.schedules.firing import Fired, fire_due
+from penstock.schedules.model import CreateSchedule, NewSchedule, check_not_a_jobs
+from penstock.schedules.store import Written, create_batch, note_import
+from penstock.settings.model import Settings
 
 LOOK_SECONDS = 1.0
 _ROUNDS_AT_ONCE = 2  # of a backlog: while Postgres stores one, the other is decided on
@@ -40,6 +39,9 @@ _KEPT_FOR_A_TIME = {
     "schedule_import": "delete_old_imports",
 }
 """Kind of record -> statement that removes old ones. A request goes before its import, by which it knows its state."""
+
+NamesOfImport = Callable[[Session, int, Sequence[str]], Awaitable[set[str]]]
+"""Of reserved names of schedules, those that an import of that id may use."""
 
 log = get_logger()
 _decode_entries = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -102,9 +104,10 @@ class Firing:
 class Imports:
     """Carries out calls of schedule.create_many; ``run_once`` is one part of one, in one transaction."""
 
-    def __init__(self, *, store: Store, settings: Settings) -> None:
+    def __init__(self, *, store: Store, settings: Settings, names_of_import: NamesOfImport | None = None) -> None:
         self._store = store
         self._settings = settings
+        self._names_of_import = names_of_import
 
     async def run(self) -> None:
         await repeat("imports", self._work_or_wait)
@@ -136,7 +139,7 @@ class Imports:
                 wanted[number] = self._read(entry)
             except InvalidParams as exc:
                 outcomes[number] = exc
-        for number, refusal in (await _refused_names(session, import_id, wanted)).items():
+        for number, refusal in (await self._refused_names(session, import_id, wanted)).items():
             outcomes[number] = refusal
             del wanted[number]
         written = await _write_all(session, list(wanted.values()), replaces)
@@ -149,6 +152,21 @@ class Imports:
         ]
         return ordered, errors
 
+    async def _refused_names(
+        self, session: Session, import_id: int, wanted: Mapping[int, NewSchedule]
+    ) -> dict[int, InvalidParams]:
+        """Of schedules by number, those with a reserved name that this import may not use."""
+        refused: dict[int, InvalidParams] = {}
+        for number, schedule in wanted.items():
+            try:
+                check_not_a_jobs(schedule.name)
+            except InvalidParams as exc:
+                refused[number] = exc
+        if not refused or self._names_of_import is None:
+            return refused
+        own = await self._names_of_import(session, import_id, [wanted[number].name for number in refused])
+        return {number: exc for number, exc in refused.items() if wanted[number].name not in own}
+
     def _read(self, entry: msgspec.Raw) -> NewSchedule:
         try:
             command = read_command("schedule.create", entry, self._settings)
@@ -160,23 +178,6 @@ class Imports:
         if command.replace:
             raise InvalidParams("replace", "belongs to the call as a whole, beside schedules")
         return command.schedule
-
-
-async def _refused_names(
-    session: Session, import_id: int, wanted: Mapping[int, NewSchedule]
-) -> dict[int, InvalidParams]:
-    """Of schedules by number, those named as a job's of scheduler0 whose import this is not."""
-    refused: dict[int, InvalidParams] = {}
-    for number, schedule in wanted.items():
-        try:
-            check_not_a_jobs(schedule.name)
-        except InvalidParams as exc:
-            refused[number] = exc
-    if not refused:
-        return refused
-    jobs = {number: job for number in refused if (job := job_of(wanted[number].name)) is not None}
-    own = await jobs_of_import(session, jobs.values(), import_id)
-    return {number: exc for number, exc in refused.items() if jobs.get(number) not in own}
 
 
 async def _write_all(session: Session, wanted: list[NewSchedule], replaces: bool) -> list[Written | InvalidParams]:

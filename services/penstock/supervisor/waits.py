@@ -5,12 +5,12 @@ A time is judged by the database's clock; it is up within the supervisor's inter
 
 from __future__ import annotations
 
-from penstock import metrics
-from penstock.events import give_up_overdue
-from penstock.logs import get_logger
-from penstock.settings import Settings
-from penstock.store import Store
-from penstock.waitstore import delete_ended_waits
+from penstock.db.pool import Store
+from penstock.results.wait_answers import give_up_overdue
+from penstock.results.wait_store import delete_ended_waits
+from penstock.runtime import metrics
+from penstock.runtime.logs import get_logger
+from penstock.settings.model import Settings
 
 _BATCH = 500
 _BATCHES_PER_ROUND = 20

@@ -12,15 +12,15 @@ from collections import Counter
 from collections.abc import Sequence
 from time import monotonic
 
-from penstock import metrics
-from penstock.advance import Advanced
-from penstock.errors import PayloadUnavailable, PenstockError, Unavailable
-from penstock.halving import in_halves
-from penstock.logs import get_logger
-from penstock.notify import WORKFLOWS, Listener, Notifier
-from penstock.settings import Settings
-from penstock.store import Store
-from penstock.workflowstore import advance_workflows, find_told
+from penstock.db.notify import WORKFLOWS, Listener, Notifier
+from penstock.db.pool import Store
+from penstock.protocol.errors import PayloadUnavailable, PenstockError, Unavailable
+from penstock.runtime import metrics
+from penstock.runtime.halving import in_halves
+from penstock.runtime.logs import get_logger
+from penstock.settings.model import Settings
+from penstock.workflows.advance import Advanced
+from penstock.workflows.store import advance_workflows, find_told
 
 LOOK_SECONDS = 1.0
 _WORKFLOWS_AT_ONCE = 100

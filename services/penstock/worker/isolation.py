@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from penstock.logs import get_logger
-from penstock.transports import Message
-from penstock.wire import SUSPECT_ATTRIBUTE
-from penstock.worker.job import Job
+from penstock.brokers.base import Message
+from penstock.protocol.requests import SUSPECT_ATTRIBUTE
+from penstock.runtime.logs import get_logger
+from penstock.worker.attempt import Job
 from penstock.worker.runner import Runner
 
 _SUSPECT_DELIVERIES = 3

@@ -14,21 +14,22 @@ from itertools import chain
 from time import monotonic
 from typing import Any
 
-from penstock import metrics, tracing
-from penstock.errors import InvalidParams
-from penstock.handlers.batches import Call
-from penstock.handlers.parameters import Arguments
-from penstock.logs import bind_task, get_logger
-from penstock.payloads import Vault
-from penstock.wire import ClaimId
-from penstock.worker import answers
-from penstock.worker.batches import Batch, Gathering
-from penstock.worker.holder import Held
-from penstock.worker.job import Job
-from penstock.worker.sealing import Kept, keep_result, needs_opening, open_params
+from penstock.payloads.vault import Vault
+from penstock.protocol.errors import InvalidParams
+from penstock.protocol.requests import ClaimId
+from penstock.runtime import metrics
+from penstock.runtime.logs import bind_task, get_logger
+from penstock.runtime.tracing import active
+from penstock.worker import responses
+from penstock.worker.attempt import Job
+from penstock.worker.attempt_spans import begin_attempt, begin_batch, end_attempt
+from penstock.worker.batch_calls import Batch, Gathering
+from penstock.worker.handlers.batches import Call
+from penstock.worker.handlers.parameters import Arguments
+from penstock.worker.leases import Held
+from penstock.worker.payload_io import Kept, keep_result, needs_opening, open_params
 from penstock.worker.threads import Threads
 from penstock.worker.timings import Timings
-from penstock.worker.traces import begin_attempt, begin_batch, end_attempt
 
 _CANCEL_SECONDS = 5.0  # a handler that was cancelled may clean up so long before its task is answered without it
 _SHORT_SECONDS = 1.0  # tasks that run shorter are worth fetching ahead
@@ -77,7 +78,7 @@ class Runner:
         self._timings = timings
         self._answer = answer
         self._progress = progress
-        self._spans = tracing.active()
+        self._spans = active.active()
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self._running: set[Unit] = set()
@@ -134,10 +135,10 @@ class Runner:
         else:
             self._gathering.add(job)
 
-    def _refuse(self, job: Job, refusal: answers.Refusal) -> None:
+    def _refuse(self, job: Job, refusal: responses.Refusal) -> None:
         """Answer a job of a batch that its handler is not called for."""
-        answer = answers.refusal_answer(job.claim_id, job.handler, refusal)
-        self._settle(job, answer, "error", answers.Problem(refusal.kind, answers.text_of(refusal)), 0.0)
+        answer = responses.refusal_answer(job.claim_id, job.handler, refusal)
+        self._settle(job, answer, "error", responses.Problem(refusal.kind, responses.text_of(refusal)), 0.0)
 
     def _arguments(self, job: Job) -> Arguments:
         try:
@@ -145,9 +146,9 @@ class Runner:
         except InvalidParams as exc:
             raise self._bad_params(job, exc) from None
 
-    def _bad_params(self, job: Job, exc: InvalidParams) -> answers.Refusal:
+    def _bad_params(self, job: Job, exc: InvalidParams) -> responses.Refusal:
         own = job.handler.bad_params_attempts
-        return answers.Refusal(
+        return responses.Refusal(
             "BadParams", exc.message, code=exc.code, data=exc.data,
             attempts=self._bad_params_attempts if own is None else own,
         )  # fmt: skip
@@ -245,7 +246,7 @@ class Runner:
                 result = await job.handler.function(job.context(), *args, **kwargs)
             else:
                 result = await self._in_thread(job)
-            answer = answers.answer_of(
+            answer = responses.answer_of(
                 job.claim_id,
                 job.handler,
                 result,
@@ -257,9 +258,9 @@ class Runner:
                 job.deadline = math.inf  # the handler has done its work
                 answer = await keep_result(self._vault, job.claim, answer)
             outcome = "ok"
-        except answers.Refusal as exc:
-            answer = answers.refusal_answer(job.claim_id, job.handler, exc)
-            problem = answers.Problem(exc.kind, answers.text_of(exc))
+        except responses.Refusal as exc:
+            answer = responses.refusal_answer(job.claim_id, job.handler, exc)
+            problem = responses.Problem(exc.kind, responses.text_of(exc))
         except BaseException as exc:
             # SystemExit, or a CancelledError of the handler's own, is one task's affair and not the worker's.
             if job.cut and isinstance(exc, asyncio.CancelledError):
@@ -268,10 +269,10 @@ class Runner:
                 self._end(job)
                 return
             if job.overdue:
-                job.where = job.where or answers.traceback_of(exc)
+                job.where = job.where or responses.traceback_of(exc)
             if job.attempt is not None and not self._vault.encrypts:
                 job.attempt.raised(exc)
-            answer, problem = answers.exception_answer(job.claim_id, job.handler, exc)
+            answer, problem = responses.exception_answer(job.claim_id, job.handler, exc)
         if job.overdue:
             self._finish_overdue(job)
         else:
@@ -297,7 +298,7 @@ class Runner:
                 returned = await function(calls)
             else:
                 returned = await self._call_in_thread(batch, partial(function, calls))
-            outcomes = answers.one_for_each(returned, len(batch.jobs))
+            outcomes = responses.one_for_each(returned, len(batch.jobs))
             if self._vault.bucket is not None:
                 batch.deadline = math.inf
                 outcomes = await self._keep_results(batch, outcomes)
@@ -312,7 +313,7 @@ class Runner:
                 self._end(batch)
                 return
             if batch.overdue:
-                batch.where = batch.where or answers.traceback_of(exc)
+                batch.where = batch.where or responses.traceback_of(exc)
             outcomes = [exc] * len(batch.jobs)
             if call is not None:
                 if not self._vault.encrypts:
@@ -344,7 +345,7 @@ class Runner:
                 job.params = job.handler.fit(job.params)
             except InvalidParams as exc:
                 self._refuse(job, self._bad_params(job, exc))
-            except answers.Refusal as exc:
+            except responses.Refusal as exc:
                 self._refuse(job, exc)
 
         opened = False
@@ -358,7 +359,7 @@ class Runner:
 
     async def _keep_results(self, batch: Batch, outcomes: Sequence[Any]) -> Sequence[Any]:
         """The outcomes, those that are large as answers whose results are objects."""
-        failures = answers.Failures(batch.handler)
+        failures = responses.Failures(batch.handler)
 
         async def of(job: Job, outcome: Any) -> Any:
             if job.answered:
@@ -368,12 +369,12 @@ class Runner:
                 return outcome
             try:
                 return Kept(await keep_result(self._vault, job.claim, answer))
-            except answers.Refusal as exc:
+            except responses.Refusal as exc:
                 return exc
 
         return await asyncio.gather(*map(of, batch.jobs, outcomes))
 
-    def _answer_to(self, failures: answers.Failures, job: Job, outcome: Any) -> tuple[str, answers.Problem | None]:
+    def _answer_to(self, failures: responses.Failures, job: Job, outcome: Any) -> tuple[str, responses.Problem | None]:
         """The answer of a job of a batch, and what is wrong with it."""
         if type(outcome) is Kept:
             return outcome.answer, None
@@ -389,7 +390,7 @@ class Runner:
         """Each job has its share of the time that the call ran."""
         now = monotonic()
         share = (now - batch.started_at) / len(batch.jobs)
-        failures = answers.Failures(batch.handler)
+        failures = responses.Failures(batch.handler)
         for job, outcome in zip(batch.jobs, outcomes, strict=True):
             if not job.answered:
                 answer, problem = self._answer_to(failures, job, outcome)
@@ -405,7 +406,7 @@ class Runner:
             return
         if job.answered or batch.overdue or batch.cut:
             return
-        answer, problem = self._answer_to(answers.Failures(batch.handler), job, outcome)
+        answer, problem = self._answer_to(responses.Failures(batch.handler), job, outcome)
         if self._vault.bucket is not None and problem is None and len(answer) > self._vault.threshold_bytes:
             return  # stored with the others' when the call ends
         share = (monotonic() - batch.started_at) / len(batch.jobs)
@@ -434,7 +435,7 @@ class Runner:
         # A plain function may return what an async one inside it has made: a decorator that forgot to be async.
         return await result if inspect.iscoroutine(result) else result
 
-    def _finish(self, job: Job, answer: str, outcome: str, problem: answers.Problem | None) -> None:
+    def _finish(self, job: Job, answer: str, outcome: str, problem: responses.Problem | None) -> None:
         if job.answered:
             return
         now = monotonic()
@@ -443,7 +444,7 @@ class Runner:
         self._ran(now, ran)
         self._end(job)
 
-    def _settle(self, job: Job, answer: str, outcome: str, problem: answers.Problem | None, ran: float) -> None:
+    def _settle(self, job: Job, answer: str, outcome: str, problem: responses.Problem | None, ran: float) -> None:
         job.answered = True
         action = job.handler.name
         trace_id = None
@@ -514,12 +515,12 @@ class Runner:
         jobs = [job for job in (unit.jobs if isinstance(unit, Batch) else [unit]) if not job.answered]
         if not jobs:
             return  # it went on beside the others, and has ended now
-        text = answers.timeout_text(unit.ran_seconds, unit.limit_seconds or 0.0)
-        problem = answers.Problem("TaskTimeout", text, unit.where)
+        text = responses.timeout_text(unit.ran_seconds, unit.limit_seconds or 0.0)
+        problem = responses.Problem("TaskTimeout", text, unit.where)
         now = monotonic()
         ran = now - unit.started_at
         for job in jobs:
-            answer = answers.timeout_answer(
+            answer = responses.timeout_answer(
                 job.claim_id, job.handler, ran_seconds=unit.ran_seconds, limit_seconds=unit.limit_seconds or 0.0,
                 where=unit.where,
             )  # fmt: skip
@@ -599,7 +600,7 @@ class Runner:
         metrics.RUNNING.set_function(lambda: 0)
 
 
-def log_failure(claim: ClaimId, action: str, problem: answers.Problem, *, details: bool) -> None:
+def log_failure(claim: ClaimId, action: str, problem: responses.Problem, *, details: bool) -> None:
     """Log a failed attempt: at info where the handler has asked to be tried again, else as a warning."""
     told = {"message": problem.message, "traceback": problem.traceback} if details else {}
     write = log.info if problem.is_asked else log.warning

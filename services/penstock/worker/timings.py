@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from time import monotonic
 
-from penstock import metrics
-from penstock.wire import encode_run_times
+from penstock.protocol.reports import encode_run_times
+from penstock.runtime import metrics
 
 _TELL_SECONDS = 0.25
 _ACTIONS_TOLD = 1000  # in one notification

@@ -15,8 +15,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from penstock import metrics
-from penstock.logs import get_logger
+from penstock.runtime import metrics
+from penstock.runtime.logs import get_logger
 
 _BLOCKED_AFTER_SECONDS = 1.0
 _STACK_ENTRIES = 12

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.errors import InvalidParams
+from penstock.protocol.errors import InvalidParams
 from penstock.workflows.names import FreeNames
 from penstock.workflows.params import StepParams
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.tasks import NewTask
+from penstock.protocol.task import NewTask
 from penstock.workflows.params import ChildParams, StepKind, WorkflowState
 
 

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from penstock.errors import InvalidParams
+from penstock.protocol.errors import InvalidParams
 from penstock.workflows.params import NAME_MAX_CHARS, ChildParams
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")

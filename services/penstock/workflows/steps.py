@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.errors import InvalidParams, TooLarge
-from penstock.tasks import NewTask
+from penstock.protocol.errors import InvalidParams, TooLarge
+from penstock.protocol.task import NewTask
 from penstock.workflows.commands import NewStep, StepOptions
 from penstock.workflows.names import CONTROL, check_action, check_name, name_of
 from penstock.workflows.params import MAX_CHILDREN, NAME_MAX_CHARS, ChildParams, Compensate, StepKind, StepParams

@@ -10,8 +10,8 @@ from urllib.parse import quote, urlencode
 import msgspec
 from markupsafe import Markup, escape
 
-from penstock.printable import printable
-from penstock.wire import decode_any
+from penstock.protocol.json_text import decode_any
+from penstock.runtime.printable import printable
 
 _SHOWN_BYTES = 64 * 1024
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))

@@ -13,7 +13,7 @@ from time import perf_counter
 
 import msgspec
 
-from penstock.logs import get_logger
+from penstock.runtime.logs import get_logger
 
 EVERY_SECONDS = 2.0
 SHARE_OF_TIME = 0.1  # a page that is dear to make is made less often

@@ -13,15 +13,15 @@ from typing import Any
 import msgspec
 from markupsafe import Markup
 
-from penstock.api import views
 from penstock.api.dashboard import charts
-from penstock.api.dashboard.alive import Alive
-from penstock.api.dashboard.asking import Ask
 from penstock.api.dashboard.charts import Series
+from penstock.api.dashboard.page_request import Ask
+from penstock.api.dashboard.process_probe import Alive
 from penstock.api.dashboard.tenants import show_tenant
-from penstock.api.task_stats import RATES_OVER_SECONDS
-from penstock.settings import Settings
-from penstock.tasks import State
+from penstock.protocol.task import State
+from penstock.settings.model import Settings
+from penstock.tasks import views
+from penstock.tasks.stats import RATES_OVER_SECONDS
 
 KEPT_SECONDS = 1.0
 FIRST_WITHIN_SECONDS = 0.05  # of a page that nobody follows yet

@@ -9,17 +9,17 @@ from typing import Any
 import msgspec
 
 from penstock.api.dashboard import graph, tenants
-from penstock.api.dashboard.asking import PAGE_ROWS, Ask, Page, Values, labels_of, utc
-from penstock.api.dashboard.deeds import bulk_params
+from penstock.api.dashboard.form_actions import bulk_params
 from penstock.api.dashboard.formats import indented, plain
+from penstock.api.dashboard.page_request import PAGE_ROWS, Ask, Page, Values, labels_of, utc
 from penstock.api.dashboard.timeline import timeline
-from penstock.bulk import COUNTED
-from penstock.errors import AccessDenied, InvalidParams, QueueAway
-from penstock.keys import Permission
-from penstock.selection import Operation
-from penstock.settings import Settings
-from penstock.tasks import State
-from penstock.workflows import WorkflowState
+from penstock.protocol.api_key import Permission
+from penstock.protocol.errors import AccessDenied, InvalidParams, QueueAway
+from penstock.protocol.task import State
+from penstock.settings.model import Settings
+from penstock.tasks.bulk import COUNTED
+from penstock.tasks.filters import Operation
+from penstock.workflows.params import WorkflowState
 
 GRAPH_STEPS = 150
 DEAD_SHOWN = 20

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.api.dashboard.asking import PAGE_ROWS, Ask, Page
 from penstock.api.dashboard.formats import segment
-from penstock.tasks import State
-from penstock.tenants import EVERY_TENANT
+from penstock.api.dashboard.page_request import PAGE_ROWS, Ask, Page
+from penstock.protocol.task import State
+from penstock.protocol.tenant import EVERY_TENANT
 
 
 async def load_tenants(ask: Ask) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from datetime import datetime
 from typing import Any
 
 from penstock.api.dashboard.formats import error_parts, instant_of, plain, span
-from penstock.api.views import TaskDetail
-from penstock.tasks import State
+from penstock.protocol.task import State
+from penstock.tasks.views import TaskDetail
 
 
 def timeline(task: TaskDetail, life: Any, now: datetime) -> list[dict[str, Any]]:

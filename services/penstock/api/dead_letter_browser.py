@@ -1,0 +1,108 @@
+"""Looking into a queue that cannot be browsed: its messages are received, held for a short while and given back."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from time import monotonic
+
+from penstock.brokers.base import Message, Queue
+from penstock.protocol.errors import QueueAway, Unavailable
+from penstock.runtime.logs import get_logger
+
+HOLD_SECONDS = 60  # until a message comes back by itself when its holder has died
+LOOK_SECONDS = 12.0  # of one call to the api, well within what its caller waits and what a message is held
+
+log = get_logger()
+
+
+class Hold:
+    """Messages that only this caller sees until the block of :func:`hold` ends.
+
+    ``total`` and ``elsewhere``: messages in the queue, and those of them held by others, as counted at the beginning
+    where the queue counts them; its counts are approximate. ``seen``: messages taken so far.
+    """
+
+    def __init__(self, queue: Queue, total: int, elsewhere: int) -> None:
+        self._queue = queue
+        self._total = total
+        self.elsewhere = elsewhere
+        self._ends_at = monotonic() + LOOK_SECONDS
+        self._held: dict[str, Message] = {}
+        self._removed: set[str] = set()
+
+    @property
+    def seen(self) -> int:
+        return len(self._held) + len(self._removed)
+
+    @property
+    def total(self) -> int:
+        return max(self._total, self.seen + self.elsewhere)
+
+    async def take(self) -> list[Message]:
+        """A few messages not seen before; none at the end of the queue or of the time. Raises QueueAway."""
+        while monotonic() < self._ends_at:
+            with _Told(self._queue):
+                # A wait makes SQS ask all its servers; without one it may say that there is nothing where there is.
+                messages = await self._queue.receive(wait_seconds=1, visibility_seconds=HOLD_SECONDS)
+            if not messages:
+                break
+            again = [message for message in messages if message.id in self._removed]
+            if again:
+                await self._queue.delete(again)  # its first deletion came too late for the queue
+            fresh = [message for message in messages if message.id not in self._held.keys() | self._removed]
+            for message in messages:
+                if message.id not in self._removed:
+                    self._held[message.id] = replace(message, body="")  # its receipt is what giving back needs
+            if fresh:
+                return fresh
+        return []
+
+    async def remove(self, messages: Sequence[Message]) -> list[Message]:
+        """Delete from the queue; returns those that could not be deleted."""
+        left = await self._queue.delete([self._held[message.id] for message in messages])
+        for message_id in {message.id for message in messages} - {message.id for message in left}:
+            del self._held[message_id]
+            self._removed.add(message_id)
+        return left
+
+    async def give_back(self) -> None:
+        await self._queue.release(list(self._held.values()))
+
+
+@asynccontextmanager
+async def hold(queue: Queue) -> AsyncIterator[Hold]:
+    """Take messages of a queue; what was not removed is there for everyone again when the block ends.
+
+    Raises QueueAway.
+    """
+    with _Told(queue):
+        depth = await queue.depth()
+    held = Hold(queue, depth.total, depth.in_flight or 0)
+    try:
+        yield held
+    finally:
+        await held.give_back()
+
+
+class _Told:
+    """Turn a queue that is away into an error that says so to the caller, and the reason to the log."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, _trace: object) -> None:
+        if isinstance(exc, Unavailable):
+            raise queue_away(self._queue.label, str(exc)) from exc
+
+
+def queue_away(label: str, reason: str) -> QueueAway:
+    """The error of a queue that cannot be used; the reason goes to the log alone."""
+    reference = secrets.token_hex(8)
+    log.warning("queue_away", queue=label, reason=reason, ref=reference)
+    return QueueAway(label, reference)

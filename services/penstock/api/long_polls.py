@@ -1,0 +1,253 @@
+"""Long polls for results: however many wait for however many tasks, one watch looks for all of them.
+
+The watch is woken by the nudge that resulters, supervisors and apis send anyway when tasks have changed, and by itself
+once a second; so settling costs nothing more, whether or not anybody waits. Between two looks it rests for nine times
+as long as the last one took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from time import monotonic
+from typing import Any
+
+from penstock.api.disconnect import wait_gone
+from penstock.db.notify import Listener
+from penstock.db.pool import Store
+from penstock.db.session import Session
+from penstock.payloads.records import shown_rows
+from penstock.protocol.errors import RpcError, TaskNotFound, TooManyWaits, Unavailable
+from penstock.runtime import budget, metrics
+from penstock.runtime.batcher import Batcher
+from penstock.runtime.logs import get_logger
+from penstock.tasks import views
+from penstock.tasks.commands import AwaitResults
+
+_LOOK_SECONDS = 1.0
+_SHORTEST_REST_SECONDS = 0.01
+_LONGEST_REST_SECONDS = 1.0
+_REST_SHARE = 9.0
+_SHARE_OF_ONE = 0.5  # of the requests that may wait, for one caller, so that it leaves some to the others
+_IDLE_SECONDS = 60.0  # the connection that hears nudges is kept so long after the last one who waited
+_COMPANY_SECONDS = 0.02
+_COMPANY_SECONDS_OF_MANY = 0.1
+_MANY = 100
+_CALLS_PER_LOOK = 50  # of those that have just come; each may ask for a thousand tasks
+
+log = get_logger()
+
+SessionOf = Callable[[], AbstractAsyncContextManager[Session]]
+
+
+class _Waiter:
+    """Somebody who waits for tasks. ``ready``: enough has settled, or nothing more will be waited for."""
+
+    __slots__ = ("any", "found", "missing", "ready", "size")
+
+    def __init__(self, ids: Iterable[int], *, any_will_do: bool) -> None:
+        self.missing = set(ids)
+        self.any = any_will_do
+        self.found: dict[int, Any] = {}
+        self.size = 0
+        self.ready = asyncio.Event()
+
+    def take(self, row: Any) -> None:
+        self.missing.discard(row["id"])
+        self.found[row["id"]] = row
+        self.size += _bytes_of(row)
+        if self.any or not self.missing or self.is_full:
+            self.ready.set()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether its answer has room for no more results; the other tasks are left to its next call."""
+        return self.size >= budget.ANSWER_BYTES
+
+
+def _bytes_of(row: Any) -> int:
+    return len(row["result"] or "") + len(row["error"] or "")
+
+
+class Results:
+    """The method ``result``.
+
+    session: a connection for one statement. tasks_limit: how many (one who waits, task) pairs there may be.
+    requests_limit: how many requests may wait, so that the others find a connection.
+    """
+
+    def __init__(self, store: Store, session: SessionOf, *, tasks_limit: int, requests_limit: int) -> None:
+        self._session = session
+        self._vault = store.vault
+        self._listener = Listener(store)
+        self._tasks_limit = tasks_limit
+        self._requests_limit = requests_limit
+        self._waiting: dict[int, set[_Waiter]] = {}
+        self._awaited = asyncio.Event()
+        self._waits = 0
+        self._requests = 0
+        self._of_callers: Counter[str | None] = Counter()
+        self._stopped = False
+        self._first_looks: Batcher[Sequence[int], None] = Batcher(self._look_at_all, max_items=_CALLS_PER_LOOK)
+        metrics.RESULT_WAITS.set_function(lambda: self._waits)
+
+    async def answer(self, commands: Sequence[AwaitResults | RpcError]) -> Sequence[Any]:
+        """Carry out what one body asks for: an outcome each. Who hangs up waits no more."""
+        caller = budget.in_hand().caller
+        waits = any(isinstance(command, AwaitResults) and command.timeout_seconds for command in commands)
+        if waits and (limit := self._full(caller)):
+            refusal = TooManyWaits("requests", limit)
+            commands = [
+                refusal if isinstance(command, AwaitResults) and command.timeout_seconds else command
+                for command in commands
+            ]
+        self._requests += waits
+        self._of_callers[caller] += waits
+        answering = asyncio.gather(*map(self._one, commands), return_exceptions=True)
+        hanging_up = asyncio.ensure_future(wait_gone() if waits else asyncio.Event().wait())
+        try:
+            await asyncio.wait((answering, hanging_up), return_when=asyncio.FIRST_COMPLETED)
+            return answering.result() if answering.done() else [None] * len(commands)
+        finally:
+            self._requests -= waits
+            self._of_callers[caller] -= waits
+            self._of_callers += Counter()  # without those that have none
+            for task in (answering, hanging_up):
+                task.cancel()
+            with suppress(asyncio.CancelledError):
+                await answering
+
+    def _full(self, caller: str | None) -> int:
+        """The limit that is reached for a caller, 0 for none. None: callers are not told apart."""
+        if self._requests >= self._requests_limit:
+            return self._requests_limit
+        of_one = math.ceil(self._requests_limit * _SHARE_OF_ONE)
+        return of_one if caller is not None and self._of_callers[caller] >= of_one else 0
+
+    def stop(self) -> None:
+        """Wait no more: everybody is answered with what there is."""
+        self._stopped = True
+        for waiters in self._waiting.values():
+            for waiter in waiters:
+                waiter.ready.set()
+
+    async def run(self) -> None:
+        """The watch; a side task. It is connected while anybody waits."""
+        while True:
+            await self._awaited.wait()
+            listening = asyncio.create_task(self._listener.run(), name="listen")
+            try:
+                await self._watch()
+            finally:
+                listening.cancel()
+                await asyncio.wait((listening,))
+
+    async def _watch(self) -> None:
+        used_at = monotonic()
+        while monotonic() - used_at < _IDLE_SECONDS:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._listener.event.wait()
+            self._listener.event.clear()
+            if not self._waiting:
+                continue
+            started = monotonic()
+            try:
+                await self._look([*self._waiting])
+            except Unavailable as exc:
+                log.debug("results_not_looked_for", reason=str(exc))  # the next look may find it back
+            used_at = monotonic()
+            rest = _REST_SHARE * (used_at - started)
+            await asyncio.sleep(min(_LONGEST_REST_SECONDS, max(_SHORTEST_REST_SECONDS, rest)))
+        if not self._waiting:
+            self._awaited.clear()
+
+    async def _one(self, command: AwaitResults | RpcError) -> Any:
+        if isinstance(command, RpcError):
+            raise command
+        async with self._registered(command) as waiter:
+            await self._first_looks.submit([*waiter.missing])
+            if command.timeout_seconds and not self._stopped:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(command.timeout_seconds):
+                        await waiter.ready.wait()
+                        if waiter.missing and not waiter.is_full and not self._stopped:
+                            # More may settle within a moment, and each answer costs a call.
+                            many = len(waiter.missing) >= _MANY
+                            await asyncio.sleep(_COMPANY_SECONDS_OF_MANY if many else _COMPANY_SECONDS)
+        return await self._outcome(command, waiter)
+
+    @asynccontextmanager
+    async def _registered(self, command: AwaitResults) -> AsyncIterator[_Waiter]:
+        waiter = _Waiter(command.ids, any_will_do=command.any_will_do)
+        ids = frozenset(waiter.missing)
+        if command.timeout_seconds and self._waits + len(ids) > self._tasks_limit:
+            raise TooManyWaits("tasks", self._tasks_limit)
+        for task_id in ids:
+            self._waiting.setdefault(task_id, set()).add(waiter)
+        self._waits += len(ids)
+        self._awaited.set()
+        try:
+            yield waiter
+        finally:
+            self._waits -= len(ids)
+            for task_id in waiter.missing:
+                waiters = self._waiting[task_id]
+                waiters.discard(waiter)
+                if not waiters:
+                    del self._waiting[task_id]
+
+    async def _look_at_all(self, groups: Sequence[Sequence[int]]) -> list[Exception | None]:
+        await self._look([*{task_id for ids in groups for task_id in ids}])
+        return [None] * len(groups)
+
+    async def _look(self, ids: Sequence[int]) -> None:
+        """Tell those who wait for these tasks of each that has settled, or that there is not. Raises Unavailable."""
+        while ids:
+            async with self._session() as session:
+                rows = await session.fetch("read_settled", ids, budget.ANSWER_BYTES)
+            size = 0
+            for row in rows:
+                size += len(row["result"] or "")
+                self._tell(row)
+            if size < budget.ANSWER_BYTES:
+                return
+            told = {row["id"] for row in rows}  # there may be more of them, which had no room
+            ids = [task_id for task_id in ids if task_id not in told and self._has_room(task_id)]
+
+    def _tell(self, row: Any) -> None:
+        waiters = self._waiting.get(row["id"], set())
+        for waiter in [waiter for waiter in waiters if not waiter.is_full]:
+            waiter.take(row)
+            waiters.discard(waiter)
+        if not waiters:
+            self._waiting.pop(row["id"], None)
+
+    def _has_room(self, task_id: int) -> bool:
+        return any(not waiter.is_full for waiter in self._waiting.get(task_id, ()))
+
+    async def _outcome(self, command: AwaitResults, waiter: _Waiter) -> Any:
+        some_of_any = command.any_will_do and waiter.found
+        ids = [task_id for task_id in command.ids if task_id in waiter.found or not some_of_any]
+        states: dict[int, str] = {}
+        if waiter.missing and not some_of_any:
+            async with self._session() as session:
+                rows = await session.fetch("read_states", [*waiter.missing])
+            states = {row["id"]: row["state"] for row in rows}
+        settled = await shown_rows(self._vault, list(waiter.found.values()), room_bytes=budget.ANSWER_BYTES)
+        found = {row["id"]: row for row in settled}
+        load = budget.in_hand()
+        outcomes = [
+            views.outcome(row)
+            if (row := found.get(task_id)) is not None and load.answer(_bytes_of(row))
+            else views.unsettled(task_id, states.get(task_id) if row is None else row["state"])
+            for task_id in ids
+        ]
+        if command.many:
+            return outcomes
+        if outcomes[0].state is None:
+            raise TaskNotFound(outcomes[0].id)
+        return outcomes[0]

@@ -1,0 +1,207 @@
+"""The api process: JSON-RPC 2.0 over HTTP, ``POST /rpc``; the dashboard. An enqueue is answered after its commit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from penstock.api.access import Guard
+from penstock.api.audit import Audit
+from penstock.api.dashboard.routes import Dashboard
+from penstock.api.dispatch import Methods
+from penstock.api.downloads import Downloads
+from penstock.api.http import make_app
+from penstock.api.key_cache import Keyring
+from penstock.api.rates import Rates
+from penstock.api.rpc import Dispatcher
+from penstock.api.scaling import Scaling
+from penstock.api.server import HttpServer
+from penstock.brokers.base import Queue
+from penstock.db.notify import Notifier
+from penstock.db.pool import Store
+from penstock.runtime.budget import ANSWER_BYTES, Budget
+from penstock.runtime.logs import get_logger
+from penstock.runtime.loop import Service, SideTask
+from penstock.settings.model import Settings
+
+log = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Parts of an api that an addition shares. rates: None without a limit of requests."""
+
+    store: Store
+    settings: Settings
+    guard: Guard
+    rates: Rates | None
+    audit: Audit
+
+
+class Addition(Protocol):
+    """Another HTTP API, added to the api process. apps: served on a port of their own, by name."""
+
+    @property
+    def routes(self) -> Sequence[BaseRoute]: ...
+
+    @property
+    def apps(self) -> Mapping[str, tuple[int, ASGIApp]]: ...
+
+    @property
+    def side_tasks(self) -> Mapping[str, SideTask]: ...
+
+    def stop(self) -> None:
+        """Answer long-running requests now."""
+
+
+class MakeAddition(Protocol):
+    def __call__(self, parts: Parts) -> Addition: ...
+
+
+class Api(Service):
+    """One api process; ``run_once`` asks Postgres for a sign of life, requests are served beside it.
+
+    listening: set once callers can connect, at ``url``. queues, dead_letters: by label, used by the methods about
+    dead-letter queues alone, so the api serves all others without SQS. additions: APIs of other packages.
+    """
+
+    name = "api"
+    idle_seconds = 1.0
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        settings: Settings,
+        queues: Mapping[str, Queue] | None = None,
+        dead_letters: Mapping[str, Queue] | None = None,
+        additions: Sequence[MakeAddition] = (),
+    ) -> None:
+        self._store = store
+        self._notifier = Notifier(store)
+        self._keyring = Keyring(settings.known_keys, store) if settings.needs_keys else None
+        self._methods = Methods(
+            store,
+            self._notifier,
+            settings,
+            queues=queues or {},
+            dead_letters=dead_letters or {},
+            keys_changed=self._keyring.refresh if self._keyring is not None else None,
+        )
+        dispatcher = Dispatcher(
+            self._methods.handlers, prefixes=self._methods.prefixes, batch_limit=settings.batch_limit
+        )
+        rate = settings.api_rate_limit
+        rates = None if rate is None else Rates(rate, settings.api_rate_burst or rate)
+        guard = Guard(self._keyring, rates)
+        parts = Parts(store, settings, guard, rates, self._methods.audit)
+        self._additions = [make(parts) for make in additions]
+        self._dashboard = Dashboard(self._methods, guard, settings) if settings.dashboard else None
+        downloads = Downloads(
+            self._methods, guard, may_read=None if self._dashboard is None else self._dashboard.may_read
+        )
+        app = make_app(
+            dispatcher,
+            guard,
+            scaling=Scaling(store),
+            request_limit_bytes=settings.largest_request_bytes,
+            request_timeout_seconds=settings.request_timeout_seconds,
+            home=None if self._dashboard is None else self._dashboard.home,
+            more=(
+                *downloads.routes,
+                *(self._dashboard.routes if self._dashboard is not None else ()),
+                *(route for addition in self._additions for route in addition.routes),
+            ),
+        )
+        self._budget = Budget(max(settings.http_bytes_in_flight, settings.largest_request_bytes + ANSWER_BYTES))
+        self._server = _server(self._budget.counting(app), settings, settings.http_port)
+        self._added = {
+            name: _server(self._budget.counting(app), settings, port, port_setting=f"{name.upper()}_PORT")
+            for addition in self._additions
+            for name, (port, app) in addition.apps.items()
+        }
+        self.listening = asyncio.Event()
+
+    @property
+    def url(self) -> str:
+        """Base URL, with the port that was taken; known from the first ``open`` on."""
+        return self._server.url
+
+    @property
+    def added_urls(self) -> dict[str, str]:
+        """Base URLs of added APIs that have a port of their own, by name."""
+        return {name: server.url for name, server in self._added.items()}
+
+    async def open(self) -> None:
+        """Take the port and reach Postgres. Raises SettingsError for a port that cannot be had, Unavailable."""
+        for server in self._servers:
+            server.bind()
+        await self._store.open()
+        if self._dashboard is not None:
+            await asyncio.to_thread(self._dashboard.warm)
+        if self._keyring is not None:
+            await self._keyring.refresh()
+        for server in self._servers:
+            server.listen()
+        log.info("api_listening", url=self.url, keys="needed" if self._keyring is not None else "none")
+        for name, url in self.added_urls.items():
+            log.info(f"{name}_listening", url=url)
+        self.listening.set()
+
+    @property
+    def _servers(self) -> list[HttpServer]:
+        return [self._server, *self._added.values()]
+
+    def side_tasks(self) -> Mapping[str, SideTask]:
+        tasks: dict[str, SideTask] = {
+            "notify": self._notifier.run,
+            "http": self._server.run,
+            "results": self._methods.results.run,
+        }
+        for addition in self._additions:
+            tasks |= addition.side_tasks
+        tasks |= {name: server.run for name, server in self._added.items()}
+        return tasks if self._keyring is None else tasks | {"keys": self._keyring.run}
+
+    async def run_once(self) -> int:
+        """Ask Postgres whether it is there; readiness is the answer. Raises Unavailable."""
+        async with self._store.session() as session:
+            await session.fetch("read_clock")
+        return 0
+
+    def stop_taking(self) -> None:
+        for server in self._servers:
+            server.stop()
+        if self._dashboard is not None:
+            self._dashboard.stop()
+        self._methods.results.stop()
+        for addition in self._additions:
+            addition.stop()
+
+    async def drain(self, seconds: float) -> None:
+        ended = await asyncio.gather(*(server.wait_ended(seconds) for server in self._servers))
+        if not all(ended):
+            log.warning("requests_cut", grace_seconds=seconds)
+        await self._methods.drain()
+
+    async def close(self) -> None:
+        for server in self._servers:
+            server.close()
+        await self._store.close()
+
+
+def _server(app: Any, settings: Settings, port: int, **more: str) -> HttpServer:
+    return HttpServer(
+        app,
+        host=settings.http_host,
+        port=port,
+        grace_seconds=settings.grace_seconds,
+        connections=settings.http_connections,
+        request_limit_bytes=settings.largest_request_bytes,
+        **more,
+    )

@@ -1,0 +1,163 @@
+"""What Penstock asks of a message queue: a handful of operations, and the limits as data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from penstock.protocol.errors import Unavailable
+from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX as DEAD_LETTER_SUFFIX
+
+ORIGINAL_ID_ATTRIBUTE = "penstock_original_id"  # of a message sent again: the id that it had the first time
+
+MESSAGE_ID = re.compile(r"[0-9A-Za-z_-]{1,100}")  # what an id of a message, given by whoever sent it, may look like
+MAX_RECEIVES = 5  # deliveries before a message goes to the dead-letter queue
+
+
+class QueueMissing(Unavailable):
+    """There is no such queue, and it was not made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one call and one message may hold, and what the queue can do.
+
+    max_message_bytes: body and attributes, UTF-8. max_call_bytes: all messages of one call together.
+    max_call_messages: that one receive brings at the most.
+    max_extend_seconds: how far a message may be held from others, counted from its receive.
+    max_receives: deliveries of a message; after the last it goes to the dead-letter queue.
+    counts_held: a depth counts messages that receivers hold. Where it does not, a queue that looks empty may be one
+    whose messages are all held; nobody holds one for longer than ``max_extend_seconds``.
+    deletes_overdue: whoever has held a message for so long deletes it, and the signs of life of its tasks stand in for
+    it: kept, it would cost all else that is held with it. Where this is false, the message is simply others' again.
+    outlives_connection: a message stays held when the connection to the broker is lost.
+    makes_queues: processes make what is missing, unless they may not.
+    fair_groups: the queue is told the group of a message and keeps a group with many messages from delaying others.
+    Where it is not, a group is left out.
+    """
+
+    max_message_bytes: int
+    max_call_bytes: int
+    max_call_messages: int
+    max_wait_seconds: int
+    max_extend_seconds: int
+    max_receives: int = MAX_RECEIVES
+    counts_held: bool = True
+    deletes_overdue: bool = False
+    outlives_connection: bool = True
+    makes_queues: bool = False
+    fair_groups: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message to send. group: whose it is, for queues that are fair between groups; any text, None for nobody's."""
+
+    body: str
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A received message. ``id`` stays over redeliveries, ``receipt`` is of this one.
+
+    receive_count: 1 for the first delivery; RabbitMQ counts one more for a message that comes just as a receive ends
+    and is handed to a later one. sent_at: epoch seconds by the queue's clock, None if it does not tell.
+    """
+
+    id: str
+    receipt: str
+    body: str
+    receive_count: int
+    sent_at: float | None
+    attributes: Mapping[str, str]
+    group: str | None = None  # as the queue was told it; with it the message is sent again
+    sender: str | None = None  # who the broker itself says has sent it, None where it does not say
+
+    @property
+    def original_id(self) -> str:
+        """The id that stays when the message is sent again; one that no id of ours can look like is not believed."""
+        given = self.attributes.get(ORIGINAL_ID_ATTRIBUTE, "")
+        return given if MESSAGE_ID.fullmatch(given) else self.id
+
+
+@dataclass(frozen=True, slots=True)
+class SendReport:
+    """Positions of the messages that were not sent, and one reason for an operator (None when all were).
+
+    refused: those among ``failed`` that the queue will never take, such as one above its limit of bytes.
+    """
+
+    failed: list[int]
+    reason: str | None
+    refused: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """Approximate counts: ready to be received, held by a receiver, delayed.
+
+    in_flight: None where the queue does not tell them; see :class:`Limits` for whether ``total`` has them.
+    """
+
+    visible: int
+    in_flight: int | None
+    delayed: int
+
+    @property
+    def total(self) -> int:
+        return self.visible + (self.in_flight or 0) + self.delayed
+
+
+class Queue(Protocol):
+    """One queue. Every operation takes any number of messages, cuts them into calls and survives partial failure.
+
+    Raises Unavailable only where nothing at all could be done.
+    """
+
+    label: str  # inbound, outbound, results: for metrics and logs
+    limits: Limits
+
+    async def send(self, messages: Sequence[Outgoing]) -> SendReport: ...
+
+    async def receive(self, *, wait_seconds: int, visibility_seconds: int) -> list[Message]:
+        """Up to one call's worth of messages, hidden from other receivers for ``visibility_seconds``."""
+        ...
+
+    async def delete(self, messages: Sequence[Message]) -> list[Message]:
+        """Acknowledge; returns those that could not be deleted (they will be delivered again)."""
+        ...
+
+    async def extend(self, messages: Sequence[Message], seconds: int) -> list[Message]:
+        """Hide for so many seconds from now; returns those whose hold is lost."""
+        ...
+
+    async def release(self, messages: Sequence[Message]) -> None:
+        """Give back for anyone to receive at once."""
+        ...
+
+    async def depth(self) -> Depth: ...
+
+
+class Transport(Protocol):
+    """A connection to a broker, from which queues are taken by name."""
+
+    limits: Limits
+
+    def queue(self, name: str, *, label: str) -> Queue: ...
+
+    async def make_queues(self, names: Mapping[str, str]) -> dict[str, str]:
+        """Make queues, given by label, each with its dead-letter queue; what is there already stays with its messages.
+
+        Returns where each can be reached, by label. Raises Unavailable.
+        """
+        ...
+
+    async def greet(self) -> str:
+        """What the broker is, for an operator. Raises Unavailable."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,86 @@
+"""A queue whose calls fail on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.brokers.base import Depth, Limits, Message, Outgoing, Queue, SendReport
+from penstock.runtime.chaos import Edge, Faults
+
+_REASON = "injected by PENSTOCK_CHAOS_SEND"
+
+
+class FaultyQueue:
+    """A queue before which faults are put; see :class:`penstock.brokers.base.Queue` for the contract.
+
+    An entry that fails may have had its effect all the same: SQS loses replies as well as requests.
+    """
+
+    label: str
+    limits: Limits
+
+    def __init__(self, queue: Queue, faults: Faults) -> None:
+        self.label = queue.label
+        self.limits = queue.limits
+        self._queue = queue
+        self._faults = faults
+        self._again: list[Message] = []
+
+    async def send(self, messages: Sequence[Outgoing]) -> SendReport:
+        await self._faults.delay()
+        failed, lost = self._draw("send", len(messages))
+        going = [position for position in range(len(messages)) if position not in lost]
+        report = await self._queue.send([messages[position] for position in going])
+        if self._faults.strikes("duplicate"):
+            await self._queue.send([messages[position] for position in going])
+        really = {going[position] for position in report.failed}
+        refused = frozenset(going[position] for position in report.refused)
+        return SendReport(sorted(really | failed), report.reason or (_REASON if failed else None), refused)
+
+    async def receive(self, *, wait_seconds: int, visibility_seconds: int) -> list[Message]:
+        await self._faults.delay()
+        reply_is_lost = self._faults.is_even()
+        if not reply_is_lost:
+            self._faults.fail("receive", "the queue is away")
+        again, self._again = self._again, []
+        messages = await self._queue.receive(
+            wait_seconds=0 if again else wait_seconds, visibility_seconds=visibility_seconds
+        )
+        if reply_is_lost:
+            self._faults.fail("receive", "the reply of the queue is lost, its messages come again later")
+        if messages and self._faults.strikes("duplicate"):
+            self._again = list(messages)
+        return again + messages
+
+    async def delete(self, messages: Sequence[Message]) -> list[Message]:
+        await self._faults.delay()
+        failed, lost = self._draw("delete", len(messages))
+        rest = [message for position, message in enumerate(messages) if position not in lost]
+        really = await self._queue.delete(rest) if rest else []
+        return really + [messages[position] for position in sorted(failed) if messages[position] not in really]
+
+    async def extend(self, messages: Sequence[Message], seconds: int) -> list[Message]:
+        await self._faults.delay()
+        failed, lost = self._draw("extend", len(messages))
+        rest = [message for position, message in enumerate(messages) if position not in lost]
+        really = await self._queue.extend(rest, seconds) if rest else []
+        return really + [messages[position] for position in sorted(failed) if messages[position] not in really]
+
+    async def release(self, messages: Sequence[Message]) -> None:
+        await self._faults.delay()
+        _, lost = self._draw("extend", len(messages))
+        rest = [message for position, message in enumerate(messages) if position not in lost]
+        if rest:
+            await self._queue.release(rest)
+
+    async def depth(self) -> Depth:
+        await self._faults.delay()
+        self._faults.fail("receive", "the queue is away")
+        return await self._queue.depth()
+
+    def _draw(self, edge: Edge, count: int) -> tuple[set[int], set[int]]:
+        """Positions that are to be called failed, and those among them that are not even tried."""
+        if not count or not self._faults.strikes(edge):
+            return set(), set()
+        failed = set(self._faults.victims(count))
+        return failed, {position for position in failed if self._faults.is_even()}

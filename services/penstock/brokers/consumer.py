@@ -1,0 +1,175 @@
+"""Consumer: what the submitter and the resulter share, a queue emptied into Postgres, deleted only after the commit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Protocol
+
+from penstock.brokers.base import Message, Queue
+from penstock.brokers.receiver import Receiver
+from penstock.protocol.errors import Locked, PenstockError, TooSlow, Unavailable
+from penstock.runtime.logs import get_logger
+from penstock.runtime.loop import Service, SideTask
+from penstock.settings.model import Settings
+
+_LOCKED_AT_ONCE = 10  # tried again in one pass
+_LOCKED_PAUSE_SECONDS = 1.0  # between two such passes, while there is other work
+_LOCKED_KEPT = 1000  # with more of them, nothing else is received
+
+log = get_logger()
+
+
+@dataclass(slots=True)
+class Left:
+    """Messages that a commit has not stored, or not whole: they are not deleted. error: why, of one of them.
+
+    put_off: the queue brings them again later. locked: another transaction holds what they need. slow: Postgres did not
+    finish with them in time.
+    """
+
+    put_off: list[Message] = field(default_factory=list)
+    locked: list[Message] = field(default_factory=list)
+    slow: list[Message] = field(default_factory=list)
+    error: PenstockError | None = None
+
+    def add(self, message: Message, error: PenstockError) -> None:
+        """Leave a message for that Locked or TooSlow; raises any other error."""
+        if not isinstance(error, Locked | TooSlow):
+            raise error
+        self.error = error
+        kind = self.locked if isinstance(error, Locked) else self.slow
+        if message not in kind:
+            kind.append(message)
+
+
+class Database(Protocol):
+    """Where the messages are committed. Both raise Unavailable."""
+
+    async def open(self) -> None: ...
+
+    async def ping(self) -> None: ...
+
+
+class Consumer(Service):
+    """``run_once`` is one receive, committed by :meth:`commit` and deleted. notify: wakes others after a commit."""
+
+    def __init__(self, *, database: Database, notify: SideTask, queue: Queue, settings: Settings) -> None:
+        self._database = database
+        self._notify = notify
+        self._queue = queue
+        self._receiver = Receiver(queue, settings)
+        self._settings = settings
+        self._is_doubtful = False  # the database answers, and does not commit
+        self._kept: list[Sequence[Message]] = []
+        self._locked: list[Message] = []
+        self._locked_next_at = 0.0
+        self._in_work: list[Sequence[Message]] = []
+        self.idle_seconds = 0.0 if settings.receive_wait_seconds else 0.1
+
+    async def commit(self, messages: Sequence[Message]) -> Left:
+        """Store what the messages say; when this returns they are deleted, but for those that it returns.
+
+        Raises Unavailable when it is no one message's fault.
+        """
+        raise NotImplementedError  # abstract
+
+    def forget(self, messages: Sequence[Message]) -> None:
+        """These go back to the queue: what is known of them here is of no use any more."""
+
+    async def open(self) -> None:
+        await self._database.open()
+        await self._queue.depth()
+
+    def side_tasks(self) -> Mapping[str, SideTask]:
+        return {"notify": self._notify, "hold": self._hold}
+
+    async def run_once(self) -> int:
+        """Receive, commit, delete; returns how many messages came.
+
+        Each receive counts, and after a few the queue gives a message up. So nothing is received while Postgres is
+        away; and while it answers but commits nothing (read-only, its disk full), what was received is kept here and
+        tried again. So is a message that needs what another transaction holds, while its neighbours are stored.
+        """
+        kept = self._kept.pop() if self._kept else None
+        if self._is_doubtful:
+            try:
+                await self._database.ping()
+            except Unavailable:
+                if kept is not None:
+                    self.forget(kept)
+                    await self._queue.release(kept)  # others may reach it
+                raise
+        messages = kept or await self._receive()
+        if not messages:
+            return 0
+        if kept is not None:
+            await self._queue.extend(kept, self._settings.visibility_timeout_seconds)
+        self._in_work.append(messages)
+        try:
+            left = await self.commit(messages)
+        except Unavailable:
+            self._is_doubtful = True
+            self._kept.append(messages)
+            raise
+        finally:
+            self._in_work.remove(messages)
+        self._is_doubtful = bool(left.slow)
+        await self._keep(left, is_alone=len(messages) == 1)
+        rest = [*left.put_off, *left.locked, *left.slow]
+        stored = [message for message in messages if message not in rest] if rest else messages
+        await self._queue.delete(stored)
+        if left.error is not None and not stored:
+            raise left.error
+        return len(messages)
+
+    async def _receive(self) -> Sequence[Message]:
+        """New messages, or some that were locked when last tried: each second, and while nothing new comes."""
+        has_locked = bool(self._locked)
+        is_time = has_locked and (monotonic() >= self._locked_next_at or len(self._locked) >= _LOCKED_KEPT)
+        if not is_time:
+            messages = await self._receiver.receive(wait_seconds=0 if has_locked else None)
+            if messages or not self._locked:
+                return messages
+        locked, self._locked = self._locked[:_LOCKED_AT_ONCE], self._locked[_LOCKED_AT_ONCE:]
+        await self._queue.extend(locked, self._settings.visibility_timeout_seconds)
+        return locked
+
+    async def _keep(self, left: Left, *, is_alone: bool) -> None:
+        """Keep what is to be tried again here. Of a message that alone took too long the queue counts how often it
+        came, and gives it up; one in company is tried alone first."""
+        if left.locked:
+            log.warning("messages_locked", messages=len(left.locked), reason=str(left.error))
+            self._locked += left.locked
+            self._locked_next_at = monotonic() + _LOCKED_PAUSE_SECONDS
+        if left.slow and is_alone:
+            self.forget(left.slow)
+            await self._queue.release(left.slow)
+        else:
+            self._kept += [[message] for message in left.slow]
+
+    async def _hold(self) -> None:
+        """Keep what is in hand hidden from other receivers, beside the passes."""
+        seconds = self._settings.visibility_timeout_seconds
+        while True:
+            await asyncio.sleep(seconds / 3)
+            messages = [message for part in (*self._in_work, *self._kept, self._locked) for message in part]
+            try:
+                # One whose hold is lost comes again; committed here as well, it changes nothing.
+                await self._queue.extend(messages, seconds)
+            except Unavailable as exc:
+                log.warning("messages_not_held", messages=len(messages), reason=str(exc))
+
+    def stop_taking(self) -> None:
+        self._receiver.stop()
+
+    async def drain(self, seconds: float) -> None:
+        """Give back what was kept; the passes have ended."""
+        kept, self._kept = [*self._kept, self._locked], []
+        self._locked = []
+        for messages in kept:
+            if messages:
+                self.forget(messages)
+                await self._queue.release(messages)

@@ -1,0 +1,274 @@
+"""A member of a consumer group for asyncio, whose offsets are committed by hand.
+
+All calls are made in one thread of the consumer's own, where librdkafka tells of partitions that come and go in the
+middle of a receive. The coroutines given for that run on the event loop, and the thread makes their calls meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from penstock.brokers.kafka.futures import CallThread
+from penstock.brokers.kafka.library import confluent, open_client, told
+from penstock.brokers.kafka.records import Partition, Position, Received
+from penstock.protocol.errors import Unavailable
+from penstock.runtime.logs import get_logger
+
+_CALLBACK_SECONDS = 30.0
+_SLICE_SECONDS = 0.01  # a receive lets other calls in after so long
+_REBALANCE_SECONDS = 2.0  # so long a commit waits until all members have heard of their partitions
+_AGAIN_SECONDS = 0.05
+_LATE = ("ILLEGAL_GENERATION", "UNKNOWN_MEMBER_ID", "FENCED_INSTANCE_ID")
+
+log = get_logger()
+
+Rebalance = Callable[[Sequence[Partition]], Awaitable[None]]
+
+
+async def _nothing(partitions: Sequence[Partition]) -> None:
+    pass
+
+
+class KafkaConsumer:
+    """Reads topics as a member of a group. Records of one partition come in their order.
+
+    config: as :func:`penstock.brokers.kafka.library.consumer_config` makes it.
+    on_assigned, on_revoked, on_lost: told of partitions that come, that are about to go (positions may still be
+    committed), and that are gone: somebody else's already, or left by :meth:`close`. They are awaited for half a
+    minute at the most, and the group waits with them. They may ask everything of the consumer but a receive.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        topics: Sequence[str],
+        *,
+        on_assigned: Rebalance = _nothing,
+        on_revoked: Rebalance = _nothing,
+        on_lost: Rebalance = _nothing,
+    ) -> None:
+        self._config = config
+        self._topics = list(topics)
+        self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
+        self._consumer: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: CallThread | None = None
+        self._receiving = asyncio.Lock()  # a receive lets other calls in, but neither another receive nor the close
+        self._failure: str | None = None
+        self._ended: set[Partition] = set()
+        self._fatal = False
+        self._closing = False
+
+    async def open(self) -> None:
+        """Subscribe; the group is joined by the first receives. Raises SettingsError, Unavailable."""
+        self._loop = asyncio.get_running_loop()
+        self._closing = False
+        self._thread = CallThread("kafka-consumer")
+        self._consumer = open_client("Consumer", dict(self._config) | {"error_cb": self._erred})
+        self._consumer.subscribe(
+            self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost_partitions
+        )
+
+    async def receive(self, *, max_records: int, wait_seconds: float) -> list[Received]:
+        """Up to so many records, at once when there are any; none after ``wait_seconds``.
+
+        Raises Unavailable when the brokers, or a topic, cannot be reached; the next call may work.
+        """
+        if self._fatal:
+            await self.close()
+            await self.open()
+            self._fatal = False
+        try:
+            async with self._receiving:
+                messages = await self._call(self._take, max_records, wait_seconds)
+        except confluent().KafkaException as exc:  # after an error that the library calls fatal
+            self._fatal = True
+            raise Unavailable(f"Kafka gives no records: {told(exc)}") from exc
+        records = [received_from(message) for message in messages if message.error() is None]
+        failures = []
+        for message in messages:
+            error = message.error()
+            if error is not None and error.name() == "_PARTITION_EOF":
+                self._ended.add(Partition(message.topic(), message.partition()))
+            elif error is not None:
+                failures.append(error)
+        for error in failures:
+            self._fatal = self._fatal or error.fatal()
+        if failures:
+            self._failure = told(failures[-1])
+        if self._failure is not None and not records:
+            failure, self._failure = self._failure, None
+            raise Unavailable(f"Kafka gives no records: {failure}")
+        return records
+
+    def take_ended(self) -> set[Partition]:
+        """Partitions whose end was reached since this was asked last, all up to there having been received.
+
+        With the option ``enable.partition.eof`` alone.
+        """
+        ended, self._ended = self._ended, set()
+        return ended
+
+    async def commit(self, positions: Sequence[Position]) -> list[Partition]:
+        """Keep positions for the group; returns the partitions for which that failed, ours no more as a rule.
+
+        Raises Unavailable when the group cannot be reached. What is not committed is read again by whoever has the
+        partition next.
+        """
+        if not positions:
+            return []
+        module = confluent()
+        offsets = [module.TopicPartition(*position) for position in positions]
+        deadline = monotonic() + _REBALANCE_SECONDS
+        while True:
+            try:
+                kept = await self._ask("commit", offsets=offsets, asynchronous=False)
+                break
+            except module.KafkaException as exc:
+                error = exc.args[0]
+                if error.name() in _LATE:
+                    log.info("kafka_commit_late", reason=told(error), partitions=len(positions))
+                    return [Partition(position.topic, position.partition) for position in positions]
+                if error.name() != "REBALANCE_IN_PROGRESS" or monotonic() >= deadline:
+                    raise Unavailable(f"Kafka does not keep the positions: {told(error)}") from exc
+            await asyncio.sleep(_AGAIN_SECONDS)
+        failed = [one for one in kept if one.error is not None]
+        for one in failed:
+            log.warning("kafka_commit_failed", topic=one.topic, partition=one.partition, reason=told(one.error))
+        return [Partition(one.topic, one.partition) for one in failed]
+
+    async def assignment(self) -> list[Partition]:
+        """The partitions that are ours as far as we know."""
+        return _partitions(await self._ask("assignment"))
+
+    async def pause(self, partitions: Sequence[Partition]) -> None:
+        """Receive nothing of these until they are resumed; the membership is kept by further receives."""
+        await self._ask("pause", [confluent().TopicPartition(*partition) for partition in partitions])
+
+    async def resume(self, partitions: Sequence[Partition]) -> None:
+        """Take up what was paused. Partitions that are not ours any more are passed over."""
+        mine = set(await self.assignment())
+        wanted = [confluent().TopicPartition(*partition) for partition in partitions if partition in mine]
+        if wanted:
+            await self._ask("resume", wanted)
+
+    async def seek(self, position: Position) -> None:
+        """Read this partition from here on. Raises Unavailable."""
+        module = confluent()
+        try:
+            await self._ask("seek", module.TopicPartition(*position))
+        except module.KafkaException as exc:
+            raise Unavailable(f"Kafka does not go to {position}: {told(exc)}") from exc
+
+    async def bounds(self, partition: Partition, *, seconds: float = 5) -> tuple[int, int]:
+        """The offsets of the first record and of the one that will be written next. Raises Unavailable."""
+        module = confluent()
+        try:
+            low, high = await self._ask("get_watermark_offsets", module.TopicPartition(*partition), timeout=seconds)
+        except module.KafkaException as exc:
+            raise Unavailable(f"Kafka does not tell how far {partition} goes: {told(exc)}") from exc
+        return low, high
+
+    async def committed(self, partitions: Sequence[Partition], *, seconds: float = 5) -> list[Position]:
+        """The group's positions, of those partitions that have one. Raises Unavailable."""
+        module = confluent()
+        asked = [module.TopicPartition(*partition) for partition in partitions]
+        try:
+            told_of = await self._ask("committed", asked, timeout=seconds)
+        except module.KafkaException as exc:
+            raise Unavailable(f"Kafka does not tell the positions of the group: {told(exc)}") from exc
+        return [
+            Position(one.topic, one.partition, one.offset, one.metadata or "") for one in told_of if one.offset >= 0
+        ]
+
+    async def close(self) -> None:
+        """Leave the group, so that others take over at once. Commit before it: within it nothing is kept any more."""
+        if self._consumer is None or self._thread is None:
+            return
+        async with self._receiving:
+            self._closing = True
+            try:
+                await self._call(self._consumer.close)
+            finally:
+                self._consumer = None
+                self._thread.end()
+
+    def _take(self, max_records: int, wait_seconds: float) -> list[Any]:
+        """The first record as soon as it comes, and with it what has been fetched by then."""
+        assert self._thread is not None  # it is what runs this
+        deadline = monotonic() + wait_seconds
+        while (first := self._consumer.poll(min(_SLICE_SECONDS, max(0.0, deadline - monotonic())))) is None:
+            if monotonic() >= deadline:
+                return []
+            self._thread.serve()
+        return [first, *(self._consumer.consume(max_records - 1, 0) if max_records > 1 else ())]
+
+    async def _ask(self, name: str, *arguments: Any, **named: Any) -> Any:
+        """Call a method of the library's consumer. Raises Unavailable while there is none."""
+        if self._consumer is None:
+            raise Unavailable("Kafka is not asked: this consumer is closed, or being opened again")
+        return await self._call(partial(getattr(self._consumer, name), *arguments, **named))
+
+    async def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        assert self._thread is not None  # opened first
+        return await self._thread.call(call, *arguments)
+
+    def _assigned(self, _consumer: Any, partitions: Sequence[Any]) -> None:
+        self._tell("assigned", self._on_assigned, partitions)
+
+    def _revoked(self, _consumer: Any, partitions: Sequence[Any]) -> None:
+        if self._closing:
+            self._tell("left", self._on_lost, partitions)
+        else:
+            self._tell("revoked", self._on_revoked, partitions)
+
+    def _lost_partitions(self, _consumer: Any, partitions: Sequence[Any]) -> None:
+        self._tell("lost", self._on_lost, partitions)
+
+    def _tell(self, change: str, callback: Rebalance, partitions: Sequence[Any]) -> None:
+        """Runs in the consumer's thread, which goes on making calls: those of the callback, and those it waits for."""
+        if not partitions:
+            return
+        told_of = _partitions(partitions)
+        log.info("kafka_partitions", change=change, partitions=",".join(f"{one[0]}/{one[1]}" for one in told_of))
+        assert self._loop is not None
+        assert self._thread is not None
+        if callback is _nothing or self._loop.is_closed():
+            return
+        running = asyncio.run_coroutine_threadsafe(_as_coroutine(callback, told_of), self._loop)
+        try:
+            self._thread.serve_until(running, _CALLBACK_SECONDS)
+        except Exception as exc:  # an exception here would end the receive, and with it what it has fetched
+            running.cancel()
+            log.error("kafka_partitions_failed", change=change, error=repr(exc))
+
+    def _erred(self, error: Any) -> None:
+        self._fatal = self._fatal or error.fatal()
+        self._failure = told(error)
+        log.warning("kafka_away", client="consumer", reason=self._failure)
+
+
+async def _as_coroutine(callback: Rebalance, partitions: Sequence[Partition]) -> None:
+    await callback(partitions)
+
+
+def _partitions(given: Sequence[Any]) -> list[Partition]:
+    return [Partition(one.topic, one.partition) for one in given]
+
+
+def received_from(message: Any) -> Received:
+    """A record of the library as one of ours."""
+    kind, milliseconds = message.timestamp()
+    return Received(
+        topic=message.topic(),
+        partition=message.partition(),
+        offset=message.offset(),
+        key=message.key(),
+        value=message.value(),
+        headers=message.headers() or (),
+        timestamp_ms=milliseconds if kind else None,
+    )

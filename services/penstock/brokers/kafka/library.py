@@ -1,0 +1,100 @@
+"""confluent-kafka: imported late, configured from the settings, its errors told apart."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.protocol.errors import SettingsError
+from penstock.settings.model import Settings
+
+# Nothing that is sent again as it is will be taken. Everything else may pass: brokers away, leaders that move,
+# topics that are being made, rights that are being given.
+_REFUSALS = ("MSG_SIZE_TOO_LARGE", "INVALID_MSG", "INVALID_RECORD", "TOPIC_EXCEPTION", "RECORD_LIST_TOO_LARGE")
+
+_LOGGER = logging.getLogger("librdkafka")  # at warning and above it reaches our log, as the event library_log
+
+
+def confluent() -> Any:
+    """The module confluent_kafka. Raises SettingsError where it is not installed."""
+    try:
+        import confluent_kafka
+    except ImportError as exc:
+        raise SettingsError(
+            'confluent-kafka, which everything around Kafka needs, is not installed: pip install "penstock[kafka]"'
+        ) from exc
+    return confluent_kafka
+
+
+def client_config(settings: Settings) -> dict[str, Any]:
+    """What every client of ours tells librdkafka; it holds secrets, so show it nowhere. Raises SettingsError."""
+    config: dict[str, Any] = {
+        "bootstrap.servers": settings.require_kafka_brokers,
+        "client.id": "penstock",
+        "security.protocol": settings.kafka_security_protocol,
+        "logger": _LOGGER,
+    }
+    if settings.kafka_security_protocol.startswith("sasl"):
+        config["sasl.mechanism"] = settings.kafka_sasl_mechanism
+        config["sasl.username"] = settings.kafka_sasl_username
+        assert settings.kafka_sasl_password is not None  # the settings have been checked as a whole
+        config["sasl.password"] = settings.kafka_sasl_password.get_secret_value()
+    files = {
+        "ssl.ca.location": settings.kafka_ssl_ca_file,
+        "ssl.certificate.location": settings.kafka_ssl_certificate_file,
+        "ssl.key.location": settings.kafka_ssl_key_file,
+    }
+    config |= {option: name for option, name in files.items() if name is not None}
+    if settings.kafka_ssl_key_password is not None:
+        config["ssl.key.password"] = settings.kafka_ssl_key_password.get_secret_value()
+    return config
+
+
+def producer_config(settings: Settings) -> dict[str, Any]:
+    """Idempotent, acknowledged by all replicas in sync, in order; keys go to the partitions that Java gives them."""
+    return client_config(settings) | {
+        "enable.idempotence": True,
+        "acks": "all",
+        "compression.type": settings.kafka_compression,
+        "delivery.timeout.ms": round(settings.kafka_delivery_timeout_seconds * 1000),
+        "partitioner": "murmur2_random",
+    }
+
+
+def consumer_config(settings: Settings, group_id: str) -> dict[str, Any]:
+    """From the earliest record where the group has no position, committed by hand, partitions moved one by one."""
+    session_ms = round(settings.kafka_session_timeout_seconds * 1000)
+    return client_config(settings) | {
+        "group.id": group_id,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "earliest",
+        "partition.assignment.strategy": "cooperative-sticky",
+        "session.timeout.ms": session_ms,
+        "heartbeat.interval.ms": min(3000, session_ms // 10),
+    }
+
+
+def open_client(kind: str, config: Mapping[str, Any]) -> Any:
+    """A Producer or a Consumer. Raises SettingsError for options that librdkafka refuses."""
+    module = confluent()
+    options = dict(config)
+    logger = options.pop("logger", _LOGGER)
+    try:
+        return getattr(module, kind)(options, logger=logger)
+    except (module.KafkaException, ValueError, TypeError) as exc:
+        raise SettingsError(f"Kafka cannot be used as the settings PENSTOCK_KAFKA_* say: {told(exc)}") from exc
+
+
+def told(error: Any) -> str:
+    """An error of the library in words, with the name that its documents give it."""
+    if isinstance(error, BaseException):
+        error = error.args[0] if error.args else error
+    name, text = getattr(error, "name", None), getattr(error, "str", None)
+    return f"{text()} ({name()})" if callable(name) and callable(text) else str(error)
+
+
+def is_refusal(error: Any) -> bool:
+    """Whether what was refused with this error will always be."""
+    return error.name() in _REFUSALS

@@ -1,0 +1,95 @@
+"""Messages as records of Kafka, and back."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Mapping
+
+from penstock.brokers.base import MESSAGE_ID, Message, Outgoing
+from penstock.brokers.kafka.records import Received, Record
+from penstock.protocol.json_text import utf8_size
+
+ID_HEADER = "penstock_id"
+SENT_HEADER = "penstock_sent_ms"  # epoch
+RECEIVES_HEADER = "penstock_receives"  # of a record that was written again: how often the message was received before
+_OURS = (ID_HEADER, SENT_HEADER, RECEIVES_HEADER)
+_HEADER_BYTES = 8  # of each, beside name and value
+
+
+def size_of(message: Outgoing) -> int:
+    """Bytes of a record's value and headers."""
+    return utf8_size(message.body) + sum(utf8_size(k + v) + _HEADER_BYTES for k, v in message.attributes.items())
+
+
+def record_of(topic: str, message: Outgoing) -> Record:
+    """A record to write for the first time."""
+    headers = [(name, value.encode()) for name, value in message.attributes.items() if name not in _OURS]
+    headers += [(ID_HEADER, secrets.token_hex(16).encode()), (SENT_HEADER, str(round(time.time() * 1000)).encode())]
+    return Record(topic, message.body.encode("utf-8", "surrogatepass"), headers=headers)
+
+
+def record_again(topic: str, received: Received, receives: int) -> Record:
+    """The record to write in place of one that was received so often."""
+    kept = [(name, value) for name, value in received.headers if name not in _OURS]
+    given = _headers(received)
+    ours: list[tuple[str, bytes | None]] = [
+        (ID_HEADER, message_id(received, given).encode()),
+        (RECEIVES_HEADER, str(receives).encode()),
+    ]
+    sent = _sent_ms(received, given)
+    if sent is not None:
+        ours.append((SENT_HEADER, str(sent).encode()))
+    return Record(topic, received.value, received.key, headers=[*kept, *ours])
+
+
+def receives_of(received: Received) -> int:
+    """How often the message was received as another record."""
+    return _number(_headers(received).get(RECEIVES_HEADER)) or 0
+
+
+def message_of(received: Received, receipt: str, times_before: int) -> Message:
+    """times_before: how often this record was handed out."""
+    headers = _headers(received)
+    sent = _sent_ms(received, headers)
+    return Message(
+        id=message_id(received, headers),
+        receipt=receipt,
+        body=(received.value or b"").decode("utf-8", "surrogateescape"),
+        receive_count=1 + times_before + (_number(headers.get(RECEIVES_HEADER)) or 0),
+        sent_at=None if sent is None else sent / 1000,
+        attributes={name: value for name, value in headers.items() if name not in _OURS},
+    )
+
+
+def message_id(received: Received, headers: Mapping[str, str]) -> str:
+    """The id that stays when the message is written again; of one that others wrote, its first place and time.
+
+    A topic that is made again begins at offset 0 too: the time tells its records from those of the one before.
+    """
+    given = headers.get(ID_HEADER, "")
+    if MESSAGE_ID.fullmatch(given):
+        return given
+    topic = hashlib.sha256(received.topic.encode()).hexdigest()[:16]
+    return f"{topic}-{received.partition}-{received.offset}-{received.timestamp_ms or 0}"
+
+
+def _headers(received: Received) -> dict[str, str]:
+    """Those that are text."""
+    texts = {}
+    for name, value in received.headers:
+        try:
+            texts[name] = (value or b"").decode()
+        except UnicodeDecodeError:
+            continue
+    return texts
+
+
+def _sent_ms(received: Received, headers: Mapping[str, str]) -> int | None:
+    sent = _number(headers.get(SENT_HEADER))
+    return received.timestamp_ms if sent is None else sent
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 18 else None

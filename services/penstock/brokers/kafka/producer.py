@@ -1,0 +1,179 @@
+"""A producer for asyncio: any number of tasks share one, and librdkafka's batches with it.
+
+librdkafka gathers records for 5 ms, sends them by partition, and reports them to whoever calls ``poll``: here a thread
+of its own, which hands over what one call of ``poll`` brought at once, since waking the event loop is what costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from penstock.brokers.kafka.library import is_refusal, open_client, told
+from penstock.brokers.kafka.records import Delivery, Record
+from penstock.protocol.errors import Unavailable
+from penstock.runtime.logs import get_logger
+
+_POLL_SECONDS = 0.1
+_FULL_PAUSE_SECONDS = 0.02
+_UNHEARD_OF = Delivery(error="the producer ended before it was heard whether the record arrived")
+
+log = get_logger()
+
+
+class KafkaProducer:
+    """Publishes records; what one caller sends to one partition arrives in its order.
+
+    config: made by :func:`penstock.brokers.kafka.library.producer_config`.
+    Opened by :meth:`open`, or by the first send,
+    which often takes half a second then: librdkafka asks for a producer's id before a broker is connected, and again
+    after so long.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = config
+        self._engine: _Engine | None = None
+
+    def open(self) -> None:
+        """Begin to connect, by the running loop. Raises SettingsError where Kafka cannot be used at all."""
+        if self._engine is None or self._engine.broken:
+            self._engine = self._renewed()
+
+    async def send(self, records: Sequence[Record]) -> list[Delivery]:
+        """Publish, wait for the brokers' word about each record and return it, in the records' order.
+
+        Raises SettingsError where Kafka cannot be used at all.
+        """
+        if not records:
+            return []
+        self.open()
+        assert self._engine is not None
+        return await self._engine.send(records)
+
+    async def close(self, seconds: float = 10) -> None:
+        """Let what is under way arrive, for so long at the most."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await asyncio.to_thread(engine.stop, seconds)
+
+    def _renewed(self) -> _Engine:
+        """A new one; librdkafka never uses an idempotent producer again after an error that it calls fatal."""
+        if self._engine is not None:
+            log.warning("kafka_producer_renewed", reason=self._engine.broken)
+            threading.Thread(target=self._engine.stop, args=(0.0,), name="kafka-producer-stop", daemon=True).start()
+        return _Engine(self._config)
+
+
+class _Engine:
+    """One producer of librdkafka and the thread that asks it for its reports."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.broken: str | None = None
+        self._loop = asyncio.get_running_loop()
+        self._producer = open_client("Producer", dict(config) | {"error_cb": self._erred})
+        self._reported: list[tuple[_Pending, int, Delivery]] = []
+        self._pending: set[_Pending] = set()
+        self._stopping = threading.Event()
+        self._last_seconds = 0.0
+        self._thread = threading.Thread(target=self._poll, name="kafka-producer", daemon=True)
+        self._thread.start()
+
+    async def send(self, records: Sequence[Record]) -> list[Delivery]:
+        pending = _Pending(len(records), self._loop.create_future())
+        self._pending.add(pending)
+        try:
+            for index, record in enumerate(records):
+                while not self._produce(record, partial(self._report, pending, index)):
+                    await asyncio.sleep(_FULL_PAUSE_SECONDS)  # the queue of librdkafka is full: some must arrive first
+                    if self._stopping.is_set():
+                        raise Unavailable("the Kafka producer was closed")
+            return await pending.done
+        finally:
+            self._pending.discard(pending)
+
+    def stop(self, seconds: float) -> None:
+        """Blocks until all is delivered, or for so long, then ends the thread; the rest is reported as not there."""
+        self._last_seconds = seconds
+        self._stopping.set()
+        self._thread.join()
+
+    def _produce(self, record: Record, report: Any) -> bool:
+        more: dict[str, Any] = {} if record.partition is None else {"partition": record.partition}
+        if record.headers:
+            more["headers"] = list(record.headers)
+        try:
+            self._producer.produce(record.topic, record.value, record.key, on_delivery=report, **more)
+        except BufferError:
+            return False
+        except Exception as exc:  # the client refuses this record at once: its size, the name of its topic
+            error = exc.args[0] if exc.args and hasattr(exc.args[0], "name") else None
+            refused = is_refusal(error) if error is not None else isinstance(exc, TypeError | ValueError)
+            _settle([(*report.args, Delivery(error=told(exc), refused=refused))])
+        return True
+
+    def _report(self, pending: _Pending, index: int, error: Any, message: Any) -> None:
+        """Called by librdkafka, within a poll or a flush, so in our thread alone."""
+        if error is None:
+            delivery = Delivery(message.partition(), message.offset())
+        else:
+            delivery = Delivery(error=told(error), refused=is_refusal(error))
+        self._reported.append((pending, index, delivery))
+
+    def _poll(self) -> None:
+        while self._does(self._producer.poll, _POLL_SECONDS) and not self._stopping.is_set():
+            self._hand_over()
+        self._stopping.set()
+        self._does(self._producer.flush, self._last_seconds)
+        self._producer.purge()
+        self._does(self._producer.flush, 1)
+        self._hand_over()
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._abandon)
+
+    def _does(self, call: Callable[[float], Any], seconds: float) -> bool:
+        """False where the library raises, which it does after an error that it calls fatal."""
+        try:
+            call(seconds)
+        except Exception as exc:
+            self.broken = self.broken or told(exc)
+            log.warning("kafka_producer_broken", reason=self.broken)
+            return False
+        return True
+
+    def _abandon(self) -> None:
+        """Nobody will report what was not reported by now."""
+        for pending in self._pending:
+            if not pending.done.done():
+                pending.done.set_result(pending.deliveries)
+
+    def _hand_over(self) -> None:
+        reported, self._reported = self._reported, []
+        if reported and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_settle, reported)
+
+    def _erred(self, error: Any) -> None:
+        if error.fatal():
+            self.broken = told(error)
+        log.warning("kafka_away", client="producer", reason=told(error))
+
+
+class _Pending:
+    """The records of one call, until the last of them is reported."""
+
+    __slots__ = ("deliveries", "done", "left")
+
+    def __init__(self, count: int, done: asyncio.Future[list[Delivery]]) -> None:
+        self.left = count
+        self.deliveries = [_UNHEARD_OF] * count
+        self.done = done
+
+
+def _settle(reported: Sequence[tuple[_Pending, int, Delivery]]) -> None:
+    for pending, index, delivery in reported:
+        pending.deliveries[index] = delivery
+        pending.left -= 1
+        if not pending.left and not pending.done.done():
+            pending.done.set_result(pending.deliveries)

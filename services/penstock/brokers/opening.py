@@ -1,0 +1,61 @@
+"""Transports by URL. A broker's library is loaded with its transport, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from penstock.brokers.base import Transport
+from penstock.protocol.errors import SettingsError
+from penstock.settings.model import Settings
+
+
+def open_transport(settings: Settings, *, makes_queues: bool = True) -> Transport:
+    """The transport of PENSTOCK_TRANSPORT_URL; it connects when it is first used, and is to be closed.
+
+    makes_queues: where that is usual of the broker, queues that are missing are made at their first use.
+    Raises SettingsError when the broker's library is not installed.
+    """
+    kind = settings.transport.kind
+    if kind == "sqs":
+        from penstock.brokers.sqs import SqsTransport
+
+        return SqsTransport.of(
+            settings,
+            visibility_timeout_seconds=settings.visibility_timeout_seconds,
+            receive_wait_seconds=settings.receive_wait_seconds,
+        )
+    if kind == "amqp":
+        try:
+            from penstock.brokers.rabbitmq.queue import AmqpTransport
+        except ImportError as exc:
+            raise SettingsError(
+                'aiormq, which RabbitMQ needs, is not installed: pip install "penstock[rabbitmq]"'
+            ) from exc
+        return AmqpTransport(
+            settings.transport.text,
+            # The broker gives a silent peer up after two of them, as SQS does after the visibility timeout.
+            heartbeat_seconds=max(1, min(60, settings.visibility_timeout_seconds // 2)),
+            consumer_timeout_seconds=settings.amqp_consumer_timeout_seconds,
+            makes_queues=makes_queues,
+        )
+    from penstock.brokers.kafka.queue import KafkaTransport
+
+    return KafkaTransport(settings, makes_queues=makes_queues)
+
+
+def queue_names(settings: Settings) -> Mapping[str, str]:
+    """Names, or URLs, of the three queues by label."""
+    return {"inbound": settings.inbound_queue, "outbound": settings.outbound_queue, "results": settings.results_queue}
+
+
+async def create_queues(settings: Settings, *, more: Sequence[str] = ()) -> dict[str, str]:
+    """Make the three queues, each with its dead-letter queue, and return where they are by label.
+
+    more: names of queues of routes, which are their own labels.
+    For SQS this is for a local endpoint and for tests: on AWS terraform/ makes them. Raises Unavailable.
+    """
+    transport = open_transport(settings)
+    try:
+        return await transport.make_queues({**queue_names(settings), **{name: name for name in more}})
+    finally:
+        await transport.close()

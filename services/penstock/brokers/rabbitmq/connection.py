@@ -1,0 +1,297 @@
+"""A connection to RabbitMQ: opened again when it is lost, its calls bounded in time, its errors worded.
+
+Not aio-pika's robust connection: that declares and consumes anew behind our back, while delivery tags of the lost
+connection mean nothing any more, which whoever holds messages has to be told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import Any, TypeVar
+
+import aiormq
+from aiormq import spec
+from aiormq.exceptions import (
+    AMQPError,
+    AuthenticationError,
+    ChannelAccessRefused,
+    ChannelInvalidStateError,
+    ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
+    ProbableAuthenticationError,
+    PublishError,
+)
+from pamqp.common import FieldTable
+from yarl import URL
+
+from penstock.brokers.base import MAX_RECEIVES, QueueMissing
+from penstock.protocol.errors import Unavailable
+from penstock.protocol.version import __version__
+from penstock.runtime import metrics
+from penstock.runtime.logs import get_logger
+from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX, BrokerUrl, parse_broker_url
+
+ANSWER_SECONDS = 10.0  # of any call but a wait for messages
+_AWAY = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError, EOFError)
+_MOST_PUBLISHERS = 32
+_NO_LIMIT = (
+    1_000_000_000  # deliveries of a dead letter, which is looked at again and again; newer brokers have a default
+)
+
+_REST_SECONDS = 0.5  # after a connection that failed, of those who would try it one after the other
+
+log = get_logger()
+logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # it logs what it raises, and we tell that
+
+T = TypeVar("T")
+
+
+class TooLargeForBroker(Unavailable):
+    """The broker is set to take less than a message has."""
+
+
+def queue_arguments(name: str) -> FieldTable:
+    """What a queue is declared with."""
+    arguments: FieldTable = {"x-queue-type": "quorum"}
+    if name.endswith(DEAD_LETTER_SUFFIX):
+        return arguments | {"x-delivery-limit": _NO_LIMIT}
+    return arguments | {
+        # Counted are returns: the last delivery is the one after so many.
+        "x-delivery-limit": MAX_RECEIVES - 1,
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": name + DEAD_LETTER_SUFFIX,
+        # Kept until the dead-letter queue has confirmed it, which a queue that drops its head could not promise.
+        "x-dead-letter-strategy": "at-least-once",
+        "x-overflow": "reject-publish",
+    }
+
+
+class Links:
+    """Opens a link, and another one when it is lost; several callers share it."""
+
+    def __init__(self, url: str, *, heartbeat_seconds: int, makes_queues: bool) -> None:
+        self._url: BrokerUrl = parse_broker_url(url)
+        given = URL(url)
+        if "heartbeat" not in given.query:
+            given = given.update_query(heartbeat=str(heartbeat_seconds))
+        self._target = given.update_query(name=f"penstock/{__version__}")
+        self._makes_queues = makes_queues
+        self._link: Link | None = None
+        self._opening = asyncio.Lock()
+        self._failure = ""
+        self._rest_until = float("-inf")
+
+    @property
+    def shown(self) -> str:
+        return self._url.shown
+
+    @property
+    def has_path(self) -> bool:
+        return bool(self._url.path)
+
+    async def link(self) -> Link:
+        """Raises Unavailable."""
+        async with self._opening:
+            if self._link is None or self._link.is_lost:
+                if monotonic() < self._rest_until:
+                    raise Unavailable(self._failure)
+                try:
+                    self._link = await self._connect()
+                except Unavailable as exc:
+                    self._failure, self._rest_until = str(exc), monotonic() + _REST_SECONDS
+                    raise
+            return self._link
+
+    async def _connect(self) -> Link:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                connection = await aiormq.connect(self._target)
+        except (AuthenticationError, ProbableAuthenticationError) as exc:
+            metrics.TRANSPORT_CALLS.labels("amqp", "connect", "", "failed").inc()
+            raise Unavailable(
+                f"RabbitMQ at {self.shown} refuses the user, the password or the virtual host: "
+                "correct PENSTOCK_TRANSPORT_URL"
+            ) from exc
+        except _AWAY as exc:
+            metrics.TRANSPORT_CALLS.labels("amqp", "connect", "", "failed").inc()
+            raise Unavailable(f"RabbitMQ at {self.shown} cannot be reached: {self._url.scrub(reason_of(exc))}") from exc
+        metrics.TRANSPORT_CALLS.labels("amqp", "connect", "", "ok").inc()
+        return Link(connection, self._url, makes_queues=self._makes_queues)
+
+    async def close(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+
+
+class Link:
+    """One connection: a channel for publishing, one for questions, and those that readers ask for."""
+
+    def __init__(self, connection: Any, url: BrokerUrl, *, makes_queues: bool) -> None:
+        self._connection = connection
+        self._url = url
+        self._makes_queues = makes_queues
+        self._known: set[str] = set()
+        self._declaring = asyncio.Lock()
+        self._publishing: dict[str, Any] = {}  # by exchange, the one that was used last at the end
+        self._asking: Any = None
+        self._opening = asyncio.Lock()
+
+    @property
+    def is_lost(self) -> bool:
+        return bool(self._connection.is_closed or self._connection.closing.done())
+
+    @property
+    def product(self) -> str:
+        told = self._connection.server_properties or {}
+        return f"{told.get('product', 'an AMQP broker')} {told.get('version', '')}".strip()
+
+    async def close(self) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._connection.close()
+        except _AWAY as exc:
+            log.debug("amqp_close_failed", reason=reason_of(exc))
+
+    async def call(self, operation: Awaitable[T], what: str = "a call") -> T:
+        """Await an operation of the library. Raises Unavailable."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await operation
+        except PublishError as exc:
+            raise QueueMissing(f"{what} came back from RabbitMQ at {self._url.shown}: no queue takes it") from exc
+        except ChannelNotFoundEntity as exc:
+            raise QueueMissing(self._worded(what, exc)) from exc
+        except _AWAY as exc:
+            if isinstance(exc, ChannelPreconditionFailed) and "larger than" in str(exc):
+                raise TooLargeForBroker(f"RabbitMQ refuses a message: {reason_of(exc)}") from exc
+            raise Unavailable(self._worded(what, exc)) from exc
+        except asyncio.CancelledError as exc:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # The library cancels what waits on a channel that it loses.
+            raise Unavailable(self._worded(what, exc)) from exc
+
+    def _worded(self, what: str, exc: BaseException) -> str:
+        return f"RabbitMQ at {self._url.shown} is away or refuses {what}: {self._url.scrub(reason_of(exc))}"
+
+    async def channel(self, *, prefetch: int, closed: Callable[[str], None]) -> Any:
+        """A channel of its owner alone. closed: called with the reason when it is lost. Raises Unavailable."""
+        channel = await self.call(self._connection.channel(publisher_confirms=False), "a channel")
+        channel.closing.add_done_callback(lambda done: closed(self._worded("the channel", _why(done))))
+        await self.call(channel.basic_qos(prefetch_count=prefetch), "a prefetch")
+        return channel
+
+    # Queues
+
+    async def ensure(self, name: str, *, make: bool | None = None) -> None:
+        """See to it once that the queue is there, with its dead-letter queue. Raises QueueMissing, Unavailable."""
+        async with self._declaring:
+            if name in self._known and not make:
+                return
+            if self._makes_queues if make is None else make:
+                if not name.endswith(DEAD_LETTER_SUFFIX):
+                    await self._declare(name + DEAD_LETTER_SUFFIX)
+                await self._declare(name)
+            else:
+                await self.count(name)
+            self._known.add(name)
+
+    def unknown(self, name: str) -> None:
+        """The queue is gone; it is seen to again when it is used next."""
+        self._known.discard(name)
+
+    async def _declare(self, name: str) -> None:
+        channel = await self.call(self._connection.channel(publisher_confirms=False), "a channel")
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await channel.queue_declare(name, durable=True, arguments=queue_arguments(name))
+        except (ChannelAccessRefused, ChannelPreconditionFailed) as exc:
+            await self.count(name)  # made by others, in their way
+            log.log(
+                20 if isinstance(exc, ChannelAccessRefused) else 30,
+                "queue_not_declared", queue=name, reason=self._url.scrub(reason_of(exc)),
+            )  # fmt: skip
+        except _AWAY as exc:
+            raise Unavailable(self._worded(f"queue {name!r}", exc)) from exc
+        finally:
+            await self._let_go(channel)
+
+    async def count(self, name: str) -> int:
+        """Messages that are ready. Raises QueueMissing, Unavailable."""
+        async with self._opening:
+            if self._asking is None or self._asking.is_closed:
+                self._asking = await self.call(self._connection.channel(publisher_confirms=False), "a channel")
+            channel = self._asking
+        try:
+            declared = await self.call(channel.queue_declare(name, passive=True), f"a look at queue {name!r}")
+        except QueueMissing as exc:
+            self.unknown(name)
+            raise QueueMissing(
+                f"queue {name!r} does not exist at {self._url.shown}: make it with `penstock create-queues`, or let "
+                "the user of PENSTOCK_TRANSPORT_URL configure queues of this name"
+            ) from exc
+        return int(declared.message_count or 0)
+
+    # Publishing
+
+    async def publish(
+        self,
+        name: str,
+        body: bytes,
+        properties: spec.Basic.Properties,
+        *,
+        exchange: str = "",
+        mandatory: bool = True,
+    ) -> Unavailable | None:
+        """Publish to a queue, or by an exchange, and wait until the broker has it; returns why it has not."""
+        what = f"queue {name!r}" if not exchange else f"exchange {exchange!r}"
+        try:
+            channel = await self._publisher(exchange)
+            await self.call(
+                channel.basic_publish(
+                    body, exchange=exchange, routing_key=name, properties=properties, mandatory=mandatory
+                ),
+                f"a message for {what}",
+            )
+        except Unavailable as exc:
+            if isinstance(exc, QueueMissing):
+                self.unknown(name)
+            return exc
+        return None
+
+    async def _publisher(self, exchange: str) -> Any:
+        """A channel for each exchange: a broker closes the one on which an exchange is named that there is not."""
+        async with self._opening:
+            channel = self._publishing.pop(exchange, None)
+            if channel is None or channel.is_closed:
+                channel = await self.call(self._connection.channel(publisher_confirms=True), "a channel")
+            self._publishing[exchange] = channel
+            idle = next(iter(self._publishing)) if len(self._publishing) > _MOST_PUBLISHERS else None
+            dropped = None if idle is None else self._publishing.pop(idle)
+        if dropped is not None:
+            await self._let_go(dropped)
+        return channel
+
+    async def _let_go(self, channel: Any) -> None:
+        if not channel.is_closed:
+            try:
+                await self.call(channel.close(), "the end of a channel")
+            except Unavailable as exc:
+                log.debug("amqp_close_failed", reason=str(exc))
+
+
+def _why(done: Any) -> BaseException:
+    if done.cancelled():
+        return ConnectionError("it was closed")
+    return done.exception() or ConnectionError("it was closed")
+
+
+def reason_of(exc: BaseException) -> str:
+    """A few words about an error of the library."""
+    text = str(exc).strip()
+    return text or type(exc).__name__

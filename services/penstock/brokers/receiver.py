@@ -1,0 +1,51 @@
+"""Receiver: long polls of a queue that a stop cuts off."""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock.brokers.base import Message, Queue
+from penstock.settings.model import Settings
+
+_ON_ITS_WAY_SECONDS = 0.5
+
+
+class Receiver:
+    """Receives from a queue until it is stopped, which cuts off the long poll that waits.
+
+    An answer that is on its way then still arrives. What a broker hands out later to a caller that has left comes again
+    after the visibility timeout; RabbitMQ, Kafka and the embedded SQS see at once that it has left.
+    """
+
+    def __init__(self, queue: Queue, settings: Settings) -> None:
+        self._queue = queue
+        self._wait_seconds = settings.receive_wait_seconds
+        self._visibility_seconds = settings.visibility_timeout_seconds
+        self._polls: set[asyncio.Timeout] = set()
+        self._stopped = False
+
+    async def receive(self, *, wait_seconds: int | None = None) -> list[Message]:
+        """One receive, by a poll as long as the settings say or as given; nothing once it is stopped."""
+        if self._stopped:
+            return []
+        poll = asyncio.timeout(None)
+        try:
+            async with poll:
+                self._polls.add(poll)
+                return await self._queue.receive(
+                    wait_seconds=self._wait_seconds if wait_seconds is None else wait_seconds,
+                    visibility_seconds=self._visibility_seconds,
+                )
+        except TimeoutError:
+            if not poll.expired():
+                raise
+            return []
+        finally:
+            self._polls.discard(poll)
+
+    def stop(self) -> None:
+        """Have each receive that is under way return soon."""
+        self._stopped = True
+        at = asyncio.get_running_loop().time() + _ON_ITS_WAY_SECONDS
+        for poll in self._polls:
+            poll.reschedule(at)

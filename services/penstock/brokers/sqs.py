@@ -1,0 +1,482 @@
+"""SQS by aiobotocore: batch calls within its limits, partial failures told apart, every call counted.
+
+Facts relied on (AWS, 2025): 10 entries and 1 MiB a call, sizes in UTF-8 bytes with attributes counted; a reply of
+HTTP 200 may hold ``Failed`` entries, of which those with SenderFault never succeed; a missing list means empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from time import monotonic
+from typing import Any
+
+import aiohttp
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+from botocore.exceptions import BotoCoreError, ClientError
+
+from penstock.brokers.base import MAX_RECEIVES, Depth, Limits, Message, Outgoing, QueueMissing, SendReport
+from penstock.brokers.groups import group_id
+from penstock.protocol.errors import Unavailable
+from penstock.protocol.json_text import escape_for_sqs, utf8_size
+from penstock.protocol.version import __version__
+from penstock.runtime import metrics
+from penstock.runtime.logs import get_logger
+from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
+from penstock.settings.model import Settings
+
+LIMITS = Limits(
+    max_message_bytes=1_048_576,
+    max_call_bytes=1_048_576,
+    max_call_messages=10,
+    max_wait_seconds=20,
+    max_extend_seconds=43_200,
+    max_receives=MAX_RECEIVES,
+    counts_held=True,
+    deletes_overdue=False,
+    outlives_connection=True,
+    makes_queues=False,
+    fair_groups=True,
+)
+_RETENTION_SECONDS = 4 * 86_400
+_DEAD_LETTER_RETENTION_SECONDS = 14 * 86_400  # a dead letter keeps its first send time, so its queue must keep longer
+_BILLED_UNIT_BYTES = 65_536
+_AWAY = (BotoCoreError, ClientError, aiohttp.ClientError, OSError, TimeoutError)
+_MISSING_QUEUE = {"NonExistentQueue", "QueueDoesNotExist"}
+# Of a message's size or characters; of a call, one of its messages may be to blame.
+_REFUSALS = {"BatchRequestTooLong", "InvalidMessageContents", "InvalidParameterValue"}
+_NO_GROUPS = re.compile(r"MessageGroupId|not valid for this queue type")  # in what an endpoint says that takes none
+_BAD_CREDENTIALS = {
+    "ExpiredToken", "ExpiredTokenException", "InvalidAccessKeyId", "InvalidClientTokenId", "InvalidSecurity",
+    "SignatureDoesNotMatch", "UnrecognizedClientException",
+}  # fmt: skip
+_LOOK_FOR_CREDENTIALS_SECONDS = 5.0
+
+log = get_logger()
+
+
+_UNANSWERED = {"Code": "NoAnswer", "Message": "the answer does not say what became of it"}
+
+
+class _CallRefused(Unavailable):
+    """SQS takes no such call; with fewer messages in it, it may. is_final: with one message, it never will."""
+
+    def __init__(self, reason: str, *, is_final: bool) -> None:
+        super().__init__(reason)
+        self.is_final = is_final
+
+
+class SqsTransport:
+    """One SQS client, made when first used.
+
+    access_key: ``id:secret``; None for the SDK's own chain.
+    answer_seconds: how long an answer may take, beyond the longest wait of a long poll; then the call has failed.
+    visibility_timeout_seconds, receive_wait_seconds: attributes of queues that are made.
+    """
+
+    limits = LIMITS
+
+    def __init__(
+        self,
+        *,
+        endpoint_url: str | None = None,
+        region: str | None = None,
+        access_key: str | None = None,
+        longest_poll_seconds: float = LIMITS.max_wait_seconds,
+        answer_seconds: float = 10,
+        visibility_timeout_seconds: int = 60,
+        receive_wait_seconds: int = 20,
+    ) -> None:
+        self._endpoint_url = endpoint_url
+        self._region = region
+        self._access_key = access_key.partition(":")[::2] if access_key else (None, None)
+        self._longest_poll_seconds = longest_poll_seconds
+        self._answer_seconds = answer_seconds
+        self._visibility_timeout_seconds = visibility_timeout_seconds
+        self._receive_wait_seconds = receive_wait_seconds
+        self._session = get_session()
+        self._stack = AsyncExitStack()
+        self._retired = AsyncExitStack()
+        self._client: Any = None
+        self._opening = asyncio.Lock()
+        self._look_for_credentials_at = float("-inf")
+
+    @classmethod
+    def of(cls, settings: Settings, **options: Any) -> SqsTransport:
+        """A client of the SQS that the settings name."""
+        key = settings.sqs_access_key
+        return cls(
+            endpoint_url=settings.sqs_endpoint_url, region=settings.aws_region,
+            access_key=key.get_secret_value() if key else None, **options,
+        )  # fmt: skip
+
+    def queue(self, name: str, *, label: str) -> SqsQueue:
+        """The queue of that name or URL; it is looked up at the first call."""
+        return SqsQueue(self, name, label)
+
+    async def make_queues(self, names: Mapping[str, str]) -> dict[str, str]:
+        """See :class:`penstock.brokers.base.Transport`; doing so again sets the attributes anew."""
+        urls = {}
+        try:
+            client = await self.client()
+            for label, given in names.items():
+                urls[label] = await self._make(client, given.rsplit("/", 1)[-1])
+        except _AWAY as exc:
+            raise Unavailable(f"the queues could not be made: {exc}") from exc
+        return urls
+
+    async def _make(self, client: Any, name: str) -> str:
+        """Make a queue and its dead-letter queue; returns its URL."""
+        dead = await client.create_queue(QueueName=name + DEAD_LETTER_SUFFIX)
+        await client.set_queue_attributes(
+            QueueUrl=dead["QueueUrl"],
+            Attributes={"MessageRetentionPeriod": str(_DEAD_LETTER_RETENTION_SECONDS)},
+        )
+        described = await client.get_queue_attributes(QueueUrl=dead["QueueUrl"], AttributeNames=["QueueArn"])
+        redrive = {"deadLetterTargetArn": described["Attributes"]["QueueArn"], "maxReceiveCount": MAX_RECEIVES}
+        url: str = (await client.create_queue(QueueName=name))["QueueUrl"]
+        await client.set_queue_attributes(
+            QueueUrl=url,
+            Attributes={
+                "RedrivePolicy": json.dumps(redrive),
+                "VisibilityTimeout": str(self._visibility_timeout_seconds),
+                "ReceiveMessageWaitTimeSeconds": str(self._receive_wait_seconds),
+                "MessageRetentionPeriod": str(_RETENTION_SECONDS),
+            },
+        )
+        return url
+
+    async def greet(self) -> str:
+        """Where SQS is; it has no word for itself."""
+        return f"SQS at {self._endpoint_url or 'AWS'}"
+
+    async def client(self) -> Any:
+        async with self._opening:
+            if self._client is None:
+                config = AioConfig(
+                    connect_timeout=5,
+                    read_timeout=self._longest_poll_seconds + self._answer_seconds,
+                    max_pool_connections=64,
+                    # What costs CPU in every call and gives nothing here: requests are built in one place, by tests
+                    # that run against a real endpoint, and SQS has its own digests.
+                    # A user agent of our own is a constant; botocore builds its long one anew in each call.
+                    user_agent=f"penstock/{__version__}",
+                    parameter_validation=False,
+                    disable_request_compression=True,
+                    request_checksum_calculation="when_required",
+                    response_checksum_validation="when_required",
+                    # Retries with pauses are the loops' business; these are for a dropped keep-alive connection.
+                    retries={"mode": "standard", "total_max_attempts": 2},
+                )
+                try:
+                    self._client = await self._stack.enter_async_context(
+                        self._session.create_client(
+                            "sqs",
+                            endpoint_url=self._endpoint_url,
+                            region_name=self._region,
+                            config=config,
+                            aws_access_key_id=self._access_key[0],
+                            aws_secret_access_key=self._access_key[1],
+                        )
+                    )
+                except (BotoCoreError, ValueError) as exc:
+                    raise Unavailable(f"SQS cannot be used: {exc}") from exc
+        return self._client
+
+    async def renew_credentials(self, refused: Any) -> None:
+        """Have the next call use other credentials than this client's, if the SDK's own chain finds any now.
+
+        A client keeps those that it found in the environment or in a file at its beginning, though somebody may have
+        put fresh ones there since. Those that it can renew by itself, such as a role's, it does renew.
+        """
+        if refused is not self._client or self._access_key[0] or monotonic() < self._look_for_credentials_at:
+            return
+        self._look_for_credentials_at = monotonic() + _LOOK_FOR_CREDENTIALS_SECONDS
+        session = get_session()
+        found = await _credentials(session)
+        if found is None or found == await _credentials(self._session):
+            return
+        async with self._opening:
+            before, self._retired = self._retired, self._stack  # calls of other tasks may still be under way by it
+            self._session, self._stack, self._client = session, AsyncExitStack(), None
+        await before.aclose()
+        log.info("credentials_changed")
+
+    async def close(self) -> None:
+        self._client = None
+        await self._stack.aclose()
+        await self._retired.aclose()
+
+
+class SqsQueue:
+    """One SQS queue; see :class:`penstock.brokers.base.Queue` for the contract."""
+
+    limits = LIMITS
+
+    def __init__(self, transport: SqsTransport, name: str, label: str) -> None:
+        self.label = label
+        self._transport = transport
+        self._name = name
+        self._url: str | None = name if "://" in name else None
+        self._takes_groups = True
+
+    async def url(self) -> str:
+        if self._url is None:
+            reply = await self._call("get_queue_url", QueueName=self._name)
+            if "QueueUrl" not in reply:
+                raise Unavailable(f"the answer to get_queue_url is not of SQS: {str(reply)[:200]}")
+            self._url = reply["QueueUrl"]
+        return self._url
+
+    async def send(self, messages: Sequence[Outgoing]) -> SendReport:
+        entries = []
+        sizes = []
+        for position, message in enumerate(messages):
+            body = escape_for_sqs(message.body)
+            entry: dict[str, Any] = {"Id": str(position), "MessageBody": body}
+            if message.attributes:
+                entry["MessageAttributes"] = {
+                    key: {"DataType": "String", "StringValue": value} for key, value in message.attributes.items()
+                }
+            if message.group is not None and self._takes_groups:
+                entry["MessageGroupId"] = group_id(message.group)
+            entries.append(entry)
+            sizes.append(utf8_size(body) + sum(utf8_size(k + v) + 6 for k, v in message.attributes.items()))
+        # Sized in one go with the entries, since a call is bounded by bytes too.
+        outcome = await self._in_batches("send_message_batch", entries, sizes)
+        ungrouped = [
+            position
+            for position, reason in outcome.failed.items()
+            if _NO_GROUPS.search(reason) and entries[position].pop("MessageGroupId", None)
+        ]
+        if ungrouped:
+            # Standard queues take groups since 2025, and not every endpoint that stands in for SQS does.
+            if self._takes_groups:
+                self._takes_groups = False
+                log.warning("queue_takes_no_groups", queue=self.label, reason=outcome.failed[ungrouped[0]])
+            again = await self._in_batches(
+                "send_message_batch", [entries[position] for position in ungrouped], [sizes[p] for p in ungrouped]
+            )
+            outcome = outcome.without(ungrouped, again)
+        sent = len(messages) - len(outcome.failed)
+        if sent:
+            metrics.MESSAGES.labels(self.label, "sent").inc(sent)
+        return SendReport(sorted(outcome.failed), next(iter(outcome.failed.values()), None), frozenset(outcome.refused))
+
+    async def receive(self, *, wait_seconds: int, visibility_seconds: int) -> list[Message]:
+        reply = await self._call(
+            "receive_message",
+            QueueUrl=await self.url(),
+            MaxNumberOfMessages=LIMITS.max_call_messages,
+            WaitTimeSeconds=wait_seconds,
+            VisibilityTimeout=visibility_seconds,
+            MessageSystemAttributeNames=["ApproximateReceiveCount", "SentTimestamp", "MessageGroupId", "SenderId"],
+            MessageAttributeNames=["All"],
+        )
+        messages = [_message(raw) for raw in reply.get("Messages", ())]
+        self._bill("receive_message", [utf8_size(message.body) for message in messages])
+        if messages:
+            metrics.MESSAGES.labels(self.label, "received").inc(len(messages))
+        return messages
+
+    async def delete(self, messages: Sequence[Message]) -> list[Message]:
+        failed = await self._each("delete_message_batch", messages)
+        if len(messages) > len(failed):
+            metrics.MESSAGES.labels(self.label, "deleted").inc(len(messages) - len(failed))
+        return failed
+
+    async def extend(self, messages: Sequence[Message], seconds: int) -> list[Message]:
+        return await self._each("change_message_visibility_batch", messages, VisibilityTimeout=seconds)
+
+    async def release(self, messages: Sequence[Message]) -> None:
+        failed = await self._each("change_message_visibility_batch", messages, VisibilityTimeout=0)
+        if len(messages) > len(failed):
+            metrics.MESSAGES.labels(self.label, "released").inc(len(messages) - len(failed))
+
+    async def depth(self) -> Depth:
+        names = [
+            "ApproximateNumberOfMessages",
+            "ApproximateNumberOfMessagesNotVisible",
+            "ApproximateNumberOfMessagesDelayed",
+        ]
+        reply = await self._call("get_queue_attributes", QueueUrl=await self.url(), AttributeNames=names)
+        self._bill("get_queue_attributes", [])
+        attributes = reply.get("Attributes", {})
+        if any(name not in attributes for name in names):
+            # Taken for empty, the queue would cost tasks their attempts.
+            raise Unavailable(f"the answer to get_queue_attributes is not of SQS: {str(reply)[:200]}")
+        return Depth(*(int(attributes[name]) for name in names))
+
+    async def describe(self) -> tuple[dict[str, str], datetime | None]:
+        """All attributes by their names at SQS, and when it says that it answered. Raises Unavailable."""
+        reply = await self._call("get_queue_attributes", QueueUrl=await self.url(), AttributeNames=["All"])
+        self._bill("get_queue_attributes", [])
+        answered = reply.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+        return dict(reply.get("Attributes", {})), None if answered is None else parsedate_to_datetime(answered)
+
+    async def _each(self, operation: str, messages: Sequence[Message], **more: Any) -> list[Message]:
+        entries = [{"Id": str(i), "ReceiptHandle": message.receipt, **more} for i, message in enumerate(messages)]
+        outcome = await self._in_batches(operation, entries, [0] * len(entries))
+        return [messages[position] for position in sorted(outcome.failed)]
+
+    async def _in_batches(self, operation: str, entries: Sequence[dict[str, Any]], sizes: Sequence[int]) -> _Outcome:
+        """Run a batch operation over any number of entries, whose ids are their positions.
+
+        Entries that fail for the queue's reasons get one more try. A call that fails whole fails its entries; one
+        that is refused for what it holds is repeated entry by entry, so that only the guilty entry fails.
+        """
+        outcome = _Outcome()
+
+        async def run(batch: list[dict[str, Any]], bytes_in_call: int, tries: int = 2) -> None:
+            try:
+                reply = await self._call(operation, QueueUrl=await self.url(), Entries=batch)
+            except _CallRefused as exc:
+                if len(batch) > 1:
+                    await _gather(run([entry], bytes_in_call, tries) for entry in batch)
+                else:
+                    outcome.add(batch[0], str(exc), refused=exc.is_final)
+                return
+            except Unavailable as exc:
+                for entry in batch:
+                    outcome.add(entry, str(exc))
+                return
+            self._bill(operation, [bytes_in_call])
+            # What is in neither list was not done for all that is known: a proxy may answer 200 in the place of SQS.
+            done = {item["Id"] for item in reply.get("Successful", ())}
+            if len(done) == len(batch):
+                return
+            faults = {item["Id"]: item for item in reply.get("Failed", ())}
+            metrics.SQS_CALLS.labels(operation, self.label, "partial").inc()
+            again = []
+            for entry in batch:
+                if entry["Id"] in done:
+                    continue
+                item = faults.get(entry["Id"], _UNANSWERED)
+                if item.get("SenderFault") or tries <= 1:
+                    reason = f"{item.get('Code')}: {item.get('Message', '')}"
+                    is_final = _is_final(_plain(item.get("Code")), str(item.get("Message")))
+                    outcome.add(entry, reason, refused=is_final)
+                else:
+                    again.append(entry)
+            if again:
+                await run(again, bytes_in_call, tries - 1)
+
+        await _gather(run(batch, size) for batch, size in _cut(entries, sizes))
+        if outcome.failed:
+            log.warning(
+                "sqs_entries_failed", operation=operation, queue=self.label, failed=len(outcome.failed),
+                of=len(entries), reason=next(iter(outcome.failed.values())),
+            )  # fmt: skip
+        return outcome
+
+    async def _call(self, operation: str, **arguments: Any) -> Mapping[str, Any]:
+        client: Any = None
+        try:
+            client = await self._transport.client()
+            call: Callable[..., Awaitable[Mapping[str, Any]]] = getattr(client, operation)
+            reply = await call(**arguments)
+        except _AWAY as exc:
+            metrics.SQS_CALLS.labels(operation, self.label, "failed").inc()
+            code = _plain(exc.response.get("Error", {}).get("Code")) if isinstance(exc, ClientError) else ""
+            if code in _BAD_CREDENTIALS:
+                await self._transport.renew_credentials(client)
+            if code in _REFUSALS:
+                raise _CallRefused(f"SQS refuses {operation}: {exc}", is_final=_is_final(code, str(exc))) from exc
+            if code in _MISSING_QUEUE:
+                if "://" not in self._name:
+                    self._url = None  # it may be made anew, under another URL
+                raise QueueMissing(
+                    f"queue {self._name!r} does not exist: make it with terraform/, or for a local endpoint "
+                    "with `penstock create-queues`"
+                ) from exc
+            raise Unavailable(f"SQS is away or refuses {operation}: {exc}") from exc
+        metrics.SQS_CALLS.labels(operation, self.label, "ok").inc()
+        return reply
+
+    def _bill(self, operation: str, sizes: Sequence[int]) -> None:
+        units = max(1, -(-sum(sizes) // _BILLED_UNIT_BYTES))
+        metrics.SQS_BILLED_UNITS.labels(operation, self.label).inc(units)
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """Of a batch operation: positions that failed and why, and those among them that must not be tried again."""
+
+    failed: dict[int, str] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
+
+    def add(self, entry: Mapping[str, Any], reason: str, *, refused: bool = False) -> None:
+        self.failed[int(entry["Id"])] = reason
+        if refused:
+            self.refused.add(int(entry["Id"]))
+
+    def without(self, positions: Sequence[int], again: _Outcome) -> _Outcome:
+        """With what became of these positions when they were tried again."""
+        failed = {position: reason for position, reason in self.failed.items() if position not in positions}
+        return _Outcome(failed | again.failed, self.refused - set(positions) | again.refused)
+
+
+def _is_final(code: str, message: str) -> bool:
+    """Whether SQS will never take the message. It says InvalidParameterValue of its size, and of much else."""
+    return code in _REFUSALS and (code != "InvalidParameterValue" or "shorter than" in message)
+
+
+async def _credentials(session: Any) -> Any:
+    """What the SDK's chain finds, comparable; None when it finds nothing."""
+    try:
+        credentials = await session.get_credentials()
+        return credentials and await credentials.get_frozen_credentials()
+    except _AWAY:
+        return None
+
+
+def _plain(code: str | None) -> str:
+    """An error code without the prefix that one of the two SQS protocols puts before it."""
+    return (code or "").removeprefix("AWS.SimpleQueueService.")
+
+
+async def _gather(calls: Iterable[Awaitable[None]]) -> None:
+    listed = list(calls)
+    if len(listed) == 1:
+        await listed[0]
+    elif listed:
+        await asyncio.gather(*listed)
+
+
+def _cut(entries: Sequence[dict[str, Any]], sizes: Sequence[int]) -> Iterator[tuple[list[dict[str, Any]], int]]:
+    batch: list[dict[str, Any]] = []
+    used = 0
+    for entry, size in zip(entries, sizes, strict=True):
+        if batch and (len(batch) >= LIMITS.max_call_messages or used + size > LIMITS.max_call_bytes):
+            yield batch, used
+            batch, used = [], 0
+        batch.append(entry)
+        used += size
+    if batch:
+        yield batch, used
+
+
+def _message(raw: Mapping[str, Any]) -> Message:
+    system = raw.get("Attributes", {})
+    sent = system.get("SentTimestamp")
+    return Message(
+        id=raw["MessageId"],
+        receipt=raw["ReceiptHandle"],
+        body=raw["Body"],
+        receive_count=int(system.get("ApproximateReceiveCount", 1)),
+        sent_at=int(sent) / 1000 if sent else None,
+        attributes={
+            key: value["StringValue"]
+            for key, value in raw.get("MessageAttributes", {}).items()
+            if "StringValue" in value
+        },
+        group=system.get("MessageGroupId"),
+        sender=system.get("SenderId"),
+    )

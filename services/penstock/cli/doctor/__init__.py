@@ -1,0 +1,1 @@
+"""`penstock doctor`: checks of a live setup, each with advice."""

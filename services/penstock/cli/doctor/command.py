@@ -1,0 +1,77 @@
+"""`penstock doctor`: what is wrong with the settings, Postgres and the queues, and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.common import DataDirOption, print_json
+
+if TYPE_CHECKING:
+    from penstock.cli.doctor.findings import Finding, Level
+    from penstock.settings.model import Settings
+
+_COLOURS: dict[Level, str] = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(rich_help_panel="Set-up")(doctor)
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings too.")] = False,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Look for what is wrong with settings, Postgres, queues and api, and say what to do. Changes nothing.
+
+    Looks at the stack that runs in --data-dir, else at what the settings name. Exits with 1 when it finds an error.
+    """
+    settings = _settings(data_dir)
+    findings = asyncio.run(_examine(settings, show=not as_json))
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    bad = {"error", "warning"} if strict else {"error"}
+    if any(finding.level in bad for finding in findings):
+        raise typer.Exit(1)
+
+
+async def _examine(settings: Settings, *, show: bool) -> list[Finding]:
+    from penstock.cli.doctor.checks import examine
+
+    findings = []
+    async for finding in examine(settings):
+        findings.append(finding)
+        if show:
+            _show(finding)
+    return findings
+
+
+def _show(finding: Finding) -> None:
+    level = typer.style(f"{finding.level:<8}", fg=_COLOURS[finding.level])
+    typer.echo(f"{level} {finding.what}: {finding.seen}")
+    if finding.fix:
+        typer.echo(f"         -> {finding.fix}")
+
+
+def _settings(data_dir: Path | None) -> Settings:
+    """Those of the stack that is meant, as its processes have them; else as they are."""
+    from penstock.local.state import DataDir
+    from penstock.settings.loading import load_settings
+
+    settings = load_settings()
+    if data_dir is None and settings.database_url is not None:
+        return settings
+    state = DataDir.of(data_dir).read_state()
+    if state is None:
+        return settings
+    queues = {f"{label}_queue": state["queues"][label] for label in ("inbound", "outbound", "results")}
+    return load_settings(
+        database_url=state["database_url"], api_url=state["api"], transport_url=state["transport_url"],
+        sqs_endpoint_url=state["sqs_endpoint_url"], sqs_access_key=state["sqs_access_key"],
+        aws_region=state["env"]["PENSTOCK_AWS_REGION"], **queues,
+    )  # fmt: skip

@@ -1,0 +1,53 @@
+"""The look at what keeps large payloads and encrypts them: whether the bucket answers and the keys can be used."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+from penstock.cli.doctor.findings import Finding
+from penstock.payloads.bucket import Bucket, new_name
+from penstock.payloads.vault import Vault
+from penstock.protocol.errors import PayloadLost, PayloadUnavailable, SettingsError
+from penstock.settings.model import Settings
+from penstock.settings.payload_values import fingerprint, read_key
+
+_POLICY = (
+    "let this role call s3:PutObject, s3:GetObject and s3:DeleteObject below the prefix, "
+    "and s3:ListBucket on the bucket"
+)
+
+
+async def examine_payloads(settings: Settings) -> AsyncIterator[Finding]:
+    """Nothing where neither is set. Nothing is written to the bucket, so the right to write is not tried."""
+    if not settings.payload_keys and settings.payload_bucket is None:
+        return
+    try:
+        vault = Vault(settings)
+    except SettingsError as exc:
+        yield Finding("error", "payloads", str(exc), "install it where any of the processes runs")
+        return
+    if settings.payload_keys:
+        ids = [fingerprint(read_key(key.get_secret_value())) for key in settings.payload_keys]
+        others = f", {len(ids) - 1} more only decrypt" if len(ids) > 1 else ""
+        yield Finding("ok", "payload keys", f"{ids[0]} encrypts{others}")
+    if vault.bucket is not None:
+        yield await _of_bucket(vault.bucket)
+        await vault.close()
+
+
+async def _of_bucket(bucket: Bucket) -> Finding:
+    try:
+        await bucket.list(datetime.now(UTC).date(), "", offered=False)
+        await bucket.get(new_name(), 0)
+    except PayloadLost:
+        return Finding("ok", "payload bucket", f"{bucket.url} answers")  # as it must of an object that there is not
+    except PayloadUnavailable as exc:
+        if "NoSuchBucket" in str(exc):
+            fix = "make the bucket, or correct PENSTOCK_PAYLOAD_BUCKET"
+        elif exc.is_refusal:
+            fix = _POLICY
+        else:
+            fix = "check PENSTOCK_PAYLOAD_S3_ENDPOINT_URL, PENSTOCK_AWS_REGION and the AWS credentials"
+        return Finding("error", "payload bucket", str(exc), fix)
+    return Finding("error", "payload bucket", f"{bucket.url} has an object of a name made this moment", "look at it")

@@ -1,0 +1,196 @@
+"""The one place where settings become connections and connections a running process."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+from penstock.brokers.base import Queue
+from penstock.brokers.opening import open_transport, queue_names
+from penstock.payloads.vault import Vault
+from penstock.protocol.errors import SettingsError
+from penstock.runtime.chaos import Faults, faults_of
+from penstock.runtime.logs import get_logger, setup_logging, setup_root
+from penstock.runtime.loop import Service, run_service
+from penstock.runtime.tracing.active import setup_tracing, stop_tracing
+from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
+from penstock.settings.loading import misspelt_variables
+from penstock.settings.model import Settings
+
+if TYPE_CHECKING:
+    from penstock.db.pool import Store
+
+PROCESSES = (
+    "submitter", "scheduler", "worker", "resulter", "supervisor", "api", "kafka-source", "clockwork-source",
+)  # fmt: skip
+_SOURCES = frozenset({"kafka-source", "clockwork-source"})
+_ONE_PASS = frozenset({"supervisor", "api"}) | _SOURCES  # their work is not of a kind that more passes would speed up
+
+OpenQueue = Callable[[str, str], Queue]
+
+log = get_logger()
+
+
+def run_process(name: str, settings: Settings, *, loops: int | None = None, apps: Sequence[str] = ()) -> int:
+    """Run one process until a signal; returns its exit code.
+
+    loops: passes under way at once, None for the setting. apps: modules that register actions (worker only).
+    Raises SettingsError.
+    """
+    setup_logging(name, level=settings.log_level, form=settings.log_format)
+    for seen, meant in misspelt_variables():
+        log.warning("setting_unknown", seen=seen, meant=meant)
+    passes = 1 if name in _ONE_PASS else loops or settings.concurrency
+    make = _maker(name, settings, apps, faults_of(settings, name))
+    # The application's modules, which a worker has loaded by now, may have set up logging.
+    quiet = "error" if settings.log_level == "error" else "warning"
+    setup_root(name, level=settings.log_level if name == "worker" else quiet, form=settings.log_format)
+    setup_tracing(name, settings)  # after the application's modules, which may have set a provider of their own
+    try:
+        return run_service(make, settings, passes=passes)
+    finally:
+        stop_tracing()
+
+
+def _maker(
+    name: str, settings: Settings, apps: Sequence[str], faults: Faults | None
+) -> Callable[[AsyncExitStack], Service]:
+    """Modules are imported per process, so that a worker loads no database driver."""
+    if name == "worker":
+        return _worker(settings, apps, faults)
+    database_url = settings.require_database_url
+
+    def make(stack: AsyncExitStack) -> Service:
+        store = _store(
+            faults,
+            database_url,
+            pool_size=settings.database_pool_size,
+            statement_timeout_seconds=settings.statement_timeout_seconds,
+            application_name=_application_name(name),
+            vault=Vault(settings),
+        )
+        stack.push_async_callback(store.close)
+        if name in _SOURCES:
+            return _source(name, settings, store)
+        return _over_postgres(name, settings, store, stack, faults)
+
+    return make
+
+
+def _source(name: str, settings: Settings, store: Store) -> Service:
+    """Kafka in, Postgres out: no queues."""
+    from penstock.compat.topics.feeds import ClockworkFeed, Feed, ScheduleFeed
+    from penstock.compat.topics.process import Source
+
+    feed: Feed = ClockworkFeed(settings) if name == "clockwork-source" else ScheduleFeed(settings)
+    return Source(name=name, store=store, feed=feed, settings=settings)
+
+
+def _application_name(process: str) -> str:
+    """What Postgres shows of each connection: which process it is of, on which machine. It keeps 63 bytes."""
+    host = "".join(char for char in socket.gethostname() if char.isascii() and char.isprintable())
+    return f"penstock-{process}@{host[:26]}:{os.getpid()}"
+
+
+def _store(faults: Faults | None, database_url: str, **options: Any) -> Store:
+    if faults is None:
+        from penstock.db.pool import Store
+
+        return Store(database_url, **options)
+    from penstock.db.chaos import FaultyStore
+
+    return FaultyStore(database_url, faults=faults, **options)
+
+
+def _worker(settings: Settings, apps: Sequence[str], faults: Faults | None) -> Callable[[AsyncExitStack], Service]:
+    from penstock.compat.actions import MODULES
+    from penstock.worker.deliveries.registry import Deliveries
+    from penstock.worker.handlers.actions import REGISTRY, load_app
+    from penstock.worker.process import Worker
+
+    for app in apps:
+        load_app(app)
+
+    registry = REGISTRY
+    deliveries = Deliveries(settings, registry, MODULES)
+    if settings.deliveries:
+        log.info("deliveries_enabled", actions=",".join(settings.deliveries))
+    if not len(registry):
+        raise SettingsError(
+            "this worker has no handlers, so every task that it took would fail: name the module that has them with "
+            "--app MODULE, or built-in actions such as http.request in PENSTOCK_DELIVERIES"
+        )
+    if faults is not None:
+        from penstock.worker.handlers.chaos import with_faults
+
+        registry = with_faults(REGISTRY, faults)
+
+    def make(stack: AsyncExitStack) -> Service:
+        stack.push_async_callback(deliveries.close)
+        deliveries.open()
+        open_queue, _ = _openers(settings, stack, faults)
+        queues = _queues(settings, open_queue)
+        return Worker(outbound=queues["outbound"], results=queues["results"], settings=settings, registry=registry)
+
+    return make
+
+
+def _over_postgres(
+    name: str, settings: Settings, store: Store, stack: AsyncExitStack, faults: Faults | None
+) -> Service:
+    open_queue, open_plain = _openers(settings, stack, faults)
+    queues = _queues(settings, open_queue)
+    if name == "api":
+        from penstock.api.process import Api
+        from penstock.compat.http import OlderApis
+
+        dead_letters = _queues(settings, open_plain, suffix=DEAD_LETTER_SUFFIX)
+        return Api(store=store, settings=settings, queues=queues, dead_letters=dead_letters, additions=[OlderApis])
+    if name == "submitter":
+        from penstock.submitter import Submitter
+
+        return Submitter(store=store, inbound=queues["inbound"], settings=settings)
+    if name == "scheduler":
+        from penstock.scheduler.process import Scheduler
+
+        return Scheduler(store=store, outbound=queues["outbound"], settings=settings, open_queue=open_queue)
+    if name == "resulter":
+        from penstock.resulter import Resulter
+
+        return Resulter(store=store, results=queues["results"], settings=settings)
+    if name == "supervisor":
+        from penstock.compat.duties import DelayedRecords
+        from penstock.compat.scheduler0.store import names_of_import
+        from penstock.supervisor.process import Supervisor
+
+        dead_letters = _queues(settings, open_plain, suffix=DEAD_LETTER_SUFFIX)
+        return Supervisor(
+            store=store, queues=queues, dead_letters=dead_letters, settings=settings,
+            open_queue=open_queue, additions=[DelayedRecords], names_of_import=names_of_import,
+        )  # fmt: skip
+    raise SettingsError(f"there is no process {name!r}: choose one of {', '.join(PROCESSES)}")
+
+
+def _queues(settings: Settings, open_queue: OpenQueue, *, suffix: str = "") -> dict[str, Queue]:
+    """The three queues by label, or with a suffix their dead-letter queues."""
+    return {label + suffix: open_queue(name + suffix, label + suffix) for label, name in queue_names(settings).items()}
+
+
+def _openers(settings: Settings, stack: AsyncExitStack, faults: Faults | None) -> tuple[OpenQueue, OpenQueue]:
+    """Two that make queues of a name, or URL, and a label, over one connection: with faults and without."""
+    transport = open_transport(settings)
+    stack.push_async_callback(transport.close)
+
+    def open_plain(name: str, label: str) -> Queue:
+        return transport.queue(name, label=label)
+
+    def open_faulty(name: str, label: str) -> Queue:
+        assert faults is not None
+        from penstock.brokers.chaos import FaultyQueue
+
+        return FaultyQueue(open_plain(name, label), faults)
+
+    return (open_plain if faults is None else open_faulty), open_plain

@@ -1,0 +1,1 @@
+"""The Python client over HTTP (sync and async) and through the inbound queue."""

@@ -1,0 +1,192 @@
+"""What clients share: requests as text, answers as values or errors, and conversations of several requests. Pure.
+
+A conversation is a generator: it yields the body of a request and is sent the parsed answer, or is thrown what went
+wrong; what it returns is the result. So the client over threads and the one over an event loop say the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Any
+
+from penstock.protocol.batching import pack
+from penstock.protocol.errors import (
+    OVERLOADED,
+    DuplicateTask,
+    InvalidParams,
+    InvalidRequest,
+    JobNotFound,
+    MethodNotFound,
+    ParseError,
+    PayloadLost,
+    PayloadUnavailable,
+    RateLimited,
+    ResultGone,
+    RpcError,
+    ScheduleNotFound,
+    StateConflict,
+    TaskCalledOff,
+    TaskFailed,
+    TaskNotFound,
+    TooLarge,
+    TooManyWaits,
+    Unavailable,
+    WorkflowConflict,
+    WorkflowNotFound,
+)
+from penstock.protocol.json_text import decode_any
+from penstock.protocol.jsonable import dumps
+from penstock.protocol.requests import prepared
+
+BATCH_TASKS = 1000
+BATCH_BYTES = 4 * 1024 * 1024  # half of what the api takes unless told otherwise
+
+Params = Mapping[str, Any] | Sequence[Any] | None
+Talk = Generator[str, Any, Any]
+
+_KINDS: dict[int, type[RpcError]] = {
+    kind.code: kind
+    for kind in (
+        ParseError, InvalidRequest, MethodNotFound, InvalidParams, TaskNotFound, StateConflict, DuplicateTask, TooLarge,
+        RateLimited, JobNotFound, ScheduleNotFound, TooManyWaits, WorkflowNotFound, WorkflowConflict,
+    )
+}  # fmt: skip
+
+
+class Unfinished(Unavailable):
+    """Some tasks of several were not accepted, or nobody knows: a connection broke before the answer.
+
+    results: answers so far, in the order of the tasks. unsent: the tasks to send again; give them a ``unique_key``
+    if none may be added twice.
+    """
+
+    def __init__(self, message: str, results: Sequence[Any], unsent: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__(message)
+        self.results = list(results)
+        self.unsent = list(unsent)
+
+
+def answering(token: str, **given: Any) -> dict[str, Any]:
+    """Parameters of an answer to a task that waits; None for what is left out."""
+    return {"token": token} | {name: value for name, value in given.items() if value is not None}
+
+
+def calling(method: str, params: Params) -> Talk:
+    """One request; returns its result. Raises RpcError, Unavailable for an answer that is none."""
+    answer = yield request_text(method, params, 0)
+    if not isinstance(answer, dict):
+        raise Unavailable("the answer is a batch, and not that of a Penstock api: check the URL")
+    if "error" in answer:
+        raise error_of(answer["error"])
+    return answer["result"]
+
+
+def batching(calls: Iterable[tuple[str, Params]]) -> Talk:
+    """Several requests at once; returns each one's result or its RpcError, in their order."""
+    requests = [request_text(method, params, number) for number, (method, params) in enumerate(calls)]
+    return (yield from _batch(requests)) if requests else []
+
+
+def enqueueing(tasks: Iterable[Mapping[str, Any]]) -> Talk:
+    """Tasks by as few batches as will do; returns as ``batching``. Raises Unfinished."""
+    given = list(tasks)
+    texts = [request_text("enqueue", prepared(task), number) for number, task in enumerate(given)]
+    results: list[Any] = []
+    # Text is ASCII here, so characters are bytes.
+    todo = list(pack([len(text) for text in texts], max_bytes=BATCH_BYTES, max_items=BATCH_TASKS))[::-1]
+    while todo:
+        start, end = todo.pop()
+        try:
+            results += yield from _batch(texts[start:end], first=start)
+        except (Unavailable, RateLimited) as exc:
+            problem = f"{len(given) - start} of {len(given)} tasks were not accepted: {exc}"
+            raise Unfinished(problem, results, given[start:]) from exc
+        except (TooLarge, InvalidRequest) as exc:
+            # The api's limits are its operator's; it takes less at once than was tried here.
+            if end - start == 1:
+                results.append(exc)
+                continue
+            middle = (start + end) // 2
+            todo += [(middle, end), (start, middle)]
+    return results
+
+
+def _batch(requests: Sequence[str], first: int = 0) -> Talk:
+    answers = yield f"[{','.join(requests)}]"
+    if isinstance(answers, dict) and "error" in answers:
+        raise error_of(answers["error"])
+    by_id = {answer["id"]: answer for answer in answers}
+    results: list[Any] = []
+    for number in range(first, first + len(requests)):
+        answer = by_id[number]
+        results.append(error_of(answer["error"]) if "error" in answer else answer["result"])
+    return results
+
+
+def answer_of(url: str, status: int, content: bytes) -> Any:
+    """The body of an HTTP answer, parsed. Raises Unavailable: it is no answer of an api that can answer."""
+    try:
+        answer = _parsed(content)
+    except ValueError:
+        answer = None
+    if status == 503:
+        error = answer["error"] if isinstance(answer, dict) and "error" in answer else {}
+        if error.get("code") == OVERLOADED:
+            raise Unavailable(f"{url}: {error['message']}")
+        reference = error.get("data")
+        raise Unavailable(f"the api at {url} is up, but not its database: try again later ({reference})")
+    is_rpc = isinstance(answer, list) or (isinstance(answer, dict) and "jsonrpc" in answer)
+    if not is_rpc:
+        raise Unavailable(f"{url}/rpc answers HTTP {status}, and not as a Penstock api: check the URL")
+    return answer
+
+
+def _parsed(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return decode_any(content)  # an integer of more digits than Python converts
+
+
+def downloaded(status: int, content: bytes) -> Any:
+    """A payload or a result that was fetched by itself. Raises RpcError, Unavailable, PayloadLost."""
+    decoded: Any = _parsed(content) if status == 200 or content.startswith(b"{") else None
+    if status == 200:
+        return decoded
+    error = decoded.get("error", {}) if isinstance(decoded, dict) else {}
+    if "code" in error and status != 503:
+        raise error_of(error)
+    kind = PayloadLost if status == 410 else PayloadUnavailable
+    raise kind(str(error.get("message") or f"the api answers HTTP {status}"))
+
+
+def result_of(outcome: Mapping[str, Any]) -> Any:
+    """The result of a task that has settled, as ``result`` answers it. Raises TaskFailed, TaskCalledOff, ResultGone."""
+    match outcome["state"]:
+        case "SUCCESS" if outcome.get("result_gone"):
+            raise ResultGone(outcome["id"])
+        case "SUCCESS":
+            return outcome["result"]
+        case "CANCELLED":
+            raise TaskCalledOff(outcome["id"], outcome.get("reason"), outcome["error"])
+    raise TaskFailed(outcome["id"], outcome["error"])
+
+
+def error_of(error: Mapping[str, Any]) -> RpcError:
+    """An error object of the api as an exception; codes that are known have a class of their own."""
+    kind = _KINDS.get(error["code"], RpcError)
+    made = kind.__new__(kind)
+    RpcError.__init__(made, error["message"], error.get("data"))
+    made.code = error["code"]
+    return made
+
+
+def request_text(method: str, params: Mapping[str, Any] | Sequence[Any] | None, number: int | None) -> str:
+    """One request as JSON text; without a number it asks for no answer. Raises ValueError, TypeError: not JSON."""
+    request: dict[str, Any] = {"jsonrpc": "2.0", "method": method}
+    if params is not None:
+        request["params"] = params
+    if number is not None:
+        request["id"] = number
+    return dumps(request)

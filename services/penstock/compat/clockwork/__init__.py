@@ -1,0 +1,1 @@
+"""clockwork's API: POST and DELETE /schedule."""

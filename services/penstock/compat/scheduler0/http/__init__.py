@@ -1,0 +1,1 @@
+"""scheduler0's REST api."""

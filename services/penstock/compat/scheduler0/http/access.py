@@ -1,0 +1,79 @@
+"""Who may use scheduler0's API: those who have one of its credentials, and its command line in peer mode."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from functools import partial
+
+from starlette.datastructures import Headers
+
+from penstock.api.lookups import Lookups
+from penstock.api.rates import Rates
+from penstock.compat.scheduler0.store import find_credential
+from penstock.db.pool import Store
+from penstock.protocol.errors import AccessDenied
+from penstock.settings.model import Settings
+
+UNAUTHORIZED = "unauthorized requests"
+_PEERS = frozenset({"cmd", "peer"})
+_LONGEST = 512  # characters of a key or a secret, or nobody is asked about it
+
+
+class Doorkeeper:
+    """Checks the headers of a request, each time anew: a credential that was archived is refused from then on.
+
+    rates: None for any rate.
+    """
+
+    def __init__(self, store: Store, settings: Settings, rates: Rates | None) -> None:
+        self._store = store
+        self._rates = rates
+        self._lookups = Lookups()
+        self._peer: bytes | None = None
+        password = settings.scheduler0_auth_password
+        if settings.scheduler0_auth_username is not None and password is not None:
+            self._peer = f"{settings.scheduler0_auth_username}:{password.get_secret_value()}".encode()
+
+    async def admit(self, headers: Headers, address: str) -> str:
+        """The name of the sender: ``scheduler0:`` and the number of its credential, or ``peer``.
+
+        Raises AccessDenied with the status 401, RateLimited, Unavailable.
+        """
+        name = await self._name_of(headers, address)
+        if name is None:
+            raise AccessDenied(401, UNAUTHORIZED)
+        if self._rates is not None:
+            self._rates.charge(name, 1)
+        return name
+
+    async def _name_of(self, headers: Headers, address: str) -> str | None:
+        """Of whoever sent the request, as the rate is counted."""
+        api_key = headers.get("x-api-key", "")
+        secret = headers.get("x-secret-key") or headers.get("x-api-secret", "")
+        if api_key and secret:
+            if max(len(api_key), len(secret)) > _LONGEST or "\0" in api_key:
+                return None
+            digest = hashlib.sha256(f"{api_key}\0{secret}".encode()).digest()
+            found = await self._lookups.find(digest, address, partial(self._find, api_key, secret))
+            return None if found is None else f"scheduler0:{found}"
+        if self._peer is not None and headers.get("x-peer") in _PEERS:
+            return "scheduler0:peer" if hmac.compare_digest(_basic(headers), self._peer) else None
+        return None
+
+    async def _find(self, api_key: str, secret: str) -> int | None:
+        async with self._store.session() as session:
+            return await find_credential(session, api_key, secret)
+
+
+def _basic(headers: Headers) -> bytes:
+    """User, colon and password of Basic; nothing where there is none that can be read."""
+    scheme, _, encoded = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "basic":
+        return b""
+    try:
+        return base64.b64decode(encoded.strip(), validate=True)
+    except (binascii.Error, ValueError):
+        return b""

@@ -1,0 +1,1 @@
+"""Schedules read from Kafka topics: process, feeds, Avro and JSON."""

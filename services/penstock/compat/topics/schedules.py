@@ -1,0 +1,178 @@
+"""Schedules as kafka-message-scheduler reads them from topics, in Avro and in JSON. No I/O.
+
+Avro: the fields one after the other without any header, five of them or, where that cannot be, the first four.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+
+from penstock.brokers.kafka.allowed_topics import topic_problem
+from penstock.brokers.kafka.records import Received
+from penstock.compat.delayed_records import Armed, key_of, ordering_key_of
+from penstock.protocol.errors import PenstockError, SettingsError
+from penstock.settings.model import Settings
+
+MARKER = "schedule:expired"
+_FIELDS: list[dict[str, Any]] = [
+    {"name": "time", "type": "long"},
+    {"name": "topic", "type": "string"},
+    {"name": "key", "type": "bytes"},
+    {"name": "value", "type": ["null", "bytes"]},
+    {"name": "headers", "type": {"type": "map", "values": "bytes"}},
+]
+
+
+class Undecodable(PenstockError):
+    """A value that is no schedule; ``kind`` is its label in the metrics, as kafka-message-scheduler has it."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(f"{kind}: {reason}")
+        self.kind = kind
+
+
+class OverLimit(Undecodable):
+    """A schedule that is too large for a task. It is kept as rejected and cancels nothing."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(
+            "transformation", f"it is {size} bytes as a task; the limit is {limit} (PENSTOCK_PAYLOAD_LIMIT_BYTES)"
+        )
+
+
+Time = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class Schedule(msgspec.Struct):
+    """What a value says. time: epoch milliseconds. value None: a tombstone is published."""
+
+    time: Time
+    topic: str
+    key: bytes
+    value: bytes | None = None
+    headers: dict[str, bytes] | None = None
+
+
+class _JsonSchedule(msgspec.Struct):
+    """The members of a value in JSON, bytes in base64."""
+
+    time: Time
+    topic: str
+    key: str
+    value: str | None = None
+    headers: dict[str, str] | None = None
+
+
+_read_json = msgspec.json.Decoder(_JsonSchedule).decode
+_read_any = msgspec.json.Decoder().decode
+
+Read = Callable[[bytes], Schedule]
+
+
+def read_json(value: bytes) -> Schedule:
+    """Raises Undecodable."""
+    try:
+        given = _read_json(value)
+        headers = None if given.headers is None else {name: _bytes_of(text) for name, text in given.headers.items()}
+        data = None if given.value is None else _bytes_of(given.value)
+        return Schedule(given.time, given.topic, _bytes_of(given.key), data, headers)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
+        try:
+            _read_any(value)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            raise Undecodable("not-json", str(exc)[:200]) from None
+        raise Undecodable("invalid-json", str(exc)[:200]) from None
+
+
+def _bytes_of(text: str) -> bytes:
+    """Base64 as Java's decoder takes it: padding is all there or left out. Raises ValueError."""
+    try:
+        padded = text if "=" in text else text + "=" * (-len(text) % 4)
+        if len(padded) % 4:
+            raise binascii.Error("Incorrect padding")
+        return base64.b64decode(padded, validate=True)
+    except binascii.Error as exc:
+        raise ValueError(f"{text[:60]!r} is not base64: {exc}") from None
+
+
+def avro_reader() -> Read:
+    """What reads a value in Avro. Raises SettingsError where fastavro is not installed."""
+    try:
+        import fastavro
+    except ImportError as exc:
+        raise SettingsError(
+            'fastavro, which reads schedules in Avro, is not installed: pip install "penstock[kafka]"'
+        ) from exc
+    schemas: list[Any] = [
+        fastavro.parse_schema({"type": "record", "name": name, "fields": fields})
+        for name, fields in (("AvroSchedule", _FIELDS), ("AvroScheduleWithoutHeaders", _FIELDS[:4]))
+    ]
+
+    def read(value: bytes) -> Schedule:
+        reason = ""
+        for schema in schemas:
+            try:
+                return msgspec.convert(fastavro.schemaless_reader(io.BytesIO(value), schema, None), Schedule)
+            except Exception as exc:  # of junk, the library raises whatever its bytes lead to
+                reason = str(exc) or type(exc).__name__
+        raise Undecodable("invalid-avro", reason[:200])
+
+    return read
+
+
+def armed_of(schedule: Schedule, record: Received, *, settings: Settings, held: bool) -> Armed:
+    """What is armed for a schedule that stands in this record.
+
+    Raises OverLimit for one that is too large, and Undecodable for what cannot be published.
+    """
+    topic = schedule.topic
+    problem = topic_problem(topic, settings)
+    if problem is not None:
+        raise Undecodable("transformation", problem)
+    key = record.key or b""
+    members: dict[str, Any] = {"topic": topic, "key_base64": schedule.key, "due_at": max(0, schedule.time)}
+    members |= {"value": None} if schedule.value is None else {"value_base64": schedule.value}
+    if schedule.headers:
+        members["headers_base64"] = schedule.headers
+    # To the partition of the schedule itself: compaction, and whoever reads it again, look no further.
+    tombstone = {
+        "topic": record.topic, "partition": record.partition, "key_base64": key, "value": None,
+        "headers": {MARKER: "true"},
+    }  # fmt: skip
+    published, last = msgspec.json.encode(members).decode(), msgspec.json.encode(tombstone).decode()
+    size = len(published.encode()) + len(last.encode())
+    if size + 100 > settings.payload_limit_bytes:
+        raise OverLimit(size, settings.payload_limit_bytes)
+    return Armed(
+        source=source_of(record.topic),
+        key=key_of(key),
+        due_ms=schedule.time,
+        ordering_key=ordering_key_of(source_of(record.topic), shown_key(key)),
+        record=published,
+        last=last,
+        partition=record.partition,
+        held=held,
+    )
+
+
+def source_of(topic: str) -> str:
+    return f"kafka:{topic}"
+
+
+def is_expired_mark(record: Received) -> bool:
+    """Whether a record without a value says that its schedule was fired, by us or by kafka-message-scheduler."""
+    return any(name.lower() == MARKER and (value or b"").lower() == b"true" for name, value in record.headers)
+
+
+def shown_key(key: bytes) -> str:
+    """A record's key as text, in base64 where it is not UTF-8."""
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        return "base64:" + base64.b64encode(key).decode()

@@ -1,0 +1,1 @@
+"""Pool, session, statement loader, LISTEN/NOTIFY, migrations, table definitions."""

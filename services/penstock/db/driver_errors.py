@@ -1,0 +1,71 @@
+"""What the driver of Postgres raises, told in our terms: away or overloaded, locked, too slow, refused."""
+
+from __future__ import annotations
+
+import re
+
+import asyncpg
+
+from penstock.protocol.errors import Locked, Refused, TooSlow, Unavailable
+
+# What passes by itself or by an operator's hand; everything else is a mistake of ours and stays loud.
+TRANSIENT = (
+    OSError,
+    TimeoutError,
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.InsufficientResourcesError,  # too many connections, disk full, out of memory
+    asyncpg.OperatorInterventionError,  # shutdown, crash recovery, cancelled by timeout
+    asyncpg.TransactionRollbackError,  # deadlock, serialization
+    asyncpg.ReadOnlySQLTransactionError,  # a failover in progress
+    asyncpg.IdleInTransactionSessionTimeoutError,  # this process stood still in the middle of a transaction
+    asyncpg.TransactionTimeoutError,
+    asyncpg.InvalidCachedStatementError,  # a migration has just changed a table; the next call plans anew
+    asyncpg.InternalClientError,  # a connection used just as it is being closed, or its cache of types out of date
+    asyncpg.InsufficientPrivilegeError,
+    asyncpg.PostgresSystemError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.ObjectNotInPrerequisiteStateError,
+    asyncpg.InternalServerError,
+)
+_LOCKED = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
+_TOO_SLOW = (TimeoutError, asyncpg.QueryCanceledError)
+_REFUSALS = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.ProgramLimitExceededError)
+_NO_SCHEMA = (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError, asyncpg.UndefinedColumnError)
+
+# What Postgres adds to a statement that is cancelled while it waits for the transaction that holds a row.
+_WAITED = re.compile(
+    r"^while (?:locking|updating|deleting|inserting index|rechecking updated|checking \w+ constraint on) "
+    r"(?:tuple|updated version)",
+    re.MULTILINE,
+)
+
+
+class Translated:
+    """Turn a driver's error into ours: the text names the kind, never the URL."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, _trace: object) -> None:
+        if isinstance(exc, _NO_SCHEMA):
+            raise Unavailable(
+                "Postgres lacks Penstock's tables, or an older version has them: run `penstock migrate`"
+            ) from exc
+        # The driver refuses a value before it is sent: an InterfaceError that is a ValueError too.
+        unsent = isinstance(exc, asyncpg.InterfaceError) and isinstance(exc, ValueError)
+        if unsent or isinstance(exc, _REFUSALS):
+            raise Refused(f"Postgres refuses the values: {exc}") from exc
+        if isinstance(exc, _LOCKED) or _waited_for_a_row(exc):
+            raise Locked(f"another transaction holds a lock that is needed: {exc}") from exc
+        if isinstance(exc, _TOO_SLOW):
+            raise TooSlow(f"Postgres did not answer in time: {str(exc) or type(exc).__name__}") from exc
+        if isinstance(exc, TRANSIENT) and not isinstance(exc, Unavailable):
+            raise Unavailable(f"Postgres is away or refuses: {type(exc).__name__}: {exc}") from exc
+
+
+def _waited_for_a_row(exc: BaseException | None) -> bool:
+    """Whether a statement ran out of its time behind a lock. Of a table's lock nothing is said: there the shorter time
+    for locks runs out first."""
+    return isinstance(exc, asyncpg.QueryCanceledError) and _WAITED.search(exc.context or "") is not None

@@ -1,0 +1,92 @@
+"""Bring the schema up to date, or back: Alembic's commands with the migrations that ship with the package."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy.exc import DBAPIError
+
+from penstock.protocol.errors import Unavailable
+
+# A statement that waits for a table's lock makes everybody else wait behind it, so it must not wait for long.
+LOCK_SECONDS = 2.0
+TRIES = 30
+_LOCK_NOT_AVAILABLE = "55P03"
+_PACKAGE = Path(__file__).parents[1]
+
+
+def migrations_path() -> Path:
+    """Where the migrations are: inside an installed wheel, or at the top of a checkout."""
+    shipped = _PACKAGE / "migrations"
+    return shipped if shipped.is_dir() else _PACKAGE.parents[1] / "migrations"
+
+
+def _config(
+    database_url: str | None = None, output: StringIO | None = None, lock_seconds: float = LOCK_SECONDS
+) -> Config:
+    config = Config(output_buffer=output) if output is not None else Config()
+    config.set_main_option("script_location", str(migrations_path()).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    # Not by set_main_option: a password may hold %, and the URL must not appear in a config dump.
+    config.attributes["url"] = database_url
+    config.attributes["lock_seconds"] = lock_seconds
+    return config
+
+
+def upgrade(
+    database_url: str, revision: str = "head", *, lock_seconds: float = LOCK_SECONDS, tries: int = TRIES
+) -> None:
+    """Run the migrations up to ``revision``; doing so again changes nothing. Must not run inside an event loop.
+
+    A lock that is not had within ``lock_seconds`` is let go and tried for again after a pause as long, ``tries`` times
+    in all; what was migrated by then stays. Raises Unavailable after the last of them.
+    """
+    _patiently(lambda: command.upgrade(_config(database_url, lock_seconds=lock_seconds), revision), lock_seconds, tries)
+
+
+def downgrade(database_url: str, revision: str, *, lock_seconds: float = LOCK_SECONDS, tries: int = TRIES) -> None:
+    """Undo the migrations down to ``revision`` (``base`` for all); the tables they made are dropped.
+
+    Waits for locks as ``upgrade`` does.
+    """
+    _patiently(
+        lambda: command.downgrade(_config(database_url, lock_seconds=lock_seconds), revision), lock_seconds, tries
+    )
+
+
+def _patiently(run: Callable[[], None], lock_seconds: float, tries: int) -> None:
+    for left in reversed(range(tries)):
+        try:
+            return run()
+        except DBAPIError as exc:
+            if getattr(exc.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
+                raise
+            if not left:
+                raise Unavailable(
+                    f"other transactions kept a table locked over {tries} tries of {lock_seconds:g} s each; look for "
+                    "old ones in pg_stat_activity, end them and run it again"
+                ) from exc
+        time.sleep(lock_seconds)
+
+
+def upgrade_sql(revision: str = "head") -> str:
+    """The SQL of an upgrade from nothing, for those who run it by hand."""
+    output = StringIO()
+    command.upgrade(_config(output=output), revision, sql=True)
+    return output.getvalue()
+
+
+def head_revision() -> str:
+    """The newest revision that this package knows."""
+    return ScriptDirectory.from_config(_config()).get_current_head() or "base"
+
+
+def revisions() -> set[str]:
+    """Every revision that this package knows."""
+    return {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}

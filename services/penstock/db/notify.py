@@ -1,0 +1,99 @@
+"""LISTEN/NOTIFY: a nudge that there is work. Polling stays the truth; a lost nudge costs one poll interval.
+
+A NOTIFY is sent from a statement of its own, never inside the writing transaction (a notifying commit takes one
+lock over the whole cluster), and at most once in ``_DEBOUNCE_SECONDS`` per process, however many writes there were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from penstock.db.pool import Store
+from penstock.protocol.errors import Unavailable
+from penstock.runtime.logs import get_logger
+
+CHANNEL = "penstock_work"  # tasks have come, or room has been made in the window
+WORKFLOWS = "penstock_workflows"  # tasks of workflows have settled
+ARMED = "penstock_armed"  # something was armed that is due soon
+_DEBOUNCE_SECONDS = 0.01
+_WATCHDOG_SECONDS = 15.0
+_RECONNECT_SECONDS = 2.0
+
+log = get_logger()
+
+
+class Notifier:
+    """Sends nudges; ``poke`` costs nothing, the sending happens in ``run`` (a side task).
+
+    What moves workflows on is nudged too, where a task of one was settled through the store.
+    """
+
+    def __init__(self, store: Store, channel: str = CHANNEL) -> None:
+        self._store = store
+        self._channel = channel
+        self._poked = asyncio.Event()
+
+    def poke(self) -> None:
+        self._poked.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._poked.wait()
+            self._poked.clear()
+            try:
+                async with self._store.session() as session:
+                    if self._store.has_told and self._channel == CHANNEL:
+                        self._store.has_told = False
+                        await session.fetch("notify_work", WORKFLOWS)
+                    await session.fetch("notify_work", self._channel)
+            except Unavailable as exc:
+                log.debug("notify_failed", reason=str(exc))  # the schedulers poll
+            await asyncio.sleep(_DEBOUNCE_SECONDS)
+
+
+class Listener:
+    """Receives nudges: ``event`` is set by each. Run ``run`` as a side task; it reconnects by itself."""
+
+    def __init__(self, store: Store, channel: str = CHANNEL) -> None:
+        self._store = store
+        self.event = asyncio.Event()
+        self._events = {channel: self.event}
+
+    def also(self, channel: str) -> asyncio.Event:
+        """Set by each nudge of another channel, over the same connection; asked for before ``run``."""
+        return self._events.setdefault(channel, asyncio.Event())
+
+    async def run(self) -> None:
+        while True:
+            connection: Any = None
+            lost = asyncio.Event()
+            try:
+                connection = await self._store.connect()
+                connection.add_termination_listener(lambda _, lost=lost: lost.set())
+                for channel, event in self._events.items():
+                    await connection.add_listener(channel, self._heard)
+                    event.set()  # whatever came while nobody listened
+                while not await _is_set(lost, within_seconds=_WATCHDOG_SECONDS):
+                    # A half-open socket says nothing for ever; a question must be answered.
+                    await connection.execute("select 1", timeout=5)
+                log.warning("listen_lost", reason="the connection was closed")
+            except (Unavailable, OSError, TimeoutError) as exc:
+                log.warning("listen_lost", reason=str(exc) or type(exc).__name__)
+            except Exception as exc:
+                log.warning("listen_lost", reason=f"{type(exc).__name__}: {exc}")
+            finally:
+                if connection is not None:
+                    connection.terminate()
+            await asyncio.sleep(_RECONNECT_SECONDS)
+
+    def _heard(self, _connection: object, _pid: int, channel: str, _payload: object) -> None:
+        self._events[channel].set()
+
+
+async def _is_set(event: asyncio.Event, *, within_seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(within_seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False

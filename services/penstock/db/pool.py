@@ -1,0 +1,185 @@
+"""The pool of connections that sessions run on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any
+
+import asyncpg
+
+from penstock.db.driver_errors import TRANSIENT, Translated
+from penstock.db.session import Session
+from penstock.payloads.vault import Vault
+from penstock.protocol.errors import Unavailable
+from penstock.protocol.fence import ClaimKey, Fence
+
+_FENCE_SECONDS = 60.0
+
+PLANNING = {"jit": "off", "enable_seqscan": "off"}
+"""Settings of every connection that decide on plans.
+
+A plan outlives the state it was made for. One that is kept from the moment at which the live table was empty reads all
+of it and sorts, for each claim and each handful of results, until the next analyze; of an empty table that is cheapest.
+Every statement of ours has an index to go by; where one has not, Postgres scans all the same.
+"""
+
+# The server is no primary any more, or leaves: connections made before stay as they are, so the pool makes new ones.
+_ANOTHER_SERVER = (
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.CannotConnectNowError,
+)
+
+LOCK_WAIT_SECONDS = 0.5
+"""For how long a statement waits for a lock that another transaction holds, before that is an error (Locked).
+
+Most statements are of many tasks, all of which would wait for one. It is shorter than Postgres's deadlock_timeout, so a
+program that meets us in a deadlock seldom is the one that loses.
+"""
+PATIENT_SECONDS = 5.0
+"""The same for what one caller asks for, and nothing else waits with."""
+
+
+class Store:
+    """A pool of connections to the database that holds the tasks; opened when first used."""
+
+    def __init__(self, database_url: str, *, pool_size: int = 8, statement_timeout_seconds: float = 30,
+                 acquire_timeout_seconds: float = 30, application_name: str = "penstock",
+                 vault: Vault | None = None) -> None:  # fmt: skip
+        self.vault = vault or Vault()
+        self.fence = Fence()
+        self._fence_read_at = float("-inf")
+        self._url = database_url
+        self._pool_size = pool_size
+        self._statement_timeout_seconds = statement_timeout_seconds
+        self._acquire_timeout_seconds = acquire_timeout_seconds
+        self._application_name = application_name
+        self.asked = {
+            "statement_timeout": str(int(statement_timeout_seconds * 1000)),
+            # Behind a lock, a statement is to say so before it runs out of its own time.
+            "lock_timeout": str(int(min(LOCK_WAIT_SECONDS, statement_timeout_seconds / 2) * 1000)),
+            "idle_in_transaction_session_timeout": "60000",
+            **PLANNING,
+        }
+        """Settings that each connection asks for when it is made."""
+        self._pool: Any = None
+        self._opening = asyncio.Lock()
+        self.has_told = False
+        """Whether a task of a workflow was settled here, since somebody last took this back."""
+        self.has_left = False
+        """Likewise whether ordering keys were left to be looked at later."""
+
+    async def open(self) -> Any:
+        """The pool, made if there is none yet. Raises Unavailable while the database is away."""
+        async with self._opening:
+            if self._pool is None:
+                with Translated():
+                    self._pool = await asyncpg.create_pool(
+                        self._url,
+                        min_size=1,
+                        max_size=self._pool_size,
+                        timeout=10,
+                        command_timeout=self._statement_timeout_seconds + 5,
+                        reset=_no_reset,
+                        server_settings={"application_name": self._application_name, **self.asked},
+                    )
+        return self._pool
+
+    async def close(self) -> None:
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            try:
+                async with asyncio.timeout(5):
+                    await pool.close()
+            except (TimeoutError, *TRANSIENT):
+                pool.terminate()
+        await self.vault.close()
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Session]:
+        """Statements that commit one by one."""
+        async with self._connection() as connection:
+            session = Session(connection, self.vault, self.fence)
+            try:
+                yield session
+            finally:
+                self._note(session)
+
+    @asynccontextmanager
+    async def transaction(
+        self, *, hurried: bool = False, lock_wait_seconds: float | None = None
+    ) -> AsyncIterator[Session]:
+        """Statements that commit together when the block ends without an error.
+
+        hurried: they wait shortly, see ``in_halves``. lock_wait_seconds: None for LOCK_WAIT_SECONDS.
+        """
+        async with self._connection() as connection:
+            async with connection.transaction():
+                session = Session(connection, self.vault, self.fence)
+                if hurried:
+                    await session.hurry()
+                elif lock_wait_seconds is not None:
+                    await session.fetch("limit_lock_wait_to", round(lock_wait_seconds * 1000))
+                yield session
+            self._note(session)
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Any]:
+        with Translated():
+            pool, connection = await self._acquire()
+            try:
+                yield connection
+            except Exception as exc:
+                if isinstance(exc, _ANOTHER_SERVER) or isinstance(exc.__cause__, _ANOTHER_SERVER):
+                    await pool.expire_connections()
+                raise
+            finally:
+                await pool.release(connection)
+
+    def _note(self, session: Session) -> None:
+        self.has_told |= session.has_told
+        self.has_left |= session.has_left
+
+    async def _acquire(self) -> tuple[Any, Any]:
+        """The pool and a connection of it. Raises Unavailable when none comes free in time."""
+        pool = await self.open()
+        try:
+            return pool, await pool.acquire(timeout=self._acquire_timeout_seconds)
+        except TimeoutError:
+            if pool.get_size() < self._pool_size or pool.get_idle_size():
+                raise
+            raise Unavailable(
+                f"all {self._pool_size} connections of the pool were in use for {self._acquire_timeout_seconds:g} s: "
+                "is Postgres slow, or is PENSTOCK_DATABASE_POOL_SIZE too small?"
+            ) from None
+
+    async def read_fence(self, *, older_than_seconds: float = _FENCE_SECONDS) -> Fence:
+        """The fence with the keys that count now, read again when it is older than that. Raises Unavailable."""
+        if monotonic() - self._fence_read_at >= older_than_seconds:
+            async with self.session() as session:
+                keys = [ClaimKey(*row) for row in await session.fetch("read_claim_keys")]
+            if not any(key.signs for key in keys):
+                raise Unavailable("no key makes claim ids: run `penstock claim-key`, which makes one")
+            self.fence.set(keys)
+            self._fence_read_at = monotonic()
+        return self.fence
+
+    async def ping(self) -> None:
+        """Ask the database for an answer. Raises Unavailable."""
+        async with self.session() as session:
+            await session.fetch("read_clock")
+
+    async def connect(self) -> Any:
+        """A connection of its own beside the pool, for LISTEN; the caller closes it."""
+        with Translated():
+            return await asyncpg.connect(
+                self._url, timeout=10, server_settings={"application_name": f"{self._application_name}-listen"}
+            )
+
+
+async def _no_reset(_connection: Any) -> None:
+    """Nothing of ours survives a statement or its transaction, so the reset's round trip is saved."""

@@ -1,0 +1,1 @@
+"""Table definitions, which Alembic and a test compare with the schema."""

@@ -1,0 +1,1 @@
+"""Rate and concurrency limits of actions and tenants, pauses, routes, scaling figures."""

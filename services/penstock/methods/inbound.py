@@ -1,0 +1,274 @@
+"""Carrying out what requests ask for: tasks in, tasks cancelled or started anew, and what is refused, with why."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import msgspec
+
+from penstock.db.session import Session
+from penstock.limits.model import RuleChange
+from penstock.limits.store import change_rule
+from penstock.limits.tenant_model import TenantChange
+from penstock.limits.tenant_store import change_tenant
+from penstock.methods.audit import OUTCOME_MAX_CHARS, Deed, begin_audit, end_audit, shown_params
+from penstock.methods.reading import read_command
+from penstock.methods.table import PARAMS
+from penstock.payloads.vault import Vault, offered_bound, payload_bound
+from penstock.protocol.errors import (
+    DuplicateTask,
+    InvalidParams,
+    MethodNotFound,
+    PayloadLost,
+    RpcError,
+    StateConflict,
+    TaskNotFound,
+    TooLarge,
+)
+from penstock.protocol.json_text import check_payload, utf8_size
+from penstock.protocol.requests import Invalid, Request, decode_body
+from penstock.protocol.spelling import did_you_mean
+from penstock.protocol.task import Enqueued, NewTask, State
+from penstock.results.wait_answers import answer_wait
+from penstock.runtime import metrics
+from penstock.schedules.model import ScheduleChange
+from penstock.schedules.store import change_schedule
+from penstock.settings.model import Settings
+from penstock.tasks import enqueue, reschedule, settle
+from penstock.tasks.bulk_jobs import change_job
+from penstock.tasks.commands import AnswerWait, Cancel, Change, Enqueue, JobChange, Reschedule, Restart
+from penstock.workflows.commands import CreateWorkflow, WorkflowChange
+from penstock.workflows.store import change_workflow
+
+_decode_request = msgspec.json.Decoder(Request).decode
+
+
+async def apply_change(session: Session, command: Change) -> dict[str, Any]:
+    """Carry out one change, inside a transaction.
+
+    Raises TaskNotFound, StateConflict, JobNotFound; for a retry also UniqueKeyTaken, where the unique key is another's
+    by now, PayloadGone, where the payload was emptied, PartOfWorkflow; and what answer_wait raises.
+    """
+    if isinstance(command, JobChange):
+        return {"job": (await change_job(session, command)).id}
+    if isinstance(command, AnswerWait):
+        answered = await answer_wait(session, command)
+        return {name: getattr(answered, name) for name in ("id", "state", "kept", "duplicate")}
+    changed: Mapping[int, State]
+    match command:
+        case Cancel(task_id, reason):
+            changed, verb = dict.fromkeys(await settle.cancel(session, [task_id], reason), State.CANCELLED), "cancelled"
+        case Restart(task_id):
+            changed, verb = await reschedule.restart(session, [task_id]), "retried"
+        case Reschedule(task_id, run_at, delay, priority):
+            moved = reschedule.reschedule(session, [task_id], run_at=run_at, delay_seconds=delay, priority=priority)
+            changed, verb = await moved, "rescheduled"
+    if task_id in changed:
+        return {"id": task_id, "state": changed[task_id]}
+    rows = await session.fetch("read_states", [task_id])
+    if not rows:
+        raise TaskNotFound(task_id)
+    state = State(rows[0]["state"])
+    if isinstance(command, Restart):
+        raise await reschedule.why_not_restarted(session, task_id, state, payload_gone=bool(rows[0]["payload_gone"]))
+    raise StateConflict(task_id, state, verb)
+
+
+def refusal_of(task: NewTask, enqueued: Enqueued) -> DuplicateTask | None:
+    """The error for a task that asked to be refused if another has its unique key, and one has."""
+    if enqueued.duplicate and task.on_duplicate == "error":
+        return DuplicateTask(enqueued.id, enqueued.state)
+    return None
+
+
+class Wanted(NamedTuple):
+    """A change, its request as text, and who the broker says has sent it, empty where it does not say."""
+
+    change: Change | RuleChange | TenantChange | ScheduleChange | WorkflowChange
+    text: str
+    sender: str
+
+
+@lru_cache(maxsize=4096)
+def _is_allowed(method: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(method, pattern) for pattern in patterns)
+
+
+@dataclass(slots=True)
+class Inbound:
+    """What a body of the inbound queue asks for: tasks, changes with their text, and what is refused with why.
+
+    texts: of each task, empty for one that nothing can refuse any more. See ``take_in`` for large payloads.
+    """
+
+    tasks: list[NewTask] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    changes: list[Wanted] = field(default_factory=list)
+    refused: list[tuple[str, str]] = field(default_factory=list)
+
+
+def read_inbound(body: str, settings: Settings, *, sender: str = "") -> Inbound:
+    """Read a body of the inbound queue; raises nothing, whatever the body is. sender: see ``Wanted``."""
+    inbound = Inbound()
+    try:
+        entries = decode_body(body, batch_limit=settings.batch_limit).entries
+    except RpcError as exc:
+        inbound.refused.append((body, exc.message))
+        return inbound
+    for entry in entries:
+        if isinstance(entry, Invalid):
+            inbound.refused.append((entry.text, entry.error.message))
+            continue
+        try:
+            command = read_command(entry.method, entry.params, settings)
+        except RpcError as exc:
+            inbound.refused.append((_text_of(entry), _reason(entry, exc)))
+            continue
+        if not _is_allowed(entry.method, settings.inbound_methods):
+            reason = f"{entry.method} is not among PENSTOCK_INBOUND_METHODS: ask over HTTP, with a key that may"
+            inbound.refused.append((_text_of(entry), reason))
+        elif isinstance(command, Enqueue):
+            inbound.tasks.append(command.task)
+            may_be_refused = command.task.on_duplicate == "error" or command.task.offered is not None
+            inbound.texts.append(_text_of(entry) if may_be_refused else "")
+        elif isinstance(command, Change | RuleChange | TenantChange | ScheduleChange | WorkflowChange):
+            inbound.changes.append(Wanted(command, _text_of(entry), sender))
+        else:
+            reason = f"{entry.method} only answers, and a queue has no way back: ask over HTTP"
+            inbound.refused.append((_text_of(entry), reason))
+    return inbound
+
+
+async def take_in(inbound: Inbound, vault: Vault, settings: Settings) -> None:
+    """Have large payloads kept as objects, and those that clients have sealed opened, checked, and sealed anew.
+
+    ``inbound.refused`` gains what cannot be had any more, or is no payload. Best called before the transaction.
+    Raises PayloadUnavailable while the bucket is away.
+    """
+    if not vault.is_on:
+        return
+    taken = await asyncio.gather(*(take_in_task(task, vault, settings) for task in inbound.tasks))
+    texts = inbound.texts
+    inbound.tasks, inbound.texts = [], []
+    for task, text in zip(taken, texts, strict=True):
+        if isinstance(task, RpcError):
+            inbound.refused.append((text, task.message))
+        else:
+            inbound.tasks.append(task)
+            inbound.texts.append(text)
+
+
+async def take_in_task(task: NewTask, vault: Vault, settings: Settings) -> NewTask | RpcError:
+    """A task as it is to be stored, or why its payload cannot be had. Raises PayloadUnavailable."""
+    bound = payload_bound(task.action, task.tenant)
+    if task.offered is not None:
+        try:
+            payload = await _open_offered(task.offered, task, vault)
+            size = utf8_size(payload)
+            if size > settings.largest_payload_bytes:
+                return TooLarge("sealed_payload", size, settings.largest_payload_bytes)
+            check_payload(payload, "sealed_payload")
+        except PayloadLost as exc:
+            return InvalidParams("sealed_payload", f"cannot be taken: {exc}")
+        except RpcError as exc:
+            return exc
+    elif vault.is_large(task.payload):
+        payload = task.payload
+    else:
+        return task
+    return replace(task, payload=await vault.keep(payload, bound))
+
+
+async def _open_offered(offered: str, task: NewTask, vault: Vault) -> str:
+    """Raises PayloadUnavailable, PayloadLost; for the ciphertext of a stored payload too.
+
+    Clients of earlier versions bind what they offer as stored payloads are bound. That is taken only where there is no
+    tenant, so that no caller of one can have a payload of another opened.
+    """
+    try:
+        return await vault.open(offered, offered_bound(task.action, task.tenant))
+    except PayloadLost:
+        if task.tenant is not None:
+            raise
+    return await vault.open(offered, payload_bound(task.action, None))
+
+
+async def accept_inbound(session: Session, inbound: Inbound, settings: Settings, *, door: str) -> list[Enqueued]:
+    """Carry out what a body asked for, inside a transaction; ``inbound.refused`` gains what could not be done.
+
+    The caller keeps what was refused. Raises Refused when Postgres will not have the values.
+    """
+    enqueued = await enqueue.enqueue(session, inbound.tasks)
+    count_enqueued(inbound.tasks, enqueued, door=door)
+    for task, text, answer in zip(inbound.tasks, inbound.texts, enqueued, strict=True):
+        refusal = refusal_of(task, answer)
+        if refusal is not None:
+            inbound.refused.append((text, refusal.message))
+    noted = await _note(session, inbound.changes) if door == "inbound" else {}
+    outcomes = dict.fromkeys(noted.values(), "ok")
+    for place, (change, text, _) in enumerate(inbound.changes):
+        try:
+            if isinstance(change, RuleChange):
+                await change_rule(session, change)
+            elif isinstance(change, TenantChange):
+                await change_tenant(session, change)
+            elif isinstance(change, ScheduleChange):
+                await change_schedule(session, change)
+            elif isinstance(change, WorkflowChange):
+                async with session.savepoint():  # of one that is refused on the way, nothing stays
+                    await change_workflow(session, change, settings)
+            else:
+                await apply_change(session, change)
+        except RpcError as exc:
+            inbound.refused.append((text, exc.message))
+            if place in noted:
+                outcomes[noted[place]] = exc.message[:OUTCOME_MAX_CHARS].replace("\0", "\ufffd")
+    if outcomes:
+        await end_audit(session, outcomes)
+    return enqueued
+
+
+async def _note(session: Session, changes: Sequence[Wanted]) -> dict[int, int]:
+    """Note the changes that would need `admin` over HTTP, in the transaction that makes them: records by place."""
+    places = [n for n, wanted in enumerate(changes) if not isinstance(wanted.change, CreateWorkflow | AnswerWait)]
+    if not places:
+        return {}
+    deeds = []
+    for place in places:
+        request = _decode_request(changes[place].text)
+        deeds.append(Deed(changes[place].sender, "", "inbound", request.method, shown_params(bytes(request.params))))
+    return dict(zip(places, await begin_audit(session, deeds), strict=True))
+
+
+def count_enqueued(tasks: Iterable[NewTask], enqueued: Iterable[Enqueued], *, door: str) -> None:
+    """Count accepted tasks and duplicates in the metrics."""
+    fresh: Counter[str] = Counter()
+    duplicates: Counter[str] = Counter()
+    for task, answer in zip(tasks, enqueued, strict=True):
+        (duplicates if answer.duplicate else fresh)[task.action] += 1
+    for action, count in fresh.items():
+        metrics.ENQUEUED.labels(action, door).inc(count)
+    for action, count in duplicates.items():
+        metrics.DUPLICATES.labels(action).inc(count)
+
+
+def _reason(request: Request, exc: RpcError) -> str:
+    if isinstance(exc, MethodNotFound):
+        return f"unknown method {request.method[:200]!r}{did_you_mean(request.method, PARAMS)}"
+    return exc.message
+
+
+def _text_of(request: Request) -> str:
+    """The request as JSON text again; absent members stay absent."""
+    members: dict[str, Any] = {"jsonrpc": "2.0", "method": request.method}
+    for name in ("params", "id"):
+        raw = getattr(request, name)
+        if bytes(raw):
+            members[name] = raw
+    return msgspec.json.encode(members).decode("utf-8")

@@ -1,0 +1,172 @@
+"""A method and its raw parameters to a checked command."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock.limits.model import RULE_PARAMS, read_rule
+from penstock.limits.tenant_model import TENANT_PARAMS, read_tenant_rule
+from penstock.methods.operators import (
+    read_claims,
+    read_kept_cursor,
+    read_message_id,
+    read_new_key,
+    read_which_dead,
+    read_which_rejected,
+)
+from penstock.methods.table import PARAMS, Command
+from penstock.protocol.checks import read_action, read_cursor, read_id, read_key, read_limit, read_reason
+from penstock.protocol.errors import MethodNotFound
+from penstock.protocol.params import decode
+from penstock.protocol.tenant import kept_key, read_tenant
+from penstock.results.reading import read_completion, read_failure
+from penstock.schedules.model import SCHEDULE_PARAMS
+from penstock.schedules.reading import read_schedule_command
+from penstock.settings.model import Settings
+from penstock.tasks.bulk_reading import read_bulk
+from penstock.tasks.commands import (
+    Cancel,
+    CancelJob,
+    CheckClaims,
+    CountDead,
+    Discover,
+    Enqueue,
+    GetJob,
+    ListAudit,
+    ListDead,
+    ListHeldKeys,
+    ListJobs,
+    ListKeys,
+    ListRejected,
+    PurgeDead,
+    PurgeRejected,
+    ReleaseKey,
+    ReplayDead,
+    Restart,
+    RetryRejected,
+    RevokeKey,
+    ShowDead,
+    ShowRejected,
+    Stats,
+)
+from penstock.tasks.filters import Operation
+from penstock.tasks.new_task import new_task, submitted_task
+from penstock.tasks.params import (
+    SUBMIT_PREFIX,
+    AuditListParams,
+    BulkCancelParams,
+    CancelParams,
+    ClaimsCheckParams,
+    DlqListParams,
+    DlqPurgeParams,
+    DlqReplayParams,
+    DlqShowParams,
+    DlqStatsParams,
+    EnqueueParams,
+    JobCancelParams,
+    JobGetParams,
+    JobListParams,
+    KeysCreateParams,
+    KeysListParams,
+    KeysRevokeParams,
+    ListParams,
+    OrderingListParams,
+    OrderingReleaseParams,
+    RejectedListParams,
+    RejectedPurgeParams,
+    RejectedRetryParams,
+    RejectedShowParams,
+    RescheduleParams,
+    ResultParams,
+    RetryParams,
+    StatsParams,
+    StatusParams,
+    TaskCompleteParams,
+    TaskFailParams,
+)
+from penstock.tasks.reading import read_list, read_reschedule, read_result, read_status
+from penstock.workflows.params import WORKFLOW_PARAMS
+from penstock.workflows.reading import read_workflow_command
+
+
+def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -> Command:
+    """Check a method and its raw parameters. Raises MethodNotFound, InvalidParams, TooLarge."""
+    raw = bytes(params)
+    if method.startswith(SUBMIT_PREFIX):
+        return Enqueue(submitted_task(method.removeprefix(SUBMIT_PREFIX), raw or b"{}", settings))
+    kind = PARAMS.get(method)
+    if kind is None:
+        raise MethodNotFound("Method not found", {"method": method[:200]})
+    values: Any = decode(kind, raw or b"{}")
+    if method in RULE_PARAMS:
+        return read_rule(values, read_action)
+    if method in TENANT_PARAMS:
+        return read_tenant_rule(values)
+    match values:
+        case EnqueueParams():
+            return Enqueue(new_task(values, settings, large=True))
+        case StatusParams():
+            return read_status(values)
+        case ResultParams():
+            return read_result(values)
+        case CancelParams():
+            return Cancel(read_id(values.id, "id"), read_reason(values.reason))
+        case RetryParams():
+            return Restart(read_id(values.id, "id"))
+        case RescheduleParams():
+            return read_reschedule(values)
+        case ListParams():
+            return read_list(values)
+        case AuditListParams():
+            return ListAudit(read_limit(values.limit), read_cursor(values.cursor))
+        case RejectedListParams():
+            return ListRejected(read_limit(values.limit), read_cursor(values.cursor), values.source)
+        case RejectedShowParams():
+            return ShowRejected(read_id(values.id, "id"))
+        case RejectedRetryParams():
+            return RetryRejected(read_which_rejected(values))
+        case RejectedPurgeParams():
+            return PurgeRejected(read_which_rejected(values))
+        case DlqStatsParams():
+            return CountDead()
+        case DlqListParams():
+            return ListDead(values.queue, read_limit(values.limit))
+        case DlqShowParams():
+            return ShowDead(values.queue, read_message_id(values.id, "id"))
+        case DlqReplayParams():
+            return ReplayDead(values.queue, read_which_dead(values), values.force)
+        case DlqPurgeParams():
+            return PurgeDead(values.queue, read_which_dead(values))
+        case KeysCreateParams():
+            return read_new_key(values)
+        case KeysListParams():
+            return ListKeys(read_limit(values.limit), read_cursor(values.cursor), values.revoked)
+        case KeysRevokeParams():
+            return RevokeKey(read_id(values.id, "id"))
+        case BulkCancelParams():  # and those that take more than a filter
+            return read_bulk(Operation(method), values)
+        case JobGetParams():
+            return GetJob(read_id(values.id, "id"))
+        case JobListParams():
+            return ListJobs(read_limit(values.limit), read_cursor(values.cursor))
+        case JobCancelParams():
+            return CancelJob(read_id(values.id, "id"))
+        case OrderingListParams():
+            return ListHeldKeys(read_limit(values.limit), read_kept_cursor(values.cursor))
+        case OrderingReleaseParams():
+            return ReleaseKey(kept_key(read_tenant(values.tenant), read_key(values.key, "key") or ""))
+        case TaskCompleteParams():
+            return read_completion(values, settings)
+        case TaskFailParams():
+            return read_failure(values, settings)
+        case ClaimsCheckParams():
+            return CheckClaims(read_claims(values.claims))
+        case StatsParams():
+            return Stats(read_tenant(values.tenant))
+    if method in SCHEDULE_PARAMS:
+        return read_schedule_command(values, settings)
+    if method in WORKFLOW_PARAMS:
+        return read_workflow_command(values, settings)
+    return Discover()

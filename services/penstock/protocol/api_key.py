@@ -1,0 +1,167 @@
+"""API keys: what one may do, what is kept of its secret, and how a setting names one. No I/O."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from penstock.protocol.task import ACTION_MAX_CHARS, BUILT_IN_ACTIONS
+from penstock.protocol.tenant import check_tenant
+
+SECRET_PREFIX = "pstk_"  # lets scanners for leaked secrets find one
+PREFIX_CHARS = 13  # of a secret are kept in clear, to tell keys apart: 48 of its 256 random bits
+NAME_MAX_CHARS = 100
+PATTERNS_MAX = 100
+PLAIN_MIN_CHARS = 16  # of a key that PENSTOCK_API_KEYS holds itself; a shorter one is thought up, and can be guessed
+_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+class Permission(StrEnum):
+    """enqueue: add tasks. read: look at everything. admin: that, and change or delete anything.
+
+    worker: ask which tasks were cancelled, as workers do. scaling: read the figures for autoscaling. read implies both.
+    """
+
+    ENQUEUE = "enqueue"
+    READ = "read"
+    ADMIN = "admin"
+    WORKER = "worker"
+    SCALING = "scaling"
+
+
+ALL_PERMISSIONS = frozenset(Permission)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key that is accepted. ``id``: of its record in Postgres, None for a key from the settings. tenant: whose
+    tasks alone it sees; None for all. actions: patterns of those that it may enqueue; None: the default."""
+
+    name: str
+    digest: bytes = field(repr=False)
+    permissions: frozenset[Permission]
+    id: int | None = None
+    tenant: str | None = None
+    actions: tuple[str, ...] | None = None
+
+
+def implied(permissions: Iterable[str]) -> frozenset[Permission]:
+    """All that these permissions allow. Raises ValueError for an unknown one."""
+    given = frozenset(map(Permission, permissions))
+    if Permission.ADMIN in given:
+        return ALL_PERMISSIONS
+    return given | {Permission.WORKER, Permission.SCALING} if Permission.READ in given else given
+
+
+def may_enqueue(action: str, patterns: Iterable[str] | None, tenant: str | None) -> bool:
+    """Whether a key with these patterns, bound to this tenant or to none, may enqueue the action.
+
+    A pattern is a name, or the beginning of names and ``*``. Without patterns a key may enqueue every action; one that
+    is bound to a tenant none of the deliveries, which act with the rights of the workers.
+    """
+    if patterns is None:
+        return tenant is None or action not in BUILT_IN_ACTIONS
+    return any(action.startswith(one[:-1]) if one.endswith("*") else action == one for one in patterns)
+
+
+def check_patterns(patterns: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Patterns of actions, stripped. Raises ValueError."""
+    if patterns is None:
+        return None
+    found = tuple(one.strip() for one in patterns)
+    for one in found:
+        name = one.removesuffix("*")
+        if not one or "*" in name or len(one) > ACTION_MAX_CHARS or _CONTROL.search(one):
+            raise ValueError(f"must be actions such as mail.send, or mail.* for all that begin so, not {one[:60]!r}")
+    if not found or len(found) > PATTERNS_MAX:
+        raise ValueError(f"must be 1 to {PATTERNS_MAX} patterns, not {len(found)}")
+    return found
+
+
+def digest_of(secret: bytes) -> bytes:
+    """SHA-256 of a secret: all that is kept of it. Right for random secrets only; docs/decisions/009 says why."""
+    return hashlib.sha256(secret).digest()
+
+
+def new_secret() -> str:
+    """A key of 256 random bits."""
+    return SECRET_PREFIX + secrets.token_urlsafe(32)
+
+
+def check_name(name: str) -> str:
+    """The name of a key, stripped. Raises ValueError."""
+    name = name.strip()
+    if not 1 <= len(name) <= NAME_MAX_CHARS or _CONTROL.search(name):
+        raise ValueError(f"must have 1 to {NAME_MAX_CHARS} characters, none of them a control character")
+    return name
+
+
+def parse_entry(entry: str, position: int) -> ApiKey:
+    """A key from an entry of PENSTOCK_API_KEYS: the plain key, or ``name:permissions:sha256`` in hexadecimal, behind
+    which ``:tenant`` binds it to one (empty: to none) and ``:actions``, joined by +, are the actions it may enqueue.
+
+    A colon makes it the second form: the digest is no secret, so a misspelt one must not become a plain key that
+    everybody can read. Raises ValueError, whose text names the position and never the entry.
+    """
+    if ":" not in entry:
+        return ApiKey(f"entry {position}", digest_of(entry.encode("utf-8")), ALL_PERMISSIONS)
+    parts = entry.split(":", 4)
+    if len(parts) < 3:
+        raise ValueError(f"entry {position} must be a key without colons, or name:permissions:sha256")
+    name, permissions, digest, *bound = parts
+    try:
+        name = check_name(name)
+    except ValueError as exc:
+        raise ValueError(f"entry {position}: its name {exc}") from None
+    try:
+        allowed = implied(part.strip() for part in permissions.split("+"))
+    except ValueError:
+        raise ValueError(f"entry {position}: its permissions must be of {', '.join(Permission)}, joined by +") from None
+    if not _DIGEST.fullmatch(digest.strip()):
+        raise ValueError(f"entry {position}: behind its second colon must stand the 64 digits of the key's SHA-256")
+    try:
+        tenant = check_tenant(bound[0].strip()) if bound and (bound[0].strip() or len(bound) == 1) else None
+    except ValueError as exc:
+        raise ValueError(f"entry {position}: its tenant {exc}") from None
+    try:
+        actions = check_patterns(bound[1].split("+")) if len(bound) > 1 else None
+    except ValueError as exc:
+        raise ValueError(f"entry {position}: its actions {exc}") from None
+    return ApiKey(name, bytes.fromhex(digest.strip()), allowed, tenant=tenant, actions=actions)
+
+
+def parse_entries(entries: Iterable[str]) -> tuple[ApiKey, ...]:
+    """The keys of PENSTOCK_API_KEYS. Raises ValueError naming every entry that is wrong, by its position."""
+    keys: dict[bytes, ApiKey] = {}
+    places: dict[bytes, int] = {}
+    problems = []
+    for position, entry in enumerate(entries, 1):
+        try:
+            key = parse_entry(entry, position)
+        except ValueError as exc:
+            problems.append(str(exc))
+            continue
+        if key.digest in keys:
+            problems.append(f"entry {position} is the key of entry {places[key.digest]} again")
+        keys[key.digest] = key
+        places.setdefault(key.digest, position)
+    if problems:
+        raise ValueError("; ".join(problems))
+    return tuple(keys.values())
+
+
+def check_plain_lengths(entries: Iterable[str]) -> None:
+    """Raises ValueError naming plain keys of PENSTOCK_API_KEYS that are too short, by their position."""
+    problems = [
+        f"entry {position} is a key of {len(entry)} characters, which can be guessed; it needs {PLAIN_MIN_CHARS} "
+        "or more, such as openssl rand -hex 32 prints"
+        for position, entry in enumerate(entries, 1)
+        if ":" not in entry and len(entry) < PLAIN_MIN_CHARS
+    ]
+    if problems:
+        raise ValueError("; ".join(problems))

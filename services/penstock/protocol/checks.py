@@ -1,0 +1,139 @@
+"""Checks that parameters of several methods share. Each raises InvalidParams, naming the parameter."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+import msgspec
+
+from penstock.protocol.errors import InvalidParams
+from penstock.protocol.json_text import utf8_size
+from penstock.protocol.task import (
+    ACTION_MAX_CHARS,
+    BEGINNING,
+    BYTES_PER_CHAR,
+    KEY_MAX_CHARS,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    REASON_MAX_CHARS,
+)
+
+MAX_IDS = 1000
+MAX_LIST = 1000
+LONGEST_DELAY_SECONDS = 100 * 366 * 86_400.0
+HIGHEST_ID = 2**63 - 1
+_END = datetime.max.replace(tzinfo=UTC)
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def read_id(value: TaskId, name: str) -> int:
+    if isinstance(value, str):
+        if not value.isascii() or not value.isdigit() or len(value) > 19:
+            raise InvalidParams(name, f"must be a task's number, not {value[:60]!r}")
+        value = int(value)
+    if not 0 <= value <= HIGHEST_ID:
+        raise InvalidParams(name, f"must be between 0 and {HIGHEST_ID}")
+    return value
+
+
+def read_ids(values: list[TaskId]) -> list[int]:
+    if not 1 <= len(values) <= MAX_IDS:
+        raise InvalidParams("ids", f"must hold 1 to {MAX_IDS} ids, not {len(values)}")
+    return [read_id(value, f"ids[{position}]") for position, value in enumerate(values)]
+
+
+def read_limit(limit: int) -> int:
+    if not 1 <= limit <= MAX_LIST:
+        raise InvalidParams("limit", f"must be between 1 and {MAX_LIST}, not {limit}")
+    return limit
+
+
+def read_cursor(cursor: str | None) -> int | None:
+    return None if cursor is None else read_id(cursor, "cursor")
+
+
+def read_action(action: str) -> str:
+    if not action:
+        raise InvalidParams("action", "is empty")
+    if len(action) > ACTION_MAX_CHARS:
+        raise InvalidParams("action", f"is {len(action)} characters long; the limit is {ACTION_MAX_CHARS}")
+    if CONTROL.search(action):
+        raise InvalidParams("action", "holds a control character")
+    if action.startswith("rpc."):
+        raise InvalidParams("action", "must not begin with rpc., which JSON-RPC reserves")
+    _check_bytes(action, ACTION_MAX_CHARS, "action")
+    return action
+
+
+def read_key(key: str | None, name: str) -> str | None:
+    if key is None:
+        return None
+    if not 1 <= len(key) <= KEY_MAX_CHARS:
+        raise InvalidParams(name, f"must have 1 to {KEY_MAX_CHARS} characters, not {len(key)}")
+    if CONTROL.search(key):
+        raise InvalidParams(name, "holds a control character")
+    _check_bytes(key, KEY_MAX_CHARS, name)
+    return key
+
+
+def _check_bytes(text: str, max_chars: int, name: str) -> None:
+    """Indexes hold names and keys, some of them together, and an entry of an index is bounded in bytes."""
+    size = utf8_size(text)
+    if size > max_chars * BYTES_PER_CHAR:
+        raise InvalidParams(name, f"has {size} bytes in UTF-8; the limit is {max_chars * BYTES_PER_CHAR}")
+
+
+def read_reason(reason: str | None) -> str | None:
+    if reason is not None and (not 1 <= len(reason) <= REASON_MAX_CHARS or CONTROL.search(reason)):
+        raise InvalidParams("reason", f"must have 1 to {REASON_MAX_CHARS} characters, none of them a control character")
+    return reason
+
+
+def read_instant(value: str | int | None, name: str = "run_at") -> datetime | None:
+    if value is None:
+        return None
+    try:
+        instant = (
+            datetime.fromtimestamp(value / 1000, UTC) if isinstance(value, int) else msgspec.convert(value, datetime)
+        )
+    except (ValueError, OverflowError, OSError):
+        raise InvalidParams(
+            name, f"must be RFC 3339 such as 2030-01-31T08:00:00Z, or epoch milliseconds, not {str(value)[:60]!r}"
+        ) from None
+    if instant.tzinfo is None:
+        raise InvalidParams(name, f"needs a zone, such as Z or +01:00: {value!r}")
+    try:
+        instant = instant.astimezone(UTC)
+    except (OverflowError, ValueError):
+        raise InvalidParams(name, f"is out of range: {value!r}") from None
+    if not BEGINNING.run_at <= instant < _END:
+        # The driver writes the first instant of year 1 as minus infinity, before which no claim can begin to look, and
+        # the last one there is as infinity, with which Postgres cannot calculate.
+        raise InvalidParams(name, f"is out of range: {value!r}")
+    return instant
+
+
+def check_seconds(seconds: float | None, name: str) -> None:
+    if seconds is not None and not 0 < seconds <= LONGEST_DELAY_SECONDS:
+        raise InvalidParams(name, f"must be above 0 and at most {LONGEST_DELAY_SECONDS:.0f} seconds, not {seconds}")
+
+
+def check_span(seconds: float | None, name: str) -> None:
+    if seconds is not None and not 0 <= seconds <= LONGEST_DELAY_SECONDS:
+        raise InvalidParams(name, f"must be between 0 and {LONGEST_DELAY_SECONDS:.0f} seconds, not {seconds}")
+
+
+def check_priority(priority: int | None) -> None:
+    if priority is not None and not PRIORITY_MIN <= priority <= PRIORITY_MAX:
+        raise InvalidParams("priority", f"must be between {PRIORITY_MIN} and {PRIORITY_MAX}, not {priority}")
+
+
+def check_labels_sought(labels: dict[str, str] | None) -> None:
+    """Labels that tasks are looked for by."""
+    for name, value in (labels or {}).items():
+        if CONTROL.search(name) or CONTROL.search(value):
+            raise InvalidParams("labels", f"hold a control character at {name[:60]!r}")
+
+
+TaskId = int | str

@@ -1,0 +1,69 @@
+"""Packed results: gzip in base64, for SQS bills each message by its started 64 KiB. What it unpacks to is bounded."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+
+import msgspec
+
+from penstock.protocol.errors import HANDLER_ERROR, TOO_LARGE
+from penstock.protocol.json_text import short_reason
+
+ENCODING = "gzip"
+PACKED_PREFIX = f'{{"jsonrpc":"2.0","encoding":"{ENCODING}"'
+PACKED_PER_MESSAGE = 16  # results; a resulter unpacks so many of any size that the settings allow
+UNPACKED_RESULT_BYTES = 900_000  # what the settings allow at the most
+UNPACKED_BODY_BYTES = 16 * 1024 * 1024  # of all results of one message; a megabyte could become a thousand of them
+_LEVEL = 6
+_GZIP_WINDOW = 31  # of zlib: the largest, with the header of gzip
+
+_decode_text = msgspec.json.Decoder(str).decode
+_decode_any = msgspec.json.Decoder(msgspec.Raw).decode
+
+
+class Unpackable(Exception):
+    """A packed result of no use; ``code`` is that of the failed attempt."""
+
+    def __init__(self, text: str, code: int = HANDLER_ERROR) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Room:
+    """Bytes that the results of one message may still unpack to."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int = UNPACKED_BODY_BYTES) -> None:
+        self.left = left
+
+
+def pack_result(text: str) -> str:
+    """JSON text as base64 of its gzip, which is ASCII without anything to escape."""
+    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP_WINDOW)
+    return base64.b64encode(packer.compress(text.encode()) + packer.flush()).decode()
+
+
+def unpack_result(raw: bytes, encoding: str, room: Room) -> str:
+    """The JSON text that was packed into a JSON string. Raises Unpackable."""
+    if encoding != ENCODING:
+        raise Unpackable(f"the result has the encoding {encoding[:40]!r}; {ENCODING} is known")
+    limit = min(UNPACKED_RESULT_BYTES, room.left)
+    unpacker = zlib.decompressobj(_GZIP_WINDOW)
+    try:
+        unpacked = unpacker.decompress(base64.b64decode(_decode_text(raw), validate=True), limit + 1)
+        if len(unpacked) > limit:
+            raise Unpackable(
+                f"the result unpacks to more than {limit} bytes; {UNPACKED_RESULT_BYTES} are the limit of one, "
+                f"{UNPACKED_BODY_BYTES} of a message",
+                TOO_LARGE,
+            )
+        if not unpacker.eof or unpacker.unused_data:
+            raise Unpackable("the packed result is cut off, or followed by something else")
+        room.left -= len(unpacked)
+        _decode_any(unpacked)
+        return unpacked.decode("utf-8")
+    except (msgspec.MsgspecError, binascii.Error, zlib.error, ValueError, RecursionError) as exc:
+        raise Unpackable(f"the packed result cannot be read: {short_reason(exc)}") from None

@@ -1,0 +1,133 @@
+"""JSON as text: decoding it to characters, its size on the wire, and the escapes that not everybody can hold."""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+
+from penstock.protocol.errors import InvalidParams, ParseError
+
+MAX_DEPTH = 100  # of a payload; common JSON parsers stop at 128 or 512, and every worker must be able to read it
+
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_NO_MARKS = bytes(byte for byte in range(256) if byte not in b'[{]}"')
+_CHUNK = 1024 * 1024
+
+_decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
+_decode_any = msgspec.json.Decoder().decode
+_DIGITS = 4300  # of an integer that Python converts
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+# By the standard library, which is slower: a number beyond a double is infinite.
+_decode_large = json.JSONDecoder(
+    parse_int=lambda text: int(text) if len(text) <= _DIGITS else float(text), parse_constant=_no_constant
+).decode
+# Every escape of JSON text, one after the other, so that what follows an escaped backslash is not taken for one.
+# Group 1: what Postgres' jsonb may not hold, NUL and half a surrogate pair.
+_ESCAPE = re.compile(
+    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u0000|u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
+_NOT_IN_SQS = re.compile("[\ufffe\uffff]")
+
+
+def text_of(body: bytes | str) -> str:
+    """The body as text, without a byte order mark. Raises ParseError when it is not UTF-8."""
+    if isinstance(body, bytes):
+        try:
+            body = body.decode("utf-8")
+        except UnicodeDecodeError as exc:
+            raise ParseError(f"Parse error: not UTF-8 at byte {exc.start}") from None
+    return body.removeprefix("\ufeff")
+
+
+def utf8_size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def entry_text(entry: str | msgspec.Raw) -> str:
+    return entry if isinstance(entry, str) else bytes(entry).decode("utf-8")
+
+
+def short_reason(exc: Exception) -> str:
+    return str(exc)[:200]
+
+
+def holds_unstorable(text: str) -> bool:
+    return "\\u" in text and any(match[1] for match in _ESCAPE.finditer(text))
+
+
+def replace_unstorable(text: str) -> str:
+    """JSON text with every escape of NUL or of half a surrogate pair replaced by U+FFFD."""
+    if "\\u" not in text:
+        return text
+    return _ESCAPE.sub(lambda match: "\\ufffd" if match[1] else match[0], text)
+
+
+def escape_for_sqs(body: str) -> str:
+    """JSON text in the characters that SQS takes: U+FFFE and U+FFFF, the only ones JSON may hold beyond, escaped."""
+    if body.isascii():
+        return body
+    return _NOT_IN_SQS.sub(lambda match: f"\\u{ord(match[0]):04x}", body)
+
+
+def decode_any(raw: bytes | str) -> Any:
+    """JSON as Python values; of numbers that are beyond a double, infinity. Raises ValueError, RecursionError."""
+    try:
+        return _decode_any(raw)
+    except msgspec.ValidationError:  # it is JSON, and only its numbers are too large
+        return _decode_large(raw if isinstance(raw, str) else bytes(raw).decode())
+
+
+def check_payload(raw: str, field: str = "payload") -> None:
+    """Check that JSON text can be stored, sent and read by any worker, without building its values: they take up to
+    fifty times its memory.
+
+    Raises InvalidParams: no object or array, NUL or half a surrogate pair, too deep.
+    """
+    check_json(raw, field)
+    first = raw.lstrip()[0]
+    if first not in "{[":
+        raise InvalidParams(field, f"must be an object or an array, not {_KINDS.get(first, 'a number')}")
+
+
+def check_json(raw: str, field: str) -> None:
+    """As :func:`check_payload`, for any kind of value."""
+    try:
+        _decode_raw(raw)
+    except RecursionError:
+        raise InvalidParams(field, f"is nested deeper than {MAX_DEPTH} levels") from None
+    except ValueError as exc:
+        if holds_unstorable(raw):
+            raise InvalidParams(field, "holds half a surrogate pair, which is no character") from None
+        raise InvalidParams(field, f"is not valid JSON: {short_reason(exc)}") from None
+    if holds_unstorable(raw):
+        raise InvalidParams(field, "holds \\u0000 or half a surrogate pair, which Postgres cannot store as text")
+    if raw.count("{") + raw.count("[") > MAX_DEPTH and _depth(raw) > MAX_DEPTH:
+        raise InvalidParams(field, f"is nested deeper than {MAX_DEPTH} levels")
+
+
+_KINDS = {"n": "null", "t": "a boolean", "f": "a boolean", '"': "a string"}
+
+
+def _depth(raw: str) -> int:
+    """How deep the values of a valid JSON text nest."""
+    # Without escaped marks, quotes come in pairs around what is a string, and all else but brackets can go.
+    text = raw.encode("utf-8", "surrogatepass").replace(rb"\\", b"").replace(rb"\"", b"")
+    marks = text.translate(_STEPS, _NO_MARKS)
+    deepest = depth = inside = 0
+    for start in range(0, len(marks), _CHUNK):
+        pieces = marks[start : start + _CHUNK].split(b'"')
+        steps = array("b", b"".join(pieces[inside::2]))
+        deepest = max(deepest, max(accumulate(steps, initial=depth)))
+        depth += sum(steps)
+        inside ^= (len(pieces) - 1) & 1
+    return deepest

@@ -1,0 +1,263 @@
+"""Requests: bodies to their entries, entries to requests, claimed tasks to the calls that workers receive."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from penstock.protocol.errors import InvalidRequest, ParseError, RpcError
+from penstock.protocol.json_text import entry_text, holds_unstorable, replace_unstorable, short_reason, text_of
+from penstock.protocol.sealed import MARK
+
+TIMEOUT_ATTRIBUTE = "timeout_seconds"  # of an outbound message: run time allowed to each task in it
+SUSPECT_ATTRIBUTE = "suspect"  # of an outbound message: a worker fell silent over its task
+
+_EMPTY = msgspec.Raw(b"")
+_MARK = MARK.encode()
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One JSON-RPC request; ``params`` and ``id`` are raw JSON, empty where absent (no id: a notification)."""
+
+    jsonrpc: Literal["2.0"]
+    method: str
+    params: msgspec.Raw = _EMPTY
+    id: msgspec.Raw = _EMPTY
+
+    @property
+    def is_notification(self) -> bool:
+        return not bytes(self.id)
+
+
+class Invalid(msgspec.Struct, frozen=True):
+    """An entry that is JSON but no request: the error to answer, the id if one could be read, the text as it came."""
+
+    error: RpcError
+    id: bytes
+    text: str
+
+
+class Body(NamedTuple):
+    is_batch: bool
+    entries: list[Request | Invalid]
+
+
+class _OnlyId(msgspec.Struct, frozen=True):
+    id: msgspec.Raw = _EMPTY
+
+
+_decode_request = msgspec.json.Decoder(Request).decode
+_decode_only_id = msgspec.json.Decoder(_OnlyId).decode
+_decode_batch = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_requests = msgspec.json.Decoder(list[Request]).decode
+_strict_json = json.JSONDecoder(parse_constant=lambda name: _no_json(f"{name} is not JSON"))
+_NO_ID = frozenset((b"{", b"[", b"t", b"f"))
+_NO_PARAMS = frozenset(bytes((first,)) for first in b'"-0123456789ntf')
+_WHITESPACE = re.compile(r"[ \t\n\r]*")
+# A string that does not end is a match too, up to the end of the text. As a failed match it would be scanned again from
+# each of its quotes: in quadratic time.
+_STRUCTURE = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[][{},]', re.DOTALL)
+
+
+def _no_json(text: str) -> Any:
+    raise ValueError(text)
+
+
+def split_body(body: bytes | str, *, batch_limit: int) -> tuple[bool, list[str | msgspec.Raw]]:
+    """Split a body into its entries, undecoded: (is it a batch, entries).
+
+    Raises ParseError (not JSON, too deep) or InvalidRequest (an empty batch, or one above ``batch_limit``).
+    """
+    text = text_of(body)
+    if not text.lstrip(" \t\n\r").startswith("["):
+        return False, [text]
+    entries: list[str | msgspec.Raw]
+    try:
+        entries = list(_decode_batch(text))
+    except RecursionError:
+        entries = list(_split_flat(text))
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        entries = list(_split_slowly(text))
+    if not entries:
+        raise InvalidRequest("Invalid Request: an empty batch")
+    if len(entries) > batch_limit:
+        raise InvalidRequest(f"Invalid Request: a batch of {len(entries)}; the limit is {batch_limit}")
+    return True, entries
+
+
+def _split_slowly(text: str) -> list[str]:
+    """Split with the standard library, which lets lone surrogates pass, so that one such entry fails alone."""
+    entries = []
+    position = text.index("[") + 1
+    try:
+        while True:
+            start = _skip(text, position)
+            _, end = _strict_json.raw_decode(text, start)
+            entries.append(text[start:end])
+            position = _skip(text, end)
+            if text[position] == "]":
+                break
+            if text[position] != ",":
+                raise ValueError(f"expected , or ] at character {position}")
+            position += 1
+        if _skip(text, position + 1) != len(text):
+            raise ValueError(f"more text after the array at character {position + 1}")
+    except RecursionError:
+        return _split_flat(text)
+    except IndexError:
+        raise ParseError("Parse error: the array does not end") from None
+    except ValueError as exc:
+        raise ParseError(f"Parse error: {short_reason(exc)}") from None
+    return entries
+
+
+def _split_flat(text: str) -> list[str]:
+    """Split by brackets and commas alone, without recursion, so that an entry nested too deeply fails alone."""
+    entries = []
+    depth, start, end = 0, 0, 0
+    for match in _STRUCTURE.finditer(text):
+        mark = match[0]
+        if mark in "[{":
+            depth += 1
+            if depth == 1:
+                start = match.end()
+        elif mark in "]}":
+            depth -= 1
+        if depth == 0 or (mark == "," and depth == 1):
+            entries.append(text[start : match.start()].strip(" \t\n\r"))
+            start = end = match.end()
+        if depth == 0:
+            break
+    if depth or text[end:].strip(" \t\n\r"):
+        raise ParseError("Parse error: nested too deeply")
+    return entries
+
+
+def _skip(text: str, position: int) -> int:
+    match = _WHITESPACE.match(text, position)
+    return match.end() if match else position
+
+
+def decode_body(body: bytes | str, *, batch_limit: int, may_be_sealed: bool = False) -> Body:
+    """Decode a body of requests; entries that are no request come as Invalid, in their place.
+
+    may_be_sealed: it comes from the scheduler, so params may be a payload that was sealed.
+    Raises ParseError or InvalidRequest when the body as a whole is of no use.
+    """
+    text = text_of(body)
+    if text.startswith("["):
+        entries = _decode_at_once(text, may_be_sealed)
+        if entries and len(entries) <= batch_limit:
+            return Body(True, entries)
+    is_batch, parts = split_body(text, batch_limit=batch_limit)
+    if is_batch:
+        return Body(True, [decode_request(part, may_be_sealed=may_be_sealed) for part in parts])
+    only = decode_request(parts[0], may_be_sealed=may_be_sealed)
+    if isinstance(only, Invalid) and isinstance(only.error, ParseError):
+        raise only.error
+    return Body(False, [only])
+
+
+def _decode_at_once(text: str, may_be_sealed: bool) -> list[Request | Invalid] | None:
+    """All entries of a batch, or None when one of them is wrong, or none is there, and a closer look is needed."""
+    try:
+        entries: list[Request | Invalid] = list(_decode_requests(text))
+    except (ValueError, RecursionError):
+        return None
+    return entries if all(_fault(entry, may_be_sealed) is None for entry in entries) else None  # type: ignore[arg-type]
+
+
+def _fault(request: Request, may_be_sealed: bool) -> str | None:
+    """What the types of its members, which stay raw, make wrong with a request."""
+    if bytes(request.id)[:1] in _NO_ID:
+        return "id must be a string, a number or null"
+    params = bytes(request.params)
+    if params[:1] in _NO_PARAMS and not (may_be_sealed and params.startswith(_MARK)):
+        return "params must be an object or an array"
+    return None
+
+
+def decode_request(entry: str | msgspec.Raw, *, may_be_sealed: bool = False) -> Request | Invalid:
+    """Decode one entry. What is wrong with it is in the Invalid that is returned; nothing is raised."""
+    try:
+        request = _decode_request(entry)
+        fault = _fault(request, may_be_sealed)
+        if fault is not None:
+            raise msgspec.ValidationError(fault)
+        return request
+    except RecursionError:
+        return Invalid(ParseError("Parse error: nested too deeply"), b"null", entry_text(entry))
+    except msgspec.ValidationError as exc:
+        return Invalid(InvalidRequest(f"Invalid Request: {short_reason(exc)}"), _salvage_id(entry), entry_text(entry))
+    except ValueError as exc:
+        text = entry_text(entry)
+        if holds_unstorable(text):
+            return Invalid(InvalidRequest("Invalid Request: holds half a surrogate pair"), _salvage_id(entry), text)
+        return Invalid(ParseError(f"Parse error: {short_reason(exc)}"), b"null", text)
+
+
+def _salvage_id(entry: str | msgspec.Raw) -> bytes:
+    try:
+        raw = bytes(_decode_only_id(replace_unstorable(entry_text(entry))).id)
+    except (ValueError, RecursionError):
+        return b"null"
+    return raw if raw and raw[:1] not in b"{[tf" else b"null"
+
+
+@lru_cache(maxsize=4096)
+def _call_head(action: str) -> str:
+    return f'{{"jsonrpc":"2.0","method":{json.dumps(action)},"params":'
+
+
+def encode_call(task_id: int, claim: int, action: str, payload: str, *, claim_id: str | None = None) -> str:
+    """The outbound request of one claimed task. claim_id: one with a token, None for one without."""
+    return f'{_call_head(action)}{payload},"id":"{claim_id or f"{task_id}:{claim}"}"}}'
+
+
+class ClaimId(NamedTuple):
+    task_id: int
+    claim: int
+
+
+INT8_MAX = 2**63 - 1
+TOKEN_MAX_CHARS = 64
+_new_tuple = tuple.__new__
+
+
+def parse_claim_id(text: str) -> ClaimId | None:
+    """``"42:7"``, or ``"42:7:token"``, to task and claim; None when it is no claim id."""
+    left, _, rest = text.partition(":")
+    right, colon, token = rest.partition(":")
+    if not (left.isdecimal() and right.isdecimal() and text.isascii()) or len(left) > 19 or len(right) > 19:
+        return None
+    if colon and not (token.isalnum() and len(token) <= TOKEN_MAX_CHARS):
+        return None
+    task_id, claim = int(left), int(right)
+    if task_id > INT8_MAX or claim > INT8_MAX:
+        return None
+    return _new_tuple(ClaimId, (task_id, claim))  # a third of the price of ClaimId(...), once for every task
+
+
+def task_params(action: str, payload: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of ``enqueue``; options that are None are left out."""
+    task = {"action": action} | ({} if payload is None else {"payload": payload})
+    return prepared(task | {name: value for name, value in options.items() if value is not None})
+
+
+def prepared(task: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with instants as text and times as seconds. Raises ValueError for an instant without a zone."""
+    changed = dict(task)
+    for name, value in task.items():
+        if isinstance(value, datetime):
+            if value.tzinfo is None:
+                raise ValueError(f"{name} needs a zone: {value.isoformat()} is another instant in every one")
+            changed[name] = value.isoformat()
+        elif isinstance(value, timedelta):
+            changed[name] = value.total_seconds()
+    return changed

@@ -1,0 +1,69 @@
+"""Tenants: for whom a task is. Names, and keys behind a name. Pure.
+
+Unique and ordering keys of a tenant's tasks, and keys of its workflows, are kept behind its name, so that two tenants
+who call something alike never meet; the statements put them there, and ``own_key`` takes them out again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import overload
+
+from penstock.protocol.errors import InvalidParams
+
+TENANT_MAX_CHARS = 128
+TENANT_MAX_BYTES = 3 * TENANT_MAX_CHARS  # in UTF-8: keys stand behind it, and an index holds both
+EVERY_TENANT = "*"  # in rules: every tenant that has no limits of its own
+_BETWEEN = "\x1f"  # a tenant and a key; no text of a caller may hold it
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def check_tenant(tenant: str) -> str:
+    """A tenant's name. Raises ValueError, which says what is wrong with it."""
+    if not 1 <= len(tenant) <= TENANT_MAX_CHARS:
+        raise ValueError(f"must have 1 to {TENANT_MAX_CHARS} characters, not {len(tenant)}")
+    if _CONTROL.search(tenant):
+        raise ValueError("holds a control character")
+    size = len(tenant.encode())
+    if size > TENANT_MAX_BYTES:
+        raise ValueError(f"has {size} bytes in UTF-8; the limit is {TENANT_MAX_BYTES}")
+    if tenant == EVERY_TENANT:
+        raise ValueError("must not be *, which stands for every tenant in rules")
+    return tenant
+
+
+def read_tenant(tenant: str | None, name: str = "tenant") -> str | None:
+    """As ``check_tenant``, of a parameter. Raises InvalidParams."""
+    try:
+        return None if tenant is None else check_tenant(tenant)
+    except ValueError as exc:
+        raise InvalidParams(name, str(exc)) from None
+
+
+def kept_key(tenant: str | None, key: str) -> str:
+    """A unique key, ordering key or workflow's key as it is kept."""
+    return key if tenant is None else f"{tenant}{_BETWEEN}{key}"
+
+
+@overload
+def own_key(key: str) -> str: ...
+@overload
+def own_key(key: None) -> None: ...
+def own_key(key: str | None) -> str | None:
+    """The key of a caller, out of one that is kept."""
+    return None if key is None else key.rpartition(_BETWEEN)[2]
+
+
+def read_kept(kept: str, read: Callable[[str], str], name: str) -> str:
+    """What a caller names by what is kept: ``read`` checks it without the tenant. Raises InvalidParams."""
+    tenant = tenant_of_key(kept)
+    read_tenant(tenant, name)
+    read(kept if tenant is None else own_key(kept))
+    return kept
+
+
+def tenant_of_key(key: str) -> str | None:
+    """Whose a key is that is kept."""
+    tenant, between, _ = key.rpartition(_BETWEEN)
+    return tenant if between else None

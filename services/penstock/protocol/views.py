@@ -1,0 +1,27 @@
+"""Parts that records have in common as JSON: instants, raw JSON, counts of what they hold."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+Instant = Annotated[
+    str, Meta(description="RFC 3339 in UTC, with microseconds.", examples=["2030-01-31T08:00:00.000000Z"])
+]
+
+
+def about(description: str) -> Meta:
+    return Meta(description=description)
+
+
+def timestamp(instant: datetime) -> str:
+    """RFC 3339 in UTC with microseconds and Z."""
+    return instant.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
+
+
+def raw(text: str | None) -> Any:
+    """JSON text as it is put into an answer; None becomes null."""
+    return None if text is None else msgspec.Raw(text.encode("utf-8"))

@@ -1,0 +1,38 @@
+"""Tokens of waits, and what answers them. A token that Penstock makes names the attempt that it was made for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+
+from penstock.protocol.requests import ClaimId, parse_claim_id
+from penstock.protocol.tenant import kept_key
+
+_MADE = re.compile(r"wait:([0-9]{1,19}:[0-9]{1,19}):[A-Za-z0-9_-]{22}")
+
+
+def make_token(task_id: int, claim: int) -> str:
+    """A new token of one attempt, with 128 random bits; of characters that need no escape in a URL's path."""
+    return f"wait:{task_id}:{claim}:{secrets.token_urlsafe(16)}"
+
+
+def claim_of_token(token: str) -> ClaimId | None:
+    """The attempt that a token was made for; None for one that a handler thought out."""
+    match = _MADE.fullmatch(token)
+    return None if match is None else parse_claim_id(match[1])
+
+
+def kept_token(token: str, tenant: str | None) -> str:
+    """A token as it is kept: one that a handler thought out stands behind the tenant of its task."""
+    return token if claim_of_token(token) is not None else kept_key(tenant, token)
+
+
+def digest_of(answer: str) -> bytes:
+    """SHA-256 of an answer's meaning: the order of members and white space do not count."""
+    try:
+        text = json.dumps(json.loads(f"{{{answer}}}"), sort_keys=True, separators=(",", ":"))
+    except (ValueError, RecursionError):  # a number of 5,000 digits; it is compared as it was written
+        text = answer
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()

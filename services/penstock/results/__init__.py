@@ -1,0 +1,1 @@
+"""What a report does: success, failure, heartbeat, wait, spawned tasks; answers to waits."""

@@ -1,0 +1,113 @@
+"""Tasks that come with a result: they are made when, and only if, the result is accepted under its claim.
+
+Those of a step become its children, made by whoever moves its workflow on; those of a plain task are plain tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from penstock.db.session import Session
+from penstock.payloads.vault import spawn_bound
+from penstock.protocol.errors import InvalidParams, TooLarge
+from penstock.protocol.json_text import utf8_size
+from penstock.protocol.task import NewTask
+from penstock.protocol.trace_context import TraceContext
+from penstock.runtime import metrics
+from penstock.settings.model import Settings
+from penstock.tasks import enqueue
+from penstock.tasks.records import Pair
+from penstock.workflows.definition import read_children, step_task
+
+
+@dataclass(frozen=True, slots=True)
+class Spawner:
+    """What a result brings along: the JSON text as it came, the tasks that it means, and what would undo them."""
+
+    text: str
+    tasks: list[NewTask]
+    compensations: Sequence[str] = ()
+
+
+def read_spawner(text: str, settings: Settings, trace: TraceContext | None = None) -> Spawner:
+    """Check what comes with a result, of an attempt of that trace. Raises InvalidParams, TooLarge."""
+    size = utf8_size(text)
+    if size > settings.result_limit_bytes:
+        raise TooLarge("spawn", size, settings.result_limit_bytes)
+    children = read_children(text, lambda child: step_task(child, settings))
+    tasks = [step_task(child, settings) for child in children]
+    if trace is not None:
+        tasks = [replace(task, trace=trace.text) for task in tasks]
+    return Spawner(text, tasks, [child.compensate for child in children if child.compensate is not None])
+
+
+class Parent(NamedTuple):
+    """A task whose result brings tasks along. workflow: None for one that is no step. labels: as JSON text."""
+
+    workflow: int | None
+    tenant: str | None
+    action: str
+    labels: str | None
+
+
+async def hold_spawners(session: Session, spawners: Mapping[Pair, Spawner]) -> dict[Pair, Parent]:
+    """Lock the tasks whose claim still holds."""
+    rows = await session.fetch("hold_spawners", [pair[0] for pair in spawners], [pair[1] for pair in spawners])
+    return {(row["id"], row["claim"]): Parent(*row[2:]) for row in rows}
+
+
+async def refuse_strays(
+    session: Session, spawners: Mapping[Pair, Spawner], held: Mapping[Pair, Parent], allowed: Sequence[str]
+) -> dict[Pair, InvalidParams]:
+    """Which results bring along a task that goes by another route than their own, and of no allowed action.
+
+    A worker that serves one route alone would otherwise have anything run by the others. allowed: patterns, in which *
+    stands for anything.
+    """
+    kinds: dict[tuple[str, str | None], str | None] = {}
+    wanted: dict[Pair, list[tuple[str, str | None]]] = {}
+    for pair, parent in held.items():
+        spawner = spawners[pair]
+        found: list[tuple[str, str | None]] = [(task.action, task.labels) for task in spawner.tasks]
+        found += [(action, None) for action in spawner.compensations]
+        wanted[pair] = [kind for kind in found if not any(fnmatchcase(kind[0], pattern) for pattern in allowed)]
+        kinds |= dict.fromkeys([(parent.action, parent.labels), *wanted[pair]])
+    rows = await session.fetch("find_routes", [action for action, _ in kinds], [labels for _, labels in kinds])
+    routes = dict(zip(kinds, (row["route"] for row in rows), strict=True))
+    refused: dict[Pair, InvalidParams] = {}
+    for pair, parent in held.items():
+        own = routes[parent.action, parent.labels]
+        stray = next((kind for kind in wanted[pair] if routes[kind] != own), None)
+        if stray is not None:
+            reason = (
+                f"holds {stray[0]!r}, which goes by {_by(routes[stray])}, and {parent.action!r} by {_by(own)}: "
+                "PENSTOCK_SPAWN_ACTIONS names actions that any task may spawn"
+            )
+            refused[pair] = InvalidParams("spawn", reason)
+    return refused
+
+
+def _by(route: str | None) -> str:
+    return "no route" if route is None else f"the route {route}"
+
+
+async def spawn_children(session: Session, spawners: Mapping[Pair, Spawner], held: Mapping[Pair, Parent]) -> None:
+    """Make the tasks of results that were accepted in this transaction; they are for their parent's tenant."""
+    told = {pair: parent.workflow for pair, parent in held.items() if parent.workflow is not None}
+    if told:
+        await session.fetch(
+            "attach_children", list(told.values()), [pair[0] for pair in told], [pair[1] for pair in told],
+            [session.vault.seal(spawners[pair].text, spawn_bound(pair[0])) for pair in told],
+        )  # fmt: skip
+    plain = [
+        replace(task, tenant=parent.tenant)
+        for pair, parent in held.items()
+        if pair not in told
+        for task in spawners[pair].tasks
+    ]
+    await enqueue.enqueue(session, plain)
+    for task in plain:
+        metrics.ENQUEUED.labels(task.action, "spawn").inc()

@@ -1,0 +1,158 @@
+"""Outside events: answers to what tasks wait for, and waits whose time is up.
+
+Either brings the task back under its claim and then records a result or a failure as that of a worker is recorded, in
+one transaction; so there is one way to settle.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+
+from penstock.db.session import Session
+from penstock.protocol.errors import TASK_TIMEOUT, AnsweredAlready, RpcError, StateConflict, TaskNotFound
+from penstock.protocol.reports import Failed
+from penstock.protocol.task import State
+from penstock.protocol.wait_tokens import claim_of_token, kept_token
+from penstock.results.apply import apply_reports
+from penstock.results.wait_store import (
+    Token,
+    end_waits,
+    find_overdue_waits,
+    forget_token,
+    keep_answer,
+    keep_next_answer,
+    note_answers,
+    read_tokens,
+    resume_waits,
+)
+from penstock.results.waits import read_answer
+from penstock.runtime import metrics
+from penstock.runtime.logs import get_logger
+from penstock.settings.model import Settings
+from penstock.tasks import settle
+from penstock.tasks.commands import AnswerWait
+from penstock.tasks.records import Pair
+
+log = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What an answer did.
+
+    id, state: of the task that it settled, or settled before; None for one that is kept. kept: no task waits for it
+    yet. duplicate: it came before, the same.
+    """
+
+    id: int | None
+    state: State | None
+    kept: bool = False
+    duplicate: bool = False
+
+
+async def answer_wait(session: Session, command: AnswerWait) -> Answered:
+    """Settle what waits for a token, inside a transaction, or keep the answer for a task that has yet to wait.
+
+    Raises StateConflict: the task is settled, or the attempt that the token was made for is over; AnsweredAlready:
+    another answer came first; TaskNotFound: a token made for a task that there is not.
+    """
+    try:
+        answered = await _answer(session, command)
+    except RpcError:
+        metrics.WAITS_ENDED.labels("refused").inc()
+        raise
+    outcome = "duplicate" if answered.duplicate else "kept" if answered.kept else "settled"
+    metrics.WAITS_ENDED.labels(outcome).inc()
+    log.info("wait_answered", task_id=answered.id, state=answered.state, outcome=outcome)
+    return answered
+
+
+async def _answer(session: Session, command: AnswerWait) -> Answered:
+    kept = await _kept(session, command)
+    token = await keep_answer(session, kept, command.answer, command.digest)
+    made_for = claim_of_token(command.token)
+    if token.fresh:
+        if made_for is not None and not await settle.read_attempts(session, [made_for]):
+            await forget_token(session, kept)
+            raise await _too_late(session, made_for)
+        return Answered(None, None, kept=True)
+    if token.active and await _settle(session, token, command):
+        assert token.pair is not None
+        return Answered(token.pair[0], await _state_of(session, token.pair[0]))
+    is_same = token.digest == command.digest
+    if token.pair is None:
+        if is_same:
+            return Answered(None, None, kept=True, duplicate=True)
+        raise AnsweredAlready(None, None)
+    if token.active:
+        await end_waits(session, [kept])  # its task was cancelled at this very moment
+    task_id = token.pair[0]
+    state = await _state_of(session, task_id)
+    if is_same:
+        return Answered(task_id, state, duplicate=True)
+    if state is None:
+        raise TaskNotFound(task_id)
+    if state.final or made_for is not None:
+        if token.digest is not None:
+            raise AnsweredAlready(task_id, state)
+        raise StateConflict(task_id, state, "answered")
+    # The attempt that waited is over and another is to come, which may wait for the same token.
+    await keep_next_answer(session, kept, command.answer, command.digest)
+    return Answered(None, None, kept=True)
+
+
+async def _kept(session: Session, command: AnswerWait) -> str:
+    """The token as it is kept. What began to wait under an earlier version has no tenant before its token."""
+    kept = kept_token(command.token, command.tenant)
+    if kept != command.token:
+        known = (await read_tokens(session, [command.token])).get(command.token)
+        if known is not None and known.active and known.pair is not None:
+            rows = await session.fetch("read_states", [known.pair[0]])
+            if rows and rows[0]["tenant"] == command.tenant:
+                return command.token
+    return kept
+
+
+async def _settle(session: Session, token: Token, command: AnswerWait) -> bool:
+    """False when the task does not wait any more."""
+    assert token.pair is not None
+    if not await resume_waits(session, [token.pair]):
+        return False
+    report = read_answer(command.answer, token.pair, token.policy)
+    await apply_reports(session, [report], command.settings)
+    await note_answers(session, [(token.token, token.pair, command.digest)])
+    await session.fetch("end_waits_of", [token.pair[0]])
+    return True
+
+
+async def _state_of(session: Session, task_id: int) -> State | None:
+    rows = await session.fetch("read_states", [task_id])
+    return State(rows[0]["state"]) if rows else None
+
+
+async def _too_late(session: Session, pair: Pair) -> RpcError:
+    state = await _state_of(session, pair[0])
+    return (
+        TaskNotFound(pair[0]) if state is None else StateConflict(pair[0], state, "answered by a token of that attempt")
+    )
+
+
+async def give_up_overdue(session: Session, limit: int, settings: Settings, *, now: datetime | None = None) -> int:
+    """End up to ``limit`` waits whose time is up, inside a transaction; returns how many rows that was.
+
+    Each is a failed attempt of its task, the last one where its handler said so.
+    """
+    overdue = await find_overdue_waits(session, limit, now=now)
+    if not overdue:
+        return 0
+    waited = {token.pair: token.policy for token in overdue if token.pair is not None}
+    resumed = await resume_waits(session, waited)
+    problem = "nobody answered what it waited for in time"
+    error = json.dumps({"code": TASK_TIMEOUT, "message": problem, "data": {"type": "WaitTimeout", "message": problem}})
+    await apply_reports(session, [Failed(*pair, None, error, waited[pair]) for pair in resumed], settings)
+    await end_waits(session, [token.token for token in overdue])
+    await session.fetch("end_waits_of", [pair[0] for pair in resumed])
+    metrics.WAITS_ENDED.labels("timeout").inc(len(resumed))
+    return len(overdue)

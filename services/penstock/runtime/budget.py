@@ -1,0 +1,105 @@
+"""How much memory the requests in hand may take: bytes of bodies and answers, counted over all of one process.
+
+A request's own part is bounded too: how many tasks its body asks for, and how many bytes its answer has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from penstock.protocol.errors import InvalidParams, Overloaded
+
+ANSWER_BYTES = 8 * 1024 * 1024  # of one body's results, payloads and errors; the last one may go beyond
+IDS_LIMIT = 10_000  # of tasks in one body
+_FREE_BYTES = 16 * 1024  # of each request are not counted: a process that is full still answers small ones
+
+
+class Load:
+    """What one request holds. ``caller``: who sent it, as its rate is counted, where API keys tell callers apart."""
+
+    __slots__ = ("_budget", "answered", "caller", "held", "ids")
+
+    def __init__(self, budget: Budget | None = None) -> None:
+        self._budget = budget
+        self.held = self.answered = self.ids = 0
+        self.caller: str | None = None
+
+    def hold(self, size: int) -> None:
+        """Count bytes that are held until the request has ended. Raises Overloaded where the process has no room."""
+        counted = max(0, self.held + size - _FREE_BYTES) - self._counted
+        if self._budget is not None:
+            self._budget.take(counted)
+        self.held += size
+
+    def answer(self, size: int) -> bool:
+        """Count bytes of the answer; False, and they are not counted, once it is full. Raises Overloaded."""
+        if self.answered >= ANSWER_BYTES:
+            return False
+        self.hold(size)
+        self.answered += size
+        return True
+
+    @property
+    def room_bytes(self) -> int:
+        """That the answer still has."""
+        return max(0, ANSWER_BYTES - self.answered)
+
+    def ask(self, ids: int) -> None:
+        """Count tasks that the body asks for. Raises InvalidParams."""
+        self.ids += ids
+        if self.ids > IDS_LIMIT:
+            raise InvalidParams("ids", f"of one body are more than {IDS_LIMIT}; send several")
+
+    def end(self) -> None:
+        if self._budget is not None:
+            self._budget.take(-self._counted)
+        self.held = 0
+
+    @property
+    def _counted(self) -> int:
+        return max(0, self.held - _FREE_BYTES)
+
+
+_load: ContextVar[Load | None] = ContextVar("load", default=None)
+
+
+class Budget:
+    """Bytes that all requests of one process may hold at once."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self.held_bytes = 0
+
+    def take(self, size: int) -> None:
+        """Raises Overloaded."""
+        if size > 0 and self.held_bytes + size > self._limit_bytes:
+            raise Overloaded
+        self.held_bytes += size
+
+    @contextmanager
+    def request(self) -> Iterator[Load]:
+        """The request in hand, for whatever it leads to; what it holds is given back at the end."""
+        load = Load(self)
+        token = _load.set(load)
+        try:
+            yield load
+        finally:
+            _load.reset(token)
+            load.end()
+
+    def counting(self, app: Any) -> Any:
+        """An ASGI application whose requests are counted until their answers are sent."""
+
+        async def counted(scope: Any, receive: Any, send: Any) -> None:
+            with self.request():
+                await app(scope, receive, send)
+
+        return counted
+
+
+def in_hand() -> Load:
+    """Of the request in hand; a new one, of no budget, where there is none."""
+    return _load.get() or Load()

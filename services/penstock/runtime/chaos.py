@@ -1,0 +1,75 @@
+"""Fault injection: ``PENSTOCK_CHAOS_*`` settings make any edge fail with a given probability. Off by default.
+
+Each process wraps its edges in wiring; while every setting is 0 nothing is wrapped, so being able to fail costs
+nothing. What is injected looks like what happens by itself: a statement that is refused, a commit or a send whose reply
+is lost, half a batch that fails, a message that comes twice, a handler that raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from typing import Literal
+
+from penstock.protocol.errors import Unavailable
+from penstock.runtime import metrics
+from penstock.runtime.logs import get_logger
+from penstock.settings.model import Settings
+
+Edge = Literal["postgres", "commit", "send", "receive", "delete", "extend", "duplicate", "handler"]
+EDGES: tuple[Edge, ...] = ("postgres", "commit", "send", "receive", "delete", "extend", "duplicate", "handler")
+
+log = get_logger()
+
+
+class Faults:
+    """Draws the faults of one process.
+
+    chances: probability by edge, 0 to 1. delay_seconds: each call waits a random time up to this. seed: the same seed
+    draws the same series in a process of the same name; None draws anew each time.
+    """
+
+    def __init__(
+        self, process: str, chances: Mapping[Edge, float], *, delay_seconds: float = 0, seed: int | None = None
+    ) -> None:
+        self._chances = chances
+        self._delay_seconds = delay_seconds
+        self._random = random.Random() if seed is None else random.Random(f"{seed} {process}")
+
+    def strikes(self, edge: Edge) -> bool:
+        """Whether the edge fails this time; then it is counted."""
+        if self._random.random() >= self._chances.get(edge, 0.0):
+            return False
+        metrics.INJECTED_FAULTS.labels(edge).inc()
+        return True
+
+    def is_even(self) -> bool:
+        """Heads or tails, for what a fault looks like."""
+        return self._random.random() < 0.5
+
+    def victims(self, count: int) -> list[int]:
+        """Which of so many entries of a call fail: all, or each by chance."""
+        return list(range(count)) if self.is_even() else [n for n in range(count) if self.is_even()]
+
+    def fail(self, edge: Edge, what: str) -> None:
+        """Raises Unavailable when the edge fails this time."""
+        if self.strikes(edge):
+            raise Unavailable(f"{what} (injected by PENSTOCK_CHAOS_{edge.upper()})")
+
+    async def delay(self) -> None:
+        if self._delay_seconds:
+            await asyncio.sleep(self._random.uniform(0, self._delay_seconds))
+
+
+def faults_of(settings: Settings, process: str) -> Faults | None:
+    """The faults that the settings ask for, with a warning in the log; None when they ask for none."""
+    chances: dict[Edge, float] = {edge: getattr(settings, f"chaos_{edge}") for edge in EDGES}
+    active = {edge: chance for edge, chance in chances.items() if chance}
+    if not active and not settings.chaos_delay_seconds:
+        return None
+    log.warning(
+        "chaos_is_on", hint="calls fail on purpose: unset PENSTOCK_CHAOS_* where work matters",
+        delay_seconds=settings.chaos_delay_seconds, seed=settings.chaos_seed, **active,
+    )  # fmt: skip
+    return Faults(process, active, delay_seconds=settings.chaos_delay_seconds, seed=settings.chaos_seed)

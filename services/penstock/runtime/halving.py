@@ -1,0 +1,63 @@
+"""A batch that fails because of one entry, halved down to that entry: its neighbours are stored, it alone is left."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from penstock.protocol.errors import Locked, PenstockError, Refused, TooSlow
+
+SPOILING = (Refused, Locked, TooSlow)
+"""Errors of a batch that may be one entry's fault; of any other the whole batch is tried again."""
+
+_WAITS = 60  # behind locks in one batch, each of them a short one
+_SLOW_COST = 4  # waits that a statement stands for which ran out of its time
+
+Item = TypeVar("Item")
+Done = TypeVar("Done")
+
+
+async def in_halves(
+    items: Sequence[Item],
+    work: Callable[[Sequence[Item], bool], Awaitable[Done]],
+    alone: Callable[[Item, PenstockError], Awaitable[Done]],
+    left: Callable[[Sequence[Item], PenstockError], Awaitable[Done]] | None = None,
+    *,
+    errors: tuple[type[PenstockError], ...] = SPOILING,
+) -> list[Done]:
+    """Work on all items at once; where that fails, on each half, in order, down to the items that fail alone.
+
+    work: stores a part, all or nothing. Its second argument is true once a lock or a statement was waited for in vain:
+    it passes that on to ``Store.transaction`` or ``Session.savepoint``, which then wait shortly. alone: what becomes
+    of an item that fails alone. left: of items that were not tried, because too many others were waited for; None:
+    each as one that failed alone.
+    errors: those that may be one item's fault; any other is raised, and what was stored by then stays stored.
+    Returns what the parts came to, in the order of the items.
+    """
+    done: list[Done] = []
+    parts = [items] if items else []
+    hurried, waits = False, _WAITS
+    while parts:
+        part = parts.pop()
+        try:
+            done.append(await work(part, hurried))
+            continue
+        except errors as exc:
+            error = exc
+        if not isinstance(error, Refused):
+            hurried = True
+            waits -= 1 if isinstance(error, Locked) else _SLOW_COST
+        if len(part) == 1:
+            done.append(await alone(part[0], error))
+        else:
+            middle = len(part) // 2
+            parts += [part[middle:], part[:middle]]
+        if waits > 0:
+            continue
+        for rest in reversed(parts):
+            if left is None:
+                done += [await alone(item, error) for item in rest]
+            else:
+                done.append(await left(rest, error))
+        break
+    return done

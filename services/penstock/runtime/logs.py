@@ -1,0 +1,166 @@
+"""Log lines: an event name plus fields, as logfmt (or JSON), one line each, on standard error.
+
+Penstock logs by the logger ``penstock`` of the standard library. The root logger is the application's: its lines are
+written too where it has set up nothing itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+
+from penstock.protocol import trace_context
+from penstock.runtime.printable import printable, printable_json
+
+_TREE = "penstock"
+_NAMES = ("task_id", "claim", "action")
+_TASK: ContextVar[tuple[int | None, int | None, str | None]] = ContextVar("task", default=(None, None, None))
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"asctime", "message", "taskName"}
+# Penstock's own libraries: below warning they tell of every request, and at debug what is in it.
+_QUIET = ("aiobotocore", "aiohttp", "aiormq", "asyncio", "botocore", "httpcore", "httpx", "urllib3", "uvicorn")
+
+
+def setup_logging(process: str, *, level: str = "info", form: str = "logfmt") -> None:
+    """Have Penstock's lines written from this level on; ``process`` is on every line."""
+    tree = logging.getLogger(_TREE)
+    tree.handlers[:] = [_handler(process, form)]
+    tree.setLevel(level.upper())
+    tree.propagate = False
+
+
+def setup_root(process: str, *, level: str = "warning", form: str = "logfmt") -> None:
+    """Have the lines of all other loggers written too, unless the application has handlers of its own by now."""
+    import structlog
+
+    logging.getLogger(_TREE).disabled = False  # as dictConfig leaves loggers that it was not told of
+    root = logging.getLogger()
+    if root.handlers:
+        return
+    root.addHandler(_handler(process, form))
+    root.setLevel(level.upper())
+    for name in _QUIET:
+        library = logging.getLogger(name)
+        if library.level == logging.NOTSET:
+            library.setLevel(logging.WARNING)
+    if not structlog.is_configured():
+        structlog.configure(
+            processors=[structlog.stdlib.filter_by_level, structlog.contextvars.merge_contextvars, _to_record],
+            wrapper_class=structlog.stdlib.BoundLogger,
+            logger_factory=structlog.stdlib.LoggerFactory(),
+        )
+
+
+def bind_task(task_id: int | None, claim: int | None, action: str) -> None:
+    """Have lines that are logged in this context, of the event loop or a thread, name a task; None in a batch."""
+    _TASK.set((task_id, claim, action))
+
+
+def get_logger() -> Any:
+    """The logger: ``log.info("event_name", field=value)``."""
+    return _LOGGER
+
+
+class TaskLogFilter(logging.Filter):
+    """Adds ``task_id``, ``claim`` and ``action`` to records, for handlers of ``logging`` that are set up elsewhere.
+
+    Of a line logged in a handler they are its task's, otherwise None; of a batched handler there is ``action`` alone.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        for name, value in zip(_NAMES, _TASK.get(), strict=True):
+            if not hasattr(record, name):
+                setattr(record, name, value)
+        return True
+
+
+class _Lazy:
+    """The logger, made when it first logs: its library takes longer to import than all else that an action needs."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_logger(), name)
+
+
+_LOGGER = _Lazy()
+
+
+@cache
+def _logger() -> Any:
+    import structlog
+
+    return structlog.wrap_logger(
+        logging.getLogger(_TREE),
+        processors=[structlog.stdlib.filter_by_level, _to_record],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        context_class=dict,
+        cache_logger_on_first_use=True,
+    )
+
+
+class _Event(dict[str, Any]):
+    """The message of a record of ours: an event and its fields, printable text for other handlers."""
+
+    def __str__(self) -> str:
+        text = " ".join(str(value) if name == "event" else f"{name}={value}" for name, value in self.items())
+        return printable(text)
+
+
+def _to_record(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> tuple[tuple[_Event], dict[str, Any]]:
+    exc_info = event.pop("exc_info", None)
+    return (_Event({"event": event.pop("event"), **event}),), {"exc_info": exc_info}
+
+
+def _bound() -> dict[str, Any]:
+    """What names the task that a line is logged for."""
+    return {name: value for name, value in zip(_NAMES, _TASK.get(), strict=True) if value is not None}
+
+
+def _handler(process: str, form: str) -> logging.Handler:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Lines(process, form))
+    return handler
+
+
+class _Lines(logging.Formatter):
+    """Records as lines, a traceback folded into one field."""
+
+    def __init__(self, process: str, form: str) -> None:
+        import structlog
+
+        super().__init__()
+        self._process = process
+        self._form = form
+        self._render: Any = (
+            structlog.processors.JSONRenderer(default=str)
+            if form == "json"
+            else structlog.processors.LogfmtRenderer(
+                key_order=["timestamp", "level", "event", "process"], drop_missing=True, bool_as_flag=False
+            )
+        )
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = record.msg
+        event: dict[str, Any] = (
+            dict(message)
+            if isinstance(message, _Event)
+            else {"event": "log", "logger": record.name, "message": record.getMessage()}
+        )
+        event["timestamp"] = datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z")
+        event["level"] = record.levelname.lower()
+        event["process"] = self._process
+        added = {name: value for name, value in vars(record).items() if name not in _STANDARD and name.isidentifier()}
+        trace = trace_context.current()
+        ids = {} if trace is None else {"trace_id": trace.trace_id, "span_id": trace.span_id}
+        for name, value in (*_bound().items(), *added.items(), *ids.items()):
+            event.setdefault(name, value)
+        if record.exc_info:
+            event["traceback"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            event["stack"] = record.stack_info
+        line: str = self._render(None, "", event)
+        # The renderer leaves all but newlines as they are; a value must not be able to forge a line of its own.
+        return printable_json(line) if self._form == "json" else printable(line, one_line=True)

@@ -1,0 +1,267 @@
+"""What every process shares: start, repeat, stop.
+
+A process is a :class:`Service`. ``run_once`` does one bounded pass; the loop only repeats it, waits between passes,
+backs off while Postgres or SQS is away, and stops on a signal: the first lets the pass under way finish within the
+grace, the second leaves at once. Side tasks are named and watched; one that dies takes the process down loudly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import signal
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, suppress
+
+from penstock.protocol.errors import Locked, Unavailable
+from penstock.runtime import metrics
+from penstock.runtime.health import Health, serve_health
+from penstock.runtime.logs import get_logger
+from penstock.settings.model import Settings
+
+log = get_logger()
+
+_FIRST_PAUSE_SECONDS = 0.2
+_LONGEST_PAUSE_SECONDS = 10.0
+_LOCKED_PAUSE_SECONDS = 0.3  # one transaction may hold up one task, and other work comes
+
+SideTask = Callable[[], Awaitable[None]]
+
+
+class Service:
+    """One process's work; subclasses fill in what they need.
+
+    idle_seconds: pause after a pass that found nothing, 0 where the pass itself waits (a long poll).
+    """
+
+    name = "service"
+    idle_seconds = 0.0
+
+    async def open(self) -> None:
+        """Reach what the work needs. Raises Unavailable to be called again later."""
+
+    async def run_once(self) -> int:
+        """Do one bounded pass; returns how much was done, 0 for nothing. Raises Unavailable to be backed off."""
+        raise NotImplementedError  # abstract
+
+    async def wait_for_work(self) -> None:
+        """Wait after an idle pass; cancelled when the process stops."""
+        await asyncio.sleep(self.idle_seconds * random.uniform(0.8, 1.2))
+
+    def side_tasks(self) -> Mapping[str, SideTask]:
+        """What runs beside the passes until the end, by name."""
+        return {}
+
+    def stop_taking(self) -> None:
+        """The process has been told to stop: take no new work."""
+
+    async def drain(self, seconds: float) -> None:
+        """Finish or hand back what is held, within so many seconds."""
+
+    async def close(self) -> None:
+        """Let go of what the service itself has opened; what it was given is closed by who gave it."""
+
+
+class Loop:
+    """Runs a service until it is told to stop.
+
+    passes: how many passes may be under way at once (``--loops``).
+    """
+
+    def __init__(self, service: Service, *, passes: int, grace_seconds: float, health: Health | None = None) -> None:
+        self._service = service
+        self._passes = passes
+        self._grace_seconds = grace_seconds
+        self._health = health or Health(service.name)
+        self._stop = asyncio.Event()
+        self._signals = 0
+        self._exit_code = 0
+
+    def stop(self) -> None:
+        """Take no new work, finish what is under way, return from :meth:`run`."""
+        if not self._stop.is_set():
+            self._stop.set()
+            self._service.stop_taking()
+
+    async def run(self) -> int:
+        """Run until stopped; returns the exit code: 0, or 1 when a side task died."""
+        self._catch_signals()
+        log.info("process_started", pid=os.getpid(), passes=self._passes)
+        try:
+            if await self._open():
+                await self._repeat_until_stopped()
+        finally:
+            await self._service.close()
+        log.info("process_stopped", exit_code=self._exit_code)
+        return self._exit_code
+
+    async def _open(self) -> bool:
+        pause = _Pause()
+        while not self._stop.is_set():
+            failure = await self._until_stopped(self._service.open())
+            if isinstance(failure, Unavailable):
+                self._health.failed(str(failure))
+                pause.log("waiting_to_start", failure)
+                await self._sleep(pause.next_seconds())
+            elif failure is not None:
+                raise failure
+            elif not self._stop.is_set():
+                self._health.succeeded()
+                return True
+        return False
+
+    async def _repeat_until_stopped(self) -> None:
+        loop = asyncio.get_running_loop()
+        repeats = [loop.create_task(self._repeat(), name=f"pass-{i}") for i in range(self._passes)]
+        sides = [loop.create_task(_as_coroutine(run), name=name) for name, run in self._service.side_tasks().items()]
+        sides.append(loop.create_task(self._health.pulse(), name="pulse"))
+        for task in (*repeats, *sides):
+            task.add_done_callback(self._watch)
+        await self._stop.wait()
+        deadline = loop.time() + self._grace_seconds
+        _, late = await asyncio.wait(repeats, timeout=self._grace_seconds)
+        with suppress(asyncio.CancelledError):
+            await self._drain(max(0.0, deadline - loop.time()))
+        if late:
+            log.warning("grace_exceeded", grace_seconds=self._grace_seconds, passes_cut=len(late))
+        for task in (*late, *sides):
+            task.cancel()
+        await asyncio.gather(*late, *sides, return_exceptions=True)
+
+    async def _drain(self, seconds: float) -> None:
+        try:
+            await self._service.drain(seconds)
+        except Unavailable as exc:
+            log.warning("drain_failed", reason=str(exc))
+        except Exception:
+            log.exception("drain_failed")
+
+    async def _repeat(self) -> None:
+        pause = _Pause()
+        service = self._service
+        passes = metrics.PASSES
+        while not self._stop.is_set():
+            try:
+                worked = await service.run_once()
+            except Unavailable as exc:
+                self._health.failed(str(exc))
+                passes.labels(service.name, "failed").inc()
+                pause.log("backing_off", exc)
+                seconds = pause.next_seconds()
+                await self._sleep(min(seconds, _LOCKED_PAUSE_SECONDS) if isinstance(exc, Locked) else seconds)
+                continue
+            except Exception as exc:  # a mistake of ours must not become a crash loop; it stays loud
+                self._health.failed(type(exc).__name__)
+                passes.labels(service.name, "failed").inc()
+                log.exception("pass_failed", error=type(exc).__name__)
+                await self._sleep(pause.next_seconds())
+                continue
+            if pause.was_used:
+                log.info("recovered", after_failures=pause.failures)
+                pause = _Pause()
+            self._health.succeeded()
+            passes.labels(service.name, "worked" if worked else "idle").inc()
+            if not worked:
+                failure = await self._until_stopped(service.wait_for_work())
+                if failure is not None:
+                    log.warning("wait_failed", error=repr(failure))
+                    await self._sleep(_FIRST_PAUSE_SECONDS)
+
+    async def _sleep(self, seconds: float) -> None:
+        await self._until_stopped(asyncio.sleep(seconds))
+
+    async def _until_stopped(self, wait: Awaitable[None]) -> BaseException | None:
+        """Wait for it, or until the stop, which cuts it off; returns what it raised."""
+        waiting = asyncio.ensure_future(wait)
+        stopping = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (waiting, stopping):
+                task.cancel()
+            await asyncio.gather(waiting, stopping, return_exceptions=True)
+        return None if waiting.cancelled() else waiting.exception()
+
+    def _watch(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or self._stop.is_set():
+            return
+        exc = task.exception()
+        log.error("task_died", task=task.get_name(), error=repr(exc) if exc else "it returned")
+        self._exit_code = 1
+        self.stop()
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread
+                loop.add_signal_handler(number, self._signalled, number)
+
+    def _signalled(self, number: int) -> None:
+        self._signals += 1
+        if self._signals == 1:
+            log.info("stopping", signal=signal.Signals(number).name, grace_seconds=self._grace_seconds)
+            self.stop()
+        else:
+            log.warning("leaving_at_once", signal=signal.Signals(number).name)
+            os._exit(128 + number)
+
+
+class _Pause:
+    """Growing, jittered pauses; one log line at the first failure and at every tenth, however long it lasts."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+
+    @property
+    def was_used(self) -> bool:
+        return self.failures > 0
+
+    def log(self, event: str, exc: Exception) -> None:
+        if self.failures % 10 == 0:
+            log.warning(event, reason=str(exc), failures=self.failures + 1)
+
+    def next_seconds(self) -> float:
+        longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(self.failures, 16))
+        self.failures += 1
+        return random.uniform(longest / 2, longest)
+
+
+async def _as_coroutine(run: SideTask) -> None:
+    await run()
+
+
+def _spare_the_collector() -> None:
+    """Have the cycle collector look seldom, and never at what was there from the start.
+
+    Tasks come and go by the thousand and none is part of a cycle; at the usual thresholds a worker spends an eighth of
+    its time looking for one.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 100)
+
+
+def run_service(make: Callable[[AsyncExitStack], Service], settings: Settings, *, passes: int) -> int:
+    """Run a service in this process until a signal; returns the exit code.
+
+    make: builds the service inside the event loop; what it pushes on the stack is closed at the end.
+    Raises SettingsError for an unusable metrics port.
+    """
+
+    async def main() -> int:
+        async with AsyncExitStack() as stack:
+            service = make(stack)
+            _spare_the_collector()
+            health = Health(service.name)
+            server = serve_health(health, settings.metrics_host, settings.metrics_port)
+            stack.callback(server.close)
+            log.info("metrics_listening", url=server.url)
+            return await Loop(service, passes=passes, grace_seconds=settings.grace_seconds, health=health).run()
+
+    try:
+        import uvloop
+    except ImportError:  # no build of uvloop for this platform
+        return asyncio.run(main())
+    return uvloop.run(main())

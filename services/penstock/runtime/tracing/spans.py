@@ -1,0 +1,283 @@
+"""Spans: one trace from the enqueue of a task through every process and every attempt.
+
+Names and attributes are those of OpenTelemetry's conventions for messaging, with the action as the destination and the
+task's id as that of the message. The enqueue is what a row remembers; the rest of a task's spans are its children.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from time import time_ns
+from typing import Any
+
+from opentelemetry import context as contexts
+from opentelemetry import trace
+from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace.span import TraceState
+
+from penstock.protocol import trace_context
+from penstock.protocol.task import Enqueued, NewTask
+from penstock.protocol.task_traces import CarriedTrace
+from penstock.protocol.trace_context import TraceContext
+from penstock.protocol.version import __version__
+from penstock.runtime.tracing.hop import Way
+
+_LINKS = 128  # of one span; more are dropped by the library
+_ROOT = contexts.Context()
+
+
+@dataclass(slots=True)
+class Producing:
+    """Tasks with the contexts that they will carry. spans: of their enqueue, each with the places it stands for."""
+
+    tasks: Sequence[NewTask]
+    spans: list[tuple[Span, list[int]]]
+
+    def stored(self, enqueued: Sequence[Enqueued]) -> None:
+        """Name the tasks that were made."""
+        for span, places in self.spans:
+            if len(places) == 1 and span.is_recording():
+                made = enqueued[places[0]]
+                span.set_attribute("messaging.message.id", str(made.id))
+                if made.duplicate:
+                    span.set_attribute("penstock.duplicate", True)
+
+
+class Attempt:
+    """The span of one attempt."""
+
+    __slots__ = ("_span",)
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+
+    @property
+    def trace_id(self) -> str | None:
+        """For exemplars; None where the span is not recorded."""
+        return f"{self._span.get_span_context().trace_id:032x}" if self._span.is_recording() else None
+
+    @property
+    def context(self) -> TraceContext | None:
+        """What comes after it is told."""
+        return _told(self._span)
+
+    def activate(self) -> None:
+        """Have what this task of the event loop, and the threads that it starts, do from now on belong to the span."""
+        contexts.attach(trace.set_span_in_context(self._span))
+
+    def raised(self, exc: BaseException) -> None:
+        """Record what the handler raised."""
+        if self._span.is_recording():  # a handler that ignored its cancellation ends after its span
+            self._span.record_exception(exc)
+
+    def end(self, error: str, why: str = "") -> None:
+        """error: kind of the failure, empty for a success. why: in words, where there is more to say."""
+        if error:
+            _fail(self._span, error, why)
+        self._span.end()
+
+
+class Spans:
+    """Makes the spans of this process, by one provider of tracers."""
+
+    def __init__(self, provider: Any) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("penstock", __version__)
+
+    def shutdown(self) -> None:
+        """Export what is left."""
+        self._provider.shutdown()
+
+    @contextmanager
+    def serving(self, path: str, headers: Mapping[str, str]) -> Iterator[Span]:
+        """A request over HTTP, which continues the trace of its headers; what is done inside belongs to it."""
+        span = self._tracer.start_span(
+            f"POST {path}",
+            _under(trace_context.of_headers(headers)),
+            SpanKind.SERVER,
+            {"http.request.method": "POST", "http.route": path, "url.path": path},
+        )
+        with trace.use_span(span, end_on_exit=True):
+            yield span
+
+    @staticmethod
+    def answered(span: Span, status: int) -> None:
+        """A request got its answer."""
+        span.set_attribute("http.response.status_code", status)
+        if status >= 500:
+            _fail(span, str(status))
+
+    @contextmanager
+    def enqueuing(self, tasks: Sequence[NewTask]) -> Iterator[Producing]:
+        """The enqueue of tasks, which gives each the context that it carries from now on.
+
+        Tasks of one caller share a span. Those of none belong to what is active here, or else begin a trace each.
+        """
+        here = trace_context.current()
+        places_of: dict[object, list[int]] = defaultdict(list)
+        for place, task in enumerate(tasks):
+            places_of[task.trace or here or place].append(place)
+        traced = list(tasks)
+        spans: list[tuple[Span, list[int]]] = []
+        for caller, places in places_of.items():
+            parent = trace_context.of_text(caller) if isinstance(caller, str) else here
+            span = self._enqueue(parent, [tasks[place] for place in places])
+            spans.append((span, places))
+            told = _told(span)
+            for place in places:
+                traced[place] = replace(tasks[place], trace=told and told.text)
+        try:
+            yield Producing(traced, spans)
+        except BaseException as exc:
+            for span, _ in spans:
+                _fail(span, type(exc).__name__)
+            raise
+        finally:
+            for span, _ in spans:
+                span.end()
+
+    def _enqueue(self, parent: TraceContext | None, tasks: Sequence[NewTask]) -> Span:
+        attributes = _about("enqueue", "create")
+        name, actions = "enqueue", {task.action for task in tasks}
+        if len(actions) == 1:
+            (action,) = actions
+            name = f"enqueue {action}"
+            attributes["messaging.destination.name"] = action
+        if len(tasks) > 1:
+            attributes["messaging.batch.message_count"] = len(tasks)
+        span: Span = self._tracer.start_span(name, _under(parent), SpanKind.PRODUCER, attributes)
+        return span
+
+    def passed(self, operation: str, kind: str, ways: Sequence[Way], *, started_ns: int, count: int) -> None:
+        """Tasks have passed this process together, ``count`` of them; those that are sampled get a span each.
+
+        A span has one parent, and what was done with many tasks at once has many. So where there are several, a span
+        of its own stands for that; it links to the tasks' traces, and their spans to it. kind: create, send or settle.
+        """
+        ways = [way for way in ways if way.parent.is_sampled]
+        if not ways:
+            return
+        ended_ns = time_ns()
+        links = []
+        if len(ways) > 1:
+            attributes = {**_about(operation, kind), "messaging.batch.message_count": count}
+            to_all = [Link(_context(way.parent)) for way in ways[:_LINKS]]
+            batch = self._tracer.start_span(
+                f"{operation} batch", _ROOT, SpanKind.CLIENT, attributes, to_all, start_time=started_ns
+            )
+            if any(way.error for way in ways):
+                _fail(batch, next(way.error for way in ways if way.error))
+            batch.end(ended_ns)
+            links = [Link(batch.get_span_context())]
+        for way in ways:
+            span = self._tracer.start_span(
+                f"{operation} {way.name}",
+                _under(way.parent),
+                SpanKind.PRODUCER if kind == "send" else SpanKind.CLIENT,
+                {
+                    **_about(operation, kind),
+                    "messaging.destination.name": way.name,
+                    "messaging.message.id": str(way.task_id),
+                },
+                links,
+                start_time=started_ns,
+            )
+            if way.error is not None:
+                _fail(span, way.error)
+            span.end(ended_ns)
+
+    def attempt(
+        self, action: str, task_id: int, claim: int, carried: CarriedTrace | None, *, redelivered: bool
+    ) -> Attempt:
+        """An attempt begins: child of the enqueue, linked to the attempt before it; without either it is a root."""
+        attributes = {
+            **_about("process", "process"),
+            "messaging.destination.name": action,
+            "messaging.message.id": str(task_id),
+            "penstock.claim": claim,
+        }
+        if redelivered:
+            attributes["penstock.redelivered"] = True
+        parent = _ROOT if carried is None else _under(carried.context)
+        links = _former(carried)
+        return Attempt(self._tracer.start_span(f"process {action}", parent, SpanKind.CONSUMER, attributes, links))
+
+    def lost(
+        self, action: str, task_id: int, claim: int, carried: CarriedTrace, *, worker: str | None, held_seconds: float
+    ) -> Attempt:
+        """What stands in the trace for an attempt that nobody will tell the end of, where its own span never comes.
+
+        It is no consumer, lest a map of services be drawn by it. worker: which one had it, None where none has told.
+        """
+        attributes = {
+            **_about("lost", "process"),
+            "messaging.destination.name": action,
+            "messaging.message.id": str(task_id),
+            "penstock.claim": claim,
+        }
+        if worker is not None:
+            attributes["penstock.worker"] = worker
+        started_ns = time_ns() - round(held_seconds * 1e9)  # the claim was at the database's clock, which is not ours
+        span = self._tracer.start_span(
+            f"lost {action}", _under(carried.context), SpanKind.INTERNAL, attributes, _former(carried),
+            start_time=started_ns,
+        )  # fmt: skip
+        return Attempt(span)
+
+    def batch(self, action: str, attempts: Sequence[Attempt]) -> Attempt:
+        """One call of a handler for many tasks begins, linked to the attempt of each."""
+        links = [Link(attempt._span.get_span_context()) for attempt in attempts[:_LINKS]]
+        attributes = {
+            **_about("process", "process"),
+            "messaging.destination.name": action,
+            "messaging.batch.message_count": len(attempts),
+        }
+        # Of one task it is part of its trace.
+        parent = trace.set_span_in_context(attempts[0]._span, _ROOT) if len(attempts) == 1 else _ROOT
+        return Attempt(self._tracer.start_span(f"process batch {action}", parent, SpanKind.INTERNAL, attributes, links))
+
+
+def _about(operation: str, kind: str) -> dict[str, Any]:
+    return {
+        "messaging.system": "penstock",
+        "messaging.operation.name": operation,
+        "messaging.operation.type": kind,
+    }
+
+
+def _context(of: TraceContext) -> SpanContext:
+    return SpanContext(
+        int(of.trace_id, 16),
+        int(of.span_id, 16),
+        is_remote=True,
+        trace_flags=TraceFlags(of.flags),
+        trace_state=TraceState.from_header([of.state]) if of.state else None,
+    )
+
+
+def _under(parent: TraceContext | None) -> contexts.Context:
+    return _ROOT if parent is None else trace.set_span_in_context(NonRecordingSpan(_context(parent)), _ROOT)
+
+
+def _told(span: Span) -> TraceContext | None:
+    of = span.get_span_context()
+    if not of.is_valid:
+        return None
+    return trace_context.parse(
+        f"00-{of.trace_id:032x}-{of.span_id:016x}-{of.trace_flags:02x}", of.trace_state.to_header()
+    )
+
+
+def _former(carried: CarriedTrace | None) -> list[Link]:
+    """The link to the attempt before, if there was one."""
+    if carried is None or carried.former is None:
+        return []
+    return [Link(_context(carried.former), {"penstock.link": "former_attempt"})]
+
+
+def _fail(span: Span, error: str, why: str = "") -> None:
+    span.set_attribute("error.type", error)
+    span.set_status(Status(StatusCode.ERROR, why or error))

@@ -1,0 +1,144 @@
+"""Parcels: claimed tasks packed into messages, by number, by bytes and by the time that their work takes.
+
+Packing is what makes the queue cheap and fast, as long as nobody waits for it: a message holds about a second of work
+at the most, by the run times that workers report, so long tasks travel alone and short ones by the hundred.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.brokers.base import Outgoing
+from penstock.protocol.batching import join_batch, pack
+from penstock.protocol.fence import Fence
+from penstock.protocol.json_text import escape_for_sqs, utf8_size
+from penstock.protocol.requests import SUSPECT_ATTRIBUTE, TIMEOUT_ATTRIBUTE, encode_call
+from penstock.protocol.task import Claimed
+from penstock.protocol.task_tenants import encode_tenants, tenant_bytes
+from penstock.protocol.task_traces import TRACE_ENTRY_BYTES, TRACES_MAX_BYTES, encode_traces
+from penstock.runtime import metrics
+from penstock.tasks.records import Pace
+
+_SPREAD = 10  # a claim is cut into at least so many messages before any holds many tasks
+_SECONDS_UNKNOWN = 0.1  # taken for the run time of an action that no worker has reported yet
+_ATTRIBUTES_BYTES = 1024  # the time limit, and a tenant of all, whose 128 characters are up to 6 bytes each as JSON
+_UNSIGNED = Fence()
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A message and the tasks that travel in it."""
+
+    message: Outgoing
+    tasks: Sequence[Claimed]
+
+
+class RunTimes:
+    """How long the tasks of each action run, by what workers told lately."""
+
+    def __init__(self) -> None:
+        self._means: dict[str, float] = {}
+        self.mean = 0.0
+
+    def learn(self, paces: Sequence[Pace]) -> None:
+        """Take over what is new; an action that did not run lately keeps what was last known of it."""
+        timed = sum(pace.timed for pace in paces)
+        if timed:
+            self.mean = sum(pace.seconds for pace in paces) / timed
+        self._means |= {pace.action: pace.seconds / pace.timed for pace in paces if pace.timed}
+
+    def of(self, action: str) -> float:
+        """Mean run time in seconds."""
+        return self._means.get(action, _SECONDS_UNKNOWN)
+
+
+def pack_parcels(
+    tasks: Sequence[Claimed],
+    times: RunTimes,
+    *,
+    max_tasks: int,
+    max_bytes: int,
+    max_seconds: float,
+    by_tenant: bool = False,
+    fence: Fence = _UNSIGNED,
+) -> list[Parcel]:
+    """Pack claimed tasks into messages, in the order of the claim.
+
+    A small claim travels one task a message, so that idle workers share it; a message grows only once there are
+    ``_SPREAD`` of them. Tasks with different time limits travel apart, for the limit is the message's attribute; a
+    suspect travels alone, so that the next worker that it takes with it takes nobody else's task along. by_tenant: so
+    do the tasks of each tenant, in messages of its group. fence: makes their claim ids.
+    """
+    groups: dict[tuple[float | None, str | None], list[Claimed]] = defaultdict(list)
+    alone = []
+    for task in tasks:
+        if task.suspect:
+            alone.append(task)
+        else:
+            groups[task.timeout_seconds, task.tenant if by_tenant else None].append(task)
+    max_items = min(max_tasks, max(1, len(tasks) // _SPREAD))
+    parcels = [parcel_of([task], task.tenant if by_tenant else None, fence) for task in alone]
+    for (_, tenant), members in groups.items():
+        calls = [call_of(task, fence) for task in members]
+        seconds = {action: times.of(action) for action in {task.action for task in members}}
+        sizes = [utf8_size(call) for call in calls]
+        # What stands beside the body for each task by itself; one tenant of all is in _ATTRIBUTES_BYTES.
+        beside = any(task.trace is not None or (task.tenant is not None and not by_tenant) for task in members)
+        if beside:
+            sizes = [size + _bytes_beside(task) for size, task in zip(sizes, members, strict=True)]
+        slices = pack(
+            sizes, [seconds[task.action] for task in members],
+            max_bytes=max_bytes - _ATTRIBUTES_BYTES, max_items=max_items, max_weight=max_seconds,
+        )  # fmt: skip
+        if beside:
+            slices = (part for start, end in slices for part in _cut_for_attributes(members, start, end))
+        attributes = _attributes(members[:1])
+        for start, end in slices:
+            if beside:
+                attributes = _attributes(members[start:end])
+            parcels.append(Parcel(Outgoing(join_batch(calls[start:end]), attributes, tenant), members[start:end]))
+    metrics.BATCH_SIZE.labels("outbound_message").observe_many([len(parcel.tasks) for parcel in parcels])
+    return parcels
+
+
+def call_of(task: Claimed, fence: Fence) -> str:
+    # Escaped before it is measured: what SQS does not take as a character grows from 3 bytes to 6.
+    claim_id = fence.name(task.id, task.claim)
+    return escape_for_sqs(encode_call(task.id, task.claim, task.action, task.payload, claim_id=claim_id))
+
+
+def parcel_of(tasks: Sequence[Claimed], group: str | None = None, fence: Fence = _UNSIGNED) -> Parcel:
+    """Tasks of one time limit, and of one group, in one message; a suspect only by itself."""
+    return Parcel(Outgoing(join_batch([call_of(task, fence) for task in tasks]), _attributes(tasks), group), tasks)
+
+
+def _attributes(tasks: Sequence[Claimed]) -> Mapping[str, str]:
+    first = tasks[0]
+    attributes = {} if first.timeout_seconds is None else {TIMEOUT_ATTRIBUTE: repr(first.timeout_seconds)}
+    if first.suspect:
+        attributes[SUSPECT_ATTRIBUTE] = "1"
+    if any(task.trace is not None for task in tasks):
+        attributes |= encode_traces((task.id, task.trace) for task in tasks)
+    if any(task.tenant is not None for task in tasks):
+        attributes |= encode_tenants((task.id, task.tenant) for task in tasks)
+    return attributes
+
+
+def _bytes_beside(task: Claimed) -> int:
+    """What its trace and its tenant may add to the attributes."""
+    size = 0 if task.trace is None else len(task.trace) + TRACE_ENTRY_BYTES
+    return size if task.tenant is None else size + tenant_bytes(task.tenant)
+
+
+def _cut_for_attributes(tasks: Sequence[Claimed], start: int, end: int) -> Iterator[tuple[int, int]]:
+    """A slice in parts whose traces and tenants fit into the attributes; nearly always it is one."""
+    used = 0
+    for place in range(start, end):
+        size = _bytes_beside(tasks[place])
+        if used + size > TRACES_MAX_BYTES and place > start:
+            yield start, place
+            start, used = place, 0
+        used += size
+    yield start, end

@@ -1,0 +1,237 @@
+"""Scheduler: claims due tasks by priority and sends them, no more than the window allows.
+
+SQS has no priority, so what is not yet needed stays in Postgres. Where to look is the business of
+:mod:`~penstock.scheduler.scan_bounds`, how much to claim of :mod:`~penstock.scheduler.claim_window`, what travels
+together of :mod:`~penstock.scheduler.packing`. Tasks of limited actions wait at :mod:`~penstock.scheduler.gates`, those
+that go by :mod:`~penstock.scheduler.routes` have windows of their own; while there are neither, neither costs anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from time import monotonic
+
+from penstock.brokers.base import Queue
+from penstock.db.notify import Listener
+from penstock.db.pool import Store
+from penstock.protocol.errors import Refused, Unavailable
+from penstock.protocol.task import BEGINNING, Position, Stretch
+from penstock.runtime.loop import Service, SideTask
+from penstock.scheduler.claim_window import Lane, Paces
+from penstock.scheduler.divert import Ahead
+from penstock.scheduler.gates import Gates
+from penstock.scheduler.routes import Routes
+from penstock.scheduler.rules_cache import Rules
+from penstock.scheduler.scan_bounds import LEVELS, Bounds
+from penstock.scheduler.sending import Sender
+from penstock.scheduler.unclaimable import give_up_unclaimable
+from penstock.settings.model import Settings
+from penstock.tasks import claim
+from penstock.tasks.records import Dispatch
+
+_AGED_SHARE = 10  # of what is claimed, one part in so many goes to those that have waited too long
+_AGED_LOOK_SECONDS = 1.0  # until the next look when there were none
+_SOONEST_SECONDS = 0.001
+
+
+class Scheduler(Service):
+    """One scheduler process; ``run_once`` is one claim, sent and confirmed, and a look at gates and routes.
+
+    open_queue: makes a queue of a name, or URL, and a label, for routes.
+    """
+
+    name = "scheduler"
+
+    def __init__(
+        self, *, store: Store, outbound: Queue, settings: Settings, open_queue: Callable[[str, str], Queue]
+    ) -> None:
+        self._store = store
+        self._outbound = outbound
+        self._settings = settings
+        self._listener = Listener(store)
+        self._bounds = Bounds()
+        self._rules = Rules(store)
+        self._waiting = asyncio.Lock()
+        self._aged_at = float("-inf")
+        self._others_first = 0  # so many tasks have to be claimed by priority before the next that waited too long
+        self._paces = paces = Paces(store)
+        self._lane = Lane(store=store, settings=settings, paces=paces, route=None)
+        self._routes = Routes(
+            store=store, settings=settings, paces=paces, outbound=outbound, open_queue=open_queue,
+            put_aside=self._note,
+        )  # fmt: skip
+        self._ahead = Ahead(store=store, at_once=settings.claim_batch_size, give_up=self._give_up)
+        self._sender = Sender(
+            store=store, settings=settings, times=paces.times, queue_of=self._routes.queue_of,
+            released=self._bounds.look_back,
+        )  # fmt: skip
+        self._gates = Gates(
+            store=store, sender=self._sender, at_once=settings.claim_batch_size,
+            claimed=self._passed_gates,
+        )  # fmt: skip
+
+    async def open(self) -> None:
+        await self._store.open()
+        await self._outbound.depth()
+
+    def side_tasks(self) -> Mapping[str, SideTask]:
+        return {"listen": self._listener.run}
+
+    async def wait_for_work(self) -> None:
+        """Until a nudge, the next task's time or the poll interval, whichever comes first; while the window is full,
+        nudges wait together."""
+        async with self._waiting:  # a nudge is for one pass: two that look at once find no more than one
+            await asyncio.sleep(self._lane.full_for_seconds())
+            seconds = self._settings.poll_seconds
+            if self._rules.gates:
+                seconds = min(seconds, self._gates.idle_seconds())
+            if not self._listener.event.is_set():
+                async with self._store.session() as session:
+                    next_due = await claim.read_seconds_to_next(session, self._bounds.from_bounds(), LEVELS)
+                if next_due is not None:
+                    seconds = min(seconds, max(_SOONEST_SECONDS, next_due))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._listener.event.wait()
+            self._listener.event.clear()
+
+    async def run_once(self) -> int:
+        """Claim what is due and fits the window, send it, release what could not be sent; returns how many went."""
+        # Cleared before looking: a nudge that comes during the claim then leads to another look, not to a wait.
+        self._listener.event.clear()
+        await self._store.read_fence()
+        await self._look_at_rules()
+        failure: Unavailable | None = None
+        try:
+            worked = await self._send_plain()
+        except Unavailable as exc:
+            if not (self._rules.gates or self._rules.routes):
+                raise
+            worked, failure = 0, exc
+        if self._rules.gates:
+            worked += await self._gates.run_once()
+        if self._rules.routes:
+            worked += await self._routes.run_once(self._sender)
+        if failure is not None:
+            raise failure
+        return worked
+
+    async def _send_plain(self) -> int:
+        """Send what goes by no route and through no gate; returns how many went, or were put aside for one."""
+        dispatch, diverted = await self._claim()
+        if dispatch is not None:
+            return diverted + await self._sender.dispatch(dispatch)
+        if not diverted and await self._look_at_rules(at_once=True):
+            return await self._send_plain()  # nothing was found because there are rules now
+        return diverted
+
+    async def _look_at_rules(self, *, at_once: bool = False) -> bool:
+        """Returns whether claims have to go by rules now and did not before."""
+        applies_now = await self._rules.refresh(at_once=at_once)
+        self._routes.set(self._rules.routes)
+        return applies_now
+
+    async def _passed_gates(self, dispatch: Dispatch) -> None:
+        """Routes are looked up in the claim itself, so it may know of one before this scheduler does."""
+        self._paces.saw(dispatch.tasks)
+        if any(not self._routes.knows(task.route) for task in dispatch.tasks):
+            await self._look_at_rules(at_once=True)
+
+    async def _claim(self) -> tuple[Dispatch | None, int]:
+        """Claim what fits the window, behind the bounds or, when it is time, from the front; what has waited too long
+        goes first. Also how many tasks were put aside for a gate or a route."""
+        bounds = self._bounds
+        async with self._lane.reserved() as limit:
+            if not limit:
+                return None, await self._look_ahead()
+            dispatch, diverted = await self._claim_aged(limit)
+            if dispatch is None and not diverted:
+                if bounds.sweep_is_due(monotonic()):
+                    dispatch, diverted = await self._sweep(limit)
+                else:
+                    dispatch, diverted = await self._claim_behind_bounds(limit)
+                self._others_first -= limit if dispatch is None else len(dispatch.tasks)
+            self._note(diverted)
+            if dispatch is not None:
+                self._lane.claimed(dispatch.tasks)
+        return dispatch, diverted
+
+    async def _look_ahead(self) -> int:
+        """Without room for a claim: put aside what goes by other ways, and must not wait for that room."""
+        diverted = await self._ahead.run_once() if self._rules.apply else 0
+        self._note(diverted)
+        return diverted
+
+    def _note(self, diverted: int) -> None:
+        if diverted:
+            self._rules.gates = self._rules.gates or self._rules.limited
+            self._routes.look_again()
+
+    async def _claim_aged(self, limit: int) -> tuple[Dispatch | None, int]:
+        """A small part of the claims goes to tasks that higher priorities have kept waiting, the lowest first."""
+        age = self._settings.priority_ageing_seconds
+        if not age or self._others_first > 0 or monotonic() < self._aged_at:
+            return None, 0
+        async with self._store.session() as session:
+            levels = await claim.read_priorities(session, LEVELS)
+        stretches = [Stretch(level, level, BEGINNING) for level in reversed(levels)]
+        dispatch, diverted = await self._claim_of(max(1, limit // _AGED_SHARE), stretches, due_seconds=age)
+        if dispatch is not None:
+            self._others_first = (_AGED_SHARE - 1) * len(dispatch.tasks)
+        elif not diverted:
+            self._aged_at = monotonic() + _AGED_LOOK_SECONDS
+        return dispatch, diverted
+
+    async def _claim_behind_bounds(self, limit: int) -> tuple[Dispatch | None, int]:
+        bounds = self._bounds
+        dispatch, diverted = await self._claim_of(limit, bounds.from_bounds())
+        bounds.claimed(*_outcome(dispatch, diverted, limit))
+        if dispatch is None and not diverted and bounds.sweep_is_due(monotonic()):
+            return await self._sweep(limit)
+        return dispatch, diverted
+
+    async def _sweep(self, limit: int) -> tuple[Dispatch | None, int]:
+        """Claim from the front. It may take long; other passes claim behind the bounds meanwhile."""
+        bounds = self._bounds
+        bounds.sweep_begins(monotonic())
+        dispatch, diverted = None, 0
+        try:
+            if bounds.levels_are_old(monotonic()):
+                async with self._store.session() as session:
+                    bounds.set_levels(await claim.read_priorities(session, LEVELS), monotonic())
+            dispatch, diverted = await self._claim_of(limit, bounds.from_front())
+        finally:
+            bounds.swept(*_outcome(dispatch, diverted, limit), monotonic())
+        return dispatch, diverted
+
+    async def _claim_of(
+        self, limit: int, stretches: Sequence[Stretch], *, due_seconds: float = 0.0
+    ) -> tuple[Dispatch | None, int]:
+        try:
+            async with self._store.session() as session:
+                if self._rules.apply:
+                    return await claim.claim_by_rules(session, limit, stretches=stretches, due_seconds=due_seconds)
+                return await claim.claim(session, limit, stretches=stretches, due_seconds=due_seconds), 0
+        except Refused as exc:
+            return None, await self._give_up(exc, limit, stretches, due_seconds=due_seconds)
+
+    async def _give_up(
+        self, refused: Refused, limit: int, stretches: Sequence[Stretch], *, due_seconds: float = 0.0
+    ) -> int:
+        """Give up the tasks for whose sake a claim was refused; returns how many. Raises Refused: there are none."""
+        given_up = await give_up_unclaimable(
+            self._store, refused, limit, stretches,
+            due_seconds=due_seconds, hold_keys=self._settings.holds_ordering_keys,
+        )  # fmt: skip
+        if not given_up:
+            raise refused
+        return given_up
+
+
+def _outcome(dispatch: Dispatch | None, diverted: int, limit: int) -> tuple[Mapping[int, Position], bool]:
+    """How far a claim reached, and whether it found less than it had room for."""
+    if dispatch is None:
+        return {}, diverted < limit
+    return dispatch.reached, len(dispatch.tasks) + diverted < limit

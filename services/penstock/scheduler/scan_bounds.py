@@ -1,0 +1,110 @@
+"""Bounds: where in the order of due tasks the next claim has to look.
+
+A claim that began at the front of the index each time would pass, again and again, the dead entries of what was claimed
+before; while anybody holds an old transaction open they cannot be removed, and within a minute there are millions. So
+a claim begins behind the last position claimed, in each priority. What comes to stand before a bound (a retry, a
+released claim, a late commit, a run_at in the past) is found by a sweep from the front: once a second, and whenever a
+bounded claim finds less than it has room for, yet hardly for more than a tenth of the time. A new priority stands
+between the bounds and is found at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from penstock.protocol.task import BEGINNING, EVERYTHING, PRIORITY_MAX, PRIORITY_MIN, Position, Stretch
+
+LEVELS = 64  # priorities with a bound of their own; where there are more, every claim sweeps
+_SWEEP_SECONDS = 1.0
+_LEVELS_SECONDS = 10.0
+_CHEAP_SECONDS = 0.06  # a few ms of work take so long on a busy machine
+_REST = 9  # a sweep that takes longer is followed by so many times the excess without one,
+_REST_SECONDS = 10.0  # yet no longer than this: a process that was stopped in the midst of one took it for slow
+
+
+class Bounds:
+    """The bounds of one scheduler; times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._positions: dict[int, Position] = {}
+        self._is_bounded = True
+        self._wanted = True
+        self._levels_read_at = float("-inf")
+        self._sweeping_since: float | None = None
+        self._swept_at = float("-inf")
+        self._rest_until = float("-inf")
+
+    def may_sweep(self, now: float) -> bool:
+        """Whether none is under way, and the last one was long enough ago for its price."""
+        return self._sweeping_since is None and now >= self._rest_until
+
+    def sweep_is_due(self, now: float) -> bool:
+        """Whether the next claim should begin at the front."""
+        return self.may_sweep(now) and (self._wanted or now - self._swept_at >= _SWEEP_SECONDS)
+
+    def levels_are_old(self, now: float) -> bool:
+        """Whether the priorities in use should be read again."""
+        return now - self._levels_read_at >= _LEVELS_SECONDS
+
+    def set_levels(self, levels: Sequence[int], now: float) -> None:
+        """Take note of all priorities in use; at ``LEVELS`` or more of them nothing is bounded."""
+        self._levels_read_at = now
+        self._is_bounded = len(levels) < LEVELS
+        self._positions = {level: self._positions.get(level, BEGINNING) for level in levels} if self._is_bounded else {}
+
+    def from_front(self) -> Sequence[Stretch]:
+        """What a sweep looks through: each priority from its beginning, and all between them."""
+        return _stretches(dict.fromkeys(self._positions, BEGINNING)) if self._is_bounded else EVERYTHING
+
+    def from_bounds(self) -> Sequence[Stretch]:
+        """What a claim between two sweeps looks through: each priority behind its bound, and all between them."""
+        return _stretches(self._positions) if self._is_bounded else EVERYTHING
+
+    def claimed(self, reached: Mapping[int, Position], is_short: bool) -> None:
+        """A claim took all behind the bounds up to these positions.
+
+        is_short: it would have taken more; so there may be something before the bounds.
+        """
+        self._wanted = is_short
+        self._move({level: max(at, self._positions.get(level, at)) for level, at in reached.items()})
+
+    def look_back(self) -> None:
+        """Tasks have come to stand before the bounds: sweep at the next chance, whatever it costs."""
+        self._wanted = True
+        self._rest_until = float("-inf")
+
+    def sweep_begins(self, now: float) -> None:
+        """Until ``swept``, no other sweep begins."""
+        self._sweeping_since = now
+
+    def swept(self, reached: Mapping[int, Position], is_short: bool, now: float) -> None:
+        """The sweep took all up to these positions; when it is not short, there may be more right behind them."""
+        started = now if self._sweeping_since is None else self._sweeping_since
+        self._sweeping_since = None
+        self._swept_at = now
+        self._rest_until = now + min(_REST_SECONDS, _REST * max(0.0, now - started - _CHEAP_SECONDS))
+        self._wanted = is_short
+        if is_short:
+            reached = {level: max(at, self._positions.get(level, at)) for level, at in reached.items()}
+        self._move(reached)
+
+    def _move(self, reached: Mapping[int, Position]) -> None:
+        if self._is_bounded:
+            self._positions |= reached
+            self._is_bounded = len(self._positions) < LEVELS
+
+
+def _stretches(positions: Mapping[int, Position]) -> Sequence[Stretch]:
+    return list(_with_gaps(positions)) if positions else EVERYTHING
+
+
+def _with_gaps(positions: Mapping[int, Position]) -> Iterable[Stretch]:
+    """Every priority once, highest first: those with a position alone, those between them together."""
+    above = PRIORITY_MAX
+    for level in sorted(positions, reverse=True):
+        if level < above:
+            yield Stretch(level + 1, above, BEGINNING)
+        yield Stretch(level, level, positions[level])
+        above = level - 1
+    if above >= PRIORITY_MIN:
+        yield Stretch(PRIORITY_MIN, above, BEGINNING)

@@ -1,0 +1,1 @@
+"""Cron schedules: expressions, misfire and overlap policy, store, firing, methods."""

@@ -1,0 +1,341 @@
+"""Cron expressions and zones to instants. Pure.
+
+Fields are matched against the wall clock by cronsim; what the wall clock does twice a year is settled here. An
+expression is *running* when its minute or its hour field begins with ``*`` or covers its whole range (``*/5 * * * *``,
+``0 * * * *``, ``* 0-23 * * *``): it fires whenever the wall clock matches, so it goes on in real time through a
+repeated hour, and falls silent only while there is no such time. Every other is *fixed* (``30 2 * * *``): each time of
+day fires once; one that the clock jumps over fires at the first instant after the gap, one that comes twice fires the
+first time. What begins with ``@robfig`` is read as robfig/cron reads it (:mod:`penstock.schedules.robfig`)
+and always running.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Iterator
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from itertools import islice
+from typing import NamedTuple, Protocol, TypeVar
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
+
+from cronsim import CronSim, CronSimError
+
+from penstock.protocol.spelling import did_you_mean
+from penstock.schedules import robfig
+
+EXPRESSION_MAX_CHARS = 200
+ROBFIG = "@robfig "
+"""Begins an expression of that dialect."""
+LONGEST_EVERY_SECONDS = 10 * 366 * 86_400
+COUNTED = 10_000
+"""Instants of a cron expression that have passed are counted up to here; more are as many."""
+
+MACROS = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+_FIELDS = {
+    "second": "0 to 59",
+    "minute": "0 to 59",
+    "hour": "0 to 23",
+    "day-of-month": "1 to 31, L or LW",
+    "month": "1 to 12 or JAN to DEC",
+    "day-of-week": "0 to 7 or SUN to SAT, 5L, MON#2",
+}
+_EVERY = re.compile(r"@every\s+((?:[0-9]{1,9}[dhms])+)", re.ASCII)
+_PART = re.compile(r"([0-9]+)([dhms])")
+_UNIT_SECONDS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
+_SECOND = timedelta(seconds=1)
+_LONGEST_SEARCH_YEARS = 60
+_REMEMBERED = 256
+_SHARED = 64
+Read = TypeVar("Read")
+
+
+class CronError(ValueError):
+    """An expression or a zone is wrong; ``field`` is ``expression`` or ``timezone``, ``problem`` says what to do."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field} {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class Timing(Hashable, Protocol):
+    """When something is to happen, again and again. Instants are aware, in UTC, on whole seconds."""
+
+    def next_after(self, instant: datetime) -> datetime | None:
+        """The first instant later than that one; None when there is none within fifty years."""
+
+
+class Passed(NamedTuple):
+    """Instants that have passed: how many, as far as they were counted, and the newest of them, oldest first."""
+
+    total: int
+    newest: tuple[datetime, ...]
+
+
+class Every:
+    """``anchor``, and every so many seconds after it."""
+
+    def __init__(self, seconds: int, anchor: datetime) -> None:
+        self._seconds = seconds
+        self._anchor = _whole_second(anchor)
+
+    def next_after(self, instant: datetime) -> datetime | None:
+        steps = (instant - self._anchor) // timedelta(seconds=self._seconds) + 1
+        try:
+            return self._anchor + timedelta(seconds=max(0, steps) * self._seconds)
+        except OverflowError:
+            return None
+
+    def passed(self, first: datetime, until: datetime, keep: int) -> Passed:
+        """See :func:`passed`; counted without a walk, so to the last one."""
+        step = timedelta(seconds=self._seconds)
+        total = (until - first) // step + 1
+        return Passed(total, tuple(first + place * step for place in range(max(0, total - keep), total)))
+
+
+class Cron:
+    """A cron expression in a zone. One thread at a time: the search has a state."""
+
+    def __init__(self, expression: str, zone: ZoneInfo) -> None:
+        self._matches = _read(expression)
+        minute, hour = self._matches.parts[1:3]
+        self._running = (
+            expression.startswith(ROBFIG) or minute.startswith("*") or hour.startswith("*")
+            or len(self._matches.minutes) == 60 or len(self._matches.hours) == 24
+        )  # fmt: skip
+        self._zone = zone
+        self._found: dict[datetime, datetime | None] = {}
+
+    def next_after(self, instant: datetime) -> datetime | None:
+        after = instant.astimezone(UTC).replace(microsecond=0)
+        try:
+            return self._found[after]  # thousands of schedules share an expression, and ask the same
+        except KeyError:
+            pass
+        if len(self._found) >= _REMEMBERED:
+            self._found.clear()
+        try:
+            found = self._next_running(after) if self._running else self._next_fixed(after)
+        except OverflowError:  # the end of the calendar
+            found = None
+        self._found[after] = found
+        return found
+
+    def _next_running(self, after: datetime) -> datetime | None:
+        """Go from one change of the zone's offset to the next: in between, the wall clock is as good as any."""
+        start, wall = after, after.astimezone(self._zone).replace(tzinfo=None)
+        while start.year - after.year < _LONGEST_SEARCH_YEARS:
+            offset = _offset(self._zone, start)
+            change = _next_change(self._zone, start)
+            match = self._match_after(wall)
+            if match is None:
+                return None
+            found = match.replace(tzinfo=UTC) - offset
+            if found < change:
+                return found
+            start = change
+            wall = (change + _offset(self._zone, change)).replace(tzinfo=None) - _SECOND
+        return None
+
+    def _next_fixed(self, after: datetime) -> datetime | None:
+        wall: datetime | None = after.astimezone(self._zone).replace(tzinfo=None)
+        while wall is not None:
+            wall = self._match_after(wall)
+            if wall is not None and (found := _first_instant(self._zone, wall)) > after:
+                return found
+        return None
+
+    def _match_after(self, wall: datetime) -> datetime | None:
+        """The first time later than that one that fits the fields, on a wall clock that nobody sets."""
+        self._matches.dt = wall
+        return next(self._matches, None)
+
+
+def timing(expression: str, timezone: str, anchor: datetime) -> Timing:
+    """What an expression means in a zone; anchor: where ``@every`` counts from. Raises CronError."""
+    seconds = every_seconds(expression)
+    if seconds is not None:
+        read_zone(timezone)
+        return Every(seconds, anchor)
+    return _cron(expression.strip(), timezone)
+
+
+def every_seconds(expression: str) -> int | None:
+    """The interval of ``@every 1h30m``; None for any other expression. Raises CronError."""
+    if expression.startswith(ROBFIG):
+        return _of_robfig(robfig.every_seconds, expression)
+    text = expression.strip().lower()
+    if not text.startswith("@every"):
+        return None
+    match = _EVERY.fullmatch(text)
+    seconds = sum(int(n) * _UNIT_SECONDS[unit] for n, unit in _PART.findall(match[1])) if match else 0
+    if match is None or not 1 <= seconds <= LONGEST_EVERY_SECONDS:
+        raise CronError(
+            "expression", f"must be like @every 90s or @every 1h30m, of 1 s to ten years, not {_shown(expression)}"
+        )
+    return seconds
+
+
+@lru_cache(maxsize=2048)
+def read_zone(timezone: str) -> ZoneInfo:
+    """A zone of the IANA database. Raises CronError with the nearest name."""
+    try:
+        return ZoneInfo(timezone)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        hint = did_you_mean(timezone, available_timezones()) or ", such as Europe/Berlin or UTC"
+        raise CronError("timezone", f"{_shown(timezone)} is no IANA zone{hint}") from None
+
+
+def passed(when: Timing, first: datetime, until: datetime, keep: int, counted: int = COUNTED) -> Passed:
+    """Count the instants from ``first``, which is one, through ``until``, and keep the newest.
+
+    counted: where to stop counting those of a cron expression, no fewer than ``keep``.
+    """
+    return when.passed(first, until, keep) if isinstance(when, Every) else _walk(when, first, until, keep, counted)
+
+
+@lru_cache(maxsize=_SHARED)  # after an outage thousands of schedules of one expression ask the same in one round
+def _walk(when: Timing, first: datetime, until: datetime, keep: int, counted: int) -> Passed:
+    instants = [first, *islice(_between(when, first, until), counted)]
+    if len(instants) <= counted:
+        return Passed(len(instants), tuple(instants[-keep:]))
+    # So many that counting on is of no use: the newest are found from the end. Of a stretch that holds far more than
+    # wanted, which an expression of rare bursts has, a later part is tried.
+    few, many, back = timedelta(), None, timedelta(seconds=keep)
+    while True:
+        start = max(first, until - back)
+        instants = list(islice(_between(when, start, until), 4 * keep + 1))
+        if len(instants) > 4 * keep:
+            many = back
+        elif len(instants) >= keep or start == first:
+            return Passed(counted, tuple(instants[-keep:]))
+        else:
+            few = back
+        back = back * 4 if many is None else few + (many - few) / 2
+
+
+def _between(when: Timing, after: datetime, until: datetime) -> Iterator[datetime]:
+    instant = when.next_after(after)
+    while instant is not None and instant <= until:
+        yield instant
+        instant = when.next_after(instant)
+
+
+@lru_cache(maxsize=16_384)
+def _cron(expression: str, timezone: str) -> Cron:
+    return Cron(expression, read_zone(timezone))
+
+
+def _read(expression: str) -> CronSim:
+    """Raises CronError, which names the part that is wrong."""
+    if len(expression) > EXPRESSION_MAX_CHARS:
+        raise CronError("expression", f"is {len(expression)} characters long; the limit is {EXPRESSION_MAX_CHARS}")
+    if expression.startswith(ROBFIG):
+        expression = _of_robfig(robfig.translate, expression)
+    elif expression.startswith("@"):
+        if expression.lower() not in MACROS:
+            known = ", ".join((*MACROS, "@every 90s"))
+            raise CronError("expression", f"{_shown(expression)} is unknown; there are {known}")
+        expression = MACROS[expression.lower()]
+    fields = expression.split()
+    if len(fields) not in (5, 6):
+        raise CronError(
+            "expression",
+            f"must have 5 fields, or 6 with the seconds first, not {len(fields)}: {_shown(expression)}",
+        )
+    try:
+        matches = CronSim(expression, datetime(2000, 1, 1))
+        next(matches)
+    except StopIteration:
+        raise CronError("expression", f"{_shown(expression)} never comes: no date fits it") from None
+    except (CronSimError, AssertionError) as exc:
+        raise CronError("expression", _problem(fields, str(exc))) from None
+    return matches
+
+
+def _of_robfig(read: Callable[[str], Read], expression: str) -> Read:
+    try:
+        return read(expression.removeprefix(ROBFIG))
+    except ValueError as exc:
+        raise CronError("expression", str(exc)) from None
+
+
+def _problem(fields: list[str], text: str) -> str:
+    """What is wrong, from the library's ``Bad <field>``."""
+    values = dict(zip(_FIELDS, ["0", *fields] if len(fields) == 5 else fields, strict=True))
+    name = text.removeprefix("Bad ")
+    if name not in values:
+        return f"cannot be read: {_shown(' '.join(fields))}"
+    value, month = values[name], values["month"]
+    if name == "day-of-month" and _is_day(value):
+        return f"never comes: day-of-month {_shown(value)} does not exist in month {_shown(month)}"
+    return f"has {name} {_shown(value)}; it may be {_FIELDS[name]}, with * , - and /"
+
+
+def _is_day(value: str) -> bool:
+    try:
+        CronSim(f"0 0 {value} * *", datetime(2000, 1, 1))
+    except CronSimError:
+        return False
+    return True
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:60]}…")
+
+
+def _whole_second(instant: datetime) -> datetime:
+    """That instant, or the next whole second."""
+    whole = instant.astimezone(UTC).replace(microsecond=0)
+    return whole if whole == instant else whole + _SECOND
+
+
+def _offset(zone: ZoneInfo, instant: datetime) -> timedelta:
+    offset = instant.astimezone(zone).utcoffset()
+    assert offset is not None
+    return offset
+
+
+def _first_instant(zone: ZoneInfo, wall: datetime) -> datetime:
+    """The first instant at which a clock in the zone shows that time, or the first one after the gap it lies in."""
+    instant = wall.replace(tzinfo=zone).astimezone(UTC)
+    if instant.astimezone(zone).replace(tzinfo=None) == wall:
+        return instant
+    return _next_change(zone, wall.replace(tzinfo=zone, fold=1).astimezone(UTC))
+
+
+def _next_change(zone: ZoneInfo, after: datetime) -> datetime:
+    """When the zone's offset changes next; in a zone without changes, an instant by which to look again."""
+    for year in (after.year, after.year + 1):
+        for change in _changes(zone, year):
+            if change > after:
+                return change
+    return datetime(after.year + 2, 1, 1, tzinfo=UTC)
+
+
+@lru_cache(maxsize=8192)
+def _changes(zone: ZoneInfo, year: int) -> tuple[datetime, ...]:
+    """The instants of a year (UTC) at which the zone's offset changes, day by day, then to the second."""
+    found = []
+    low = datetime(year, 1, 1, tzinfo=UTC)
+    end = datetime(year + 1, 1, 1, tzinfo=UTC)
+    while low < end:
+        high = low + timedelta(days=1)
+        before = _offset(zone, low)
+        if _offset(zone, high) != before:
+            first, last = low, high
+            while last - first > _SECOND:
+                middle = first + (last - first) // 2 // _SECOND * _SECOND
+                first, last = (middle, last) if _offset(zone, middle) == before else (first, middle)
+            found.append(last)
+        low = high
+    return tuple(found)

@@ -1,0 +1,179 @@
+"""Firing schedules that are due: clocks held, tasks made, runs recorded, clocks set, in the caller's transaction.
+
+A clock's row is held while its schedule is fired, and its ``last_at`` only grows, so an instant is fired once, whatever
+number of supervisors there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, NamedTuple
+
+from penstock.db.session import Session
+from penstock.protocol.errors import PenstockError, Refused
+from penstock.protocol.task import NewTask
+from penstock.protocol.tenant import own_key
+from penstock.runtime import metrics
+from penstock.runtime.halving import in_halves
+from penstock.runtime.logs import get_logger
+from penstock.runtime.sweeps import Sweeps
+from penstock.schedules.cron import CronError, timing
+from penstock.schedules.policy import Missed, Overlap, Plan, Rule, plan, queue_of, render
+from penstock.schedules.store import add_tasks
+
+log = get_logger()
+DECIDING_SECONDS = 2.0
+"""So long a round decides at the most: Postgres ends a transaction that stands idle for a minute."""
+_AT_A_STRETCH_SECONDS = 0.02
+_MISSED = {policy.value: policy for policy in Missed}
+PUT_OFF_SECONDS = 5.0  # a schedule whose keys another transaction holds; each look costs the others its wait
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """One round: schedules that were due, tasks made of them, and instants skipped and missed."""
+
+    schedules: int
+    tasks: int
+    skipped: int
+    missed: int
+
+
+class _Due(NamedTuple):
+    """A schedule that is due, with what is to be done about it; tasks: of the first instants of the plan."""
+
+    id: int
+    name: str
+    plan: Plan
+    tasks: list[NewTask]
+
+
+async def fire_due(
+    session: Session, *, limit: int, grace_seconds: float, max_attempts: int, sweeps: Sweeps | None = None
+) -> Fired:
+    """Fire up to so many schedules that are due, oldest first, and set their clocks.
+
+    grace_seconds: what counts as on time. max_attempts: for schedules that name no number of their own. sweeps: without
+    it, the look begins at the front.
+    """
+    sweeps = sweeps or Sweeps()
+    with sweeps.look() as since:
+        held = [row[0] for row in await session.fetch("claim_due_schedules", limit, since)]
+    if not held:
+        return Fired(0, 0, 0, 0)
+    rows = await session.fetch("read_due_schedules", held)
+    sweeps.found(max((row["now"] - row["due_at"]).total_seconds() for row in rows))
+    due: list[_Due] = []
+    lateness: list[float] = []
+    tasks = 0
+    began = paused = monotonic()
+    for row in rows:
+        now = monotonic()
+        if tasks >= limit or now - began > DECIDING_SECONDS:
+            break  # many instants were missed: the others have their turn in the next round
+        if now - paused > _AT_A_STRETCH_SECONDS:
+            await asyncio.sleep(0)  # the other duties of the process
+            paused = monotonic()
+        try:
+            one = _decide(row, grace_seconds, max_attempts)
+        except CronError as exc:
+            await _stop(session, row["id"], row["name"], str(exc))
+            continue
+        lateness.append((row["now"] - row["due_at"]).total_seconds())
+        due.append(one)
+        tasks += len(one.tasks)
+    fired = await _carry_out(session, due)
+    metrics.SCHEDULE_LATENESS_SECONDS.observe_many(lateness)
+    return fired
+
+
+def _decide(row: Any, grace_seconds: float, max_attempts: int) -> _Due:
+    """A row of ``read_due_schedules`` to what is done about it: a hundred thousand may be due at once."""
+    (schedule_id, name, expression, timezone, start_at, end_at, jitter_seconds, missed, max_missed, max_lateness,
+     overlap, action, payload, priority, attempts, timeout_seconds, ordering_key, tenant, created_at, next_at, _due_at,
+     now, busy) = row  # fmt: skip
+    when = timing(expression, timezone, start_at or created_at.replace(microsecond=0))
+    rule = Rule(name, when, start_at, end_at, jitter_seconds, _MISSED[missed], max_missed, max_lateness)
+    decided = plan(rule, next_at, now, grace_seconds)
+    instants = decided.run
+    if overlap == Overlap.SKIP:
+        instants = [] if busy else instants[:1]
+    elif ordering_key is None and overlap == Overlap.QUEUE:
+        ordering_key = queue_of(schedule_id)
+    own_name = own_key(name)
+    # No run_at: in the order of what is due, an instant that has passed stands behind where claims have got to.
+    tasks = [
+        NewTask(
+            action, render(payload, own_name, schedule_id, instant), None, None, priority, None, ordering_key,
+            attempts or max_attempts, timeout_seconds, tenant=tenant,
+        )
+        for instant in instants
+    ]  # fmt: skip
+    return _Due(schedule_id, name, decided, tasks)
+
+
+async def _carry_out(session: Session, due: Sequence[_Due]) -> Fired:
+    """Store tasks, runs and clocks. One schedule whose values Postgres refuses is stopped, one whose keys another
+    transaction holds is fired later, and neither harms another."""
+
+    async def store(part: Sequence[_Due], hurried: bool) -> Fired:
+        async with session.savepoint(hurried=hurried):
+            return await _store(session, part)
+
+    async def stop(one: _Due, error: PenstockError) -> Fired:
+        if isinstance(error, Refused):
+            await _stop(session, one.id, one.name, str(error))
+            return Fired(1, 0, 0, 0)
+        return await put_off([one], error)
+
+    async def put_off(part: Sequence[_Due], error: PenstockError) -> Fired:
+        await session.fetch("put_clocks_off", [one.id for one in part], PUT_OFF_SECONDS)
+        log.warning("schedules_put_off", schedules=len(part), first=part[0].name, reason=str(error))
+        return Fired(len(part), 0, 0, 0)
+
+    parts = await in_halves(due, store, stop, put_off)
+    return Fired(
+        sum(part.schedules for part in parts),
+        sum(part.tasks for part in parts),
+        sum(part.skipped for part in parts),
+        sum(part.missed for part in parts),
+    )
+
+
+async def _store(session: Session, due: Sequence[_Due]) -> Fired:
+    added = iter(await add_tasks(session, [task for one in due for task in one.tasks]))
+    runs: list[tuple[Any, ...]] = []
+    clocks: list[tuple[Any, ...]] = []
+    skipped = missed = 0
+    for one in due:
+        decided = one.plan
+        fires = len(one.tasks)
+        newest = None
+        for place, instant in enumerate(decided.run):
+            if place < fires:
+                newest = next(added)[0]
+                runs.append((one.id, instant, "FIRED", newest, False, None, 1))
+            else:
+                skipped += 1
+                runs.append((one.id, instant, "SKIPPED", None, False, None, 1))
+        lost = decided.lost
+        if lost is not None:
+            missed += lost.instants
+            since = lost.since if lost.instants > 1 else None
+            runs.append((one.id, lost.until, "MISSED", None, False, since, lost.instants))
+        clocks.append((one.id, decided.next.at, decided.next.due, decided.last, newest))
+    await session.fetch("record_runs", *map(list, zip(*runs, strict=True)))
+    await session.fetch("move_clocks", *map(list, zip(*clocks, strict=True)))
+    fired = sum(len(one.tasks) for one in due)
+    for outcome, count in (("FIRED", fired), ("SKIPPED", skipped), ("MISSED", missed)):
+        if count:
+            metrics.SCHEDULE_RUNS.labels(outcome).inc(count)
+    return Fired(len(due), fired, skipped, missed)
+
+
+async def _stop(session: Session, schedule_id: int, name: str, problem: str) -> None:
+    await session.fetch("stop_clock", schedule_id, problem[:1000].replace("\0", "\ufffd"))
+    log.error("schedule_stopped", id=schedule_id, name=name, reason=problem, next="penstock schedules show")

@@ -1,0 +1,423 @@
+"""The methods about schedules: their parameters, and the commands that they become. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from penstock.protocol.errors import InvalidParams
+from penstock.protocol.task import NewTask
+from penstock.protocol.tenant import own_key, read_kept
+from penstock.schedules.cron import CronError, timing
+from penstock.schedules.policy import JOB_PREFIX, MAX_MISSED_LIMIT, Missed, Overlap, Rule
+
+NAME_MAX_CHARS = 200
+LABELS_MAX = 32
+LABEL_NAME_MAX_CHARS = 100
+LABEL_MAX_CHARS = 500
+JITTER_MAX_SECONDS = 86_400.0
+LATENESS_MAX_SECONDS = 100 * 366 * 86_400.0
+IMPORT_LIMIT = 50_000
+_EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
+_LATEST = datetime(9000, 1, 1, tzinfo=UTC)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+Instant = str | int
+Labels = dict[str, str]
+
+
+# Parameters, by method. The field order is the order of positional parameters.
+
+
+class ScheduleCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    expression: str
+    action: str
+    payload: msgspec.Raw = msgspec.Raw(b"{}")
+    timezone: str = "UTC"
+    start_at: Instant | None = None
+    end_at: Instant | None = None
+    jitter: float = 0.0
+    missed: Missed = Missed.ONE
+    max_missed: int = 100
+    max_lateness: float | None = None
+    overlap: Overlap = Overlap.ALLOW
+    priority: int = 0
+    max_attempts: int | None = None
+    timeout: float | None = None
+    ordering_key: str | None = None
+    labels: Labels = {}
+    paused: bool | None = None
+    replace: bool = False
+    tenant: str | None = None
+
+
+class ScheduleUpdateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    expression: str | UnsetType = UNSET
+    action: str | UnsetType = UNSET
+    payload: msgspec.Raw | UnsetType = UNSET
+    timezone: str | UnsetType = UNSET
+    start_at: Instant | UnsetType | None = UNSET
+    end_at: Instant | UnsetType | None = UNSET
+    jitter: float | UnsetType = UNSET
+    missed: Missed | UnsetType = UNSET
+    max_missed: int | UnsetType = UNSET
+    max_lateness: float | UnsetType | None = UNSET
+    overlap: Overlap | UnsetType = UNSET
+    priority: int | UnsetType = UNSET
+    max_attempts: int | UnsetType | None = UNSET
+    timeout: float | UnsetType | None = UNSET
+    ordering_key: str | UnsetType | None = UNSET
+    labels: Labels | UnsetType = UNSET
+    tenant: str | UnsetType | None = UNSET
+
+
+class ScheduleGetParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+
+
+class ScheduleListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    labels: Labels | None = None
+    action: str | None = None
+    paused: bool | None = None
+    limit: int = 50
+    cursor: str | None = None
+    tenant: str | None = None
+
+
+class ScheduleDeleteParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+
+
+class SchedulePauseParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+
+
+class ScheduleResumeParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+
+
+class ScheduleRunNowParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+
+
+class ScheduleRunsParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    limit: int = 50
+    cursor: str | None = None
+
+
+class ScheduleCreateManyParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    schedules: list[msgspec.Raw]
+    replace: bool = False
+
+
+class ScheduleImportStatusParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: int | str
+
+
+SCHEDULE_PARAMS: dict[str, type[msgspec.Struct]] = {
+    "schedule.create": ScheduleCreateParams,
+    "schedule.update": ScheduleUpdateParams,
+    "schedule.get": ScheduleGetParams,
+    "schedule.list": ScheduleListParams,
+    "schedule.delete": ScheduleDeleteParams,
+    "schedule.pause": SchedulePauseParams,
+    "schedule.resume": ScheduleResumeParams,
+    "schedule.run_now": ScheduleRunNowParams,
+    "schedule.runs": ScheduleRunsParams,
+    "schedule.create_many": ScheduleCreateManyParams,
+    "schedule.import_status": ScheduleImportStatusParams,
+}
+READING = frozenset({"schedule.get", "schedule.list", "schedule.runs", "schedule.import_status"})
+"""Those that change nothing."""
+
+# Commands
+
+
+@dataclass(frozen=True, slots=True)
+class NewSchedule:
+    """A schedule as a caller asks for it, checked.
+
+    max_attempts: None for the setting's at the time of each fire. paused: None for what it is, a new one not being so.
+    """
+
+    name: str
+    expression: str
+    timezone: str
+    start_at: datetime | None
+    end_at: datetime | None
+    jitter_seconds: float
+    missed: Missed
+    max_missed: int
+    max_lateness_seconds: float | None
+    overlap: Overlap
+    action: str
+    payload: str
+    priority: int
+    max_attempts: int | None
+    timeout_seconds: float | None
+    ordering_key: str | None
+    labels: Labels
+    paused: bool | None
+    tenant: str | None = None
+
+    @property
+    def own_name(self) -> str:
+        """The name as its tenant knows it."""
+        return own_key(self.name)
+
+    def rule(self, anchor: datetime) -> Rule:
+        """When and how it fires; anchor: when it was made, from where ``@every`` counts when there is no start."""
+        return Rule(
+            self.name,
+            timing(self.expression, self.timezone, self.start_at or anchor.replace(microsecond=0)),
+            self.start_at,
+            self.end_at,
+            self.jitter_seconds,
+            self.missed,
+            self.max_missed,
+            self.max_lateness_seconds,
+        )
+
+    @property
+    def clockwork(self) -> tuple[Any, ...]:
+        """What decides when it fires: while this is the same, its clock goes on."""
+        return self.expression, self.timezone, self.start_at, self.end_at, self.jitter_seconds, self.paused
+
+
+@dataclass(frozen=True, slots=True)
+class CreateSchedule:
+    """``replace``: one of that name is made what this one says, and keeps its id and its runs."""
+
+    schedule: NewSchedule
+    replace: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateSchedule:
+    """``given``: members of ScheduleCreateParams as JSON; check: makes a schedule of all members, or raises
+    InvalidParams. They are checked together with what stays as it is."""
+
+    name: str
+    given: dict[str, msgspec.Raw]
+    check: Callable[[Mapping[str, Any]], NewSchedule] = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteSchedule:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class PauseSchedule:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeSchedule:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunSchedule:
+    """max_attempts: for a schedule that names no number of its own."""
+
+    name: str
+    max_attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class GetSchedule:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListSchedules:
+    """Newest first; ``before`` is the id that the page begins behind. labels: each of them, or None."""
+
+    labels: Labels | None
+    action: str | None
+    paused: bool | None
+    limit: int
+    before: int | None
+    tenant: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListRuns:
+    """Newest first; ``before`` is the instant that the page begins behind, in microseconds of the epoch."""
+
+    name: str
+    limit: int
+    before: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ImportSchedules:
+    """``entries``: parameters of schedule.create as JSON, unchecked; each is checked when its turn comes."""
+
+    entries: list[msgspec.Raw]
+    replace: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReadImport:
+    id: int
+
+
+ScheduleChange = CreateSchedule | UpdateSchedule | DeleteSchedule | PauseSchedule | ResumeSchedule | RunSchedule
+ScheduleLook = GetSchedule | ListSchedules | ListRuns | ReadImport
+ScheduleCommand = ScheduleChange | ScheduleLook | ImportSchedules
+
+
+def new_schedule(given: ScheduleCreateParams, task: NewTask) -> NewSchedule:
+    """Check all that is no part of a task; ``task``: what was checked as one. Raises InvalidParams."""
+    start_at, end_at = read_instant(given.start_at, "start_at"), read_instant(given.end_at, "end_at")
+    if start_at is not None and end_at is not None and end_at < start_at:
+        raise InvalidParams("end_at", f"must not be before start_at, {given.start_at}, but is {given.end_at}")
+    _between("jitter", given.jitter, 0, JITTER_MAX_SECONDS, "seconds")
+    _between("max_missed", given.max_missed, 1, MAX_MISSED_LIMIT, "instants")
+    if given.max_lateness is not None:
+        # A fire is never made in the very instant: what is due is looked for each second.
+        _between("max_lateness", given.max_lateness, 1, LATENESS_MAX_SECONDS, "seconds")
+    schedule = NewSchedule(
+        name=read_name(given.name),
+        expression=given.expression.strip(),
+        timezone=given.timezone,
+        start_at=start_at,
+        end_at=end_at,
+        jitter_seconds=given.jitter,
+        missed=given.missed,
+        max_missed=given.max_missed,
+        max_lateness_seconds=given.max_lateness,
+        overlap=given.overlap,
+        action=task.action,
+        payload=task.payload,
+        priority=task.priority,
+        max_attempts=given.max_attempts,
+        timeout_seconds=task.timeout_seconds,
+        ordering_key=task.ordering_key,
+        labels=read_labels(given.labels),
+        paused=given.paused,
+        tenant=task.tenant,
+    )
+    try:
+        schedule.rule(_EARLIEST)
+    except CronError as exc:
+        raise InvalidParams(exc.field, exc.problem) from None
+    return schedule
+
+
+def members_of(schedule: NewSchedule) -> dict[str, Any]:
+    """A schedule as the parameters of schedule.create that make it; its name as its tenant knows it."""
+    return {
+        "name": schedule.own_name,
+        "expression": schedule.expression,
+        "action": schedule.action,
+        "payload": msgspec.Raw(schedule.payload.encode("utf-8")),
+        "timezone": schedule.timezone,
+        "start_at": schedule.start_at,
+        "end_at": schedule.end_at,
+        "jitter": schedule.jitter_seconds,
+        "missed": schedule.missed,
+        "max_missed": schedule.max_missed,
+        "max_lateness": schedule.max_lateness_seconds,
+        "overlap": schedule.overlap,
+        "priority": schedule.priority,
+        "max_attempts": schedule.max_attempts,
+        "timeout": schedule.timeout_seconds,
+        "ordering_key": schedule.ordering_key,
+        "labels": schedule.labels,
+        "paused": schedule.paused,
+        "tenant": schedule.tenant,
+    }
+
+
+def read_update(given: ScheduleUpdateParams, check: Callable[[Mapping[str, Any]], NewSchedule]) -> UpdateSchedule:
+    """Raises InvalidParams when it changes nothing."""
+    members = msgspec.json.decode(msgspec.json.encode(given), type=dict[str, msgspec.Raw])
+    del members["name"]
+    if not members:
+        raise InvalidParams("name", "is given alone: name what is to change, too")
+    return UpdateSchedule(read_kept_name(given.name), members, check)
+
+
+def read_import(given: ScheduleCreateManyParams) -> ImportSchedules:
+    """Raises InvalidParams when there are none or too many."""
+    if not 1 <= len(given.schedules) <= IMPORT_LIMIT:
+        raise InvalidParams("schedules", f"must hold 1 to {IMPORT_LIMIT} schedules, not {len(given.schedules)}")
+    return ImportSchedules(given.schedules, given.replace)
+
+
+def read_name(name: str) -> str:
+    """A schedule's name. Raises InvalidParams."""
+    if not 1 <= len(name) <= NAME_MAX_CHARS:
+        raise InvalidParams("name", f"must have 1 to {NAME_MAX_CHARS} characters, not {len(name)}")
+    if _CONTROL.search(name):
+        raise InvalidParams("name", "holds a control character")
+    return name
+
+
+def read_kept_name(name: str) -> str:
+    """The name of a schedule that there may be: of one that a tenant's key made, behind the tenant's name. Raises
+    InvalidParams."""
+    return read_kept(name, read_name, "name")
+
+
+def check_not_a_jobs(name: str) -> None:
+    """Raises InvalidParams for the name of a schedule that scheduler0's API makes.
+
+    A job's schedule is found by its name alone: one that a caller made first would be given that job's data.
+    """
+    if name.startswith(JOB_PREFIX):
+        raise InvalidParams("name", f"must not begin with {JOB_PREFIX!r}, which is for jobs of scheduler0's API")
+
+
+def read_labels(labels: Labels) -> Labels:
+    """Labels of a schedule. Raises InvalidParams, which names the label."""
+    if len(labels) > LABELS_MAX:
+        raise InvalidParams("labels", f"must be at most {LABELS_MAX}, not {len(labels)}")
+    for name, value in labels.items():
+        if not 1 <= len(name) <= LABEL_NAME_MAX_CHARS or _CONTROL.search(name):
+            raise InvalidParams(
+                "labels", f"holds the name {name[:60]!r}; it must have 1 to {LABEL_NAME_MAX_CHARS} plain characters"
+            )
+        if len(value) > LABEL_MAX_CHARS or _CONTROL.search(value):
+            raise InvalidParams(
+                f"labels.{name}", f"must have at most {LABEL_MAX_CHARS} characters, none of them a control character"
+            )
+    return labels
+
+
+def read_instant(value: Instant | None, name: str) -> datetime | None:
+    """An instant as RFC 3339 with a zone or epoch milliseconds. Raises InvalidParams."""
+    if value is None:
+        return None
+    try:
+        if isinstance(value, int):
+            instant = datetime.fromtimestamp(value / 1000, UTC)
+        else:
+            instant = msgspec.convert(value, datetime)
+        if instant.tzinfo is None:
+            raise InvalidParams(name, f"needs a zone, such as Z or +01:00: {value!r}")
+        instant = instant.astimezone(UTC)
+    except (ValueError, OverflowError, OSError):
+        raise InvalidParams(
+            name, f"must be RFC 3339 such as 2030-01-31T08:00:00Z, or epoch milliseconds, not {str(value)[:60]!r}"
+        ) from None
+    if not _EARLIEST <= instant <= _LATEST:
+        raise InvalidParams(name, f"must be between the years 1970 and 9000, not {str(value)[:60]!r}")
+    return instant
+
+
+def _between(name: str, value: float, low: float, high: float, unit: str) -> None:
+    if not low <= value <= high:
+        raise InvalidParams(name, f"must be {low:g} to {high:.0f} {unit}, not {value:g}")

@@ -1,0 +1,146 @@
+"""The cron dialect of robfig/cron 1.2.0, by its default parser, as an expression of :mod:`~penstock.schedules.cron`.
+
+Seconds come first and the day of the week may be left out; ``?`` is ``*`` in any field, ``N/step`` goes on to the end
+of the field, and ``@every`` takes durations as Go writes them. What that parser takes is taken here, its oddities too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import lru_cache
+
+MACROS = {
+    "@yearly": "0 0 0 1 1 *",
+    "@annually": "0 0 0 1 1 *",
+    "@monthly": "0 0 0 1 * *",
+    "@weekly": "0 0 0 * * 0",
+    "@daily": "0 0 0 * * *",
+    "@midnight": "0 0 0 * * *",
+    "@hourly": "0 0 * * * *",
+}
+_EVERY = "@every "
+_DURATION = re.compile(r"([-+]?)((?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:ns|us|ms|s|m|h))+)", re.ASCII)
+_PART = re.compile(r"([0-9.]+)([a-z]+)")
+_MICRO = str.maketrans("\u00b5\u03bc", "uu")  # the two signs for micro
+_UNIT_SECONDS = {
+    "ns": Decimal("1e-9"), "us": Decimal("1e-6"), "ms": Decimal("1e-3"), "s": Decimal(1), "m": Decimal(60),
+    "h": Decimal(3600),
+}  # fmt: skip
+_LONGEST_SECONDS = Decimal(2**63 - 1) / 10**9
+_NUMBER = re.compile(r"\+?[0-9]{1,9}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    name: str
+    low: int
+    high: int
+    names: Mapping[str, int]
+
+
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+_FIELDS = (
+    _Field("second", 0, 59, {}),
+    _Field("minute", 0, 59, {}),
+    _Field("hour", 0, 23, {}),
+    _Field("day-of-month", 1, 31, {}),
+    _Field("month", 1, 12, {name: place for place, name in enumerate(_MONTHS, 1)}),
+    _Field("day-of-week", 0, 6, {name: place for place, name in enumerate(_DAYS)}),
+)
+
+
+@lru_cache(maxsize=4096)  # thousands of schedules share a spec, and each fire asks
+def every_seconds(spec: str) -> int | None:
+    """The interval of ``@every 1h30m10s``, a second at the least, fractions cut; None for any other expression.
+
+    Raises ValueError for what is no duration of Go's.
+    """
+    if not spec.startswith(_EVERY):
+        return None
+    text = spec[len(_EVERY) :]
+    if text in ("0", "+0", "-0"):
+        return 1
+    match = _DURATION.fullmatch(text.translate(_MICRO))
+    if match is None:
+        raise ValueError(f"must be like @every 90s or @every 1h30m10s, not {spec[:60]!r}")
+    seconds = sum(Decimal(number) * _UNIT_SECONDS[unit] for number, unit in _PART.findall(match[2]))
+    if seconds > _LONGEST_SECONDS:
+        raise ValueError(f"must be of no more than 292 years, not {spec[:60]!r}")
+    return 1 if match[1] == "-" else max(1, int(seconds))
+
+
+def translate(spec: str) -> str:
+    """Six fields that mean the same to :mod:`penstock.schedules.cron`, in lists of numbers; not of ``@every``.
+
+    Raises ValueError, which names the part that is wrong.
+    """
+    if spec.startswith("@"):
+        if spec not in MACROS:
+            raise ValueError(f"{spec[:60]!r} is unknown; there are {', '.join(MACROS)} and @every 90s")
+        return MACROS[spec]
+    given = spec.split()
+    if len(given) not in (5, 6):
+        raise ValueError(f"must have 5 or 6 fields, the seconds first, not {len(given)}: {spec[:60]!r}")
+    texts = [*given, "*"] if len(given) == 5 else given
+    return " ".join(_field(text, field) for text, field in zip(texts, _FIELDS, strict=True))
+
+
+def is_shifted(spec: str) -> bool:
+    """Whether it has the five fields of a usual crontab, which mean something else here: seconds come first."""
+    return not spec.startswith("@") and len(spec.split()) == 5
+
+
+def _field(text: str, field: _Field) -> str:
+    """A field in a form that both dialects read alike. With a star anywhere in it, it begins with one: both rules about
+    the two fields of days go by that."""
+    values: set[int] = set()
+    starred = ""
+    for part in filter(None, text.split(",")):
+        first, last, step, star = _part(part, field)
+        values.update(range(first, last + 1, step))
+        if star and (not starred or step == 1):
+            starred = "*" if step == 1 else f"*/{step}"
+    if not values:
+        raise ValueError(f"has no value for {field.name}: {text[:60]!r}")
+    if starred == "*":
+        return starred
+    return ",".join(filter(None, (starred, *map(str, sorted(values)))))
+
+
+def _part(text: str, field: _Field) -> tuple[int, int, int, bool]:
+    """First, last, step, and whether it was a star. What stands behind a hyphen after a star counts for nothing."""
+    span, *steps = text.split("/")
+    ends = span.split("-")
+    problem = f"has {field.name} {text[:60]!r}; it may be {field.low} to {field.high}"
+    if field.names:
+        problem += f" or {next(iter(field.names))} to {list(field.names)[-1]}"
+    problem += ", with * ? , - and /"
+    star = ends[0] in ("*", "?")
+    if len(steps) > 1 or (len(ends) > 2 and not star):
+        raise ValueError(problem)
+    if star:
+        first, last = field.low, field.high
+    else:
+        first, last = (_value(end, field, problem) for end in (ends[0], ends[-1]))
+    step = 1
+    if steps:
+        if not _NUMBER.fullmatch(steps[0]) or int(steps[0]) == 0:
+            raise ValueError(problem)
+        step = int(steps[0])
+        if len(ends) == 1:
+            last = field.high
+    if not field.low <= first <= last <= field.high:
+        raise ValueError(problem)
+    return first, last, step, star
+
+
+def _value(text: str, field: _Field, problem: str) -> int:
+    if text.lower() in field.names:
+        return field.names[text.lower()]
+    if not _NUMBER.fullmatch(text):
+        raise ValueError(problem)
+    return int(text)

@@ -1,0 +1,372 @@
+"""Schedules in Postgres: made, changed, run by hand, listed, inside the caller's transaction.
+
+Instants are judged by the database's clock. Whoever changes a schedule holds its clock too: nobody fires it meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from penstock.db.session import Session
+from penstock.protocol.errors import InvalidParams, ScheduleNotFound
+from penstock.protocol.task import NewTask, State
+from penstock.protocol.tenant import tenant_of_key
+from penstock.runtime import metrics
+from penstock.runtime.logs import get_logger
+from penstock.schedules.model import (
+    CreateSchedule,
+    DeleteSchedule,
+    ListSchedules,
+    NewSchedule,
+    PauseSchedule,
+    ResumeSchedule,
+    RunSchedule,
+    ScheduleChange,
+    UpdateSchedule,
+    check_not_a_jobs,
+    members_of,
+)
+from penstock.schedules.policy import Missed, Next, Overlap, queue_of, render
+from penstock.tasks import enqueue as enqueuing
+
+log = get_logger()
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_ERRORS_KEPT = 100
+_MICROSECOND = timedelta(microseconds=1)
+_MISSED = {policy.value: policy for policy in Missed}
+_OVERLAP = {policy.value: policy for policy in Overlap}
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRecord:
+    """A schedule and where its clock stands. next_at: None when it is paused, has ended, or has a ``problem``."""
+
+    id: int
+    schedule: NewSchedule
+    next_at: datetime | None
+    due_at: datetime | None
+    last_at: datetime | None
+    last_task_id: int | None
+    problem: str | None
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What became of an instant.
+
+    outcome: FIRED, SKIPPED (its predecessor was not settled) or MISSED. state: the task's; None when there is none, or
+    no record of it any more. since, instants: MISSED stands for so many instants, since that one.
+    """
+
+    schedule_id: int
+    scheduled_at: datetime
+    outcome: str
+    fired_at: datetime
+    task_id: int | None
+    manual: bool
+    since: datetime | None
+    instants: int
+    state: State | None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A schedule that was written; ``fresh``: there was none of that name."""
+
+    id: int
+    fresh: bool
+
+
+# Changing
+
+
+async def change_schedule(session: Session, command: ScheduleChange) -> ScheduleRecord | RunRecord:
+    """Carry out one change; what comes back is the schedule as it is then, as it was for a delete, or the run.
+
+    Raises InvalidParams, ScheduleNotFound.
+    """
+    match command:
+        case CreateSchedule(schedule, replaces):
+            check_not_a_jobs(schedule.own_name)
+            (outcome,) = await create_batch(session, [schedule], replace_existing=replaces)
+            if isinstance(outcome, InvalidParams):
+                raise outcome
+            return await read_schedule(session, schedule.name)
+        case RunSchedule():
+            return await _run_now(session, command)
+    standing = await _lock(session, command.name)
+    match command:
+        case UpdateSchedule():
+            changed = replace(command.check(members_of(standing.schedule) | command.given), name=standing.schedule.name)
+            owner = tenant_of_key(changed.name)
+            if owner not in (None, changed.tenant):
+                raise InvalidParams("tenant", f"must stay {owner!r}, whose API key made the schedule")
+        case PauseSchedule():
+            changed = replace(standing.schedule, paused=True)
+        case ResumeSchedule():
+            changed = replace(standing.schedule, paused=False)
+        case DeleteSchedule():
+            await session.fetch("delete_schedules", [command.name])
+            log.info("schedule_deleted", name=command.name)
+            return standing
+    if changed != standing.schedule or standing.problem is not None:
+        (outcome,) = await create_batch(session, [changed], replace_existing=True)
+        if isinstance(outcome, InvalidParams):
+            raise outcome
+    return await read_schedule(session, command.name)
+
+
+async def create_batch(
+    session: Session, wanted: Sequence[NewSchedule], *, replace_existing: bool
+) -> list[Written | InvalidParams]:
+    """Write schedules, one outcome each, in their order; one that cannot be written harms no other.
+
+    replace_existing: one that exists becomes what is wanted; its clock goes on if what decides when it fires is the
+    same, so that writing it anew at each start of a program costs no fire.
+    """
+    standing: dict[str, ScheduleRecord] = {}
+    if replace_existing:
+        rows = await session.fetch("lock_schedules", [schedule.name for schedule in wanted])
+        standing = {row["name"]: _record(row) for row in rows}
+    ((began, now),) = await session.fetch("read_instants")
+    last_place = {schedule.name: place for place, schedule in enumerate(wanted)}
+    outcomes: list[Written | InvalidParams | None] = [None] * len(wanted)
+    ready: dict[str, tuple[int, NewSchedule, Next]] = {}
+    for place, schedule in enumerate(wanted):
+        if schedule.name in ready or (replace_existing and last_place[schedule.name] != place):
+            outcomes[place] = InvalidParams("name", f"{schedule.own_name!r} comes more than once in this batch")
+            continue
+        before = standing.get(schedule.name)
+        if schedule.paused is None:  # to make it anew, as programs do at each start, takes back nobody's pause
+            schedule = replace(schedule, paused=before is not None and before.schedule.paused)
+        try:
+            ready[schedule.name] = place, schedule, _first(schedule, before, began, now)
+        except InvalidParams as exc:
+            outcomes[place] = exc
+    if ready:
+        given = list(ready.values())
+        rows = await session.fetch(
+            "write_schedules", *_columns([schedule for _, schedule, _ in given]),
+            [following.at for _, _, following in given], [following.due for _, _, following in given],
+            replace_existing, [schedule.tenant for _, schedule, _ in given],
+        )  # fmt: skip
+        for row in rows:
+            outcomes[ready[row["name"]][0]] = Written(row["id"], row["fresh"])
+    return [
+        InvalidParams("name", f"{schedule.own_name!r} is a schedule's name already: pass replace, or take another one")
+        if outcome is None
+        else outcome
+        for schedule, outcome in zip(wanted, outcomes, strict=True)
+    ]
+
+
+def _first(schedule: NewSchedule, standing: ScheduleRecord | None, began: datetime, now: datetime) -> Next:
+    """Where the clock of a schedule begins, or goes on. Raises InvalidParams when it would never fire."""
+    if schedule.paused:
+        return Next(None, None)
+    after, anchor = now, began
+    if standing is not None:
+        if standing.schedule.clockwork == schedule.clockwork and standing.problem is None:
+            return Next(standing.next_at, standing.due_at)
+        anchor = standing.created_at
+        after = now if standing.last_at is None else max(now, standing.last_at)
+    following = schedule.rule(anchor).next_after(after)
+    if following.at is None:
+        if schedule.end_at is None:
+            raise InvalidParams("expression", f"{schedule.expression!r} comes no more")
+        raise InvalidParams("end_at", f"leaves nothing to fire: {schedule.expression!r} does not come before it")
+    return following
+
+
+def _columns(schedules: Sequence[NewSchedule]) -> list[list[Any]]:
+    return [
+        [s.name for s in schedules],
+        [s.expression for s in schedules],
+        [s.timezone for s in schedules],
+        [s.start_at for s in schedules],
+        [s.end_at for s in schedules],
+        [s.jitter_seconds for s in schedules],
+        [s.missed.value for s in schedules],
+        [s.max_missed for s in schedules],
+        [s.max_lateness_seconds for s in schedules],
+        [s.overlap.value for s in schedules],
+        [s.action for s in schedules],
+        [s.payload for s in schedules],
+        [s.priority for s in schedules],
+        [s.max_attempts for s in schedules],
+        [s.timeout_seconds for s in schedules],
+        [s.ordering_key for s in schedules],
+        [json.dumps(s.labels) for s in schedules],
+        [s.paused for s in schedules],
+    ]
+
+
+async def _lock(session: Session, name: str) -> ScheduleRecord:
+    rows = await session.fetch("lock_schedules", [name])
+    if not rows:
+        raise ScheduleNotFound(name)
+    return _record(rows[0])
+
+
+async def _run_now(session: Session, command: RunSchedule) -> RunRecord:
+    """A run of its own beside those of the clock, also of a schedule that is paused. Overlap counts as ever."""
+    standing = await _lock(session, command.name)
+    instant: datetime = await session.value("read_instant")
+    schedule = standing.schedule
+    task_id = None
+    busy = schedule.overlap is Overlap.SKIP and await session.value("is_live_task", standing.last_task_id)
+    state = None
+    if not busy:
+        ordering_key = schedule.ordering_key
+        if ordering_key is None and schedule.overlap is Overlap.QUEUE:
+            ordering_key = queue_of(standing.id)
+        task = NewTask(
+            action=schedule.action,
+            payload=render(schedule.payload, schedule.own_name, standing.id, instant),
+            priority=schedule.priority,
+            ordering_key=ordering_key,
+            max_attempts=schedule.max_attempts or command.max_attempts,
+            timeout_seconds=schedule.timeout_seconds,
+            tenant=schedule.tenant,
+        )
+        (added,) = await add_tasks(session, [task])
+        task_id, state = added
+        await session.fetch("note_manual_task", standing.id, task_id)
+    outcome = "SKIPPED" if busy else "FIRED"
+    await session.fetch("record_runs", [standing.id], [instant], [outcome], [task_id], [True], [None], [1])
+    metrics.SCHEDULE_RUNS.labels(outcome).inc()
+    return RunRecord(standing.id, instant, outcome, instant, task_id, True, None, 1, state)
+
+
+# Reading
+
+
+async def read_schedule(session: Session, name: str) -> ScheduleRecord:
+    """Raises ScheduleNotFound."""
+    rows = await session.fetch("read_schedules", [name])
+    if not rows:
+        raise ScheduleNotFound(name)
+    return _record(rows[0])
+
+
+async def list_schedules(session: Session, command: ListSchedules) -> list[ScheduleRecord]:
+    """A page, newest first; without payloads."""
+    labels = None if command.labels is None else json.dumps(command.labels)
+    rows = await session.fetch(
+        "list_schedules", command.before, command.limit, labels, command.action, command.paused, command.tenant
+    )
+    return [_record(row) for row in rows]
+
+
+async def list_runs(session: Session, name: str, *, before: int | None, limit: int) -> list[RunRecord]:
+    """A page, newest first, from behind an instant in microseconds of the epoch. Raises ScheduleNotFound."""
+    schedule = await read_schedule(session, name)
+    try:
+        instant = None if before is None else _EPOCH + timedelta(microseconds=before)
+    except OverflowError:
+        raise InvalidParams("cursor", f"must be that of the page before, not {before}") from None
+    rows = await session.fetch("list_runs", schedule.id, instant, limit)
+    ids = [row["task_id"] for row in rows if row["task_id"] is not None]
+    states = {row["id"]: State(row["state"]) for row in await session.fetch("read_states", ids)} if ids else {}
+    return [
+        RunRecord(
+            schedule.id,
+            row["scheduled_at"],
+            row["outcome"],
+            row["fired_at"],
+            row["task_id"],
+            row["manual"],
+            row["since"],
+            row["instants"],
+            states.get(row["task_id"]),
+        )
+        for row in rows
+    ]
+
+
+def run_cursor(run: RunRecord) -> str:
+    """What the page behind a run begins with."""
+    return str((run.scheduled_at - _EPOCH) // _MICROSECOND)
+
+
+# Imports of many
+
+
+async def start_import(session: Session, parts: Iterable[tuple[int, str]], *, total: int, replaces: bool) -> int:
+    """Keep entries for the supervisor: pairs of the first one's place and a JSON array. Returns the import's id."""
+    import_id: int = await session.value("create_import", replaces, total)
+    places, entries = zip(*parts, strict=True)
+    await session.fetch("insert_import_parts", import_id, list(places), list(entries))
+    return import_id
+
+
+async def note_import(
+    session: Session, import_id: int, outcomes: Sequence[Written | InvalidParams], errors: Sequence[Mapping[str, Any]]
+) -> None:
+    """Count what became of a part; ``errors`` are those of its entries, of which the first hundred or so are kept."""
+    created = sum(1 for one in outcomes if isinstance(one, Written) and one.fresh)
+    replaced = sum(1 for one in outcomes if isinstance(one, Written) and not one.fresh)
+    refused = len(outcomes) - created - replaced
+    kept = json.dumps(errors[:_ERRORS_KEPT])
+    await session.fetch("note_import", import_id, created, replaced, refused, kept, _ERRORS_KEPT)
+
+
+async def read_import(session: Session, import_id: int) -> Any:
+    """A row of the statement ``read_import``. Raises ScheduleNotFound."""
+    rows = await session.fetch("read_import", import_id)
+    if not rows:
+        raise ScheduleNotFound(import_id)
+    return rows[0]
+
+
+def _schedule(row: Any) -> NewSchedule:
+    return NewSchedule(
+        name=row["name"],
+        expression=row["expression"],
+        timezone=row["timezone"],
+        start_at=row["start_at"],
+        end_at=row["end_at"],
+        jitter_seconds=row["jitter_seconds"],
+        missed=_MISSED[row["missed"]],
+        max_missed=row["max_missed"],
+        max_lateness_seconds=row["max_lateness_seconds"],
+        overlap=_OVERLAP[row["overlap"]],
+        action=row["action"],
+        payload=row["payload"],
+        priority=row["priority"],
+        max_attempts=row["max_attempts"],
+        timeout_seconds=row["timeout_seconds"],
+        ordering_key=row["ordering_key"],
+        labels=json.loads(row["labels"]),
+        paused=row["paused"],
+        tenant=row["tenant"],
+    )
+
+
+def _record(row: Any) -> ScheduleRecord:
+    return ScheduleRecord(
+        id=row["id"],
+        schedule=_schedule(row),
+        next_at=row["next_at"],
+        due_at=row["due_at"],
+        last_at=row["last_at"],
+        last_task_id=row["last_task_id"],
+        problem=row["problem"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+    )
+
+
+async def add_tasks(session: Session, tasks: Sequence[NewTask]) -> list[tuple[int, State]]:
+    """Add tasks that schedules make; returns id and state of each, in their order."""
+    added = await enqueuing.enqueue(session, tasks)
+    for action, count in Counter(task.action for task in tasks).items():
+        metrics.ENQUEUED.labels(action, "schedule").inc(count)
+    return [(one.id, one.state) for one in added]

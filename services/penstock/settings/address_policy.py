@@ -1,0 +1,156 @@
+"""Addresses that a request made on a producer's behalf may reach: public ones, and those that an operator allows.
+
+No I/O: the caller connects to the address that was checked here, and to no other.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_HOST = re.compile(r"(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]{0,251}[a-z0-9_])?")
+
+# IANA's registry of special-purpose IPv4 addresses, and multicast. Written out, for ipaddress.is_global has meant other
+# things from one Python to the next.
+_REFUSED_IPV4: tuple[tuple[Network, str], ...] = tuple(
+    (ipaddress.ip_network(network), kind)
+    for network, kind in (
+        ("0.0.0.0/8", "of this host"),
+        ("10.0.0.0/8", "private"),
+        ("100.64.0.0/10", "shared by a carrier"),
+        ("127.0.0.0/8", "loopback"),
+        ("168.63.129.16/32", "Azure's own, of its hosts"),  # public by its number, and answers like 169.254.169.254
+        ("169.254.0.0/16", "link-local"),
+        ("172.16.0.0/12", "private"),
+        ("192.0.0.0/24", "reserved"),
+        ("192.0.2.0/24", "for documentation"),
+        ("192.88.99.0/24", "reserved"),
+        ("192.168.0.0/16", "private"),
+        ("198.18.0.0/15", "for benchmarks"),
+        ("198.51.100.0/24", "for documentation"),
+        ("203.0.113.0/24", "for documentation"),
+        ("224.0.0.0/4", "multicast"),
+        ("240.0.0.0/4", "reserved"),
+    )
+)
+# Of IPv6 only this block is given out; within it, these are not for hosts, or lead elsewhere (Teredo, 6to4).
+_PUBLIC_IPV6 = ipaddress.ip_network("2000::/3")
+_REFUSED_IPV6: tuple[tuple[Network, str], ...] = tuple(
+    (ipaddress.ip_network(network), kind)
+    for network, kind in (
+        ("2001::/23", "reserved"),
+        ("2001:db8::/32", "for documentation"),
+        ("2002::/16", "of a tunnel"),
+        ("3fff::/20", "for documentation"),
+    )
+)
+_KINDS_IPV6: tuple[tuple[Network, str], ...] = tuple(
+    (ipaddress.ip_network(network), kind)
+    for network, kind in (
+        ("::1/128", "loopback"),
+        ("fc00::/7", "private"),
+        ("fe80::/10", "link-local"),
+        ("ff00::/8", "multicast"),
+    )
+)
+# An IPv4 address in the last four bytes: mapped, translated (SIIT), and NAT64 by the prefix that everybody knows.
+_CARRIES_IPV4 = tuple(
+    ipaddress.IPv6Network(network) for network in ("::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96")
+)
+
+
+class Guard:
+    """Says which addresses and hosts may be reached.
+
+    allowed: networks (``10.1.0.0/16``), addresses, host names (``billing.internal``) and names of a domain
+    (``*.internal``) that may be reached though they are not public. Raises ValueError for anything else.
+    """
+
+    def __init__(self, allowed: Iterable[str] = ()) -> None:
+        self._networks: list[Network] = []
+        self._hosts: set[str] = set()
+        for entry in allowed:
+            network = _network(entry)
+            if network is not None:
+                self._networks.append(network)
+            elif _HOST.fullmatch(entry.lower()) and not _is_numeric(entry):
+                self._hosts.add(entry.lower())
+            else:
+                raise ValueError(
+                    f"{entry!r} is neither a network such as 10.1.0.0/16, nor an address, nor a host such as "
+                    "billing.internal or *.internal"
+                )
+
+    def trusts(self, host: str) -> bool:
+        """Whether a host may be reached wherever its name leads."""
+        name = host.lower().rstrip(".")
+        if name in self._hosts:
+            return True
+        parents = name.split(".")[1:]
+        return any("*." + ".".join(parents[start:]) in self._hosts for start in range(len(parents)))
+
+    def refusal(self, address: str) -> str | None:
+        """Why an address may not be reached, such as "private"; None where it may.
+
+        Raises ValueError for what is no address.
+        """
+        found = ipaddress.ip_address(address)
+        kind = _kind(found)
+        if kind is None:
+            return None
+        forms: list[Address] = [found]
+        inner = _carried(found)
+        if inner is not None:
+            forms.append(inner)
+        allowed = any(
+            form.version == network.version and form in network for form in forms for network in self._networks
+        )
+        return None if allowed else kind
+
+
+def address_of(host: str) -> str | None:
+    """A host that is an address, without the brackets of a URL; None for a name."""
+    bare = host.strip("[]")
+    try:
+        ipaddress.ip_address(bare)
+    except ValueError:
+        return None
+    return bare
+
+
+def _network(entry: str) -> Network | None:
+    try:
+        return ipaddress.ip_network(entry.strip("[]"))
+    except ValueError:
+        return None
+
+
+def _is_numeric(host: str) -> bool:
+    """Whether a resolver would take it for an address in one of the old forms, such as 127.1 or 0x7f000001."""
+    last = host.rstrip(".").rpartition(".")[2].lower()
+    return last.isdigit() or last.startswith("0x") or "/" in host
+
+
+def _kind(address: Address) -> str | None:
+    if isinstance(address, ipaddress.IPv4Address):
+        return next((kind for network, kind in _REFUSED_IPV4 if address in network), None)
+    inner = _carried(address)
+    if inner is not None:
+        return _kind(inner)
+    if address.scope_id is not None:
+        address = ipaddress.IPv6Address(int(address))  # a zone is no part of any network
+    if address in _PUBLIC_IPV6:
+        return next((kind for network, kind in _REFUSED_IPV6 if address in network), None)
+    return next((kind for network, kind in _KINDS_IPV6 if address in network), "reserved")
+
+
+def _carried(address: Address) -> ipaddress.IPv4Address | None:
+    """The IPv4 address that an IPv6 address leads to."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return None
+    bare = ipaddress.IPv6Address(int(address))
+    return ipaddress.IPv4Address(int(bare) & 0xFFFFFFFF) if any(bare in block for block in _CARRIES_IPV4) else None

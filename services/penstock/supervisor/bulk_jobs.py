@@ -1,0 +1,101 @@
+"""Jobs: bulk operations and whatever else works on many records, one batch after the other, beside the other duties.
+
+A batch is a transaction of its own, which also notes how far the job came. Between two batches is a pause, so that
+neither Postgres nor this process is kept from other work. Several supervisors share the jobs, one at a job at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from time import monotonic
+
+from penstock.db.pool import Store
+from penstock.protocol.errors import Unavailable
+from penstock.runtime.logs import get_logger
+from penstock.tasks.bulk import BATCHES
+from penstock.tasks.bulk_jobs import Batch, JobState, advance_job, end_job, take_job
+
+_IDLE_SECONDS = 0.5
+_AWAY_SECONDS = 2.0
+_SHARE = 0.25  # pause after a batch, as a share of the time that it took
+_UNKNOWN_REST_SECONDS = 60.0
+
+log = get_logger()
+
+
+class Jobs:
+    """Moves jobs on.
+
+    changed: called after a batch that has changed tasks, for one may run now. kinds: what does a batch, by kind of job.
+    """
+
+    def __init__(self, *, store: Store, changed: Callable[[], None], kinds: Mapping[str, Batch] = BATCHES) -> None:
+        self._store = store
+        self._changed = changed
+        self._kinds = kinds
+        self._rest_until: dict[int, float] = {}
+
+    async def run(self) -> None:
+        """Batch after batch, for ever; runs beside the supervisor's rounds."""
+        failed = False
+        while True:
+            started = monotonic()
+            try:
+                moved = await self.run_once()
+            except Unavailable as exc:
+                if not failed:
+                    log.warning("jobs_not_moved", reason=str(exc))
+                failed = True
+                await asyncio.sleep(_AWAY_SECONDS * random.uniform(0.5, 1))
+                continue
+            failed = False
+            await asyncio.sleep((monotonic() - started) * _SHARE if moved else self._pause())
+
+    async def run_once(self) -> bool:
+        """One batch of one job; whether there was one. Raises Unavailable: nothing of the batch has happened."""
+        now = monotonic()
+        self._rest_until = {job_id: until for job_id, until in self._rest_until.items() if until > now}
+        job = step = None
+        try:
+            async with self._store.transaction() as session:
+                job = await take_job(session, without=list(self._rest_until))
+                if job is None:
+                    return False
+                batch = self._kinds.get(job.kind)
+                if batch is None:
+                    self._rest(job.id, _UNKNOWN_REST_SECONDS)
+                    log.warning("job_kind_unknown", job=job.id, kind=job.kind, known=",".join(self._kinds))
+                    return True
+                step = await batch(session, job)
+                await advance_job(session, job, step)
+        except Unavailable:
+            if job is not None:
+                self._rest(job.id, _AWAY_SECONDS)  # it may be this job alone that cannot go on
+            raise
+        except Exception as exc:
+            if job is None:
+                raise
+            log.exception("job_failed", job=job.id, kind=job.kind, error=type(exc).__name__)
+            async with self._store.transaction() as session:
+                await end_job(session, job.id, JobState.FAILED, error=f"{type(exc).__name__}: {exc}"[:500])
+            return True
+        if step.rest_seconds:
+            self._rest(job.id, step.rest_seconds)
+        if step.changed:
+            self._changed()
+        if step.done:
+            log.info(
+                "job_done", job=job.id, kind=job.kind, seen=job.seen + step.seen, changed=job.changed + step.changed,
+                refused=job.refused + step.refused,
+            )  # fmt: skip
+        return True
+
+    def _rest(self, job_id: int, seconds: float) -> None:
+        self._rest_until[job_id] = monotonic() + seconds
+
+    def _pause(self) -> float:
+        """Until there may be something to do: a new job, or one that rests."""
+        longest = _IDLE_SECONDS * random.uniform(0.8, 1.2)
+        return max(0.0, min([longest, *(until - monotonic() for until in self._rest_until.values())]))

@@ -1,0 +1,71 @@
+"""Rules, as upkeep sees them: the queues of routes, tasks that wait for a route that is gone, what a limit missed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import datetime
+
+from penstock.brokers.base import Queue
+from penstock.db.pool import Store
+from penstock.runtime.logs import get_logger
+
+_BATCH = 1000
+_BATCHES_PER_ROUND = 20
+_LOOKED_AT = 20_000  # tasks in flight
+
+log = get_logger()
+
+
+class Rules:
+    """One round reads the routes and mends what a change of rules has left.
+
+    open_queue: makes a queue of a name, or URL, and a label.
+    """
+
+    def __init__(self, *, store: Store, outbound: Queue, open_queue: Callable[[str, str], Queue]) -> None:
+        self._store = store
+        self._outbound = outbound
+        self._open_queue = open_queue
+        self._known: dict[str, tuple[str, Queue]] = {}
+        self._adopted_upto: tuple[datetime | None, int | None] = None, None
+
+    @property
+    def queues(self) -> Mapping[str, Queue]:
+        """Their queues by label."""
+        return {queue.label: queue for _, queue in self._known.values()}
+
+    def queue_of(self, route: str | None) -> Queue | None:
+        """The queue of a route, the outbound queue without one; None for a route that is gone."""
+        if route is None:
+            return self._outbound
+        return self._known[route][1] if route in self._known else None
+
+    async def run_once(self) -> int:
+        """Returns how many tasks go by other rules now than they waited for."""
+        async with self._store.session() as session:
+            (found,) = await session.fetch("read_rules")
+        before, self._known = self._known, {}
+        for name, queue_name in json.loads(found["routes"]):
+            known = before.get(name)
+            if known is None or known[0] != queue_name:
+                known = queue_name, self._open_queue(queue_name, f"outbound:{name}")
+            self._known[name] = known
+        if found["limits"]:
+            async with self._store.session() as session:
+                looked = await session.fetch("adopt_next_in_flight", *self._adopted_upto, _LOOKED_AT)
+                self._adopted_upto = (looked[0]["claimed_at"], looked[0]["id"]) if looked else (None, None)
+                await session.fetch("forget_tenant_paces")
+        return await self._return_strays()
+
+    async def _return_strays(self) -> int:
+        returned = 0
+        for _ in range(_BATCHES_PER_ROUND):
+            async with self._store.session() as session:
+                batch = len(await session.fetch("return_strays", _BATCH))
+            returned += batch
+            if batch < _BATCH:
+                break
+        if returned:
+            log.info("strays_returned", tasks=returned)
+        return returned

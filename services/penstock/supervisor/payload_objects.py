@@ -1,0 +1,125 @@
+"""Objects of large payloads and results: deleted from the bucket when nothing names them any more.
+
+An object is looked at again and again, whether the record of its task still names it; so it leaves with its record, its
+payload or its result, however those were removed. What is to be deleted is noted before it is, and forgotten after: a
+kill in between repeats a deletion, which is harmless, and while S3 is away the notes wait. Objects of which no task
+came, because somebody died between the upload and the insert, are found by listing the days of long ago.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta
+
+from penstock.db.pool import Store
+from penstock.payloads.bucket import Bucket
+from penstock.protocol.errors import PayloadUnavailable
+from penstock.runtime import metrics
+from penstock.runtime.logs import get_logger
+from penstock.settings.model import Settings
+from penstock.settings.values import DAY
+
+_LOOKED_AT_ONCE = 1000
+_LOOKS_PER_ROUND = 10
+_DELETED_AT_ONCE = 1000  # what S3 takes in one call
+_DELETIONS_PER_ROUND = 5
+_PAGES_PER_ROUND = 10
+_FIRST_DAY = timedelta(days=400)  # how far back the first search for orphans begins
+_WARNED_EVERY = 100
+_SEARCHED = "orphans"
+
+log = get_logger()
+
+
+class Objects:
+    """One round: looks, deletions, and a part of the search for orphans; nothing where there is no bucket."""
+
+    def __init__(self, *, store: Store, settings: Settings) -> None:
+        self._store = store
+        self._sweep_seconds = settings.payload_sweep_seconds
+        self._orphan_seconds = settings.payload_orphan_seconds
+        self._behind = ""  # the name up to which the day that is searched was listed
+        self._failures = 0
+        self._offered = False  # whether those that clients put there are listed, of that day
+
+    async def run_once(self, *, now: datetime | None = None) -> int:
+        """Returns how many objects were deleted. now: the database's clock unless given. Raises Unavailable.
+
+        S3 being away is no reason for other upkeep to wait: what is to be deleted is tried again in the next round.
+        """
+        bucket = self._store.vault.bucket
+        if bucket is None:
+            return 0
+        await self._look(now)
+        deleted = 0
+        try:
+            deleted = await self._delete(bucket)
+            await self._search(bucket, now)
+        except PayloadUnavailable as exc:
+            if self._failures % _WARNED_EVERY == 0:
+                log.warning("objects_not_deleted", reason=str(exc), failures=self._failures + 1)
+            self._failures += 1
+        else:
+            self._failures = 0
+        if deleted:
+            metrics.CLEANED.labels("object").inc(deleted)
+            log.info("records_removed", kind="object", count=deleted)
+        return deleted
+
+    async def _look(self, now: datetime | None) -> None:
+        for _ in range(_LOOKS_PER_ROUND):
+            async with self._store.session() as session:
+                looked = await session.fetch("look_at_objects", self._sweep_seconds, _LOOKED_AT_ONCE, now)
+            if len(looked) < _LOOKED_AT_ONCE:
+                return
+
+    async def _delete(self, bucket: Bucket) -> int:
+        deleted, behind = 0, ""
+        for _ in range(_DELETIONS_PER_ROUND):
+            async with self._store.session() as session:
+                rows = await session.fetch("find_doomed_objects", behind, _DELETED_AT_ONCE)
+            if not rows:
+                break
+            behind = rows[-1]["name"]
+            names = [row["name"] for row in rows if not row["needed"]]
+            gone = await self._deleted(bucket, names) if names else set()
+            kept = {row["name"] for row in rows if row["needed"]}
+            async with self._store.session() as session:
+                await session.fetch("forget_objects", [*gone, *kept])
+            deleted += len(gone)
+            if len(gone) < len(names):
+                log.warning("objects_not_deleted", objects=len(names) - len(gone), next="they are tried again")
+        return deleted
+
+    @staticmethod
+    async def _deleted(bucket: Bucket, names: list[str]) -> set[str]:
+        try:
+            gone = await bucket.delete(names)
+        except PayloadUnavailable:
+            metrics.PAYLOAD_OBJECTS.labels("delete", "away").inc()
+            raise
+        metrics.PAYLOAD_OBJECTS.labels("delete", "ok").inc()
+        return gone
+
+    async def _search(self, bucket: Bucket, now: datetime | None) -> None:
+        """Doom what no task has adopted, day by day; how far is noted in Postgres, within a day it is not."""
+        for _ in range(_PAGES_PER_ROUND):
+            async with self._store.transaction() as session:
+                clock: datetime = now or await session.value("read_clock")
+                row = (await session.fetch("read_emptied", _SEARCHED, clock - _FIRST_DAY))[0]
+            day: date = row["upto"].astimezone(UTC).date()
+            if day >= (clock - timedelta(seconds=self._orphan_seconds) - timedelta(days=1)).astimezone(UTC).date():
+                return
+            names = await bucket.list(day, self._behind, offered=self._offered)
+            if names:
+                self._behind = names[-1]
+                async with self._store.session() as session:
+                    orphans = await session.fetch("doom_orphans", names)
+                if orphans:
+                    log.info("orphans_found", objects=len(orphans), day=day.isoformat())
+                continue
+            self._behind = ""
+            self._offered = not self._offered
+            if not self._offered:
+                end = datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
+                async with self._store.transaction() as session:
+                    await session.fetch("note_emptied", _SEARCHED, end, DAY)

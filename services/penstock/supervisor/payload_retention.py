@@ -1,0 +1,104 @@
+"""Emptying: payloads and results that leave before their records.
+
+Like records themselves they live at least their retention and at most a day longer: a day (UTC) is seen to when it is
+past as a whole. What is emptied is written anew, to the end of its partition; among what still settles there, it would
+make every look read what came in between.
+
+Records are walked in the order in which they settled, once: how far is noted in Postgres, and a look goes a step
+further that grows while little is found and shrinks where much is, so that each transaction changes a bounded number of
+records and reads about as many.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from penstock.db.pool import Store
+from penstock.protocol.errors import Unavailable
+from penstock.runtime import metrics
+from penstock.runtime.logs import get_logger
+from penstock.settings.model import Settings
+from penstock.settings.values import DAY
+
+_MOST = 4000  # records in one step
+_FEW = _MOST // 4
+_STEPS_PER_ROUND = 25
+_SHORTEST_STEP_SECONDS = 1e-6  # one statement settles no more than _MOST at an instant
+_LONGEST_STEP_SECONDS = 30.0 * DAY
+
+log = get_logger()
+
+
+class Emptying:
+    """One round: some steps for payloads, some for results; nothing where they are kept as long as their records."""
+
+    def __init__(self, *, store: Store, settings: Settings) -> None:
+        self._store = store
+        self._longest_kept = timedelta(
+            seconds=max(
+                settings.retention_success_seconds,
+                settings.retention_critical_error_seconds,
+                settings.retention_cancelled_seconds,
+            )
+            + 2 * DAY
+        )
+        # What settled may be committed a while after its finished_at, which is when its transaction began.
+        self._margin_seconds = 2 * settings.statement_timeout_seconds
+        kept = {"payload": settings.payload_retention_seconds, "result": settings.result_retention_seconds}
+        self._kept = {what: seconds for what, seconds in kept.items() if seconds is not None}
+
+    async def run_once(self, *, now: datetime | None = None) -> int:
+        """Returns how many were emptied. now: the database's clock unless given."""
+        total = 0
+        for what, kept_seconds in self._kept.items():
+            emptied = 0
+            for number in range(_STEPS_PER_ROUND):
+                changed = await self._step(what, kept_seconds, now, summarize=not number)
+                if changed is None:
+                    break
+                emptied += changed
+            if emptied:
+                metrics.CLEANED.labels(what).inc(emptied)
+                log.info("records_emptied", what=what, count=emptied)
+            total += emptied
+        return total
+
+    async def _step(self, what: str, kept_seconds: float, now: datetime | None, *, summarize: bool) -> int | None:
+        """One look; how many were emptied, None when there is nothing to look at yet."""
+        async with self._store.transaction() as session:
+            clock = now or await session.value("read_clock")
+            past = clock - timedelta(seconds=kept_seconds + self._margin_seconds)
+            end = past.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+            row = (await session.fetch("read_emptied", what, clock - self._longest_kept))[0]
+            upto, step_seconds = row["upto"], row["step_seconds"]
+            if upto >= end:
+                return None
+            if summarize:
+                await self._summarize(upto)
+            step_end = min(end, upto + timedelta(seconds=step_seconds))
+            found = await session.value("count_settled_between", upto, step_end, _MOST + 1)
+            if found > _MOST and step_seconds > _SHORTEST_STEP_SECONDS:
+                seconds = (step_end - upto).total_seconds()
+                await session.fetch("note_emptied", what, upto, max(_SHORTEST_STEP_SECONDS, seconds / 8))
+                return 0
+            changed = len(await session.fetch(_STATEMENTS[what], upto, step_end)) if found else 0
+            longer = min(_LONGEST_STEP_SECONDS, step_seconds * (2 if found < _FEW else 1))
+            await session.fetch("note_emptied", what, step_end, longer)
+            return changed
+
+    async def _summarize(self, upto: datetime) -> None:
+        """See to it that the index on finished_at knows what was written to the partitions that come next.
+
+        Postgres does that when it vacuums, which may be long ago. Who vacuums now has the lock; it is not waited for
+        so long that Postgres would break the vacuum off.
+        """
+        days = [(upto.astimezone(UTC) + timedelta(days=n)).strftime("%Y%m%d") for n in (0, 1)]
+        try:
+            async with self._store.transaction() as session:
+                await session.fetch("limit_lock_wait_briefly")
+                await session.fetch("summarize_settled", days)
+        except Unavailable as exc:
+            log.debug("index_not_summarized", reason=str(exc))
+
+
+_STATEMENTS = {"payload": "empty_payloads", "result": "empty_results"}

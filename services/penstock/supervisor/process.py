@@ -1,0 +1,131 @@
+"""Supervisor: upkeep, one module per duty. Several supervisors are safe: every repair is guarded by its claim."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from penstock.brokers.base import Queue
+from penstock.db.notify import Listener, Notifier
+from penstock.db.pool import Store
+from penstock.runtime.loop import Service, SideTask
+from penstock.settings.model import Settings
+from penstock.supervisor.bulk_jobs import Jobs
+from penstock.supervisor.expiry import Expiry
+from penstock.supervisor.gauges import Gauges
+from penstock.supervisor.guard import Guard
+from penstock.supervisor.limits import Rules
+from penstock.supervisor.payload_objects import Objects
+from penstock.supervisor.payload_retention import Emptying
+from penstock.supervisor.repair import Repair
+from penstock.supervisor.retention import Retention
+from penstock.supervisor.schedules import Firing, Imports, NamesOfImport, RunRetention
+from penstock.supervisor.waits import Waits
+from penstock.supervisor.workflows import Advancing, WorkflowRetention
+from penstock.tasks.promotion import Turns
+
+
+class Duty(Protocol):
+    """One kind of upkeep; ``run_once`` does one bounded round and returns how much it changed."""
+
+    async def run_once(self) -> int: ...
+
+
+class Addition(Protocol):
+    """What is added to a supervisor: duties of its rounds, and tasks that run beside them."""
+
+    @property
+    def duties(self) -> Sequence[Duty]: ...
+
+    @property
+    def side_tasks(self) -> Mapping[str, SideTask]: ...
+
+
+class MakeAddition(Protocol):
+    def __call__(self, *, store: Store, notifier: Notifier, listener: Listener) -> Addition: ...
+
+
+class Supervisor(Service):
+    """One supervisor process; ``run_once`` is one round of every duty.
+
+    open_queue: makes a queue of a name, or URL, and a label, for routes. additions: duties that other packages have.
+    names_of_import: reserved names of schedules that an import may use.
+    """
+
+    name = "supervisor"
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        queues: Mapping[str, Queue],
+        settings: Settings,
+        open_queue: Callable[[str, str], Queue],
+        dead_letters: Mapping[str, Queue] | None = None,
+        additions: Sequence[MakeAddition] = (),
+        names_of_import: NamesOfImport | None = None,
+    ) -> None:
+        self._store = store
+        self._interval_seconds = settings.supervisor_interval_seconds
+        self._notifier = Notifier(store)
+        self._guard = Guard()
+        self._rules = Rules(store=store, outbound=queues["outbound"], open_queue=open_queue)
+        self._repair = Repair(store=store, queue_of=self._rules.queue_of, results=queues["results"], settings=settings)
+        self._jobs = Jobs(store=store, changed=self._notifier.poke)
+        self._expiry = Expiry(store=store)
+        self._waits = Waits(store=store, settings=settings)
+        self._firing = Firing(store=store, notifier=self._notifier, settings=settings)
+        self._imports = Imports(store=store, settings=settings, names_of_import=names_of_import)
+        self._advancing = Advancing(store=store, notifier=self._notifier, settings=settings)
+        self._turns = Turns(store=store, notifier=self._notifier)
+        self._additions = [
+            make(store=store, notifier=self._notifier, listener=self._advancing.listener) for make in additions
+        ]
+        self._duties: list[Duty] = [
+            self._rules,
+            self._repair,
+            self._expiry,
+            self._waits,
+            Retention(store=store, settings=settings),
+            RunRetention(store=store, settings=settings),
+            Emptying(store=store, settings=settings),
+            Objects(store=store, settings=settings),
+            WorkflowRetention(store=store, settings=settings),
+            *(duty for addition in self._additions for duty in addition.duties),
+            Gauges(
+                store=store,
+                queues=queues,
+                dead_letters=dead_letters or {},
+                by_route=lambda: self._rules.queues,
+            ),
+        ]
+
+    async def open(self) -> None:
+        await self._store.open()
+
+    def side_tasks(self) -> Mapping[str, SideTask]:
+        return {
+            "notify": self._notifier.run,
+            "schedules": self._firing.run,
+            "imports": self._imports.run,
+            "jobs": self._jobs.run,
+            "workflows": self._advancing.run,
+            "listen": self._advancing.listener.run,
+            "turns": self._turns.run,
+            **{name: run for addition in self._additions for name, run in addition.side_tasks.items()},
+        }
+
+    async def run_once(self) -> int:
+        """One round. A duty that fails does not keep the others from theirs. Raises Unavailable."""
+        for duty in self._duties:
+            changed = await self._guard.run(type(duty).__name__, duty.run_once)
+            if changed and duty in (self._rules, self._repair, self._expiry, self._waits):
+                self._notifier.poke()
+        self._guard.end_round()
+        return 0
+
+    async def wait_for_work(self) -> None:
+        # Jitter keeps several supervisors from meeting at the same rows every time.
+        await asyncio.sleep(self._interval_seconds * random.uniform(0.8, 1.2))

@@ -1,0 +1,145 @@
+"""Jobs: work on many records that a supervisor does in batches, each of which moves the job on in its own transaction.
+
+A kind of job is a :data:`Batch` in the supervisor's registry: it does a bounded part of the work from the job's cursor
+on, and says how far it came. What it did and how far it came are committed together, so a kill at any point neither
+loses nor repeats anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from penstock.db.session import Session
+from penstock.protocol.errors import JobNotFound
+from penstock.tasks.commands import CancelJob, JobChange, StartBulk
+
+MAX_ERRORS = 20
+
+
+class JobState(StrEnum):
+    RUNNING = "RUNNING"
+    DONE = "DONE"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as it stands.
+
+    cursor: how far it came, as its kind has it; None before the first batch. total: how many records it is about, None
+    before they were counted; ``total_is_exact``: counted, not estimated. seen: records looked at. refused: those that
+    should have been changed and could not be; the first of them are in ``errors``.
+    """
+
+    id: int
+    kind: str
+    params: Mapping[str, Any]
+    state: JobState
+    cursor: Mapping[str, Any] | None
+    total: int | None
+    seen: int
+    changed: int
+    refused: int
+    errors: Sequence[Mapping[str, Any]]
+    created_at: datetime
+    updated_at: datetime
+    finished_at: datetime | None
+
+    @property
+    def total_is_exact(self) -> bool:
+        return self.cursor is not None and bool(self.cursor.get("exact"))
+
+    @property
+    def rate(self) -> float:
+        """Records changed or refused a second, over the job's life."""
+        seconds = ((self.finished_at or self.updated_at) - self.created_at).total_seconds()
+        return (self.changed + self.refused) / seconds if seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one batch did, and where the next one begins.
+
+    total: how many records the job is about, where this batch has found out. done: there is no next one.
+    rest_seconds: nothing to be done before, because somebody else is at the records.
+    """
+
+    cursor: Mapping[str, Any]
+    seen: int = 0
+    changed: int = 0
+    refused: int = 0
+    errors: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+    total: int | None = None
+    done: bool = False
+    rest_seconds: float = 0.0
+
+
+Batch = Callable[[Session, Job], Awaitable[Step]]
+"""One bounded batch of a job, inside a transaction that its caller commits."""
+
+
+async def create_job(session: Session, kind: str, params: bytes) -> Job:
+    """Make a job; ``params`` is a JSON object. It is about no task that is added later."""
+    return _job((await session.fetch("create_job", kind, params.decode("utf-8")))[0])
+
+
+async def read_job(session: Session, job_id: int) -> Job:
+    """Raises JobNotFound."""
+    rows = await session.fetch("read_job", job_id)
+    if not rows:
+        raise JobNotFound(job_id)
+    return _job(rows[0])
+
+
+async def list_jobs(session: Session, *, before: int | None, limit: int, tenant: str | None = None) -> list[Job]:
+    """Newest first, from behind the id ``before``. tenant: only those that are about its tasks alone."""
+    return [_job(row) for row in await session.fetch("list_jobs", before, limit, tenant)]
+
+
+async def take_job(session: Session, *, without: Sequence[int]) -> Job | None:
+    """The running job that has waited longest, held until the transaction ends; None when there is none to be had."""
+    rows = await session.fetch("take_job", list(without))
+    return _job(rows[0]) if rows else None
+
+
+async def advance_job(session: Session, job: Job, step: Step) -> None:
+    """Note what a batch did, in the transaction in which it did it."""
+    errors = [*job.errors, *step.errors][:MAX_ERRORS]
+    await session.fetch(
+        "advance_job", job.id, _text(step.cursor), step.total, step.seen, step.changed, step.refused, _text(errors),
+        JobState.DONE if step.done else JobState.RUNNING,
+    )  # fmt: skip
+
+
+async def end_job(session: Session, job_id: int, state: JobState, *, error: str | None = None) -> bool:
+    """End a job before its time; whether it was running. ``error``: why."""
+    errors = [] if error is None else [{"id": None, "reason": error}]
+    return bool(await session.fetch("end_job", job_id, state, _text(errors)))
+
+
+async def change_job(session: Session, command: JobChange) -> Job:
+    """Carry out what a request asks for, inside a transaction. Raises JobNotFound."""
+    match command:
+        case StartBulk():
+            return await create_job(session, command.operation, msgspec.json.encode(command.work))
+        case CancelJob():
+            await end_job(session, command.id, JobState.CANCELLED)
+            return await read_job(session, command.id)
+
+
+def _text(value: Any) -> str:
+    return msgspec.json.encode(value).decode("utf-8")
+
+
+def _job(row: Any) -> Job:
+    values = {name: row[name] for name in Job.__slots__}
+    for name in ("params", "cursor", "errors"):
+        values[name] = None if values[name] is None else msgspec.json.decode(values[name])
+    return Job(**values | {"state": JobState(row["state"])})

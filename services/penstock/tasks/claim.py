@@ -1,0 +1,129 @@
+"""Claiming tasks, and what is known of the claims: which were sent, how many are in flight, how fast they go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import asyncpg
+
+from penstock.db.session import Session
+from penstock.protocol.task import BEGINNING, EVERYTHING, Claimed, Position, Stretch
+from penstock.runtime import metrics
+from penstock.tasks.records import Dispatch, InFlight, Pace, Pair, columns
+
+_MEMBERS = len(Claimed._fields)
+
+
+async def claim(
+    session: Session,
+    limit: int,
+    *,
+    stretches: Sequence[Stretch] = EVERYTHING,
+    now: datetime | None = None,
+    due_seconds: float = 0.0,
+) -> Dispatch | None:
+    """Claim up to ``limit`` due tasks by priority, run_at, id, out of ``stretches``; None when there is none.
+
+    Those that have their turn in an ordering key are found wherever they are. due_seconds: only those that have
+    been due for so long, and none by its turn. Once there are rules, this finds nothing; see ``claim_by_rules``.
+    """
+    rows = await session.fetch("claim_tasks", limit, now, *_columns_of(stretches), due_seconds)
+    return _dispatch(rows) if rows else None
+
+
+async def claim_by_rules(
+    session: Session, limit: int, *, stretches: Sequence[Stretch] = EVERYTHING, due_seconds: float = 0.0
+) -> tuple[Dispatch | None, int]:
+    """As ``claim``, where there are rules; also how many tasks were put aside, at a gate or for a route."""
+    rows = await session.fetch("claim_tasks_by_rules", limit, None, *_columns_of(stretches), due_seconds)
+    diverted: int = rows[0]["diverted"]
+    return (None if rows[0][0] is None else _dispatch(rows)), diverted
+
+
+async def find_candidates(session: Session, limit: int, stretches: Sequence[Stretch], due_seconds: float) -> list[int]:
+    """The tasks that a claim would look at, locked, in its order."""
+    return [row[0] for row in await session.fetch("find_candidates", limit, None, *_columns_of(stretches), due_seconds)]
+
+
+async def put_aside(session: Session, limit: int, priority: int, after: Position) -> tuple[int, int, Position | None]:
+    """Put what is of a limited action or goes by a route aside, among ``limit`` due tasks of a priority behind a
+    position, and claim nothing; returns how many were looked at, how many put aside, and the last position."""
+    ((looked, diverted, run_at, task_id),) = await session.fetch("put_tasks_aside", limit, priority, *after)
+    return looked, diverted, None if task_id is None else Position(run_at, task_id)
+
+
+async def claim_by_route(session: Session, limit: int, route: str) -> tuple[Dispatch | None, int]:
+    """Claim up to ``limit`` due tasks of a route, in the same order; also how many were put aside at a gate."""
+    rows = await session.fetch("claim_tasks_by_route", limit, route)
+    return (None if rows[0][0] is None else _dispatch(rows)), rows[0]["diverted"]
+
+
+async def claim_at_gates(session: Session, limits: Mapping[str, int]) -> tuple[Dispatch | None, Counter[str]]:
+    """Claim due tasks at gates, up to so many of each; also how many that were by gate.
+
+    The gates are locked before, in the same transaction.
+    """
+    rows = await session.fetch("claim_tasks_at_gates", list(limits), list(limits.values()))
+    return (_dispatch(rows) if rows else None), Counter(row["gate"] for row in rows)
+
+
+async def read_priorities(session: Session, limit: int) -> list[int]:
+    """Up to ``limit`` priorities, highest first, that any task has which is due now or later."""
+    return [row[0] for row in await session.fetch("read_priorities", limit)]
+
+
+async def read_seconds_to_next(session: Session, stretches: Sequence[Stretch], limit: int) -> float | None:
+    """Seconds until the next task of these stretches is due that is not due yet, None for none.
+
+    limit: how many priorities at the most are looked through, of stretches that cover several.
+    """
+    lows, highs, *_ = _columns_of(stretches)
+    seconds: float | None = await session.value("read_seconds_to_next", lows, highs, limit)
+    return seconds
+
+
+async def confirm(session: Session, dispatch_id: int) -> None:
+    """Everything of the dispatch was sent or released."""
+    await session.fetch("confirm_dispatch", dispatch_id)
+
+
+async def release(session: Session, pairs: Iterable[Pair]) -> int:
+    """Give claims back, with their attempt; returns how many still held."""
+    ids, claims = columns(pairs)
+    return len(await session.fetch("release_tasks", ids, claims)) if ids else 0
+
+
+async def count_in_flight(
+    session: Session, limit: int, *, since: datetime = BEGINNING.run_at, route: str | None = None
+) -> InFlight:
+    """Tasks of a route, None for no route, ACQUIRED now, counted up to ``limit``, claimed at ``since`` or later."""
+    if route is None:
+        (row,) = await session.fetch("count_in_flight", limit, since)
+    else:
+        (row,) = await session.fetch("count_in_flight_by_route", limit, since, route)
+    return InFlight(*row)
+
+
+async def read_pace(session: Session, seconds: float) -> list[Pace]:
+    """What attempts of each action did within the last ``seconds``."""
+    return [Pace(*row) for row in await session.fetch("read_pace", seconds)]
+
+
+def _columns_of(stretches: Sequence[Stretch]) -> list[list[Any]]:
+    return [
+        [s.low for s in stretches], [s.high for s in stretches],
+        [s.after.run_at for s in stretches], [s.after.id for s in stretches],
+    ]  # fmt: skip
+
+
+def _dispatch(rows: Sequence[asyncpg.Record]) -> Dispatch:
+    """Of the rows of a claim: the members of Claimed, then perhaps its priority and its last run_at."""
+    metrics.BATCH_SIZE.labels("claim").observe(len(rows))
+    reached: dict[int, Position] = {}
+    if "last_run_at" in rows[0].keys():  # noqa: SIM118 - of a Record, `in` asks for a value
+        at = _MEMBERS + 1
+        reached = {row["priority"]: Position(row[at], row[0]) for row in rows if row[at] is not None}
+    return Dispatch(rows[0][1], [tuple.__new__(Claimed, row[:_MEMBERS]) for row in rows], reached)

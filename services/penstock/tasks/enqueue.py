@@ -1,0 +1,226 @@
+"""Bringing tasks in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import asyncpg
+
+from penstock.db.session import Session
+from penstock.payloads.vault import payload_bound
+from penstock.protocol.sealed import reference_of
+from penstock.protocol.task import Enqueued, NewTask, State
+from penstock.runtime import metrics
+from penstock.runtime.tracing import active
+from penstock.tasks.objects import adopt, doom
+
+_DEADLOCK_TRIES = 3
+
+
+async def enqueue(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
+    """Insert tasks, all or none; the answers stand in the order of ``tasks``. Payloads are sealed."""
+    if not tasks:
+        return []
+    spans = active.active()
+    if spans is None:
+        return await _enqueue(session, tasks)
+    with spans.enqueuing(tasks) as producing:
+        enqueued = await _enqueue(session, producing.tasks)
+        producing.stored(enqueued)
+        return enqueued
+
+
+async def _enqueue(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
+    if session.vault.is_on:
+        return await _enqueue_sealed(session, tasks)
+    return await insert(session, tasks)
+
+
+async def _enqueue_sealed(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
+    """Insert tasks with their payloads sealed, and note the objects that they name, all or none."""
+    sealed = [replace(t, payload=session.vault.seal(t.payload, payload_bound(t.action, t.tenant))) for t in tasks]
+    offered = [t.offered for t in tasks if t.offered is not None]
+    if not offered and all(reference_of(t.payload) is None for t in sealed):
+        return await insert(session, sealed)
+    async with session.savepoint():
+        enqueued = await insert(session, sealed)
+        await adopt(session, ((t.payload, one.id) for t, one in zip(sealed, enqueued, strict=True)))
+        await doom(session, offered)
+    return enqueued
+
+
+async def insert(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
+    """As ``enqueue``, of tasks whose payloads are as they are to be stored."""
+    metrics.BATCH_SIZE.labels("enqueue").observe(len(tasks))
+    traced = active.active() is not None
+    if all(t.is_plain for t in tasks):
+        if traced:
+            rows = await session.fetch("enqueue_traced_tasks", *_plain_columns(tasks), [t.trace for t in tasks])
+        else:
+            rows = await session.fetch("enqueue_plain_tasks", *_plain_columns(tasks))
+        return [Enqueued(row[0], State.SCHEDULED, False) for row in rows]
+    times = _times_named(tasks)
+    if not any(times):
+        return await _insert_in_parts(session, tasks, traced=traced)
+    # The first of each key before what names one again, which is answered as the first: so the first statement
+    # takes all keys, in the one order in which everybody takes them, and no two such batches can deadlock.
+    order = sorted(range(len(tasks)), key=times.__getitem__)
+    given = [replace(tasks[n], unique="retained") if times[n] else tasks[n] for n in order]
+    answers = dict(zip(order, await _insert_in_parts(session, given, traced=traced), strict=True))
+    return [answers[n] for n in range(len(tasks))]
+
+
+async def _insert_in_parts(session: Session, tasks: Sequence[NewTask], *, traced: bool) -> list[Enqueued]:
+    parts = _cut_at_repeated_keys(tasks)
+    tries = _DEADLOCK_TRIES
+    while True:
+        tries -= 1
+        try:
+            async with session._connection.transaction():
+                await session.plan_for(len(tasks))
+                enqueued = [answer for part in parts for answer in await _enqueue_keyed(session, part)]
+                if traced:
+                    await _note_traces(session, tasks, enqueued)
+                return enqueued
+        except (asyncpg.DeadlockDetectedError, asyncpg.LockNotAvailableError) as exc:
+            # Each statement takes its keys in sorted order, but several of them together do not, and a transaction
+            # may hold others before. The wait for a lock ends before Postgres looks for a deadlock.
+            is_held = isinstance(exc, asyncpg.LockNotAvailableError) and len(parts) == 1
+            if not tries or is_held:
+                raise
+
+
+async def _note_traces(session: Session, tasks: Sequence[NewTask], enqueued: Sequence[Enqueued]) -> None:
+    traces = {
+        made.id: task.trace
+        for task, made in zip(tasks, enqueued, strict=True)
+        if task.trace is not None and not made.duplicate
+    }
+    if traces:
+        await session.fetch("note_traces", list(traces), list(traces.values()))
+
+
+async def _enqueue_keyed(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
+    rows = await session.fetch(
+        "enqueue_keyed_tasks",
+        *_plain_columns(tasks),
+        [t.unique_key for t in tasks],
+        [t.ordering_key for t in tasks],
+        [t.labels for t in tasks],
+        [t.expires_at for t in tasks],
+        [t.expires_in_seconds for t in tasks],
+        [t.limit_key for t in tasks],
+        [t.unique == "live" for t in tasks],
+        [None if isinstance(t.unique, str) else t.unique for t in tasks],
+        [t.tenant for t in tasks],
+    )
+    states = {row["id"]: row["state"] for row in rows if row["state"] is not None}
+    replacing = {
+        row["id"]: task
+        for row, task in zip(rows, tasks, strict=True)
+        if task.on_duplicate == "replace" and not row["fresh"]
+    }
+    replaced = await _replace(session, replacing)
+    states |= replaced
+    earlier = {row["id"] for row in rows if not row["fresh"]} - states.keys()
+    if earlier:
+        states |= {row["id"]: row["state"] for row in await session.fetch("read_states", list(earlier))}
+    # A first task cleaned between the two statements is answered as it last must have been.
+    return [
+        Enqueued(
+            row["id"],
+            State(states.get(row["id"], State.SUCCESS)),
+            duplicate=not row["fresh"],
+            replaced=row["id"] in replaced if task.on_duplicate == "replace" else None,
+        )
+        for row, task in zip(rows, tasks, strict=True)
+    ]
+
+
+async def _replace(session: Session, tasks: Mapping[int, NewTask]) -> dict[int, str]:
+    """Put these in the place of the tasks of those ids; returns the states of those that waited."""
+    if not tasks:
+        return {}
+    given = tasks.values()
+    rows = await session.fetch(
+        "replace_tasks", list(tasks), [t.payload for t in given], [t.run_at for t in given],
+        [t.delay_seconds for t in given], [t.priority if t.replaces_priority else None for t in given],
+    )  # fmt: skip
+    return {row["id"]: row["state"] for row in rows}
+
+
+async def record_receipts(session: Session, message_ids: Sequence[str]) -> set[str]:
+    """Note inbound messages as accepted; returns those that were not before."""
+    return {row[0] for row in await session.fetch("record_receipts", list(message_ids))}
+
+
+async def insert_rejected(session: Session, source: str, bodies: Sequence[tuple[str | bytes, str]]) -> None:
+    """Keep (body, reason) pairs that could not be understood."""
+    if bodies:
+        texts = [b if isinstance(b, bytes) else b.encode("utf-8", "surrogatepass") for b, _ in bodies]
+        reasons = [reason.replace("\0", "\ufffd") for _, reason in bodies]
+        await session.fetch("insert_rejected", [source] * len(bodies), texts, reasons)
+        metrics.REJECTED.labels(source).inc(len(bodies))
+
+
+def _plain_columns(tasks: Sequence[NewTask]) -> list[list[Any]]:
+    return [
+        [t.action for t in tasks],
+        [t.payload for t in tasks],
+        [t.run_at for t in tasks],
+        [t.delay_seconds for t in tasks],
+        [t.priority for t in tasks],
+        [t.max_attempts for t in tasks],
+        [t.timeout_seconds for t in tasks],
+    ]
+
+
+def _key_of(task: NewTask) -> tuple[str, str | None, str | None]:
+    return task.action, task.tenant, task.unique_key
+
+
+def _is_usual(tasks: Sequence[NewTask]) -> bool:
+    """Whether one statement stores them: a key that stands there twice is that of the first, who keeps it."""
+    return all(task.unique == "retained" and task.on_duplicate != "replace" for task in tasks)
+
+
+def _times_named(tasks: Sequence[NewTask]) -> list[int]:
+    """How often the unique key of each was named before it, where that decides on their order; otherwise nothing.
+
+    Where one is named with different ``unique``, which may have different answers, they stay in their order.
+    """
+    if _is_usual(tasks):
+        return []
+    seen: dict[tuple[str, str | None, str | None], tuple[int, str | float]] = {}
+    times: list[int] = []
+    for task in tasks:
+        if task.unique_key is None:
+            times.append(0)
+            continue
+        count, unique = seen.get(_key_of(task), (0, task.unique))
+        if unique != task.unique:
+            return []
+        seen[_key_of(task)] = count + 1, unique
+        times.append(count)
+    return times
+
+
+def _cut_at_repeated_keys(tasks: Sequence[NewTask]) -> list[Sequence[NewTask]]:
+    """Tasks in parts, one after the other, so that none meets a task of its own part by a key that it would take or
+    whose task it would replace: a statement does not see the rows that it makes itself."""
+    if _is_usual(tasks):
+        return [tasks]
+    parts: list[Sequence[NewTask]] = []
+    seen: set[tuple[str, str | None, str | None]] = set()
+    start = 0
+    for place, task in enumerate(tasks):
+        if task.unique_key is None:
+            continue
+        key = _key_of(task)
+        if key in seen:
+            parts.append(tasks[start:place])
+            seen, start = set(), place
+        seen.add(key)
+    return [*parts, tasks[start:]]

@@ -1,0 +1,145 @@
+"""New tasks: those of `enqueue` and of `submit:<action>`."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from math import isfinite
+from typing import Literal
+
+import msgspec
+
+from penstock.protocol.checks import CONTROL, check_seconds, read_action, read_instant, read_key
+from penstock.protocol.errors import InvalidParams, TooLarge
+from penstock.protocol.json_text import check_payload, decode_any, escape_for_sqs, utf8_size
+from penstock.protocol.sealed import Reference, decode_sealed
+from penstock.protocol.task import LABEL_NAME_MAX_CHARS, LABEL_VALUE_MAX_CHARS, MAX_ATTEMPTS_LIMIT, MAX_LABELS, NewTask
+from penstock.protocol.tenant import read_tenant
+from penstock.settings.model import Settings
+from penstock.tasks.params import EnqueueParams
+from penstock.tasks.reading import read_start
+
+LONGEST_TIMEOUT_SECONDS = 43_200.0  # SQS hides a message no longer
+
+
+class _Identified(msgspec.Struct, frozen=True):
+    """The payload of a submission, of which one member is looked at."""
+
+    objectID: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_decode_identified = msgspec.json.Decoder(_Identified).decode
+
+
+def new_task(given: EnqueueParams, settings: Settings, *, large: bool = False) -> NewTask:
+    """large: its payload may become an object."""
+    payload = bytes(given.payload).decode("utf-8")
+    check_task_payload(payload, settings, large=large)
+    offered = None if given.sealed_payload is None else _offered(given, settings)
+    run_at = read_start(given)
+    max_attempts = settings.max_attempts if given.max_attempts is None else given.max_attempts
+    if not 1 <= max_attempts <= MAX_ATTEMPTS_LIMIT:
+        raise InvalidParams("max_attempts", f"must be between 1 and {MAX_ATTEMPTS_LIMIT}, not {max_attempts}")
+    if given.timeout is not None and not 0 < given.timeout <= LONGEST_TIMEOUT_SECONDS:
+        raise InvalidParams(
+            "timeout", f"must be above 0 and at most {LONGEST_TIMEOUT_SECONDS:.0f} seconds, not {given.timeout}"
+        )
+    return NewTask(
+        action=read_action(given.action),
+        payload=payload,
+        run_at=run_at,
+        delay_seconds=given.delay,
+        priority=given.priority or 0,
+        unique_key=read_key(given.unique_key, "unique_key"),
+        ordering_key=read_key(given.ordering_key, "ordering_key"),
+        max_attempts=max_attempts,
+        timeout_seconds=given.timeout,
+        labels=_labels(given.labels),
+        expires_at=_expiry(given),
+        expires_in_seconds=given.expires_in,
+        limit_key=read_key(given.limit_key, "limit_key"),
+        unique=_unique(given),
+        on_duplicate=given.on_duplicate,
+        replaces_priority=given.on_duplicate == "replace" and given.priority is not None,
+        tenant=read_tenant(given.tenant),
+        offered=offered,
+    )
+
+
+def submitted_task(action: str, raw: bytes, settings: Settings) -> NewTask:
+    payload = raw.decode("utf-8")
+    check_task_payload(payload, settings, field="params", large=True)
+    unique_key = None
+    raw_id = bytes(_decode_identified(payload).objectID) if payload.lstrip().startswith("{") else b"null"
+    if raw_id != b"null":
+        object_id = None if raw_id[:1] in (b"{", b"[", b"t", b"f") else decode_any(raw_id.decode("utf-8"))
+        if object_id is None or (isinstance(object_id, float) and not isfinite(object_id)):
+            raise InvalidParams("objectID", "must be a string or a number, no larger than a double")
+        # 23 and "23" are one object: the older convention sends either.
+        unique_key = read_key(str(object_id), "objectID")
+    return NewTask(read_action(action), payload, unique_key=unique_key, max_attempts=settings.max_attempts)
+
+
+def check_task_payload(payload: str, settings: Settings, *, field: str = "payload", large: bool = False) -> None:
+    size = utf8_size(escape_for_sqs(payload))  # as it will travel
+    limit = settings.largest_payload_bytes if large else settings.payload_limit_bytes
+    if size > limit:
+        raise TooLarge(field, size, limit)
+    check_payload(payload, field)
+
+
+def _offered(given: EnqueueParams, settings: Settings) -> str:
+    """A payload that a client has sealed, as the text that stands for it; see intake.take_in."""
+    text = json.dumps(given.sealed_payload)
+    try:
+        found = decode_sealed(text)
+    except ValueError:
+        found = ""
+    if isinstance(found, str) or (isinstance(found, Reference) and not found.is_offered):
+        raise InvalidParams("sealed_payload", "is nothing that a client of Penstock has sealed")
+    if bytes(given.payload) != b"{}":
+        raise InvalidParams("sealed_payload", "and payload exclude each other; give one")
+    if isinstance(found, Reference):
+        if settings.payload_bucket is None:
+            raise InvalidParams("sealed_payload", "is an object, and this process has no PENSTOCK_PAYLOAD_BUCKET")
+        if found.size > settings.payload_max_bytes:
+            raise TooLarge("sealed_payload", found.size, settings.payload_max_bytes)
+    elif not settings.payload_keys:
+        raise InvalidParams("sealed_payload", "is encrypted, and this process has no PENSTOCK_PAYLOAD_KEYS")
+    return text
+
+
+def _expiry(given: EnqueueParams) -> datetime | None:
+    if given.expires_at is not None and given.expires_in is not None:
+        raise InvalidParams("expires_in", "and expires_at exclude each other; give one")
+    check_seconds(given.expires_in, "expires_in")
+    return read_instant(given.expires_at, "expires_at")
+
+
+def _unique(given: EnqueueParams) -> Literal["retained", "live"] | float:
+    if given.unique_key is None:
+        for name, usual in (("unique", "retained"), ("on_duplicate", "return")):
+            if getattr(given, name) != usual:
+                raise InvalidParams(name, "goes with unique_key")
+    if not isinstance(given.unique, str):
+        check_seconds(given.unique, "unique")
+    return given.unique
+
+
+def _labels(labels: dict[str, str] | None) -> str | None:
+    """Labels as JSON text; none at all are None."""
+    if not labels:
+        return None
+    if len(labels) > MAX_LABELS:
+        raise InvalidParams("labels", f"are {len(labels)}; the limit is {MAX_LABELS}")
+    for name, value in labels.items():
+        if not 1 <= len(name) <= LABEL_NAME_MAX_CHARS or CONTROL.search(name):
+            raise InvalidParams(
+                "labels", f"need names of 1 to {LABEL_NAME_MAX_CHARS} characters, none of them a control character"
+            )
+        if len(value) > LABEL_VALUE_MAX_CHARS or CONTROL.search(value):
+            raise InvalidParams(
+                f"labels.{name}",
+                f"must have at most {LABEL_VALUE_MAX_CHARS} characters, none of them a control character",
+            )
+    return msgspec.json.encode(labels).decode("utf-8")

@@ -1,0 +1,111 @@
+"""Ordering keys: of each, one task at a time may run; the others wait for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from penstock.db.session import Session
+from penstock.protocol.task import HeldKey, State
+from penstock.runtime import metrics
+from penstock.runtime.sweeps import Sweeps
+
+_WAITING_COUNTED = 10_000  # behind one ordering key
+
+
+async def list_held_keys(session: Session, limit: int, after: str | None = None) -> list[HeldKey]:
+    """Ordering keys that a task in CRITICAL_ERROR holds, by key, from behind ``after``."""
+    rows = await session.fetch("list_held_keys", after, limit, _WAITING_COUNTED)
+    return [HeldKey(row["key"], row["task_id"], row["action"], row["finished_at"], row["waiting"]) for row in rows]
+
+
+async def release_keys(session: Session, keys: Sequence[str]) -> dict[str, int | None]:
+    """Let held ordering keys go, inside a transaction; of each that was held, the task that may run next."""
+    held = [row["key"] for row in await session.fetch("release_ordering_keys", list(keys))]
+    promoted = await _promote(session, held) if held else {}
+    return {key: promoted.get(key) for key in held}
+
+
+async def release_orphaned_keys(session: Session, limit: int, after: str = "") -> tuple[int, str | None]:
+    """Release ordering keys whose failed task cannot be retried, among ``limit`` held ones, inside a transaction.
+
+    Returns how many, and the last key looked at, None when there is none behind it.
+    """
+    ((keys, last),) = await session.fetch("release_orphaned_keys", limit, after)
+    if keys:
+        await _promote(session, keys)
+    return len(keys), last
+
+
+async def end_turns(session: Session, limit: int, *, also_running: bool = False, sweeps: Sweeps | None = None) -> int:
+    """Promote the tasks of up to ``limit`` turns that are over, inside a transaction; returns how many may run.
+
+    Where one was cancelled meanwhile, the next of its ordering key goes. also_running: of any turns.
+    sweeps: without it, the look begins at the front.
+    """
+    behind: dict[int, str] = {}
+    sweeps = sweeps or Sweeps()
+    with sweeps.look() as since:
+        turns = await session.fetch("take_turns_over", limit, also_running, since)
+    for task_ids, keys, late_seconds in turns:
+        behind.update(zip(task_ids, keys, strict=True))
+        sweeps.found(late_seconds)
+    if not behind:
+        return 0
+    await session.plan_for(len(behind))
+    rows = await session.fetch("promote_tasks", list(behind))
+    for task_id, _ in rows:
+        del behind[task_id]
+    for action, count in Counter(action for _, action in rows).items():
+        metrics.TRANSITIONS.labels(action, State.SCHEDULED).inc(count)
+    return len(rows) + len(await _promote(session, behind.values()))
+
+
+async def _promote(session: Session, keys: Collection[str]) -> dict[str, int]:
+    """Let the next of each ordering key go, of which nothing runs any more; returns the tasks promoted, by key.
+
+    Where none waits the key is forgotten, and only for that its head is locked: the row that an enqueuer holds
+    until its task can be seen. What a look finds may be cancelled before it is promoted; then it looks again. No
+    other transaction is waited for: a key of which one holds the head or the next task is looked at later.
+    """
+    promoted: dict[str, int] = {}
+    actions: Counter[str] = Counter()
+    rest, locked, missed, later = list(keys), set[str](), set[str](), list[str]()
+    while rest:
+        taken, empty = [], []
+        for key, task_id, action in await session.fetch("promote_successors", rest):
+            if task_id is None:
+                empty.append(key)
+            elif action is None:
+                taken.append(key)
+            else:
+                promoted[key] = task_id
+                actions[action] += 1
+        later += [key for key in taken if key in missed]
+        rest = [key for key in taken if key not in missed]
+        missed.update(taken)
+        if empty:
+            rest += [key for key in await _forget(session, empty) if key not in locked]
+            locked.update(empty)
+    await _look_later(session, later)
+    for action, count in actions.items():
+        metrics.TRANSITIONS.labels(action, State.SCHEDULED).inc(count)
+    return promoted
+
+
+async def _forget(session: Session, keys: Sequence[str]) -> list[str]:
+    """Forget the keys of which none waits; returns those of which one does by now.
+
+    A key whose head another transaction holds is looked at later: a task may be about to come.
+    """
+    heads = {row["key"]: row["is_held"] for row in await session.fetch("lock_ordering_heads", keys)}
+    held = [key for key, is_held in heads.items() if is_held]
+    await _look_later(session, [key for key, is_held in heads.items() if not is_held])
+    forgotten = {row["key"] for row in await session.fetch("forget_ordering_keys", held)} if held else set()
+    return [key for key in held if key not in forgotten]
+
+
+async def _look_later(session: Session, keys: Sequence[str]) -> None:
+    if keys:
+        session.has_left = True
+        await session.fetch("look_later", keys)

@@ -1,0 +1,146 @@
+"""Outcomes of attempts, and the ends of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import asyncpg
+
+from penstock.db.session import Session
+from penstock.protocol.task import MAX_ATTEMPTS_LIMIT, Failure, State
+from penstock.runtime import metrics
+from penstock.tasks import ordering
+from penstock.tasks.records import Pair, Settled, columns
+
+_STATE_AFTER = {
+    "bury_tasks": State.CRITICAL_ERROR,
+    "cancel_tasks": State.CANCELLED,
+}
+
+
+TURNS_FROM = 16  # tasks promoted at a time, from which on one row for all is cheaper than one for each
+
+
+async def finish(session: Session, results: dict[Pair, str], workers: Mapping[Pair, str | None] | None = None) -> int:
+    """ACQUIRED to SUCCESS for each (id, claim) that still holds; returns how many. Ids are distinct.
+
+    workers: who ran them, where that is known.
+    """
+    if not results:
+        return 0
+    ids, claims = columns(results)
+    metrics.BATCH_SIZE.labels("finish").observe(len(ids))
+    await session.plan_for(len(ids))
+    finished = 0
+    given = ids, claims, list(results.values()), [*map((workers or {}).get, results)]
+    rows = await session.fetch("finish_tasks", *given, TURNS_FROM)
+    for action, count, told, promoted, keys in rows:
+        if count:
+            session.has_told |= told > 0
+            metrics.TRANSITIONS.labels(action, State.SUCCESS).inc(count)
+            finished += count
+        elif promoted:
+            metrics.TRANSITIONS.labels(action, State.SCHEDULED).inc(promoted)
+        elif rest := await ordering._forget(session, keys):
+            await ordering._promote(session, rest)
+    return finished
+
+
+async def note_run_times(session: Session, times: Mapping[str, tuple[int, float]]) -> None:
+    """Add what workers tell of run times: by action, how many attempts and how many seconds together."""
+    if times:
+        counts, seconds = zip(*times.values(), strict=True)
+        await session.fetch("note_run_times", list(times), list(counts), list(seconds))
+
+
+async def read_attempts(session: Session, pairs: Iterable[Pair]) -> dict[Pair, tuple[int, int]]:
+    """(attempts, max_attempts) of each claim that still holds its task."""
+    ids, claims = columns(pairs)
+    rows = await session.fetch("read_attempts", ids, claims) if ids else []
+    return {(row["id"], row["claim"]): (row["attempts"], row["max_attempts"]) for row in rows}
+
+
+async def find_claims(session: Session, by_attempt: Iterable[tuple[int, int]]) -> dict[tuple[int, int], int]:
+    """Claims of ACQUIRED tasks by (id, attempt), for results in the older convention."""
+    # No task has such an attempt, and the driver would refuse the number.
+    ids, attempts = columns(pair for pair in by_attempt if 0 < pair[1] <= MAX_ATTEMPTS_LIMIT)
+    rows = await session.fetch("find_claims_by_attempt", ids, attempts) if ids else []
+    return {(row["id"], row["attempts"]): row["claim"] for row in rows}
+
+
+async def fail(session: Session, failures: Sequence[Failure], *, hold_keys: bool = False) -> list[Settled]:
+    """ACQUIRED to ERROR with its delay, or to CRITICAL_ERROR where there is none. Ids are distinct.
+
+    hold_keys: the ordering key of a task in CRITICAL_ERROR stands still; otherwise its successor goes.
+    """
+    settled: list[Settled] = []
+    await session.plan_for(len(failures))
+    again = [f for f in failures if f.delay_seconds is not None]
+    if again:
+        rows = await session.fetch(
+            "delay_tasks", [f.id for f in again], [f.claim for f in again], [f.error for f in again],
+            [f.delay_seconds for f in again], [f.suspect for f in again], [f.worker for f in again],
+        )  # fmt: skip
+        settled += _count(rows, State.ERROR)
+    buried = [f for f in failures if f.delay_seconds is None]
+    if buried:
+        given = [f.id for f in buried], [f.claim for f in buried], [f.error for f in buried]
+        settled += await _settle(session, "bury_tasks", *given, [f.worker for f in buried], hold_keys=hold_keys)
+    return settled
+
+
+async def spare(session: Session, failures: Sequence[Failure]) -> set[int]:
+    """Give back the claims of lost attempts, which are kept as failures and not counted; from now on sent alone.
+
+    Ids are distinct. Returns those that still held.
+    """
+    ids, claims = columns((failure.id, failure.claim) for failure in failures)
+    rows = await session.fetch("spare_tasks", ids, claims, [failure.error for failure in failures]) if ids else []
+    return {row["id"] for row in rows}
+
+
+async def note_heartbeats(
+    session: Session, beats: dict[Pair, str | None], workers: Mapping[Pair, str | None] | None = None
+) -> int:
+    """Record signs of life, with progress as JSON text and who gave them where known. Ids are distinct."""
+    ids, claims = columns(beats)
+    await session.plan_for(len(ids))
+    given = ids, claims, list(beats.values()), [*map((workers or {}).get, beats)]
+    return len(await session.fetch("note_heartbeats", *given)) if ids else 0
+
+
+async def cancel(session: Session, ids: Sequence[int], reason: str | None = None) -> set[int]:
+    """Any live state to CANCELLED, inside a transaction; returns the ids that were live."""
+    settled = await _settle(session, "cancel_tasks", list(ids), reason)
+    waited = [task.id for task in settled if task.waited]
+    if waited:
+        await session.fetch("end_waits_of", waited)
+    return {task.id for task in settled}
+
+
+async def _settle(session: Session, name: str, *args: Any, hold_keys: bool = False) -> list[Settled]:
+    """Run a statement that makes tasks final, then let their successors by ordering key go, or hold them.
+
+    Must run inside a transaction: a crash between the two would leave a key standing still.
+    """
+    rows = await session.fetch(name, *args)
+    session.has_told |= any(row["workflow"] is not None for row in rows)
+    # One task of a key runs at a time, so each key stands here once.
+    keys = {row["ordering_key"]: row["id"] for row in rows if row["ordering_key"] is not None}
+    if keys and hold_keys:
+        await session.fetch("lock_ordering_heads_at_once", list(keys))
+        await session.fetch("hold_ordering_keys", list(keys), list(keys.values()))
+    elif keys:
+        await ordering._promote(session, keys)
+    return _count(rows, _STATE_AFTER[name])
+
+
+def _count(rows: Sequence[asyncpg.Record], state: State) -> list[Settled]:
+    settled = [Settled(row["id"], row["action"], row.get("waited", False)) for row in rows]
+    by_action: dict[str, int] = {}
+    for task in settled:
+        by_action[task.action] = by_action.get(task.action, 0) + 1
+    for action, count in by_action.items():
+        metrics.TRANSITIONS.labels(action, state).inc(count)
+    return settled

@@ -1,0 +1,314 @@
+"""What the api's results look like: one struct a result, its members in the order of the wire; and rows made into them.
+
+Payloads, results and errors are the JSON text that Postgres holds, put into the answer as it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from heapq import nlargest
+from typing import Annotated, Any
+
+import msgspec
+
+from penstock.protocol import task as tasks
+from penstock.protocol import trace_context
+from penstock.protocol.task import MAX_ACTIONS_TOLD, OTHER_ACTIONS, State
+from penstock.protocol.tenant import own_key, tenant_of_key
+from penstock.protocol.views import Instant, about, raw, timestamp
+
+CountsByAction = Annotated[
+    dict[str, dict[State, int]],
+    about(
+        f"The same by action; states without a task are left out. Beyond {MAX_ACTIONS_TOLD} actions, those with the "
+        f"fewest tasks are counted together as `{OTHER_ACTIONS}`."
+    ),
+]
+
+
+class Accepted(msgspec.Struct, frozen=True, omit_defaults=True):
+    id: int
+    state: State
+    duplicate: Annotated[
+        bool, about("True: a task with this unique key was there already, and this is its id; nothing was added.")
+    ]
+    replaced: Annotated[
+        bool | None, about("With on_duplicate replace: whether the first task waited and took what this one asks.")
+    ] = None
+
+
+class Changed(msgspec.Struct, frozen=True):
+    id: int
+    state: State
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """One failed attempt."""
+
+    attempt: int
+    claim: int
+    at: Instant
+    error: Annotated[Any, about("The JSON-RPC error object that the worker sent.")]
+    worker: Annotated[str | None, about("Which one sent it, or had the task when it fell silent; null: not told.")]
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    id: int
+    action: str
+    state: State
+    attempts: Annotated[int, about("Attempts begun so far.")]
+    max_attempts: int
+    priority: int
+    run_at: Annotated[str, about("Not before this instant; after a failure, the next attempt's.")]
+    created_at: Instant
+    updated_at: Instant
+    progress: Annotated[Any, about("`percent` and `note` as the worker last reported them, or null.")]
+    result: Annotated[Any, about("What the handler returned; null unless the state is SUCCESS.")]
+    error: Annotated[Any, about("The error object of the last failed attempt; null after a SUCCESS.")]
+    reason: Annotated[str | None, about("Why it was cancelled; only there where it is told.")] = None
+    result_gone: Annotated[bool, about("True: there was a result, and retention has emptied it.")] = False
+    tenant: Annotated[str | None, about("For whom it is; only there where it is for somebody.")] = None
+    trace_id: Annotated[str | None, about("OpenTelemetry trace of its enqueue; only there where it has one.")] = None
+    result_unread: Annotated[
+        str | None,
+        about("Why the result is null: it is large, or cannot be had now; in a full answer the error too."),
+    ] = None
+
+
+class WaitsFor(msgspec.Struct, frozen=True):
+    """The outside event that a WAITING task waits for."""
+
+    token: Annotated[str, about("For task.complete and task.fail.")]
+    until: Instant
+
+
+class Answered(msgspec.Struct, frozen=True):
+    id: Annotated[int | None, about("The task that waited; null for an answer that is kept.")]
+    state: Annotated[State | None, about("Its state now.")]
+    kept: Annotated[bool, about("True: no task waits for it yet; the first one to do so within a day gets it.")]
+    duplicate: Annotated[bool, about("True: the same answer came before, and this one changed nothing.")]
+
+
+class TaskDetail(Task, frozen=True, kw_only=True):
+    payload: Any
+    unique_key: str | None
+    ordering_key: str | None
+    limit_key: str | None
+    labels: Annotated[Any, about("Object of text by text.")]
+    expires_at: Annotated[str | None, about("Not started from then on.")]
+    timeout: Annotated[float | None, about("Seconds that one attempt may take; null: the action's or worker's own.")]
+    claim: Annotated[int, about("Token of the newest claim; 0 before the first.")]
+    worker: Annotated[str | None, about("Which one has, or had, the newest claim; null where none has told it.")]
+    failures: Annotated[list[Failure], about("Every failed attempt, oldest first.")]
+    waits_for: Annotated[WaitsFor | None, about("Only there while it waits for an outside event.")] = None
+    payload_gone: Annotated[bool, about("True: retention has emptied the payload.")] = False
+    payload_unread: Annotated[
+        str | None,
+        about("Why the payload is null: it is large, or cannot be had now; in a full answer failures are empty."),
+    ] = None
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What came of a task."""
+
+    id: int
+    state: Annotated[State | None, about("Null: there is no such task.")]
+    result: Annotated[Any, about("What the handler returned; null unless the state is SUCCESS.")]
+    error: Annotated[Any, about("The error object of the last failed attempt; null after a SUCCESS.")]
+    reason: Annotated[str | None, about("Why it was cancelled; only there where it is told.")] = None
+    result_gone: Annotated[bool, about("True: there was a result, and retention has emptied it.")] = False
+    result_unread: Annotated[str | None, about("Why the result is null: it is large, or cannot be had now.")] = None
+    again: Annotated[str | None, about("Only there where this is not the last word: how to ask again.")] = None
+
+
+class TaskPage(msgspec.Struct, frozen=True):
+    tasks: list[Task]
+    cursor: Annotated[
+        str | None,
+        about("Pass it on for the next page; null at the end. With a filter a page may hold fewer than asked for."),
+    ]
+
+
+class Rates(msgspec.Struct, frozen=True):
+    """Events a second over the last minute."""
+
+    enqueued_per_second: float
+    succeeded_per_second: float
+    failed_per_second: Annotated[float, about("Failed attempts.")]
+
+
+class Lag(msgspec.Struct, frozen=True):
+    due: Annotated[int, about("Tasks that may run now and are not claimed.")]
+    oldest_due_seconds: Annotated[float, about("How long the oldest of them has waited.")]
+
+
+class Statistics(msgspec.Struct, frozen=True):
+    states: Annotated[dict[State, int], about("Tasks kept, by state; every state is there.")]
+    actions: CountsByAction
+    rates: Rates
+    lag: Lag
+
+
+class HeldKey(msgspec.Struct, frozen=True):
+    """An ordering key that a task in CRITICAL_ERROR holds."""
+
+    key: str
+    task_id: Annotated[int, about("The task that failed.")]
+    action: str | None
+    since: Annotated[str | None, about("When it failed.")]
+    waiting: Annotated[int, about("Tasks that wait behind it, counted up to 10000.")]
+    tenant: Annotated[str | None, about("Whose key it is.")] = None
+
+
+class HeldKeys(msgspec.Struct, frozen=True):
+    keys: list[HeldKey]
+    cursor: Annotated[str | None, about("Pass it on for the next page; null at the end.")]
+
+
+class ReleasedKey(msgspec.Struct, frozen=True):
+    key: str
+    released: Annotated[bool, about("False: it was not held, and nothing was changed.")]
+    next: Annotated[int | None, about("The task that waited longest and may run now; null when none did.")]
+
+
+class CheckedClaims(msgspec.Struct, frozen=True):
+    lost: Annotated[list[str], about("Those that hold their task no more: cancelled, settled, or claimed anew since.")]
+
+
+FULL = "the answer is full: ask for this task alone"
+
+
+def task_bytes(row: Any) -> int:
+    """Of what of a task may be large."""
+    return sum(len(row[name] or "") for name in ("payload", "result", "failures", "error"))
+
+
+def task(row: Any) -> Task:
+    """A row of the statement ``show_tasks``."""
+    return Task(**_members(row))
+
+
+def task_detail(row: Any) -> TaskDetail:
+    """The same with payload, keys, claim and every failed attempt."""
+    return TaskDetail(
+        **_members(row),
+        payload=None if row["payload_gone"] else raw(row["payload"]),
+        payload_gone=bool(row["payload_gone"]),
+        payload_unread=FULL if row["is_cut"] else row.get("payload_unread"),
+        unique_key=own_key(row["unique_key"]),
+        ordering_key=own_key(row["ordering_key"]),
+        limit_key=row["limit_key"],
+        labels=raw(row["labels"] or "{}"),
+        expires_at=row["expires_at"] and timestamp(row["expires_at"]),
+        timeout=row["timeout_seconds"],
+        claim=row["claim"],
+        worker=row["worker"],
+        failures=[
+            Failure(one.attempt, one.claim, timestamp(one.at), one.error, one.worker)
+            for one in _decode_failures(row["failures"] or "[]")
+        ],
+    )
+
+
+def outcome(row: Any) -> Outcome:
+    """A row of the statement ``read_settled``."""
+    if row["state"] is None:
+        return unsettled(row["id"], None)
+    state = State(row["state"])
+    return Outcome(
+        id=row["id"],
+        state=state,
+        result=None if row["result_gone"] else raw(row["result"]),
+        error=None if state is State.SUCCESS else raw(row["error"]),
+        reason=row["reason"],
+        result_gone=bool(row["result_gone"]),
+        result_unread=row.get("result_unread"),
+    )
+
+
+def unsettled(task_id: int, state: str | None) -> Outcome:
+    """A task that is waited for no longer, in the state that it has now; None for one that there is not."""
+    if state is None:
+        return Outcome(id=task_id, state=None, result=None, error=None)
+    seen = State(state)
+    again = "the answer was full" if seen.final else "it has not settled within the timeout"
+    return Outcome(id=task_id, state=seen, result=None, error=None, again=f"{again}: call result again with this id")
+
+
+def by_action(counts: Mapping[str, Counter[State]]) -> dict[str, dict[State, int]]:
+    """Counts by action and state without zeros, by name; beyond so many actions, those with the fewest tasks in one."""
+    told = dict(counts)
+    if len(told) > MAX_ACTIONS_TOLD:
+        largest = set(nlargest(MAX_ACTIONS_TOLD, told, key=lambda action: told[action].total()))
+        told = {action: told[action] for action in largest}
+        others = Counter(told.get(OTHER_ACTIONS, {}))
+        for action in counts.keys() - largest:
+            others.update(counts[action])
+        told[OTHER_ACTIONS] = others
+    return {
+        action: {state: of_action[state] for state in State if of_action[state]}
+        for action, of_action in sorted(told.items())
+    }
+
+
+def rates(counted: Mapping[str, int], seconds: float) -> Rates:
+    """Events counted over so many seconds, as rates."""
+
+    def per_second(*names: str) -> float:
+        return round(sum(counted.get(name, 0) for name in names) / seconds, 3)
+
+    return Rates(per_second("ENQUEUED"), per_second(State.SUCCESS), per_second(State.ERROR, State.CRITICAL_ERROR))
+
+
+def held_keys(found: Sequence[tasks.HeldKey], limit: int) -> HeldKeys:
+    """A page of held ordering keys."""
+    shown = [
+        HeldKey(
+            own_key(k.key) or "", k.task_id, k.action, timestamp(k.since) if k.since else None, k.waiting,
+            tenant_of_key(k.key),
+        )
+        for k in found
+    ]  # fmt: skip
+    return HeldKeys(shown, found[-1].key if len(found) == limit else None)
+
+
+class _StoredFailure(msgspec.Struct, frozen=True):
+    attempt: int
+    claim: int
+    at: datetime
+    error: msgspec.Raw
+    worker: str | None = None
+
+
+_decode_failures = msgspec.json.Decoder(list[_StoredFailure]).decode
+
+
+def trace_id(text: str | None) -> str | None:
+    """Of the trace that a row belongs to."""
+    trace = trace_context.of_text(text)
+    return None if trace is None else trace.trace_id
+
+
+def _members(row: Any) -> dict[str, Any]:
+    state = State(row["state"])
+    return {
+        "id": row["id"],
+        "action": row["action"],
+        "state": state,
+        "attempts": row["attempts"],
+        "max_attempts": row["max_attempts"],
+        "priority": row["priority"],
+        "run_at": timestamp(row["run_at"]),
+        "created_at": timestamp(row["created_at"]),
+        "updated_at": timestamp(row["updated_at"]),
+        "progress": raw(row["progress"]),
+        "result": None if row["result_gone"] else raw(row["result"]),
+        "result_gone": bool(row["result_gone"]),
+        "result_unread": FULL if row["is_cut"] else row.get("result_unread"),
+        "error": None if state is State.SUCCESS else raw(row["error"]),
+        "reason": row["reason"],
+        "tenant": row["tenant"],
+        "trace_id": trace_id(row["trace"]),
+    }

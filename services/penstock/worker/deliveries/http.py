@@ -1,0 +1,275 @@
+"""http.request: one HTTP request as a task, its answer as the task's result."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.protocol.webhook_signatures import signature_headers
+from penstock.settings.model import Settings
+from penstock.settings.values import PREFIX
+from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
+from penstock.worker.deliveries.http_client import MAX_REDIRECTS, HttpClient, Response, read_url
+from penstock.worker.deliveries.registry import Deliveries
+
+if TYPE_CHECKING:
+    from penstock.worker.handlers.context import Context
+
+ACTION = "http.request"
+DEFAULT_EXPECTED = ("200-299",)
+# What another attempt would only hear again. 408, 425 and 429 ask to come again later, and 5xx is the server's affair.
+DEFAULT_FINAL = ("300-407", "409-424", "426-428", "430-499")
+DEFAULT_KEPT_HEADERS = ("content-type", "date", "etag", "last-modified", "location", "retry-after", "x-request-id")
+_SHOWN_CHARS = 300  # of an unexpected answer's body, in the error
+_KEPT_HEADER_CHARS = 1000
+_MAX_KEPT_HEADERS = 50
+_ENVELOPE_BYTES = 2048  # of a result, for what is not body and headers
+_IDEMPOTENCY_HEADER = "Idempotency-Key"
+_RANGE = re.compile(r"([1-5]\d\d)(?:-([1-5]\d\d))?|([1-5])xx")
+
+Statuses = Sequence[int | str]
+_encode_json = msgspec.json.Encoder().encode
+
+
+def add_to(deliveries: Deliveries) -> None:
+    request = Requests(deliveries.http, deliveries.settings).request
+    deliveries.action(ACTION, request)
+
+
+class Requests:
+    """The handler. clock: epoch seconds."""
+
+    def __init__(self, client: HttpClient, settings: Settings, *, clock: Callable[[], float] = time.time) -> None:
+        self._client = client
+        self._secrets = settings.signing_secrets
+        self._hosts = settings.signing_hosts
+        self._timeout_seconds = settings.http_timeout_seconds
+        self._body_limit_bytes = settings.http_response_limit_bytes
+        self._result_limit_bytes = settings.result_limit_bytes
+        self._shortest_pause_seconds = min(settings.retry_base_seconds, settings.retry_cap_seconds)
+        self._longest_pause_seconds = settings.retry_cap_seconds
+        self._jitter = settings.retry_jitter
+        self._clock = clock
+
+    async def request(
+        self,
+        ctx: Context,
+        /,
+        *,
+        url: str,
+        method: str | None = None,
+        headers: dict[str, str] | None = None,
+        body: str | None = None,
+        body_base64: str | None = None,
+        json: Any = msgspec.UNSET,
+        timeout: float | None = None,
+        expected_status: list[int | str] | None = None,
+        final_status: list[int | str] | None = None,
+        redirects: int = 0,
+        sign: str | None = None,
+        idempotency_key: str | None = None,
+        keep_headers: list[str] | None = None,
+        keep_bytes: int | None = None,
+    ) -> dict[str, Any]:
+        """Make the request; its answer is the result.
+
+        docs/deliveries.md has every parameter. Raises Undeliverable for parameters that cannot be and for an answer
+        that is final, NotDelivered for one that may be another next time.
+        """
+        content, content_type = _content(body, body_base64, json)
+        expected = statuses("expected_status", DEFAULT_EXPECTED if expected_status is None else expected_status)
+        final = statuses("final_status", DEFAULT_FINAL if final_status is None else final_status)
+        sent = dict(headers or {})
+        names = {name.lower() for name in sent}
+        if content_type is not None and "content-type" not in names:
+            sent["Content-Type"] = content_type
+        key = _key(ctx.task_id) if idempotency_key is None else idempotency_key
+        if _IDEMPOTENCY_HEADER.lower() not in names:
+            sent[_IDEMPOTENCY_HEADER] = key
+        if sign is not None:
+            self._check_host(sign, url)
+            sent |= self._signature(sign, key, content, names)
+        limit_bytes = self._body_limit_bytes if keep_bytes is None else min(keep_bytes, self._body_limit_bytes)
+        reply = await self._client.request(
+            method or ("GET" if content is None else "POST"),
+            url,
+            headers=sent,
+            body=content or b"",
+            timeout_seconds=_positive("timeout", timeout, self._timeout_seconds),
+            redirects=_between("redirects", redirects, 0, MAX_REDIRECTS),
+            limit_bytes=max(_between("keep_bytes", limit_bytes, 0, self._body_limit_bytes), _SHOWN_CHARS),
+        )
+        if reply.status not in expected:
+            self._refuse(reply, final)
+        return self._result(reply, limit_bytes, keep_headers)
+
+    def _check_host(self, name: str, url: str) -> None:
+        """Raises Undeliverable where the secret does not sign for the URL's host."""
+        hosts = self._hosts.get(name)
+        if hosts is None:
+            return
+        host = (read_url(url).host or "").lower()  # as it is connected to
+        if not any(fnmatchcase(host.rstrip("."), pattern) for pattern in hosts):
+            raise Undeliverable(
+                f"the secret {name} does not sign for the host {host[:100]!r}: {PREFIX}HTTP_SIGNING_HOSTS has "
+                "those that it signs for"
+            )
+
+    def _signature(self, name: str, key: str, content: bytes | None, names: set[str]) -> dict[str, str]:
+        secrets = self._secrets.get(name)
+        if secrets is None:
+            # Not final: workers are told of a new secret one after the other.
+            known = ", ".join(sorted(self._secrets)) or "none"
+            raise NotDelivered(f"there is no secret {name[:100]!r} in {PREFIX}HTTP_SIGNING_SECRETS; there is {known}")
+        given = signature_headers(secrets, message_id=key, timestamp=int(self._clock()), body=content or b"")
+        taken = names & given.keys()
+        if taken:
+            raise Undeliverable(f"the header {min(taken)} is the signature's: leave it out, or leave out sign")
+        return given
+
+    def _refuse(self, reply: Response, final: frozenset[int]) -> None:
+        text = f"{reply.url} answered {reply.status}"
+        location = reply.headers.get("Location")
+        if 300 <= reply.status < 400 and location is not None:
+            text += f", a redirect to {location.partition('?')[0][:200]!r}: give that URL, or redirects to follow it"
+        elif reply.body:
+            text += f": {reply.body[:_SHOWN_CHARS].decode('utf-8', 'replace')}"
+        if reply.status in final:
+            raise Undeliverable(text)
+        raise NotDelivered(text, self._pause_seconds(reply))
+
+    def _pause_seconds(self, reply: Response) -> float | None:
+        """What Retry-After asks for, and a little more so that not all come at once; None where it does not."""
+        asked = retry_after_seconds(reply.headers, now=self._clock())
+        if asked is None:
+            return None
+        pause = max(asked, self._shortest_pause_seconds) * random.uniform(1, 1 + self._jitter)
+        return min(pause, self._longest_pause_seconds)
+
+    def _result(self, reply: Response, limit_bytes: int, keep_headers: Sequence[str] | None) -> dict[str, Any]:
+        names = DEFAULT_KEPT_HEADERS if keep_headers is None else keep_headers[:_MAX_KEPT_HEADERS]
+        kept = {
+            name.lower(): ", ".join(reply.headers.getall(name))[:_KEPT_HEADER_CHARS]
+            for name in names
+            if name in reply.headers
+        }
+        room = self._result_limit_bytes - _ENVELOPE_BYTES - len(json.dumps(kept))
+        result: dict[str, Any] = {"status": reply.status, "url": reply.url, "headers": kept}
+        body, is_whole = reply.body[:limit_bytes], reply.is_whole and len(reply.body) <= limit_bytes
+        shown, fits = _shown_body(body, is_whole, max(0, room))
+        result |= shown
+        result["truncated"] = not (is_whole and fits)
+        if reply.redirects:
+            result["redirects"] = reply.redirects
+        return result
+
+
+def _key(task_id: int) -> str:
+    """The same over all attempts of a task."""
+    return f"penstock-{task_id}"
+
+
+def _content(body: str | None, body_base64: str | None, value: Any) -> tuple[bytes | None, str | None]:
+    """The body, and its type. Raises Undeliverable."""
+    given = [name for name, is_there in (("body", body is not None), ("body_base64", body_base64 is not None),
+                                         ("json", value is not msgspec.UNSET)) if is_there]  # fmt: skip
+    if len(given) > 1:
+        raise Undeliverable(f"the payload has {' and '.join(given)}: give one of them")
+    if body is not None:
+        return body.encode("utf-8", "surrogatepass"), "text/plain; charset=utf-8"
+    if body_base64 is not None:
+        try:
+            return base64.b64decode(body_base64, validate=True), "application/octet-stream"
+        except ValueError as exc:
+            raise Undeliverable(f"body_base64 is no base64: {exc}") from None
+    if value is msgspec.UNSET:
+        return None, None
+    return _encode_json(value), "application/json"
+
+
+def statuses(name: str, given: Statuses) -> frozenset[int]:
+    """The statuses of a list such as ``[200, "201-204", "3xx"]``. Raises Undeliverable."""
+    found: set[int] = set()
+    for entry in given:
+        match = _RANGE.fullmatch(str(entry))
+        if match is None:
+            raise Undeliverable(f'{name} has {entry!r}: take statuses of 100 to 599, such as 200, "201-204" or "2xx"')
+        first, last, hundred = match.groups()
+        if hundred is not None:
+            found.update(range(int(hundred) * 100, int(hundred) * 100 + 100))
+        else:
+            found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+def retry_after_seconds(headers: Mapping[str, str], *, now: float) -> float | None:
+    """Seconds that an answer asks to wait, None where it says nothing that can be read.
+
+    A date is counted from the answer's own Date, where it has one: the two clocks need not agree.
+    """
+    text = headers.get("Retry-After", "").strip()
+    if re.fullmatch(r"[0-9]{1,9}", text):
+        return float(text)
+    until = _date(text)
+    if until is None:
+        return None
+    return max(0.0, until - (_date(headers.get("Date", "")) or now))
+
+
+def _date(text: str) -> float | None:
+    try:
+        found = parsedate_to_datetime(text)
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+    aware: datetime = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    return aware.timestamp()
+
+
+def _shown_body(body: bytes, is_whole: bool, room: int) -> tuple[dict[str, str], bool]:
+    """A body as text, or in base64 where it is none, within so many bytes of JSON; and whether it fits."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as exc:
+        if is_whole or len(body) - exc.start > 3:  # else it was cut within a character
+            fitting = body[: max(0, room // 4 * 3)]
+            return {"body_base64": base64.b64encode(fitting).decode()}, len(fitting) == len(body)
+        text = body[: exc.start].decode()
+    return {"body": cut(text, room)}, len(json.dumps(text)) <= room
+
+
+def cut(text: str, room: int) -> str:
+    """The longest beginning of a text that is at most so many bytes as JSON in ASCII."""
+    if len(json.dumps(text)) <= room:
+        return text
+    low, high = 0, min(len(text), room)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if len(json.dumps(text[:middle])) <= room:
+            low = middle
+        else:
+            high = middle - 1
+    return text[:low]
+
+
+def _positive(name: str, given: float | None, default: float) -> float:
+    if given is None:
+        return default
+    if not 0 < given <= 3600:
+        raise Undeliverable(f"{name} must be above 0 and at most 3600 seconds, not {given!r}")
+    return given
+
+
+def _between(name: str, given: int, least: int, most: int) -> int:
+    if not least <= given <= most:
+        raise Undeliverable(f"{name} must be {least} to {most}, not {given!r}")
+    return given

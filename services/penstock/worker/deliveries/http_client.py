@@ -1,0 +1,362 @@
+"""The guarded HTTP client: one pool of connections for a worker, public addresses alone unless settings allow more.
+
+A name is resolved once, its addresses are checked, and the connection goes to a checked address, with the name kept for
+TLS and the Host header; so a name that leads elsewhere at the next look-up gains nothing. A redirect is a request like
+the first. No proxy, no netrc, no cookies are taken from the surroundings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+import re
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import aiohttp  # the SQS client has loaded it already
+from aiohttp.abc import AbstractResolver, ResolveResult
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
+
+from penstock.protocol.version import __version__
+from penstock.runtime.logs import get_logger
+from penstock.settings.address_policy import Guard, address_of
+from penstock.settings.values import PREFIX
+from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
+
+MAX_URL_CHARS = 8192
+MAX_REDIRECTS = 20
+_REDIRECTS = frozenset((301, 302, 303, 307, 308))
+_METHOD = re.compile(r"[A-Z][A-Z0-9_-]{0,31}")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
+_HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
+_HOST = re.compile(r"[A-Za-z0-9_.-]+|[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?")
+# They are the connection's, or would have a server see another request than the one that was checked.
+_OWN_HEADERS = frozenset(
+    (
+        "connection", "content-length", "expect", "host", "keep-alive", "proxy-authorization", "proxy-connection", "te",
+        "trailer", "transfer-encoding", "upgrade",
+    )
+)  # fmt: skip
+# All that another origin is told; any other header may be a secret meant for the first one.
+_KEPT_FOR_OTHERS = frozenset(("accept", "accept-language", "content-type", "user-agent"))
+_CONTENT = frozenset(("content-type", "content-encoding", "content-language"))
+_DNS_SECONDS = 10
+_IDLE_SECONDS = 30.0
+_TRUSTED_KEPT = 10_000
+
+log = get_logger()
+
+# Host and port to addresses; getaddrinfo unless a test says otherwise. Raises OSError.
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+
+
+class AddressRefused(Undeliverable):
+    """The host is, or leads to, an address that is not public."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """An answer. body: its first bytes, as many as were asked for. is_whole: that was all of it.
+
+    url: where it came from, without query and fragment. redirects: how many were followed.
+    """
+
+    status: int
+    headers: CIMultiDictProxy[str]
+    body: bytes
+    is_whole: bool
+    url: str
+    redirects: int
+
+
+class HttpClient:
+    """Makes requests to addresses that its guard lets through.
+
+    connections: open at once, to all hosts together; further requests wait for one within their own time.
+    ca_file: of authorities beside the system's that servers' certificates are checked by.
+    """
+
+    def __init__(
+        self, *, guard: Guard, connections: int = 200, ca_file: str | None = None, resolve: Resolve | None = None
+    ) -> None:
+        self._guard = guard
+        self._connections = connections
+        self._ca_file = ca_file
+        self._resolver = _Resolver(guard, resolve or _getaddrinfo)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        timeout_seconds: float = 30,
+        redirects: int = 0,
+        limit_bytes: int = 65_536,
+    ) -> Response:
+        """One request and its answer, whatever its status.
+
+        timeout_seconds: for all of it, redirects and body included. redirects: how many are followed; 0 makes one an
+        answer like any other. limit_bytes: of the body; what is beyond is not read.
+        Raises AddressRefused; Undeliverable for what cannot be sent; NotDelivered when no answer came.
+        """
+        target, sent = read_url(url), _headers(headers or {})
+        if not _METHOD.fullmatch(method) or method in ("CONNECT", "TRACE"):
+            raise Undeliverable(f"method {method!r} cannot be sent: take one such as GET, POST, PUT, PATCH or DELETE")
+        sent.setdefault("User-Agent", f"penstock/{__version__}")
+        sent.setdefault("Accept", "*/*")
+        sent["Accept-Encoding"] = "identity"  # nothing is unpacked here, so nothing can grow
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                return await self._follow(method, target, sent, body, redirects, limit_bytes)
+        except TimeoutError:
+            raise NotDelivered(f"{shown(target)} gave no whole answer within {timeout_seconds:g} s") from None
+
+    async def _follow(
+        self, method: str, url: URL, headers: CIMultiDict[str], body: bytes, redirects: int, limit_bytes: int
+    ) -> Response:
+        followed = 0
+        while True:
+            async with await self._send(method, url, headers, body) as reply:
+                answered = _readable(reply.headers)
+                location = answered.get("Location")
+                if redirects == 0 or location is None or reply.status not in _REDIRECTS:
+                    try:
+                        kept, is_whole = await _read(reply, limit_bytes)
+                    except (aiohttp.ClientError, OSError) as exc:
+                        raise NotDelivered(f"{shown(url)} broke off its answer: {_text(exc)}") from None
+                    return Response(reply.status, answered, kept, is_whole, shown(url), followed)
+                reply.close()
+                status = reply.status
+            followed += 1
+            if followed > redirects:
+                raise Undeliverable(f"{shown(url)} redirects for the {followed}th time; {redirects} are followed")
+            following = _redirected(url, location)
+            if status == 303 or (status in (301, 302) and method == "POST"):
+                method, body = ("HEAD" if method == "HEAD" else "GET"), b""
+                headers = CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _CONTENT)
+            if following.origin() != url.origin():
+                kept_names = _KEPT_FOR_OTHERS | {"accept-encoding"}
+                headers = CIMultiDict((name, value) for name, value in headers.items() if name.lower() in kept_names)
+            url = following
+
+    async def _send(self, method: str, url: URL, headers: CIMultiDict[str], body: bytes) -> aiohttp.ClientResponse:
+        self._check_literal(url)
+        session = self._open()
+        for is_last in (False, True):
+            try:
+                return await session.request(
+                    method, url, headers=headers, data=body or None, allow_redirects=False,
+                    skip_auto_headers=("Content-Type",),
+                )  # fmt: skip
+            except _Refused as exc:
+                raise self._refused(exc.host, exc.address, exc.kind) from None
+            except aiohttp.InvalidURL as exc:
+                raise Undeliverable(f"the URL cannot be requested: {_text(exc)}") from None
+            except (aiohttp.ClientError, ssl.SSLError, OSError) as exc:
+                # A connection of the pool that the server has closed meanwhile, most of the time. Were it not, the
+                # pipeline would send the request again all the same.
+                if is_last or not _is_closed(exc):
+                    raise NotDelivered(f"{shown(url)} cannot be reached: {_text(exc)}") from None
+            except ValueError as exc:  # what the library refuses to put on the wire
+                raise Undeliverable(f"the request to {shown(url)} cannot be sent: {exc}") from None
+        raise AssertionError  # the loop returns or raises
+
+    def _check_literal(self, url: URL) -> None:
+        """A host that is an address goes past the resolver."""
+        host = url.host or ""
+        address = address_of(host)
+        if address is not None and (kind := self._guard.refusal(address)) is not None:
+            raise self._refused(host, address, kind)
+
+    def _refused(self, host: str, address: str, kind: str) -> AddressRefused:
+        log.warning("address_refused", host=host[:200], address=address, kind=kind)
+        what = f"the address {host} is {kind}" if address_of(host) else f"{host} leads to an address that is {kind}"
+        return AddressRefused(
+            f"{what}, so it is not requested; an operator allows it by {PREFIX}HTTP_ALLOW, by host or network"
+        )
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            context = ssl.create_default_context()
+            if self._ca_file is not None:
+                context.load_verify_locations(self._ca_file)
+            connector = aiohttp.TCPConnector(
+                limit=self._connections,
+                ssl=context,
+                resolver=self._resolver,
+                ttl_dns_cache=_DNS_SECONDS,
+                keepalive_timeout=_IDLE_SECONDS,
+                socket_factory=self._socket,
+            )
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                timeout=aiohttp.ClientTimeout(total=None),  # of our own, over all redirects
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                trust_env=False,
+            )
+        return self._session
+
+    def _socket(self, info: aiohttp.AddrInfoType) -> socket.socket:
+        """A socket for an address about to be connected to: the last look, whichever way it has come here."""
+        family, kind, protocol, _, where = info
+        address = str(where[0])
+        if (refusal := self._guard.refusal(address)) is not None and address not in self._resolver.trusted:
+            raise _Refused(address, address, refusal)
+        return socket.socket(family=family, type=kind, proto=protocol)
+
+    async def close(self) -> None:
+        """Close the connections; the client opens new ones when it is used again."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+
+class _Refused(Exception):
+    """All addresses of a host are refused; no OSError, which the library would hide in one of its own."""
+
+    def __init__(self, host: str, address: str, kind: str) -> None:
+        super().__init__(f"{host} leads to {address}, which is {kind}")
+        self.host, self.address, self.kind = host, address, kind
+
+
+class _Resolver(AbstractResolver):
+    """Resolves names to addresses that may be reached. trusted: refused addresses of hosts that are allowed by name."""
+
+    def __init__(self, guard: Guard, resolve: Resolve) -> None:
+        self._guard = guard
+        self._resolve = resolve
+        self.trusted: set[str] = set()
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """Raises _Refused when none of the addresses may be reached, OSError when there is none."""
+        found = list(dict.fromkeys(await self._resolve(host, port)))
+        refusals = {address: self._guard.refusal(address) for address in found}
+        if self._guard.trusts(host):
+            if len(self.trusted) > _TRUSTED_KEPT:
+                self.trusted.clear()  # names of a domain may come and go; those in use are looked up again
+            self.trusted.update(address for address, kind in refusals.items() if kind is not None)
+            usable = found
+        else:
+            usable = [address for address in found if refusals[address] is None]
+        if not usable:
+            if not found:
+                raise OSError(f"{host} has no address")
+            raise _Refused(host, found[0], refusals[found[0]] or "refused")
+        random.shuffle(usable)
+        return [
+            ResolveResult(
+                hostname=host, host=address, port=port, family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                proto=socket.IPPROTO_TCP, flags=int(socket.AI_NUMERICHOST | socket.AI_NUMERICSERV),
+            )
+            for address in usable
+        ]  # fmt: skip
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
+async def _getaddrinfo(host: str, port: int) -> Sequence[str]:
+    infos = await asyncio.get_running_loop().getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
+    )
+    return [str(info[4][0]) for info in infos]
+
+
+def read_url(text: str) -> URL:
+    """Raises Undeliverable."""
+    if len(text) > MAX_URL_CHARS:
+        raise Undeliverable(f"the URL has {len(text)} characters; {MAX_URL_CHARS} are the limit")
+    try:
+        url = _parsed(text)
+        wrong = url.scheme not in ("http", "https") or not _HOST.fullmatch(url.raw_host or "") or url.port == 0
+    except ValueError:
+        url, wrong = URL(), True
+    if wrong or re.search(r"[\x00-\x20\x7f]", text):
+        raise Undeliverable(f"{text[:200]!r} is no URL that can be requested: write http(s)://host[:port]/path")
+    if url.user is not None or url.password is not None:
+        raise Undeliverable("the URL holds a user or a password, which would be shown: send an Authorization header")
+    return url.with_fragment(None)
+
+
+def _parsed(text: str) -> URL:
+    """As it was written, where that can be: another quoting of the same would spoil a signed URL."""
+    return URL(text, encoded=text.isascii())
+
+
+def _redirected(url: URL, location: str) -> URL:
+    """Raises Undeliverable."""
+    try:
+        following = read_url(str(url.join(_parsed(location))))
+    except Undeliverable as exc:
+        raise Undeliverable(f"{shown(url)} redirects: {exc}") from None
+    except ValueError:
+        raise Undeliverable(f"{shown(url)} redirects to {location[:200]!r}, which is no URL") from None
+    if url.scheme == "https" and following.scheme == "http":
+        raise Undeliverable(f"{shown(url)} redirects to {shown(following)}, out of TLS, which is not followed")
+    return following
+
+
+def _headers(given: Mapping[str, str]) -> CIMultiDict[str]:
+    """Raises Undeliverable."""
+    headers: CIMultiDict[str] = CIMultiDict()
+    for name, value in given.items():
+        if not _HEADER_NAME.fullmatch(name):
+            raise Undeliverable(f"{name[:100]!r} is no name of a header")
+        if name.lower() in _OWN_HEADERS:
+            raise Undeliverable(f"the header {name} is the connection's own and cannot be given")
+        if not _HEADER_VALUE.fullmatch(value):
+            raise Undeliverable(f"the value of the header {name} holds characters other than printable ASCII")
+        if name in headers:
+            raise Undeliverable(f"the header {name} is given twice, in two ways of writing it")
+        headers[name] = value
+    return headers
+
+
+def _readable(headers: CIMultiDictProxy[str]) -> CIMultiDictProxy[str]:
+    """Headers without half surrogate pairs, in which the library hides bytes that are no UTF-8; JSON has no place."""
+    if all(value.isascii() for value in headers.values()):
+        return headers
+    return CIMultiDictProxy(CIMultiDict((name, _without_surrogates(value)) for name, value in headers.items()))
+
+
+def _without_surrogates(text: str) -> str:
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+async def _read(reply: aiohttp.ClientResponse, limit_bytes: int) -> tuple[bytes, bool]:
+    """The first bytes of a body, and whether they are all of it."""
+    kept = bytearray()
+    async for chunk in reply.content.iter_any():
+        kept += chunk
+        if len(kept) > limit_bytes:
+            reply.close()
+            return bytes(kept[:limit_bytes]), False
+    return bytes(kept), True
+
+
+def _is_closed(exc: BaseException) -> bool:
+    if isinstance(exc, aiohttp.ServerDisconnectedError):
+        return True
+    return isinstance(exc, OSError) and exc.errno in (errno.ECONNRESET, errno.EPIPE)
+
+
+def shown(url: URL) -> str:
+    """A URL for people: without its query, which may hold secrets."""
+    return str(url.with_query(None).with_fragment(None))
+
+
+def _text(exc: BaseException) -> str:
+    return str(exc)[:300].encode("utf-8", "replace").decode() or type(exc).__name__
+
+
+__all__ = ["MAX_REDIRECTS", "AddressRefused", "HttpClient", "Resolve", "Response"]

@@ -1,0 +1,175 @@
+"""kafka.publish: records to Kafka, the brokers' word about each as the task's result.
+
+All tasks of a worker share one producer, so a burst of them shares its batches. A task that holds several records has
+them published together, and those of ``then`` once the brokers have all of the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+
+from penstock.brokers.kafka.allowed_topics import topic_problem
+from penstock.brokers.kafka.library import confluent, producer_config
+from penstock.brokers.kafka.producer import KafkaProducer
+from penstock.brokers.kafka.records import Delivery, Record
+from penstock.runtime import metrics
+from penstock.settings.model import Settings
+from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
+from penstock.worker.deliveries.registry import Deliveries
+
+if TYPE_CHECKING:
+    from penstock.worker.handlers.context import Context
+
+ACTION = "kafka.publish"
+_SHOWN_CHARS = 300
+
+Value = str | None | msgspec.UnsetType
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+class RecordParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A record as a payload has it; docs/deliveries.md tells every member."""
+
+    topic: str
+    key: str | None = None
+    key_base64: bytes | None = None
+    value: Value = msgspec.UNSET
+    value_base64: bytes | None = None
+    json: Any = msgspec.UNSET
+    headers: dict[str, str] = {}
+    headers_base64: dict[str, bytes] = {}
+    partition: Number | None = None
+    due_at: int | None = None
+
+
+def add_to(deliveries: Deliveries) -> None:
+    confluent()
+    publisher = Publisher(KafkaProducer(producer_config(deliveries.settings)), deliveries.settings)
+    deliveries.at_open(publisher.open)
+    deliveries.at_close(publisher.close)
+    deliveries.action(ACTION, publisher.publish)
+
+
+class Publisher:
+    """The handler. clock: epoch seconds, by which alone ``due_at`` is looked at, for a metric."""
+
+    def __init__(self, producer: KafkaProducer, settings: Settings, *, clock: Callable[[], float] = time.time) -> None:
+        self._producer = producer
+        self._settings = settings
+        self._clock = clock
+
+    def open(self) -> None:
+        self._producer.open()
+
+    async def close(self) -> None:
+        await self._producer.close()
+
+    async def publish(
+        self,
+        ctx: Context,
+        /,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        key_base64: bytes | None = None,
+        value: Value = msgspec.UNSET,
+        value_base64: bytes | None = None,
+        json: Any = msgspec.UNSET,
+        headers: dict[str, str] | None = None,
+        headers_base64: dict[str, bytes] | None = None,
+        partition: Number | None = None,
+        due_at: int | None = None,
+        records: list[RecordParams] | None = None,
+        then: list[RecordParams] | None = None,
+    ) -> dict[str, Any]:
+        """Publish one record, or those of ``records`` in their order, and then those of ``then``.
+
+        Returns the place of each. Raises Undeliverable for what Kafka will not take, NotDelivered for what it may take
+        another time; everything is published anew then.
+        """
+        if (topic is None) == (records is None):
+            raise Undeliverable("a task of kafka.publish has either a topic, or records: give one of them")
+        wanted = records or []
+        if topic is not None:
+            single = RecordParams(
+                topic=topic, key=key, key_base64=key_base64, value=value, value_base64=value_base64, json=json,
+                headers=headers or {}, headers_base64=headers_base64 or {}, partition=partition, due_at=due_at,
+            )  # fmt: skip
+            wanted = [single]
+        last = [record_of(one, self._settings) for one in then or ()]  # before anything is published: it may be wrong
+        first = [record_of(one, self._settings) for one in wanted]
+        places = await self._send(first)
+        self._note_lateness(wanted)
+        places += await self._send(last)
+        told = [
+            {"topic": record.topic, "partition": place.partition, "offset": place.offset}
+            for record, place in zip((*first, *last), places, strict=True)
+        ]
+        return told[0] if topic is not None and not last else {"records": told}
+
+    async def _send(self, records: Sequence[Record]) -> list[Delivery]:
+        deliveries = await self._producer.send(records)
+        failed = [(place, one) for place, one in enumerate(deliveries) if one.error is not None]
+        refused = [(place, one) for place, one in failed if one.refused]
+        metrics.KAFKA_PUBLISHED.labels("published").inc(len(deliveries) - len(failed))
+        if not failed:
+            return deliveries
+        metrics.KAFKA_PUBLISHED.labels("refused").inc(len(refused))
+        metrics.KAFKA_PUBLISHED.labels("failed").inc(len(failed) - len(refused))
+        place, delivery = (refused or failed)[0]
+        record = records[place]
+        size = len(record.value or b"") + len(record.key or b"")
+        text = (
+            f"{len(failed)} of {len(records)} records were not published; the first, for the topic {record.topic}, "
+            f"{size} bytes: {str(delivery.error)[:_SHOWN_CHARS]}"
+        )
+        if refused:
+            raise Undeliverable(f"{text}; Kafka will not take it as it is: enqueue another one")
+        raise NotDelivered(text)
+
+    def _note_lateness(self, records: Sequence[RecordParams]) -> None:
+        now = self._clock()
+        due = [now - one.due_at / 1000 for one in records if one.due_at is not None]
+        if due:
+            metrics.PUBLISH_LATENESS_SECONDS.observe_many([max(0.0, seconds) for seconds in due])
+
+
+def record_of(params: RecordParams, settings: Settings) -> Record:
+    """The record that a payload asks for. Raises Undeliverable, naming the member that is wrong."""
+    problem = topic_problem(params.topic, settings)
+    if problem is not None:
+        raise Undeliverable(problem)
+    if params.key is not None and params.key_base64 is not None:
+        raise Undeliverable("key and key_base64 are two names of one thing: give one of them")
+    both = params.headers.keys() & params.headers_base64.keys()
+    if both:
+        raise Undeliverable(f"header {min(both)!r} stands in headers and in headers_base64: give it once")
+    headers = [(name, value.encode()) for name, value in params.headers.items()]
+    key = params.key_base64 if params.key is None else params.key.encode()
+    return Record(params.topic, _value_of(params), key, [*headers, *params.headers_base64.items()], params.partition)
+
+
+def _value_of(params: RecordParams) -> bytes | None:
+    given = [
+        name
+        for name, is_given in (
+            ("value", params.value is not msgspec.UNSET),
+            ("value_base64", params.value_base64 is not None),
+            ("json", params.json is not msgspec.UNSET),
+        )
+        if is_given
+    ]
+    if len(given) != 1:
+        raise Undeliverable(
+            f"a record has one of value, value_base64 and json; this one has {' and '.join(given) or 'none'} "
+            '(a tombstone is "value": null)'
+        )
+    if params.value_base64 is not None:
+        return params.value_base64
+    if params.json is not msgspec.UNSET:
+        return msgspec.json.encode(params.json)
+    return params.value.encode() if isinstance(params.value, str) else None

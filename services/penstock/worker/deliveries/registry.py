@@ -1,0 +1,104 @@
+"""The frame of deliveries; the package's docstring tells how to write one."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Awaitable, Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from penstock.protocol.errors import SettingsError
+from penstock.protocol.spelling import nearest
+from penstock.protocol.task import BUILT_IN_ACTIONS
+from penstock.runtime.logs import get_logger
+from penstock.settings.model import Settings
+from penstock.settings.values import PREFIX
+from penstock.worker.handlers.actions import Registry, action
+
+if TYPE_CHECKING:
+    from penstock.worker.deliveries.http_client import HttpClient
+
+# Action -> extra of the package that brings what it needs beyond a plain worker's libraries.
+EXTRAS: dict[str, str] = {"amqp.publish": "rabbitmq", "kafka.publish": "kafka"}
+
+log = get_logger()
+
+
+class Deliveries:
+    """The deliveries of one worker: those that PENSTOCK_DELIVERIES names, registered when this is made.
+
+    settings: the worker's. registry: where their handlers go. modules: where actions of other packages are, by action.
+    Raises SettingsError for a name that is none, for a library that is missing, and for an action that is taken.
+    """
+
+    def __init__(self, settings: Settings, registry: Registry, modules: Mapping[str, str] | None = None) -> None:
+        self.settings = settings
+        self._modules = modules or {}
+        self.registry = registry
+        self._opens: list[Callable[[], None]] = []
+        self._closes: list[Callable[[], Awaitable[None]]] = []
+        for name in dict.fromkeys(settings.deliveries):
+            self._add(name)
+
+    def _add(self, name: str) -> None:
+        if name not in BUILT_IN_ACTIONS:
+            near = nearest(name, BUILT_IN_ACTIONS)
+            raise SettingsError(
+                f"{PREFIX}DELIVERIES: there is no delivery {name!r}; "
+                + (f"did you mean {near}?" if near else f"there are {', '.join(sorted(BUILT_IN_ACTIONS))}")
+            )
+        if self.registry.get(name) is not None:
+            raise SettingsError(
+                f"{PREFIX}DELIVERIES names {name}, but a module of --app registers an action of that name: "
+                "rename that one, or take the name out of the setting"
+            )
+        try:
+            home = self._modules.get(name) or f"penstock.worker.deliveries.{name.partition('.')[0]}"
+            module = importlib.import_module(home)  # its add_to() registers it
+        except ModuleNotFoundError as exc:
+            if exc.name is None or exc.name.startswith("penstock") or name not in EXTRAS:
+                raise
+            raise SettingsError(
+                f'{PREFIX}DELIVERIES names {name}, which needs {exc.name}: pip install "penstock[{EXTRAS[name]}]"'
+            ) from exc
+        module.add_to(self)
+
+    def action(self, name: str, function: Callable[..., Any], **options: Any) -> None:
+        """Register a handler; options: those of ``penstock.action``, timeout, max_attempts, backoff, batch, linger."""
+        action(name, registry=self.registry, **options)(function)
+
+    def at_open(self, open_: Callable[[], None]) -> None:
+        """Have a connection begun before the first task, by the running loop; it is not waited for."""
+        self._opens.append(open_)
+
+    def at_close(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Have something closed when the worker has drained, the newest first."""
+        self._closes.append(close)
+
+    @cached_property
+    def http(self) -> HttpClient:
+        """The worker's one guarded HTTP client; its sockets are opened with the first request."""
+        from penstock.settings.address_policy import Guard
+        from penstock.worker.deliveries.http_client import HttpClient
+
+        client = HttpClient(
+            guard=Guard(self.settings.http_allow),
+            connections=self.settings.http_max_connections,
+            ca_file=self.settings.http_ca_file,
+        )
+        self.at_close(client.close)
+        return client
+
+    def open(self) -> None:
+        """Begin to connect. Raises SettingsError where that cannot be, whatever the other side says."""
+        for open_ in self._opens:
+            open_()
+
+    async def close(self) -> None:
+        """Close what was opened; one that cannot be closed does not keep the others open."""
+        while self._closes:
+            close = self._closes.pop()
+            try:
+                await close()
+            except Exception as exc:
+                log.warning("delivery_not_closed", error=type(exc).__name__, reason=str(exc)[:200])

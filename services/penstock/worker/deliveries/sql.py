@@ -1,0 +1,176 @@
+"""sql.execute: a statement that the operator has named, with the payload's parameters, in one transaction.
+
+It has a pool of its own for each database and shares nothing with Penstock's storage, which workers do not have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+
+from penstock.protocol.errors import SettingsError
+from penstock.settings.model import Settings
+from penstock.settings.named_statements import NamedStatement
+from penstock.settings.values import PREFIX
+from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
+from penstock.worker.deliveries.registry import Deliveries
+
+if TYPE_CHECKING:
+    from penstock.worker.handlers.context import Context
+
+ACTION = "sql.execute"
+_CONNECTIONS = 10  # to one database
+_CONNECT_SECONDS = 10.0
+_ANSWER_SECONDS = 5.0  # beyond the statement's own time, which the server keeps
+_ENVELOPE_BYTES = 1024  # of a result, for what is no row
+# JSON has no types for them: they go and come as text, which Postgres itself reads and writes.
+_AS_TEXT = (
+    "bytea", "cidr", "date", "inet", "interval", "macaddr", "money", "numeric", "time", "timestamp", "timestamptz",
+    "timetz", "uuid", "xml",
+)  # fmt: skip
+_AS_JSON = ("json", "jsonb")
+# Classes of SQLSTATE that another attempt would meet again: data that does not fit, and constraints.
+_FINAL = ("22", "23")
+
+
+def add_to(deliveries: Deliveries) -> None:
+    if not deliveries.settings.sql_statements:
+        raise SettingsError(
+            f"{PREFIX}DELIVERIES names {ACTION}, and {PREFIX}SQL_STATEMENTS names no statement that it may run"
+        )
+    statements = Statements(deliveries.settings)
+    deliveries.at_close(statements.close)
+    deliveries.action(ACTION, statements.execute)
+
+
+class Statements:
+    """The handler, and its connections."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._statements = settings.sql_statements
+        self._result_limit_bytes = settings.result_limit_bytes
+        self._pools: dict[str, tuple[asyncpg.Pool[Any], asyncio.Semaphore]] = {}
+        self._opening = asyncio.Lock()
+
+    async def execute(self, ctx: Context, /, *, statement: str, parameters: list[Any] | None = None) -> dict[str, Any]:
+        """Run the statement of that name; returns its ``status`` and, where it returns rows, ``rows``.
+
+        Raises Undeliverable for a name that is not allowed and for parameters that the statement refuses, NotDelivered
+        for what may pass: a database that is away, a lock, a statement that took too long.
+        """
+        named = self._statements.get(statement)
+        if named is None:
+            raise Undeliverable(
+                f"there is no statement {statement[:100]!r} in {PREFIX}SQL_STATEMENTS; there is "
+                + ", ".join(sorted(self._statements))
+            )
+        own: list[Any] = [ctx.task_id] if named.with_task_id else []
+        if named.with_tenant:
+            own.append(ctx.tenant)
+        values = [*own, *(parameters or ())]
+        try:
+            pool, turns = await self._pool(named)
+            # Waiting for a turn may take as long as the attempt: it says nothing against the database.
+            async with (
+                turns,
+                asyncio.timeout(named.timeout_seconds + _CONNECT_SECONDS + _ANSWER_SECONDS),
+                pool.acquire(timeout=_CONNECT_SECONDS) as connection,
+                connection.transaction(),
+            ):
+                return await self._run(connection, named, statement, values)
+        except asyncpg.PostgresError as exc:
+            text = f"{statement}: {exc.as_dict().get('message') or type(exc).__name__} (SQLSTATE {exc.sqlstate})"
+            if str(exc.sqlstate)[:2] in _FINAL:
+                raise Undeliverable(text) from None
+            raise NotDelivered(text) from None
+        except asyncpg.InterfaceError as exc:
+            if isinstance(exc, ValueError):  # the driver's word for parameters that it cannot write down
+                raise Undeliverable(f"{statement}: {exc}") from None
+            raise NotDelivered(f"{statement}: {exc}") from None
+        except TimeoutError:
+            raise NotDelivered(f"{statement}: the database gave no answer in time") from None
+        except OSError as exc:
+            raise NotDelivered(f"{statement}: the database cannot be reached: {exc}") from None
+
+    async def _run(self, connection: Any, named: NamedStatement, name: str, values: Sequence[Any]) -> dict[str, Any]:
+        milliseconds = max(1, math.ceil(named.timeout_seconds * 1000))
+        await connection.execute(f"set local statement_timeout = {milliseconds}")
+        prepared = await connection.prepare(named.statement)
+        wanted = len(prepared.get_parameters())
+        if wanted != len(values):
+            own = named.with_task_id + named.with_tenant
+            raise Undeliverable(f"{name} takes {wanted - own} parameters, and was given {len(values) - own}")
+        if not prepared.get_attributes():
+            return {"status": await connection.execute(named.statement, *values)}
+        cursor = await prepared.cursor(*values)
+        rows = await cursor.fetch(named.max_rows + 1)
+        kept = self._fitting([_row(row) for row in rows[: named.max_rows]])
+        return {"rows": kept, "truncated": len(kept) < len(rows)}
+
+    def _fitting(self, rows: list[Any]) -> list[Any]:
+        """As many of the first rows as a result has room for: the statement must not fail for what it returns."""
+        room = self._result_limit_bytes - _ENVELOPE_BYTES
+        for position, row in enumerate(rows):
+            room -= len(json.dumps(row)) + 1
+            if room < 0:
+                return rows[:position]
+        return rows
+
+    async def _pool(self, named: NamedStatement) -> tuple[asyncpg.Pool[Any], asyncio.Semaphore]:
+        dsn = named.dsn.get_secret_value()
+        async with self._opening:
+            if dsn not in self._pools:
+                pool = await asyncpg.create_pool(
+                    dsn, min_size=0, max_size=_CONNECTIONS, init=_as_json, timeout=_CONNECT_SECONDS,
+                    server_settings={"application_name": "penstock-sql.execute"},
+                )  # fmt: skip
+                self._pools[dsn] = pool, asyncio.Semaphore(_CONNECTIONS)
+            return self._pools[dsn]
+
+    async def close(self) -> None:
+        """Close the connections; new ones are opened when a statement is run again."""
+        pools, self._pools = self._pools, {}
+        for pool, _ in pools.values():
+            try:
+                async with asyncio.timeout(_ANSWER_SECONDS):
+                    await pool.close()
+            except TimeoutError:
+                pool.terminate()
+
+
+async def _as_json(connection: Any) -> None:
+    """Have values be what JSON can hold, on the way in and on the way out."""
+    for kind in _AS_TEXT:
+        await connection.set_type_codec(kind, schema="pg_catalog", encoder=_text_of, decoder=str, format="text")
+    for kind in _AS_JSON:
+        await connection.set_type_codec(
+            kind, schema="pg_catalog", encoder=json.dumps, decoder=json.loads, format="text"
+        )
+
+
+def _text_of(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _row(row: Any) -> dict[str, Any]:
+    return {name: _value(value) for name, value in row.items()}
+
+
+def _value(value: Any) -> Any:
+    """A value as JSON has it; floats that it has not, and kinds without a codec of their own, as text."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {key: _value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_value(item) for item in value]
+    if isinstance(value, asyncpg.Record):
+        return _row(value)
+    return str(value)

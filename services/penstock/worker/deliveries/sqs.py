@@ -1,0 +1,290 @@
+"""sqs.send: one message into an SQS queue that the operator has named; bursts share calls."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import msgspec
+from botocore.exceptions import BotoCoreError, ClientError
+
+from penstock.brokers.sqs import LIMITS, SqsTransport
+from penstock.protocol.json_text import escape_for_sqs, utf8_size
+from penstock.runtime import metrics
+from penstock.settings.model import Settings
+from penstock.settings.values import PREFIX
+from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
+from penstock.worker.deliveries.registry import Deliveries
+from penstock.worker.handlers.batches import Call
+
+ACTION = "sqs.send"
+_LABEL = "delivery"  # of metrics: the queues' own names would be as many as there are
+_BATCH = 200
+_LINGER_SECONDS = 0.02
+_CALLS_AT_ONCE = 8  # to one queue; of a FIFO queue one, for the sake of order
+_FIFO = ".fifo"
+_MAX_ATTRIBUTES = 10
+_AWAY = (BotoCoreError, ClientError, aiohttp.ClientError, OSError, TimeoutError)
+_NOT_IN_SQS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff\ud800-\udfff]")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+_ID = re.compile(r"[!-~]{1,128}")  # group and deduplication ids
+# Another attempt would hear the same.
+_REFUSALS = frozenset(("InvalidMessageContents", "InvalidParameterValue", "MissingParameter", "InvalidAttributeValue"))
+
+Outcome = dict[str, str] | Undeliverable | NotDelivered
+
+
+class Sending(msgspec.Struct, forbid_unknown_fields=True):
+    """The payload of one task; docs/deliveries.md tells about each."""
+
+    queue: str
+    body: str | None = None
+    json: Any = msgspec.UNSET
+    attributes: dict[str, Any] = msgspec.field(default_factory=dict)
+    delay: int | None = None
+    group_id: str | None = None
+    deduplication_id: str | None = None
+
+
+def add_to(deliveries: Deliveries) -> None:
+    settings = deliveries.settings
+    transport = SqsTransport.of(settings, longest_poll_seconds=0)
+    deliveries.at_close(transport.close)
+    deliveries.action(ACTION, Sender(transport.client, settings).send, batch=_BATCH, linger=_LINGER_SECONDS)
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A message ready to be sent. position: of its task in the batch. size: bytes, attributes included."""
+
+    position: int
+    queue: str
+    arguments: dict[str, Any]
+    size: int
+
+
+class Sender:
+    """The handler. client: gives the SQS client, see SqsTransport."""
+
+    def __init__(self, client: Callable[[], Any], settings: Settings) -> None:
+        self._client = client
+        self._allowed = {
+            name: entry for entry in settings.sqs_send_queues for name in (entry, entry.rsplit("/", 1)[-1])
+        }
+        self._urls: dict[str, str] = {}
+
+    async def send(self, calls: list[Call[Sending]]) -> list[Outcome]:
+        """Send each task's message; what SQS answers to it is its result, ``message_id`` and ``sequence_number``."""
+        outcomes: list[Outcome] = [NotDelivered("it was not sent")] * len(calls)
+        queues: dict[str, list[_Entry]] = {}
+        for position, call in enumerate(calls):
+            try:
+                entry = self._entry(position, call.ctx.task_id, call.params)
+            except Undeliverable as exc:
+                outcomes[position] = exc
+            else:
+                queues.setdefault(entry.queue, []).append(entry)
+        await asyncio.gather(*(self._send_to(queue, entries, outcomes) for queue, entries in queues.items()))
+        return outcomes
+
+    def _entry(self, position: int, task_id: int, sending: Sending) -> _Entry:
+        """Raises Undeliverable."""
+        queue = self._allowed.get(sending.queue)
+        if queue is None:
+            raise Undeliverable(
+                f"the queue {sending.queue[:300]!r} is not among those of {PREFIX}SQS_SEND_QUEUES; there an operator "
+                "allows it, by name or URL"
+            )
+        body = _body(sending)
+        attributes = _attributes(sending.attributes)
+        arguments: dict[str, Any] = {"Id": str(position), "MessageBody": body}
+        if attributes:
+            arguments["MessageAttributes"] = attributes
+        is_fifo = queue.endswith(_FIFO)
+        if sending.delay is not None:
+            if is_fifo:
+                raise Undeliverable("a FIFO queue takes no delay of single messages: enqueue the task with a delay")
+            if not 0 <= sending.delay <= 900:
+                raise Undeliverable(f"delay must be 0 to 900 seconds, not {sending.delay}; a task's own may be longer")
+            arguments["DelaySeconds"] = sending.delay
+        if sending.group_id is not None:
+            arguments["MessageGroupId"] = _id("group_id", sending.group_id)
+        elif is_fifo:
+            raise Undeliverable(f"{sending.queue} is a FIFO queue: give group_id")
+        if is_fifo:
+            # The same over the attempts of a task: SQS drops the second of two within five minutes.
+            given = sending.deduplication_id
+            arguments["MessageDeduplicationId"] = (
+                f"penstock-{task_id}" if given is None else _id("deduplication_id", given)
+            )
+        elif sending.deduplication_id is not None:
+            raise Undeliverable(f"deduplication_id is for FIFO queues, and {sending.queue} is none")
+        size = utf8_size(body) + sum(_attribute_size(name, value) for name, value in attributes.items())
+        if size > LIMITS.max_message_bytes:
+            raise Undeliverable(f"the message is {size} bytes; SQS takes {LIMITS.max_message_bytes}")
+        return _Entry(position, queue, arguments, size)
+
+    async def _send_to(self, queue: str, entries: Sequence[_Entry], outcomes: list[Outcome]) -> None:
+        try:
+            url = await self._url(queue)
+        except _AWAY as exc:
+            reason = NotDelivered(f"the queue {queue} cannot be looked up: {_text(exc)}")
+            for entry in entries:
+                outcomes[entry.position] = reason
+            return
+        is_fifo = queue.endswith(_FIFO)
+        room = asyncio.Semaphore(1 if is_fifo else _CALLS_AT_ONCE)
+
+        async def run(batch: Sequence[_Entry]) -> None:
+            async with room:
+                # Behind one that failed, another of its group would overtake it at the next attempt.
+                held = _groups_that_failed(batch, entries, outcomes) if is_fifo else frozenset()
+                going = []
+                for entry in batch:
+                    group = entry.arguments.get("MessageGroupId")
+                    if group in held:
+                        outcomes[entry.position] = NotDelivered(f"an earlier message of group {group!r} was not sent")
+                    else:
+                        going.append(entry)
+                if going:
+                    await self._call(queue, url, going, outcomes)
+
+        await asyncio.gather(*(run(batch) for batch in _cut(entries)))
+
+    async def _call(self, queue: str, url: str, batch: Sequence[_Entry], outcomes: list[Outcome]) -> None:
+        operation = "send_message_batch"
+        try:
+            client = await self._client()
+            reply = await client.send_message_batch(QueueUrl=url, Entries=[entry.arguments for entry in batch])
+        except _AWAY as exc:
+            metrics.SQS_CALLS.labels(operation, _LABEL, "failed").inc()
+            code = exc.response.get("Error", {}).get("Code", "") if isinstance(exc, ClientError) else ""
+            if "NonExistentQueue" in code or "QueueDoesNotExist" in code:
+                self._urls.pop(queue, None)  # it may be made anew, under another URL
+            if _plain(code) in _REFUSALS and len(batch) > 1:
+                for entry in batch:  # so that only the guilty one fails
+                    await self._call(queue, url, [entry], outcomes)
+                return
+            kind = Undeliverable if _plain(code) in _REFUSALS else NotDelivered
+            for entry in batch:
+                outcomes[entry.position] = kind(f"SQS did not take the message for {queue}: {_text(exc)}")
+            return
+        failed = {item["Id"]: item for item in reply.get("Failed", ())}
+        sent = {item["Id"]: item for item in reply.get("Successful", ())}
+        metrics.SQS_CALLS.labels(operation, _LABEL, "partial" if len(sent) < len(batch) else "ok").inc()
+        metrics.SQS_BILLED_UNITS.labels(operation, _LABEL).inc(max(1, -(-sum(e.size for e in batch) // 65_536)))
+        for entry in batch:
+            outcomes[entry.position] = _outcome(queue, sent.get(str(entry.position)), failed.get(str(entry.position)))
+
+    async def _url(self, queue: str) -> str:
+        if "://" in queue:
+            return queue
+        if queue not in self._urls:
+            client = await self._client()
+            self._urls[queue] = (await client.get_queue_url(QueueName=queue))["QueueUrl"]
+        return self._urls[queue]
+
+
+def _outcome(queue: str, sent: Mapping[str, Any] | None, failed: Mapping[str, Any] | None) -> Outcome:
+    if sent is not None:
+        result = {"message_id": sent["MessageId"]}
+        if "SequenceNumber" in sent:
+            result["sequence_number"] = sent["SequenceNumber"]
+        return result
+    if failed is None:
+        return NotDelivered(f"SQS did not say what became of the message for {queue}")
+    text = f"SQS did not take the message for {queue}: {failed.get('Code')}: {failed.get('Message', '')}"
+    return Undeliverable(text) if failed.get("SenderFault") else NotDelivered(text)
+
+
+def _groups_that_failed(
+    batch: Sequence[_Entry], entries: Iterable[_Entry], outcomes: Sequence[Outcome]
+) -> frozenset[str]:
+    first = batch[0].position
+    return frozenset(
+        entry.arguments["MessageGroupId"]
+        for entry in entries
+        if entry.position < first and isinstance(outcomes[entry.position], NotDelivered)
+    )
+
+
+def _cut(entries: Iterable[_Entry]) -> Iterator[list[_Entry]]:
+    batch: list[_Entry] = []
+    used = 0
+    for entry in entries:
+        if batch and (len(batch) >= LIMITS.max_call_messages or used + entry.size > LIMITS.max_call_bytes):
+            yield batch
+            batch, used = [], 0
+        batch.append(entry)
+        used += entry.size
+    if batch:
+        yield batch
+
+
+def _body(sending: Sending) -> str:
+    """Raises Undeliverable."""
+    if (sending.body is None) == (sending.json is msgspec.UNSET):
+        raise Undeliverable("give one of body, a text, and json, any value")
+    if sending.body is None:
+        return escape_for_sqs(json.dumps(sending.json, ensure_ascii=False, separators=(",", ":")))
+    if not sending.body:
+        raise Undeliverable("body is empty, which SQS does not take")
+    if (wrong := _NOT_IN_SQS.search(sending.body)) is not None:
+        raise Undeliverable(f"body holds {wrong[0]!r}, which SQS does not take: send it as json, or in base64")
+    return sending.body
+
+
+def _attributes(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Raises Undeliverable."""
+    if len(given) > _MAX_ATTRIBUTES:
+        raise Undeliverable(f"there are {len(given)} attributes; SQS takes {_MAX_ATTRIBUTES}")
+    return {_attribute_name(name): _attribute(name, value) for name, value in given.items()}
+
+
+def _attribute_name(name: str) -> str:
+    reserved = name.lower().startswith(("aws.", "amazon."))
+    if not _NAME.fullmatch(name) or reserved or name[0] == "." or name[-1] == "." or ".." in name:
+        raise Undeliverable(f"{name[:100]!r} is no name of an attribute")
+    return name
+
+
+def _attribute(name: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, str) and value and not _NOT_IN_SQS.search(value):
+        return {"DataType": "String", "StringValue": value}
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return {"DataType": "Number", "StringValue": str(value)}
+    if isinstance(value, dict) and set(value) == {"base64"} and isinstance(value["base64"], str):
+        try:
+            decoded = base64.b64decode(value["base64"], validate=True)
+        except ValueError:
+            decoded = b""
+        if decoded:
+            return {"DataType": "Binary", "BinaryValue": decoded}
+    raise Undeliverable(
+        f'the attribute {name} is {json.dumps(value)[:100]}: take a text, a number, or bytes as {{"base64": ...}}'
+    )
+
+
+def _attribute_size(name: str, value: Mapping[str, Any]) -> int:
+    content = value.get("BinaryValue") or value["StringValue"].encode()
+    return utf8_size(name) + len(value["DataType"]) + len(content)
+
+
+def _id(field: str, value: str) -> str:
+    if not _ID.fullmatch(value):
+        raise Undeliverable(f"{field} must be 1 to 128 letters, digits and marks of ASCII, not {value[:130]!r}")
+    return value
+
+
+def _plain(code: str) -> str:
+    return code.removeprefix("AWS.SimpleQueueService.")
+
+
+def _text(exc: BaseException) -> str:
+    return str(exc)[:300] or type(exc).__name__

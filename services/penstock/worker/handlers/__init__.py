@@ -1,0 +1,1 @@
+"""What users write handlers with: @action, Context, Retry, Fail."""

@@ -1,0 +1,235 @@
+"""Handlers: functions registered with ``@action``, the Context they are given, and how they steer retries."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, overload
+
+import msgspec
+
+from penstock.protocol.errors import SettingsError
+from penstock.protocol.retry import Backoff
+from penstock.protocol.spelling import nearest
+from penstock.protocol.task import ACTION_MAX_CHARS, MAX_ATTEMPTS_LIMIT
+from penstock.runtime.logs import get_logger
+from penstock.worker.handlers.batches import DEFAULT_LINGER_SECONDS, MAX_BATCH, MAX_LINGER_SECONDS, BatchParameters
+from penstock.worker.handlers.context import Context
+from penstock.worker.handlers.parameters import Arguments, Parameters, is_number, place
+
+log = get_logger()
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Handler:
+    """A registered function, made ready for many calls.
+
+    timeout_seconds, max_attempts, bad_params_attempts, backoff: None leaves it to the task or the settings. batch: how
+    many tasks one call takes, None for a handler of one task; linger_seconds: how long the first of them waits for the
+    others. arguments: fits a task's parameters, raw JSON, to the function; raises InvalidParams. fit: the same of one
+    task of a batch.
+    Raises SettingsError for a function that cannot be a handler, a bad name, or numbers that make no sense.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *,
+        timeout_seconds: float | None = None,
+        max_attempts: int | None = None,
+        bad_params_attempts: int | None = None,
+        backoff: Backoff | None = None,
+        batch: int | None = None,
+        linger_seconds: float | None = None,
+    ) -> None:
+        _check_name(name)
+        _check_batch(name, batch, linger_seconds)
+        for option, most in (("max_attempts", max_attempts), ("bad_params_attempts", bad_params_attempts)):
+            if most is not None and not (type(most) is int and 1 <= most <= MAX_ATTEMPTS_LIMIT):
+                raise SettingsError(f"action {name!r}: {option} must be 1 to {MAX_ATTEMPTS_LIMIT}, not {most!r}")
+        if timeout_seconds is not None and not (is_number(timeout_seconds) and 0 < timeout_seconds < math.inf):
+            raise SettingsError(f"action {name!r}: timeout must be above 0 seconds, not {timeout_seconds!r}")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise SettingsError(f"action {name!r}: {place(function)} yields; a handler returns its result")
+        self.name = name
+        self.function = function
+        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+        self.timeout_seconds = timeout_seconds
+        self.max_attempts = max_attempts
+        self.bad_params_attempts = bad_params_attempts
+        self.backoff = backoff
+        self.batch = batch
+        self.linger_seconds = DEFAULT_LINGER_SECONDS if linger_seconds is None else float(linger_seconds)
+        self.arguments: Callable[[msgspec.Raw | bytes], Arguments]
+        self.fit: Callable[[msgspec.Raw | bytes], Any]
+        if batch is None:
+            self.arguments = Parameters(name, function, Context).fit
+        else:
+            self.fit = BatchParameters(name, function).fit
+
+
+def _check_batch(name: str, batch: object, linger_seconds: object) -> None:
+    if batch is None:
+        if linger_seconds is not None:
+            raise SettingsError(f"action {name!r}: linger goes with batch, how many tasks one call takes")
+        return
+    if type(batch) is not int or not 1 <= batch <= MAX_BATCH:
+        raise SettingsError(f"action {name!r}: batch must be 1 to {MAX_BATCH} tasks, not {batch!r}")
+    if linger_seconds is not None and not (is_number(linger_seconds) and 0 <= linger_seconds <= MAX_LINGER_SECONDS):  # type: ignore[operator]
+        raise SettingsError(
+            f"action {name!r}: linger must be 0 to {MAX_LINGER_SECONDS:g} seconds, not {linger_seconds!r}"
+        )
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise SettingsError(f"an action's name must be text, not {name!r}")
+    if len(name) > ACTION_MAX_CHARS:
+        raise SettingsError(
+            f"action {name[:40]!r}...: a name has at most {ACTION_MAX_CHARS} characters, not {len(name)}"
+        )
+    if name.startswith("rpc."):
+        raise SettingsError(f"action {name!r}: names that begin with rpc. belong to JSON-RPC; take another")
+
+
+class Registry:
+    """Handlers by action."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Handler] = {}
+
+    def __len__(self) -> int:
+        return len(self._handlers)
+
+    def __iter__(self) -> Iterator[Handler]:
+        return iter(self._handlers.values())
+
+    def get(self, name: str) -> Handler | None:
+        return self._handlers.get(name)
+
+    def nearest(self, name: str) -> str | None:
+        """The registered name most like ``name``, for a hint."""
+        return nearest(name, self._handlers)
+
+    def add(self, handler: Handler) -> None:
+        """Raises SettingsError when another function has the name. The same one again, reloaded, takes its place."""
+        known = self._handlers.get(handler.name)
+        if known is not None and not _is_same(known.function, handler.function):
+            raise SettingsError(
+                f"action {handler.name!r} is registered twice: by {place(known.function)} "
+                f"and {place(handler.function)}; rename one"
+            )
+        self._handlers[handler.name] = handler
+
+
+REGISTRY = Registry()
+
+
+@overload
+def action(name: Function, /) -> Function: ...
+
+
+@overload
+def action(
+    name: str | None = None,
+    *,
+    max_attempts: int | None = None,
+    bad_params_attempts: int | None = None,
+    timeout: float | None = None,
+    backoff: Backoff | None = None,
+    batch: int | None = None,
+    linger: float | None = None,
+    registry: Registry = REGISTRY,
+) -> Callable[[Function], Function]: ...
+
+
+def action(
+    name: Any = None,
+    *,
+    max_attempts: int | None = None,
+    bad_params_attempts: int | None = None,
+    timeout: float | None = None,
+    backoff: Backoff | None = None,
+    batch: int | None = None,
+    linger: float | None = None,
+    registry: Registry = REGISTRY,
+) -> Any:
+    """Register a function as the handler of an action, named after it unless a name is given.
+
+    The function takes a Context first, then the payload's members by name (or its items by position). Parameters
+    with annotations are checked and converted, pydantic's types by pydantic's rules, others by msgspec's, without
+    guessing: ``"1"`` is no int. ``async def`` runs on the event loop, ``def`` in a thread. The function itself is
+    returned unchanged.
+    max_attempts: lowers the task's own cap. bad_params_attempts: of a task whose parameters do not fit, None for
+    PENSTOCK_BAD_PARAMS_ATTEMPTS. timeout: seconds that one attempt may run, unless the task says
+    otherwise. backoff: delays between attempts.
+    batch: the function takes up to so many tasks at once, as a ``list[Call[MyParams]]`` alone, and returns a list with
+    one answer for each, in their order: a result, an exception (Retry, Fail or any other) that fails this task alone,
+    or its ``ctx.wait()``. linger: seconds that the first task waits for company, 0.05 unless given.
+    Raises SettingsError for a name that is taken, numbers that make no sense, a function that takes no Context, an
+    annotation that cannot be checked.
+    """
+    if callable(name):
+        return action()(name)
+
+    def register(function: Function) -> Function:
+        called = name if name is not None else getattr(function, "__name__", None)
+        handler = Handler(
+            called,  # type: ignore[arg-type]
+            function,
+            timeout_seconds=timeout,
+            max_attempts=max_attempts,
+            bad_params_attempts=bad_params_attempts,
+            backoff=backoff,
+            batch=batch,
+            linger_seconds=linger,
+        )
+        registry.add(handler)
+        return function
+
+    return register
+
+
+def _is_same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    return one is other or (place(one) == place(other) and "<locals>" not in place(one))
+
+
+def load_app(module: str, *, registry: Registry = REGISTRY) -> None:
+    """Import a module so that its actions register; the current folder is importable.
+
+    Raises SettingsError naming the module, what is wrong with it and what to do.
+    """
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    if not all(part.isidentifier() for part in module.split(".")):
+        near = module.removesuffix(".py").replace("/", ".").replace("\\", ".").split(":")[0].strip(".")
+        raise SettingsError(
+            f"--app {module}: name a module as an import statement does, such as {near or 'myapp.tasks'}"
+        )
+    before = {handler.name for handler in registry}
+    try:
+        importlib.import_module(module)
+    except (Exception, SystemExit) as exc:
+        raise SettingsError(_why_not_loaded(module, exc, here)) from exc
+    if not any(_belongs(handler, module) or handler.name not in before for handler in registry):
+        log.warning("app_registers_nothing", app=module, hint="decorate its handlers with @penstock.action")
+
+
+def _why_not_loaded(module: str, exc: BaseException, here: str) -> str:
+    missing = exc.name if isinstance(exc, ModuleNotFoundError) else None
+    if missing is not None and f"{module}.".startswith(f"{missing}."):
+        return (
+            f"--app {module} cannot be loaded: there is no module {missing!r} in {here} nor among what is installed; "
+            "run the worker from the folder that holds it, or install it"
+        )
+    return f"--app {module} cannot be loaded: its import ended in {type(exc).__name__}: {exc}"
+
+
+def _belongs(handler: Handler, module: str) -> bool:
+    return f"{place(handler.function)}.".startswith(f"{module}.")

@@ -1,0 +1,100 @@
+"""Batched handlers: one call for many tasks, each with its own context and parameters, and an answer for each."""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+
+from penstock.protocol.errors import InvalidParams, SettingsError
+from penstock.protocol.json_text import decode_any
+from penstock.worker.handlers.parameters import converter, place, resolve, uncheckable
+
+if TYPE_CHECKING:
+    from penstock.worker.handlers.context import Context
+
+MAX_BATCH = 10_000
+MAX_LINGER_SECONDS = 60.0
+DEFAULT_LINGER_SECONDS = 0.05
+
+Params = TypeVar("Params")
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Params]):
+    """One task of a batch. params: its payload, checked and converted to the type in ``list[Call[...]]``."""
+
+    ctx: Context
+    params: Params
+    _answer: Callable[[Any], None] = field(default=lambda outcome: None, repr=False, compare=False)
+
+    def answer(self, outcome: Any) -> None:
+        """Record this task's outcome now, while the handler still works on others of the batch; from any thread.
+
+        outcome: as in the list that the handler returns, whose entry for this task no longer counts.
+        """
+        self._answer(outcome)
+
+
+class BatchParameters:
+    """The parameters of each task of a batched handler.
+
+    Raises SettingsError for a function that does not take one list of calls.
+    """
+
+    def __init__(self, action: str, function: Callable[..., Any]) -> None:
+        parameters = list(inspect.signature(function).parameters.values())
+        by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        required = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        if not parameters or parameters[0].kind not in by_position or required not in ([], [parameters[0]]):
+            raise SettingsError(
+                f"action {action!r}: {place(function)} is batched, so it must take one parameter, "
+                "such as calls: list[Call[MyParams]]"
+            )
+        try:
+            self._convert = converter(_params_of(action, function, parameters[0]))
+        except SettingsError:
+            raise
+        except Exception as exc:
+            raise uncheckable(action, function, str(parameters[0]), exc) from None
+
+    def fit(self, params: msgspec.Raw | bytes) -> Any:
+        """A task's parameters, raw JSON, as the type that the handler takes. Raises InvalidParams."""
+        try:
+            value = decode_any(params) if params else {}
+        except (ValueError, RecursionError) as exc:
+            raise InvalidParams("params", f"cannot be read: {exc}") from None
+        if self._convert is None:
+            return value
+        try:
+            return self._convert(value)
+        except msgspec.ValidationError as exc:
+            text = str(exc)
+            problem, _, where = text.partition(" - at `$")
+            field = where.rstrip("`").lstrip(".") or "params"
+            raise InvalidParams(field, f"is wrong: {problem}") from None
+        except Exception as exc:  # of a validator, or a __post_init__
+            raise InvalidParams("params", f"is wrong: {type(exc).__name__}: {exc}") from exc
+
+
+def _params_of(action: str, function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    """The type in ``list[Call[...]]``; Any where the handler does not say."""
+    if parameter.annotation is parameter.empty:
+        return Any
+    wanted = resolve(parameter.annotation, function)
+    item: Any = None
+    if typing.get_origin(wanted) in (list, collections.abc.Sequence):
+        (item,) = typing.get_args(wanted)
+    if item is Call or wanted in (list, collections.abc.Sequence):
+        return Any
+    if typing.get_origin(item) is not Call:
+        raise SettingsError(
+            f"action {action!r}: {place(function)} is batched, so {parameter.name} must be a list[Call[MyParams]], "
+            f"not {wanted!r}"
+        )
+    return typing.get_args(item)[0]

@@ -1,0 +1,161 @@
+"""Context: the task that a handler runs, and what it may ask of its worker."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any
+
+from penstock.protocol.jsonable import dumps
+from penstock.protocol.reports import check_token, check_wait_seconds
+from penstock.protocol.requests import prepared
+from penstock.protocol.task import ACTION_MAX_CHARS
+from penstock.protocol.wait_tokens import make_token
+from penstock.runtime.logs import get_logger
+from penstock.worker.handlers.cancellation import Cancellation, TaskCancelled
+from penstock.worker.handlers.parameters import is_number
+from penstock.worker.handlers.waiting import OnTimeout, Wait
+
+_NOTE_KEPT_CHARS = 1000
+_SPAWN_OPTIONS = frozenset(
+    (
+        "name", "on_failure", "compensate", "run_at", "delay", "priority", "ordering_key", "max_attempts", "timeout",
+        "labels", "expires_at", "expires_in", "limit_key",
+    )
+)  # fmt: skip
+
+Report = Callable[[float | None, str | None], None]
+
+
+class _Done:
+    """Something to await that has happened already; nothing warns when nobody awaits it."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return
+        yield
+
+
+_DONE = _Done()
+
+
+class Context:
+    """What a handler knows of its task.
+
+    task_id, claim: together they name this attempt; later attempts have a higher claim.
+    redelivered: the message was delivered before, so an earlier worker may have done part of the work.
+    report: where progress goes, callable from any thread; without one it goes nowhere, as in a test of a handler.
+    cancellation: set when the task is no longer this worker's; without one it never is.
+    spawned: the tasks that go with the result, as JSON texts of what ``spawn`` was given.
+    tenant: for whom the task is, None where it is for none; it is the scheduler's word, not the payload's.
+    """
+
+    __slots__ = ("_cancellation", "_report", "_token", "action", "claim", "redelivered", "spawned", "task_id", "tenant")
+
+    def __init__(
+        self,
+        task_id: int,
+        claim: int,
+        action: str,
+        redelivered: bool = False,
+        report: Report | None = None,
+        cancellation: Cancellation | None = None,
+        spawned: list[str] | None = None,
+        tenant: str | None = None,
+    ) -> None:
+        self.task_id = task_id
+        self.claim = claim
+        self.action = action
+        self.redelivered = redelivered
+        self.tenant = tenant
+        self._report = report
+        self._cancellation = cancellation or Cancellation()
+        self.spawned = [] if spawned is None else spawned
+        self._token: str | None = None
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for the result any more: the task was cancelled, or is somebody else's by now.
+
+        It turns true within seconds where the worker has PENSTOCK_CONTROL_URL, and never where it has not.
+        """
+        return self._cancellation.is_set
+
+    async def wait_cancelled(self) -> None:
+        """Until ``cancelled``, to be raced against the work."""
+        await self._cancellation.wait()
+
+    def raise_if_cancelled(self) -> None:
+        """Raises TaskCancelled, at a place where the handler may stop; what it raises or returns then is dropped."""
+        if self._cancellation.is_set:
+            raise TaskCancelled(f"task {self.task_id} is no longer claim {self.claim}'s")
+
+    def spawn(self, action: str, payload: Any = None, **options: Any) -> None:
+        """Have another task made when, and only if, this attempt's result is accepted.
+
+        It travels with the result, so a retried or lost attempt makes none twice. In a workflow it is a child of this
+        step: what comes after the step waits for it too, and is given its result as ``<step>/<name>``, the name
+        being its number unless given. Otherwise it is a plain task.
+        options: those of ``enqueue`` but unique_key, unique and on_duplicate; and name, on_failure, compensate.
+        Raises ValueError for an unknown option, an empty action, or a payload that is no JSON object or array.
+        """
+        unknown = options.keys() - _SPAWN_OPTIONS
+        if unknown:
+            raise ValueError(f"spawn() takes no {min(unknown)!r}; it takes {', '.join(sorted(_SPAWN_OPTIONS))}")
+        if not isinstance(action, str) or not 1 <= len(action) <= ACTION_MAX_CHARS:
+            raise ValueError(f"spawn() takes an action of 1 to {ACTION_MAX_CHARS} characters, not {action!r}")
+        try:
+            given = dumps({} if payload is None else payload)
+            more = dumps({"action": action, **prepared(options)})
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise ValueError(f"spawn() of {action!r}: what it is given cannot be written as JSON: {exc}") from None
+        if given[0] not in "{[":
+            raise ValueError(f"spawn() takes an object or an array as payload, not {type(payload).__name__}")
+        self.spawned.append(f'{more[:-1]},"payload":{given}}}')
+
+    def wait_token(self) -> str:
+        """A token that cannot be guessed, to hand out before :meth:`wait`; the same one throughout this run.
+
+        It answers this attempt and no other.
+        """
+        if self._token is None:
+            self._token = make_token(self.task_id, self.claim)
+        return self._token
+
+    def wait(self, token: str | None = None, timeout: float | None = None, *, on_timeout: OnTimeout = "retry") -> Wait:
+        """To be returned: the task waits for ``task.complete`` or ``task.fail`` with this token, and takes no room.
+
+        token: one that is yours, or None for :meth:`wait_token`. timeout: seconds, None for
+        PENSTOCK_WAIT_TIMEOUT_SECONDS. on_timeout: "retry" makes it a failed attempt, "fail" the last one.
+        Raises ValueError for a token or a time that cannot be.
+        """
+        if on_timeout not in ("retry", "fail"):
+            raise ValueError(f'on_timeout is "retry" or "fail", not {on_timeout!r}')
+        token = self.wait_token() if token is None else check_token(token)
+        seconds = None if timeout is None else check_wait_seconds(timeout)
+        return Wait(token, seconds, on_timeout, (self.task_id, self.claim))
+
+    @property
+    def log(self) -> Any:
+        """A logger whose lines carry the task's id, claim and action."""
+        return get_logger().bind(task_id=self.task_id, claim=self.claim, action=self.action)
+
+    def progress(self, percent: float | None = None, note: str | None = None) -> Awaitable[None]:
+        """Report how far the work is, which `status` shows, and that it is alive.
+
+        It returns at once, awaited or not, in an ``async def`` and in a thread; the newest report is sent with the
+        next results. Raises ValueError for a percent that is no finite number, TypeError for
+        a note that is no text; a note is cut after 1000 characters.
+        """
+        if percent is not None and not (is_number(percent) and math.isfinite(percent)):
+            raise ValueError(f"percent must be a finite number, not {percent!r}")
+        if note is not None and not isinstance(note, str):
+            raise TypeError(f"note must be text, not {type(note).__name__}")
+        if self._report is not None:
+            self._report(percent, note[:_NOTE_KEPT_CHARS] if note else note)
+        return _DONE
+
+    def progress_sync(self, percent: float | None = None, note: str | None = None) -> None:
+        """As :meth:`progress`, for plain functions, where type checkers would miss an ``await``."""
+        self.progress(percent, note)

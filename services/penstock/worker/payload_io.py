@@ -1,0 +1,122 @@
+"""What a worker opens before its handlers see it, and seals before the results queue does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from typing import Any, NamedTuple
+
+import msgspec
+
+from penstock.payloads.failures import seal_error
+from penstock.payloads.vault import Vault, error_bound, payload_bound, result_bound, spawn_bound
+from penstock.protocol.errors import PayloadLost, PayloadUnavailable
+from penstock.protocol.reports import add_trace, encode_sealed_result
+from penstock.protocol.requests import ClaimId
+from penstock.protocol.sealed import escape_plain
+from penstock.protocol.trace_context import of_headers
+from penstock.runtime.logs import get_logger
+from penstock.worker.attempt import Job
+from penstock.worker.responses import Refusal
+
+_QUOTE = ord('"')
+_FIRST_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 30.0
+
+log = get_logger()
+_EMPTY = msgspec.Raw(b"")
+
+
+class _Answer(msgspec.Struct):
+    id: str = ""
+    result: msgspec.Raw = _EMPTY
+    error: msgspec.Raw = _EMPTY
+    spawn: msgspec.Raw = _EMPTY
+    encoding: str | None = None
+    method: str | None = None
+    traceparent: str = ""
+    tracestate: str = ""
+
+
+class Kept(NamedTuple):
+    """In the place of an outcome: the answer of a job whose result is an object by now."""
+
+    answer: str
+
+
+_decode_answer = msgspec.json.Decoder(_Answer).decode
+
+
+def needs_opening(params: Any) -> bool:
+    """Whether a task's raw parameters are a payload that was sealed."""
+    return type(params) is msgspec.Raw and len(params) > 0 and memoryview(params)[0] == _QUOTE
+
+
+async def open_params(vault: Vault, job: Job) -> None:
+    """Put the payload itself in the place of what was sealed.
+
+    Raises Refusal: it cannot be had now, whereupon the attempt does not count, or it cannot be had at all.
+    """
+    text = bytes(job.params).decode()
+    try:
+        opened = await vault.open(text, payload_bound(job.handler.name, job.tenant))
+    except PayloadUnavailable as exc:
+        log.warning(
+            "payload_unavailable", task_id=job.claim.task_id, claim=job.claim.claim, action=job.handler.name,
+            reason=str(exc),
+        )  # fmt: skip
+        problem = f"its payload cannot be had now: {exc}"
+        raise Refusal("PayloadUnavailable", problem, data={"not_begun": True}) from None
+    except PayloadLost as exc:
+        raise Refusal("PayloadLost", f"its payload cannot be had: {exc}") from None
+    job.params = msgspec.Raw(opened.encode())
+
+
+async def keep_result(vault: Vault, claim: ClaimId, answer: str) -> str:
+    """The answer with a large result as an object; waits as long as the bucket is away. Raises Refusal."""
+    if vault.bucket is None or len(answer) <= vault.threshold_bytes:
+        return answer
+    decoded = _decode_answer(answer)
+    result = bytes(decoded.result).decode()
+    if not result or not vault.is_large(result):
+        return answer
+    failures = 0
+    while True:
+        try:
+            kept = await vault.keep(result, result_bound(claim.task_id))
+        except PayloadUnavailable as exc:
+            if exc.is_refusal:
+                raise Refusal("ResultNotKept", f"the result of {len(result)} characters was not kept: {exc}") from None
+            if failures % 10 == 0:
+                log.warning("result_not_kept", task_id=claim.task_id, failures=failures + 1, reason=str(exc))
+            longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(failures, 16))
+            failures += 1
+            await asyncio.sleep(random.uniform(longest / 2, longest))
+        else:
+            return encode_sealed_result(decoded.id, kept, bytes(decoded.spawn).decode())
+
+
+def seal_answer(vault: Vault, claim: ClaimId, answer: str) -> str:
+    """The answer, with nothing in clear of what its handler returned or raised, if the vault encrypts."""
+    decoded = _decode_answer(answer)
+    if decoded.method is not None:
+        return answer
+    error = bytes(decoded.error).decode()
+    if error:
+        sealed = f'{{"jsonrpc":"2.0","error":{seal_error(vault, claim.task_id, error)},"id":"{decoded.id}"}}'
+    else:
+        result, spawn = bytes(decoded.result).decode(), bytes(decoded.spawn).decode()
+        if decoded.encoding is None:
+            result = vault.seal(escape_plain(result), result_bound(claim.task_id))
+        sealed = encode_sealed_result(decoded.id, result, spawn and vault.seal(spawn, spawn_bound(claim.task_id)))
+    trace = of_headers({"traceparent": decoded.traceparent, "tracestate": decoded.tracestate})
+    return sealed if trace is None else add_trace(sealed, trace)
+
+
+def seal_note(vault: Vault, claim: ClaimId, note: str | None) -> str | None:
+    """What a handler reports as progress, likewise."""
+    if note is None or not vault.encrypts:
+        return note
+    sealed: str = json.loads(vault.seal(json.dumps(note), error_bound(claim.task_id)))
+    return sealed

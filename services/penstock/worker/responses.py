@@ -1,0 +1,369 @@
+"""Answers: what a handler returned or raised, as the JSON-RPC response that goes to the results queue. Pure.
+
+Whatever a handler does has an answer, in characters that SQS takes, bounded in size, with no room for an exception in
+the making of it: an unanswered task would be run again until nobody wants it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from penstock.protocol.compression import pack_result
+from penstock.protocol.errors import HANDLER_ERROR, METHOD_NOT_FOUND, TASK_TIMEOUT, TOO_LARGE
+from penstock.protocol.json_text import MAX_DEPTH, escape_for_sqs
+from penstock.protocol.jsonable import foreign, to_builtins
+from penstock.protocol.reports import encode_error, encode_packed_result, encode_result, encode_wait
+from penstock.protocol.requests import Invalid, Request, parse_claim_id
+from penstock.protocol.task import BUILT_IN_ACTIONS
+from penstock.worker.handlers.actions import Handler, Registry
+from penstock.worker.handlers.outcomes import Fail, Retry
+from penstock.worker.handlers.waiting import Wait
+
+TEXT_LIMIT_BYTES = 2048  # of a message, as JSON
+TRACEBACK_LIMIT_BYTES = 8192  # of a traceback, as JSON; its end is kept
+_ACTION_SHOWN_CHARS = 200
+
+_encode = msgspec.json.Encoder(enc_hook=foreign).encode
+_decode = msgspec.json.Decoder().decode
+
+
+class Refusal(Exception):
+    """What went in or came out of a handler is of no use: parameters that do not fit, a result that is no JSON.
+
+    attempts: after so many there are no more; None leaves it to the action and the task.
+    """
+
+    is_final = False
+
+    def __init__(
+        self, kind: str, text: str, *, code: int = HANDLER_ERROR, data: Mapping[str, Any] | None = None,
+        attempts: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(text)
+        self.attempts = attempts
+        self.kind = kind
+        self.code = code
+        self.data = data or {}
+
+
+class Problem(NamedTuple):
+    """What is wrong with an attempt, for the log. is_asked: the handler has asked to be tried again."""
+
+    kind: str
+    message: str
+    traceback: str | None = None
+    is_asked: bool = False
+
+
+class Unfit(Refusal):
+    """What a handler returned is of no use. It has done its work, and would return the same again: no more attempts."""
+
+    is_final = True
+
+
+def answer_of(
+    claim_id: str,
+    handler: Handler,
+    result: Any,
+    *,
+    limit_bytes: int,
+    compress_bytes: int | None = None,
+    spawned: Sequence[str] = (),
+) -> str:
+    """The answer of a handler that returned: a result, or that its task waits. Raises Refusal."""
+    if type(result) is not Wait:
+        return result_answer(claim_id, result, limit_bytes=limit_bytes, compress_bytes=compress_bytes, spawned=spawned)
+    if spawned:
+        raise Unfit("BadResult", "ctx.spawn() goes with a result, and a task that waits has none: do one of the two")
+    return _wait_answer(claim_id, handler, result)
+
+
+def _wait_answer(claim_id: str, handler: Handler, wait: Wait) -> str:
+    if parse_claim_id(claim_id) != wait.attempt:
+        raise Unfit("BadResult", "the wait was made by the context of another attempt; return your own ctx.wait()")
+    return encode_wait(claim_id, wait.token, timeout=wait.timeout, on_timeout=wait.on_timeout, hints=_hints(handler))
+
+
+def result_answer(
+    claim_id: str, result: Any, *, limit_bytes: int, compress_bytes: int | None = None, spawned: Sequence[str] = ()
+) -> str:
+    """The response with a result, packed where it is over ``compress_bytes``. Raises Refusal.
+
+    spawned: tasks that come with it, as JSON text.
+    """
+    if spawned:
+        size = sum(map(len, spawned)) + len(spawned) + 1  # it is ASCII
+        if size > limit_bytes:
+            raise Unfit(
+                "TooManyChildren",
+                f"the spawned tasks are {size} bytes; the limit is {limit_bytes} (PENSTOCK_RESULT_LIMIT_BYTES)",
+                code=TOO_LARGE, data={"size": size, "limit": limit_bytes},
+            )  # fmt: skip
+    if result is None:
+        return encode_result(claim_id, "null", spawned)
+    try:
+        encoded = _encode(result)
+    except RecursionError:
+        raise Unfit("BadResult", "the result holds itself, or is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise Unfit("BadResult", "the result holds half a surrogate pair, no character") from None
+    except Exception as exc:
+        problem = f"the handler returned {type(result).__name__}, which is not JSON-serialisable: {text_of(exc)}"
+        raise Unfit("BadResult", problem) from None
+    # msgspec writes null for them without a word.
+    if b"null" in encoded and _holds_no_number(to_builtins(result)):
+        raise Unfit("BadResult", "the result holds NaN or Infinity, which JSON cannot")
+    if encoded.count(b"{") + encoded.count(b"[") > MAX_DEPTH and _depth(_decode(encoded)) > MAX_DEPTH:
+        raise Unfit("BadResult", f"the result is nested deeper than {MAX_DEPTH} levels")
+    text = encoded.decode()
+    if not text.isascii():
+        text = escape_for_sqs(text)  # here, where it still counts towards the limit
+    size = len(text) if text.isascii() else len(text.encode())
+    if size > limit_bytes:
+        raise Unfit(
+            "BadResult",
+            f"the result is {size} bytes; the limit is {limit_bytes} (PENSTOCK_RESULT_LIMIT_BYTES)",
+            code=TOO_LARGE, data={"size": size, "limit": limit_bytes},
+        )  # fmt: skip
+    if compress_bytes is not None and size > compress_bytes:
+        packed = pack_result(text)
+        if len(packed) < size:
+            return encode_packed_result(claim_id, packed, spawned)
+    return encode_result(claim_id, text, spawned)
+
+
+def _holds_no_number(value: Any) -> bool:
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, float):
+            if not math.isfinite(item):
+                return True
+        elif isinstance(item, dict):
+            stack.extend(item.values())
+        elif isinstance(item, list | tuple | set | frozenset):
+            stack.extend(item)
+    return False
+
+
+def _depth(value: Any) -> int:
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        level = [
+            child
+            for item in level
+            for child in (item.values() if isinstance(item, dict) else item)
+            if isinstance(child, dict | list)
+        ]
+    return depth
+
+
+def refusal_answer(claim_id: str, handler: Handler, exc: Refusal) -> str:
+    """The answer when the worker itself found fault."""
+    message = text_of(exc)
+    data = {key: head(value) if isinstance(value, str) else value for key, value in exc.data.items()}
+    if exc.is_final:
+        data["final"] = True
+    hints = _hints(handler)
+    if exc.attempts is not None:
+        hints["max_attempts"] = min(exc.attempts, hints.get("max_attempts", exc.attempts))
+    return encode_error(claim_id, exc.code, message, {"type": exc.kind, "message": message, **data, **hints})
+
+
+def one_for_each(returned: Any, tasks: int) -> Sequence[Any]:
+    """What a batched handler returned, one item a task. Raises Refusal when it is not that."""
+    if not isinstance(returned, list | tuple):
+        problem = f"a batched handler returns a list with one answer for each task, not a {type(returned).__name__}"
+    elif len(returned) != tasks:
+        problem = f"the handler returned {len(returned)} answers to {tasks} tasks: whose they are cannot be told"
+    else:
+        return returned
+    raise Unfit("BadBatch", problem)
+
+
+class Failures:
+    """Answers to the tasks of one call; what failed several of them is written down once."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self._errors: dict[int, tuple[int, str, dict[str, Any]]] = {}
+
+    def answer_to(
+        self,
+        claim_id: str,
+        outcome: Any,
+        *,
+        limit_bytes: int,
+        compress_bytes: int | None = None,
+        spawned: Sequence[str] = (),
+    ) -> tuple[str, Problem | None]:
+        """The answer of a task, and what is wrong with it."""
+        if not isinstance(outcome, BaseException):
+            try:
+                answer = answer_of(
+                    claim_id, self._handler, outcome,
+                    limit_bytes=limit_bytes, compress_bytes=compress_bytes, spawned=spawned,
+                )  # fmt: skip
+                return answer, None
+            except Refusal as exc:
+                outcome = exc
+        if isinstance(outcome, Refusal):
+            return refusal_answer(claim_id, self._handler, outcome), Problem(outcome.kind, text_of(outcome))
+        error = self._errors.get(id(outcome))  # all of them live as long as the list that they stand in
+        if error is not None:
+            return encode_error(claim_id, *error), _problem_of(outcome, error)._replace(traceback=None)
+        error = self._errors[id(outcome)] = _error_of(self._handler, outcome)
+        return encode_error(claim_id, *error), _problem_of(outcome, error)
+
+
+def exception_answer(claim_id: str, handler: Handler, exc: BaseException) -> tuple[str, Problem]:
+    """The answer of a handler that raised, and what is wrong."""
+    error = _error_of(handler, exc)
+    return encode_error(claim_id, *error), _problem_of(exc, error)
+
+
+def _problem_of(exc: BaseException, error: tuple[int, str, dict[str, Any]]) -> Problem:
+    data = error[2]
+    return Problem(type(exc).__name__, data["message"], data.get("traceback"), isinstance(exc, Retry))
+
+
+def _error_of(handler: Handler, exc: BaseException) -> tuple[int, str, dict[str, Any]]:
+    """Code, message and data."""
+    kind = head(type(exc).__name__, 200)
+    message = text_of(exc)
+    data = {"type": kind, "message": message, **_hints(handler)}
+    if isinstance(exc, Retry):
+        data["retry_after"] = exc.delay
+    elif isinstance(exc, Fail):
+        data["final"] = True
+    if not isinstance(exc, Retry | Fail) or exc.__cause__ is not None:
+        data["traceback"] = traceback_of(exc)
+    return HANDLER_ERROR, head(f"{kind}: {message}"), data
+
+
+def timeout_answer(
+    claim_id: str, handler: Handler, *, ran_seconds: float, limit_seconds: float, where: str | None = None
+) -> str:
+    """The answer of a task that was stopped. ``where``: the stack at which it was found."""
+    message = timeout_text(ran_seconds, limit_seconds)
+    data = {"type": "TaskTimeout", "message": message, "limit_seconds": limit_seconds, **_hints(handler)}
+    return encode_error(claim_id, TASK_TIMEOUT, message, {**data, "traceback": where})
+
+
+def timeout_text(ran_seconds: float, limit_seconds: float) -> str:
+    return f"stopped after {ran_seconds:.3g} s; one attempt may run {limit_seconds:g} s"
+
+
+def unknown_action_answer(
+    claim_id: str, action: str, registry: Registry, attempts: int | None = None
+) -> tuple[str, Problem]:
+    """The answer for an action that no handler is registered for; after so many attempts there are no more."""
+    shown = head(action[:_ACTION_SHOWN_CHARS])
+    near = registry.nearest(action[:_ACTION_SHOWN_CHARS])
+    message = f"this worker has no handler for action {shown!r}"
+    if action in BUILT_IN_ACTIONS:
+        message += "; it is built in, and run by workers whose PENSTOCK_DELIVERIES names it"
+    elif near:
+        message += f"; the nearest it has is {near!r}"
+    data: dict[str, Any] = {"type": "UnknownAction", "message": message, "nearest": near}
+    if attempts is not None:
+        data["max_attempts"] = attempts
+    return encode_error(claim_id, METHOD_NOT_FOUND, message, data), Problem("UnknownAction", message)
+
+
+def no_task_answer(entry: Request | Invalid, reason: str) -> str:
+    """The answer to an entry that names no task: by JSON-RPC its id is null; the resulter keeps it as rejected."""
+    if isinstance(entry, Invalid):
+        shown, code = entry.text, entry.error.code
+    else:
+        shown, code = f"{entry.method} {bytes(entry.params).decode()} id {bytes(entry.id).decode() or 'none'}", -32600
+    error = {
+        "code": code,
+        "message": head(f"outbound entry names no task: {reason}"),
+        "data": {"entry": head(shown, TRACEBACK_LIMIT_BYTES)},
+    }
+    return json.dumps({"jsonrpc": "2.0", "error": error, "id": None}, separators=(",", ":"))
+
+
+def refused_answer(answer: str, size: int) -> str:
+    """The answer in place of one that the results queue does not take."""
+    message = f"the answer is {size} bytes, more than the results queue is set to take (its MaximumMessageSize)"
+    named = _decode_id(answer)
+    final = not bytes(named.error)  # the handler has done its work
+    data = {"type": "BadResult", "message": message, "size": size, "final": final}
+    claim_id = named.id if named.params is None else named.params.id
+    return encode_error(claim_id, TOO_LARGE, message, data)
+
+
+class _Params(msgspec.Struct):
+    id: str
+
+
+class _Identified(msgspec.Struct):
+    """Of a response, or of a wait's notification."""
+
+    id: str = ""
+    error: msgspec.Raw = msgspec.Raw(b"")
+    params: _Params | None = None
+
+
+_decode_id = msgspec.json.Decoder(_Identified).decode
+
+
+def _hints(handler: Handler) -> dict[str, Any]:
+    """What the action's registration says about retries; see wire.Hints."""
+    hints: dict[str, Any] = {}
+    if handler.max_attempts is not None:
+        hints["max_attempts"] = handler.max_attempts
+    if handler.backoff is not None:
+        own = handler.backoff
+        hints["backoff"] = {
+            "base_seconds": own.base_seconds,
+            "factor": own.factor,
+            "cap_seconds": own.cap_seconds,
+            "jitter": own.jitter,
+        }
+    return hints
+
+
+def text_of(exc: BaseException) -> str:
+    """An exception's text, bounded, even when the exception cannot tell it."""
+    try:
+        return head(str(exc))
+    except BaseException as broken:
+        return f"<{type(exc).__name__}, whose text cannot be had: {type(broken).__name__}>"
+
+
+def traceback_of(exc: BaseException) -> str:
+    """An exception's traceback without the worker's own frames, its end where it is long."""
+    try:
+        inner = exc.__traceback__
+        while inner is not None and inner.tb_frame.f_globals.get("__package__") == __package__:
+            inner = inner.tb_next
+        lines = traceback.TracebackException(type(exc), exc, inner).format()
+        return tail("".join(lines))
+    except BaseException as broken:
+        return f"<no traceback: {type(broken).__name__}>"
+
+
+def head(text: str, limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
+    """The beginning of a text, at most so many bytes when written as JSON in ASCII."""
+    text = str(text[:limit_bytes])
+    while len(json.dumps(text)) > limit_bytes:
+        text = text[: len(text) * 3 // 4]
+    return text
+
+
+def tail(text: str, limit_bytes: int = TRACEBACK_LIMIT_BYTES) -> str:
+    """The end of a text, likewise."""
+    text = str(text[-limit_bytes:])
+    while len(json.dumps(text)) > limit_bytes:
+        text = text[len(text) // 4 + 1 :]
+    return text

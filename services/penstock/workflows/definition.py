@@ -1,0 +1,113 @@
+"""From parameters to commands: all checks of ``workflow.create``, of children that a result asks for, of ids. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+
+import msgspec
+
+from penstock.protocol.errors import InvalidParams
+from penstock.protocol.task import KEY_MAX_CHARS, NewTask
+from penstock.protocol.tenant import read_tenant
+from penstock.settings.model import Settings
+from penstock.tasks.new_task import new_task
+from penstock.tasks.params import EnqueueParams
+from penstock.workflows.chains import linked_steps
+from penstock.workflows.commands import CreateWorkflow, WhichWorkflow
+from penstock.workflows.names import CONTROL, check_action, check_name
+from penstock.workflows.params import (
+    MAX_CHILDREN,
+    MAX_EDGES,
+    MAX_STEPS,
+    NAME_MAX_CHARS,
+    ChildParams,
+    WorkflowCreateParams,
+)
+from penstock.workflows.steps import MakeTask, check_order, made_task, new_step, number_steps
+
+
+def read_create(given: WorkflowCreateParams, make: MakeTask) -> CreateWorkflow:
+    """Check a whole definition. Raises InvalidParams, naming the step, and TooLarge."""
+    if (given.steps is None) == (given.chain is None):
+        raise InvalidParams("steps", "or chain must be given, not both")
+    listed, field = (given.steps, "steps") if given.steps is not None else (linked_steps(given.chain or []), "chain")
+    if not 1 <= len(listed) <= MAX_STEPS:
+        raise InvalidParams(field, f"must hold 1 to {MAX_STEPS} steps, not {len(listed)}")
+    numbers = number_steps(listed, field)
+    steps = [new_step(step, place, numbers, field, make) for place, step in enumerate(listed)]
+    edges = sum(len(step.after) for step in steps)
+    if edges > MAX_EDGES:
+        raise InvalidParams(
+            field,
+            f"follow each other {edges} times; the limit is {MAX_EDGES}. Between two wide groups put a step without "
+            "an action, which waits for the one and is waited for by the other",
+        )
+    check_order(steps, field)
+    return CreateWorkflow(_key(given.key), _label(given.name), steps, _definition(given), read_tenant(given.tenant))
+
+
+def read_children(text: str, make: MakeTask) -> list[ChildParams]:
+    """The children that a result asks for. Raises InvalidParams, TooLarge."""
+    try:
+        children = _decode_children(text)
+    except (ValueError, RecursionError) as exc:
+        raise InvalidParams("spawn", f"is wrong: {str(exc)[:200]}") from None
+    if len(children) > MAX_CHILDREN:
+        raise InvalidParams("spawn", f"holds {len(children)} children; the limit is {MAX_CHILDREN}")
+    names: Counter[str] = Counter()
+    for place, child in enumerate(children):
+        at = f"spawn[{place}]"
+        if child.name is not None:
+            check_name(child.name, at)
+            if child.name.isdigit():
+                raise InvalidParams(f"{at}.name", f"is a number, {child.name!r}, as those without a name have")
+            names[child.name] += 1
+            if names[child.name] > 1:
+                raise InvalidParams(f"{at}.name", f"is that of another child too: {child.name!r}")
+        check_action(child.compensate, f"{at}.compensate")
+        made_task(child, at, make)
+    return children
+
+
+_decode_children = msgspec.json.Decoder(list[ChildParams]).decode
+
+
+def read_which(workflow_id: int | None, key: str | None, tenant: str | None) -> WhichWorkflow:
+    """Raises InvalidParams unless one of the two is given."""
+    if (workflow_id is None) == (key is None):
+        raise InvalidParams("id", "or key must be given, not both")
+    if tenant is not None and key is None:
+        raise InvalidParams("tenant", "goes with key, which is a tenant's own; an id is nobody else's")
+    return WhichWorkflow(workflow_id, _key(key), read_tenant(tenant))
+
+
+def _definition(given: WorkflowCreateParams) -> bytes:
+    encoded = msgspec.json.encode([given.name, given.steps, given.chain])
+    try:
+        plain = msgspec.json.decode(encoded)
+    except msgspec.ValidationError:  # of numbers beyond a double, which are compared as they were written
+        plain = json.loads(encoded, parse_int=str, parse_float=str)
+    return hashlib.sha256(msgspec.json.encode(plain, order="sorted")).digest()
+
+
+def _key(key: str | None) -> str | None:
+    if key is not None and (not 1 <= len(key) <= KEY_MAX_CHARS or CONTROL.search(key)):
+        raise InvalidParams("key", f"must have 1 to {KEY_MAX_CHARS} characters, none of them a control character")
+    return key
+
+
+def _label(name: str) -> str:
+    if len(name) > NAME_MAX_CHARS or CONTROL.search(name):
+        raise InvalidParams("name", f"must have at most {NAME_MAX_CHARS} characters, none of them a control character")
+    return name
+
+
+def step_task(given: ChildParams, settings: Settings) -> NewTask:
+    """The task of a step of a workflow, or of a spawned child. Raises InvalidParams, TooLarge."""
+    members = {name: getattr(given, name) for name in _OF_A_STEP}
+    return new_task(EnqueueParams(**members), settings)
+
+
+_OF_A_STEP = tuple(name for name in EnqueueParams.__struct_fields__ if name in ChildParams.__struct_fields__)
