@@ -149,8 +149,8 @@ class Finding(NamedTuple):
 
 
 def _blank(found: re.Match[str]) -> str:
-    # A letter stands where code was, so that words around it are not read as one phrase.
-    return "x" + re.sub(r"[^\n]", " ", found[0])[1:] if found[0] else ""
+    # A mark stands where code was, so that words around it are not read as one phrase.
+    return "|" + re.sub(r"[^\n]", " ", found[0])[1:] if found[0] else ""
 
 
 def _markdown(text: str) -> Iterator[Text]:
@@ -187,7 +187,7 @@ def _python(text: str) -> Iterator[Text]:
     def literals(node: ast.AST) -> Iterator[Text]:
         children = list(ast.iter_child_nodes(node))
         if isinstance(node, ast.JoinedStr):
-            parts = (str(part.value) if isinstance(part, ast.Constant) else "x" for part in node.values)
+            parts = (str(part.value) if isinstance(part, ast.Constant) else "|" for part in node.values)
             yield Text(node.lineno, "".join(parts))
             children = [part for part in children if not isinstance(part, ast.Constant)]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -24,7 +24,10 @@ def words() -> ModuleType:
 PLANTED = {
     "docs/page.md": "# Title\n\nIt runs at the\nmost twice, and then anew.\n",
     "CHANGELOG.md": "# Changelog\n\n## [Unreleased]\n\nAt the\nmost two run\nanew.\n\n## [1.0.0]\n\nIt starts anew.\n",
-    "templates/page.html": "<p>\n{{ ui.pair('Left', 'at the most') }}\n <b title=\"Start it anew\">go</b></p>\n",
+    "templates/page.html": (
+        "<p>\n{{ ui.pair('Left', 'at the most') }}\n <b title=\"Start it anew\">go</b>\n"
+        "at the {{ x }} most <i>doors</i></p>\n"
+    ),
     "module.py": (
         '"""The first line.\n\nA docstring: at the most two."""\n'
         "# A comment: it starts\n# anew.\n"
@@ -41,7 +44,7 @@ PLANTED = {
     [
         ("docs/page.md", [(3, "at the most"), (4, "anew")]),
         ("CHANGELOG.md", [(5, "At the most"), (7, "anew")]),
-        ("templates/page.html", [(2, "at the most"), (3, "anew")]),
+        ("templates/page.html", [(2, "at the most"), (3, "anew"), (4, "doors")]),
         ("module.py", [(3, "at the most"), (5, "anew"), (6, "at the most"), (8, "anew")]),
         ("alerts.yml", [(3, "anew"), (4, "at the most")]),
         ("statements.sql", [(2, "At the most"), (3, "anew")]),
