@@ -89,7 +89,7 @@ lock: setup ## Write .ci/image-requirements.txt, the pinned packages of the imag
 sbom: setup ## Write a software bill of materials (CycloneDX) into dist/
 	@$(BIN)/python .ci/sbom.py dist/penstock.cdx.json
 
-reference: setup ## Generate docs/cli.md and docs/methods.md from the code
+reference: setup ## Generate docs/cli.md, docs/methods.md and docs/openrpc.json from the code
 	@$(BIN)/python -m docs.generate_cli
 	@$(BIN)/python -m docs.generate_methods
 

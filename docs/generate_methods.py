@@ -1,4 +1,4 @@
-"""Writes the reference of docs/methods.md from what the api describes of itself: `make reference`."""
+"""Writes docs/openrpc.json and the reference of docs/methods.md from the answer of rpc.discover: `make reference`."""
 
 from __future__ import annotations
 
@@ -8,31 +8,39 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from docs.generated import row, write
 from penstock.api.access import permission_of
 from penstock.api.openrpc import describe
 
 PAGE = Path(__file__).with_name("methods.md")
+DOCUMENT = Path(__file__).with_name("openrpc.json")
 _SHORT = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false", "null": "null"}
 
 Schema = Mapping[str, Any]
 
 
+def document() -> bytes:
+    """The answer of rpc.discover, a member a line."""
+    return msgspec.json.format(msgspec.json.encode(describe()), indent=2) + b"\n"
+
+
 def reference() -> str:
     """The part of the page below the mark."""
-    document = describe()
+    described = describe()
     lines: list[str] = []
-    for group, methods in _by_group(document["methods"]).items():
+    for group, methods in _by_group(described["methods"]).items():
         lines.append(f"\n## {group}\n")
         for method in methods:
             lines += _method(method)
     lines.append("\n## Results\n")
-    for name, schema in sorted(document["components"]["schemas"].items()):
+    for name, schema in sorted(described["components"]["schemas"].items()):
         lines += _result(name, schema)
     lines += ["## Errors\n", row("error", "code", "meaning"), row("---", "---", "---")]
     lines += [
         row(f"`{name}`", f"`{error['code']}`", f"{error['message']}.")
-        for name, error in document["components"]["errors"].items()
+        for name, error in described["components"]["errors"].items()
     ]
     return "\n".join(lines) + "\n"
 
@@ -116,4 +124,5 @@ def _kind_of(kind: str, schema: Schema) -> str:
 
 
 if __name__ == "__main__":
+    DOCUMENT.write_bytes(document())
     write(PAGE, reference)
