@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ REPOSITORY = Path(__file__).parents[2]
 SERVICES = REPOSITORY / "services"
 PACKAGE = SERVICES / "penstock"
 DATABASE = {"asyncpg", "sqlalchemy", "alembic"}
+TOP_LEVEL_ENTRIES = 22
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -47,6 +50,98 @@ def test_every_module_has_its_place_among_the_layers() -> None:
         if (path.suffix == ".py" or (path / "__init__.py").is_file()) and path.name != "__init__.py"
     }
     assert modules <= placed
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SERVICES).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+TREES = {module_name(path): ast.parse(path.read_text("utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imports_of(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Each module named by an import, and the name taken from it; "" where the module itself is meant."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                yield node.module, alias.name
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, ""
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Modules of the package by what they import of it, at any depth and under TYPE_CHECKING too; not its root, which
+    names public objects for users."""
+    graph: dict[str, set[str]] = {name: set() for name in TREES if name != "penstock"}
+    for name, imported in graph.items():
+        for module, taken in imports_of(TREES[name]):
+            target = f"{module}.{taken}" if f"{module}.{taken}" in graph else module
+            if target in graph and target != name:
+                imported.add(target)
+    return graph
+
+
+def cycles_of(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Strongly connected components of two or more modules (Tarjan)."""
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    cycles: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        order[name] = lowest[name] = len(order)
+        stack.append(name)
+        for target in graph[name]:
+            if target not in order:
+                visit(target)
+                lowest[name] = min(lowest[name], lowest[target])
+            elif target in stack:
+                lowest[name] = min(lowest[name], order[target])
+        if lowest[name] == order[name]:
+            component = stack[stack.index(name) :]
+            del stack[stack.index(name) :]
+            if len(component) > 1:
+                cycles.append(sorted(component))
+
+    for name in graph:
+        if name not in order:
+            visit(name)
+    return cycles
+
+
+def test_the_root_of_the_package_does_not_grow() -> None:
+    entries = {path.name for path in PACKAGE.iterdir()} - {"__init__.py", "__main__.py", "__pycache__", "py.typed"}
+    assert len(entries) <= TOP_LEVEL_ENTRIES, sorted(entries)
+
+
+def test_an_init_holds_a_docstring_and_nothing_else() -> None:
+    packages = {module_name(path) for path in PACKAGE.rglob("__init__.py")} - {"penstock", "penstock.cli"}
+    assert {name for name in packages if len(TREES[name].body) != 1 or not ast.get_docstring(TREES[name])} == set()
+
+
+def test_every_folder_of_modules_is_a_package() -> None:
+    assert {path.parent for path in PACKAGE.rglob("*.py") if not (path.parent / "__init__.py").is_file()} == set()
+
+
+def test_a_module_imports_from_the_module_that_defines_a_name() -> None:
+    packages = {module_name(path) for path in PACKAGE.rglob("__init__.py")} - {"penstock.cli"}
+    assert {
+        (name, module, taken)
+        for name, tree in TREES.items()
+        for module, taken in imports_of(tree)
+        if module in packages and f"{module}.{taken}" not in TREES
+    } == set()
+
+
+def test_no_imports_form_a_cycle() -> None:
+    assert cycles_of(import_graph()) == []
+
+
+def test_a_cycle_would_be_found() -> None:
+    graph = {"a": {"b"}, "b": {"c", "d"}, "c": {"b"}, "d": set[str]()}
+    assert cycles_of(graph) == [["b", "c"]]
 
 
 @pytest.mark.parametrize(

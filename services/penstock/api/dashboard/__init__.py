@@ -4,9 +4,3 @@ Pages are rendered here from templates; one that is open is rendered again every
 Whatever is done goes through :meth:`penstock.api.dispatch.Methods.call`, so permissions, checks and the audit are those
 of JSON-RPC.
 """
-
-from __future__ import annotations
-
-from penstock.api.dashboard.routes import Dashboard
-
-__all__ = ["Dashboard"]

@@ -1,11 +1,10 @@
 """Deliveries: built-in actions such as ``http.request`` that any worker can run, as PENSTOCK_DELIVERIES names them.
 
-None is on by default: a worker that runs one acts in the network on behalf of whoever may enqueue (decision 021).
+None is on by default: a worker that runs one acts in the network for every caller that may enqueue (decision 021).
 They are handlers like any other, so delay, retry, cap, order, limits and cancelling are the pipeline's.
 
 One delivery is one module of this package, imported only by a worker that runs it, and a name in
-``tasks.BUILT_IN_ACTIONS``
-(and in ``frame.EXTRAS``, where it needs a library beyond a plain worker's)::
+``protocol.task.BUILT_IN_ACTIONS`` (and in ``registry.EXTRAS``, where it needs a library beyond a plain worker's)::
 
     def add_to(deliveries: Deliveries) -> None:
         publisher = Publisher(deliveries.settings)         # opens nothing yet: there is no event loop

@@ -1,4 +1,4 @@
-"""The frame of deliveries; the package's docstring tells how to write one."""
+"""The deliveries of a worker; the package's docstring says how to write one."""
 
 from __future__ import annotations
 
