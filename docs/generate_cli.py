@@ -15,7 +15,7 @@ import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from docs.generated import row, write
-from penstock.cli import app
+from penstock.cli.app import app
 from penstock.cli.groups import default_of
 
 PAGE = Path(__file__).with_name("cli.md")

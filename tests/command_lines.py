@@ -7,7 +7,7 @@ from typing import Any
 
 import typer.main
 
-from penstock.cli import app
+from penstock.cli.app import app
 
 
 @cache

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from penstock.cli import app
+from penstock.cli.app import app
 from penstock.local.state import DataDir
 
 ROOT = Path(__file__).resolve().parents[2]

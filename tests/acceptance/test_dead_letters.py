@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from penstock.cli import app
+from penstock.cli.app import app
 from tests.acceptance.conftest import RunningStack, penstock, running
 
 MAX_RECEIVES = 5

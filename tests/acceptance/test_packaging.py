@@ -30,7 +30,7 @@ from packaging.utils import canonicalize_name
 from typer.testing import CliRunner
 
 import penstock
-from penstock.cli import app
+from penstock.cli.app import app
 from penstock.db.migrate import head_revision
 from penstock.local.service import HOST, is_free
 from tests.acceptance import tutorial
@@ -268,7 +268,7 @@ HELP = """
 import sys
 from typer.main import get_command
 from typer.testing import CliRunner
-from penstock.cli import app
+from penstock.cli.app import app
 
 def walk(command, words):
     yield words

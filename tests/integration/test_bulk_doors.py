@@ -14,7 +14,7 @@ import structlog
 from typer.testing import CliRunner
 
 from penstock.api.key_store import create_key
-from penstock.cli import app
+from penstock.cli.app import app
 from penstock.client.client import Client
 from penstock.client.requests import Unfinished
 from penstock.db.pool import Store

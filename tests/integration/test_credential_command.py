@@ -8,7 +8,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from penstock.cli import app
+from penstock.cli.app import app
 from penstock.compat.scheduler0.store import find_credential
 from penstock.db.pool import Store
 from penstock.protocol.errors import PenstockError

@@ -32,7 +32,7 @@ import penstock
 from penstock.api.process import Api
 from penstock.brokers.base import Outgoing
 from penstock.brokers.sqs import SqsTransport
-from penstock.cli import app
+from penstock.cli.app import app
 from penstock.db.pool import Store
 from penstock.protocol.reports import Succeeded, decode_reports
 from penstock.results.spawn import read_spawner

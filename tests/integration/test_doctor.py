@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.brokers.sqs import SqsTransport
-from penstock.cli import app
+from penstock.cli.app import app
 from penstock.cli.doctor.checks import examine
 from penstock.cli.doctor.database import PROCESSES
 from penstock.cli.doctor.deliveries import examine_deliveries

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from penstock.api.replay import retry_rejected
 from penstock.brokers.base import MAX_RECEIVES, Depth
 from penstock.brokers.sqs import SqsQueue
-from penstock.cli import app
+from penstock.cli.app import app
 from penstock.db.pool import Store
 from penstock.limits.model import Route
 from penstock.limits.store import set_route

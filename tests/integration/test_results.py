@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from penstock import AsyncClient, Client
 from penstock.brokers.sqs import SqsQueue
-from penstock.cli import app
+from penstock.cli.app import app
 from penstock.db.notify import CHANNEL
 from penstock.db.pool import Store
 from penstock.db.statements import SQL

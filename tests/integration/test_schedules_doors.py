@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from penstock.brokers.sqs import SqsQueue
-from penstock.cli import app
+from penstock.cli.app import app
 from penstock.client.client import Client, InboundClient
 from penstock.db.pool import Store
 from penstock.protocol.errors import InvalidParams, PenstockError, ScheduleNotFound, TooLarge

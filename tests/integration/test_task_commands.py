@@ -10,7 +10,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from penstock.brokers.sqs import SqsQueue
-from penstock.cli import app
+from penstock.cli.app import app
 from penstock.client.client import Client
 from penstock.db.pool import Store
 from penstock.protocol.task import Failure, NewTask

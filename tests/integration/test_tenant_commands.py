@@ -8,7 +8,7 @@ import json
 from typer.testing import CliRunner
 
 from penstock import AsyncClient, Client
-from penstock.cli import app
+from penstock.cli.app import app
 from penstock.db.pool import Store
 from penstock.protocol.task import Failure, NewTask
 from penstock.settings.model import Settings

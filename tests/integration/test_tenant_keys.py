@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from penstock.api.access import PERMISSION_OF, permission_of
 from penstock.api.key_store import active_keys, create_key
 from penstock.api.tenancy import REACH, Reach, reach_of
-from penstock.cli import app
+from penstock.cli.app import app
 from penstock.db.pool import Store
 from penstock.methods.table import PARAMS
 from penstock.protocol.api_key import Permission

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from penstock.cli import app, top
+from penstock.cli import top
+from penstock.cli.app import app
 from penstock.db.pool import Store
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.task import NewTask

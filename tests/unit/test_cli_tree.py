@@ -18,7 +18,7 @@ import typer.main
 from docs import generate_cli, generated
 from docs.generate_cli import Command, commands
 from penstock import __version__
-from penstock.cli import app, main
+from penstock.cli.app import app, main
 from penstock.cli.groups import default_of
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +55,7 @@ def built() -> Callable[..., Any]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, built: Callable[..., Any]) -> None:
-    monkeypatch.setattr("penstock.cli.app", built)
+    monkeypatch.setattr("penstock.cli.app.app", built)
 
 
 def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
@@ -237,7 +237,7 @@ def environment(**more: str) -> dict[str, str]:
 
 def complete(**variables: str) -> str:
     # As installed: the name of the program decides the name of the variable.
-    script = "import sys; sys.argv[0] = 'penstock'; from penstock.cli import main; main()"
+    script = "import sys; sys.argv[0] = 'penstock'; from penstock.cli.app import main; main()"
     run = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, env=environment(**variables)
     )

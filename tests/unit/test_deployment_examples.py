@@ -18,7 +18,7 @@ from prometheus_client import Gauge
 
 from penstock.api.http import SCALING_PATH
 from penstock.api.scaling import _drain_seconds, _figures
-from penstock.cli import app
+from penstock.cli.app import app
 from penstock.limits.scaling import COUNTED, OUTBOUND, Lane
 from penstock.runtime import metrics
 from penstock.runtime.health import DEFAULT_PORT, Health, _application

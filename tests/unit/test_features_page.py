@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from penstock.cli import app
+from penstock.cli.app import app
 from penstock.methods.table import PARAMS
 from penstock.tasks.params import SUBMIT_PREFIX
 

@@ -18,7 +18,7 @@ import yaml
 
 from penstock.api.http import SCALING_PATH
 from penstock.api.scaling import _figures
-from penstock.cli import app
+from penstock.cli.app import app
 from penstock.limits.scaling import OUTBOUND, Lane
 from penstock.settings.loading import load_settings
 from penstock.settings.model import Settings

@@ -39,7 +39,7 @@ def test_version_is_the_package_version(tmp_path: Path) -> None:
 def test_every_command_is_listed_and_has_help(command: str, tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
-    from penstock.cli import app
+    from penstock.cli.app import app
 
     env = {"COLUMNS": "200", "PENSTOCK_SCHEDULER0": "true"}
     assert f" {command} " in CliRunner().invoke(app, ["--help"], env=env).output
@@ -53,7 +53,7 @@ def test_credentials_of_scheduler0_are_shown_where_its_api_is_served(
 ) -> None:
     from typer.testing import CliRunner
 
-    from penstock.cli import app
+    from penstock.cli.app import app
 
     monkeypatch.chdir(tmp_path)
 
@@ -125,7 +125,7 @@ def test_up_without_handlers_starts_a_worker_where_deliveries_are_on(
 ) -> None:
     from typer.testing import CliRunner
 
-    from penstock.cli import app
+    from penstock.cli.app import app
 
     made: list[int] = []
 

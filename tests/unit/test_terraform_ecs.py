@@ -9,7 +9,7 @@ from typing import Any
 
 import typer.main
 
-from penstock.cli import app
+from penstock.cli.app import app
 from penstock.cli.run import PROCESSES
 from penstock.protocol.api_key import Permission, parse_entries
 from penstock.runtime.health import DEFAULT_PORT

@@ -1,0 +1,117 @@
+"""The command line. Commands load what they need when they run, so that `penstock worker` loads no database driver."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from penstock.cli import (
+    actions,
+    claim_key,
+    config,
+    credentials,
+    dlq,
+    enqueue,
+    jobs,
+    keys,
+    local,
+    ordering,
+    payload_key,
+    processes,
+    rejected,
+    routes,
+    schedules,
+    sources,
+    stats,
+    task,
+    tasks,
+    tenants,
+    top,
+    workflows,
+)
+from penstock.cli.common import EPILOG, error_text, say
+from penstock.cli.doctor import command
+from penstock.protocol.errors import INVALID_PARAMS, PenstockError, RpcError, SettingsError
+from penstock.protocol.version import __version__
+
+
+class Root(TyperGroup):
+    """All commands. A parameter that only the api finds wrong is told as one that is found wrong here."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RpcError as exc:
+            if exc.code != INVALID_PARAMS:
+                raise
+            raise typer.BadParameter(error_text(exc).removeprefix("Invalid params: ")) from exc
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Those to be shown: credentials are scheduler0's, whose API few have."""
+        return [name for name in super().list_commands(ctx) if name != "credential" or _serves_scheduler0()]
+
+
+def _serves_scheduler0() -> bool:
+    if "PENSTOCK_SCHEDULER0" not in os.environ and "PENSTOCK_CONFIG" not in os.environ and not _TOML.exists():
+        return False  # without the half second that reading settings takes
+    from penstock.settings.loading import load_settings
+
+    try:
+        return load_settings().scheduler0
+    except SettingsError:
+        return True
+
+
+_TOML = Path("penstock.toml")
+
+app = typer.Typer(
+    name="penstock",
+    cls=Root,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="A durable task pipeline: Postgres holds every task, SQS carries the work, JSON-RPC is the only protocol.",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        say(f"penstock {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+for part in (
+    local, enqueue, stats, top, task, tasks, jobs, workflows, schedules, actions, routes, tenants, ordering,
+    rejected, dlq, processes, sources, payload_key, claim_key, command, config, keys, credentials,
+):  # fmt: skip
+    part.add_to(app)
+
+
+def main() -> None:
+    """Entry point of the command; see the epilog of --help for the exit codes."""
+    try:
+        app(prog_name="penstock")
+    except SettingsError as exc:
+        say(f"penstock: {exc}", err=True)
+        sys.exit(2)
+    except PenstockError as exc:
+        say(f"penstock: {error_text(exc)}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
