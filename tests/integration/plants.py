@@ -13,7 +13,7 @@ import httpx
 from penstock.brokers.base import Message, Queue
 from penstock.brokers.opening import open_transport, queue_names
 from penstock.db.pool import Store
-from penstock.payloads.vault import Vault
+from penstock.payloads.codec import PayloadCodec
 from penstock.resulter import Resulter
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
@@ -119,7 +119,9 @@ async def plant(settings: Settings, registry: Registry) -> AsyncIterator[Plant]:
     """A plant whose api listens."""
     assert settings.database_url is not None
     async with AsyncExitStack() as stack:
-        store = Store(settings.database_url.get_secret_value(), application_name="penstock-test", vault=Vault(settings))
+        store = Store(
+            settings.database_url.get_secret_value(), application_name="penstock-test", codec=PayloadCodec(settings)
+        )
         stack.push_async_callback(store.close)
         transport = open_transport(settings)
         stack.push_async_callback(transport.close)

@@ -363,7 +363,7 @@ async def test_a_bucket_or_a_key_that_cannot_be_used_is_found(settings: Settings
     ((level, seen, fix),) = await found(**s3.settings(payload_bucket="s3://no-such-bucket"))
     assert (level, "NoSuchBucket" in seen, "PENSTOCK_PAYLOAD_BUCKET" in fix) == ("error", True, True)
     ((level, seen, fix),) = await found(**s3.settings(payload_s3_endpoint_url="http://127.0.0.1:1"))
-    assert (level, "S3 is away" in seen, "PENSTOCK_PAYLOAD_S3_ENDPOINT_URL" in fix) == ("error", True, True)
+    assert (level, "S3 is unavailable" in seen, "PENSTOCK_PAYLOAD_S3_ENDPOINT_URL" in fix) == ("error", True, True)
 
 
 def test_a_key_is_made_that_settings_take_and_is_named_by_its_id() -> None:

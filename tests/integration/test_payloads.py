@@ -15,7 +15,7 @@ import pytest
 from penstock import AsyncClient, Call, Client, Context, Fail, InboundClient, action
 from penstock.compat.scheduler0 import store
 from penstock.payloads.bucket import Bucket
-from penstock.payloads.vault import offered_bound, payload_bound
+from penstock.payloads.codec import offered_aad, payload_aad
 from penstock.protocol.errors import PayloadUnavailable
 from penstock.protocol.reports import encode_progress
 from penstock.protocol.requests import ClaimId
@@ -264,7 +264,7 @@ async def test_only_an_object_that_a_client_put_there_is_taken(
 async def test_what_a_client_put_there_must_be_a_payload(settings: Settings, s3: S3Bucket, registry: Registry) -> None:
     async with plant(with_bucket(settings, s3), registry) as pipe:
         for text, problem in (('"' + "t" * 2000 + '"', "must be an object or an array"), ("{" * 2000, "JSON")):
-            named = await pipe.store.vault.offer(text, payload_bound("echo", None))
+            named = await pipe.store.codec.offer(text, payload_aad("echo", None))
             error = await pipe.call("enqueue", action="echo", sealed_payload=json.loads(named))
             assert problem in error["message"]
 
@@ -299,7 +299,7 @@ async def test_what_looks_like_a_reference_is_just_a_value(
         assert (await pipe.call("result", id=task["id"]))["result"] == FORGED
 
 
-# S3 is away
+# S3 is unavailable
 
 
 async def test_while_s3_is_away_callers_are_told_and_plain_tasks_pass(
@@ -331,7 +331,7 @@ async def test_an_attempt_whose_payload_is_away_does_not_count_and_is_made_again
         for task in tasks:
             shown = await pipe.status(task["id"])
             assert (shown["state"], shown["attempts"], shown["failures"]) == ("SCHEDULED", 0, [])
-            assert "S3 is away" in shown["progress"]["note"]
+            assert "S3 is unavailable" in shown["progress"]["note"]
         await sql.execute("update penstock.task set run_at = now()")
         await pipe.work(messages=3)
         assert {(await pipe.status(task["id"]))["state"] for task in tasks} == {"SUCCESS"}
@@ -377,7 +377,7 @@ async def test_a_result_waits_with_its_worker_while_s3_is_away(
     async def put_at_last(self: Bucket, name: str, body: bytes) -> None:
         tries.append(name)
         if len(tries) < 3:
-            raise PayloadUnavailable("S3 is away")
+            raise PayloadUnavailable("S3 is unavailable")
         await whole(self, name, body)
 
     monkeypatch.setattr("penstock.worker.payload_io._FIRST_PAUSE_SECONDS", 0.01)
@@ -471,7 +471,7 @@ async def test_a_kill_between_any_two_steps_of_a_deletion_loses_and_leaves_nothi
         raise Killed
 
     async def away(self: Bucket, names: Any) -> Any:
-        raise PayloadUnavailable("S3 is away")
+        raise PayloadUnavailable("S3 is unavailable")
 
     async with plant(with_bucket(settings, s3), registry) as pipe:
         task = await pipe.call("enqueue", action="echo", payload=LARGE, delay=3600)
@@ -495,9 +495,9 @@ async def test_what_was_uploaded_for_nothing_is_found_by_its_day(
     async with plant(with_bucket(settings, s3), registry) as pipe:
         task = await pipe.call("enqueue", action="echo", payload=LARGE, delay=3600)
         (own,) = s3.objects()
-        vault = pipe.store.vault
-        await vault.keep(json.dumps(LARGE), payload_bound("echo", None))  # and then it died
-        await vault.offer(json.dumps(LARGE), payload_bound("echo", None))
+        codec = pipe.store.codec
+        await codec.store(json.dumps(LARGE), payload_aad("echo", None))  # and then it died
+        await codec.offer(json.dumps(LARGE), payload_aad("echo", None))
         s3.client.put_object(Bucket=s3.name, Key="pipe/notes.txt", Body=b"somebody else's")
         assert await pipe.objects.run_once() == 0
         later = datetime.now(UTC) + timedelta(days=50)
@@ -740,7 +740,7 @@ async def test_what_is_stored_is_no_offer_and_an_offer_is_its_tenants_own(
         for tenant in ("a", "b"):
             error = await pipe.call("enqueue", action="echo", sealed_payload=stored, tenant=tenant)
             assert "does not open" in error["message"]
-        offered = json.loads(await pipe.store.vault.offer(json.dumps(secret), offered_bound("echo", "b")))
+        offered = json.loads(await pipe.store.codec.offer(json.dumps(secret), offered_aad("echo", "b")))
         for tenant in ("a", None):
             error = await pipe.call("enqueue", action="echo", sealed_payload=offered, tenant=tenant)
             assert "does not open" in error["message"]
@@ -749,7 +749,7 @@ async def test_what_is_stored_is_no_offer_and_an_offer_is_its_tenants_own(
         taken = await pipe.call("enqueue", action="echo", sealed_payload=offered, tenant="b", delay=3600)
         assert (await pipe.status(taken["id"]))["payload"] == secret
         # Clients of earlier versions, where there are no tenants.
-        before = json.loads(await pipe.store.vault.offer(json.dumps(secret), payload_bound("echo", None)))
+        before = json.loads(await pipe.store.codec.offer(json.dumps(secret), payload_aad("echo", None)))
         taken = await pipe.call("enqueue", action="echo", sealed_payload=before)
         await pipe.work()
         assert (await pipe.status(taken["id"]))["result"] == {"echo": "salaries"}
@@ -810,7 +810,7 @@ async def test_payloads_of_before_open_for_their_tenant(settings: Settings, regi
     changed = load_settings(**settings.model_dump() | {"payload_keys": new_key()})
     async with plant(changed, registry) as pipe:
         task = await pipe.call("enqueue", action="measure", payload={"text": "new"}, tenant="acme")
-        before = pipe.store.vault.seal('{"text":"four"}', payload_bound("measure", None))
+        before = pipe.store.codec.encode('{"text":"four"}', payload_aad("measure", None))
         await sql.execute("update penstock.task set payload = $1::json where id = $2", before, task["id"])
         assert (await pipe.status(task["id"]))["payload"] == {"text": "four"}
         await pipe.work()
@@ -853,8 +853,8 @@ async def test_what_a_foreign_worker_answers_is_encrypted_when_it_arrives(
         await until(pipe.scheduler.run_once, "something to send")
         claims = {row["id"]: row["claim"] for row in await sql.fetch("select id, claim from penstock.task")}
         first, second, third = (claim_id(task["id"], claims[task["id"]]) for task in tasks)
-        vault, claim = pipe.store.vault, ClaimId(tasks[0]["id"], claims[tasks[0]["id"]])
-        for note in (MARKER, seal_note(vault, claim, MARKER)):
+        codec, claim = pipe.store.codec, ClaimId(tasks[0]["id"], claims[tasks[0]["id"]])
+        for note in (MARKER, seal_note(codec, claim, MARKER)):
             await put(pipe.queues["results"], encode_progress(first, 50, note))
             await until(pipe.resulter.run_once, "progress")
             assert MARKER not in await everything(sql)

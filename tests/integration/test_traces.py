@@ -27,7 +27,7 @@ from penstock import AsyncClient, Call, Client, Context, Fail, InboundClient, Re
 from penstock.brokers.base import Outgoing
 from penstock.brokers.sqs import SqsQueue
 from penstock.db.pool import Store
-from penstock.payloads.vault import Vault
+from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.reports import encode_progress, encode_result
 from penstock.protocol.task import NewTask
 from penstock.resulter import Resulter
@@ -95,7 +95,7 @@ def settings(settings: Settings, request: pytest.FixtureRequest) -> Settings:
 
 @pytest.fixture
 def store(store: Store, settings: Settings) -> Store:
-    store.vault = Vault(settings)
+    store.codec = PayloadCodec(settings)
     return store
 
 

@@ -15,7 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from penstock.brokers.base import Message
-from penstock.payloads.vault import Vault
+from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import InvalidParams, SettingsError
 from penstock.protocol.reports import Failed, Succeeded, Waiting, decode_report
 from penstock.protocol.requests import ClaimId
@@ -133,7 +133,7 @@ class World:
         self.runner = Runner(
             concurrency=concurrency,
             threads=self.threads,
-            vault=Vault(),
+            codec=PayloadCodec(),
             timeout_seconds=60,
             bad_params_attempts=None,
             log_details=True,

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.payloads.bucket import Bucket
-from penstock.payloads.failures import seal_error
-from penstock.payloads.records import open_error
-from penstock.payloads.vault import Vault, payload_bound
+from penstock.payloads.codec import PayloadCodec, payload_aad
+from penstock.payloads.failures import encrypt_error
+from penstock.payloads.records import decrypt_error
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable, SettingsError
 from penstock.protocol.json_text import replace_unstorable
 from penstock.protocol.reports import Succeeded, decode_reports, encode_result
@@ -35,19 +35,19 @@ JSON = st.recursive(
 KEYS = [new_key(), new_key()]
 
 
-def vault(*keys: str) -> Vault:
-    return Vault(load_settings(payload_keys=",".join(keys)))
+def codec(*keys: str) -> PayloadCodec:
+    return PayloadCodec(load_settings(payload_keys=",".join(keys)))
 
 
 @given(JSON, st.booleans())
 def test_whatever_is_sealed_opens_as_it_was(value: Any, ascii_only: bool) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only)
-    for one in (vault(), vault(KEYS[0])):
-        stored = one.seal(escape_plain(text), "b")
-        assert one.unseal(stored, "b") == text
-        assert asyncio.run(one.open(stored, "b")) == text
+    for one in (codec(), codec(KEYS[0])):
+        stored = one.encode(escape_plain(text), "b")
+        assert one.decode_inline(stored, "b") == text
+        assert asyncio.run(one.load(stored, "b")) == text
         assert json.loads(stored) is not None or value is None
-    assert vault(KEYS[1], KEYS[0]).unseal(vault(KEYS[0]).seal(escape_plain(text), "b"), "b") == text
+    assert codec(KEYS[1], KEYS[0]).decode_inline(codec(KEYS[0]).encode(escape_plain(text), "b"), "b") == text
 
 
 @given(JSON)
@@ -69,17 +69,17 @@ def test_what_is_no_sealed_text_is_refused_and_nothing_else_is_raised(text: str)
 
 
 def test_sealing_twice_changes_nothing_and_two_seals_differ() -> None:
-    one = vault(KEYS[0])
-    sealed = one.seal('{"a":1}', "b")
-    assert one.seal(sealed, "b") == sealed
-    assert one.seal('{"a":1}', "b") != sealed
+    one = codec(KEYS[0])
+    sealed = one.encode('{"a":1}', "b")
+    assert one.encode(sealed, "b") == sealed
+    assert one.encode('{"a":1}', "b") != sealed
 
 
 def test_each_value_has_a_key_of_its_own_as_the_documentation_describes() -> None:
     key = read_key(KEYS[0])
     data = []
     for _ in range(2):
-        sealed = decode_sealed(vault(KEYS[0]).seal('{"a":1}', "payload\0act"))
+        sealed = decode_sealed(codec(KEYS[0]).encode('{"a":1}', "payload\0act"))
         assert isinstance(sealed, Sealed)
         data.append(base64.b64decode(sealed.data))
     assert data[0][:4] == data[1][:4] == b"PSK1"
@@ -94,74 +94,74 @@ def test_values_of_earlier_versions_open(nonce: bytes) -> None:
     key = read_key(KEYS[0])
     old = nonce + AESGCM(key).encrypt(nonce, b'{"a":1}', b"b")
     text = encode_sealed(Sealed(fingerprint(key), base64.b64encode(old).decode()))
-    assert vault(KEYS[0]).unseal(text, "b") == '{"a":1}'
+    assert codec(KEYS[0]).decode_inline(text, "b") == '{"a":1}'
     with pytest.raises(PayloadLost):
-        vault(KEYS[0]).unseal(text, "c")
+        codec(KEYS[0]).decode_inline(text, "c")
 
 
 def test_a_tenants_value_opens_for_the_tenant_alone_and_never_as_one_without_a_tenant() -> None:
-    one, key = vault(KEYS[0]), read_key(KEYS[0])
-    theirs = one.seal("{}", payload_bound("a", "acme"))
+    one, key = codec(KEYS[0]), read_key(KEYS[0])
+    theirs = one.encode("{}", payload_aad("a", "acme"))
     sealed = decode_sealed(theirs)
     assert isinstance(sealed, Sealed)
     data = base64.b64decode(sealed.data)
     assert data[:4] == b"PSK2"
     derived = AESGCM(hmac.digest(key, data[:32], "sha256"))
     assert derived.decrypt(bytes(12), data[32:], b"payload\0acme\0a") == b"{}"
-    assert one.unseal(theirs, payload_bound("a", "acme")) == "{}"
+    assert one.decode_inline(theirs, payload_aad("a", "acme")) == "{}"
     marked = encode_sealed(Sealed(sealed.key_id, base64.b64encode(b"PSK1" + data[4:]).decode()))
     for text in (theirs, marked):
-        for bound in (
-            payload_bound("a", "other"),
-            payload_bound("a", None),
-            payload_bound("b", "acme"),
+        for aad in (
+            payload_aad("a", "other"),
+            payload_aad("a", None),
+            payload_aad("b", "acme"),
             "payload\0acme\0a",
         ):
-            if (text, bound) != (theirs, "payload\0acme\0a"):  # no other kind of value is bound to that text
+            if (text, aad) != (theirs, "payload\0acme\0a"):  # no other kind of value is bound to that text
                 with pytest.raises(PayloadLost):
-                    one.unseal(text, bound)
+                    one.decode_inline(text, aad)
 
 
 def test_a_value_of_before_opens_for_a_tenant_and_none_is_written_so_unless_told() -> None:
-    older = Vault(load_settings(payload_keys=KEYS[0], payload_bind_tenants=False))
-    before = older.seal("{}", payload_bound("a", "acme"))
-    assert vault(KEYS[0]).unseal(before, payload_bound("a", "acme")) == "{}"
-    assert vault(KEYS[0]).unseal(before, payload_bound("a", None)) == "{}"  # as a worker of before opens it
+    older = PayloadCodec(load_settings(payload_keys=KEYS[0], payload_bind_tenants=False))
+    before = older.encode("{}", payload_aad("a", "acme"))
+    assert codec(KEYS[0]).decode_inline(before, payload_aad("a", "acme")) == "{}"
+    assert codec(KEYS[0]).decode_inline(before, payload_aad("a", None)) == "{}"  # as a worker of before opens it
     with pytest.raises(PayloadLost):
-        vault(KEYS[0]).unseal(before, payload_bound("b", "acme"))
-    assert older.unseal(vault(KEYS[0]).seal("{}", payload_bound("a", "acme")), payload_bound("a", "acme")) == "{}"
+        codec(KEYS[0]).decode_inline(before, payload_aad("b", "acme"))
+    assert older.decode_inline(codec(KEYS[0]).encode("{}", payload_aad("a", "acme")), payload_aad("a", "acme")) == "{}"
 
 
 def test_a_missing_key_is_named_and_another_place_does_not_open() -> None:
-    sealed = vault(KEYS[0]).seal("{}", "here")
+    sealed = codec(KEYS[0]).encode("{}", "here")
     name = fingerprint(read_key(KEYS[0]))
-    for other in (vault(KEYS[1]), vault()):
+    for other in (codec(KEYS[1]), codec()):
         with pytest.raises(PayloadUnavailable, match=f"key {name}.*PENSTOCK_PAYLOAD_KEYS"):
-            other.unseal(sealed, "here")
+            other.decode_inline(sealed, "here")
     with pytest.raises(PayloadLost, match=name):
-        vault(KEYS[0]).unseal(sealed, "there")
+        codec(KEYS[0]).decode_inline(sealed, "there")
     with pytest.raises(PayloadLost):
-        vault(KEYS[0]).unseal(sealed[:-8] + 'AAAAAA="', "here")
+        codec(KEYS[0]).decode_inline(sealed[:-8] + 'AAAAAA="', "here")
 
 
 def test_an_error_keeps_code_type_and_hints_in_clear() -> None:
-    one = vault(KEYS[0])
+    one = codec(KEYS[0])
     error = json.dumps({"code": 7, "message": "m", "data": {"type": "T", "retry_after": 3, "traceback": "secret"}})
-    sealed = seal_error(one, 5, error)
+    sealed = encrypt_error(one, 5, error)
     shown = json.loads(sealed)
     assert (shown["code"], shown["data"]["type"], shown["data"]["retry_after"]) == (7, "T", 3)
     assert "secret" not in sealed
-    assert seal_error(one, 5, sealed) == sealed
-    assert open_error(one, 5, sealed) == error
+    assert encrypt_error(one, 5, sealed) == sealed
+    assert decrypt_error(one, 5, sealed) == error
     with pytest.raises(PayloadLost):
-        open_error(one, 6, sealed)
+        decrypt_error(one, 6, sealed)
 
 
 @pytest.mark.parametrize("name", ["../x", "20200101/", "20200101/" + "0" * 31 + "G", "a/20200101/" + "0" * 32, ""])
 async def test_a_name_of_another_form_reaches_no_bucket(name: str) -> None:
     bucket = Bucket("s3://bucket/prefix", endpoint_url="http://127.0.0.1:1")
     for call in (bucket.get(name, 10), bucket.put(name, b""), bucket.delete([name])):
-        with pytest.raises(PayloadLost, match="is no name"):
+        with pytest.raises(PayloadLost, match="is not an object name"):
             await call
     reference = encode_reference(Reference(name, None, 5, "0" * 64))
     with pytest.raises(ValueError, match="is no text"):
@@ -196,7 +196,7 @@ def test_limits_that_do_not_fit_are_told_together() -> None:
 
 
 def test_a_worker_alone_takes_a_sealed_payload() -> None:
-    body = encode_call(1, 2, "a", vault(KEYS[0]).seal("{}", payload_bound("a", None)))
+    body = encode_call(1, 2, "a", codec(KEYS[0]).encode("{}", payload_aad("a", None)))
     assert isinstance(decode_body(body, batch_limit=10).entries[0], Invalid)
     assert not isinstance(decode_body(body, batch_limit=10, may_be_sealed=True).entries[0], Invalid)
     other = encode_call(1, 2, "a", '"text"')
@@ -205,8 +205,9 @@ def test_a_worker_alone_takes_a_sealed_payload() -> None:
 
 def test_while_both_are_off_nothing_of_them_is_loaded() -> None:
     program = (
-        "import sys; from penstock.settings.loading import load_settings; from penstock.payloads.vault import Vault; "
-        "import penstock.worker.process; v = Vault(load_settings()); assert v.seal('{}', 'b') == '{}'; "
+        "import sys; from penstock.settings.loading import load_settings; "
+        "from penstock.payloads.codec import PayloadCodec; "
+        "import penstock.worker.process; v = PayloadCodec(load_settings()); assert v.encode('{}', 'b') == '{}'; "
         "print([m for m in sys.modules if m.split('.')[0] in ('cryptography', 'aiobotocore', 'botocore', 'asyncpg')])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

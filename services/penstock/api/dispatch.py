@@ -121,7 +121,7 @@ class Methods:
         keys_changed: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._store = store
-        self.vault = store.vault
+        self.codec = store.codec
         self._notifier = notifier
         self._settings = settings
         self._queues = queues
@@ -166,7 +166,7 @@ class Methods:
             Restart: self._change,
             Reschedule: self._change,
             AnswerWait: self._answer_wait,
-            ListTasks: TaskLists(self._session, self.vault).list,
+            ListTasks: TaskLists(self._session, self.codec).list,
             Stats: self._stats,
             ListRejected: rejected.list,
             ShowRejected: rejected.show,
@@ -247,7 +247,7 @@ class Methods:
                 outcomes.append(task)
             except RpcError as exc:
                 outcomes.append(exc)
-        if self.vault.is_on:
+        if self.codec.is_on:
             outcomes = await self._take_in(outcomes)
         outcomes = [self._insert_soon(one) if isinstance(one, NewTask) else one for one in outcomes]
         for place, stored in enumerate(outcomes):
@@ -270,7 +270,7 @@ class Methods:
         async def of(one: Outcome) -> Outcome:
             if not isinstance(one, NewTask):
                 return one
-            return await take_in_task(one, self.vault, self._settings)
+            return await take_in_task(one, self.codec, self._settings)
 
         taken: list[Outcome] = await asyncio.gather(*map(of, outcomes), return_exceptions=True)
         return taken
@@ -383,7 +383,7 @@ class Methods:
             rows: Sequence[Any] = seen(await session.fetch("show_tasks", ids, detail, room))
             waits = await self._read_waits(session, rows) if detail else {}
         load.hold(sum(map(views.task_bytes, rows)))
-        rows = await shown_rows(self.vault, rows, room_bytes=room, payload=detail)
+        rows = await shown_rows(self.codec, rows, room_bytes=room, payload=detail)
         return {row["id"]: row for row in rows}, waits
 
     @staticmethod

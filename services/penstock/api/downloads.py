@@ -14,8 +14,8 @@ from penstock.api.access import Guard
 from penstock.api.dispatch import Methods
 from penstock.api.http import refusal
 from penstock.api.rpc import error_body, masked
-from penstock.payloads.cipher import Bound
-from penstock.payloads.vault import payload_bound, result_bound
+from penstock.payloads.cipher import TenantAad
+from penstock.payloads.codec import payload_aad, result_aad
 from penstock.protocol.caller import bind, seen
 from penstock.protocol.checks import read_id
 from penstock.protocol.errors import (
@@ -50,7 +50,7 @@ class Downloads:
 
     @property
     def routes(self) -> Sequence[BaseRoute]:
-        return [Route(f"/tasks/{{id}}/{what}", self._answer(what), methods=["GET"]) for what in _BOUNDS]
+        return [Route(f"/tasks/{{id}}/{what}", self._answer(what), methods=["GET"]) for what in _AADS]
 
     def _answer(self, what: str) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
@@ -97,15 +97,15 @@ class Downloads:
             rows = seen(await session.fetch("read_tasks", [task_id]))
         if not rows or rows[0][f"{what}_gone"] or rows[0][what] is None:
             raise TaskNotFound(task_id)
-        bound = _BOUNDS[what](rows[0])
-        body = await self._methods.vault.open(rows[0][what], bound)
+        aad = _AADS[what](rows[0])
+        body = await self._methods.codec.load(rows[0][what], aad)
         in_hand().hold(len(body))
         return body
 
 
-_BOUNDS: dict[str, Callable[[Any], str | Bound]] = {
-    "payload": lambda row: payload_bound(row["action"], row["tenant"]),
-    "result": lambda row: result_bound(row["id"]),
+_AADS: dict[str, Callable[[Any], str | TenantAad]] = {
+    "payload": lambda row: payload_aad(row["action"], row["tenant"]),
+    "result": lambda row: result_aad(row["id"]),
 }
 
 

@@ -81,7 +81,7 @@ class Results:
 
     def __init__(self, store: Store, session: SessionOf, *, tasks_limit: int, requests_limit: int) -> None:
         self._session = session
-        self._vault = store.vault
+        self._codec = store.codec
         self._listener = Listener(store)
         self._tasks_limit = tasks_limit
         self._requests_limit = requests_limit
@@ -237,7 +237,7 @@ class Results:
             async with self._session() as session:
                 rows = await session.fetch("read_states", [*waiter.missing])
             states = {row["id"]: row["state"] for row in rows}
-        settled = await shown_rows(self._vault, list(waiter.found.values()), room_bytes=budget.ANSWER_BYTES)
+        settled = await shown_rows(self._codec, list(waiter.found.values()), room_bytes=budget.ANSWER_BYTES)
         found = {row["id"]: row for row in settled}
         load = budget.in_hand()
         outcomes = [

@@ -60,7 +60,7 @@ async def _retry_one(session: Session, rejected_id: int, settings: Settings) -> 
         return await _keep_whole(session, rejected_id, f"Parse error: not UTF-8 at byte {exc.start}")
     if source == "inbound":
         inbound = read_inbound(text, settings)
-        await take_in(inbound, session.vault, settings)
+        await take_in(inbound, session.codec, settings)
         asked = len(inbound.tasks) + len(inbound.changes) + len(inbound.refused)
         await accept_inbound(session, inbound, settings, door="replay")
         refused = inbound.refused

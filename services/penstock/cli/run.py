@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.brokers.base import Queue
 from penstock.brokers.opening import open_transport, queue_names
-from penstock.payloads.vault import Vault
+from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import SettingsError
 from penstock.runtime.chaos import Faults, faults_of
 from penstock.runtime.logs import get_logger, setup_logging, setup_root
@@ -70,7 +70,7 @@ def _maker(
             pool_size=settings.database_pool_size,
             statement_timeout_seconds=settings.statement_timeout_seconds,
             application_name=_application_name(name),
-            vault=Vault(settings),
+            codec=PayloadCodec(settings),
         )
         stack.push_async_callback(store.close)
         if name in _SOURCES:

@@ -37,7 +37,7 @@ from penstock.protocol.requests import prepared, task_params
 
 if TYPE_CHECKING:
     from penstock.brokers.base import Queue, Transport
-    from penstock.payloads.vault import Vault
+    from penstock.payloads.codec import PayloadCodec
     from penstock.settings.model import Settings
 
 MESSAGE_TASKS = 100
@@ -396,7 +396,7 @@ class InboundClient:
         transport_url: str | None = None,
         payloads: Settings | None = None,
     ) -> None:
-        self._vault = None if payloads is None else _vault_of(payloads)
+        self._codec = None if payloads is None else _codec_of(payloads)
         self._name = queue
         self._endpoint_url = endpoint_url
         self._region = region
@@ -420,8 +420,8 @@ class InboundClient:
         if self._transport is not None:
             transport, self._transport, self._queue = self._transport, None, None
             await transport.close()
-        if self._vault is not None:
-            await self._vault.close()
+        if self._codec is not None:
+            await self._codec.close()
 
     async def enqueue(self, action: str, payload: Any = None, **options: Any) -> None:
         """Send one task; options as in :meth:`Client.enqueue`. Raises TooLarge, Unfinished."""
@@ -434,20 +434,20 @@ class InboundClient:
         that were not sent, when the queue does not take them after several tries.
         """
         given = list(tasks)
-        if self._vault is not None:
-            given = [await self._sealed(task, self._vault) for task in given]
+        if self._codec is not None:
+            given = [await self._sealed(task, self._codec) for task in given]
         await self._send_all([request_text("enqueue", prepared(task), None) for task in given], given)
         return len(given)
 
     @staticmethod
-    async def _sealed(task: Mapping[str, Any], vault: Vault) -> Mapping[str, Any]:
+    async def _sealed(task: Mapping[str, Any], codec: PayloadCodec) -> Mapping[str, Any]:
         """Raises PayloadUnavailable when the bucket is away."""
         text = dumps(task.get("payload", {}))
-        if not vault.encrypts and not vault.is_large(text):
+        if not codec.encrypts and not codec.is_large(text):
             return task
-        from penstock.payloads.vault import offered_bound
+        from penstock.payloads.codec import offered_aad
 
-        sealed = await vault.offer(text, offered_bound(task["action"], task.get("tenant")))
+        sealed = await codec.offer(text, offered_aad(task["action"], task.get("tenant")))
         return {name: value for name, value in task.items() if name != "payload"} | {
             "sealed_payload": json.loads(sealed)
         }
@@ -505,10 +505,10 @@ class InboundClient:
             raise Unfinished(f"{len(unsent)} of {len(given)} tasks were not sent: {reason}", [], unsent)
 
 
-def _vault_of(settings: Settings) -> Vault:
-    from penstock.payloads.vault import Vault
+def _codec_of(settings: Settings) -> PayloadCodec:
+    from penstock.payloads.codec import PayloadCodec
 
-    return Vault(settings)
+    return PayloadCodec(settings)
 
 
 def unreachable(url: str, exc: Exception) -> Unavailable:

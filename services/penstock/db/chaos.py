@@ -10,7 +10,7 @@ import asyncpg
 
 from penstock.db.pool import Store
 from penstock.db.session import Session
-from penstock.payloads.vault import Vault
+from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.fence import Fence
 from penstock.runtime.chaos import Faults
 
@@ -18,8 +18,10 @@ from penstock.runtime.chaos import Faults
 class _FaultySession(Session):
     """Statements that may fail before they run; those that commit by themselves may lose their reply too."""
 
-    def __init__(self, connection: Any, vault: Vault, fence: Fence, faults: Faults, *, commits_each: bool) -> None:
-        super().__init__(connection, vault, fence)
+    def __init__(
+        self, connection: Any, codec: PayloadCodec, fence: Fence, faults: Faults, *, commits_each: bool
+    ) -> None:
+        super().__init__(connection, codec, fence)
         self._faults = faults
         self._commits_each = commits_each
 
@@ -54,7 +56,7 @@ class FaultyStore(Store):
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
         async with super().session() as session:
-            faulty = _FaultySession(session._connection, session.vault, session.fence, self._faults, commits_each=True)
+            faulty = _FaultySession(session._connection, session.codec, session.fence, self._faults, commits_each=True)
             yield faulty
             session.has_told |= faulty.has_told
             session.has_left |= faulty.has_left
@@ -64,7 +66,7 @@ class FaultyStore(Store):
         self, *, hurried: bool = False, lock_wait_seconds: float | None = None
     ) -> AsyncIterator[Session]:
         async with super().transaction(hurried=hurried, lock_wait_seconds=lock_wait_seconds) as session:
-            faulty = _FaultySession(session._connection, session.vault, session.fence, self._faults, commits_each=False)
+            faulty = _FaultySession(session._connection, session.codec, session.fence, self._faults, commits_each=False)
             yield faulty
             session.has_told |= faulty.has_told
             session.has_left |= faulty.has_left

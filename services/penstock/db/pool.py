@@ -12,7 +12,7 @@ import asyncpg
 
 from penstock.db.driver_errors import TRANSIENT, Translated
 from penstock.db.session import Session
-from penstock.payloads.vault import Vault
+from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.fence import ClaimKey, Fence
 
@@ -49,8 +49,8 @@ class Store:
 
     def __init__(self, database_url: str, *, pool_size: int = 8, statement_timeout_seconds: float = 30,
                  acquire_timeout_seconds: float = 30, application_name: str = "penstock",
-                 vault: Vault | None = None) -> None:  # fmt: skip
-        self.vault = vault or Vault()
+                 codec: PayloadCodec | None = None) -> None:  # fmt: skip
+        self.codec = codec or PayloadCodec()
         self.fence = Fence()
         self._fence_read_at = float("-inf")
         self._url = database_url
@@ -97,13 +97,13 @@ class Store:
                     await pool.close()
             except (TimeoutError, *TRANSIENT):
                 pool.terminate()
-        await self.vault.close()
+        await self.codec.close()
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
         """Statements that commit one by one."""
         async with self._connection() as connection:
-            session = Session(connection, self.vault, self.fence)
+            session = Session(connection, self.codec, self.fence)
             try:
                 yield session
             finally:
@@ -119,7 +119,7 @@ class Store:
         """
         async with self._connection() as connection:
             async with connection.transaction():
-                session = Session(connection, self.vault, self.fence)
+                session = Session(connection, self.codec, self.fence)
                 if hurried:
                     await session.hurry()
                 elif lock_wait_seconds is not None:

@@ -12,7 +12,7 @@ import asyncpg
 
 from penstock.db.driver_errors import Translated
 from penstock.db.statements import SQL
-from penstock.payloads.vault import Vault
+from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.fence import Fence
 from penstock.runtime import metrics
 
@@ -24,14 +24,14 @@ _PARTITION = re.compile(r"(task_(?:success|critical_error|cancelled))(?:_[0-9]{8
 class Session:
     """Statements by their names, on one connection.
 
-    vault: what payloads are sealed by before they are stored, None for nothing. fence: what claim ids are made by, see
+    codec: encodes payloads before they are stored; None: stored as given. fence: what claim ids are made by, see
     ``Store.read_fence``. has_told: a statement has settled a task that belongs to a workflow. has_left: ordering keys
     were left to be looked at later.
     """
 
-    def __init__(self, connection: Any, vault: Vault | None = None, fence: Fence | None = None) -> None:
+    def __init__(self, connection: Any, codec: PayloadCodec | None = None, fence: Fence | None = None) -> None:
         self._connection = connection
-        self.vault = vault or Vault()
+        self.codec = codec or PayloadCodec()
         self.fence = fence or Fence()
         self.has_told = False
         self._timeout_seconds: float | None = None  # the connection's own

@@ -20,7 +20,7 @@ from penstock.limits.tenant_store import change_tenant
 from penstock.methods.audit import OUTCOME_MAX_CHARS, Deed, begin_audit, end_audit, shown_params
 from penstock.methods.reading import read_command
 from penstock.methods.table import PARAMS
-from penstock.payloads.vault import Vault, offered_bound, payload_bound
+from penstock.payloads.codec import PayloadCodec, offered_aad, payload_aad
 from penstock.protocol.errors import (
     DuplicateTask,
     InvalidParams,
@@ -145,15 +145,15 @@ def read_inbound(body: str, settings: Settings, *, sender: str = "") -> Inbound:
     return inbound
 
 
-async def take_in(inbound: Inbound, vault: Vault, settings: Settings) -> None:
-    """Have large payloads kept as objects, and those that clients have sealed opened, checked, and sealed anew.
+async def take_in(inbound: Inbound, codec: PayloadCodec, settings: Settings) -> None:
+    """Store large payloads as objects; decode, check and encode again those that clients encoded.
 
     ``inbound.refused`` gains what cannot be had any more, or is no payload. Best called before the transaction.
     Raises PayloadUnavailable while the bucket is away.
     """
-    if not vault.is_on:
+    if not codec.is_on:
         return
-    taken = await asyncio.gather(*(take_in_task(task, vault, settings) for task in inbound.tasks))
+    taken = await asyncio.gather(*(take_in_task(task, codec, settings) for task in inbound.tasks))
     texts = inbound.texts
     inbound.tasks, inbound.texts = [], []
     for task, text in zip(taken, texts, strict=True):
@@ -164,12 +164,12 @@ async def take_in(inbound: Inbound, vault: Vault, settings: Settings) -> None:
             inbound.texts.append(text)
 
 
-async def take_in_task(task: NewTask, vault: Vault, settings: Settings) -> NewTask | RpcError:
+async def take_in_task(task: NewTask, codec: PayloadCodec, settings: Settings) -> NewTask | RpcError:
     """A task as it is to be stored, or why its payload cannot be had. Raises PayloadUnavailable."""
-    bound = payload_bound(task.action, task.tenant)
+    aad = payload_aad(task.action, task.tenant)
     if task.offered is not None:
         try:
-            payload = await _open_offered(task.offered, task, vault)
+            payload = await _open_offered(task.offered, task, codec)
             size = utf8_size(payload)
             if size > settings.largest_payload_bytes:
                 return TooLarge("sealed_payload", size, settings.largest_payload_bytes)
@@ -178,25 +178,25 @@ async def take_in_task(task: NewTask, vault: Vault, settings: Settings) -> NewTa
             return InvalidParams("sealed_payload", f"cannot be taken: {exc}")
         except RpcError as exc:
             return exc
-    elif vault.is_large(task.payload):
+    elif codec.is_large(task.payload):
         payload = task.payload
     else:
         return task
-    return replace(task, payload=await vault.keep(payload, bound))
+    return replace(task, payload=await codec.store(payload, aad))
 
 
-async def _open_offered(offered: str, task: NewTask, vault: Vault) -> str:
+async def _open_offered(offered: str, task: NewTask, codec: PayloadCodec) -> str:
     """Raises PayloadUnavailable, PayloadLost; for the ciphertext of a stored payload too.
 
-    Clients of earlier versions bind what they offer as stored payloads are bound. That is taken only where there is no
-    tenant, so that no caller of one can have a payload of another opened.
+    Clients of earlier versions encrypt offers with the associated data of stored payloads. That is accepted only
+    without a tenant, so that no tenant can have the payload of another decrypted.
     """
     try:
-        return await vault.open(offered, offered_bound(task.action, task.tenant))
+        return await codec.load(offered, offered_aad(task.action, task.tenant))
     except PayloadLost:
         if task.tenant is not None:
             raise
-    return await vault.open(offered, payload_bound(task.action, None))
+    return await codec.load(offered, payload_aad(task.action, None))
 
 
 async def accept_inbound(session: Session, inbound: Inbound, settings: Settings, *, door: str) -> list[Enqueued]:

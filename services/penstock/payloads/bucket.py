@@ -1,7 +1,7 @@
-"""Objects in a bucket of S3, by aiobotocore, which is loaded with the first of them.
+"""Objects in an S3 bucket, by aiobotocore, which is loaded with the first call.
 
-Names are ours: a day and 128 random bits behind the prefix of the settings. A name that is of another form is refused,
-so nothing beyond the bucket and the prefix of the settings is ever read, written or deleted.
+An object's name is a day and 128 random bits behind the prefix of the settings. Any other name is refused, so nothing
+outside that bucket and prefix is ever read, written or deleted.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _NAME = re.compile(r"(?:offered/)?[0-9]{8}/[0-9a-f]{32}")
 
 
 def new_name(*, offered: bool = False) -> str:
-    """A name that nothing has had before."""
+    """Return a new unique name."""
     return f"{'offered/' if offered else ''}{datetime.now(UTC):%Y%m%d}/{secrets.token_hex(16)}"
 
 
 class Bucket:
-    """The bucket and prefix of the settings; connects with the first call, and is to be closed.
+    """The bucket and prefix of the settings; connects with the first call; close it after use.
 
-    Every method raises PayloadUnavailable when S3 is away or refuses.
+    Every method raises PayloadUnavailable when S3 is unavailable or rejects the request.
     """
 
     def __init__(self, url: str, *, endpoint_url: str | None = None, region: str | None = None) -> None:
@@ -50,18 +50,18 @@ class Bucket:
         await self._call("put_object", Key=self._key(name), Body=body, ContentType="application/octet-stream")
 
     async def get(self, name: str, limit: int) -> bytes:
-        """Raises PayloadLost when there is no such object, or one of more bytes than the limit."""
+        """Raises PayloadLost for a missing object, or one over the limit in bytes."""
         return await self._call("get_object", _read_up_to(limit), Key=self._key(name))  # type: ignore[no-any-return]
 
     async def delete(self, names: Sequence[str]) -> set[str]:
-        """Delete up to DELETED_AT_ONCE objects; returns those that are gone, as one that never was is too."""
+        """Delete up to DELETED_AT_ONCE objects; returns the names deleted, missing ones included."""
         objects = [{"Key": self._key(name)} for name in names]
         answer = await self._call("delete_objects", Delete={"Objects": objects, "Quiet": True})
         left = {error["Key"].removeprefix(self._prefix) for error in answer.get("Errors", [])}
         return set(names) - left
 
     async def list(self, day: date, after: str, *, offered: bool) -> list[str]:
-        """Names of that day behind ``after``, up to a thousand."""
+        """List up to a thousand names of a day, sorted after ``after``."""
         prefix = f"{self._prefix}{'offered/' if offered else ''}{day:%Y%m%d}/"
         more = {"StartAfter": self._key(after)} if after else {}
         answer = await self._call("list_objects_v2", Prefix=prefix, **more)
@@ -75,7 +75,7 @@ class Bucket:
 
     def _key(self, name: str) -> str:
         if not _NAME.fullmatch(name):
-            raise PayloadLost(f"{name[:60]!r} is no name of an object of Penstock's")
+            raise PayloadLost(f"{name[:60]!r} is not an object name of Penstock")
         return f"{self._prefix}{name}"
 
     async def _call(self, operation: str, then: Any = None, **params: Any) -> Any:
@@ -92,11 +92,11 @@ class Bucket:
                 raise PayloadLost(f"its object {params['Key']} is not in {self.url}: it was deleted there") from None
             status = int(exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
             raise PayloadUnavailable(
-                f"S3 refuses {operation} in {self.url}: {code}",
+                f"S3 rejected {operation} in {self.url}: {code}",
                 is_refusal=400 <= status < 500 and status != 429 and code not in _PASSING,
             ) from exc
         except (BotoCoreError, HttpError, OSError, TimeoutError) as exc:
-            raise PayloadUnavailable(f"S3 is away ({operation} in {self.url}): {type(exc).__name__}") from exc
+            raise PayloadUnavailable(f"S3 is unavailable ({operation} in {self.url}): {type(exc).__name__}") from exc
 
     async def _open(self) -> Any:
         async with self._opening:

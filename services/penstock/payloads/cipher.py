@@ -1,11 +1,11 @@
-"""Encryption of texts: AES-256-GCM with a key of each value's own, derived from one that the text names by fingerprint.
+"""Encryption of texts: AES-256-GCM with one derived key a value; the text names the parent key by its fingerprint.
 
-The bound text (what the value belongs to) is authenticated with it, so a ciphertext that is moved to another place
-does not open there. The derived key is HMAC-SHA256 of a random salt of 28 bytes, so a key does not wear out: random
-nonces of 12 bytes under the key itself would allow only 2^32 values.
+The associated data (AAD: what the value belongs to) is authenticated, so a ciphertext moved to another place does not
+decrypt there. The derived key is HMAC-SHA256 of a random salt of 28 bytes, so a key does not wear out: random nonces of
+12 bytes under the key itself would allow only 2^32 values.
 
-What belongs to a tenant has a format of its own, whose magic is part of what the key is derived from: it opens with the
-tenant in the bound text alone, and never as a value of an older format, which names no tenant.
+Values of a tenant have a format of their own, whose magic is part of the key derivation: they decrypt only with the
+tenant in the AAD, and never as a value of the older format, which names no tenant.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 _MAGIC = b"PSK1"
-_TENANT_MAGIC = b"PSK2"  # of what is bound to a tenant
+_TENANT_MAGIC = b"PSK2"  # of values of a tenant
 _SALT_BYTES = 28
 _HEAD_BYTES = len(_MAGIC) + _SALT_BYTES
 _NONCE = bytes(12)  # a derived key encrypts one value
 _OLD_NONCE_BYTES = 12  # of a value without the magic: a random nonce, under the key itself
 
 
-class Bound(NamedTuple):
-    """What a tenant's value belongs to. older: what one belongs to that was written without the tenant."""
+class TenantAad(NamedTuple):
+    """Associated data of a tenant's value. older: that of a value written without the tenant."""
 
     text: str
     older: str
 
 
 class Cipher:
-    """Some keys, of which the first encrypts and all decrypt. Raises SettingsError where the library is missing."""
+    """Encrypts with the first key and decrypts with any. Raises SettingsError without the library."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         try:
@@ -58,24 +58,24 @@ class Cipher:
     def knows(self, key_id: str) -> bool:
         return key_id in self._keys
 
-    def encrypt(self, data: bytes, bound: str | Bound) -> bytes:
-        """Magic, salt and ciphertext, by the first key."""
+    def encrypt(self, data: bytes, aad: str | TenantAad) -> bytes:
+        """Return magic, salt and ciphertext."""
         salt = os.urandom(_SALT_BYTES)
         key = self._keys[self.key_id]
-        if isinstance(bound, str):
-            return _MAGIC + salt + self._derived(key, salt).encrypt(_NONCE, data, bound.encode())
+        if isinstance(aad, str):
+            return _MAGIC + salt + self._derived(key, salt).encrypt(_NONCE, data, aad.encode())
         head = _TENANT_MAGIC + salt
-        return head + self._derived(key, head).encrypt(_NONCE, data, bound.text.encode())
+        return head + self._derived(key, head).encrypt(_NONCE, data, aad.text.encode())
 
     def _derived(self, key: bytes, salt: bytes) -> AESGCM:
         return self._make(hmac.digest(key, salt, "sha256"))
 
-    def decrypt(self, key_id: str, data: bytes, bound: str | Bound) -> bytes:
-        """Raises PayloadUnavailable for a key that is not here, PayloadLost for what does not belong here."""
+    def decrypt(self, key_id: str, data: bytes, aad: str | TenantAad) -> bytes:
+        """Raises PayloadUnavailable for an unknown key, PayloadLost for changed data or other associated data."""
         key = self._keys.get(key_id)
         if key is None:
             raise missing_key(key_id)
-        text, older = (bound, bound) if isinstance(bound, str) else bound
+        text, older = (aad, aad) if isinstance(aad, str) else aad
         if data.startswith((_MAGIC, _TENANT_MAGIC)):
             is_tenants = data.startswith(_TENANT_MAGIC)
             derived = self._derived(key, data[0 if is_tenants else len(_MAGIC) : _HEAD_BYTES])
@@ -90,16 +90,16 @@ class Cipher:
                 f"what is encrypted with key {key_id} was changed, or belongs to something else: it does not open"
             ) from None
 
-    def seal(self, text: str, bound: str | Bound) -> Sealed:
-        return Sealed(self.key_id, binascii.b2a_base64(self.encrypt(text.encode(), bound), newline=False).decode())
+    def encrypt_text(self, text: str, aad: str | TenantAad) -> Sealed:
+        return Sealed(self.key_id, binascii.b2a_base64(self.encrypt(text.encode(), aad), newline=False).decode())
 
-    def unseal(self, sealed: Sealed, bound: str | Bound) -> str:
-        """Raises as decrypt."""
+    def decrypt_text(self, sealed: Sealed, aad: str | TenantAad) -> str:
+        """Raises PayloadUnavailable, PayloadLost."""
         try:
             data = binascii.a2b_base64(sealed.data, strict_mode=True)
         except (binascii.Error, ValueError):
             raise PayloadLost(f"what is encrypted with key {sealed.key_id} is no base64: it was changed") from None
-        return self.decrypt(sealed.key_id, data, bound).decode()
+        return self.decrypt(sealed.key_id, data, aad).decode()
 
 
 def missing_key(key_id: str) -> PayloadUnavailable:

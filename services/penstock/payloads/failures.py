@@ -1,4 +1,4 @@
-"""Errors of attempts, sealed: message, traceback and whatever else they say; in clear stay code, type and hints."""
+"""Encryption of attempts' errors: message, traceback and other data; code, type and hints stay in clear."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.payloads.vault import Vault, error_bound
+from penstock.payloads.codec import PayloadCodec, error_aad
 from penstock.protocol.json_text import decode_any
 from penstock.protocol.sealed import is_sealed
 
@@ -15,9 +15,9 @@ _CLEAR = ("type", "retry_after", "final", "max_attempts", "backoff", "not_begun"
 _ENCRYPTED = "encrypted"
 
 
-def seal_error(vault: Vault, task_id: int, error: str) -> str:
-    """A JSON-RPC error object as it is sent and stored; one that is sealed already stays."""
-    if not vault.encrypts:
+def encrypt_error(codec: PayloadCodec, task_id: int, error: str) -> str:
+    """Encrypt a JSON-RPC error object; one that is already encrypted is returned unchanged."""
+    if not codec.encrypts:
         return error
     try:
         decoded: Any = decode_any(error)
@@ -28,24 +28,24 @@ def seal_error(vault: Vault, task_id: int, error: str) -> str:
     if _sealed_in(data) is not None or data.get("not_begun") is True:
         return error
     kept = {name: data[name] for name in _CLEAR if name in data}
-    kept["sealed"] = json.loads(vault.seal(error, error_bound(task_id)))
+    kept["sealed"] = json.loads(codec.encode(error, error_aad(task_id)))
     code = decoded.get("code", 0) if isinstance(decoded, dict) else 0
     return json.dumps({"code": code, "message": _ENCRYPTED, "data": kept})
 
 
-def seal_progress(vault: Vault, task_id: int, detail: str | None) -> str | None:
-    """Progress as it is stored, its note sealed; one that is sealed already stays."""
-    if detail is None or not vault.encrypts:
+def encrypt_progress(codec: PayloadCodec, task_id: int, detail: str | None) -> str | None:
+    """Encrypt the note of a progress report; one that is already encrypted is returned unchanged."""
+    if detail is None or not codec.encrypts:
         return detail
     decoded: dict[str, Any] = msgspec.json.decode(detail)
     if decoded.get("note") is None:
         return detail
-    decoded["note"] = json.loads(vault.seal(json.dumps(decoded["note"]), error_bound(task_id)))
+    decoded["note"] = json.loads(codec.encode(json.dumps(decoded["note"]), error_aad(task_id)))
     return json.dumps(decoded)
 
 
 def sealed_in_error(error: str | None) -> str | None:
-    """The sealed text that a stored error holds, None where it is in clear."""
+    """Return the encrypted text of a stored error; None: it is in clear."""
     if error is None or '"penstock+sealed:' not in error:
         return None
     decoded: Any = decode_any(error)

@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 import msgspec
 
 from penstock.db.session import Session
-from penstock.payloads.failures import seal_error, seal_progress
-from penstock.payloads.vault import result_bound, spawn_bound
+from penstock.payloads.codec import result_aad, spawn_aad
+from penstock.payloads.failures import encrypt_error, encrypt_progress
 from penstock.protocol.errors import HANDLER_ERROR, TOO_LARGE, PayloadLost, PayloadUnavailable, RpcError, SettingsError
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.reports import (
@@ -98,8 +98,8 @@ async def apply_reports(session: Session, reports: Sequence[Report], settings: S
     failed: dict[Pair, Failed] = {}
     spawners: dict[Pair, Spawner] = {}
     limit = settings.result_limit_bytes
-    vault = session.vault
-    encrypts = vault.encrypts
+    codec = session.codec
+    encrypts = codec.encrypts
     for task_id, (claim, report) in outcomes.items():
         if type(report) is Succeeded:
             size, most = utf8_size(report.result), limit
@@ -110,7 +110,7 @@ async def apply_reports(session: Session, reports: Sequence[Report], settings: S
                 problem = _too_large(report, size, most)
             elif report.spawn:
                 try:
-                    opened = vault.unseal(report.spawn, spawn_bound(task_id))
+                    opened = codec.decode_inline(report.spawn, spawn_aad(task_id))
                     spawners[task_id, claim] = read_spawner(opened, settings, report.trace)
                 except RpcError as exc:
                     problem = _bad_children(report, exc)
@@ -120,7 +120,7 @@ async def apply_reports(session: Session, reports: Sequence[Report], settings: S
                     continue
             if problem is None:
                 results[task_id, claim] = (
-                    vault.seal(report.result, result_bound(task_id)) if encrypts else report.result
+                    codec.encode(report.result, result_aad(task_id)) if encrypts else report.result
                 )
                 workers[task_id, claim] = report.worker
                 continue
@@ -242,10 +242,10 @@ async def _note_signs(session: Session, signs: Sequence[Progress], outcomes: Map
         if held is not None and (held.claim > sign.claim or (held.claim == sign.claim and sign.detail is None)):
             continue
         newest[sign.task_id] = sign
-    vault = session.vault
+    codec = session.codec
     return await settle.note_heartbeats(
         session,
-        {(sign.task_id, sign.claim): seal_progress(vault, sign.task_id, sign.detail) for sign in newest.values()},
+        {(sign.task_id, sign.claim): encrypt_progress(codec, sign.task_id, sign.detail) for sign in newest.values()},
         {(sign.task_id, sign.claim): sign.worker for sign in newest.values()},
     )
 
@@ -293,7 +293,7 @@ async def _fail(session: Session, failed: dict[Pair, Failed], settings: Settings
     for (task_id, claim), (attempt, max_attempts) in attempts.items():
         report = failed[task_id, claim]
         delay = delay_after(attempt, max_attempts, report.hints, settings.backoff)
-        error = seal_error(session.vault, task_id, bounded_error(report.error))
+        error = encrypt_error(session.codec, task_id, bounded_error(report.error))
         if report.trace is not None:
             error = _with_trace(error, report.trace)
         failures.append(Failure(task_id, claim, error, delay, worker=report.worker))

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from penstock.db.session import Session
-from penstock.payloads.vault import spawn_bound
+from penstock.payloads.codec import spawn_aad
 from penstock.protocol.errors import InvalidParams, TooLarge
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.task import NewTask
@@ -100,7 +100,7 @@ async def spawn_children(session: Session, spawners: Mapping[Pair, Spawner], hel
     if told:
         await session.fetch(
             "attach_children", list(told.values()), [pair[0] for pair in told], [pair[1] for pair in told],
-            [session.vault.seal(spawners[pair].text, spawn_bound(pair[0])) for pair in told],
+            [session.codec.encode(spawners[pair].text, spawn_aad(pair[0])) for pair in told],
         )  # fmt: skip
     plain = [
         replace(task, tenant=parent.tenant)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from penstock.db.session import Session
-from penstock.payloads.vault import answer_bound
+from penstock.payloads.codec import answer_aad
 from penstock.protocol.reports import NO_HINTS, Hints, Waiting
 from penstock.protocol.task import State
 from penstock.protocol.wait_tokens import claim_of_token
@@ -136,7 +136,7 @@ async def delete_ended_waits(session: Session, after_seconds: float, *, limit: i
 
 
 def _sealed(session: Session, token: str, answer: str) -> str:
-    return session.vault.seal(answer, answer_bound(token))
+    return session.codec.encode(answer, answer_aad(token))
 
 
 def _token(row: Any, *, fresh: bool = False) -> Token:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.db.session import Session
-from penstock.payloads.vault import answer_bound
+from penstock.payloads.codec import answer_aad
 from penstock.protocol.errors import STATE_CONFLICT, PayloadLost, PayloadUnavailable
 from penstock.protocol.reports import Failed, Hints, Succeeded, Waiting, decode_report
 from penstock.results.wait_store import (
@@ -73,7 +73,7 @@ async def _settle_others(
         answer = known[one.token].answer
         if answer is not None:
             try:
-                answers[one.token] = session.vault.unseal(answer, answer_bound(one.token))
+                answers[one.token] = session.codec.decode_inline(answer, answer_aad(one.token))
             except (PayloadUnavailable, PayloadLost) as exc:
                 settled.append(_unread(one.pair, exc, policies[one.pair]))
     held = await put_to_wait(session, [one for one in others if one.token in answers], workers)

@@ -46,7 +46,7 @@ class Objects:
 
         S3 being away is no reason for other upkeep to wait: what is to be deleted is tried again in the next round.
         """
-        bucket = self._store.vault.bucket
+        bucket = self._store.codec.bucket
         if bucket is None:
             return 0
         await self._look(now)

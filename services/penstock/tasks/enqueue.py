@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 
 from penstock.db.session import Session
-from penstock.payloads.vault import payload_bound
+from penstock.payloads.codec import payload_aad
 from penstock.protocol.sealed import reference_of
 from penstock.protocol.task import Enqueued, NewTask, State
 from penstock.runtime import metrics
@@ -33,14 +33,14 @@ async def enqueue(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
 
 
 async def _enqueue(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
-    if session.vault.is_on:
+    if session.codec.is_on:
         return await _enqueue_sealed(session, tasks)
     return await insert(session, tasks)
 
 
 async def _enqueue_sealed(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
     """Insert tasks with their payloads sealed, and note the objects that they name, all or none."""
-    sealed = [replace(t, payload=session.vault.seal(t.payload, payload_bound(t.action, t.tenant))) for t in tasks]
+    sealed = [replace(t, payload=session.codec.encode(t.payload, payload_aad(t.action, t.tenant))) for t in tasks]
     offered = [t.offered for t in tasks if t.offered is not None]
     if not offered and all(reference_of(t.payload) is None for t in sealed):
         return await insert(session, sealed)

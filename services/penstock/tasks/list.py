@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from penstock.db.session import Session
+from penstock.payloads.codec import PayloadCodec
 from penstock.payloads.records import shown_rows
-from penstock.payloads.vault import Vault
 from penstock.protocol.task import FINAL_STATES
 from penstock.protocol.tenant import kept_key
 from penstock.runtime.budget import in_hand
@@ -24,9 +24,9 @@ _NO_CURSOR = 2**63 - 1
 class TaskLists:
     """Lists tasks. session: opens one."""
 
-    def __init__(self, session: Callable[[], AbstractAsyncContextManager[Session]], vault: Vault) -> None:
+    def __init__(self, session: Callable[[], AbstractAsyncContextManager[Session]], codec: PayloadCodec) -> None:
         self._session = session
-        self._vault = vault
+        self._codec = codec
 
     async def list(self, command: ListTasks) -> views.TaskPage:
         """A page, newest first. With a filter that no index serves, a bounded stretch of ids is looked at."""
@@ -83,7 +83,7 @@ class TaskLists:
         load = in_hand()
         rows = await session.fetch("show_tasks", ids, False, load.room_bytes) if ids else []
         load.hold(sum(map(views.task_bytes, rows)))
-        return await shown_rows(self._vault, rows, room_bytes=0)
+        return await shown_rows(self._codec, rows, room_bytes=0)
 
 
 def _fits(row: Any, command: ListTasks) -> bool:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.payloads.failures import seal_error
-from penstock.payloads.vault import Vault, error_bound, payload_bound, result_bound, spawn_bound
+from penstock.payloads.codec import PayloadCodec, error_aad, payload_aad, result_aad, spawn_aad
+from penstock.payloads.failures import encrypt_error
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.reports import add_trace, encode_sealed_result
 from penstock.protocol.requests import ClaimId
@@ -53,14 +53,14 @@ def needs_opening(params: Any) -> bool:
     return type(params) is msgspec.Raw and len(params) > 0 and memoryview(params)[0] == _QUOTE
 
 
-async def open_params(vault: Vault, job: Job) -> None:
+async def open_params(codec: PayloadCodec, job: Job) -> None:
     """Put the payload itself in the place of what was sealed.
 
     Raises Refusal: it cannot be had now, whereupon the attempt does not count, or it cannot be had at all.
     """
     text = bytes(job.params).decode()
     try:
-        opened = await vault.open(text, payload_bound(job.handler.name, job.tenant))
+        opened = await codec.load(text, payload_aad(job.handler.name, job.tenant))
     except PayloadUnavailable as exc:
         log.warning(
             "payload_unavailable", task_id=job.claim.task_id, claim=job.claim.claim, action=job.handler.name,
@@ -73,18 +73,18 @@ async def open_params(vault: Vault, job: Job) -> None:
     job.params = msgspec.Raw(opened.encode())
 
 
-async def keep_result(vault: Vault, claim: ClaimId, answer: str) -> str:
+async def keep_result(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
     """The answer with a large result as an object; waits as long as the bucket is away. Raises Refusal."""
-    if vault.bucket is None or len(answer) <= vault.threshold_bytes:
+    if codec.bucket is None or len(answer) <= codec.threshold_bytes:
         return answer
     decoded = _decode_answer(answer)
     result = bytes(decoded.result).decode()
-    if not result or not vault.is_large(result):
+    if not result or not codec.is_large(result):
         return answer
     failures = 0
     while True:
         try:
-            kept = await vault.keep(result, result_bound(claim.task_id))
+            kept = await codec.store(result, result_aad(claim.task_id))
         except PayloadUnavailable as exc:
             if exc.is_refusal:
                 raise Refusal("ResultNotKept", f"the result of {len(result)} characters was not kept: {exc}") from None
@@ -97,26 +97,26 @@ async def keep_result(vault: Vault, claim: ClaimId, answer: str) -> str:
             return encode_sealed_result(decoded.id, kept, bytes(decoded.spawn).decode())
 
 
-def seal_answer(vault: Vault, claim: ClaimId, answer: str) -> str:
-    """The answer, with nothing in clear of what its handler returned or raised, if the vault encrypts."""
+def seal_answer(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
+    """The answer, with nothing in clear of what its handler returned or raised, if the codec encrypts."""
     decoded = _decode_answer(answer)
     if decoded.method is not None:
         return answer
     error = bytes(decoded.error).decode()
     if error:
-        sealed = f'{{"jsonrpc":"2.0","error":{seal_error(vault, claim.task_id, error)},"id":"{decoded.id}"}}'
+        sealed = f'{{"jsonrpc":"2.0","error":{encrypt_error(codec, claim.task_id, error)},"id":"{decoded.id}"}}'
     else:
         result, spawn = bytes(decoded.result).decode(), bytes(decoded.spawn).decode()
         if decoded.encoding is None:
-            result = vault.seal(escape_plain(result), result_bound(claim.task_id))
-        sealed = encode_sealed_result(decoded.id, result, spawn and vault.seal(spawn, spawn_bound(claim.task_id)))
+            result = codec.encode(escape_plain(result), result_aad(claim.task_id))
+        sealed = encode_sealed_result(decoded.id, result, spawn and codec.encode(spawn, spawn_aad(claim.task_id)))
     trace = of_headers({"traceparent": decoded.traceparent, "tracestate": decoded.tracestate})
     return sealed if trace is None else add_trace(sealed, trace)
 
 
-def seal_note(vault: Vault, claim: ClaimId, note: str | None) -> str | None:
+def seal_note(codec: PayloadCodec, claim: ClaimId, note: str | None) -> str | None:
     """What a handler reports as progress, likewise."""
-    if note is None or not vault.encrypts:
+    if note is None or not codec.encrypts:
         return note
-    sealed: str = json.loads(vault.seal(json.dumps(note), error_bound(claim.task_id)))
+    sealed: str = json.loads(codec.encode(json.dumps(note), error_aad(claim.task_id)))
     return sealed

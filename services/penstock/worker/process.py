@@ -14,7 +14,7 @@ from itertools import chain
 
 from penstock.brokers.base import Message, Queue
 from penstock.brokers.receiver import Receiver
-from penstock.payloads.vault import Vault
+from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import RpcError
 from penstock.protocol.reports import encode_progress
 from penstock.protocol.requests import TIMEOUT_ATTRIBUTE, ClaimId, Invalid, Request, decode_body, parse_claim_id
@@ -51,7 +51,7 @@ class Worker(Service):
     name = "worker"
 
     def __init__(self, *, outbound: Queue, results: Queue, settings: Settings, registry: Registry) -> None:
-        self._vault = Vault(settings)
+        self._codec = PayloadCodec(settings)
         self._outbound = outbound
         self._receiver = Receiver(outbound, settings)
         self._results = results
@@ -67,10 +67,10 @@ class Worker(Service):
             threads=self._threads,
             timeout_seconds=settings.task_timeout_seconds,
             bad_params_attempts=settings.bad_params_attempts,
-            log_details=settings.log_failure_details and not self._vault.encrypts,
+            log_details=settings.log_failure_details and not self._codec.encrypts,
             result_limit_bytes=settings.largest_result_bytes,
-            result_compress_bytes=None if self._vault.is_on else settings.result_compress_bytes,
-            vault=self._vault,
+            result_compress_bytes=None if self._codec.is_on else settings.result_compress_bytes,
+            codec=self._codec,
             timings=self._timings,
             answer=self._answer,
             progress=self._progress,
@@ -237,13 +237,13 @@ class Worker(Service):
         if job.is_lost:
             self._holder.answered(job.held)  # nobody waits for it, and its message is of no more use
         else:
-            sealed = seal_answer(self._vault, job.claim, text) if self._vault.encrypts else text
+            sealed = seal_answer(self._codec, job.claim, text) if self._codec.encrypts else text
             self._outbox.answer(sealed, job.held)
 
     # Signs of life
 
     def _progress(self, job: Job, percent: float | None, note: str | None) -> None:
-        sealed = seal_note(self._vault, job.claim, note)
+        sealed = seal_note(self._codec, job.claim, note)
         self._outbox.sign(job.claim_id, encode_progress(job.claim_id, percent, sealed), replace=True)
 
     async def _heartbeat(self) -> None:
@@ -318,7 +318,7 @@ class Worker(Service):
     async def close(self) -> None:
         self._runner.close()
         self._threads.close()
-        await self._vault.close()
+        await self._codec.close()
 
 
 def _task_of(entry: Request | Invalid) -> tuple[Request, str, ClaimId] | None:

@@ -14,7 +14,7 @@ from itertools import chain
 from time import monotonic
 from typing import Any
 
-from penstock.payloads.vault import Vault
+from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.requests import ClaimId
 from penstock.runtime import metrics
@@ -47,7 +47,7 @@ class Runner:
 
     timeout_seconds: of one attempt, where neither the task nor its action says. bad_params_attempts: of a task whose
     parameters do not fit, where its action does not say. log_details: lines about failures have message and traceback.
-    vault: what payloads are opened by.
+    codec: decodes payloads and encodes results.
     timings: told of every attempt. answer: called with each job and its response, once. progress: called with what
     handlers report.
     """
@@ -62,7 +62,7 @@ class Runner:
         log_details: bool,
         result_limit_bytes: int,
         result_compress_bytes: int | None,
-        vault: Vault,
+        codec: PayloadCodec,
         timings: Timings,
         answer: Callable[[Job, str], None],
         progress: Callable[[Job, float | None, str | None], None],
@@ -74,7 +74,7 @@ class Runner:
         self._log_details = log_details
         self._result_limit_bytes = result_limit_bytes
         self._result_compress_bytes = result_compress_bytes
-        self._vault = vault
+        self._codec = codec
         self._timings = timings
         self._answer = answer
         self._progress = progress
@@ -254,9 +254,9 @@ class Runner:
                 compress_bytes=self._result_compress_bytes,
                 spawned=job.spawned,
             )
-            if self._vault.bucket is not None:
+            if self._codec.bucket is not None:
                 job.deadline = math.inf  # the handler has done its work
-                answer = await keep_result(self._vault, job.claim, answer)
+                answer = await keep_result(self._codec, job.claim, answer)
             outcome = "ok"
         except responses.Refusal as exc:
             answer = responses.refusal_answer(job.claim_id, job.handler, exc)
@@ -270,7 +270,7 @@ class Runner:
                 return
             if job.overdue:
                 job.where = job.where or responses.traceback_of(exc)
-            if job.attempt is not None and not self._vault.encrypts:
+            if job.attempt is not None and not self._codec.encrypts:
                 job.attempt.raised(exc)
             answer, problem = responses.exception_answer(job.claim_id, job.handler, exc)
         if job.overdue:
@@ -299,7 +299,7 @@ class Runner:
             else:
                 returned = await self._call_in_thread(batch, partial(function, calls))
             outcomes = responses.one_for_each(returned, len(batch.jobs))
-            if self._vault.bucket is not None:
+            if self._codec.bucket is not None:
                 batch.deadline = math.inf
                 outcomes = await self._keep_results(batch, outcomes)
         except BaseException as exc:
@@ -316,7 +316,7 @@ class Runner:
                 batch.where = batch.where or responses.traceback_of(exc)
             outcomes = [exc] * len(batch.jobs)
             if call is not None:
-                if not self._vault.encrypts:
+                if not self._codec.encrypts:
                     call.raised(exc)
                 call.end(type(exc).__name__)
         else:
@@ -330,7 +330,7 @@ class Runner:
     async def _open(self, job: Job) -> None:
         """Open a payload. The thread that was kept for its handler is given back where that fails."""
         try:
-            await open_params(self._vault, job)
+            await open_params(self._codec, job)
         except BaseException:
             if not job.handler.is_async:
                 self._threads.give_back()
@@ -341,7 +341,7 @@ class Runner:
 
         async def of(job: Job) -> None:
             try:
-                await open_params(self._vault, job)
+                await open_params(self._codec, job)
                 job.params = job.handler.fit(job.params)
             except InvalidParams as exc:
                 self._refuse(job, self._bad_params(job, exc))
@@ -365,10 +365,10 @@ class Runner:
             if job.answered:
                 return outcome
             answer, problem = self._answer_to(failures, job, outcome)
-            if problem or len(answer) <= self._vault.threshold_bytes:
+            if problem or len(answer) <= self._codec.threshold_bytes:
                 return outcome
             try:
-                return Kept(await keep_result(self._vault, job.claim, answer))
+                return Kept(await keep_result(self._codec, job.claim, answer))
             except responses.Refusal as exc:
                 return exc
 
@@ -407,7 +407,7 @@ class Runner:
         if job.answered or batch.overdue or batch.cut:
             return
         answer, problem = self._answer_to(responses.Failures(batch.handler), job, outcome)
-        if self._vault.bucket is not None and problem is None and len(answer) > self._vault.threshold_bytes:
+        if self._codec.bucket is not None and problem is None and len(answer) > self._codec.threshold_bytes:
             return  # stored with the others' when the call ends
         share = (monotonic() - batch.started_at) / len(batch.jobs)
         self._settle(job, answer, "error" if problem else "ok", problem, share)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from penstock.db.session import Session
-from penstock.payloads.vault import options_bound, payload_bound, spawn_bound
+from penstock.payloads.codec import options_aad, payload_aad, spawn_aad
 from penstock.protocol import trace_context
 from penstock.protocol.errors import PayloadLost, RpcError
 from penstock.protocol.json_text import escape_for_sqs, utf8_size
@@ -210,8 +210,8 @@ class Mover:
         text = step["options"]
         if text is None:
             return StepOptions()
-        bound = options_bound(step["workflow_id"], step["number"])
-        return _decode_options(self._session.vault.unseal(text, bound))
+        aad = options_aad(step["workflow_id"], step["number"])
+        return _decode_options(self._session.codec.decode_inline(text, aad))
 
     async def _start(self, ready: Sequence[Any]) -> list[Any]:
         """Start steps, each after its kind; returns those that have ended thereby."""
@@ -242,7 +242,7 @@ class Mover:
         """By task: the step, and its payload where that has changed."""
         if not steps:
             return
-        if self._session.vault.is_on:
+        if self._session.codec.is_on:
             tenants = await _tenants(self._session, (step["workflow_id"] for step, _ in steps.values()))
             steps = {
                 task_id: (step, await self._keep(task_id, step, text, tenants.get(step["workflow_id"])))
@@ -261,7 +261,7 @@ class Mover:
         """A changed payload as it is stored. Raises PayloadUnavailable: then all of this is done again later."""
         if payload is None:
             return None
-        kept = await self._session.vault.keep(payload, payload_bound(step["action"], tenant))
+        kept = await self._session.codec.store(payload, payload_aad(step["action"], tenant))
         await adopt(self._session, [(kept, task_id)])
         return kept
 
@@ -275,8 +275,8 @@ class Mover:
         lost: dict[int, str] = {}
         for row in found:
             try:
-                bound = payload_bound(actions[row["id"]], row["tenant"])
-                payloads[row["id"]] = await self._session.vault.open(row["payload"], bound)
+                aad = payload_aad(actions[row["id"]], row["tenant"])
+                payloads[row["id"]] = await self._session.codec.load(row["payload"], aad)
             except PayloadLost as exc:
                 payloads[row["id"]], lost[row["id"]] = "{}", f"its payload cannot be had: {exc}"
         startable: dict[int, tuple[Any, str | None]] = {}
@@ -369,7 +369,7 @@ class Mover:
         for step in steps:
             task_id: int = step["task_id"]
             try:
-                text = self._session.vault.unseal(asked[task_id] or "[]", spawn_bound(task_id))
+                text = self._session.codec.decode_inline(asked[task_id] or "[]", spawn_aad(task_id))
                 children = read_children(text, lambda child: step_task(child, self._settings))
                 made.append((step, children, [step_task(child, self._settings) for child in children]))
             except (RpcError, PayloadLost) as exc:
@@ -499,7 +499,7 @@ async def insert_steps(
         [s.errors_as for s in steps],
         [_kept(session, flow, number, step.options) for flow, number, _, step in rows],
         [
-            step.task and session.vault.seal(step.task.payload, payload_bound(step.task.action, tenants.get(flow)))
+            step.task and session.codec.encode(step.task.payload, payload_aad(step.task.action, tenants.get(flow)))
             for flow, _, _, step in rows
         ],
         [t and t.run_at for t in tasks],
@@ -517,8 +517,8 @@ async def insert_steps(
 
 
 async def _tenants(session: Session, flows: Iterable[int]) -> dict[int, str | None]:
-    """Tenants by workflow, to which payloads are bound that are encrypted; none are looked up where none are."""
-    if not session.vault.encrypts:
+    """Tenants by workflow, for the associated data of encrypted payloads; empty without encryption."""
+    if not session.codec.encrypts:
         return {}
     return {row["id"]: row["tenant"] for row in await session.fetch("read_flow_tenants", list(set(flows)))}
 
@@ -557,7 +557,7 @@ def _kept(session: Session, workflow_id: int, number: int, options: StepOptions)
     if not options.is_needed:
         return None
     text = msgspec.json.encode(options).decode()
-    return text if options.template is None else session.vault.seal(text, options_bound(workflow_id, number))
+    return text if options.template is None else session.codec.encode(text, options_aad(workflow_id, number))
 
 
 def _of_item(template: ChildParams, item_as: str, item: msgspec.Raw) -> ChildParams:

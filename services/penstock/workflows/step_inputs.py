@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from penstock.db.session import Session
-from penstock.payloads.records import open_outcome
+from penstock.payloads.records import load_outcome
 from penstock.protocol.errors import PayloadLost
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.sealed import reference_of
@@ -81,7 +81,7 @@ async def undo_payload(session: Session, step: Any) -> tuple[str | None, str | N
         return None, f"the record of {rows[0]['name']} is no longer kept"
     name = json.dumps(rows[0]["name"])
     try:
-        done = await open_outcome(session.vault, outcomes[0])
+        done = await load_outcome(session.codec, outcomes[0])
     except PayloadLost as exc:
         return None, f"the record of {rows[0]['name']} cannot be read: {exc}"
     return f'{{"step":{name},"payload":{done["payload"]},"result":{done["result"]}}}', None
@@ -173,7 +173,7 @@ async def _read(session: Session, gathered: Sequence[_Gathered], limit_bytes: in
             if all(one.problem for one in taken):
                 continue  # nobody asks for it any more
             try:
-                outcomes[stored["id"]] = await open_outcome(session.vault, stored)
+                outcomes[stored["id"]] = await load_outcome(session.codec, stored)
             except PayloadLost as exc:
                 for one in taken:
                     one.problem = one.problem or f"the result of a predecessor, task {stored['id']}, is lost: {exc}"

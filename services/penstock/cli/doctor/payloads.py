@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from penstock.cli.doctor.findings import Finding
 from penstock.payloads.bucket import Bucket, new_name
-from penstock.payloads.vault import Vault
+from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable, SettingsError
 from penstock.settings.model import Settings
 from penstock.settings.payload_values import fingerprint, read_key
@@ -23,7 +23,7 @@ async def examine_payloads(settings: Settings) -> AsyncIterator[Finding]:
     if not settings.payload_keys and settings.payload_bucket is None:
         return
     try:
-        vault = Vault(settings)
+        codec = PayloadCodec(settings)
     except SettingsError as exc:
         yield Finding("error", "payloads", str(exc), "install it where any of the processes runs")
         return
@@ -31,9 +31,9 @@ async def examine_payloads(settings: Settings) -> AsyncIterator[Finding]:
         ids = [fingerprint(read_key(key.get_secret_value())) for key in settings.payload_keys]
         others = f", {len(ids) - 1} more only decrypt" if len(ids) > 1 else ""
         yield Finding("ok", "payload keys", f"{ids[0]} encrypts{others}")
-    if vault.bucket is not None:
-        yield await _of_bucket(vault.bucket)
-        await vault.close()
+    if codec.bucket is not None:
+        yield await _of_bucket(codec.bucket)
+        await codec.close()
 
 
 async def _of_bucket(bucket: Bucket) -> Finding:
