@@ -18,6 +18,7 @@ from penstock.protocol.errors import Locked, PayloadUnavailable, PenstockError, 
 from penstock.protocol.requests import split_body
 from penstock.protocol.task import Enqueued
 from penstock.protocol.trace_context import of_headers
+from penstock.runtime.backoff import bound_seconds
 from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import get_logger
 from penstock.runtime.tracing import active
@@ -69,10 +70,10 @@ class Submitter(Consumer):
         return left
 
     async def _put_off(self, messages: Sequence[Message]) -> None:
-        """Let messages with large payloads come again later, and the longer the more often they came in vain."""
+        """Receive messages with large payloads again later, each time after a longer pause."""
         for message in messages:
-            seconds = min(_LONGEST_PUT_OFF_SECONDS, _FIRST_PUT_OFF_SECONDS * 2 ** min(message.receive_count, 16))
-            await self._queue.extend([message], seconds)
+            seconds = bound_seconds(message.receive_count, _FIRST_PUT_OFF_SECONDS, _LONGEST_PUT_OFF_SECONDS)
+            await self._queue.extend([message], int(seconds))
 
     async def _store_by_itself(self, message: Message) -> None:
         try:

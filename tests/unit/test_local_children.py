@@ -13,8 +13,9 @@ from pathlib import Path
 
 import psutil
 
-from penstock.local.children import LINE_LIMIT_BYTES, Child, Children, Output, Pause
+from penstock.local.children import LINE_LIMIT_BYTES, Child, Children, Output, restart_pause
 from penstock.local.service import python_path
+from penstock.runtime.backoff import Pauses
 from tests.waiting import wait_until
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
@@ -42,11 +43,12 @@ async def until(condition: object, what: str) -> None:
     await asyncio.to_thread(wait_until, condition, what)
 
 
-def test_pause_doubles_to_its_limit_and_starts_anew_after_a_healthy_life() -> None:
-    pause = Pause()
-    assert [pause.after(0) for _ in range(7)] == [0.5, 1, 2, 4, 8, 10, 10]
-    assert pause.after(31) == 0.5
-    assert pause.after(0) == 1
+def test_restart_pauses_grow_and_are_short_again_after_a_healthy_life() -> None:
+    pauses = Pauses(0.5)
+    for expected in (0.5, 1, 2, 4, 8, 10, 10):
+        assert expected / 2 - 0.1 <= restart_pause(0, pauses) <= expected
+    assert restart_pause(31, pauses) <= 0.5
+    assert 0.5 <= restart_pause(0, pauses) <= 1
 
 
 async def test_killed_child_is_started_again_with_another_pid_and_published() -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from penstock.protocol.errors import SettingsError, Unavailable
 from penstock.runtime import loop as loop_module
 from penstock.runtime import metrics
+from penstock.runtime.backoff import Pauses
 from penstock.runtime.health import Health
 from penstock.runtime.loop import Loop, Service, SideTask, run_service
 from penstock.settings.loading import load_settings
@@ -75,8 +77,7 @@ def _signal_handlers_put_back() -> Iterator[None]:
 
 @pytest.fixture
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module, "_FIRST_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(loop_module, "_LONGEST_PAUSE_SECONDS", 0.005)
+    monkeypatch.setattr(loop_module, "Pauses", partial(Pauses, 0.001, 0.005))
 
 
 def looped(service: Service, *, passes: int = 1, grace_seconds: float = 30, health: Health | None = None) -> Loop:
@@ -247,7 +248,7 @@ async def test_a_wait_that_fails_is_no_end_and_no_tight_circle(
                 self.idle.set()
             raise OSError("no")
 
-    monkeypatch.setattr(loop_module, "_FIRST_PAUSE_SECONDS", pause_seconds)
+    monkeypatch.setattr(loop_module, "Pauses", partial(Pauses, pause_seconds, pause_seconds))
     service = Restless()
     loop = looped(service)
     running = asyncio.create_task(loop.run())
@@ -262,11 +263,13 @@ async def test_a_wait_that_fails_is_no_end_and_no_tight_circle(
 
 def test_pauses_double_up_to_a_limit_and_are_jittered() -> None:
     for _ in range(20):
-        pause = loop_module._Pause()
+        pauses = Pauses()
         for expected in (0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0):
-            assert expected / 2 <= pause.next_seconds() <= expected
-    pause.failures = 10**6
-    assert pause.next_seconds() <= 10.0
+            assert expected / 2 <= pauses.next_seconds() <= expected
+    pauses.failures = 10**6
+    assert pauses.next_seconds() <= 10.0
+    pauses.reset()
+    assert pauses.next_seconds() <= 0.2
 
 
 def test_a_long_outage_is_logged_at_its_first_failure_and_every_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,10 +281,10 @@ def test_a_long_outage_is_logged_at_its_first_failure_and_every_tenth(monkeypatc
             lines.append(failures)
 
     monkeypatch.setattr(loop_module, "log", Log())
-    pause = loop_module._Pause()
+    pauses = Pauses()
     for _ in range(25):
-        pause.log("backing_off", Unavailable("away"))
-        pause.next_seconds()
+        loop_module._log_failure("backing_off", Unavailable("away"), pauses)
+        pauses.next_seconds()
     assert lines == [1, 11, 21]
 
 

@@ -15,29 +15,23 @@ from typing import IO
 
 from penstock.local.service import Service, die_with_parent, free_port, tail
 from penstock.protocol.errors import PenstockError
+from penstock.runtime.backoff import Pauses
 from penstock.runtime.logs import get_logger
 
 log = get_logger()
 
 FIRST_PAUSE_SECONDS = 0.5
-LONGEST_PAUSE_SECONDS = 10.0
 HEALTHY_AFTER_SECONDS = 30.0
 LINE_LIMIT_BYTES = 256 * 1024
 RECENT_LINES = 12
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 
 
-@dataclass
-class Pause:
-    """How long to wait before the next restart: doubles from 0.5 s to 10 s, anew after 30 s of life."""
-
-    _next: float = FIRST_PAUSE_SECONDS
-
-    def after(self, lived_seconds: float) -> float:
-        if lived_seconds >= HEALTHY_AFTER_SECONDS:
-            self._next = FIRST_PAUSE_SECONDS
-        now, self._next = self._next, min(LONGEST_PAUSE_SECONDS, self._next * 2)
-        return now
+def restart_pause(lived_seconds: float, pauses: Pauses) -> float:
+    """Seconds before a restart; short again after HEALTHY_AFTER_SECONDS of life."""
+    if lived_seconds >= HEALTHY_AFTER_SECONDS:
+        pauses.reset()
+    return round(pauses.next_seconds(), 1)
 
 
 class Output:
@@ -185,7 +179,7 @@ class Children:
         return None
 
     async def _run(self, child: Child) -> None:
-        pause = Pause()
+        pauses = Pauses(FIRST_PAUSE_SECONDS)
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
@@ -194,19 +188,19 @@ class Children:
                 code = str(exc)
             if self._stopping.is_set():
                 return
-            wait = pause.after(time.monotonic() - began)
+            wait = restart_pause(time.monotonic() - began, pauses)
             child.restarts += 1
             child.state = "restarting"
             log.warning("process_died", name=child.name, code=code, restart_in_seconds=wait)
             await self._sleep(wait)
 
     async def _watch(self, service: Service, after_restart: Callable[[], Awaitable[None]] | None) -> None:
-        pause, began, incomplete = Pause(), time.monotonic(), False
+        pauses, began, incomplete = Pauses(FIRST_PAUSE_SECONDS), time.monotonic(), False
         while not self._stopping.is_set():
             if service.pid is not None and not incomplete:
                 await self._sleep(0.1)
                 continue
-            wait = pause.after(time.monotonic() - began)
+            wait = restart_pause(time.monotonic() - began, pauses)
             log.warning("service_died", name=service.name, code=service.returncode, restart_in_seconds=wait)
             for line in tail(service.log_path).splitlines():
                 self._output.line(service.name, line.encode())

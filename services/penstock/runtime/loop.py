@@ -1,8 +1,8 @@
 """What every process shares: start, repeat, stop.
 
 A process is a :class:`Service`. ``run_once`` does one bounded pass; the loop only repeats it, waits between passes,
-backs off while Postgres or SQS is away, and stops on a signal: the first lets the pass under way finish within the
-grace, the second leaves at once. Side tasks are named and watched; one that dies takes the process down loudly.
+backs off while Postgres or SQS is unavailable, and stops on a signal: the first lets the pass under way finish within
+the grace, the second leaves at once. Side tasks are named and watched; one that dies takes the process down loudly.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from contextlib import AsyncExitStack, suppress
 
 from penstock.protocol.errors import Locked, Unavailable
 from penstock.runtime import metrics
+from penstock.runtime.backoff import Pauses
 from penstock.runtime.health import Health, serve_health
 from penstock.runtime.logs import get_logger
 from penstock.settings.model import Settings
 
 log = get_logger()
 
-_FIRST_PAUSE_SECONDS = 0.2
-_LONGEST_PAUSE_SECONDS = 10.0
 _LOCKED_PAUSE_SECONDS = 0.3  # one transaction may hold up one task, and other work comes
 
 SideTask = Callable[[], Awaitable[None]]
@@ -55,17 +54,17 @@ class Service:
         return {}
 
     def stop_taking(self) -> None:
-        """The process has been told to stop: take no new work."""
+        """The process is stopping: take no new work."""
 
     async def drain(self, seconds: float) -> None:
         """Finish or hand back what is held, within so many seconds."""
 
     async def close(self) -> None:
-        """Let go of what the service itself has opened; what it was given is closed by who gave it."""
+        """Close what the service opened itself; its arguments are closed by the caller."""
 
 
 class Loop:
-    """Runs a service until it is told to stop.
+    """Runs a service until a stop is requested.
 
     passes: how many passes may be under way at once (``--loops``).
     """
@@ -98,13 +97,13 @@ class Loop:
         return self._exit_code
 
     async def _open(self) -> bool:
-        pause = _Pause()
+        pauses = Pauses()
         while not self._stop.is_set():
             failure = await self._until_stopped(self._service.open())
             if isinstance(failure, Unavailable):
                 self._health.failed(str(failure))
-                pause.log("waiting_to_start", failure)
-                await self._sleep(pause.next_seconds())
+                _log_failure("waiting_to_start", failure, pauses)
+                await self._sleep(pauses.next_seconds())
             elif failure is not None:
                 raise failure
             elif not self._stop.is_set():
@@ -139,7 +138,7 @@ class Loop:
             log.exception("drain_failed")
 
     async def _repeat(self) -> None:
-        pause = _Pause()
+        pauses = Pauses()
         service = self._service
         passes = metrics.PASSES
         while not self._stop.is_set():
@@ -148,26 +147,26 @@ class Loop:
             except Unavailable as exc:
                 self._health.failed(str(exc))
                 passes.labels(service.name, "failed").inc()
-                pause.log("backing_off", exc)
-                seconds = pause.next_seconds()
+                _log_failure("backing_off", exc, pauses)
+                seconds = pauses.next_seconds()
                 await self._sleep(min(seconds, _LOCKED_PAUSE_SECONDS) if isinstance(exc, Locked) else seconds)
                 continue
             except Exception as exc:  # a mistake of ours must not become a crash loop; it stays loud
                 self._health.failed(type(exc).__name__)
                 passes.labels(service.name, "failed").inc()
                 log.exception("pass_failed", error=type(exc).__name__)
-                await self._sleep(pause.next_seconds())
+                await self._sleep(pauses.next_seconds())
                 continue
-            if pause.was_used:
-                log.info("recovered", after_failures=pause.failures)
-                pause = _Pause()
+            if pauses.failures:
+                log.info("recovered", after_failures=pauses.failures)
+                pauses.reset()
             self._health.succeeded()
             passes.labels(service.name, "worked" if worked else "idle").inc()
             if not worked:
                 failure = await self._until_stopped(service.wait_for_work())
                 if failure is not None:
                     log.warning("wait_failed", error=repr(failure))
-                    await self._sleep(_FIRST_PAUSE_SECONDS)
+                    await self._sleep(Pauses().next_seconds())
 
     async def _sleep(self, seconds: float) -> None:
         await self._until_stopped(asyncio.sleep(seconds))
@@ -208,24 +207,9 @@ class Loop:
             os._exit(128 + number)
 
 
-class _Pause:
-    """Growing, jittered pauses; one log line at the first failure and at every tenth, however long it lasts."""
-
-    def __init__(self) -> None:
-        self.failures = 0
-
-    @property
-    def was_used(self) -> bool:
-        return self.failures > 0
-
-    def log(self, event: str, exc: Exception) -> None:
-        if self.failures % 10 == 0:
-            log.warning(event, reason=str(exc), failures=self.failures + 1)
-
-    def next_seconds(self) -> float:
-        longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(self.failures, 16))
-        self.failures += 1
-        return random.uniform(longest / 2, longest)
+def _log_failure(event: str, exc: Unavailable, pauses: Pauses) -> None:
+    if pauses.is_reported:
+        log.warning(event, reason=str(exc), failures=pauses.failures + 1)
 
 
 async def _as_coroutine(run: SideTask) -> None:
@@ -233,7 +217,7 @@ async def _as_coroutine(run: SideTask) -> None:
 
 
 def _spare_the_collector() -> None:
-    """Have the cycle collector look seldom, and never at what was there from the start.
+    """Have the cycle collector run rarely, and never scan the objects that exist at the start.
 
     Tasks come and go by the thousand and none is part of a cycle; at the usual thresholds a worker spends an eighth of
     its time looking for one.

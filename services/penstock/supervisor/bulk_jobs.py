@@ -1,4 +1,4 @@
-"""Jobs: bulk operations and whatever else works on many records, one batch after the other, beside the other duties.
+"""Bulk jobs: operations on many records, batch after batch, beside the other duties.
 
 A batch is a transaction of its own, which also notes how far the job came. Between two batches is a pause, so that
 neither Postgres nor this process is kept from other work. Several supervisors share the jobs, one at a job at a time.
@@ -6,7 +6,6 @@ neither Postgres nor this process is kept from other work. Several supervisors s
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable, Mapping
 from time import monotonic
@@ -14,11 +13,12 @@ from time import monotonic
 from penstock.db.pool import Store
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.logs import get_logger
+from penstock.runtime.periodic import repeat
 from penstock.tasks.bulk import BATCHES
 from penstock.tasks.bulk_jobs import Batch, JobState, advance_job, end_job, take_job
 
 _IDLE_SECONDS = 0.5
-_AWAY_SECONDS = 2.0
+_FAILED_REST_SECONDS = 2.0
 _SHARE = 0.25  # pause after a batch, as a share of the time that it took
 _UNKNOWN_REST_SECONDS = 60.0
 
@@ -38,20 +38,13 @@ class Jobs:
         self._rest_until: dict[int, float] = {}
 
     async def run(self) -> None:
-        """Batch after batch, for ever; runs beside the supervisor's rounds."""
-        failed = False
-        while True:
-            started = monotonic()
-            try:
-                moved = await self.run_once()
-            except Unavailable as exc:
-                if not failed:
-                    log.warning("jobs_not_moved", reason=str(exc))
-                failed = True
-                await asyncio.sleep(_AWAY_SECONDS * random.uniform(0.5, 1))
-                continue
-            failed = False
-            await asyncio.sleep((monotonic() - started) * _SHARE if moved else self._pause())
+        """Batch after batch until cancelled, beside the supervisor's rounds."""
+        await repeat("bulk jobs", self._work_then_rest)
+
+    async def _work_then_rest(self) -> float:
+        started = monotonic()
+        moved = await self.run_once()
+        return (monotonic() - started) * _SHARE if moved else self._pause()
 
     async def run_once(self) -> bool:
         """One batch of one job; whether there was one. Raises Unavailable: nothing of the batch has happened."""
@@ -72,7 +65,7 @@ class Jobs:
                 await advance_job(session, job, step)
         except Unavailable:
             if job is not None:
-                self._rest(job.id, _AWAY_SECONDS)  # it may be this job alone that cannot go on
+                self._rest(job.id, _FAILED_REST_SECONDS)  # it may be this job alone that cannot go on
             raise
         except Exception as exc:
             if job is None:

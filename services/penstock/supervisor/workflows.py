@@ -18,14 +18,13 @@ from penstock.protocol.errors import PayloadUnavailable, PenstockError, Unavaila
 from penstock.runtime import metrics
 from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import get_logger
+from penstock.runtime.periodic import repeat
 from penstock.settings.model import Settings
 from penstock.workflows.advance import Advanced
 from penstock.workflows.store import advance_workflows, find_told
 
 LOOK_SECONDS = 1.0
 _WORKFLOWS_AT_ONCE = 100
-_FIRST_PAUSE_SECONDS = 0.2
-_LONGEST_PAUSE_SECONDS = 10.0
 _HELD_PAUSE_SECONDS = 0.02
 _PUT_OFF_SECONDS = 5.0  # each look at one behind a lock costs the others its wait
 _RETENTION_STEPS = 20_000
@@ -47,27 +46,16 @@ class Advancing:
         self.listener = Listener(store, WORKFLOWS)
 
     async def run(self) -> None:
-        """For ever, beside the supervisor's rounds; a mistake of ours must not stop all other upkeep."""
-        failures = 0
-        while True:
-            self.listener.event.clear()
-            try:
-                advanced = await self.run_once()
-            except Exception as exc:
-                if failures % 10 == 0:
-                    if isinstance(exc, Unavailable):
-                        log.warning("backing_off", duty="workflows", reason=str(exc), failures=failures + 1)
-                    else:
-                        log.exception("duty_failed", duty="workflows", error=type(exc).__name__, failures=failures + 1)
-                longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(failures, 16))
-                failures += 1
-                await asyncio.sleep(random.uniform(longest / 2, longest))
-                continue
-            failures = 0
-            if advanced is None:
-                await self._wait()
-            elif not advanced.events:
-                await asyncio.sleep(_HELD_PAUSE_SECONDS)  # another supervisor is at them
+        """Until cancelled, beside the supervisor's rounds."""
+        await repeat("workflows", self._advance_or_wait)
+
+    async def _advance_or_wait(self) -> float:
+        self.listener.event.clear()
+        advanced = await self.run_once()
+        if advanced is None:
+            await self._wait()
+            return 0
+        return 0 if advanced.events else _HELD_PAUSE_SECONDS  # another supervisor is at them
 
     async def run_once(self) -> Advanced | None:
         """One round; None when no workflow has events that can be taken. Raises Unavailable."""

@@ -14,6 +14,7 @@ from time import monotonic
 import aiohttp  # the SQS client has loaded it already
 import msgspec
 
+from penstock.runtime.backoff import Pauses
 from penstock.runtime.logs import get_logger
 from penstock.worker.attempt import Job
 
@@ -59,7 +60,8 @@ class Control:
         self._poll_seconds = poll_seconds
         self._jobs = jobs
         self._lost = lost
-        self._failures = 0
+        self._pauses = Pauses(2 * poll_seconds, max(_LONGEST_PAUSE_SECONDS, poll_seconds))
+        self._retry_seconds = 0.0
 
     async def run(self) -> None:
         """The asking; a side task."""
@@ -83,13 +85,13 @@ class Control:
             try:
                 lost = await self._ask(http, claims[start : start + _MAX_CLAIMS])
             except _Away as exc:
-                if not self._failures:
+                if not self._pauses.failures:
                     log.warning("control_away", url=self._url, reason=str(exc), hint="cancelled tasks run to their end")
-                self._failures += 1
+                self._retry_seconds = self._pauses.next_seconds()
                 return found
-            if self._failures:
-                log.info("control_back", url=self._url, failures=self._failures)
-                self._failures = 0
+            if self._pauses.failures:
+                log.info("control_back", url=self._url, failures=self._pauses.failures)
+                self._pauses.reset()
             for job in [running[claim] for claim in lost if claim in running]:
                 self._lost(job)
                 found += 1
@@ -108,8 +110,6 @@ class Control:
             raise _Away(f"HTTP {reply.status}: {body[:200].decode('utf-8', 'replace')}") from exc
 
     def _pause_seconds(self) -> float:
-        if not self._failures:
-            return self._poll_seconds * random.uniform(0.9, 1.1)  # so that many workers do not ask at once
-        longest = max(_LONGEST_PAUSE_SECONDS, self._poll_seconds)
-        pause: float = min(longest, self._poll_seconds * 2 ** min(self._failures, 16))
-        return pause * random.uniform(0.5, 1)
+        if self._pauses.failures:
+            return self._retry_seconds
+        return self._poll_seconds * random.uniform(0.9, 1.1)  # so that many workers do not ask at once

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,6 +15,7 @@ from penstock.protocol.reports import add_trace, encode_sealed_result
 from penstock.protocol.requests import ClaimId
 from penstock.protocol.sealed import escape_plain
 from penstock.protocol.trace_context import of_headers
+from penstock.runtime.backoff import Pauses
 from penstock.runtime.logs import get_logger
 from penstock.worker.attempt import Job
 from penstock.worker.responses import Refusal
@@ -81,18 +81,16 @@ async def keep_result(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
     result = bytes(decoded.result).decode()
     if not result or not codec.is_large(result):
         return answer
-    failures = 0
+    pauses = Pauses(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
     while True:
         try:
             kept = await codec.store(result, result_aad(claim.task_id))
         except PayloadUnavailable as exc:
             if exc.is_refusal:
                 raise Refusal("ResultNotKept", f"the result of {len(result)} characters was not kept: {exc}") from None
-            if failures % 10 == 0:
-                log.warning("result_not_kept", task_id=claim.task_id, failures=failures + 1, reason=str(exc))
-            longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(failures, 16))
-            failures += 1
-            await asyncio.sleep(random.uniform(longest / 2, longest))
+            if pauses.is_reported:
+                log.warning("result_not_kept", task_id=claim.task_id, failures=pauses.failures + 1, reason=str(exc))
+            await asyncio.sleep(pauses.next_seconds())
         else:
             return encode_sealed_result(decoded.id, kept, bytes(decoded.spawn).decode())
 

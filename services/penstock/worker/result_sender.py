@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Iterable
 
 from penstock.brokers.base import Outgoing, Queue, SendReport
@@ -13,6 +12,7 @@ from penstock.protocol.errors import Unavailable
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.worker_names import WORKER_ATTRIBUTE
 from penstock.runtime import metrics
+from penstock.runtime.backoff import Pauses
 from penstock.runtime.logs import get_logger
 from penstock.worker.leases import Held
 from penstock.worker.linger import Linger
@@ -82,7 +82,7 @@ class Outbox:
 
     async def run(self) -> None:
         """The sending; a side task."""
-        failures = 0
+        pauses = Pauses(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while True:
             await self._added.wait()
             wait_seconds = self._linger.seconds(len(self._answers))
@@ -92,16 +92,15 @@ class Outbox:
             self._linger.saw(len(entries))
             failed, reason = await self._send(entries)
             if not failed:
-                failures = 0
+                pauses.reset()
                 if not self._added.is_set():
                     self._empty.set()
                 continue
             self._take_back(failed)
             if len(failed) < len(entries):
-                failures = 0
+                pauses.reset()
             if reason is not None:
-                await self._pause(failures, len(failed), reason)
-                failures += 1
+                await self._pause(pauses, len(failed), reason)
 
     def _take(self) -> list[Entry]:
         self._added.clear()
@@ -116,12 +115,11 @@ class Outbox:
     async def send_now(self, texts: Iterable[str]) -> None:
         """Send entries ahead of what waits; returns when the queue has them all, however long it is away."""
         entries: list[Entry] = [(text, None, None) for text in texts]
-        failures = 0
+        pauses = Pauses(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while entries:
             entries, reason = await self._send(entries)
             if entries and reason is not None:
-                await self._pause(failures, len(entries), reason)
-                failures += 1
+                await self._pause(pauses, len(entries), reason)
 
     def _take_back(self, failed: list[Entry]) -> None:
         self._answers[:0] = [entry for entry in failed if entry[2] is None]
@@ -178,8 +176,8 @@ class Outbox:
             text = refused_answer(text, size)
         return [(text, held, claim_id)]
 
-    async def _pause(self, failures: int, entries: int, reason: str) -> None:
-        if failures % 10 == 0:
-            log.warning("results_not_sent", entries=entries, failures=failures + 1, reason=reason)
-        longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(failures, 16))
-        await asyncio.sleep(random.uniform(longest / 2, longest))
+    @staticmethod
+    async def _pause(pauses: Pauses, entries: int, reason: str) -> None:
+        if pauses.is_reported:
+            log.warning("results_not_sent", entries=entries, failures=pauses.failures + 1, reason=reason)
+        await asyncio.sleep(pauses.next_seconds())

@@ -18,6 +18,7 @@ from penstock.brokers.kafka.offsets import Progress
 from penstock.brokers.kafka.records import Partition, Position, Received, Record
 from penstock.brokers.leases import Holds
 from penstock.protocol.errors import Unavailable
+from penstock.runtime.backoff import Pauses
 from penstock.runtime.logs import get_logger
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings
@@ -255,7 +256,7 @@ class GroupReader:
     # Reading ahead
 
     async def _read_ahead(self) -> None:
-        failures = 0
+        pauses = Pauses(0.2, _LONGEST_PAUSE_SECONDS)
         while True:
             try:
                 await self._pause_or_resume()
@@ -266,10 +267,9 @@ class GroupReader:
                     log.error("kafka_reader_failed", topic=self._name, error=repr(exc))
                 self._failure = str(exc) or type(exc).__name__
                 self._came.set()
-                failures += 1
-                await asyncio.sleep(min(_LONGEST_PAUSE_SECONDS, 0.1 * 2 ** min(failures, 10)))
+                await asyncio.sleep(pauses.next_seconds())
                 continue
-            failures = 0
+            pauses.reset()
             if some:
                 self._ahead += some
                 self._ahead_bytes += sum(len(received.value or b"") for received in some)
