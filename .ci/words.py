@@ -35,6 +35,7 @@ CHECKED = (
     "README.md",
     "SECURITY.md",
     "benchmarks/*.md",
+    "docs/architecture.md",
     "docs/autoscaling.md",
     "docs/batches.md",
     "docs/bulk.md",
