@@ -17,8 +17,8 @@ import msgspec
 from penstock.brokers.sqs import SqsTransport
 from penstock.db.pool import Store
 from penstock.protocol.task import BUILT_IN_ACTIONS
+from penstock.settings.features import NamedStatement
 from penstock.settings.model import Settings
-from penstock.settings.named_statements import NamedStatement
 from penstock.worker.deliveries import http, kafka
 from penstock.worker.deliveries.amqp import Publishing
 from penstock.worker.deliveries.sqs import Sending

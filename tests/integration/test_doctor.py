@@ -24,7 +24,7 @@ from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.settings.loading import load_settings
 from penstock.settings.model import Settings
-from penstock.settings.payload_values import fingerprint, new_key, read_key
+from penstock.settings.values import fingerprint, new_key, read_key
 from tests.integration.apis import running
 from tests.integration.pooler import pooler
 from tests.s3 import S3Bucket

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.protocol.errors import InvalidParams, SettingsError
-from penstock.settings.address_policy import Guard
+from penstock.settings.address_policy import AddressPolicy
 from penstock.settings.loading import load_settings
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
 from penstock.worker.deliveries.http import cut, retry_after_seconds
@@ -388,7 +388,7 @@ async def test_a_redirect_inwards_is_refused_at_each_hop(target: str) -> None:
     async def resolve(host: str, port: int) -> Sequence[str]:
         return ["127.0.0.1"] if host == "public.test" else ["127.0.0.2"]
 
-    client = HttpClient(guard=Guard(["public.test"]), resolve=resolve)
+    client = HttpClient(policy=AddressPolicy(["public.test"]), resolve=resolve)
 
     def answered(request: Request) -> bytes:
         return answer(302, Location="/next") if request.target == "/" else answer(307, Location=target)
@@ -434,7 +434,7 @@ async def test_a_name_that_leads_elsewhere_at_the_next_look_up_gains_nothing() -
             made.close()
             raise OSError("no route in a test")
 
-    client = Watched(guard=Guard(), resolve=resolve)
+    client = Watched(policy=AddressPolicy(), resolve=resolve)
     async with serving([answer()]) as server:
         url = f"http://rebind.test:{server.port}/"
         with pytest.raises(NotDelivered):
@@ -459,7 +459,7 @@ async def test_of_several_addresses_only_public_ones_are_connected_to() -> None:
             connected.append(str(info[4][0]))
             raise OSError("no route in a test")
 
-    client = Watched(guard=Guard(), resolve=resolve)
+    client = Watched(policy=AddressPolicy(), resolve=resolve)
     with pytest.raises(NotDelivered):
         await client.request("GET", "http://mixed.test/")
     await client.close()
@@ -467,7 +467,7 @@ async def test_of_several_addresses_only_public_ones_are_connected_to() -> None:
 
 
 async def test_a_socket_is_refused_even_if_an_address_came_past_all_checks_before() -> None:
-    client = HttpClient(guard=Guard())
+    client = HttpClient(policy=AddressPolicy())
     client._check_literal = lambda url: None  # type: ignore[method-assign]
     async with serving([answer()]) as server:
         with pytest.raises(AddressRefused, match="loopback"):
@@ -488,9 +488,9 @@ async def test_tls_is_checked_by_the_name_though_the_address_was_connected_to(tm
     async def resolve(host: str, port: int) -> Sequence[str]:
         return ["127.0.0.1"]
 
-    guard = Guard(["hooks.test", "other.test"])
-    client = HttpClient(guard=guard, resolve=resolve, ca_file=str(ca_file))
-    stranger = HttpClient(guard=guard, resolve=resolve)
+    policy = AddressPolicy(["hooks.test", "other.test"])
+    client = HttpClient(policy=policy, resolve=resolve, ca_file=str(ca_file))
+    stranger = HttpClient(policy=policy, resolve=resolve)
     try:
         async with serving([answer(200, b"hello")], context=context) as server:
             reply = await client.request("GET", f"https://hooks.test:{server.port}/")
@@ -512,7 +512,7 @@ async def test_a_redirect_out_of_tls_is_not_followed(tmp_path: Path) -> None:
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
-    client = HttpClient(guard=Guard(["127.0.0.1"]), ca_file=str(tmp_path / "ca.pem"))
+    client = HttpClient(policy=AddressPolicy(["127.0.0.1"]), ca_file=str(tmp_path / "ca.pem"))
     try:
         async with (
             serving([answer(200)]) as plain,

@@ -21,7 +21,7 @@ from penstock.protocol.reports import encode_progress
 from penstock.protocol.requests import ClaimId
 from penstock.settings.loading import load_settings
 from penstock.settings.model import Settings
-from penstock.settings.payload_values import fingerprint, new_key, read_key
+from penstock.settings.values import fingerprint, new_key, read_key
 from penstock.supervisor.payload_objects import Objects
 from penstock.supervisor.payload_retention import Emptying
 from penstock.supervisor.retention import Retention

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.settings.address_policy import Guard, address_of
+from penstock.settings.address_policy import AddressPolicy, address_of
 
-EVERYWHERE = Guard(["0.0.0.0/0", "::/0"])
+EVERYWHERE = AddressPolicy(["0.0.0.0/0", "::/0"])
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ EVERYWHERE = Guard(["0.0.0.0/0", "::/0"])
     ],
 )  # fmt: skip
 def test_an_address_that_is_not_public_is_refused_in_each_form(address: str) -> None:
-    assert Guard().refusal(address)
+    assert AddressPolicy().refusal(address)
     assert EVERYWHERE.refusal(address) is None
 
 
@@ -35,7 +35,7 @@ def test_an_address_that_is_not_public_is_refused_in_each_form(address: str) -> 
     ["1.1.1.1", "8.8.8.8", "100.128.0.1", "172.32.0.1", "2606:4700:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101"],
 )
 def test_a_public_address_may_be_reached(address: str) -> None:
-    assert Guard().refusal(address) is None
+    assert AddressPolicy().refusal(address) is None
 
 
 @given(st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)))
@@ -45,7 +45,7 @@ def test_whatever_python_holds_not_to_be_public_is_refused(
     public = address.is_global and not address.is_multicast
     # 192.0.0.9 and .10, and some of 2001::/23, are public by their letter; nobody's server is there.
     if not public and not str(address).startswith("64:ff9b:"):
-        assert Guard().refusal(str(address))
+        assert AddressPolicy().refusal(str(address))
 
 
 @given(st.ip_addresses(v=4))
@@ -53,18 +53,18 @@ def test_an_ipv4_address_within_an_ipv6_one_is_judged_as_itself(address: ipaddre
     number = int(address)
     for prefix in ("::ffff:0:0", "::ffff:0:0:0", "64:ff9b::"):
         carrying = ipaddress.IPv6Address(int(ipaddress.IPv6Address(prefix)) + number)
-        assert Guard().refusal(str(carrying)) == Guard().refusal(str(address))
+        assert AddressPolicy().refusal(str(carrying)) == AddressPolicy().refusal(str(address))
 
 
 def test_a_network_that_is_allowed_is_allowed_in_each_form_of_its_addresses() -> None:
-    guard = Guard(["10.1.0.0/16", "fd12::/16", "127.0.0.1"])
-    assert guard.refusal("10.1.9.9") is None
-    assert guard.refusal("::ffff:10.1.9.9") is None
-    assert guard.refusal("fd12::7") is None
-    assert guard.refusal("127.0.0.1") is None
-    assert guard.refusal("10.2.0.1") == "private"
-    assert guard.refusal("fd13::7") == "private"
-    assert guard.refusal("127.0.0.2") == "loopback"
+    policy = AddressPolicy(["10.1.0.0/16", "fd12::/16", "127.0.0.1"])
+    assert policy.refusal("10.1.9.9") is None
+    assert policy.refusal("::ffff:10.1.9.9") is None
+    assert policy.refusal("fd12::7") is None
+    assert policy.refusal("127.0.0.1") is None
+    assert policy.refusal("10.2.0.1") == "private"
+    assert policy.refusal("fd13::7") == "private"
+    assert policy.refusal("127.0.0.2") == "loopback"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_network_that_is_allowed_is_allowed_in_each_form_of_its_addresses() ->
     ],
 )  # fmt: skip
 def test_a_host_is_trusted_by_its_name_or_its_domain(host: str, is_trusted: bool) -> None:
-    assert Guard(["billing.internal", "*.svc.local"]).trusts(host) is is_trusted
+    assert AddressPolicy(["billing.internal", "*.svc.local"]).trusts(host) is is_trusted
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_host_is_trusted_by_its_name_or_its_domain(host: str, is_trusted: bool
 )
 def test_an_entry_that_is_no_network_and_no_host_is_refused(entry: str) -> None:
     with pytest.raises(ValueError, match=r"neither a network"):
-        Guard([entry])
+        AddressPolicy([entry])
 
 
 def test_a_host_that_is_an_address_is_told_from_a_name() -> None:

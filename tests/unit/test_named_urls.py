@@ -4,7 +4,7 @@ import pytest
 
 from penstock.protocol.errors import SettingsError
 from penstock.settings.loading import load_settings
-from penstock.settings.named_urls import named_url
+from penstock.settings.values import named_url
 
 
 @pytest.mark.parametrize(

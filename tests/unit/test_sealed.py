@@ -25,7 +25,7 @@ from penstock.protocol.reports import Succeeded, decode_reports, encode_result
 from penstock.protocol.requests import Invalid, decode_body, encode_call
 from penstock.protocol.sealed import Reference, Sealed, decode_sealed, encode_reference, encode_sealed, escape_plain
 from penstock.settings.loading import load_settings
-from penstock.settings.payload_values import fingerprint, new_key, parse_bucket_url, read_key
+from penstock.settings.values import fingerprint, new_key, parse_bucket_url, read_key
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text() | st.text().map(lambda text: f"penstock+{text}"),

@@ -9,9 +9,9 @@ import pytest
 
 from penstock.protocol.errors import SettingsError
 from penstock.protocol.retry import Backoff
-from penstock.settings.http import is_loopback
 from penstock.settings.loading import load_settings, misspelt_variables
 from penstock.settings.model import Settings
+from penstock.settings.processes import is_loopback
 from penstock.settings.values import Group
 
 REPOSITORY = Path(__file__).parents[2]

@@ -19,8 +19,7 @@ from penstock.cli.run import PROCESSES
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.loading import load_settings
 from penstock.settings.model import Settings
-from penstock.settings.payload_values import parse_bucket_url
-from penstock.settings.values import PREFIX
+from penstock.settings.values import PREFIX, parse_bucket_url
 from tests.terraform.make_schema import SCHEMA, used
 from tests.terraform.provider import schema_provider
 from tests.terraform.runs import CONFIGURATIONS, ROOT, copies, init, program, run

@@ -16,7 +16,7 @@ from penstock.methods.table import PARAMS
 from penstock.protocol.api_key import ALL_PERMISSIONS, ApiKey, Permission
 from penstock.protocol.errors import AccessDenied
 from penstock.schedules.model import READING as READING_SCHEDULES
-from penstock.settings.http import is_loopback
+from penstock.settings.processes import is_loopback
 from penstock.tasks.params import SUBMIT_PREFIX
 from penstock.workflows.params import READING as READING_WORKFLOWS
 

@@ -15,7 +15,7 @@ from datetime import UTC, date, datetime
 from typing import Any
 
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
-from penstock.settings.payload_values import parse_bucket_url
+from penstock.settings.values import parse_bucket_url
 
 DELETED_AT_ONCE = 1000  # of one DeleteObjects
 _ANSWER_SECONDS = 30

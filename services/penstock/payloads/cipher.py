@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable, SettingsError
 from penstock.protocol.sealed import Sealed
-from penstock.settings.payload_values import fingerprint, read_key
+from penstock.settings.values import fingerprint, read_key
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

@@ -57,13 +57,13 @@ _KINDS_IPV6: tuple[tuple[Network, str], ...] = tuple(
         ("ff00::/8", "multicast"),
     )
 )
-# An IPv4 address in the last four bytes: mapped, translated (SIIT), and NAT64 by the prefix that everybody knows.
+# An IPv4 address in the last four bytes: mapped, translated (SIIT), and NAT64 by the prefix that is well known.
 _CARRIES_IPV4 = tuple(
     ipaddress.IPv6Network(network) for network in ("::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96")
 )
 
 
-class Guard:
+class AddressPolicy:
     """Says which addresses and hosts may be reached.
 
     allowed: networks (``10.1.0.0/16``), addresses, host names (``billing.internal``) and names of a domain

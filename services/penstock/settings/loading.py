@@ -10,8 +10,7 @@ from pydantic_settings import SettingsError as _UnreadableValue
 
 from penstock.protocol.errors import SettingsError
 from penstock.protocol.spelling import did_you_mean, nearest
-from penstock.settings.model import Settings
-from penstock.settings.toml_file import TomlFile, toml_path
+from penstock.settings.model import Settings, toml_path, toml_source
 from penstock.settings.values import PREFIX
 
 
@@ -35,7 +34,7 @@ def load_settings(**overrides: Any) -> Settings:
 
 def sources_of(settings: Settings) -> dict[str, str]:
     """Where each value comes from: "environment", the path of the file, or "default"."""
-    in_file = TomlFile(type(settings))()
+    in_file = toml_source(type(settings))()
     in_environment = {name.upper() for name in os.environ}
     sources = {}
     for name in type(settings).model_fields:

@@ -1,25 +1,45 @@
-"""All settings as one object: the groups of the other modules, and what must fit together across them."""
+"""All settings as one object: its groups, its sources, and the checks across settings."""
 
 from __future__ import annotations
 
-from pydantic import model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+import os
+import tomllib
+from pathlib import Path
 
-from penstock.settings.attempts import AttemptSettings
-from penstock.settings.chaos import ChaosSettings
-from penstock.settings.database import DatabaseSettings
-from penstock.settings.deliveries import DeliverySettings
-from penstock.settings.http import HttpSettings
-from penstock.settings.kafka import KafkaSettings
-from penstock.settings.older_schedulers import OlderSchedulerSettings, Scheduler0Settings
-from penstock.settings.payloads import PayloadSettings
-from penstock.settings.process import ProcessSettings
-from penstock.settings.queues import QueueSettings
-from penstock.settings.scheduler import SchedulerSettings
-from penstock.settings.supervisor import SupervisorSettings
-from penstock.settings.toml_file import TomlFile
+from pydantic import model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from penstock.protocol.errors import SettingsError
+from penstock.settings.connections import DatabaseSettings, KafkaSettings, QueueSettings
+from penstock.settings.features import DeliverySettings, OlderSchedulerSettings, PayloadSettings, Scheduler0Settings
+from penstock.settings.processes import (
+    AttemptSettings,
+    ChaosSettings,
+    HttpSettings,
+    ProcessSettings,
+    SchedulerSettings,
+    SupervisorSettings,
+    WorkerSettings,
+)
 from penstock.settings.values import PREFIX
-from penstock.settings.worker import WorkerSettings
+
+_CONFIG_FILE = "penstock.toml"
+
+
+def toml_path() -> Path:
+    """The TOML file that is read if it exists."""
+    return Path(os.environ.get(PREFIX + "CONFIG") or _CONFIG_FILE)
+
+
+def toml_source(settings_cls: type[BaseSettings]) -> TomlConfigSettingsSource:
+    """The values of the TOML file; keys are the settings' names without the prefix. Raises SettingsError."""
+    path = toml_path()
+    if os.environ.get(PREFIX + "CONFIG") and not path.is_file():
+        raise SettingsError(f"{PREFIX}CONFIG points to {path}, which does not exist")
+    try:
+        return TomlConfigSettingsSource(settings_cls, path)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise SettingsError(f"{path} is not valid TOML: {exc}") from exc
 
 
 # Pydantic puts the fields of the last base first: read upwards, this is the order of docs/configuration.md.
@@ -62,7 +82,7 @@ class Settings(
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Arguments, then the environment, then penstock.toml; no .env file and no secrets folder."""
-        return init_settings, env_settings, TomlFile(settings_cls)
+        return init_settings, env_settings, toml_source(settings_cls)
 
     @model_validator(mode="after")
     def _fit_together(self) -> Settings:

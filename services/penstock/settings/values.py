@@ -1,9 +1,15 @@
-"""What groups of settings have in common: the prefix, and how values are read that several of them hold."""
+"""What groups of settings have in common: the prefix, and how their values are read."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
 import os
+import re
+import secrets
 from typing import Annotated, Any
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr
 from pydantic_settings import NoDecode
@@ -49,3 +55,80 @@ def http_url(value: str | None) -> str | None:
     if value is not None and "@" in value:
         raise ValueError("must hold no user and no password, for it is shown in logs")
     return value
+
+
+def check_database_url(url: str) -> None:
+    """Raises ValueError for what the driver would refuse with a text that may hold a part of the password."""
+    if not url.startswith(("postgresql://", "postgres://")):
+        raise ValueError("must begin with postgresql://")
+    try:
+        parts = urlsplit(url)
+        torn = "@" in parts.path + parts.fragment or any(not _is_port(part) for part in _ports_of(parts.netloc))
+    except ValueError:
+        torn = True
+    if torn:
+        raise ValueError(
+            "must be postgresql://user:password@host:port/name, the characters : / ? # [ ] @ and % of a password "
+            "written as %3A %2F %3F %23 %5B %5D %40 %25"
+        )
+
+
+def query_of(url: str) -> dict[str, str]:
+    """The parameters behind the question mark."""
+    return dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
+
+
+def _ports_of(netloc: str) -> list[str]:
+    """What stands behind the colon of each host of a URL; several are separated by commas."""
+    hosts = netloc.rpartition("@")[2].split(",")
+    return [host.rpartition(":")[2] for host in hosts if ":" in host.rpartition("]")[2]]
+
+
+def _is_port(text: str) -> bool:
+    return text == "" or (text.isascii() and text.isdigit() and int(text) < 65536)
+
+
+_URL_NAME = re.compile(r"[0-9A-Za-z_.-]{0,60}")
+_HTTP = ("http://", "https://")
+
+
+def named_url(entry: str) -> tuple[str, str]:
+    """Name and URL; the name is empty where the URL stands alone. Raises ValueError."""
+    name, _, url = ("", "", entry) if entry.startswith(_HTTP) else entry.partition("=")
+    if not _URL_NAME.fullmatch(name) or not url.startswith(_HTTP) or not urlsplit(url).hostname:
+        raise ValueError(f"must be URLs such as http://host:9464 or worker-1=http://host:9464, not {entry[:100]!r}")
+    return name, url
+
+
+KEY_BYTES = 32
+_BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+
+
+def parse_bucket_url(url: str) -> tuple[str, str]:
+    """``s3://bucket/prefix`` as the bucket and the prefix, which is empty or ends with a slash. Raises ValueError."""
+    parts = urlsplit(url)
+    if parts.scheme != "s3" or not _BUCKET_NAME.fullmatch(parts.netloc) or parts.query or parts.fragment:
+        raise ValueError(f"must be s3://bucket or s3://bucket/prefix, not {url[:100]!r}")
+    prefix = parts.path.strip("/")
+    return parts.netloc, f"{prefix}/" if prefix else ""
+
+
+def new_key() -> str:
+    """A key as ``PENSTOCK_PAYLOAD_KEYS`` takes it."""
+    return base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()
+
+
+def read_key(text: str) -> bytes:
+    """Raises ValueError, which does not repeat the text."""
+    try:
+        key = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise ValueError("a key is 32 bytes in base64; `penstock payload-key` makes one")
+    return key
+
+
+def fingerprint(key: bytes) -> str:
+    """The id of a key, by which ciphertexts name it; it says nothing about the key."""
+    return hashlib.sha256(b"penstock payload key\0" + key).hexdigest()[:16]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import httpx
 
-from penstock.settings.named_urls import named_url
+from penstock.settings.values import named_url
 
 ASKED_EVERY_SECONDS = 5.0
 _ANSWER_SECONDS = 1.5

@@ -10,7 +10,7 @@ from penstock.payloads.bucket import Bucket, new_name
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable, SettingsError
 from penstock.settings.model import Settings
-from penstock.settings.payload_values import fingerprint, read_key
+from penstock.settings.values import fingerprint, read_key
 
 _POLICY = (
     "let this role call s3:PutObject, s3:GetObject and s3:DeleteObject below the prefix, "

@@ -23,7 +23,7 @@ from yarl import URL
 
 from penstock.protocol.version import __version__
 from penstock.runtime.logs import get_logger
-from penstock.settings.address_policy import Guard, address_of
+from penstock.settings.address_policy import AddressPolicy, address_of
 from penstock.settings.values import PREFIX
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
 
@@ -74,19 +74,24 @@ class Response:
 
 
 class HttpClient:
-    """Makes requests to addresses that its guard lets through.
+    """Makes requests to addresses that its policy lets through.
 
     connections: open at once, to all hosts together; further requests wait for one within their own time.
     ca_file: of authorities beside the system's that servers' certificates are checked by.
     """
 
     def __init__(
-        self, *, guard: Guard, connections: int = 200, ca_file: str | None = None, resolve: Resolve | None = None
+        self,
+        *,
+        policy: AddressPolicy,
+        connections: int = 200,
+        ca_file: str | None = None,
+        resolve: Resolve | None = None,
     ) -> None:
-        self._guard = guard
+        self._policy = policy
         self._connections = connections
         self._ca_file = ca_file
-        self._resolver = _Resolver(guard, resolve or _getaddrinfo)
+        self._resolver = _Resolver(policy, resolve or _getaddrinfo)
         self._session: aiohttp.ClientSession | None = None
 
     async def request(
@@ -172,7 +177,7 @@ class HttpClient:
         """A host that is an address goes past the resolver."""
         host = url.host or ""
         address = address_of(host)
-        if address is not None and (kind := self._guard.refusal(address)) is not None:
+        if address is not None and (kind := self._policy.refusal(address)) is not None:
             raise self._refused(host, address, kind)
 
     def _refused(self, host: str, address: str, kind: str) -> AddressRefused:
@@ -208,7 +213,7 @@ class HttpClient:
         """A socket for an address about to be connected to: the last look, whichever way it has come here."""
         family, kind, protocol, _, where = info
         address = str(where[0])
-        if (refusal := self._guard.refusal(address)) is not None and address not in self._resolver.trusted:
+        if (refusal := self._policy.refusal(address)) is not None and address not in self._resolver.trusted:
             raise _Refused(address, address, refusal)
         return socket.socket(family=family, type=kind, proto=protocol)
 
@@ -230,8 +235,8 @@ class _Refused(Exception):
 class _Resolver(AbstractResolver):
     """Resolves names to addresses that may be reached. trusted: refused addresses of hosts that are allowed by name."""
 
-    def __init__(self, guard: Guard, resolve: Resolve) -> None:
-        self._guard = guard
+    def __init__(self, policy: AddressPolicy, resolve: Resolve) -> None:
+        self._policy = policy
         self._resolve = resolve
         self.trusted: set[str] = set()
 
@@ -240,8 +245,8 @@ class _Resolver(AbstractResolver):
     ) -> list[ResolveResult]:
         """Raises _Refused when none of the addresses may be reached, OSError when there is none."""
         found = list(dict.fromkeys(await self._resolve(host, port)))
-        refusals = {address: self._guard.refusal(address) for address in found}
-        if self._guard.trusts(host):
+        refusals = {address: self._policy.refusal(address) for address in found}
+        if self._policy.trusts(host):
             if len(self.trusted) > _TRUSTED_KEPT:
                 self.trusted.clear()  # names of a domain may come and go; those in use are looked up again
             self.trusted.update(address for address, kind in refusals.items() if kind is not None)

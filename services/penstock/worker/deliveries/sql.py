@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 
 from penstock.protocol.errors import SettingsError
+from penstock.settings.features import NamedStatement
 from penstock.settings.model import Settings
-from penstock.settings.named_statements import NamedStatement
 from penstock.settings.values import PREFIX
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
 from penstock.worker.deliveries.registry import Deliveries
