@@ -926,7 +926,7 @@ async def test_hold_that_is_lost_is_logged_and_the_task_still_answered(
     await bench.send(encode_call(1, 1, "act", "{}"))
 
     async def lost() -> bool:
-        return "message_hold_lost" in caplog.text
+        return "message_lease_lost" in caplog.text
 
     async with running(bench.worker(visibility_timeout_seconds=3)) as worker:
         await take(worker, 1)

@@ -290,13 +290,13 @@ async def test_a_lost_task_is_dropped_before_its_call_and_told_during_it(bench: 
     async with running(bench.worker()) as worker:
         runner = worker._runner
         await take(worker, 1)
-        jobs = {job.claim.task_id: job for job in runner.jobs()}
-        runner.lose(next(iter(jobs.values())))
-        first = next(iter(jobs))
+        attempts = {attempt.claim.task_id: attempt for attempt in runner.attempts()}
+        runner.lose(next(iter(attempts.values())))
+        first = next(iter(attempts))
         await bench.send(*calls_of("act", 3))
         await take(worker, 1)  # full now, one of them lost
         await asyncio.wait_for(begun.wait(), PATIENCE_SECONDS)
-        second = next(job for job in runner.jobs() if job.claim.task_id != first)
+        second = next(attempt for attempt in runner.attempts() if attempt.claim.task_id != first)
         runner.lose(second)
         go_on.set()
         await asyncio.wait_for(worker.settle(), PATIENCE_SECONDS)
@@ -313,9 +313,9 @@ async def test_a_batch_of_which_all_are_lost_is_not_called(bench: Bench, registr
     await bench.send(encode_call(2, 1, "other", "{}"))
     async with running(bench.worker(worker_threads=1)) as worker:
         await take(worker, 2)
-        for job in list(worker._runner.jobs()):
-            if job.handler.name == "act":
-                worker._runner.lose(job)
+        for attempt in list(worker._runner.attempts()):
+            if attempt.handler.name == "act":
+                worker._runner.lose(attempt)
         await asyncio.wait_for(worker.settle(), PATIENCE_SECONDS)
     assert kinds(await bench.outcomes(1)) == {2: "ran"}
     assert await bench.left() == 0

@@ -134,7 +134,7 @@ async def test_without_a_url_nothing_is_asked_and_the_handler_runs_to_its_end(
         settings=settings.model_copy(update={"cancel_poll_seconds": 0.05}),
         registry=registry,
     )
-    assert "ask for lost claims" not in worker.side_tasks()
+    assert "poll for lost claims" not in worker.side_tasks()
     (task_id,) = await sent(store, outbound, "slow")
     async with running(worker), store.transaction() as session:
         await settle.cancel(session, [task_id])

@@ -19,12 +19,12 @@ from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import InvalidParams, SettingsError
 from penstock.protocol.reports import Failed, Succeeded, Waiting, decode_report
 from penstock.protocol.requests import ClaimId
-from penstock.worker.attempt import Job
+from penstock.worker.attempt import Attempt
 from penstock.worker.handlers.actions import Handler, Registry, action
 from penstock.worker.handlers.batches import Call
 from penstock.worker.handlers.context import Context
 from penstock.worker.handlers.outcomes import Fail, Retry
-from penstock.worker.leases import Held
+from penstock.worker.leases import Lease
 from penstock.worker.runner import Runner
 from penstock.worker.threads import Threads
 from penstock.worker.timings import Timings
@@ -129,7 +129,7 @@ class World:
 
     def __init__(self, concurrency: int) -> None:
         self.threads = Threads(2)
-        self.answers: list[tuple[Job, str]] = []
+        self.answers: list[tuple[Attempt, str]] = []
         self.runner = Runner(
             concurrency=concurrency,
             threads=self.threads,
@@ -140,13 +140,13 @@ class World:
             result_limit_bytes=1000,
             result_compress_bytes=None,
             timings=Timings(),
-            answer=lambda job, text: self.answers.append((job, text)),
+            answer=lambda attempt, text: self.answers.append((attempt, text)),
             progress=lambda *_: None,
         )
 
-    def job(self, handler: Handler, task_id: int, held: Held) -> Job:
+    def attempt(self, handler: Handler, task_id: int, lease: Lease) -> Attempt:
         params = msgspec.Raw(f'{{"n":{task_id}}}'.encode())
-        return Job(f"{task_id}:1", ClaimId(task_id, 1), handler, params, held, None, self.runner.report)
+        return Attempt(f"{task_id}:1", ClaimId(task_id, 1), handler, params, lease, None, self.runner.report)
 
 
 EXPECTED = {
@@ -206,13 +206,13 @@ def test_every_task_has_its_own_answer_and_no_other(
         handler = Handler("act", asynchronous if is_async else plain, batch=batch, linger_seconds=linger)
         number = 0
         for place, message in enumerate(messages):
-            held = Held(Message(str(place), "r", "", 1, None, {}), len(message), 30)
-            jobs = [world.job(handler, number + n, held) for n in range(len(message))]
+            lease = Lease(Message(str(place), "r", "", 1, None, {}), len(message), 30)
+            attempts = [world.attempt(handler, number + n, lease) for n in range(len(message))]
             number += len(message)
-            for job in jobs:
-                if job.claim.task_id in lost:
-                    world.runner.lose(job)
-            world.runner.add(jobs, alone=alone)
+            for attempt in attempts:
+                if attempt.claim.task_id in lost:
+                    world.runner.lose(attempt)
+            world.runner.add(attempts, alone=alone)
             if place % 2:
                 await asyncio.sleep(0)
         await asyncio.wait_for(world.runner.wait_empty(), 30)
@@ -221,10 +221,10 @@ def test_every_task_has_its_own_answer_and_no_other(
         return world
 
     world = asyncio.run(run())
-    assert sorted(job.claim.task_id for job, _ in world.answers) == list(range(len(fate_of)))
+    assert sorted(attempt.claim.task_id for attempt, _ in world.answers) == list(range(len(fate_of)))
     assert sorted(called) == [n for n in range(len(fate_of)) if n not in lost]
-    for job, text in world.answers:
-        n = job.claim.task_id
+    for attempt, text in world.answers:
+        n = attempt.claim.task_id
         if n in lost:
             continue
         report = decode_report(text)

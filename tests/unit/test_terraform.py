@@ -222,7 +222,7 @@ def calls() -> Iterator[tuple[Place, str]]:
                     yield (name, ast.unparse(function.value)), function.attr
 
 
-NOT_A_QUEUE = {"self", "session", "claim", "self._holder", "self._notifier", "held"}  # with methods of these names too
+NOT_A_QUEUE = {"self", "session", "claim", "self._leases", "self._notifier", "held"}  # with methods of these names too
 
 
 def called() -> dict[str, set[tuple[str, str]]]:

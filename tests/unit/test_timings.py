@@ -52,38 +52,38 @@ def test_run_times_are_told_added_up_by_action_whatever_the_outcome(clock: Clock
     kept = Timings()
     for action, outcome, seconds in [("a", "ok", 0.5), ("a", "error", 0.25), ("b", "timeout", 9.0), ("a", "ok", 0.25)]:
         kept.add(action, outcome, seconds)
-    assert told(kept.tell()) == {"a": (3, 1.0), "b": (1, 9.0)}
+    assert told(kept.unsent()) == {"a": (3, 1.0), "b": (1, 9.0)}
 
 
 def test_there_is_nothing_to_tell_before_and_after(clock: Clock) -> None:
     kept = Timings()
-    assert kept.tell() is None
+    assert kept.unsent() is None
     kept.add("a", "ok", 1.0)
-    assert kept.tell() is not None
+    assert kept.unsent() is not None
     clock.now += 60
-    assert kept.tell() is None
+    assert kept.unsent() is None
 
 
 def test_they_are_told_every_quarter_of_a_second_at_the_most_and_none_is_lost(clock: Clock) -> None:
     kept = Timings()
     kept.add("a", "ok", 1.0)
-    assert told(kept.tell()) == {"a": (1, 1.0)}
+    assert told(kept.unsent()) == {"a": (1, 1.0)}
     kept.add("a", "ok", 2.0)
     clock.now += 0.2
     kept.add("a", "ok", 3.0)
-    assert kept.tell() is None
+    assert kept.unsent() is None
     clock.now += 0.05
-    assert told(kept.tell()) == {"a": (2, 5.0)}
+    assert told(kept.unsent()) == {"a": (2, 5.0)}
 
 
 def test_one_notification_names_a_thousand_actions_and_the_next_one_the_rest(clock: Clock) -> None:
     kept = Timings()
     for number in range(1001):
         kept.add(f"a{number}", "ok", 1.0)
-    first = told(kept.tell())
+    first = told(kept.unsent())
     clock.now += 0.25
     assert len(first) == 1000
-    assert told(kept.tell()).keys() == {f"a{number}" for number in range(1001)} - first.keys()
+    assert told(kept.unsent()).keys() == {f"a{number}" for number in range(1001)} - first.keys()
 
 
 def test_run_times_enter_the_metrics_once_each(clock: Clock, action: str) -> None:
@@ -92,7 +92,7 @@ def test_run_times_enter_the_metrics_once_each(clock: Clock, action: str) -> Non
         kept.add(action, "ok", seconds)
     kept.add(action, "error", 1.0)
     kept.flush()
-    kept.tell()
+    kept.unsent()
     kept.flush()
     assert sample("penstock_run_seconds_count", action=action, outcome="ok") == 3
     assert sample("penstock_run_seconds_sum", action=action, outcome="ok") == pytest.approx(20.022)
@@ -103,7 +103,7 @@ def test_run_times_enter_the_metrics_once_each(clock: Clock, action: str) -> Non
 def test_an_action_of_any_name_is_told(clock: Clock) -> None:
     kept = Timings()
     kept.add('ünïcode "quoted" \u20ac', "ok", 0.5)
-    text = kept.tell()
+    text = kept.unsent()
     assert told(text) == {'ünïcode "quoted" \u20ac': (1, 0.5)}
     assert json.loads(text or "")["method"] == "run_times"
 
@@ -116,7 +116,7 @@ def at_rate(clock: Clock, per_second: float, *, full: int = 1000, longest_second
     lingering = Linger(full, longest_seconds=longest_seconds)
     for _ in range(20):
         clock.now += 0.1
-        lingering.saw(round(per_second / 10))
+        lingering.record(round(per_second / 10))
     return lingering
 
 
@@ -140,19 +140,19 @@ def test_a_full_call_does_not_wait(clock: Clock) -> None:
 def test_a_worker_that_has_become_idle_soon_waits_no_more(clock: Clock) -> None:
     lingering = at_rate(clock, 20_000)
     clock.now += 1
-    lingering.saw(1)
+    lingering.record(1)
     assert lingering.seconds(1) == 0
 
 
 def test_the_first_items_after_a_long_rest_are_no_rush(clock: Clock) -> None:
     lingering = Linger(1000, longest_seconds=0.05)
     clock.now += 600
-    lingering.saw(500)
+    lingering.record(500)
     assert lingering.seconds(1) == 0
 
 
 def test_two_calls_at_the_same_instant_do_no_harm(clock: Clock) -> None:
     lingering = Linger(1000, longest_seconds=0.05)
-    lingering.saw(1)
-    lingering.saw(1)
+    lingering.record(1)
+    lingering.record(1)
     assert lingering.seconds(1) == 0

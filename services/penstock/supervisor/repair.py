@@ -54,7 +54,7 @@ from penstock.tasks import stale as stale_tasks
 from penstock.tasks.records import Stale
 
 if TYPE_CHECKING:
-    from penstock.runtime.tracing.spans import Attempt
+    from penstock.runtime.tracing.spans import AttemptSpan
 
 _BATCH = 500
 _UNSENT_DISPATCHES = 20
@@ -240,7 +240,7 @@ class _Lost:
 
     task: Stale
     why: str
-    attempt: Attempt | None
+    attempt: AttemptSpan | None
 
     @property
     def error(self) -> str:

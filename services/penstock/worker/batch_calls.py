@@ -1,4 +1,4 @@
-"""Batches: jobs of one action gathered, from whichever messages, for one call of its handler."""
+"""Batches: attempts of one action, collected from any messages for one call of its handler."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator
 
-from penstock.worker.attempt import Job
+from penstock.worker.attempt import Attempt
 from penstock.worker.handlers.actions import Handler
-from penstock.worker.leases import Held
+from penstock.worker.leases import Lease
 from penstock.worker.threads import Call
 
 
 class Batch:
-    """Jobs that one call takes; the members that it shares with a Job mean the same, of the call as a whole.
+    """Attempts of one call; members shared with Attempt describe the call as a whole.
 
-    limit_seconds: of the call; all of its jobs have the same. queued: it is ready to start.
+    limit_seconds: of the call, the same for all attempts. queued: ready to start.
     """
 
     __slots__ = (
-        "call", "cut", "deadline", "handler", "jobs", "limit_seconds", "overdue", "queued", "ran_seconds",
+        "attempts", "call", "cut", "deadline", "handler", "limit_seconds", "overdue", "queued", "ran_seconds",
         "received_at", "started_at", "task", "timer", "where",
     )  # fmt: skip
 
-    def __init__(self, handler: Handler, limit_seconds: float | None, jobs: list[Job]) -> None:
+    def __init__(self, handler: Handler, limit_seconds: float | None, attempts: list[Attempt]) -> None:
         self.handler = handler
         self.limit_seconds = limit_seconds
-        self.jobs = jobs
-        self.received_at = jobs[0].received_at
+        self.attempts = attempts
+        self.received_at = attempts[0].received_at
         self.started_at = 0.0
         self.ran_seconds = 0.0
         self.where: str | None = None
@@ -41,28 +41,28 @@ class Batch:
 
     @property
     def is_full(self) -> bool:
-        """Whether it takes no more jobs."""
-        return len(self.jobs) >= (self.handler.batch or 1)
+        """Whether the batch has reached its size."""
+        return len(self.attempts) >= (self.handler.batch or 1)
 
-    def drop_lost(self) -> list[Job]:
-        """Take out the jobs whose claim holds no more, and return them."""
-        lost = [job for job in self.jobs if job.is_lost]
+    def drop_lost(self) -> list[Attempt]:
+        """Remove and return the attempts whose claim has ended."""
+        lost = [attempt for attempt in self.attempts if attempt.is_lost]
         if lost:
-            self.jobs = [job for job in self.jobs if not job.is_lost]
+            self.attempts = [attempt for attempt in self.attempts if not attempt.is_lost]
         return lost
 
-    def take_back(self) -> list[Held]:
-        """Take out the jobs of messages of which none has started, and return those messages."""
-        held = [job.held for job in self.jobs if not job.held.begun]
-        self.jobs = [job for job in self.jobs if job.held.begun]
-        return held
+    def take_back(self) -> list[Lease]:
+        """Remove the attempts of messages of which no task has started; returns the leases of these messages."""
+        leases = [attempt.lease for attempt in self.attempts if not attempt.lease.begun]
+        self.attempts = [attempt for attempt in self.attempts if attempt.lease.begun]
+        return leases
 
 
-class Gathering:
-    """The batches that take more jobs, one for each handler and time limit.
+class OpenBatches:
+    """Batches that accept attempts, one for each handler and time limit.
 
-    queue: called with a batch once, when it is full or its first job has waited for its handler's linger. One that is
-    not full then takes more until it starts.
+    queue: called once with each batch, when it is full or its first attempt has waited for the handler's batching
+    delay. A batch that is not full accepts attempts until it starts.
     """
 
     def __init__(self, queue: Callable[[Batch], None]) -> None:
@@ -73,15 +73,15 @@ class Gathering:
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def add(self, job: Job) -> None:
-        """Have a job join the batch of its kind."""
-        key = job.handler, job.limit_seconds
+    def add(self, attempt: Attempt) -> None:
+        """Add an attempt to the batch of its handler and time limit."""
+        key = attempt.handler, attempt.limit_seconds
         batch = self._open.get(key)
         if batch is None:
-            batch = self._open[key] = Batch(job.handler, job.limit_seconds, [job])
-            batch.timer = self._loop.call_later(job.handler.linger_seconds, self._ready, batch)
+            batch = self._open[key] = Batch(attempt.handler, attempt.limit_seconds, [attempt])
+            batch.timer = self._loop.call_later(attempt.handler.linger_seconds, self._ready, batch)
         else:
-            batch.jobs.append(job)
+            batch.attempts.append(attempt)
         if batch.is_full:
             del self._open[key]
             self._ready(batch)
@@ -95,28 +95,28 @@ class Gathering:
             self._queue(batch)
 
     def unqueued(self) -> Iterator[Batch]:
-        """Batches that wait for company."""
+        """Batches within their batching delay."""
         return (batch for batch in self._open.values() if not batch.queued)
 
     def close(self, batch: Batch) -> None:
-        """A batch takes no more jobs."""
+        """Stop adding attempts to a batch."""
         key = batch.handler, batch.limit_seconds
         if self._open.get(key) is batch:
             del self._open[key]
 
     def flush(self) -> None:
-        """No batch waits for company any more."""
+        """End every batching delay now."""
         for batch in list(self._open.values()):
             self._ready(batch)
 
-    def take_back(self) -> list[Held]:
-        """As :meth:`Batch.take_back`, of those that wait for company."""
-        held: list[Held] = []
+    def take_back(self) -> list[Lease]:
+        """As :meth:`Batch.take_back`, of the batches within their batching delay."""
+        leases: list[Lease] = []
         for batch in list(self.unqueued()):
-            held += batch.take_back()
-            if not batch.jobs:
+            leases += batch.take_back()
+            if not batch.attempts:
                 self._forget(batch)
-        return held
+        return leases
 
     def clear(self) -> None:
         """Forget all batches."""

@@ -1,8 +1,7 @@
-"""Isolation: what may kill this worker runs with nothing beside it that would die too.
+"""Isolation: tasks that may crash the worker start alone.
 
-A message delivered for the third time was with two workers that did not finish it, and a suspect was silent before.
-Almost all of them are harmless, so each has the worker to itself for a moment only: long enough for a task that kills
-at once to die alone, too short for a long one to hold others back.
+Suspects are messages delivered for the third time and tasks that stopped heartbeating before. Almost all are harmless,
+so each runs alone for a moment only: long enough for a task that crashes at once, too short to delay others.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from penstock.brokers.base import Message
 from penstock.protocol.requests import SUSPECT_ATTRIBUTE
 from penstock.runtime.logs import get_logger
-from penstock.worker.attempt import Job
+from penstock.worker.attempt import Attempt
 from penstock.worker.runner import Runner
 
 _SUSPECT_DELIVERIES = 3
@@ -23,14 +22,14 @@ log = get_logger()
 
 
 def is_suspect(message: Message) -> bool:
-    """Whether workers may have died of this message."""
+    """Whether this message may have crashed workers."""
     return message.receive_count >= _SUSPECT_DELIVERIES or SUSPECT_ATTRIBUTE in message.attributes
 
 
 class Isolation:
-    """Passes jobs on to the runner, those of a suspect message when everything else is done.
+    """Passes attempts to the runner; those of a suspect message once all others have ended.
 
-    clear: waits until nothing runs and every answer so far is in the results queue.
+    clear: waits until nothing runs and every response is in the results queue.
     """
 
     def __init__(self, runner: Runner, *, clear: Callable[[], Awaitable[None]]) -> None:
@@ -40,28 +39,28 @@ class Isolation:
         self._is_stopped = False
 
     def stop(self) -> None:
-        """From now on nothing is passed on."""
+        """Pass on no more attempts."""
         self._is_stopped = True
 
-    async def add(self, jobs: Sequence[Job]) -> bool:
-        """Start jobs beside others; False when it is too late for that."""
+    async def add(self, attempts: Sequence[Attempt]) -> bool:
+        """Start attempts beside others; False once stopped."""
         async with self._turn:
             if self._is_stopped:
                 return False
-            self._runner.add(jobs)
+            self._runner.add(attempts)
             return True
 
-    async def add_alone(self, jobs: Sequence[Job]) -> bool:
-        """Start the jobs of one message when the others are done, and nothing beside them for a moment."""
+    async def add_alone(self, attempts: Sequence[Attempt]) -> bool:
+        """Start the attempts of one message when all others have ended, alone for a moment; False once stopped."""
         async with self._turn:
             await _within(_ALONE_SECONDS, self._clear())
             if self._is_stopped:
                 return False
-            message = jobs[0].held.message
+            message = attempts[0].lease.message
             log.warning(
-                "suspect_started_alone", message_id=message.id, tasks=len(jobs), deliveries=message.receive_count
+                "suspect_started_alone", message_id=message.id, tasks=len(attempts), deliveries=message.receive_count
             )
-            self._runner.add(jobs, alone=True)
+            self._runner.add(attempts, alone=True)
             await _within(_ALONE_SECONDS, self._clear())
             return True
 

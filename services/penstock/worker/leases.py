@@ -1,7 +1,7 @@
-"""Holder: the outbound messages that this worker has received and not yet deleted.
+"""Leases of outbound messages that this worker has received and not yet deleted.
 
-They stay hidden from other workers while any of their tasks runs or waits here, and are deleted when the answers to
-all their tasks are in the results queue.
+A message stays hidden from other workers while any of its tasks runs or waits here, and is deleted when the responses
+to all its tasks are in the results queue.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
 from penstock.worker.linger import Linger
 
-_SHORTEST_LINGER_SECONDS = 0.005  # what finishes within it is deleted by one call; nobody waits for a delete
+_SHORTEST_LINGER_SECONDS = 0.005  # messages that finish within it are deleted by one call
 _LONGEST_LINGER_SECONDS = 0.05
 _DELETE_TRIES = 5
 
 log = get_logger()
 
 
-class Held:
-    """A message and how many of its tasks are not answered yet.
+class Lease:
+    """A leased message, and the number of its tasks without a response.
 
-    begun: one of its tasks was started. sent_ago: seconds from sent to received, None if the queue does not tell.
-    until: hidden from others so long, by this process's clock. lost: that time has passed without an extension, so
-    it belongs to whoever receives it next.
+    begun: one of its tasks has started. sent_ago: seconds from sent to received; None: unknown to the broker.
+    until: end of the lease by this process's clock. lost: the lease has ended, and another worker may receive the
+    message.
     """
 
     __slots__ = ("begun", "delete_tries", "lost", "message", "received_at", "sent_ago", "unanswered", "until")
@@ -45,86 +45,86 @@ class Held:
         self.sent_ago = None if message.sent_at is None else max(0.0, time() - message.sent_at)
 
     def begin(self) -> None:
-        """The first of its tasks starts."""
+        """Record the start of the message's first task."""
         self.begun = True
         if self.sent_ago is not None:
             metrics.OUTBOUND_WAIT_SECONDS.observe(self.sent_ago + monotonic() - self.received_at)
 
 
-class Holder:
-    """Extends and deletes in batches; both are side tasks."""
+class Leases:
+    """The leases of a worker; :meth:`extend_unfinished` and :meth:`delete_finished` are side tasks."""
 
     def __init__(self, queue: Queue, *, visibility_seconds: int) -> None:
         self._queue = queue
         self._visibility_seconds = visibility_seconds
         self._linger = Linger(queue.limits.max_call_messages, longest_seconds=_LONGEST_LINGER_SECONDS)
-        self._held: dict[str, Held] = {}
-        self._finished: list[Held] = []
+        self._leases: dict[str, Lease] = {}
+        self._finished: list[Lease] = []
         self._any_finished = asyncio.Event()
         self._all_deleted = asyncio.Event()
         self._all_deleted.set()
         self._empty = asyncio.Event()
         self._empty.set()
-        metrics.HELD_MESSAGES.set_function(lambda: len(self._held))
+        metrics.HELD_MESSAGES.set_function(lambda: len(self._leases))
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._leases)
 
-    def hold(self, message: Message, tasks: int) -> Held:
-        """From now on the message stays hidden."""
-        held = Held(message, tasks, self._visibility_seconds)
-        self._held[message.id] = held
+    def add(self, message: Message, tasks: int) -> Lease:
+        """Lease a message just received."""
+        lease = Lease(message, tasks, self._visibility_seconds)
+        self._leases[message.id] = lease
         self._empty.clear()
-        return held
+        return lease
 
     def renew(self, message: Message) -> bool:
-        """Take the newer receipt of a message whose tasks are here already; False when they are not."""
-        held = self._held.get(message.id)
-        if held is None:
+        """Take the newer receipt of a leased message; False for any other message."""
+        lease = self._leases.get(message.id)
+        if lease is None:
             return False
-        held.message = message
-        held.lost = False
-        held.until = monotonic() + self._visibility_seconds
-        log.warning("message_received_again", message_id=message.id, unanswered=held.unanswered)
+        lease.message = message
+        lease.lost = False
+        lease.until = monotonic() + self._visibility_seconds
+        log.warning("message_received_again", message_id=message.id, unanswered=lease.unanswered)
         return True
 
-    def answered(self, held: Held) -> None:
-        """One more task's answer is in the results queue."""
-        held.unanswered -= 1
-        if held.unanswered == 0:
-            self._finished.append(held)
+    def answered(self, lease: Lease) -> None:
+        """Count the response of one of the message's tasks as sent."""
+        lease.unanswered -= 1
+        if lease.unanswered == 0:
+            self._finished.append(lease)
             self._any_finished.set()
             self._all_deleted.clear()
 
     async def wait_deleted(self) -> None:
-        """Until every message whose tasks are all answered is deleted."""
+        """Wait until every finished message is deleted."""
         await self._all_deleted.wait()
 
     async def wait_empty(self) -> None:
-        """Until no message is held."""
+        """Wait until no message is leased."""
         await self._empty.wait()
 
     async def delete_finished(self) -> None:
-        """The deleting; a side task."""
+        """Delete finished messages in batches; a side task."""
         while True:
             await self._any_finished.wait()
             if len(self._finished) < self._queue.limits.max_call_messages:
                 await asyncio.sleep(max(_SHORTEST_LINGER_SECONDS, self._linger.seconds(len(self._finished))))
             self._any_finished.clear()
             finished, self._finished = self._finished, []
-            self._linger.saw(len(finished))
-            again = await self._delete([held for held in finished if not held.lost])
-            self._forget([held for held in finished if held not in again])
+            self._linger.record(len(finished))
+            again = await self._delete([lease for lease in finished if not lease.lost])
+            self._forget([lease for lease in finished if lease not in again])
             if again:
-                await asyncio.sleep(0.1 * 2 ** max(held.delete_tries for held in again))
+                await asyncio.sleep(0.1 * 2 ** max(lease.delete_tries for lease in again))
                 self._finished += again
                 self._any_finished.set()
             if not self._finished:
                 self._all_deleted.set()
 
-    async def _delete(self, finished: Sequence[Held]) -> list[Held]:
-        """Returns those to be tried again; given up, a message comes again, and the fence makes its tasks harmless."""
-        messages = [held.message for held in finished]
+    async def _delete(self, finished: Sequence[Lease]) -> list[Lease]:
+        """Returns the leases to retry. A message given up is redelivered, and the claim fence rejects its responses."""
+        messages = [lease.message for lease in finished]
         try:
             failed = await self._queue.delete(messages) if messages else []
         except Unavailable:
@@ -133,83 +133,87 @@ class Holder:
             return []
         receipts = {message.receipt for message in failed}
         again = []
-        for held in finished:
-            if held.message.receipt in receipts:
-                held.delete_tries += 1
-                if held.delete_tries < _DELETE_TRIES:
-                    again.append(held)
+        for lease in finished:
+            if lease.message.receipt in receipts:
+                lease.delete_tries += 1
+                if lease.delete_tries < _DELETE_TRIES:
+                    again.append(lease)
                 else:
-                    log.warning("message_not_deleted", message_id=held.message.id, tries=held.delete_tries)
+                    log.warning("message_not_deleted", message_id=lease.message.id, tries=lease.delete_tries)
         return again
 
-    async def extend_held(self) -> None:
-        """The extending; a side task."""
+    async def extend_unfinished(self) -> None:
+        """Extend the leases of unfinished messages; a side task."""
         interval = self._visibility_seconds / 3
         while True:
             await asyncio.sleep(interval)
             soon = monotonic() + self._visibility_seconds - interval / 2
-            # What was received just now can wait for the next round.
-            due = [held for held in self._held.values() if held.unanswered and not held.lost and held.until < soon]
+            # Leases that are long enough wait for the next round.
+            due = [
+                lease for lease in self._leases.values() if lease.unanswered and not lease.lost and lease.until < soon
+            ]
             if due:
                 await self._extend(due)
 
-    async def _extend(self, due: Sequence[Held]) -> None:
+    async def _extend(self, due: Sequence[Lease]) -> None:
         now = monotonic()
         longest = self._queue.limits.max_extend_seconds
         if self._queue.limits.deletes_overdue:
-            overdue = [held for held in due if now + self._visibility_seconds / 2 > held.received_at + longest]
+            overdue = [lease for lease in due if now + self._visibility_seconds / 2 > lease.received_at + longest]
             if overdue:
                 await self._delete_overdue(overdue)
-            due = [held for held in due if not held.lost]
-        by_seconds: dict[int, list[Held]] = defaultdict(list)
-        for held in due:
-            by_seconds[min(self._visibility_seconds, int(held.received_at + longest - now))].append(held)
+            due = [lease for lease in due if not lease.lost]
+        by_seconds: dict[int, list[Lease]] = defaultdict(list)
+        for lease in due:
+            by_seconds[min(self._visibility_seconds, int(lease.received_at + longest - now))].append(lease)
         for seconds, group in by_seconds.items():
-            failed = await self._extend_by(seconds, group) if seconds > 0 else {held.message.receipt for held in group}
-            for held in group:
-                if held.message.receipt not in failed:
-                    held.until = now + seconds
-                elif monotonic() >= held.until:
-                    # Its tasks go on: the claim decides whose answer counts.
-                    held.lost = True
+            failed = (
+                await self._extend_by(seconds, group) if seconds > 0 else {lease.message.receipt for lease in group}
+            )
+            for lease in group:
+                if lease.message.receipt not in failed:
+                    lease.until = now + seconds
+                elif monotonic() >= lease.until:
+                    # Its tasks go on: the claim decides whose response counts.
+                    lease.lost = True
                     log.warning(
-                        "message_hold_lost", message_id=held.message.id, unanswered=held.unanswered,
-                        held_seconds=round(monotonic() - held.received_at),
+                        "message_lease_lost", message_id=lease.message.id, unanswered=lease.unanswered,
+                        held_seconds=round(monotonic() - lease.received_at),
                     )  # fmt: skip
 
-    async def _delete_overdue(self, overdue: Sequence[Held]) -> None:
-        """Delete what the broker lets nobody hold for longer. Its tasks go on, and their signs of life, which have gone
-        to the results queue long since, tell the supervisor when they do not."""
+    async def _delete_overdue(self, overdue: Sequence[Lease]) -> None:
+        """Delete messages at the broker's longest lease. Their tasks go on, and the supervisor watches their
+        heartbeats."""
         await self._delete(overdue)
-        for held in overdue:
-            held.lost = True
-            log.info("message_let_go", message_id=held.message.id, unanswered=held.unanswered)
+        for lease in overdue:
+            lease.lost = True
+            log.info("message_deleted_early", message_id=lease.message.id, unanswered=lease.unanswered)
 
-    async def _extend_by(self, seconds: int, group: Sequence[Held]) -> set[str]:
-        """Returns the receipts that could not be extended; there may be time to try once more."""
-        messages = [held.message for held in group]
+    async def _extend_by(self, seconds: int, group: Sequence[Lease]) -> set[str]:
+        """Returns the receipts that were not extended."""
+        messages = [lease.message for lease in group]
         try:
             failed = await self._queue.extend(messages, seconds)
         except Unavailable:
             failed = messages
         return {message.receipt for message in failed}
 
-    async def release(self, held: Sequence[Held]) -> None:
+    async def release(self, leases: Sequence[Lease]) -> None:
         """Give messages back, for any worker to receive at once."""
-        messages = [h.message for h in held if not h.lost]
-        self._forget(held)
+        messages = [lease.message for lease in leases if not lease.lost]
+        self._forget(leases)
         if messages:
             try:
                 await self._queue.release(messages)
             except Unavailable as exc:
                 log.warning("messages_not_released", messages=len(messages), reason=str(exc))
 
-    def unfinished(self) -> list[Held]:
-        """Messages with tasks that are not answered."""
-        return [held for held in self._held.values() if held.unanswered]
+    def unfinished(self) -> list[Lease]:
+        """Leases of messages with tasks that have no response."""
+        return [lease for lease in self._leases.values() if lease.unanswered]
 
-    def _forget(self, held: Sequence[Held]) -> None:
-        for h in held:
-            self._held.pop(h.message.id, None)
-        if not self._held:
+    def _forget(self, leases: Sequence[Lease]) -> None:
+        for lease in leases:
+            self._leases.pop(lease.message.id, None)
+        if not self._leases:
             self._empty.set()

@@ -1,4 +1,4 @@
-"""Linger: how long to wait for company before a call: a busy worker makes few calls, an idle one no pause."""
+"""Adaptive batching delay (Kafka's linger): long for a busy worker, none for an idle one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SHORTEST_SECONDS = 0.002
 
 
 class Linger:
-    """The more items come, the longer the next call waits for more of them; below a certain rate it does not wait.
+    """A batching delay that grows with the rate of items; none below a certain rate.
 
     full: items in a call worth waiting for. longest_seconds: the wait at the rate that brings ``full`` items within it.
     """
@@ -20,15 +20,15 @@ class Linger:
         self._rate = 0.0
         self._seen_at = monotonic()
 
-    def saw(self, items: int) -> None:
-        """So many items have gone since the last time."""
+    def record(self, items: int) -> None:
+        """Count items sent since the last call."""
         now = monotonic()
         gone = max(now - self._seen_at, 1e-3)
         self._seen_at = now
         self._rate += (items / gone - self._rate) * min(1.0, gone / _MEMORY_SECONDS)
 
     def seconds(self, waiting: int) -> float:
-        """How long to wait now, with so many items waiting already; 0 for not at all."""
+        """The delay now, in seconds, with so many items waiting."""
         if waiting >= self._full:
             return 0.0
         wait = self._longest_seconds * min(1.0, self._rate * self._longest_seconds / self._full)

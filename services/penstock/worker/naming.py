@@ -1,4 +1,4 @@
-"""What a worker is called where nobody has given it a name."""
+"""The default name of a worker."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ _HOST_CHARS = 80
 
 
 def name_of_process() -> str:
-    """``host:pid``, as the columns of a process list know it."""
+    """``host:pid``, limited to printable ASCII."""
     host = "".join(char for char in socket.gethostname() if "!" <= char <= "~")
     return f"{host[:_HOST_CHARS] or 'localhost'}:{os.getpid()}"

@@ -1,4 +1,4 @@
-"""What a worker opens before its handlers see it, and seals before the results queue does."""
+"""Opens payloads before a handler sees them; stores and encrypts results before they are sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.protocol.sealed import escape_plain
 from penstock.protocol.trace_context import of_headers
 from penstock.runtime.backoff import Pauses
 from penstock.runtime.logs import get_logger
-from penstock.worker.attempt import Job
+from penstock.worker.attempt import Attempt
 from penstock.worker.responses import Refusal
 
 _QUOTE = ord('"')
@@ -28,7 +28,7 @@ log = get_logger()
 _EMPTY = msgspec.Raw(b"")
 
 
-class _Answer(msgspec.Struct):
+class _Response(msgspec.Struct):
     id: str = ""
     result: msgspec.Raw = _EMPTY
     error: msgspec.Raw = _EMPTY
@@ -39,42 +39,42 @@ class _Answer(msgspec.Struct):
     tracestate: str = ""
 
 
-class Kept(NamedTuple):
-    """In the place of an outcome: the answer of a job whose result is an object by now."""
+class StoredResponse(NamedTuple):
+    """An outcome whose result is stored as an object: the response that refers to it."""
 
     answer: str
 
 
-_decode_answer = msgspec.json.Decoder(_Answer).decode
+_decode_answer = msgspec.json.Decoder(_Response).decode
 
 
 def needs_opening(params: Any) -> bool:
-    """Whether a task's raw parameters are a payload that was sealed."""
+    """Whether a task's raw parameters are an encrypted or offloaded payload."""
     return type(params) is msgspec.Raw and len(params) > 0 and memoryview(params)[0] == _QUOTE
 
 
-async def open_params(codec: PayloadCodec, job: Job) -> None:
-    """Put the payload itself in the place of what was sealed.
+async def open_params(codec: PayloadCodec, attempt: Attempt) -> None:
+    """Replace encrypted or offloaded parameters by the payload itself.
 
-    Raises Refusal: it cannot be had now, whereupon the attempt does not count, or it cannot be had at all.
+    Raises Refusal: unavailable now, in which case the attempt does not count, or lost.
     """
-    text = bytes(job.params).decode()
+    text = bytes(attempt.params).decode()
     try:
-        opened = await codec.load(text, payload_aad(job.handler.name, job.tenant))
+        opened = await codec.load(text, payload_aad(attempt.handler.name, attempt.tenant))
     except PayloadUnavailable as exc:
         log.warning(
-            "payload_unavailable", task_id=job.claim.task_id, claim=job.claim.claim, action=job.handler.name,
-            reason=str(exc),
+            "payload_unavailable", task_id=attempt.claim.task_id, claim=attempt.claim.claim,
+            action=attempt.handler.name, reason=str(exc),
         )  # fmt: skip
         problem = f"its payload cannot be had now: {exc}"
         raise Refusal("PayloadUnavailable", problem, data={"not_begun": True}) from None
     except PayloadLost as exc:
         raise Refusal("PayloadLost", f"its payload cannot be had: {exc}") from None
-    job.params = msgspec.Raw(opened.encode())
+    attempt.params = msgspec.Raw(opened.encode())
 
 
-async def keep_result(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
-    """The answer with a large result as an object; waits as long as the bucket is away. Raises Refusal."""
+async def store_result(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
+    """Offload a large result; returns the response. Retries while the bucket is unavailable. Raises Refusal."""
     if codec.bucket is None or len(answer) <= codec.threshold_bytes:
         return answer
     decoded = _decode_answer(answer)
@@ -96,7 +96,7 @@ async def keep_result(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
 
 
 def seal_answer(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
-    """The answer, with nothing in clear of what its handler returned or raised, if the codec encrypts."""
+    """Encrypt a response's result, spawned tasks or error."""
     decoded = _decode_answer(answer)
     if decoded.method is not None:
         return answer
@@ -113,7 +113,7 @@ def seal_answer(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
 
 
 def seal_note(codec: PayloadCodec, claim: ClaimId, note: str | None) -> str | None:
-    """What a handler reports as progress, likewise."""
+    """Encrypt the note of a progress report, if encryption is on."""
     if note is None or not codec.encrypts:
         return note
     sealed: str = json.loads(codec.encode(json.dumps(note), error_aad(claim.task_id)))

@@ -1,7 +1,7 @@
-"""Worker: takes tasks from the outbound queue, runs their handlers, answers into the results queue.
+"""Worker: receives tasks from the outbound queue, runs their handlers, sends responses to the results queue.
 
-It needs the two queues and nothing else. A message is deleted when the answers to all its tasks are in the results
-queue; a slow task holds back neither the others of its message nor their answers.
+It needs the two queues only. A message is deleted when the responses to all its tasks are in the results
+queue; a slow task delays neither the others of its message nor their responses.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from penstock.runtime.logs import get_logger
 from penstock.runtime.loop import Service, SideTask
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
-from penstock.worker.attempt import Job
-from penstock.worker.cancellation_poll import Control
+from penstock.worker.attempt import Attempt
+from penstock.worker.cancellation_poll import CancellationPoll
 from penstock.worker.handlers.actions import Registry
 from penstock.worker.isolation import Isolation, is_suspect
-from penstock.worker.leases import Held, Holder
+from penstock.worker.leases import Lease, Leases
 from penstock.worker.naming import name_of_process
 from penstock.worker.payload_io import seal_answer, seal_note
 from penstock.worker.responses import no_task_answer, unknown_action_answer
-from penstock.worker.result_sender import Outbox
+from penstock.worker.result_sender import ResultSender
 from penstock.worker.runner import Runner, log_failure
 from penstock.worker.threads import Threads
 from penstock.worker.timings import Timings
@@ -40,13 +40,13 @@ from penstock.worker.watchdog import Watchdog
 
 __all__ = ["Worker"]
 
-_LAST_SECONDS = 2.0  # of the grace, for sending what there is and giving back what there is not
+_LAST_SECONDS = 2.0  # of the grace period, for sending responses and releasing messages
 
 log = get_logger()
 
 
 class Worker(Service):
-    """One worker process; ``run_once`` receives once and starts what came, :meth:`settle` waits for it."""
+    """One worker process; ``run_once`` receives once and starts the tasks, :meth:`settle` waits for them."""
 
     name = "worker"
 
@@ -57,10 +57,10 @@ class Worker(Service):
         self._results = results
         self._settings = settings
         self._registry = registry
-        self._holder = Holder(outbound, visibility_seconds=settings.visibility_timeout_seconds)
+        self._leases = Leases(outbound, visibility_seconds=settings.visibility_timeout_seconds)
         self._timings = Timings()
         name = settings.worker_name or name_of_process()
-        self._outbox = Outbox(results, sent=self._holder.answered, tell=self._timings.tell, worker=name)
+        self._sender = ResultSender(results, sent=self._leases.answered, run_times=self._timings.unsent, worker=name)
         self._threads = Threads(settings.worker_threads)
         self._runner = Runner(
             concurrency=settings.worker_concurrency,
@@ -77,18 +77,18 @@ class Worker(Service):
         )
         self._isolation = Isolation(self._runner, clear=self._clear)
         self._watchdog = Watchdog(self._runner.action_of)
-        self._control = None if settings.control_url is None else self._control_at(settings.control_url)
+        self._cancellation_poll = None if settings.control_url is None else self._polling(settings.control_url)
         self._stopping = False
-        self._giving_back: asyncio.Task[None] | None = None
+        self._releasing: asyncio.Task[None] | None = None
         self.idle_seconds = 0.0 if settings.receive_wait_seconds else 0.1
 
-    def _control_at(self, url: str) -> Control:
+    def _polling(self, url: str) -> CancellationPoll:
         key = self._settings.control_api_key
-        return Control(
+        return CancellationPoll(
             url=url,
             api_key=key.get_secret_value() if key else None,
             poll_seconds=self._settings.cancel_poll_seconds,
-            jobs=self._runner.jobs,
+            attempts=self._runner.attempts,
             lost=self._runner.lose,
         )
 
@@ -97,18 +97,18 @@ class Worker(Service):
         await self._results.depth()
 
     def side_tasks(self) -> Mapping[str, SideTask]:
-        asking = {} if self._control is None else {"ask for lost claims": self._control.run}
-        return asking | {
-            "send answers": self._outbox.run,
-            "delete messages": self._holder.delete_finished,
-            "extend visibility": self._holder.extend_held,
+        polling = {} if self._cancellation_poll is None else {"poll for lost claims": self._cancellation_poll.run}
+        return polling | {
+            "send responses": self._sender.run,
+            "delete messages": self._leases.delete_finished,
+            "extend visibility": self._leases.extend_unfinished,
             "heartbeat": self._heartbeat,
             "watch threads": self._watch_threads,
             "watch loop": self._watchdog.run,
         }
 
     async def run_once(self) -> int:
-        """Receive once, when there is room, and start what came; returns how many messages that was."""
+        """Receive once, when there is room, and start the tasks; returns the number of messages."""
         while not self._stopping and not self._runner.has_room:
             self._runner.changed.clear()
             await self._runner.changed.wait()
@@ -120,60 +120,60 @@ class Worker(Service):
         messages = await self._receiver.receive()
         if self._stopping:
             if messages:
-                await self._outbound.release(messages)  # they came with a long poll that was under way
+                await self._outbound.release(messages)  # received by a long poll still open
             return 0
-        announced: list[Job] = []
-        suspects: list[list[Job]] = []
+        announced: list[Attempt] = []
+        suspects: list[list[Attempt]] = []
         for message in messages:
-            jobs = self._take(message)
-            if not jobs:
+            attempts = self._take(message)
+            if not attempts:
                 continue
             if is_suspect(message):
-                suspects.append(jobs)
+                suspects.append(attempts)
             elif message.receive_count > 1:
-                announced += jobs
+                announced += attempts
             else:
-                await self._start(jobs)
+                await self._start(attempts)
         if announced or suspects:
             await self._announce([*announced, *chain.from_iterable(suspects)])
             await self._start(announced)
-            for jobs in suspects:
-                await self._start(jobs, alone=True)
+            for attempts in suspects:
+                await self._start(attempts, alone=True)
         return len(messages)
 
-    async def _start(self, jobs: Sequence[Job], *, alone: bool = False) -> None:
-        started = await (self._isolation.add_alone(jobs) if alone else self._isolation.add(jobs))
+    async def _start(self, attempts: Sequence[Attempt], *, alone: bool = False) -> None:
+        started = await (self._isolation.add_alone(attempts) if alone else self._isolation.add(attempts))
         if not started:
-            await self._holder.release(list({job.held: None for job in jobs if not job.held.begun}))
+            await self._leases.release(list({attempt.lease: None for attempt in attempts if not attempt.lease.begun}))
 
     async def settle(self) -> None:
-        """Until every task received so far has its answer in the results queue and its message is deleted."""
+        """Wait until every response is in the results queue and every message deleted."""
         await self._runner.wait_empty()
-        await self._outbox.wait_empty()
-        await self._holder.wait_empty()
+        await self._sender.wait_empty()
+        await self._leases.wait_empty()
 
     async def _clear(self) -> None:
         await self._runner.wait_empty()
-        await self._outbox.wait_empty()
-        await self._holder.wait_deleted()
+        await self._sender.wait_empty()
+        await self._leases.wait_deleted()
 
-    # Taking
+    # Receiving
 
-    def _take(self, message: Message) -> list[Job]:
-        """Hold a message and make its jobs; what cannot become one is answered at once."""
-        if self._holder.renew(message):
+    def _take(self, message: Message) -> list[Attempt]:
+        """Lease a message and return its attempts; invalid entries and unknown actions are answered at once."""
+        if self._leases.renew(message):
             return []
         try:
             entries = decode_body(message.body, batch_limit=self._settings.packed_limit, may_be_sealed=True).entries
         except RpcError as exc:
-            # Nobody to answer to. Left alone, it goes to the dead-letter queue after its last delivery.
+            # No claim id to respond to: the broker moves it to the dead-letter queue after its last delivery.
             log.error("message_unreadable", message_id=message.id, reason=exc.message)
             return []
-        found, strays = [], []
+        found, invalid = [], []
         for entry in entries:
             task = _task_of(entry)
             if task is None:
-                strays.append(entry)
+                invalid.append(entry)
             else:
                 found.append(task)
         if not found:
@@ -182,84 +182,86 @@ class Worker(Service):
         try:
             tenants = decode_tenants(message.attributes, (claim.task_id for _, _, claim in found))
         except ValueError as exc:
-            # A handler must not take a task for another tenant's, or for none.
+            # A handler must never run a task for the wrong tenant.
             log.error("message_unreadable", message_id=message.id, reason=f"its tenants: {exc}")
             return []
-        held = self._holder.hold(message, len(found))
-        for entry in strays:
-            self._answer_stray(entry, message)
+        lease = self._leases.add(message, len(found))
+        for entry in invalid:
+            self._answer_invalid(entry, message)
         limit = _limit_seconds(message)
         traces: Mapping[int, CarriedTrace] = {}
         if message.attributes and active.active() is not None:
             traces = decode_traces(message.attributes, (claim.task_id for _, _, claim in found))
-        jobs = []
+        attempts = []
         for request, claim_id, claim in found:
             handler = self._registry.get(request.method)
             if handler is None:
-                self._answer_unknown(request, claim_id, claim, held)
+                self._answer_unknown(request, claim_id, claim, lease)
             else:
-                job = Job(claim_id, claim, handler, request.params, held, limit, self._runner.report)
+                attempt = Attempt(claim_id, claim, handler, request.params, lease, limit, self._runner.report)
                 if traces:
-                    job.carried = traces.get(claim.task_id)
+                    attempt.carried = traces.get(claim.task_id)
                 if tenants:
-                    job.tenant = tenants.get(claim.task_id)
-                jobs.append(job)
-        return jobs
+                    attempt.tenant = tenants.get(claim.task_id)
+                attempts.append(attempt)
+        return attempts
 
-    def _answer_stray(self, entry: Request | Invalid, message: Message) -> None:
+    def _answer_invalid(self, entry: Request | Invalid, message: Message) -> None:
         reason = entry.error.message if isinstance(entry, Invalid) else "its id is not <task id>:<claim>"
         log.error("entry_unreadable", message_id=message.id, reason=reason)
-        self._outbox.answer(no_task_answer(entry, reason), None)
+        self._sender.answer(no_task_answer(entry, reason), None)
 
-    def _answer_unknown(self, request: Request, claim_id: str, claim: ClaimId, held: Held) -> None:
-        if not held.begun:
-            held.begin()
+    def _answer_unknown(self, request: Request, claim_id: str, claim: ClaimId, lease: Lease) -> None:
+        if not lease.begun:
+            lease.begin()
         self._timings.add("unknown", "error", 0.0)
         attempts = self._settings.unknown_action_attempts
         answer, problem = unknown_action_answer(claim_id, request.method, self._registry, attempts)
         log_failure(claim, request.method[:200], problem, details=True)  # the action's name alone is in it
-        self._outbox.answer(answer, held)
+        self._sender.answer(answer, lease)
 
-    async def _announce(self, jobs: Sequence[Job]) -> None:
-        """Give a sign of life of each before any starts.
+    async def _announce(self, attempts: Sequence[Attempt]) -> None:
+        """Send a heartbeat of each before any starts.
 
-        The worker that had them before may have died of one. A task that kills its worker is so told from a task
-        that nobody took.
+        A task that crashes its worker is so distinguished from one that never started: the worker before may have
+        crashed with one of these.
         """
-        messages = {job.held.message.id: job.held.message.receive_count for job in jobs}
-        log.warning("messages_redelivered", messages=len(messages), tasks=len(jobs), deliveries=max(messages.values()))
-        await self._outbox.send_now([encode_progress(job.claim_id) for job in jobs])
+        messages = {attempt.lease.message.id: attempt.lease.message.receive_count for attempt in attempts}
+        log.warning(
+            "messages_redelivered", messages=len(messages), tasks=len(attempts), deliveries=max(messages.values())
+        )
+        await self._sender.send_now([encode_progress(attempt.claim_id) for attempt in attempts])
         now = time.monotonic()
-        for job in jobs:
-            job.seen_at = now
+        for attempt in attempts:
+            attempt.seen_at = now
 
-    def _answer(self, job: Job, text: str) -> None:
-        if job.is_lost:
-            self._holder.answered(job.held)  # nobody waits for it, and its message is of no more use
+    def _answer(self, attempt: Attempt, text: str) -> None:
+        if attempt.is_lost:
+            self._leases.answered(attempt.lease)  # the response would be ignored; the message can be deleted
         else:
-            sealed = seal_answer(self._codec, job.claim, text) if self._codec.encrypts else text
-            self._outbox.answer(sealed, job.held)
+            sealed = seal_answer(self._codec, attempt.claim, text) if self._codec.encrypts else text
+            self._sender.answer(sealed, attempt.lease)
 
-    # Signs of life
+    # Heartbeats
 
-    def _progress(self, job: Job, percent: float | None, note: str | None) -> None:
-        sealed = seal_note(self._codec, job.claim, note)
-        self._outbox.sign(job.claim_id, encode_progress(job.claim_id, percent, sealed), replace=True)
+    def _progress(self, attempt: Attempt, percent: float | None, note: str | None) -> None:
+        sealed = seal_note(self._codec, attempt.claim, note)
+        self._sender.progress(attempt.claim_id, encode_progress(attempt.claim_id, percent, sealed), replace=True)
 
     async def _heartbeat(self) -> None:
-        """Give a sign of every task that has been here for the interval, running or waiting; a side task."""
+        """Send a heartbeat of every task without one for the interval, running or waiting; a side task."""
         interval = self._settings.heartbeat_seconds
         while True:
             await asyncio.sleep(interval / 4)
-            # Those due before the next round count as due, so that the time between two signs stays below the interval.
+            # Heartbeats due before the next round are sent now, so that the gap stays below the interval.
             before = time.monotonic() - interval * 3 / 4
-            for job in self._runner.jobs():
-                if job.seen_at <= before:
-                    job.seen_at = time.monotonic()
-                    self._outbox.sign(job.claim_id, encode_progress(job.claim_id), replace=False)
+            for attempt in self._runner.attempts():
+                if attempt.seen_at <= before:
+                    attempt.seen_at = time.monotonic()
+                    self._sender.progress(attempt.claim_id, encode_progress(attempt.claim_id), replace=False)
 
     async def _watch_threads(self) -> None:
-        """Take the process down when every thread is stuck, to be started again; a side task."""
+        """End the process when every thread is stuck, to be restarted; a side task."""
         await self._threads.wait_exhausted()
         raise RuntimeError(
             f"all {self._threads.size} threads are stuck in handlers that ran over their time; "
@@ -269,22 +271,24 @@ class Worker(Service):
     # Stopping
 
     def stop_taking(self) -> None:
-        """Give back at once what has not started, for other workers to take."""
+        """Stop receiving, and release messages that have not started."""
         self._stopping = True
         self._receiver.stop()
         self._isolation.stop()
         untouched = self._runner.take_back()
-        self._giving_back = asyncio.get_running_loop().create_task(self._holder.release(untouched), name="give back")
+        self._releasing = asyncio.get_running_loop().create_task(
+            self._leases.release(untouched), name="release messages"
+        )
         self._runner.changed.set()
 
     async def drain(self, seconds: float) -> None:
-        """Finish what has started, save every answer there is, give the rest back, within so many seconds.
+        """Finish running tasks, send every response and release the rest, within so many seconds.
 
-        A message is given back only as a whole. So what still waits of a message that was begun is started too, as
-        long as half of the time is left: given back, those of its tasks that are done would be done again.
+        Messages are released whole: waiting tasks of a message that has begun start too while half of the time is
+        left, because the release repeats the finished ones.
         """
         deadline = time.monotonic() + seconds
-        if self._giving_back is None:
+        if self._releasing is None:
             self.stop_taking()
         asyncio.get_running_loop().call_later(seconds / 2, self._runner.stop_starting)
         if not await self._settled(seconds - min(_LAST_SECONDS, seconds / 4)):
@@ -292,12 +296,12 @@ class Worker(Service):
             if cut:
                 log.warning("tasks_cut", tasks=cut, hint="they run again elsewhere; PENSTOCK_GRACE_SECONDS is the time")
         await self._saved(deadline - time.monotonic())
-        unfinished = self._holder.unfinished()
+        unfinished = self._leases.unfinished()
         if unfinished:
             log.warning("messages_given_back", messages=len(unfinished))
-            await self._holder.release(unfinished)
-        if self._giving_back is not None:
-            await self._giving_back
+            await self._leases.release(unfinished)
+        if self._releasing is not None:
+            await self._releasing
 
     async def _settled(self, seconds: float) -> bool:
         try:
@@ -310,8 +314,8 @@ class Worker(Service):
     async def _saved(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(max(0.1, seconds)):
-                await self._outbox.wait_empty()
-                await self._holder.wait_deleted()
+                await self._sender.wait_empty()
+                await self._leases.wait_deleted()
         except TimeoutError:
             log.warning("answers_not_saved", hint="their messages come again after the visibility timeout")
 
@@ -333,7 +337,7 @@ def _task_of(entry: Request | Invalid) -> tuple[Request, str, ClaimId] | None:
 
 
 def _limit_seconds(message: Message) -> float | None:
-    """The run time that a message gives its tasks."""
+    """The time limit in a message's attributes; None: the settings'."""
     given = message.attributes.get(TIMEOUT_ATTRIBUTE)
     if given is None:
         return None

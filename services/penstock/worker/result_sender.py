@@ -1,4 +1,4 @@
-"""Outbox: answers and signs of life on their way to the results queue, packed; nothing is dropped until it is sent."""
+"""Sends responses and heartbeats to the results queue, several in a message; keeps each until it is sent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.protocol.worker_names import WORKER_ATTRIBUTE
 from penstock.runtime import metrics
 from penstock.runtime.backoff import Pauses
 from penstock.runtime.logs import get_logger
-from penstock.worker.leases import Held
+from penstock.worker.leases import Lease
 from penstock.worker.linger import Linger
 from penstock.worker.responses import refused_answer
 
@@ -27,53 +27,52 @@ _LONGEST_PAUSE_SECONDS = 10.0
 
 log = get_logger()
 
-# Text; the message its task came in, for an answer; the claim id, for a sign of life.
-Entry = tuple[str, Held | None, str | None]
+# Text; the lease of its message, for a response; the claim id, for a heartbeat.
+Entry = tuple[str, Lease | None, str | None]
 
 
-class Outbox:
-    """Entries go at once when little is to do; what comes meanwhile forms the next send, and the more comes, the longer
-    a send waits for more.
+class ResultSender:
+    """Sends at once under little load, and in batches with a growing delay under much.
 
-    sent: called with the message of every answer that has reached the queue. tell: asked at each send for a
-    notification to go with it, None for none. worker: the name that every message goes out with.
+    sent: called with the lease of each response that has reached the queue. run_times: returns a notification to add
+    to a send, or None. worker: the name in every message's attributes.
     """
 
     def __init__(
-        self, queue: Queue, *, sent: Callable[[Held], None], tell: Callable[[], str | None], worker: str
+        self, queue: Queue, *, sent: Callable[[Lease], None], run_times: Callable[[], str | None], worker: str
     ) -> None:
         self._queue = queue
         self._attributes = {WORKER_ATTRIBUTE: worker}
         self._sent = sent
-        self._tell = tell
+        self._run_times = run_times
         self._linger = Linger(MAX_ENTRIES, longest_seconds=_LONGEST_LINGER_SECONDS)
         self._answers: list[Entry] = []
-        self._signs: dict[str, str] = {}
+        self._progress: dict[str, str] = {}
         self._hurry = False
         self._max_bytes = queue.limits.max_message_bytes - _ATTRIBUTES_BYTES
         self._added = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def answer(self, text: str, held: Held | None) -> None:
-        """Send a response; ``held`` is the message its task came in."""
-        self._answers.append((text, held, None))
+    def answer(self, text: str, lease: Lease | None) -> None:
+        """Send a response to a task of a leased message."""
+        self._answers.append((text, lease, None))
         if not self._added.is_set():
             self._added.set()
             self._empty.clear()
 
-    def sign(self, claim_id: str, text: str, *, replace: bool) -> None:
-        """Send a progress notification; of several for one task that wait, the newest goes.
+    def progress(self, claim_id: str, text: str, *, replace: bool) -> None:
+        """Send a heartbeat or a progress report; of several unsent ones for a task, the newest.
 
-        replace: False for a bare heartbeat, which an unsent report already says.
+        replace: False for a bare heartbeat, which an unsent report already implies.
         """
-        if replace or claim_id not in self._signs:
-            self._signs[claim_id] = text
+        if replace or claim_id not in self._progress:
+            self._progress[claim_id] = text
         self._added.set()
         self._empty.clear()
 
     async def wait_empty(self) -> None:
-        """Until everything added so far is in the queue, without further waits for company."""
+        """Send everything without further batching delay, and wait until it is in the queue."""
         self._hurry = True
         try:
             await self._empty.wait()
@@ -81,7 +80,7 @@ class Outbox:
             self._hurry = False
 
     async def run(self) -> None:
-        """The sending; a side task."""
+        """Send entries as they come; a side task."""
         pauses = Pauses(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while True:
             await self._added.wait()
@@ -89,7 +88,7 @@ class Outbox:
             if wait_seconds and not self._hurry:
                 await asyncio.sleep(wait_seconds)
             entries = self._take()
-            self._linger.saw(len(entries))
+            self._linger.record(len(entries))
             failed, reason = await self._send(entries)
             if not failed:
                 pauses.reset()
@@ -105,15 +104,15 @@ class Outbox:
     def _take(self) -> list[Entry]:
         self._added.clear()
         entries, self._answers = self._answers, []
-        signs, self._signs = self._signs, {}
-        entries += [(text, None, claim_id) for claim_id, text in signs.items()]
-        told = self._tell()
-        if told is not None:
-            entries.append((told, None, None))
+        progress, self._progress = self._progress, {}
+        entries += [(text, None, claim_id) for claim_id, text in progress.items()]
+        run_times = self._run_times()
+        if run_times is not None:
+            entries.append((run_times, None, None))
         return entries
 
     async def send_now(self, texts: Iterable[str]) -> None:
-        """Send entries ahead of what waits; returns when the queue has them all, however long it is away."""
+        """Send entries ahead of the unsent ones; retries until the queue has accepted all."""
         entries: list[Entry] = [(text, None, None) for text in texts]
         pauses = Pauses(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while entries:
@@ -125,13 +124,13 @@ class Outbox:
         self._answers[:0] = [entry for entry in failed if entry[2] is None]
         for text, _, claim_id in failed:
             if claim_id is not None:
-                self._signs.setdefault(claim_id, text)
+                self._progress.setdefault(claim_id, text)
         self._added.set()
 
     async def _send(self, entries: list[Entry]) -> tuple[list[Entry], str | None]:
-        """Send once; returns the entries that did not go, and why, or None when they may go at once in another form."""
+        """Send once; returns the unsent entries and the reason, or None where they can be sent at once, split."""
         sizes = [utf8_size(entry[0]) for entry in entries]
-        # A resulter unpacks so much of one message and no more.
+        # The resulter limits what it decompresses of one message.
         weights = [float(entry[0].startswith(PACKED_PREFIX)) for entry in entries]
         slices = list(
             pack(sizes, weights, max_bytes=self._max_bytes, max_items=MAX_ENTRIES, max_weight=PACKED_PER_MESSAGE)
@@ -150,14 +149,14 @@ class Outbox:
         for position, (start, end) in enumerate(slices):
             if position not in unsent:
                 observe(end - start)
-                for _, held, _ in entries[start:end]:
-                    if held is not None:
-                        self._sent(held)
+                for _, lease, _ in entries[start:end]:
+                    if lease is not None:
+                        self._sent(lease)
             elif position not in report.refused:
                 failed += entries[start:end]
                 is_away = True
             elif end - start > 1:
-                # The queue is set to take less than the broker could; from now on messages are smaller.
+                # The queue accepts less than the broker could: send smaller messages from now on.
                 smaller = min(self._max_bytes, sum(sizes[start:end])) // 2
                 self._max_bytes = max(smaller, _SMALLEST_MESSAGE_BYTES)
                 failed += entries[start:end]
@@ -167,14 +166,14 @@ class Outbox:
         return failed, report.reason if is_away else None
 
     def _replace(self, entry: Entry, size: int, reason: str | None) -> list[Entry]:
-        """What to send in place of an entry that the queue refuses even alone: an answer is owed, a sign is not."""
-        text, held, claim_id = entry
+        """What to send instead of an entry that the queue rejects even alone; a heartbeat is dropped."""
+        text, lease, claim_id = entry
         log.error("entry_refused_by_queue", queue=self._queue.label, bytes=size, reason=reason)
-        if held is None:
+        if lease is None:
             return []
         if size > _SMALLEST_MESSAGE_BYTES:
             text = refused_answer(text, size)
-        return [(text, held, claim_id)]
+        return [(text, lease, claim_id)]
 
     @staticmethod
     async def _pause(pauses: Pauses, entries: int, reason: str) -> None:

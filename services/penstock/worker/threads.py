@@ -1,7 +1,7 @@
 """Threads for handlers that are plain functions.
 
 Not a ThreadPoolExecutor, for three reasons: its threads are waited for when the process ends, so that one stuck handler
-would keep a stopped worker alive; a thread left behind after a timeout would hold its place for good; and it would
+would keep a stopped worker alive; a thread left behind after a timeout would keep its place permanently; and it would
 take more calls than it has threads, so that a call's time would run while it waits.
 """
 
@@ -49,7 +49,7 @@ class Threads:
     """At most ``size`` calls at once. All methods are for the event loop's thread.
 
     A call that is left behind gives its place to a new thread, as long as no more than ``size`` are left; after that
-    each takes a place for good, and with none remaining :meth:`wait_exhausted` returns.
+    each keeps its place permanently, and with none remaining :meth:`wait_exhausted` returns.
     """
 
     def __init__(self, size: int) -> None:
@@ -64,15 +64,15 @@ class Threads:
     def has_room(self) -> bool:
         return self._busy < self.size
 
-    def take(self) -> None:
-        """Take a place, to start a call in it or give it back."""
+    def reserve(self) -> None:
+        """Reserve a place, to start a call in it or release it."""
         self._busy += 1
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         self._busy -= 1
 
     def start(self, function: Callable[[], Any]) -> Call:
-        """Run a function in the place that was taken. Raises RuntimeError when the system has no thread left."""
+        """Run a function in the reserved place. Raises RuntimeError when the system has no thread left."""
         loop = asyncio.get_running_loop()
         call = Call(_in_context(function), loop.create_future())
         if self._idle_threads:
@@ -110,7 +110,7 @@ class Threads:
             outcome = call.run()
             try:
                 loop.call_soon_threadsafe(self._done, call, outcome)
-            except RuntimeError:  # the loop is closed: nobody waits any more
+            except RuntimeError:  # the loop is closed
                 return
             del call, outcome  # a thread that waits must not keep the last task's values alive
 

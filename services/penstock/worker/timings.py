@@ -1,4 +1,4 @@
-"""Timings: how long handlers ran, kept for the metrics and told to the pipeline, which packs messages by it."""
+"""Run times of handlers, for the metrics and for the scheduler, which packs messages by them."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ from time import monotonic
 from penstock.protocol.reports import encode_run_times
 from penstock.runtime import metrics
 
-_TELL_SECONDS = 0.25
-_ACTIONS_TOLD = 1000  # in one notification
+_SEND_SECONDS = 0.25
+_MAX_ACTIONS = 1000  # in one notification
 
 
 class Timings:
-    """Adding one costs no more than keeping a number; ``flush`` does the rest for many."""
+    """Run times not yet in the metrics or in a notification; adding one is cheap."""
 
     def __init__(self) -> None:
         self._new: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
         self._exemplars: defaultdict[tuple[str, str], list[tuple[float, str]]] = defaultdict(list)
-        self._untold: dict[str, tuple[int, float]] = {}
-        self._told_at = float("-inf")
+        self._unsent: dict[str, tuple[int, float]] = {}
+        self._sent_at = float("-inf")
 
     def add(self, action: str, outcome: str, seconds: float, trace_id: str | None = None) -> None:
-        """One attempt has ended after that time; outcome: ok, error or timeout. trace_id: where it is recorded."""
+        """Add the run time of an attempt. outcome: ok, error or timeout. trace_id: of a recorded trace."""
         self._new[action, outcome].append(seconds)
         if trace_id is not None:
             self._exemplars[action, outcome].append((seconds, trace_id))
 
     def flush(self) -> None:
-        """Enter what was added into the metrics."""
+        """Move added run times into the metrics."""
         if not self._new:
             return
         new, self._new = self._new, defaultdict(list)
         exemplars, self._exemplars = self._exemplars, defaultdict(list)
         for (action, outcome), seconds in new.items():
             metrics.RUN_SECONDS.labels(action, outcome).observe_many(seconds, exemplars[action, outcome])
-            count, total = self._untold.get(action, (0, 0.0))
-            self._untold[action] = count + len(seconds), total + sum(seconds)
+            count, total = self._unsent.get(action, (0, 0.0))
+            self._unsent[action] = count + len(seconds), total + sum(seconds)
 
-    def tell(self) -> str | None:
-        """The notification of what has not been told yet; None when there is nothing, or the last one is fresh."""
+    def unsent(self) -> str | None:
+        """The notification of unsent run times; None when there are none, or the last one is recent."""
         self.flush()
         now = monotonic()
-        if not self._untold or now - self._told_at < _TELL_SECONDS:
+        if not self._unsent or now - self._sent_at < _SEND_SECONDS:
             return None
-        self._told_at = now
-        told = dict(list(self._untold.items())[:_ACTIONS_TOLD])
-        for action in told:
-            del self._untold[action]
-        return encode_run_times(told)
+        self._sent_at = now
+        sent = dict(list(self._unsent.items())[:_MAX_ACTIONS])
+        for action in sent:
+            del self._unsent[action]
+        return encode_run_times(sent)

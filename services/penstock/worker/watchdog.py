@@ -1,7 +1,7 @@
-"""Watchdog: notices that the event loop stands still, and says which handler keeps it.
+"""Watchdog: detects a blocked event loop, and logs the handler that blocks it.
 
-A worker's heartbeats and its hold on messages live on the loop. An `async def` handler that computes instead of
-awaiting stops both, and once it has blocked for longer than the visibility timeout its message goes to another worker
+A worker sends heartbeats and extends leases on the loop. An `async def` handler that computes instead of awaiting
+stops both, and once it has blocked for longer than the visibility timeout its message goes to another worker
 as well. Only a thread can see that while it happens.
 """
 
@@ -29,7 +29,7 @@ class Watchdog:
     """Counts the time for which the loop is blocked, and logs each action's first block, while it lasts.
 
     action_of: the action that a task of the loop runs, None when it runs none; called from a thread.
-    blocked_after_seconds: shorter blocks are nobody's concern.
+    blocked_after_seconds: shorter blocks are ignored.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Watchdog:
             gap, gap_used = now - looked_at, now_used - used
             looked_at, used = now, now_used
             if gap > 2 * self._interval_seconds and gap_used < gap / 2:
-                # The whole process stood still, this thread too: it was suspended, or got no processor.
+                # The whole process was suspended or got no CPU time, this thread included.
                 self._turned_at = counted_until = now
                 continue
             turned_at = self._turned_at
@@ -73,9 +73,9 @@ class Watchdog:
                 continue
             metrics.LOOP_BLOCKED_SECONDS.inc(now - max(turned_at, counted_until))
             counted_until = now
-            self._tell(loop, thread_id, now - turned_at)
+            self._report(loop, thread_id, now - turned_at)
 
-    def _tell(self, loop: asyncio.AbstractEventLoop, thread_id: int, seconds: float) -> None:
+    def _report(self, loop: asyncio.AbstractEventLoop, thread_id: int, seconds: float) -> None:
         task = asyncio.current_task(loop)
         frame = sys._current_frames().get(thread_id)
         action = None if task is None else self._action_of(task)

@@ -20,7 +20,7 @@ from penstock.brokers.kafka.group_reader import Write
 from penstock.brokers.kafka.library import confluent, consumer_config, open_client, told
 from penstock.brokers.kafka.messages import message_of, receives_of, record_again
 from penstock.brokers.kafka.records import Received
-from penstock.brokers.leases import Holds
+from penstock.brokers.leases import MessageLeases
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.logs import get_logger
 from penstock.settings.model import Settings
@@ -46,7 +46,7 @@ class LetterReader:
         self._next: dict[int, int] = {}
         self._seen: dict[int, dict[int, Received]] = defaultdict(dict)
         self._done: dict[int, set[int]] = defaultdict(set)
-        self._holds: Holds[Received] = Holds(self._overdue)
+        self._leases: MessageLeases[Received] = MessageLeases(self._overdue)
         self._turn = asyncio.Lock()
 
     async def open(self) -> None:
@@ -54,7 +54,7 @@ class LetterReader:
         self._consumer = open_client("Consumer", self._config)
 
     async def close(self) -> None:
-        self._holds.close()
+        self._leases.close()
         async with self._turn:
             if self._token:
                 try:
@@ -72,9 +72,9 @@ class LetterReader:
             some = await self._ask(self._take)
             for received in some:
                 receipt = f"{self._token}:{received.partition}:{received.offset}"
-                self._holds.hold(receipt, received, visibility_seconds)
+                self._leases.add(receipt, received, visibility_seconds)
                 messages.append(message_of(received, receipt, 0))
-            if not messages and not len(self._holds):
+            if not messages and not len(self._leases):
                 await self._end()
             return messages
 
@@ -82,28 +82,28 @@ class LetterReader:
         """Returns those that were held, and are done with now."""
         gone = set()
         for receipt in receipts:
-            received = self._holds.let_go(receipt)
+            received = self._leases.remove(receipt)
             if received is not None:
                 self._done[received.partition].add(received.offset)
                 gone.add(receipt)
-        await self._end_if_nothing_is_held()
+        await self._close_if_idle()
         return gone
 
     def extend(self, receipt: str, seconds: float) -> bool:
-        return self._holds.extend(receipt, seconds)
+        return self._leases.extend(receipt, seconds)
 
     async def release(self, receipts: Sequence[str]) -> int:
         """Returns how many were held."""
-        released = sum(self._holds.let_go(receipt) is not None for receipt in receipts)
-        await self._end_if_nothing_is_held()
+        released = sum(self._leases.remove(receipt) is not None for receipt in receipts)
+        await self._close_if_idle()
         return released
 
     async def _overdue(self, _: list[Received]) -> None:
-        await self._end_if_nothing_is_held()
+        await self._close_if_idle()
 
-    async def _end_if_nothing_is_held(self) -> None:
+    async def _close_if_idle(self) -> None:
         async with self._turn:
-            if self._token and not len(self._holds):
+            if self._token and not len(self._leases):
                 try:
                     await self._end()
                 except Unavailable as exc:

@@ -16,7 +16,7 @@ from penstock.brokers.kafka.library import consumer_config
 from penstock.brokers.kafka.messages import message_of, receives_of, record_again
 from penstock.brokers.kafka.offsets import Progress
 from penstock.brokers.kafka.records import Partition, Position, Received, Record
-from penstock.brokers.leases import Holds
+from penstock.brokers.leases import MessageLeases
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.backoff import Pauses
 from penstock.runtime.logs import get_logger
@@ -48,7 +48,7 @@ class _Mine:
 
 
 @dataclass(slots=True)
-class _Held:
+class _Leased:
     received: Received
     receives: int
 
@@ -70,7 +70,7 @@ class GroupReader:
         self._came = asyncio.Event()
         self._paused = False
         self._failure: str | None = None
-        self._holds: Holds[_Held] = Holds(self._overdue)
+        self._leases: MessageLeases[_Leased] = MessageLeases(self._overdue)
         self._tasks: list[asyncio.Task[None]] = []
         self._committing = asyncio.Lock()
 
@@ -88,7 +88,7 @@ class GroupReader:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._holds.close()
+        self._leases.close()
         try:
             await self._commit(list(self._mine))
         except Unavailable as exc:
@@ -167,7 +167,7 @@ class GroupReader:
                 mine.progress = Progress() if position is None else Progress(position.offset, position.note)
 
     def _hold(self, received: Received, mine: _Mine, seconds: float, receives: int) -> None:
-        self._holds.hold(self._receipt(received, mine), _Held(received, receives), seconds)
+        self._leases.add(self._receipt(received, mine), _Leased(received, receives), seconds)
 
     def _receipt(self, received: Received, mine: _Mine) -> str:
         return f"{mine.token}:{received.partition}:{received.offset}"
@@ -181,22 +181,22 @@ class GroupReader:
         """Returns those that were held, and are done with now."""
         done = set()
         for receipt in receipts:
-            held = self._holds.let_go(receipt)
+            held = self._leases.remove(receipt)
             if held is not None:
                 self._finish(held.received)
                 done.add(receipt)
         return done
 
     def extend(self, receipt: str, seconds: float) -> bool:
-        return self._holds.extend(receipt, seconds)
+        return self._leases.extend(receipt, seconds)
 
     async def release(self, receipts: Sequence[str]) -> int:
         """Returns how many were held, and can be received again."""
-        held = [found for receipt in receipts if (found := self._holds.let_go(receipt)) is not None]
+        held = [found for receipt in receipts if (found := self._leases.remove(receipt)) is not None]
         await self._overdue(held)
         return len(held)
 
-    async def _overdue(self, given_back: list[_Held]) -> None:
+    async def _overdue(self, given_back: list[_Leased]) -> None:
         """Write them again, or as dead letters; what cannot be written is held a while longer."""
         given_back = [held for held in given_back if self._of(held) is not None]
         if not given_back:
@@ -216,7 +216,7 @@ class GroupReader:
                 log.warning("message_not_written_again", queue=self._name, reason=outcome[0])
                 self._hold(held.received, mine, _AGAIN_SECONDS, held.receives)
 
-    def _of(self, held: _Held) -> _Mine | None:
+    def _of(self, held: _Leased) -> _Mine | None:
         return self._mine.get(Partition(held.received.topic, held.received.partition))
 
     def _finish(self, received: Received) -> None:
@@ -306,6 +306,6 @@ class GroupReader:
         kept = [received for received in self._ahead if Partition(received.topic, received.partition) not in gone]
         self._ahead = deque(kept)
         self._ahead_bytes = sum(len(received.value or b"") for received in kept)
-        lost = self._holds.drop(lambda held: Partition(held.received.topic, held.received.partition) in gone)
+        lost = self._leases.drop(lambda held: Partition(held.received.topic, held.received.partition) in gone)
         if lost:
             log.warning("holds_lost", queue=self._name, messages=lost, reason="their partitions went to another member")

@@ -22,7 +22,7 @@ from aiormq import spec
 from aiormq.abc import DeliveredMessage
 
 from penstock.brokers.base import MAX_RECEIVES, MESSAGE_ID, Depth, Limits, Message, Outgoing, QueueMissing, SendReport
-from penstock.brokers.leases import Holds
+from penstock.brokers.leases import MessageLeases
 from penstock.brokers.rabbitmq.connection import Link, Links, TooLargeForBroker
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.json_text import utf8_size
@@ -237,7 +237,7 @@ class _Reader:
         self._channel: Any = None
         self._came: deque[tuple[str, DeliveredMessage]] = deque()
         self._any_came = asyncio.Event()
-        self._holds: Holds[int] = Holds(self._overdue)
+        self._leases: MessageLeases[int] = MessageLeases(self._overdue)
         self._seconds = 30.0
         self._numbers = 0
         self._late: deque[str] = deque()
@@ -265,7 +265,7 @@ class _Reader:
         messages: list[Message] = []
         while self._came and len(messages) < self._most:
             receipt, delivered = self._came.popleft()
-            if self._holds.extend(receipt, visibility_seconds):
+            if self._leases.extend(receipt, visibility_seconds):
                 messages.append(_message(receipt, delivered))
         if not messages and self.closed is not None:
             raise Unavailable(self.closed)
@@ -299,16 +299,16 @@ class _Reader:
     async def _deliver(self, delivered: DeliveredMessage) -> None:
         tag = delivered.delivery_tag or 0
         receipt = f"{self._token}:{tag}"
-        self._holds.hold(receipt, tag, self._seconds)
+        self._leases.add(receipt, tag, self._seconds)
         self._came.append((receipt, delivered))
         self._any_came.set()
 
     def extend(self, receipt: str, seconds: float) -> bool:
-        return self.closed is None and self._holds.extend(receipt, seconds)
+        return self.closed is None and self._leases.extend(receipt, seconds)
 
     async def settle(self, messages: Sequence[Message], *, delete: bool) -> list[Message]:
         """Acknowledge or give back; returns those that are not held. The broker answers to neither."""
-        tags = {message.receipt: self._holds.let_go(message.receipt) for message in messages}
+        tags = {message.receipt: self._leases.remove(message.receipt) for message in messages}
         said = await self._say([tag for tag in tags.values() if tag is not None], delete=delete)
         return [message for message in messages if not said or tags[message.receipt] is None]
 
@@ -329,8 +329,8 @@ class _Reader:
 
     def _lost(self, reason: str) -> None:
         if self.closed is None:
-            if self._holds:
-                log.warning("holds_lost", queue=self._name, messages=len(self._holds), reason=reason)
+            if self._leases:
+                log.warning("holds_lost", queue=self._name, messages=len(self._leases), reason=reason)
             self.closed = reason
             self.close()
 
@@ -342,7 +342,7 @@ class _Reader:
         """Hold nothing any more."""
         self.closed = self.closed or "the queue is closed"
         self._came.clear()
-        self._holds.close()
+        self._leases.close()
         self._any_came.set()
 
 

@@ -46,7 +46,7 @@ class Producing:
                     span.set_attribute("penstock.duplicate", True)
 
 
-class Attempt:
+class AttemptSpan:
     """The span of one attempt."""
 
     __slots__ = ("_span",)
@@ -191,7 +191,7 @@ class Spans:
 
     def attempt(
         self, action: str, task_id: int, claim: int, carried: CarriedTrace | None, *, redelivered: bool
-    ) -> Attempt:
+    ) -> AttemptSpan:
         """An attempt begins: child of the enqueue, linked to the attempt before it; without either it is a root."""
         attributes = {
             **_about("process", "process"),
@@ -203,11 +203,11 @@ class Spans:
             attributes["penstock.redelivered"] = True
         parent = _ROOT if carried is None else _under(carried.context)
         links = _former(carried)
-        return Attempt(self._tracer.start_span(f"process {action}", parent, SpanKind.CONSUMER, attributes, links))
+        return AttemptSpan(self._tracer.start_span(f"process {action}", parent, SpanKind.CONSUMER, attributes, links))
 
     def lost(
         self, action: str, task_id: int, claim: int, carried: CarriedTrace, *, worker: str | None, held_seconds: float
-    ) -> Attempt:
+    ) -> AttemptSpan:
         """What stands in the trace for an attempt that nobody will tell the end of, where its own span never comes.
 
         It is no consumer, lest a map of services be drawn by it. worker: which one had it, None where none has told.
@@ -225,9 +225,9 @@ class Spans:
             f"lost {action}", _under(carried.context), SpanKind.INTERNAL, attributes, _former(carried),
             start_time=started_ns,
         )  # fmt: skip
-        return Attempt(span)
+        return AttemptSpan(span)
 
-    def batch(self, action: str, attempts: Sequence[Attempt]) -> Attempt:
+    def batch(self, action: str, attempts: Sequence[AttemptSpan]) -> AttemptSpan:
         """One call of a handler for many tasks begins, linked to the attempt of each."""
         links = [Link(attempt._span.get_span_context()) for attempt in attempts[:_LINKS]]
         attributes = {
@@ -237,7 +237,9 @@ class Spans:
         }
         # Of one task it is part of its trace.
         parent = trace.set_span_in_context(attempts[0]._span, _ROOT) if len(attempts) == 1 else _ROOT
-        return Attempt(self._tracer.start_span(f"process batch {action}", parent, SpanKind.INTERNAL, attributes, links))
+        return AttemptSpan(
+            self._tracer.start_span(f"process batch {action}", parent, SpanKind.INTERNAL, attributes, links)
+        )
 
 
 def _about(operation: str, kind: str) -> dict[str, Any]:

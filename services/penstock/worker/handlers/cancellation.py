@@ -1,19 +1,19 @@
-"""Cancellation: how a handler learns that its task is no longer its own, from the loop or from a thread."""
+"""Cancellation of a running handler, seen from the loop or from a thread."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 
-_lock = threading.Lock()  # one for all: it is held for a moment, and a lock for each task would be paid by each
+_lock = threading.Lock()  # one for all tasks: it is held briefly
 
 
 class TaskCancelled(Exception):
-    """Raised by ``ctx.raise_if_cancelled()``: nobody waits for this attempt's result any more."""
+    """Raised by ``ctx.raise_if_cancelled()``: this attempt's result would be ignored."""
 
 
 class Cancellation:
-    """Set once, when a task's claim holds no more; ``is_set`` may be read, and ``wait`` awaited, from any thread."""
+    """Set once, when a task's claim has ended; ``is_set`` may be read, and ``wait`` awaited, from any thread."""
 
     __slots__ = ("_waiting", "is_set")
 
@@ -22,7 +22,7 @@ class Cancellation:
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 
     def set(self) -> None:
-        """Wake whoever waits."""
+        """Set it, and wake every waiter."""
         with _lock:
             self.is_set = True
             waiting, self._waiting = self._waiting, []
@@ -30,10 +30,10 @@ class Cancellation:
             try:
                 loop.call_soon_threadsafe(event.set)
             except RuntimeError:
-                pass  # that loop is closed, and nobody waits in it
+                pass  # that loop is closed
 
     async def wait(self) -> None:
-        """Until it is set."""
+        """Wait until it is set."""
         event = asyncio.Event()
         with _lock:
             if self.is_set:

@@ -17,7 +17,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from penstock.protocol.requests import ClaimId, parse_claim_id
-from penstock.worker.cancellation_poll import Control
+from penstock.worker.cancellation_poll import CancellationPoll
 from penstock.worker.handlers.cancellation import Cancellation, TaskCancelled
 from penstock.worker.handlers.context import Context
 
@@ -40,13 +40,13 @@ class Api:
         return web.json_response({"jsonrpc": "2.0", "result": {"lost": self.lost}, "id": 1})
 
 
-def job(claim_id: str, ran_seconds: float) -> Any:
+def attempt(claim_id: str, ran_seconds: float) -> Any:
     claim = parse_claim_id(claim_id)
     return SimpleNamespace(claim=claim, started_at=monotonic() - ran_seconds, is_lost=False)
 
 
 @asynccontextmanager
-async def asking(api: Api, jobs: list[Any], **more: Any) -> AsyncIterator[tuple[Any, list[Any]]]:
+async def asking(api: Api, attempts: list[Any], **more: Any) -> AsyncIterator[tuple[Any, list[Any]]]:
     """A function that asks once, and what was found lost."""
     app = web.Application()
     app.router.add_post("/rpc", api.answer)
@@ -54,27 +54,27 @@ async def asking(api: Api, jobs: list[Any], **more: Any) -> AsyncIterator[tuple[
     await server.start_server()
     lost: list[Any] = []
     given: dict[str, Any] = {"url": str(server.make_url("/")), "api_key": "secret", "poll_seconds": 5.0} | more
-    control = Control(jobs=lambda: iter(jobs), lost=lost.append, **given)
+    control = CancellationPoll(attempts=lambda: iter(attempts), lost=lost.append, **given)
     try:
         async with aiohttp.ClientSession(headers=control._headers) as http:
-            yield lambda: control.ask_once(http), lost
+            yield lambda: control.poll_once(http), lost
     finally:
         await server.close()
 
 
 async def test_one_call_asks_about_all_that_ran_for_long_enough() -> None:
     api = Api()
-    jobs = [
-        job("1:1", 6),
-        job("2:1", 1),
-        job("3:1:0123456789abcdef0123", 60),
+    attempts = [
+        attempt("1:1", 6),
+        attempt("2:1", 1),
+        attempt("3:1:0123456789abcdef0123", 60),
         SimpleNamespace(claim=ClaimId(4, 1), started_at=0.0, is_lost=False),
     ]
     api.lost = ["3:1", "99:9"]
-    async with asking(api, jobs) as (ask, lost):
+    async with asking(api, attempts) as (ask, lost):
         assert await ask() == 1
-        assert lost == [jobs[2]]
-        jobs[2].is_lost = True
+        assert lost == [attempts[2]]
+        attempts[2].is_lost = True
         api.lost = []
         assert await ask() == 0
     assert api.asked == [["1:1", "3:1"], ["1:1"]]
@@ -83,7 +83,7 @@ async def test_one_call_asks_about_all_that_ran_for_long_enough() -> None:
 
 async def test_nothing_is_asked_while_nothing_runs_long() -> None:
     api = Api()
-    async with asking(api, [job("1:1", 1)]) as (ask, _):
+    async with asking(api, [attempt("1:1", 1)]) as (ask, _):
         assert await ask() == 0
     assert api.asked == []
 
@@ -91,7 +91,7 @@ async def test_nothing_is_asked_while_nothing_runs_long() -> None:
 async def test_more_claims_than_the_api_takes_go_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.worker.cancellation_poll._MAX_CLAIMS", 2)
     api = Api()
-    async with asking(api, [job(f"{n}:1", 9) for n in range(5)]) as (ask, _):
+    async with asking(api, [attempt(f"{n}:1", 9) for n in range(5)]) as (ask, _):
         await ask()
     assert [len(claims) for claims in api.asked] == [2, 2, 1]
 
@@ -111,8 +111,8 @@ async def test_an_api_that_does_not_answer_costs_one_line_until_it_is_back(
     monkeypatch.setattr("penstock.worker.cancellation_poll.log", structlog.wrap_logger(None, processors=[capture]))
     api = Api()
     api.status, api.text = status, text
-    jobs = [job("1:1", 9)]
-    async with asking(api, jobs) as (ask, lost):
+    attempts = [attempt("1:1", 9)]
+    async with asking(api, attempts) as (ask, lost):
         for _ in range(3):
             assert await ask() == 0
         assert [entry["event"] for entry in capture.entries] == ["control_away"]
@@ -120,22 +120,22 @@ async def test_an_api_that_does_not_answer_costs_one_line_until_it_is_back(
         assert "secret" not in str(capture.entries)
         api.text, api.lost = None, ["1:1"]
         assert await ask() == 1
-        assert lost == jobs
+        assert lost == attempts
     assert [entry["event"] for entry in capture.entries] == ["control_away", "control_back"]
 
 
 async def test_an_api_that_cannot_be_reached_is_asked_ever_more_seldom() -> None:
-    control = Control(
+    control = CancellationPoll(
         url="http://127.0.0.1:1/rpc",
         api_key=None,
         poll_seconds=5.0,
-        jobs=lambda: iter([job("1:1", 9)]),
-        lost=lambda job: None,
+        attempts=lambda: iter([attempt("1:1", 9)]),
+        lost=lambda attempt: None,
     )
     assert 4.5 <= control._pause_seconds() <= 5.5
     async with aiohttp.ClientSession() as http:
         for _ in range(4):
-            assert await control.ask_once(http) == 0
+            assert await control.poll_once(http) == 0
     assert 30 <= control._pause_seconds() <= 60
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.brokers.base import Depth, Limits, Message, Outgoing, SendReport
 from penstock.brokers.sqs import LIMITS
-from penstock.worker.leases import Holder
+from penstock.worker.leases import Leases
 
 PATIENCE_SECONDS = 60.0
 
@@ -54,16 +54,16 @@ async def until(condition: Callable[[], object]) -> None:
 @pytest.mark.parametrize("deletes", [True, False])
 async def test_a_message_held_for_as_long_as_can_be_is_let_go_and_its_tasks_go_on(deletes: bool) -> None:
     queue = Calls(replace(LIMITS, max_extend_seconds=1, deletes_overdue=deletes))
-    holder = Holder(queue, visibility_seconds=1)
-    held = holder.hold(Message("m", "r", "[]", 1, None, {}), 2)
-    tasks = [asyncio.create_task(run()) for run in (holder.extend_held, holder.delete_finished)]
+    leases = Leases(queue, visibility_seconds=1)
+    lease = leases.add(Message("m", "r", "[]", 1, None, {}), 2)
+    tasks = [asyncio.create_task(run()) for run in (leases.extend_unfinished, leases.delete_finished)]
     try:
-        await until(lambda: held.lost)
+        await until(lambda: lease.lost)
         assert queue.deleted == (["m"] if deletes else [])
-        assert holder.unfinished() == [held]
-        holder.answered(held)
-        holder.answered(held)
-        await until(lambda: len(holder) == 0)
+        assert leases.unfinished() == [lease]
+        leases.answered(lease)
+        leases.answered(lease)
+        await until(lambda: len(leases) == 0)
     finally:
         for task in tasks:
             task.cancel()
