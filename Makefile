@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down bench peers migrate test chaos check format reference screenshots terraform docs docs-serve \
+.PHONY: help setup demo up down bench peers migrate test chaos check format clients reference screenshots terraform docs docs-serve \
 	build lock sbom clean
 
 help: ## Show the targets
@@ -50,12 +50,13 @@ test: setup ## Run the tests, JOBS (4) files at a time (ARGS="-k name -x" is pas
 chaos: setup ## Kill, freeze, disconnect and starve processes under load (ARGS="--scenario kills --seconds 10")
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
-check: setup ## Formatting, lint, types, import layers, wording, dependencies (known vulnerabilities too, if the advisory database is reachable)
+check: setup ## Formatting, lint, types, import layers, wording, generated client, dependencies (known vulnerabilities too, if the advisory database is reachable)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python .ci/words.py
+	@$(BIN)/python .ci/unasync.py --check
 	@$(BIN)/python .ci/audit.py
 
 format: setup ## Format the code and apply the linter's fixes
@@ -88,6 +89,9 @@ lock: setup ## Write .ci/image-requirements.txt, the pinned packages of the imag
 
 sbom: setup ## Write a software bill of materials (CycloneDX) into dist/
 	@$(BIN)/python .ci/sbom.py dist/penstock.cdx.json
+
+clients: setup ## Generate the blocking client from the asyncio one
+	@$(BIN)/python .ci/unasync.py
 
 reference: setup ## Generate docs/cli.md, docs/methods.md and docs/openrpc.json from the code
 	@$(BIN)/python -m docs.generate_cli

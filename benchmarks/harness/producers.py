@@ -13,7 +13,7 @@ import msgspec
 
 from benchmarks.harness.actions import CLOCK, NOOP, NOOP_INBOUND, now_us
 from benchmarks.harness.connections import Connections
-from penstock.client.client import InboundClient
+from penstock.client.inbound import InboundClient
 from penstock.db.pool import Store
 from penstock.protocol.task import NewTask
 from penstock.tasks import enqueue

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.client.async_client import AsyncClient
-    from penstock.client.client import Client, InboundClient
+    from penstock.client.client import Client
+    from penstock.client.inbound import InboundClient
     from penstock.client.requests import Unfinished
     from penstock.client.workflows import Workflow
     from penstock.protocol.errors import (
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
         PayloadUnavailable,
         PenstockError,
         RateLimited,
+        ResultCancelled,
         ResultGone,
         ResultTimeout,
         RpcError,
         ScheduleNotFound,
         SettingsError,
         StateConflict,
-        TaskCalledOff,
         TaskFailed,
         TaskNotFound,
         TooLarge,
@@ -60,7 +61,7 @@ _HOMES = {
     "Context": "worker.handlers.context",
     "DuplicateTask": "protocol.errors",
     "Fail": "worker.handlers.outcomes",
-    "InboundClient": "client.client",
+    "InboundClient": "client.inbound",
     "InvalidParams": "protocol.errors",
     "JobNotFound": "protocol.errors",
     "NoResult": "protocol.errors",
@@ -68,6 +69,7 @@ _HOMES = {
     "PayloadUnavailable": "protocol.errors",
     "PenstockError": "protocol.errors",
     "RateLimited": "protocol.errors",
+    "ResultCancelled": "protocol.errors",
     "ResultGone": "protocol.errors",
     "ResultTimeout": "protocol.errors",
     "Retry": "worker.handlers.outcomes",
@@ -76,7 +78,6 @@ _HOMES = {
     "Settings": "settings.model",
     "SettingsError": "protocol.errors",
     "StateConflict": "protocol.errors",
-    "TaskCalledOff": "protocol.errors",
     "TaskCancelled": "worker.handlers.cancellation",
     "TaskFailed": "protocol.errors",
     "TaskLogFilter": "runtime.logs",
@@ -115,6 +116,7 @@ __all__ = [
     "PayloadUnavailable",
     "PenstockError",
     "RateLimited",
+    "ResultCancelled",
     "ResultGone",
     "ResultTimeout",
     "Retry",
@@ -123,7 +125,6 @@ __all__ = [
     "Settings",
     "SettingsError",
     "StateConflict",
-    "TaskCalledOff",
     "TaskCancelled",
     "TaskFailed",
     "TaskLogFilter",

@@ -15,7 +15,8 @@ from pydantic import BaseModel, SecretStr
 from penstock.brokers.opening import create_queues
 from penstock.brokers.sqs import SqsQueue
 from penstock.client.async_client import AsyncClient
-from penstock.client.client import MESSAGE_TASKS, Client, InboundClient
+from penstock.client.client import Client
+from penstock.client.inbound import MESSAGE_TASKS, InboundClient
 from penstock.client.requests import Unfinished
 from penstock.db.pool import Store
 from penstock.methods.inbound import read_inbound
@@ -267,7 +268,7 @@ async def test_inbound_client_packs_tasks_that_the_submitter_can_read(settings: 
 async def test_tasks_for_a_missing_queue_are_handed_back_and_sent_once_it_is_there(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.client.client._FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("penstock.client.inbound._FIRST_PAUSE_SECONDS", 0.001)
     later = settings.model_copy(update={"inbound_queue": settings.inbound_queue + "-later"})
     tasks = [{"action": "a", "payload": [n]} for n in range(MESSAGE_TASKS + 5)]
     async with InboundClient(later.inbound_queue, settings.sqs_endpoint_url, settings.aws_region) as client:

@@ -28,10 +28,10 @@ from penstock.protocol.compression import pack_result
 from penstock.protocol.errors import (
     InvalidParams,
     PayloadGone,
+    ResultCancelled,
     ResultGone,
     ResultTimeout,
     StateConflict,
-    TaskCalledOff,
     TaskFailed,
     TaskNotFound,
     Unavailable,
@@ -339,7 +339,7 @@ async def test_results_awaited_together_share_one_connection(store: Store, setti
             await finish(store, claimed, ids[start : start + 250])
         assert await asyncio.gather(*awaiting) == [{"of": task_id} for task_id in ids]
         assert posts < 20
-        assert client._polls == []
+        assert client._results.polls == []
 
 
 async def test_a_task_awaited_later_joins_those_that_are_awaited(store: Store, settings: Settings) -> None:
@@ -352,12 +352,12 @@ async def test_a_task_awaited_later_joins_those_that_are_awaited(store: Store, s
         second = asyncio.create_task(client.result(ids[1]))
         twice = asyncio.create_task(client.result(ids[1]))
         await until(lambda: set(results._waiting) == {ids[0], ids[1]} and results._waits == 2)
-        assert len(client._polls) == 1
+        assert len(client._results.polls) == 1
         await finish(store, claimed, [ids[1]])
         assert await second == await twice == {"of": ids[1]}
         first.cancel()
         await asyncio.wait((first,))
-        await until(lambda: results._waits == 0 and client._polls == [])
+        await until(lambda: results._waits == 0 and client._results.polls == [])
         await finish(store, claimed, [ids[2]])
         assert await client.result(ids[2], timeout=0) == {"of": ids[2]}
 
@@ -375,7 +375,7 @@ async def test_both_clients_raise_what_came_of_the_task(store: Store, settings: 
         with pytest.raises(TaskFailed, match=f"task {failed} failed: no luck") as told:
             await result(failed)
         assert (told.value.id, told.value.state, told.value.error["code"]) == (failed, "CRITICAL_ERROR", -32000)
-        with pytest.raises(TaskCalledOff, match="was cancelled: not wanted") as off:
+        with pytest.raises(ResultCancelled, match="was cancelled: not wanted") as off:
             await result(cancelled)
         assert off.value.reason == "not wanted"
         with pytest.raises(ResultGone, match="no longer kept"):
@@ -426,7 +426,7 @@ async def test_an_answer_that_is_none_is_raised_and_not_waited_for() -> None:
         client._http.post = strange  # type: ignore[method-assign]
         with pytest.raises(TypeError):
             await client.result(1)
-        assert client._polls == []
+        assert client._results.polls == []
 
 
 async def test_close_lets_go_of_whoever_waits(store: Store, settings: Settings) -> None:

@@ -13,7 +13,8 @@ from typer.testing import CliRunner, Result
 
 from penstock.brokers.sqs import SqsQueue
 from penstock.cli.app import app
-from penstock.client.client import Client, InboundClient
+from penstock.client.client import Client
+from penstock.client.inbound import InboundClient
 from penstock.db.pool import Store
 from penstock.protocol.errors import InvalidParams, PenstockError, ScheduleNotFound, TooLarge
 from penstock.schedules.methods import PART_ENTRIES

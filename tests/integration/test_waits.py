@@ -13,7 +13,8 @@ import pytest
 
 from penstock.api.access import Caller
 from penstock.brokers.sqs import SqsQueue
-from penstock.client.client import Client, InboundClient
+from penstock.client.client import Client
+from penstock.client.inbound import InboundClient
 from penstock.db.pool import Store
 from penstock.methods.inbound import apply_change
 from penstock.methods.reading import read_command

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from penstock.client.async_client import AsyncClient
-from penstock.client.client import Client, InboundClient
+from penstock.client.client import Client
+from penstock.client.inbound import InboundClient
 from penstock.client.requests import error_of
 from penstock.protocol.errors import (
     InvalidParams,

@@ -8,7 +8,7 @@ from benchmarks.harness.actions import NOOP_INBOUND
 from benchmarks.harness.connections import Connections
 from benchmarks.harness.producers import post_batches, send_inbound, together
 from benchmarks.harness.rig import Bench, rig_up
-from penstock.client.client import InboundClient
+from penstock.client.inbound import InboundClient
 
 _SENDERS = 4  # on each door
 

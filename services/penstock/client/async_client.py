@@ -1,44 +1,48 @@
-"""The client over an event loop: what Client does, and results awaited by the thousand over one connection."""
+"""The client over HTTP. AsyncClient stands in async_client.py; client.py has the same with blocking calls."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from time import monotonic
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic
 
 import httpx
 
-from penstock.client.client import base_url, http_headers, trace_headers, unreachable
-from penstock.client.long_poll import POLL_SECONDS, Patience, settled
+from penstock.client.http import base_url, http_headers, trace_headers, unreachable
 from penstock.client.requests import (
+    Answer,
+    AsyncSend,
+    Exchange,
     Params,
-    Talk,
     Unfinished,
     answer_of,
-    answering,
     batching,
     calling,
     downloaded,
     enqueueing,
+    given,
     result_of,
 )
-from penstock.client.schedules import AsyncSchedules
-from penstock.client.workflows import AsyncWorkflows
-from penstock.protocol.errors import PenstockError, ResultTimeout, TaskNotFound
+from penstock.client.results import AsyncResults
+from penstock.client.workflows import Workflow
+from penstock.protocol.errors import PenstockError, Unavailable
 from penstock.protocol.requests import prepared, task_params
 
-POLL_TASKS = 1000  # of one long poll
-_GATHER_SECONDS = 0.01
-_LONGEST_GATHER_SECONDS = 0.16
+_END_STATES = ("SUCCESS", "FAILED", "CANCELLED")
 
 
 class AsyncClient:
-    """As Client, method by method, for asyncio; use it with ``async with``, in one event loop.
+    """The api's methods over HTTP. `Client` blocks and is safe to share between threads; `AsyncClient` is for asyncio,
+    within one event loop, and awaits any number of results by one long poll for each thousand tasks.
 
-    However many results are awaited at once, they are asked for by one long poll for each thousand tasks.
+    url: base of the api, or its ``/rpc``; None for PENSTOCK_API_URL, else http://127.0.0.1:8080. api_key: None for
+    PENSTOCK_API_KEY, "" to send none. timeout: seconds for one call. Use it in a ``with`` block, or call ``close``.
+    Every method raises RpcError (or TaskNotFound, InvalidParams and the like) for an error that the api answers, and
+    Unavailable when the api cannot be reached or has lost its database. schedules: the methods of cron schedules;
+    workflows: those of workflows.
     """
 
     def __init__(self, url: str | None = None, api_key: str | None = None, timeout: float = 30) -> None:
@@ -46,9 +50,10 @@ class AsyncClient:
         self.schedules = AsyncSchedules(self.call)
         self.workflows = AsyncWorkflows(self.call)
         self._timeout = timeout
-        transport = httpx.AsyncHTTPTransport(retries=1)  # a refused connection alone, for nothing was sent yet
+        # Retries a refused connection only, when nothing was sent yet; anything later could be done twice.
+        transport = httpx.AsyncHTTPTransport(retries=1)
         self._http = httpx.AsyncClient(headers=http_headers(api_key), transport=transport)
-        self._polls: list[_Poll] = []
+        self._results = AsyncResults(self._ask_results, timeout)
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -59,75 +64,76 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections; who still awaits a result gets a CancelledError."""
-        polls, self._polls = self._polls, []
-        for poll in polls:
-            await poll.close()
+        """Close the connections; results that are still awaited raise CancelledError."""
+        await self._results.close()
         await self._http.aclose()
 
     async def call(self, method: str, params: Params = None) -> Any:
         """Call any method and return its result."""
         return await self._run(calling(method, params))
 
-    async def batch(self, calls: Iterable[tuple[str, Params]]) -> Sequence[Any]:
-        """As Client.batch."""
-        results: Sequence[Any] = await self._run(batching(calls))
+    async def batch(self, calls: Iterable[tuple[str, Params]]) -> list[Any]:
+        """Call several methods with one request; returns each one's result or RpcError, in the order of the calls."""
+        results: list[Any] = await self._run(batching(calls))
         return results
 
     async def enqueue(self, action: str, payload: Any = None, **options: Any) -> dict[str, Any]:
-        """As Client.enqueue."""
+        """Add a task; it is stored when this returns. Returns ``{"id", "state", "duplicate"}``.
+
+        payload: a JSON object or array, ``{}`` when None; it may hold what a handler may return.
+        options: run_at (datetime with a zone, RFC 3339 text or epoch ms) or delay (s), priority, unique_key,
+        ordering_key, max_attempts, timeout (s), labels (dict of text), expires_at (as run_at) or expires_in (s),
+        limit_key, unique ("retained", "live" or seconds), on_duplicate ("return", "replace" or "error"), tenant.
+        Seconds may be a timedelta.
+        With "replace" the answer has ``replaced``; with "error" DuplicateTask is raised, its data naming the first.
+        """
         return await self._dict("enqueue", task_params(action, payload, options))
 
-    async def enqueue_many(self, tasks: Iterable[Mapping[str, Any]]) -> Sequence[Any]:
-        """As Client.enqueue_many."""
-        results: Sequence[Any] = await self._run(enqueueing(tasks))
+    async def enqueue_many(self, tasks: Iterable[Mapping[str, Any]]) -> list[Any]:
+        """Add tasks, each a mapping of ``action`` and the other parameters of `enqueue`, with few requests.
+
+        Returns as ``batch`` does. Raises Unfinished, with the tasks that are left, when the api becomes unavailable.
+        """
+        results: list[Any] = await self._run(enqueueing(tasks))
         return results
 
     async def result(self, task_id: int, *, timeout: float | None = None) -> Any:
-        """As Client.result. Await as many at once as you like: they share their long polls."""
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        poll = next((poll for poll in self._polls if poll.takes(task_id)), None)
-        if poll is None:
-            poll = _Poll(self._poll, self._timeout, ended=self._polls.remove)
-            self._polls.append(poll)
-        poll.add(task_id, future)
-        try:
-            async with asyncio.timeout(timeout):
-                return await self._result_of(await future)
-        except TimeoutError:
-            if timeout is None:
-                raise
-        finally:
-            poll.forget(task_id, future)
-        # The last word, also for one who would not wait at all.
-        outcome = await self.call("result", {"id": task_id, "timeout": 0})
-        if settled(outcome):
-            return await self._result_of(outcome)
-        raise ResultTimeout(task_id, outcome["state"], timeout)
+        """Wait until a task has settled and return its result, by long polls.
+
+        timeout: seconds; None: unlimited. Raises TaskNotFound; TaskFailed for a CRITICAL_ERROR, ResultCancelled for a
+        CANCELLED task, ResultGone when retention has deleted the result; ResultTimeout, a TimeoutError, with the last
+        state; and Unavailable when the api is unavailable for longer than the timeout of a call.
+        """
+        outcome = await self._results.outcome(task_id, timeout)
+        return await self.download(task_id, "result") if outcome.get("result_unread") else result_of(outcome)
 
     async def download(self, task_id: int, what: str) -> Any:
-        """As Client.download."""
+        """Return a task's "payload" or "result", of any size. Raises TaskNotFound, Unavailable, PayloadLost."""
         try:
             response = await self._http.get(f"{self.url}/tasks/{task_id}/{what}", timeout=self._timeout)
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
             raise unreachable(self.url, exc) from exc
         return downloaded(response.status_code, response.content)
 
-    async def _result_of(self, outcome: dict[str, Any]) -> Any:
-        return await self.download(outcome["id"], "result") if outcome.get("result_unread") else result_of(outcome)
-
     async def status(self, task_id: int | Sequence[int], *, detail: bool = False) -> Any:
-        """As Client.status."""
+        """Return a task as a dict; for several ids a list, with None for an unknown id.
+
+        detail: with payload, keys, claim and every failed attempt. Raises TaskNotFound for a single id.
+        """
         which: dict[str, Any] = {"id": task_id} if isinstance(task_id, int) else {"ids": [*task_id]}
         return await self.call("status", which | ({"detail": True} if detail else {}))
 
     async def cancel(self, task_id: int, *, reason: str | None = None) -> dict[str, Any]:
-        """As Client.cancel."""
-        return await self._dict("cancel", {"id": task_id} | _given(reason=reason))
+        """Cancel a task that is not settled. Raises TaskNotFound, StateConflict."""
+        return await self._dict("cancel", given(id=task_id, reason=reason))
 
     async def complete(self, token: str, result: Any = None, *, tenant: str | None = None) -> dict[str, Any]:
-        """As Client.complete."""
-        return await self._dict("task.complete", answering(token, tenant=tenant) | {"result": result})
+        """Give a waiting task its result; one that comes before its task waits is kept.
+
+        tenant: of the task, with a token that its handler has chosen.
+        Returns ``{"id", "state", "kept", "duplicate"}``. Raises StateConflict, TaskNotFound, TooLarge.
+        """
+        return await self._dict("task.complete", given(token=token, tenant=tenant) | {"result": result})
 
     async def fail(
         self,
@@ -138,9 +144,13 @@ class AsyncClient:
         retry_after: float | None = None,
         tenant: str | None = None,
     ) -> dict[str, Any]:
-        """As Client.fail."""
-        given = answering(token, tenant=tenant, retry_after=retry_after)
-        return await self._dict("task.fail", given | {"error": error, "final": final})
+        """Fail the attempt of a waiting task, as ``complete`` gives it a result.
+
+        error: text, or an object with message, code and data. final: no more attempts. retry_after: seconds until the
+        next one, None for the usual delay.
+        """
+        params = given(token=token, retry_after=retry_after, tenant=tenant)
+        return await self._dict("task.fail", params | {"error": error, "final": final})
 
     async def reschedule(
         self,
@@ -150,20 +160,26 @@ class AsyncClient:
         delay: float | None = None,
         priority: int | None = None,
     ) -> dict[str, Any]:
-        """As Client.reschedule."""
-        times = _given(run_at=run_at, delay=delay, priority=priority)
-        return await self._dict("reschedule", prepared({"id": task_id} | times))
+        """Move a waiting task to another time or priority. Raises TaskNotFound, StateConflict."""
+        params = given(id=task_id, run_at=run_at, delay=delay, priority=priority)
+        return await self._dict("reschedule", prepared(params))
 
     async def ordering_list(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
-        """As Client.ordering_list."""
-        return await self._dict("ordering.list", _given(limit=limit, cursor=cursor))
+        """Return a page of ordering keys that a task in CRITICAL_ERROR holds: ``{"keys", "cursor"}``."""
+        return await self._dict("ordering.list", given(limit=limit, cursor=cursor))
 
     async def ordering_release(self, key: str, *, tenant: str | None = None) -> dict[str, Any]:
-        """As Client.ordering_release."""
-        return await self._dict("ordering.release", {"key": key} | _given(tenant=tenant))
+        """Release a held ordering key: ``{"key", "released", "next"}``; next: the task that may run now, or None.
+
+        tenant: owner of the key.
+        """
+        return await self._dict("ordering.release", given(key=key, tenant=tenant))
 
     async def retry(self, task_id: int) -> dict[str, Any]:
-        """As Client.retry."""
+        """Run a CRITICAL_ERROR or CANCELLED task again, its attempts at 0. Raises TaskNotFound, StateConflict.
+
+        StateConflict also when another task has taken its unique key; ``data["holder"]`` is that task.
+        """
         return await self._dict("retry", {"id": task_id})
 
     async def list(
@@ -171,31 +187,38 @@ class AsyncClient:
         key: str | None = None, since: datetime | str | int | None = None, until: datetime | str | int | None = None,
         limit: int = 50, cursor: str | None = None, tenant: str | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """As Client.list."""
-        given = _given(
+        """Return a page of tasks, newest first: ``{"tasks", "cursor"}``; the last page has the cursor None.
+
+        labels: tasks that have all of them. key: unique or ordering key. since, until: created then or later, and
+        before; datetime with a zone, RFC 3339 text or epoch ms.
+        """
+        params = given(
             state=state, action=action, labels=None if labels is None else dict(labels), key=key, since=since,
             until=until, limit=limit, cursor=cursor, tenant=tenant,
         )  # fmt: skip
-        return await self._dict("list", prepared(given))
+        return await self._dict("list", prepared(params))
 
     async def set_limits(self, action: str, **limits: Any) -> dict[str, Any]:
-        """As Client.set_limits."""
+        """Limit an action: max_in_flight, rate and burst, the same by limit key with ``key_`` before, and ``per``.
+
+        A limit that is left out stays unchanged; None removes it. Returns the limits in effect.
+        """
         return await self._dict("action.set", {"action": action, **limits})
 
     async def set_tenant_limits(self, tenant: str, **limits: Any) -> dict[str, Any]:
-        """As Client.set_tenant_limits."""
+        """Limit a tenant, or ``*`` for all: max_in_flight, rate and burst, and ``per``. As ``set_limits``."""
         return await self._dict("tenant.set", {"tenant": tenant, **limits})
 
     async def pause(self, action: str) -> dict[str, Any]:
-        """As Client.pause."""
+        """Stop sending tasks of an action; new ones are still accepted."""
         return await self._dict("action.pause", {"action": action})
 
     async def resume(self, action: str) -> dict[str, Any]:
-        """As Client.resume."""
+        """Send tasks of an action again."""
         return await self._dict("action.resume", {"action": action})
 
     async def actions(self) -> Sequence[dict[str, Any]]:
-        """As Client.actions."""
+        """Return the actions that are limited or paused."""
         found: Sequence[dict[str, Any]] = (await self.call("action.list"))["actions"]
         return found
 
@@ -203,49 +226,56 @@ class AsyncClient:
         self, name: str, queue: str, actions: Sequence[str] = ("*",), labels: Mapping[str, str] | None = None,
         position: int = 0,
     ) -> None:  # fmt: skip
-        """As Client.set_route."""
-        given = {"name": name, "queue": queue, "actions": [*actions], "labels": dict(labels or {})}
-        await self.call("route.set", given | {"position": position})
+        """Send tasks of some actions, or with some labels, to a queue of their own."""
+        params = {"name": name, "queue": queue, "actions": [*actions], "labels": dict(labels or {})}
+        await self.call("route.set", params | {"position": position})
 
     async def delete_route(self, name: str) -> None:
-        """As Client.delete_route."""
+        """Delete a route; its waiting tasks take another one, or the outbound queue. Raises RpcError if unknown."""
         await self.call("route.delete", {"name": name})
 
     async def routes(self) -> Sequence[dict[str, Any]]:
-        """As Client.routes."""
+        """Return the routes in the order in which they are tried."""
         found: Sequence[dict[str, Any]] = (await self.call("route.list"))["routes"]
         return found
 
     async def stats(self, *, tenant: str | None = None) -> dict[str, Any]:
-        """As Client.stats."""
+        """Return counts by state and action, rates of the last minute, lag; tenant: only counts and ``at_least``."""
         return await self._dict("stats", None if tenant is None else {"tenant": tenant})
 
     async def bulk_cancel(self, **filters: Any) -> dict[str, Any]:
-        """As Client.bulk_cancel."""
+        """Start a job that cancels the tasks of a filter. Returns ``{"job"}``.
+
+        filters: action, states, labels, older_than, newer_than (s), ids_from, ids_to; or ``all=True``. With
+        ``dry_run=True`` nothing is changed, and the answer is ``{"count", "exact", "estimate", "sample"}``.
+        """
         return await self._dict("bulk.cancel", filters)
 
     async def bulk_retry(self, **filters: Any) -> dict[str, Any]:
-        """As Client.bulk_retry."""
+        """Start a job that retries CRITICAL_ERROR and CANCELLED tasks; filters as of bulk_cancel."""
         return await self._dict("bulk.retry", filters)
 
     async def bulk_delete(self, **filters: Any) -> dict[str, Any]:
-        """As Client.bulk_delete."""
+        """Start a job that deletes the records of settled tasks; filters as of bulk_cancel."""
         return await self._dict("bulk.delete", filters)
 
     async def bulk_reschedule(self, **filters: Any) -> dict[str, Any]:
-        """As Client.bulk_reschedule."""
+        """Start a job that moves waiting tasks to another time; filters as of bulk_cancel.
+
+        Also takes run_at (as enqueue) or delay (s), spread (s), priority.
+        """
         return await self._dict("bulk.reschedule", prepared(filters))
 
     async def job(self, job_id: int) -> dict[str, Any]:
-        """As Client.job."""
+        """Return a job as a dict. Raises JobNotFound."""
         return await self._dict("job.get", {"id": job_id})
 
     async def jobs(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
-        """As Client.jobs."""
+        """Return a page of jobs, newest first: ``{"jobs", "cursor"}``."""
         return await self._dict("job.list", {"limit": limit, "cursor": cursor})
 
     async def cancel_job(self, job_id: int) -> dict[str, Any]:
-        """As Client.cancel_job."""
+        """Stop a job; its changes so far stay. Raises JobNotFound."""
         return await self._dict("job.cancel", {"id": job_id})
 
     async def wait_job(
@@ -256,7 +286,11 @@ class AsyncClient:
         interval: float = 0.2,
         progress: Callable[[dict[str, Any]], None] | None = None,
     ) -> dict[str, Any]:
-        """As Client.wait_job."""
+        """Wait until a job has ended and return it, in any end state.
+
+        timeout: seconds; None: unlimited. interval: seconds between two requests. progress: called with the job after
+        each request. Raises JobNotFound, and Unfinished, with the job in its results, after the timeout.
+        """
         deadline = None if timeout is None else monotonic() + timeout
         while True:
             job = await self.job(job_id)
@@ -272,139 +306,161 @@ class AsyncClient:
         answer: dict[str, Any] = await self.call(method, params)
         return answer
 
-    async def _run(self, talk: Talk, more_seconds: float = 0.0) -> Any:
-        """Carry a conversation out. more_seconds: that the api may take beyond what one call may."""
+    async def _ask_results(self, params: dict[str, Any], extra_seconds: float) -> Any:
+        return await self._run(calling("result", params), extra_seconds)
+
+    async def _run(self, exchange: Exchange, extra_seconds: float = 0.0) -> Any:
+        """Run a request/response exchange. extra_seconds: additional timeout."""
         try:
-            body = next(talk)
+            body = next(exchange)
             while True:
                 try:
-                    answer = await self._post(body, more_seconds)
+                    answer = await self._post(body, extra_seconds)
                 except PenstockError as exc:
-                    body = talk.throw(exc)
+                    body = exchange.throw(exc)
                 else:
-                    body = talk.send(answer)
+                    body = exchange.send(answer)
         except StopIteration as end:
             return end.value
 
-    async def _post(self, body: str, more_seconds: float) -> Any:
+    async def _post(self, body: str, extra_seconds: float) -> Any:
         try:
             response = await self._http.post(
-                f"{self.url}/rpc", content=body, timeout=self._timeout + more_seconds, headers=trace_headers()
+                f"{self.url}/rpc", content=body, timeout=self._timeout + extra_seconds, headers=trace_headers()
             )
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
             raise unreachable(self.url, exc) from exc
         return answer_of(self.url, response.status_code, response.content)
 
-    async def _poll(self, ids: Sequence[int]) -> Any:
-        params = {"ids": ids, "timeout": POLL_SECONDS, "wait": "any"}
-        return await self._run(calling("result", params), POLL_SECONDS)
+
+class AsyncScheduleChanges(Generic[Answer]):
+    """Changes of cron schedules, over HTTP or through the inbound queue, which returns no answers."""
+
+    def __init__(self, send: AsyncSend[Answer]) -> None:
+        self._send = send
+
+    async def create(self, name: str, expression: str, action: str, payload: Any = None, **options: Any) -> Answer:
+        """Create a schedule; returns it, with its ``next_at``. Through the queue, ``replace=True`` makes it repeatable.
+
+        options: timezone, start_at and end_at (datetime with a zone, RFC 3339 text or epoch ms), jitter (s), missed
+        (skip, one, all), max_missed, max_lateness (s), overlap (allow, skip, queue), priority, max_attempts, timeout
+        (s), ordering_key, labels, paused, replace, tenant.
+        """
+        params = given(name=name, expression=expression, action=action, payload=payload)
+        return await self._send("schedule.create", params | prepared(options))
+
+    async def update(self, name: str, **changes: Any) -> Answer:
+        """Change the given members, None removes one; returns the schedule."""
+        return await self._send("schedule.update", {"name": name} | prepared(changes))
+
+    async def delete(self, name: str) -> Answer:
+        """Delete a schedule; its tasks stay."""
+        return await self._send("schedule.delete", {"name": name})
+
+    async def pause(self, name: str) -> Answer:
+        """Stop a schedule until ``resume``; returns it."""
+        return await self._send("schedule.pause", {"name": name})
+
+    async def resume(self, name: str) -> Answer:
+        """Continue a schedule from now on; returns it."""
+        return await self._send("schedule.resume", {"name": name})
+
+    async def run_now(self, name: str) -> Answer:
+        """Trigger a schedule now, even if paused; returns the run, with its ``task_id``."""
+        return await self._send("schedule.run_now", {"name": name})
 
 
-class _Poll:
-    """One long poll after the other, for up to a thousand tasks.
+class AsyncSchedules(AsyncScheduleChanges[dict[str, Any]]):
+    """Cron schedules over HTTP. Every method raises as those of the client: InvalidParams, RpcError, Unavailable."""
 
-    A task that is added while one is under way breaks it off, and the next one asks for all; those that are added
-    one shortly after the other wait for each other, the longer the more of them there are.
+    async def get(self, name: str) -> dict[str, Any]:
+        """Return a schedule with its payload and its next few instants."""
+        return await self._send("schedule.get", {"name": name})
 
-    ask: sends one. ended: called when nobody waits any more.
-    """
+    async def list(self, **filters: Any) -> dict[str, Any]:
+        """Return a page of schedules, newest first: ``{"schedules", "cursor"}``.
 
-    def __init__(
-        self, ask: Callable[[Sequence[int]], Awaitable[Any]], away_seconds: float, *, ended: Callable[[_Poll], None]
-    ) -> None:
-        self._ask = ask
-        self._ended = ended
-        self._patience = Patience(None, away_seconds)
-        self._waiting: dict[int, set[asyncio.Future[Any]]] = {}
-        self._added = asyncio.Event()
-        self._closed = False
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="results")
+        filters: labels, action, paused, tenant, limit, cursor.
+        """
+        return await self._send("schedule.list", filters)
 
-    def takes(self, task_id: int) -> bool:
-        return not self._closed and (task_id in self._waiting or len(self._waiting) < POLL_TASKS)
+    async def runs(self, name: str, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
+        """Return a page of its runs, newest first: ``{"runs", "cursor"}``."""
+        return await self._send("schedule.runs", {"name": name, "limit": limit, "cursor": cursor})
 
-    def add(self, task_id: int, future: asyncio.Future[Any]) -> None:
-        if task_id not in self._waiting:
-            self._waiting[task_id] = set()
-            self._added.set()
-        self._waiting[task_id].add(future)
+    async def create_many(self, schedules: Iterable[Mapping[str, Any]], *, replace: bool = False) -> dict[str, Any]:
+        """Import up to 50,000 schedules, each a mapping as of ``create``; returns ``{"id", "total"}`` at once."""
+        params = {"schedules": [prepared(schedule) for schedule in schedules], "replace": replace}
+        return await self._send("schedule.create_many", params)
 
-    def forget(self, task_id: int, future: asyncio.Future[Any]) -> None:
-        futures = self._waiting.get(task_id)
-        if futures is None:
-            return
-        futures.discard(future)
-        if not futures:
-            del self._waiting[task_id]
-            if not self._waiting:
-                self._added.set()  # what is under way is of no use any more
-
-    async def close(self) -> None:
-        self._closed = True
-        self._task.cancel()
-        await asyncio.wait((self._task,))
-        for futures in self._waiting.values():
-            for future in futures:
-                future.cancel()
-
-    async def _run(self) -> None:
-        gather_seconds = 0.0
-        try:
-            while self._waiting:
-                await asyncio.sleep(gather_seconds)
-                self._added.clear()
-                answered = await self._ask_once()
-                # Whoever adds tasks one by one is given time to add more.
-                gather_seconds = (
-                    0.0 if answered else min(_LONGEST_GATHER_SECONDS, max(_GATHER_SECONDS, 2 * gather_seconds))
-                )
-        except Exception as exc:
-            self._fail(exc)  # an answer that is none of a Penstock api: whoever waits must not wait for ever
-        finally:
-            if not self._closed:
-                self._closed = True
-                self._ended(self)
-
-    async def _ask_once(self) -> bool:
-        """Ask for all; returns False where it was broken off because there are more."""
-        asking = asyncio.ensure_future(self._ask([*self._waiting]))
-        adding = asyncio.ensure_future(self._added.wait())
-        try:
-            await asyncio.wait((asking, adding), return_when=asyncio.FIRST_COMPLETED)
-            if not asking.done():
-                return False
-            outcomes = asking.result()
-        except PenstockError as exc:
-            try:
-                await asyncio.sleep(self._patience.pause_after(exc))
-            except PenstockError:
-                self._fail(exc)
-            return True
-        finally:
-            for task in (asking, adding):
-                task.cancel()
-            await asyncio.wait((asking, adding))
-        self._patience.heard()
-        for outcome in outcomes:
-            if outcome["state"] is None:
-                self._settle(outcome["id"], TaskNotFound(outcome["id"]))
-            elif settled(outcome):
-                self._settle(outcome["id"], outcome)
-        return True
-
-    def _settle(self, task_id: int, outcome: Any) -> None:
-        for future in self._waiting.pop(task_id, ()):
-            if future.done():
-                continue
-            if isinstance(outcome, Exception):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-
-    def _fail(self, exc: Exception) -> None:
-        for task_id in [*self._waiting]:
-            self._settle(task_id, exc)
+    async def import_status(self, import_id: int) -> dict[str, Any]:
+        """Return the progress of a ``create_many``, with the first hundred or so refused schedules and the reasons."""
+        return await self._send("schedule.import_status", {"id": import_id})
 
 
-def _given(**params: Any) -> dict[str, Any]:
-    return {name: value for name, value in params.items() if value is not None}
+class AsyncWorkflowChanges(Generic[Answer]):
+    """Changes of workflows, over HTTP or through the inbound queue, which returns no answers. A workflow is named by
+    its id, or by ``key=`` and, if it belongs to a tenant, ``tenant=``."""
+
+    def __init__(self, send: AsyncSend[Answer]) -> None:
+        self._send = send
+
+    async def create(
+        self, workflow: Workflow | None = None, *, chain: Sequence[Any] | None = None, **params: Any
+    ) -> Answer:
+        """Create a workflow from a `Workflow`, or from a ``chain`` or ``steps`` as the api takes them.
+
+        Returns ``{"id", "state", "duplicate"}``. Raises WorkflowConflict for the key of another definition,
+        InvalidParams naming the invalid step. Through the queue give a key, as a send that timed out is repeated; the
+        message holds up to 1 MiB.
+        """
+        if workflow is not None:
+            params = workflow.params() | params
+        elif chain is not None:
+            params["chain"] = [*chain]
+        return await self._send("workflow.create", params)
+
+    async def cancel(
+        self, workflow_id: int | None = None, *, key: str | None = None, reason: str | None = None,
+        tenant: str | None = None,
+    ) -> Answer:  # fmt: skip
+        """Cancel the steps that have not ended. Raises WorkflowNotFound, WorkflowConflict."""
+        return await self._send("workflow.cancel", given(id=workflow_id, key=key, reason=reason, tenant=tenant))
+
+    async def retry(
+        self, workflow_id: int | None = None, *, key: str | None = None, tenant: str | None = None
+    ) -> Answer:
+        """Restart the steps that have not succeeded. Raises WorkflowNotFound, WorkflowConflict."""
+        return await self._send("workflow.retry", given(id=workflow_id, key=key, tenant=tenant))
+
+
+class AsyncWorkflows(AsyncWorkflowChanges[dict[str, Any]]):
+    """Workflows over HTTP. Every method raises as those of the client."""
+
+    async def status(
+        self, workflow_id: int | None = None, *, key: str | None = None, limit: int = 100, cursor: str | None = None,
+        tenant: str | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Return a workflow with counts by state and a page of its steps as ``tree``. Raises WorkflowNotFound."""
+        params = given(id=workflow_id, key=key, limit=limit, cursor=cursor, tenant=tenant)
+        return await self._send("workflow.status", params)
+
+    async def list(
+        self, *, state: str | None = None, limit: int = 50, cursor: str | None = None, tenant: str | None = None
+    ) -> dict[str, Any]:
+        """Return a page of workflows, newest first: ``{"workflows", "cursor"}``."""
+        return await self._send("workflow.list", given(state=state, limit=limit, cursor=cursor, tenant=tenant))
+
+    async def wait(self, workflow_id: int, *, timeout: float | None = None, interval: float = 0.5) -> dict[str, Any]:
+        """Wait until a workflow has ended and return it as ``status`` does.
+
+        timeout: seconds; None: unlimited. interval: seconds between two requests. Raises Unavailable after the timeout.
+        """
+        deadline = None if timeout is None else monotonic() + timeout
+        while True:
+            workflow = await self.status(workflow_id, limit=1)
+            if workflow["state"] in _END_STATES:
+                return await self.status(workflow_id)
+            if deadline is not None and monotonic() >= deadline:
+                raise Unavailable(f"workflow {workflow['id']} is {workflow['state']} after {timeout} s")
+            await asyncio.sleep(interval)

@@ -1,69 +1,60 @@
-"""Enqueue and look from a program: over HTTP (Client), or straight into the inbound queue (InboundClient)."""
+# Generated from async_client.py by .ci/unasync.py: edit that file, then run `make clients`.
+"""The client over HTTP. AsyncClient stands in async_client.py; client.py has the same with blocking calls."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-import random
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from time import monotonic, sleep
+from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic
 
 import httpx
 
-from penstock.client.long_poll import Patience, settled
+from penstock.client.http import base_url, http_headers, trace_headers, unreachable
 from penstock.client.requests import (
-    Talk,
+    Answer,
+    Exchange,
+    Params,
+    Send,
     Unfinished,
     answer_of,
-    answering,
     batching,
     calling,
     downloaded,
     enqueueing,
-    request_text,
+    given,
     result_of,
 )
-from penstock.client.schedules import InboundSchedules, Schedules
-from penstock.client.workflows import InboundWorkflows, Workflows
-from penstock.protocol import trace_context
-from penstock.protocol.batching import join_batch, pack
-from penstock.protocol.errors import PenstockError, TooLarge, Unavailable
-from penstock.protocol.jsonable import dumps
+from penstock.client.results import Results
+from penstock.client.workflows import Workflow
+from penstock.protocol.errors import PenstockError, Unavailable
 from penstock.protocol.requests import prepared, task_params
 
-if TYPE_CHECKING:
-    from penstock.brokers.base import Queue, Transport
-    from penstock.payloads.codec import PayloadCodec
-    from penstock.settings.model import Settings
-
-MESSAGE_TASKS = 100
-_DEFAULT_URL = "http://127.0.0.1:8080"
-_SEND_TRIES = 4
-_ATTRIBUTES_BYTES = 64  # that a message's attributes take beside their names and values
-_FIRST_PAUSE_SECONDS = 0.1
+_END_STATES = ("SUCCESS", "FAILED", "CANCELLED")
 
 
 class Client:
-    """The api's methods over HTTP; safe to share between threads.
+    """The api's methods over HTTP. `Client` blocks and is safe to share between threads; `AsyncClient` is for asyncio,
+    within one event loop, and awaits any number of results by one long poll for each thousand tasks.
 
     url: base of the api, or its ``/rpc``; None for PENSTOCK_API_URL, else http://127.0.0.1:8080. api_key: None for
-    PENSTOCK_API_KEY, "" to send none. timeout: seconds for one call.
-    Every method raises RpcError (or TaskNotFound, InvalidParams and the like) for an error that the api answers,
-    and Unavailable when it cannot be reached or has lost its database. schedules: the methods about cron schedules;
-    workflows: those about tasks that wait for each other.
+    PENSTOCK_API_KEY, "" to send none. timeout: seconds for one call. Use it in a ``with`` block, or call ``close``.
+    Every method raises RpcError (or TaskNotFound, InvalidParams and the like) for an error that the api answers, and
+    Unavailable when the api cannot be reached or has lost its database. schedules: the methods of cron schedules;
+    workflows: those of workflows.
     """
 
     def __init__(self, url: str | None = None, api_key: str | None = None, timeout: float = 30) -> None:
         self.url = base_url(url)
-        # A refused connection is tried again, for nothing was sent yet; anything later might be done twice.
         self.schedules = Schedules(self.call)
         self.workflows = Workflows(self.call)
         self._timeout = timeout
-        self._http = httpx.Client(headers=http_headers(api_key), transport=httpx.HTTPTransport(retries=1))
+        # Retries a refused connection only, when nothing was sent yet; anything later could be done twice.
+        transport = httpx.HTTPTransport(retries=1)
+        self._http = httpx.Client(headers=http_headers(api_key), transport=transport)
+        self._results = Results(self._ask_results, timeout)
 
     def __enter__(self) -> Client:
         return self
@@ -74,61 +65,51 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; results that are still awaited raise CancelledError."""
+        self._results.close()
         self._http.close()
 
-    def call(self, method: str, params: Mapping[str, Any] | Sequence[Any] | None = None) -> Any:
+    def call(self, method: str, params: Params = None) -> Any:
         """Call any method and return its result."""
         return self._run(calling(method, params))
 
-    def batch(self, calls: Iterable[tuple[str, Mapping[str, Any] | Sequence[Any] | None]]) -> list[Any]:
-        """Call several methods with one request; in the order of the calls, each one's result or its RpcError."""
+    def batch(self, calls: Iterable[tuple[str, Params]]) -> list[Any]:
+        """Call several methods with one request; returns each one's result or RpcError, in the order of the calls."""
         results: list[Any] = self._run(batching(calls))
         return results
 
     def enqueue(self, action: str, payload: Any = None, **options: Any) -> dict[str, Any]:
-        """Add a task; stored when this returns. Returns ``{"id", "state", "duplicate"}``.
+        """Add a task; it is stored when this returns. Returns ``{"id", "state", "duplicate"}``.
 
-        payload: an object or array of JSON, ``{}`` when None; what may stand in it is what a handler may return.
+        payload: a JSON object or array, ``{}`` when None; it may hold what a handler may return.
         options: run_at (datetime with a zone, RFC 3339 text or epoch ms) or delay (s), priority, unique_key,
         ordering_key, max_attempts, timeout (s), labels (dict of text), expires_at (as run_at) or expires_in (s),
         limit_key, unique ("retained", "live" or seconds), on_duplicate ("return", "replace" or "error"), tenant.
         Seconds may be a timedelta.
         With "replace" the answer has ``replaced``; with "error" DuplicateTask is raised, its data naming the first.
         """
-        answer: dict[str, Any] = self.call("enqueue", task_params(action, payload, options))
-        return answer
+        return self._dict("enqueue", task_params(action, payload, options))
 
     def enqueue_many(self, tasks: Iterable[Mapping[str, Any]]) -> list[Any]:
-        """Add tasks, each a mapping of ``action`` and what else `enqueue` takes, by as few requests as will do.
+        """Add tasks, each a mapping of ``action`` and the other parameters of `enqueue`, with few requests.
 
-        Returns as ``batch`` does. Raises Unfinished, which tells what is left, when the api goes away in between.
+        Returns as ``batch`` does. Raises Unfinished, with the tasks that are left, when the api becomes unavailable.
         """
-        return list(self._run(enqueueing(tasks)))
+        results: list[Any] = self._run(enqueueing(tasks))
+        return results
 
     def result(self, task_id: int, *, timeout: float | None = None) -> Any:
         """Wait until a task has settled and return its result, by long polls.
 
-        timeout: seconds, None for as long as it takes. Raises TaskNotFound; TaskFailed for a CRITICAL_ERROR,
-        TaskCalledOff for a CANCELLED one, ResultGone when retention has emptied the result; ResultTimeout, a
-        TimeoutError, with the state that was seen last; and Unavailable when the api is away for longer than one call
-        may take.
+        timeout: seconds; None: unlimited. Raises TaskNotFound; TaskFailed for a CRITICAL_ERROR, ResultCancelled for a
+        CANCELLED task, ResultGone when retention has deleted the result; ResultTimeout, a TimeoutError, with the last
+        state; and Unavailable when the api is unavailable for longer than the timeout of a call.
         """
-        patience = Patience(timeout, self._timeout)
-        while True:
-            wait_seconds = patience.next_wait()
-            try:
-                outcome = self._run(calling("result", {"id": task_id, "timeout": wait_seconds}), wait_seconds)
-            except PenstockError as exc:
-                sleep(patience.pause_after(exc))
-                continue
-            patience.heard()
-            if settled(outcome):
-                return self.download(task_id, "result") if outcome.get("result_unread") else result_of(outcome)
-            patience.check(task_id, outcome["state"])
+        outcome = self._results.outcome(task_id, timeout)
+        return self.download(task_id, "result") if outcome.get("result_unread") else result_of(outcome)
 
     def download(self, task_id: int, what: str) -> Any:
-        """The "payload" or the "result" of a task, however large. Raises TaskNotFound, Unavailable, PayloadLost."""
+        """Return a task's "payload" or "result", of any size. Raises TaskNotFound, Unavailable, PayloadLost."""
         try:
             response = self._http.get(f"{self.url}/tasks/{task_id}/{what}", timeout=self._timeout)
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
@@ -136,27 +117,24 @@ class Client:
         return downloaded(response.status_code, response.content)
 
     def status(self, task_id: int | Sequence[int], *, detail: bool = False) -> Any:
-        """A task as a dict; for several ids a list, with None for one that there is not.
+        """Return a task as a dict; for several ids a list, with None for an unknown id.
 
         detail: with payload, keys, claim and every failed attempt. Raises TaskNotFound for a single id.
         """
-        which: dict[str, Any] = {"id": task_id} if isinstance(task_id, int) else {"ids": list(task_id)}
+        which: dict[str, Any] = {"id": task_id} if isinstance(task_id, int) else {"ids": [*task_id]}
         return self.call("status", which | ({"detail": True} if detail else {}))
 
     def cancel(self, task_id: int, *, reason: str | None = None) -> dict[str, Any]:
         """Cancel a task that is not settled. Raises TaskNotFound, StateConflict."""
-        given = {} if reason is None else {"reason": reason}
-        answer: dict[str, Any] = self.call("cancel", {"id": task_id} | given)
-        return answer
+        return self._dict("cancel", given(id=task_id, reason=reason))
 
     def complete(self, token: str, result: Any = None, *, tenant: str | None = None) -> dict[str, Any]:
-        """Give a task the result that it waits for; one that comes before its task waits is kept.
+        """Give a waiting task its result; one that comes before its task waits is kept.
 
-        tenant: of the task, with a token that its handler thought out.
+        tenant: of the task, with a token that its handler has chosen.
         Returns ``{"id", "state", "kept", "duplicate"}``. Raises StateConflict, TaskNotFound, TooLarge.
         """
-        answer: dict[str, Any] = self.call("task.complete", answering(token, tenant=tenant) | {"result": result})
-        return answer
+        return self._dict("task.complete", given(token=token, tenant=tenant) | {"result": result})
 
     def fail(
         self,
@@ -167,14 +145,13 @@ class Client:
         retry_after: float | None = None,
         tenant: str | None = None,
     ) -> dict[str, Any]:
-        """Fail the attempt of a task that waits, as ``complete`` gives it a result.
+        """Fail the attempt of a waiting task, as ``complete`` gives it a result.
 
         error: text, or an object with message, code and data. final: no more attempts. retry_after: seconds until the
         next one, None for the usual delay.
         """
-        given = answering(token, tenant=tenant, retry_after=retry_after)
-        answer: dict[str, Any] = self.call("task.fail", given | {"error": error, "final": final})
-        return answer
+        params = given(token=token, retry_after=retry_after, tenant=tenant)
+        return self._dict("task.fail", params | {"error": error, "final": final})
 
     def reschedule(
         self,
@@ -184,142 +161,123 @@ class Client:
         delay: float | None = None,
         priority: int | None = None,
     ) -> dict[str, Any]:
-        """Move a task that waits to another time or priority. Raises TaskNotFound, StateConflict."""
-        given = {"id": task_id, "run_at": run_at, "delay": delay, "priority": priority}
-        params = prepared({name: value for name, value in given.items() if value is not None})
-        answer: dict[str, Any] = self.call("reschedule", params)
-        return answer
+        """Move a waiting task to another time or priority. Raises TaskNotFound, StateConflict."""
+        params = given(id=task_id, run_at=run_at, delay=delay, priority=priority)
+        return self._dict("reschedule", prepared(params))
 
     def ordering_list(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
-        """A page of ordering keys that a task in CRITICAL_ERROR holds: ``{"keys", "cursor"}``."""
-        given = {} if cursor is None else {"cursor": cursor}
-        answer: dict[str, Any] = self.call("ordering.list", {"limit": limit} | given)
-        return answer
+        """Return a page of ordering keys that a task in CRITICAL_ERROR holds: ``{"keys", "cursor"}``."""
+        return self._dict("ordering.list", given(limit=limit, cursor=cursor))
 
     def ordering_release(self, key: str, *, tenant: str | None = None) -> dict[str, Any]:
-        """Let a held ordering key go: ``{"key", "released", "next"}``, the last the task that may run now, or None.
+        """Release a held ordering key: ``{"key", "released", "next"}``; next: the task that may run now, or None.
 
-        tenant: whose key it is.
+        tenant: owner of the key.
         """
-        given = {} if tenant is None else {"tenant": tenant}
-        answer: dict[str, Any] = self.call("ordering.release", {"key": key} | given)
-        return answer
+        return self._dict("ordering.release", given(key=key, tenant=tenant))
 
     def retry(self, task_id: int) -> dict[str, Any]:
-        """Start a CRITICAL_ERROR or CANCELLED task anew. Raises TaskNotFound, StateConflict.
+        """Run a CRITICAL_ERROR or CANCELLED task again, its attempts at 0. Raises TaskNotFound, StateConflict.
 
-        StateConflict also when another task has its unique key by now; ``data["holder"]`` is that one.
+        StateConflict also when another task has taken its unique key; ``data["holder"]`` is that task.
         """
-        answer: dict[str, Any] = self.call("retry", {"id": task_id})
-        return answer
+        return self._dict("retry", {"id": task_id})
 
     def list(
         self, *, state: str | None = None, action: str | None = None, labels: Mapping[str, str] | None = None,
         key: str | None = None, since: datetime | str | int | None = None, until: datetime | str | int | None = None,
         limit: int = 50, cursor: str | None = None, tenant: str | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """A page of tasks, newest first: ``{"tasks", "cursor"}``; go on with the cursor until it is None.
+        """Return a page of tasks, newest first: ``{"tasks", "cursor"}``; the last page has the cursor None.
 
-        labels: all of which they have. key: their unique or ordering key. since, until: created then or later, and
+        labels: tasks that have all of them. key: unique or ordering key. since, until: created then or later, and
         before; datetime with a zone, RFC 3339 text or epoch ms.
         """
-        given = {
-            "state": state, "action": action, "labels": None if labels is None else dict(labels), "key": key,
-            "since": since, "until": until, "limit": limit, "cursor": cursor, "tenant": tenant,
-        }  # fmt: skip
-        params = prepared({name: value for name, value in given.items() if value is not None})
-        answer: dict[str, Any] = self.call("list", params)
-        return answer
+        params = given(
+            state=state, action=action, labels=None if labels is None else dict(labels), key=key, since=since,
+            until=until, limit=limit, cursor=cursor, tenant=tenant,
+        )  # fmt: skip
+        return self._dict("list", prepared(params))
 
     def set_limits(self, action: str, **limits: Any) -> dict[str, Any]:
         """Limit an action: max_in_flight, rate and burst, the same by limit key with ``key_`` before, and ``per``.
 
-        What is left out stays as it is; None takes a limit away. Returns the limits that it has now.
+        A limit that is left out stays unchanged; None removes it. Returns the limits in effect.
         """
-        answer: dict[str, Any] = self.call("action.set", {"action": action, **limits})
-        return answer
+        return self._dict("action.set", {"action": action, **limits})
 
     def set_tenant_limits(self, tenant: str, **limits: Any) -> dict[str, Any]:
-        """Give a tenant, or ``*``, limits of its own: max_in_flight, rate and burst, and ``per``. As ``set_limits``."""
-        answer: dict[str, Any] = self.call("tenant.set", {"tenant": tenant, **limits})
-        return answer
+        """Limit a tenant, or ``*`` for all: max_in_flight, rate and burst, and ``per``. As ``set_limits``."""
+        return self._dict("tenant.set", {"tenant": tenant, **limits})
 
     def pause(self, action: str) -> dict[str, Any]:
-        """Send no more tasks of an action, and go on taking them."""
-        answer: dict[str, Any] = self.call("action.pause", {"action": action})
-        return answer
+        """Stop sending tasks of an action; new ones are still accepted."""
+        return self._dict("action.pause", {"action": action})
 
     def resume(self, action: str) -> dict[str, Any]:
         """Send tasks of an action again."""
-        answer: dict[str, Any] = self.call("action.resume", {"action": action})
-        return answer
+        return self._dict("action.resume", {"action": action})
 
     def actions(self) -> Sequence[dict[str, Any]]:
-        """The actions that are limited or paused."""
-        answer: dict[str, Any] = self.call("action.list")
-        found: Sequence[dict[str, Any]] = answer["actions"]
+        """Return the actions that are limited or paused."""
+        found: Sequence[dict[str, Any]] = (self.call("action.list"))["actions"]
         return found
 
     def set_route(
         self, name: str, queue: str, actions: Sequence[str] = ("*",), labels: Mapping[str, str] | None = None,
         position: int = 0,
     ) -> None:  # fmt: skip
-        """Have tasks of some actions, or with some labels, go to a queue of their own."""
-        given = {"name": name, "queue": queue, "actions": [*actions], "labels": dict(labels or {})}
-        self.call("route.set", given | {"position": position})
+        """Send tasks of some actions, or with some labels, to a queue of their own."""
+        params = {"name": name, "queue": queue, "actions": [*actions], "labels": dict(labels or {})}
+        self.call("route.set", params | {"position": position})
 
     def delete_route(self, name: str) -> None:
-        """What waits for it goes by the other routes, or to the outbound queue. Raises RpcError when there is none."""
+        """Delete a route; its waiting tasks take another one, or the outbound queue. Raises RpcError if unknown."""
         self.call("route.delete", {"name": name})
 
     def routes(self) -> Sequence[dict[str, Any]]:
-        """The routes in the order in which they are tried."""
-        answer: dict[str, Any] = self.call("route.list")
-        found: Sequence[dict[str, Any]] = answer["routes"]
+        """Return the routes in the order in which they are tried."""
+        found: Sequence[dict[str, Any]] = (self.call("route.list"))["routes"]
         return found
 
     def stats(self, *, tenant: str | None = None) -> dict[str, Any]:
-        """Counts by state and action, rates over the last minute, lag; of one tenant counts alone, and ``at_least``."""
-        answer: dict[str, Any] = self.call("stats", None if tenant is None else {"tenant": tenant})
-        return answer
+        """Return counts by state and action, rates of the last minute, lag; tenant: only counts and ``at_least``."""
+        return self._dict("stats", None if tenant is None else {"tenant": tenant})
 
     def bulk_cancel(self, **filters: Any) -> dict[str, Any]:
-        """Have a job cancel what the filter means. Returns ``{"job"}``.
+        """Start a job that cancels the tasks of a filter. Returns ``{"job"}``.
 
         filters: action, states, labels, older_than, newer_than (s), ids_from, ids_to; or ``all=True``. With
         ``dry_run=True`` nothing is changed, and the answer is ``{"count", "exact", "estimate", "sample"}``.
         """
-        return self._bulk("cancel", filters)
+        return self._dict("bulk.cancel", filters)
 
     def bulk_retry(self, **filters: Any) -> dict[str, Any]:
-        """Have a job start CRITICAL_ERROR and CANCELLED tasks anew; as bulk_cancel."""
-        return self._bulk("retry", filters)
+        """Start a job that retries CRITICAL_ERROR and CANCELLED tasks; filters as of bulk_cancel."""
+        return self._dict("bulk.retry", filters)
 
     def bulk_delete(self, **filters: Any) -> dict[str, Any]:
-        """Have a job delete the records of settled tasks; as bulk_cancel."""
-        return self._bulk("delete", filters)
+        """Start a job that deletes the records of settled tasks; filters as of bulk_cancel."""
+        return self._dict("bulk.delete", filters)
 
     def bulk_reschedule(self, **filters: Any) -> dict[str, Any]:
-        """Have a job give tasks that wait another time; as bulk_cancel.
+        """Start a job that moves waiting tasks to another time; filters as of bulk_cancel.
 
         Also takes run_at (as enqueue) or delay (s), spread (s), priority.
         """
-        return self._bulk("reschedule", prepared(filters))
+        return self._dict("bulk.reschedule", prepared(filters))
 
     def job(self, job_id: int) -> dict[str, Any]:
-        """A job as a dict. Raises JobNotFound."""
-        answer: dict[str, Any] = self.call("job.get", {"id": job_id})
-        return answer
+        """Return a job as a dict. Raises JobNotFound."""
+        return self._dict("job.get", {"id": job_id})
 
     def jobs(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
-        """A page of jobs, newest first: ``{"jobs", "cursor"}``."""
-        answer: dict[str, Any] = self.call("job.list", {"limit": limit, "cursor": cursor})
-        return answer
+        """Return a page of jobs, newest first: ``{"jobs", "cursor"}``."""
+        return self._dict("job.list", {"limit": limit, "cursor": cursor})
 
     def cancel_job(self, job_id: int) -> dict[str, Any]:
-        """Stop a job; what it has done stays done. Raises JobNotFound."""
-        answer: dict[str, Any] = self.call("job.cancel", {"id": job_id})
-        return answer
+        """Stop a job; its changes so far stay. Raises JobNotFound."""
+        return self._dict("job.cancel", {"id": job_id})
 
     def wait_job(
         self,
@@ -329,10 +287,10 @@ class Client:
         interval: float = 0.2,
         progress: Callable[[dict[str, Any]], None] | None = None,
     ) -> dict[str, Any]:
-        """Wait until a job has ended and return it; its state tells how.
+        """Wait until a job has ended and return it, in any end state.
 
-        timeout: seconds, None for as long as it takes. interval: seconds between two looks. progress: called with the
-        job at each look. Raises JobNotFound, and Unfinished, with the job as it is, when the time is up.
+        timeout: seconds; None: unlimited. interval: seconds between two requests. progress: called with the job after
+        each request. Raises JobNotFound, and Unfinished, with the job in its results, after the timeout.
         """
         deadline = None if timeout is None else monotonic() + timeout
         while True:
@@ -343,200 +301,163 @@ class Client:
                 return job
             if deadline is not None and monotonic() >= deadline:
                 raise Unfinished(f"job {job_id} still runs after {timeout} s", [job], [])
-            sleep(interval)
+            time.sleep(interval)
 
-    def _bulk(self, name: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        answer: dict[str, Any] = self.call(f"bulk.{name}", params)
+    def _dict(self, method: str, params: Params) -> dict[str, Any]:
+        answer: dict[str, Any] = self.call(method, params)
         return answer
 
-    def _run(self, talk: Talk, more_seconds: float = 0.0) -> Any:
-        """Carry a conversation out. more_seconds: that the api may take beyond what one call may."""
+    def _ask_results(self, params: dict[str, Any], extra_seconds: float) -> Any:
+        return self._run(calling("result", params), extra_seconds)
+
+    def _run(self, exchange: Exchange, extra_seconds: float = 0.0) -> Any:
+        """Run a request/response exchange. extra_seconds: additional timeout."""
         try:
-            body = next(talk)
+            body = next(exchange)
             while True:
                 try:
-                    answer = self._post(body, more_seconds)
+                    answer = self._post(body, extra_seconds)
                 except PenstockError as exc:
-                    body = talk.throw(exc)
+                    body = exchange.throw(exc)
                 else:
-                    body = talk.send(answer)
+                    body = exchange.send(answer)
         except StopIteration as end:
             return end.value
 
-    def _post(self, body: str, more_seconds: float) -> Any:
+    def _post(self, body: str, extra_seconds: float) -> Any:
         try:
             response = self._http.post(
-                f"{self.url}/rpc", content=body, timeout=self._timeout + more_seconds, headers=trace_headers()
+                f"{self.url}/rpc", content=body, timeout=self._timeout + extra_seconds, headers=trace_headers()
             )
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
             raise unreachable(self.url, exc) from exc
         return answer_of(self.url, response.status_code, response.content)
 
 
-class InboundClient:
-    """Adds tasks through the inbound queue: needs that alone, and no answer comes back; use it with ``async with``.
+class ScheduleChanges(Generic[Answer]):
+    """Changes of cron schedules, over HTTP or through the inbound queue, which returns no answers."""
 
-    queue: name of the inbound queue, of SQS its URL too. endpoint_url: None for AWS. region: None for the SDK's own
-    chain. access_key: of SQS, as PENSTOCK_SQS_ACCESS_KEY; None for the SDK's own chain.
-    transport_url: as PENSTOCK_TRANSPORT_URL, for another broker than SQS; whatever else there is to say of it, such as
-    PENSTOCK_KAFKA_*, is taken from the settings.
-    A send that timed out may have arrived, and is tried again: give tasks a ``unique_key`` if none may run twice.
-    payloads: settings whose bucket takes payloads that are larger than its threshold, so that no message has to hold
-    them, and whose keys encrypt payloads before they are sent.
-    schedules: changes of cron schedules; workflows: of workflows.
-    """
+    def __init__(self, send: Send[Answer]) -> None:
+        self._send = send
 
-    def __init__(
-        self,
-        queue: str,
-        endpoint_url: str | None = None,
-        region: str | None = None,
-        *,
-        access_key: str | None = None,
-        transport_url: str | None = None,
-        payloads: Settings | None = None,
-    ) -> None:
-        self._codec = None if payloads is None else _codec_of(payloads)
-        self._name = queue
-        self._endpoint_url = endpoint_url
-        self._region = region
-        self._access_key = access_key
-        self._transport_url = transport_url
-        self._transport: Transport | None = None
-        self._queue: Queue | None = None
-        self.schedules = InboundSchedules(self.send)
-        self.workflows = InboundWorkflows(self.send)
+    def create(self, name: str, expression: str, action: str, payload: Any = None, **options: Any) -> Answer:
+        """Create a schedule; returns it, with its ``next_at``. Through the queue, ``replace=True`` makes it repeatable.
 
-    async def __aenter__(self) -> InboundClient:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connections."""
-        if self._transport is not None:
-            transport, self._transport, self._queue = self._transport, None, None
-            await transport.close()
-        if self._codec is not None:
-            await self._codec.close()
-
-    async def enqueue(self, action: str, payload: Any = None, **options: Any) -> None:
-        """Send one task; options as in :meth:`Client.enqueue`. Raises TooLarge, Unfinished."""
-        await self.enqueue_many([task_params(action, payload, options)])
-
-    async def enqueue_many(self, tasks: Iterable[Mapping[str, Any]]) -> int:
-        """Send tasks, each a mapping of ``action`` and what else `enqueue` takes, many to a message; returns how many.
-
-        Raises TooLarge, before anything is sent, for a task that no message can hold; Unfinished, with the tasks
-        that were not sent, when the queue does not take them after several tries.
+        options: timezone, start_at and end_at (datetime with a zone, RFC 3339 text or epoch ms), jitter (s), missed
+        (skip, one, all), max_missed, max_lateness (s), overlap (allow, skip, queue), priority, max_attempts, timeout
+        (s), ordering_key, labels, paused, replace, tenant.
         """
-        given = list(tasks)
-        if self._codec is not None:
-            given = [await self._sealed(task, self._codec) for task in given]
-        await self._send_all([request_text("enqueue", prepared(task), None) for task in given], given)
-        return len(given)
+        params = given(name=name, expression=expression, action=action, payload=payload)
+        return self._send("schedule.create", params | prepared(options))
 
-    @staticmethod
-    async def _sealed(task: Mapping[str, Any], codec: PayloadCodec) -> Mapping[str, Any]:
-        """Raises PayloadUnavailable when the bucket is away."""
-        text = dumps(task.get("payload", {}))
-        if not codec.encrypts and not codec.is_large(text):
-            return task
-        from penstock.payloads.codec import offered_aad
+    def update(self, name: str, **changes: Any) -> Answer:
+        """Change the given members, None removes one; returns the schedule."""
+        return self._send("schedule.update", {"name": name} | prepared(changes))
 
-        sealed = await codec.offer(text, offered_aad(task["action"], task.get("tenant")))
-        return {name: value for name, value in task.items() if name != "payload"} | {
-            "sealed_payload": json.loads(sealed)
-        }
+    def delete(self, name: str) -> Answer:
+        """Delete a schedule; its tasks stay."""
+        return self._send("schedule.delete", {"name": name})
 
-    async def complete(self, token: str, result: Any = None, *, tenant: str | None = None) -> None:
-        """Send the result that a task waits for. Raises TooLarge, Unfinished."""
-        await self.send("task.complete", answering(token, tenant=tenant) | {"result": result})
+    def pause(self, name: str) -> Answer:
+        """Stop a schedule until ``resume``; returns it."""
+        return self._send("schedule.pause", {"name": name})
 
-    async def fail(self, token: str, error: str | Mapping[str, Any], **options: Any) -> None:
-        """Send a failure of the attempt that waits; options as in :meth:`Client.fail`. Raises TooLarge, Unfinished."""
-        await self.send("task.fail", {"token": token, "error": error, **options})
+    def resume(self, name: str) -> Answer:
+        """Continue a schedule from now on; returns it."""
+        return self._send("schedule.resume", {"name": name})
 
-    async def send(self, method: str, params: Mapping[str, Any]) -> None:
-        """Send a request of a method whose answer is not needed, such as ``cancel``. Raises TooLarge, Unfinished."""
-        await self._send_all([request_text(method, params, None)], [params])
-
-    def _open_transport(self) -> Transport:
-        if self._transport_url is None:
-            from penstock.brokers.sqs import SqsTransport
-
-            return SqsTransport(endpoint_url=self._endpoint_url, region=self._region, access_key=self._access_key)
-        from penstock.brokers.opening import open_transport
-        from penstock.settings.loading import load_settings
-
-        return open_transport(load_settings(transport_url=self._transport_url))
-
-    async def _send_all(self, texts: Sequence[str], given: Sequence[Mapping[str, Any]]) -> None:
-        """Send requests, of which those of ``given`` are told as unsent where they were not."""
-        from penstock.brokers.base import Outgoing
-
-        if self._queue is None:
-            self._transport = self._open_transport()
-            self._queue = self._transport.queue(self._name, label="inbound")
-        queue = self._queue
-        most = queue.limits.max_message_bytes
-        for text in texts:
-            if len(text) > most:
-                raise TooLarge("a task", len(text), most)
-        # Text is ASCII here, so characters are bytes.
-        cuts = pack([len(text) for text in texts], max_bytes=most, max_items=MESSAGE_TASKS)
-        headers = trace_headers()
-        room = most - sum(len(name) + len(value) for name, value in headers.items()) - _ATTRIBUTES_BYTES
-        bodies = [(start, end, join_batch(texts[start:end])) for start, end in cuts]
-        left = [(start, end, Outgoing(body, headers if len(body) <= room else {})) for start, end, body in bodies]
-        reason: str | None = None
-        for attempt in range(_SEND_TRIES):
-            if not left:
-                break
-            if attempt:
-                await asyncio.sleep(_FIRST_PAUSE_SECONDS * 2 ** (attempt - 1) * random.uniform(0.5, 1))
-            report = await queue.send([message for _, _, message in left])
-            left, reason = [left[position] for position in report.failed], report.reason
-        if left:
-            unsent = [task for start, end, _ in left for task in given[start:end]]
-            raise Unfinished(f"{len(unsent)} of {len(given)} tasks were not sent: {reason}", [], unsent)
+    def run_now(self, name: str) -> Answer:
+        """Trigger a schedule now, even if paused; returns the run, with its ``task_id``."""
+        return self._send("schedule.run_now", {"name": name})
 
 
-def _codec_of(settings: Settings) -> PayloadCodec:
-    from penstock.payloads.codec import PayloadCodec
+class Schedules(ScheduleChanges[dict[str, Any]]):
+    """Cron schedules over HTTP. Every method raises as those of the client: InvalidParams, RpcError, Unavailable."""
 
-    return PayloadCodec(settings)
+    def get(self, name: str) -> dict[str, Any]:
+        """Return a schedule with its payload and its next few instants."""
+        return self._send("schedule.get", {"name": name})
+
+    def list(self, **filters: Any) -> dict[str, Any]:
+        """Return a page of schedules, newest first: ``{"schedules", "cursor"}``.
+
+        filters: labels, action, paused, tenant, limit, cursor.
+        """
+        return self._send("schedule.list", filters)
+
+    def runs(self, name: str, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
+        """Return a page of its runs, newest first: ``{"runs", "cursor"}``."""
+        return self._send("schedule.runs", {"name": name, "limit": limit, "cursor": cursor})
+
+    def create_many(self, schedules: Iterable[Mapping[str, Any]], *, replace: bool = False) -> dict[str, Any]:
+        """Import up to 50,000 schedules, each a mapping as of ``create``; returns ``{"id", "total"}`` at once."""
+        params = {"schedules": [prepared(schedule) for schedule in schedules], "replace": replace}
+        return self._send("schedule.create_many", params)
+
+    def import_status(self, import_id: int) -> dict[str, Any]:
+        """Return the progress of a ``create_many``, with the first hundred or so refused schedules and the reasons."""
+        return self._send("schedule.import_status", {"id": import_id})
 
 
-def unreachable(url: str, exc: Exception) -> Unavailable:
-    """What became of a request that has no answer, in our words."""
-    if isinstance(exc, httpx.TimeoutException):
-        return Unavailable(f"the api at {url} did not answer in time: try again, or raise the timeout")
-    return Unavailable(
-        f"the api at {url} cannot be reached ({exc}): start it with `penstock up` or `penstock api`, "
-        "or name another URL"
-    )
+class WorkflowChanges(Generic[Answer]):
+    """Changes of workflows, over HTTP or through the inbound queue, which returns no answers. A workflow is named by
+    its id, or by ``key=`` and, if it belongs to a tenant, ``tenant=``."""
+
+    def __init__(self, send: Send[Answer]) -> None:
+        self._send = send
+
+    def create(self, workflow: Workflow | None = None, *, chain: Sequence[Any] | None = None, **params: Any) -> Answer:
+        """Create a workflow from a `Workflow`, or from a ``chain`` or ``steps`` as the api takes them.
+
+        Returns ``{"id", "state", "duplicate"}``. Raises WorkflowConflict for the key of another definition,
+        InvalidParams naming the invalid step. Through the queue give a key, as a send that timed out is repeated; the
+        message holds up to 1 MiB.
+        """
+        if workflow is not None:
+            params = workflow.params() | params
+        elif chain is not None:
+            params["chain"] = [*chain]
+        return self._send("workflow.create", params)
+
+    def cancel(
+        self, workflow_id: int | None = None, *, key: str | None = None, reason: str | None = None,
+        tenant: str | None = None,
+    ) -> Answer:  # fmt: skip
+        """Cancel the steps that have not ended. Raises WorkflowNotFound, WorkflowConflict."""
+        return self._send("workflow.cancel", given(id=workflow_id, key=key, reason=reason, tenant=tenant))
+
+    def retry(self, workflow_id: int | None = None, *, key: str | None = None, tenant: str | None = None) -> Answer:
+        """Restart the steps that have not succeeded. Raises WorkflowNotFound, WorkflowConflict."""
+        return self._send("workflow.retry", given(id=workflow_id, key=key, tenant=tenant))
 
 
-def trace_headers() -> dict[str, str]:
-    """Headers, or attributes of a message, by which the span that is active in the caller's program goes on."""
-    trace = trace_context.current()
-    return {} if trace is None else trace.headers
+class Workflows(WorkflowChanges[dict[str, Any]]):
+    """Workflows over HTTP. Every method raises as those of the client."""
 
+    def status(
+        self, workflow_id: int | None = None, *, key: str | None = None, limit: int = 100, cursor: str | None = None,
+        tenant: str | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Return a workflow with counts by state and a page of its steps as ``tree``. Raises WorkflowNotFound."""
+        params = given(id=workflow_id, key=key, limit=limit, cursor=cursor, tenant=tenant)
+        return self._send("workflow.status", params)
 
-def base_url(url: str | None) -> str:
-    """Where the api is: as given, else PENSTOCK_API_URL, else on this machine."""
-    return (url or os.environ.get("PENSTOCK_API_URL") or _DEFAULT_URL).rstrip("/").removesuffix("/rpc")
+    def list(
+        self, *, state: str | None = None, limit: int = 50, cursor: str | None = None, tenant: str | None = None
+    ) -> dict[str, Any]:
+        """Return a page of workflows, newest first: ``{"workflows", "cursor"}``."""
+        return self._send("workflow.list", given(state=state, limit=limit, cursor=cursor, tenant=tenant))
 
+    def wait(self, workflow_id: int, *, timeout: float | None = None, interval: float = 0.5) -> dict[str, Any]:
+        """Wait until a workflow has ended and return it as ``status`` does.
 
-def http_headers(api_key: str | None) -> dict[str, str]:
-    """Headers of every request, with PENSTOCK_API_KEY where no key is given."""
-    headers = {"Content-Type": "application/json"}
-    if api_key is None:
-        api_key = os.environ.get("PENSTOCK_API_KEY")
-    if api_key:
-        headers["Authorization"] = f"Bearer {api_key}"
-    return headers
+        timeout: seconds; None: unlimited. interval: seconds between two requests. Raises Unavailable after the timeout.
+        """
+        deadline = None if timeout is None else monotonic() + timeout
+        while True:
+            workflow = self.status(workflow_id, limit=1)
+            if workflow["state"] in _END_STATES:
+                return self.status(workflow_id)
+            if deadline is not None and monotonic() >= deadline:
+                raise Unavailable(f"workflow {workflow['id']} is {workflow['state']} after {timeout} s")
+            time.sleep(interval)

@@ -1,14 +1,14 @@
-"""What clients share: requests as text, answers as values or errors, and conversations of several requests. Pure.
+"""What clients share: requests as text, answers as values or errors, and exchanges of several requests; without I/O.
 
-A conversation is a generator: it yields the body of a request and is sent the parsed answer, or is thrown what went
-wrong; what it returns is the result. So the client over threads and the one over an event loop say the same.
+An exchange is a generator: it yields the body of a request and is sent the parsed answer, or is thrown the error; its
+return value is the result.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from penstock.protocol.batching import pack
 from penstock.protocol.errors import (
@@ -22,11 +22,11 @@ from penstock.protocol.errors import (
     PayloadLost,
     PayloadUnavailable,
     RateLimited,
+    ResultCancelled,
     ResultGone,
     RpcError,
     ScheduleNotFound,
     StateConflict,
-    TaskCalledOff,
     TaskFailed,
     TaskNotFound,
     TooLarge,
@@ -43,7 +43,10 @@ BATCH_TASKS = 1000
 BATCH_BYTES = 4 * 1024 * 1024  # half of what the api takes unless told otherwise
 
 Params = Mapping[str, Any] | Sequence[Any] | None
-Talk = Generator[str, Any, Any]
+Exchange = Generator[str, Any, Any]
+Answer = TypeVar("Answer")
+Send = Callable[[str, Params], Answer]
+AsyncSend = Callable[[str, Params], Awaitable[Answer]]
 
 _KINDS: dict[int, type[RpcError]] = {
     kind.code: kind
@@ -55,7 +58,7 @@ _KINDS: dict[int, type[RpcError]] = {
 
 
 class Unfinished(Unavailable):
-    """Some tasks of several were not accepted, or nobody knows: a connection broke before the answer.
+    """Some tasks of several were not accepted, or it is unknown: a connection broke before the answer.
 
     results: answers so far, in the order of the tasks. unsent: the tasks to send again; give them a ``unique_key``
     if none may be added twice.
@@ -67,13 +70,13 @@ class Unfinished(Unavailable):
         self.unsent = list(unsent)
 
 
-def answering(token: str, **given: Any) -> dict[str, Any]:
-    """Parameters of an answer to a task that waits; None for what is left out."""
-    return {"token": token} | {name: value for name, value in given.items() if value is not None}
+def given(**params: Any) -> dict[str, Any]:
+    """Return the parameters that are not None."""
+    return {name: value for name, value in params.items() if value is not None}
 
 
-def calling(method: str, params: Params) -> Talk:
-    """One request; returns its result. Raises RpcError, Unavailable for an answer that is none."""
+def calling(method: str, params: Params) -> Exchange:
+    """One request; returns its result. Raises RpcError, and Unavailable for an answer of another server."""
     answer = yield request_text(method, params, 0)
     if not isinstance(answer, dict):
         raise Unavailable("the answer is a batch, and not that of a Penstock api: check the URL")
@@ -82,16 +85,16 @@ def calling(method: str, params: Params) -> Talk:
     return answer["result"]
 
 
-def batching(calls: Iterable[tuple[str, Params]]) -> Talk:
-    """Several requests at once; returns each one's result or its RpcError, in their order."""
+def batching(calls: Iterable[tuple[str, Params]]) -> Exchange:
+    """Several requests in one; returns each one's result or its RpcError, in their order."""
     requests = [request_text(method, params, number) for number, (method, params) in enumerate(calls)]
     return (yield from _batch(requests)) if requests else []
 
 
-def enqueueing(tasks: Iterable[Mapping[str, Any]]) -> Talk:
-    """Tasks by as few batches as will do; returns as ``batching``. Raises Unfinished."""
-    given = list(tasks)
-    texts = [request_text("enqueue", prepared(task), number) for number, task in enumerate(given)]
+def enqueueing(tasks: Iterable[Mapping[str, Any]]) -> Exchange:
+    """Tasks in few batches; returns as ``batching``. Raises Unfinished."""
+    entries = list(tasks)
+    texts = [request_text("enqueue", prepared(task), number) for number, task in enumerate(entries)]
     results: list[Any] = []
     # Text is ASCII here, so characters are bytes.
     todo = list(pack([len(text) for text in texts], max_bytes=BATCH_BYTES, max_items=BATCH_TASKS))[::-1]
@@ -100,8 +103,8 @@ def enqueueing(tasks: Iterable[Mapping[str, Any]]) -> Talk:
         try:
             results += yield from _batch(texts[start:end], first=start)
         except (Unavailable, RateLimited) as exc:
-            problem = f"{len(given) - start} of {len(given)} tasks were not accepted: {exc}"
-            raise Unfinished(problem, results, given[start:]) from exc
+            problem = f"{len(entries) - start} of {len(entries)} tasks were not accepted: {exc}"
+            raise Unfinished(problem, results, entries[start:]) from exc
         except (TooLarge, InvalidRequest) as exc:
             # The api's limits are its operator's; it takes less at once than was tried here.
             if end - start == 1:
@@ -112,7 +115,7 @@ def enqueueing(tasks: Iterable[Mapping[str, Any]]) -> Talk:
     return results
 
 
-def _batch(requests: Sequence[str], first: int = 0) -> Talk:
+def _batch(requests: Sequence[str], first: int = 0) -> Exchange:
     answers = yield f"[{','.join(requests)}]"
     if isinstance(answers, dict) and "error" in answers:
         raise error_of(answers["error"])
@@ -125,7 +128,7 @@ def _batch(requests: Sequence[str], first: int = 0) -> Talk:
 
 
 def answer_of(url: str, status: int, content: bytes) -> Any:
-    """The body of an HTTP answer, parsed. Raises Unavailable: it is no answer of an api that can answer."""
+    """Parse the body of an HTTP answer. Raises Unavailable if it is not the answer of a working api."""
     try:
         answer = _parsed(content)
     except ValueError:
@@ -150,7 +153,7 @@ def _parsed(content: bytes) -> Any:
 
 
 def downloaded(status: int, content: bytes) -> Any:
-    """A payload or a result that was fetched by itself. Raises RpcError, Unavailable, PayloadLost."""
+    """Parse a downloaded payload or result. Raises RpcError, Unavailable, PayloadLost."""
     decoded: Any = _parsed(content) if status == 200 or content.startswith(b"{") else None
     if status == 200:
         return decoded
@@ -162,19 +165,19 @@ def downloaded(status: int, content: bytes) -> Any:
 
 
 def result_of(outcome: Mapping[str, Any]) -> Any:
-    """The result of a task that has settled, as ``result`` answers it. Raises TaskFailed, TaskCalledOff, ResultGone."""
+    """Return the result in an answer of ``result``. Raises TaskFailed, ResultCancelled, ResultGone."""
     match outcome["state"]:
         case "SUCCESS" if outcome.get("result_gone"):
             raise ResultGone(outcome["id"])
         case "SUCCESS":
             return outcome["result"]
         case "CANCELLED":
-            raise TaskCalledOff(outcome["id"], outcome.get("reason"), outcome["error"])
+            raise ResultCancelled(outcome["id"], outcome.get("reason"), outcome["error"])
     raise TaskFailed(outcome["id"], outcome["error"])
 
 
 def error_of(error: Mapping[str, Any]) -> RpcError:
-    """An error object of the api as an exception; codes that are known have a class of their own."""
+    """Turn an error object of the api into an exception; known codes have a class of their own."""
     kind = _KINDS.get(error["code"], RpcError)
     made = kind.__new__(kind)
     RpcError.__init__(made, error["message"], error.get("data"))
@@ -183,7 +186,7 @@ def error_of(error: Mapping[str, Any]) -> RpcError:
 
 
 def request_text(method: str, params: Mapping[str, Any] | Sequence[Any] | None, number: int | None) -> str:
-    """One request as JSON text; without a number it asks for no answer. Raises ValueError, TypeError: not JSON."""
+    """Return a request as JSON text. number: None for no answer. Raises ValueError, TypeError: not JSON."""
     request: dict[str, Any] = {"jsonrpc": "2.0", "method": method}
     if params is not None:
         request["params"] = params

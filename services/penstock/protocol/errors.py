@@ -34,7 +34,7 @@
       PayloadLost          what was sealed cannot be had any more: its object is gone, or it was changed
       NoResult             what a program that waits for a result gets in its place
         TaskFailed           the task is CRITICAL_ERROR
-        TaskCalledOff        the task is CANCELLED
+        ResultCancelled      the task is CANCELLED
         ResultGone           it succeeded, and retention has emptied its result since
         ResultTimeout        it has not settled within the time; a TimeoutError too
       Refused              Postgres refuses these values; trying them again is of no use
@@ -367,7 +367,7 @@ class TaskFailed(NoResult):
         self.error = error
 
 
-class TaskCalledOff(NoResult):
+class ResultCancelled(NoResult):
     """The task is CANCELLED; ``reason`` says why where anybody said, ``error`` is that of its last failed attempt."""
 
     def __init__(self, task_id: int, reason: str | None, error: Any) -> None:

@@ -1,0 +1,150 @@
+"""The client through the inbound queue, for programs that need no answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from penstock.brokers.base import Outgoing, Queue, Transport
+from penstock.brokers.opening import open_transport
+from penstock.client.async_client import AsyncScheduleChanges, AsyncWorkflowChanges
+from penstock.client.http import trace_headers
+from penstock.client.requests import Params, Unfinished, given, request_text
+from penstock.payloads.codec import PayloadCodec, offered_aad
+from penstock.protocol.batching import join_batch, pack
+from penstock.protocol.errors import TooLarge
+from penstock.protocol.jsonable import dumps
+from penstock.protocol.requests import prepared, task_params
+from penstock.settings.loading import load_settings
+from penstock.settings.model import Settings
+
+MESSAGE_TASKS = 100
+_SEND_TRIES = 4
+_ATTRIBUTES_BYTES = 64  # of a message's attributes, beside their names and values
+_FIRST_PAUSE_SECONDS = 0.1
+
+
+class InboundClient:
+    """Adds tasks through the inbound queue, without a connection to the api; use it with ``async with``.
+
+    queue: name of the inbound queue, of SQS its URL too. endpoint_url: None for AWS. region: None for the SDK's own
+    chain. access_key: of SQS, as PENSTOCK_SQS_ACCESS_KEY; None for the SDK's own chain.
+    transport_url: as PENSTOCK_TRANSPORT_URL, for a broker other than SQS; its other settings, such as
+    PENSTOCK_KAFKA_*, are read from the environment.
+    A send that timed out may have arrived, and is repeated: give tasks a ``unique_key`` if none may run twice.
+    payloads: settings with the bucket for payloads over its threshold, so that no message has to hold them, and with
+    the keys that encrypt payloads before they are sent.
+    schedules: changes of cron schedules; workflows: of workflows.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        endpoint_url: str | None = None,
+        region: str | None = None,
+        *,
+        access_key: str | None = None,
+        transport_url: str | None = None,
+        payloads: Settings | None = None,
+    ) -> None:
+        self._codec = PayloadCodec(payloads)
+        self._name = queue
+        self._endpoint_url = endpoint_url
+        self._region = region
+        self._access_key = access_key
+        self._transport_url = transport_url
+        self._transport: Transport | None = None
+        self._queue: Queue | None = None
+        self.schedules = AsyncScheduleChanges(self.send)
+        self.workflows = AsyncWorkflowChanges(self.send)
+
+    async def __aenter__(self) -> InboundClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._transport is not None:
+            transport, self._transport, self._queue = self._transport, None, None
+            await transport.close()
+        await self._codec.close()
+
+    async def enqueue(self, action: str, payload: Any = None, **options: Any) -> None:
+        """Send one task; options as in :meth:`Client.enqueue`. Raises TooLarge, Unfinished."""
+        await self.enqueue_many([task_params(action, payload, options)])
+
+    async def enqueue_many(self, tasks: Iterable[Mapping[str, Any]]) -> int:
+        """Send tasks, each a mapping of ``action`` and the other parameters of `enqueue`, many in a message.
+
+        Returns their number. Raises TooLarge, before anything is sent, for a task that no message can hold;
+        Unfinished, with the tasks that were not sent, when the queue rejects them after several tries.
+        """
+        encoded = [await self._encoded(task) for task in tasks]
+        await self._send_all([request_text("enqueue", prepared(task), None) for task in encoded], encoded)
+        return len(encoded)
+
+    async def _encoded(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Raises PayloadUnavailable when the bucket is unavailable."""
+        if not self._codec.is_on:
+            return task
+        text = dumps(task.get("payload", {}))
+        if not self._codec.encrypts and not self._codec.is_large(text):
+            return task
+        sealed = await self._codec.offer(text, offered_aad(task["action"], task.get("tenant")))
+        others = {name: value for name, value in task.items() if name != "payload"}
+        return others | {"sealed_payload": json.loads(sealed)}
+
+    async def complete(self, token: str, result: Any = None, *, tenant: str | None = None) -> None:
+        """Send the result that a task waits for. Raises TooLarge, Unfinished."""
+        await self.send("task.complete", given(token=token, tenant=tenant) | {"result": result})
+
+    async def fail(self, token: str, error: str | Mapping[str, Any], **options: Any) -> None:
+        """Send a failure of the waiting attempt; options as in :meth:`Client.fail`. Raises TooLarge, Unfinished."""
+        await self.send("task.fail", {"token": token, "error": error, **options})
+
+    async def send(self, method: str, params: Params) -> None:
+        """Send a request of any method that changes something, such as ``cancel``. Raises TooLarge, Unfinished."""
+        await self._send_all([request_text(method, params, None)], [params])
+
+    def _open_transport(self) -> Transport:
+        if self._transport_url is None:
+            from penstock.brokers.sqs import SqsTransport
+
+            return SqsTransport(endpoint_url=self._endpoint_url, region=self._region, access_key=self._access_key)
+        return open_transport(load_settings(transport_url=self._transport_url))
+
+    async def _send_all(self, texts: Sequence[str], requests: Sequence[Any]) -> None:
+        """Send requests as texts; Unfinished names the entries of ``requests`` that were not sent."""
+        if self._queue is None:
+            self._transport = self._open_transport()
+            self._queue = self._transport.queue(self._name, label="inbound")
+        queue = self._queue
+        most = queue.limits.max_message_bytes
+        for text in texts:
+            if len(text) > most:
+                raise TooLarge("a task", len(text), most)
+        # Text is ASCII here, so characters are bytes.
+        cuts = pack([len(text) for text in texts], max_bytes=most, max_items=MESSAGE_TASKS)
+        headers = trace_headers()
+        room = most - sum(len(name) + len(value) for name, value in headers.items()) - _ATTRIBUTES_BYTES
+        bodies = [(start, end, join_batch(texts[start:end])) for start, end in cuts]
+        left = [(start, end, Outgoing(body, headers if len(body) <= room else {})) for start, end, body in bodies]
+        reason: str | None = None
+        for attempt in range(_SEND_TRIES):
+            if not left:
+                break
+            if attempt:
+                await asyncio.sleep(_FIRST_PAUSE_SECONDS * 2 ** (attempt - 1) * random.uniform(0.5, 1))
+            report = await queue.send([message for _, _, message in left])
+            left, reason = [left[position] for position in report.failed], report.reason
+        if left:
+            unsent = [task for start, end, _ in left for task in requests[start:end]]
+            raise Unfinished(f"{len(unsent)} of {len(requests)} tasks were not sent: {reason}", [], unsent)

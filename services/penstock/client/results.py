@@ -1,0 +1,193 @@
+"""Waiting for results: a thread polls for its one task, an event loop shares polls of up to a thousand tasks.
+
+Both take ``ask``, which sends one request of the method ``result``: its parameters, and the seconds that the api may
+take beyond the timeout of a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from time import sleep
+from typing import Any
+
+from penstock.client.long_poll import POLL_SECONDS, LongPoll, settled
+from penstock.protocol.errors import PenstockError, ResultTimeout, TaskNotFound
+
+POLL_TASKS = 1000  # of one long poll
+_GATHER_SECONDS = 0.01
+_LONGEST_GATHER_SECONDS = 0.16
+
+Outcome = dict[str, Any]
+
+
+class Results:
+    """Outcomes of tasks, one long poll after the other."""
+
+    def __init__(self, ask: Callable[[dict[str, Any], float], Any], call_seconds: float) -> None:
+        self._ask = ask
+        self._call_seconds = call_seconds
+
+    def outcome(self, task_id: int, timeout: float | None) -> Outcome:
+        """Wait until a task has settled. Raises ResultTimeout, and what ``ask`` raises."""
+        poll = LongPoll(timeout, self._call_seconds)
+        while True:
+            wait_seconds = poll.next_wait()
+            try:
+                outcome: Outcome = self._ask({"id": task_id, "timeout": wait_seconds}, wait_seconds)
+            except PenstockError as exc:
+                sleep(poll.pause_after(exc))
+                continue
+            poll.answered()
+            if settled(outcome):
+                return outcome
+            poll.check(task_id, outcome["state"])
+
+    def close(self) -> None:
+        """A poll ends with its caller."""
+
+
+class AsyncResults:
+    """Outcomes of tasks, awaited by the thousand over one long poll. Used within one event loop."""
+
+    def __init__(self, ask: Callable[[dict[str, Any], float], Awaitable[Any]], call_seconds: float) -> None:
+        self._ask = ask
+        self._call_seconds = call_seconds
+        self.polls: list[_SharedPoll] = []
+
+    async def outcome(self, task_id: int, timeout: float | None) -> Outcome:
+        """Wait until a task has settled. Raises ResultTimeout, and what ``ask`` raises."""
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        poll = next((poll for poll in self.polls if poll.takes(task_id)), None)
+        if poll is None:
+            poll = _SharedPoll(self._ask, self._call_seconds, ended=self.polls.remove)
+            self.polls.append(poll)
+        poll.add(task_id, future)
+        try:
+            async with asyncio.timeout(timeout):
+                return await future
+        except TimeoutError:
+            if timeout is None:
+                raise
+        finally:
+            poll.forget(task_id, future)
+        # Asked once more, so that a timeout of 0 answers too.
+        outcome: Outcome = await self._ask({"id": task_id, "timeout": 0}, 0)
+        if settled(outcome):
+            return outcome
+        raise ResultTimeout(task_id, outcome["state"], timeout)
+
+    async def close(self) -> None:
+        """Cancel every wait."""
+        polls, self.polls = self.polls, []
+        for poll in polls:
+            await poll.close()
+
+
+class _SharedPoll:
+    """One long poll after the other, for up to a thousand tasks.
+
+    A task that is added during a poll interrupts it, and the next poll asks for all; tasks that are added in quick
+    succession are gathered, the longer the more there are. ended: called when no one waits any more.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[dict[str, Any], float], Awaitable[Any]],
+        call_seconds: float,
+        *,
+        ended: Callable[[_SharedPoll], None],
+    ) -> None:
+        self._ask = ask
+        self._ended = ended
+        self._poll = LongPoll(None, call_seconds)
+        self._waiting: dict[int, set[asyncio.Future[Outcome]]] = {}
+        self._added = asyncio.Event()
+        self._closed = False
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="results")
+
+    def takes(self, task_id: int) -> bool:
+        return not self._closed and (task_id in self._waiting or len(self._waiting) < POLL_TASKS)
+
+    def add(self, task_id: int, future: asyncio.Future[Outcome]) -> None:
+        if task_id not in self._waiting:
+            self._waiting[task_id] = set()
+            self._added.set()
+        self._waiting[task_id].add(future)
+
+    def forget(self, task_id: int, future: asyncio.Future[Outcome]) -> None:
+        futures = self._waiting.get(task_id)
+        if futures is None:
+            return
+        futures.discard(future)
+        if not futures:
+            del self._waiting[task_id]
+            if not self._waiting:
+                self._added.set()  # ends the poll under way
+
+    async def close(self) -> None:
+        self._closed = True
+        self._task.cancel()
+        await asyncio.wait((self._task,))
+        for futures in self._waiting.values():
+            for future in futures:
+                future.cancel()
+
+    async def _run(self) -> None:
+        gather_seconds = 0.0
+        try:
+            while self._waiting:
+                await asyncio.sleep(gather_seconds)
+                self._added.clear()
+                answered = await self._ask_once()
+                # A caller that adds tasks one at a time is given time to add more.
+                gather_seconds = (
+                    0.0 if answered else min(_LONGEST_GATHER_SECONDS, max(_GATHER_SECONDS, 2 * gather_seconds))
+                )
+        except Exception as exc:
+            self._fail(exc)  # not an answer of a Penstock api: no caller may wait for ever
+        finally:
+            if not self._closed:
+                self._closed = True
+                self._ended(self)
+
+    async def _ask_once(self) -> bool:
+        """Ask for all tasks; returns False when a new task interrupted it."""
+        params = {"ids": [*self._waiting], "timeout": POLL_SECONDS, "wait": "any"}
+        asking = asyncio.ensure_future(self._ask(params, POLL_SECONDS))
+        adding = asyncio.ensure_future(self._added.wait())
+        try:
+            await asyncio.wait((asking, adding), return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                return False
+            outcomes = asking.result()
+        except PenstockError as exc:
+            try:
+                await asyncio.sleep(self._poll.pause_after(exc))
+            except PenstockError:
+                self._fail(exc)
+            return True
+        finally:
+            for task in (asking, adding):
+                task.cancel()
+            await asyncio.wait((asking, adding))
+        self._poll.answered()
+        for outcome in outcomes:
+            if outcome["state"] is None:
+                self._settle(outcome["id"], TaskNotFound(outcome["id"]))
+            elif settled(outcome):
+                self._settle(outcome["id"], outcome)
+        return True
+
+    def _settle(self, task_id: int, outcome: Outcome | Exception) -> None:
+        for future in self._waiting.pop(task_id, ()):
+            if future.done():
+                continue
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+    def _fail(self, exc: Exception) -> None:
+        for task_id in [*self._waiting]:
+            self._settle(task_id, exc)
