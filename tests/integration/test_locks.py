@@ -25,7 +25,6 @@ from penstock.protocol.errors import Locked, TooSlow, Unavailable
 from penstock.protocol.reports import encode_result
 from penstock.protocol.task import Claimed, NewTask
 from penstock.resulter import Resulter
-from penstock.schedules.store import change_schedule
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings
 from penstock.submitter import Submitter
@@ -42,6 +41,7 @@ from tests.claims import claim_id
 from tests.integration.apis import running
 from tests.integration.doors import put, rejected, request
 from tests.integration.faulty_postgres import Refusals
+from tests.integration.schedule_changes import change_schedule
 
 EMPTY = Depth(0, 0, 0)
 
@@ -282,7 +282,7 @@ async def test_one_schedule_whose_key_is_held_does_not_keep_the_others(
             given = {"name": f"s{n}", "expression": "@every 1h", "action": "a"} | (
                 {"ordering_key": "K"} if n == 7 else {}
             )
-            await change_schedule(session, read_command("schedule.create", json.dumps(given).encode(), settings))
+            await change_schedule(session, "schedule.create", json.dumps(given).encode(), settings)
     await sql.execute("update penstock.schedule_clock set next_at = now(), due_at = now()")
     firing = Firing(store=short, notifier=Notifier(short), settings=settings)
     async with program(database_url, HOLDS_K):

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from penstock.brokers.base import Queue
+from penstock.db.context import within
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
 from penstock.db.statements import SQL
@@ -22,15 +23,16 @@ from penstock.protocol.errors import InvalidParams, ScheduleNotFound
 from penstock.protocol.task import NewTask, State
 from penstock.runtime.loop import Loop
 from penstock.schedules import firing as fires
-from penstock.schedules.methods import Schedules
+from penstock.schedules.methods import create_many
 from penstock.schedules.policy import FEW_COUNTED
-from penstock.schedules.store import RunRecord, ScheduleRecord, change_schedule, list_runs, read_import, read_schedule
+from penstock.schedules.store import RunRecord, ScheduleRecord, list_runs, read_import, read_schedule
 from penstock.settings.loading import load_settings
 from penstock.settings.model import Settings
 from penstock.supervisor.process import Supervisor
 from penstock.supervisor.schedules import Firing, Imports, RunRetention
 from penstock.tasks import claim, enqueue, settle
 from tests.integration.doors import no_routes
+from tests.integration.schedule_changes import change_schedule
 
 Change = Callable[..., Awaitable[Any]]
 
@@ -47,7 +49,7 @@ def do(store: Store, limits: Settings) -> Change:
 
     async def run(method: str, **params: Any) -> Any:
         async with store.transaction() as session:
-            return await change_schedule(session, read_command(method, json.dumps(params).encode(), limits))  # type: ignore[arg-type]
+            return await change_schedule(session, method, json.dumps(params).encode(), limits)
 
     return run
 
@@ -571,7 +573,7 @@ async def test_run_now_takes_the_settings_number_of_attempts(store: Store, do: C
     await make(do)
     few = load_settings(max_attempts=2)
     async with store.transaction() as session:
-        await change_schedule(session, read_command("schedule.run_now", b'["n"]', few))  # type: ignore[arg-type]
+        await change_schedule(session, "schedule.run_now", b'["n"]', few)
     assert [task["max_attempts"] for task in await tasks_of(sql)] == [2]
 
 
@@ -641,17 +643,10 @@ async def test_the_loop_finds_a_clock_that_was_set_to_an_instant_before_what_its
 
 
 async def start(store: Store, limits: Settings, entries: list[Any], replace: bool = False) -> int:
-    def session() -> Any:
-        return store.session()
-
-    def transaction() -> Any:
-        return store.transaction()
-
-    api = Schedules(session, transaction, lambda: None)
-    command = read_command(
-        "schedule.create_many", msgspec.json.encode({"schedules": entries, "replace": replace}), limits
-    )
-    started = await api.commands[type(command)](command)
+    params = msgspec.json.encode({"schedules": entries, "replace": replace})
+    async with store.transaction() as session:
+        command = read_command("schedule.create_many", params, limits)
+        started = await create_many.carry_out(within(session, limits), command)
     assert started.total == len(entries)
     import_id: int = started.id
     return import_id

@@ -14,11 +14,12 @@ from typer.testing import CliRunner
 
 from penstock.api.access import PERMISSION_OF, permission_of
 from penstock.api.key_store import active_keys, create_key
-from penstock.api.tenancy import REACH, Reach, reach_of
+from penstock.api.tenancy import SCOPES, scope_of
 from penstock.cli.app import app
 from penstock.db.pool import Store
 from penstock.methods.table import PARAMS
 from penstock.protocol.api_key import Permission
+from penstock.protocol.method import Scope
 from penstock.protocol.reports import decode_reports, encode_wait
 from penstock.protocol.task import NewTask
 from penstock.protocol.wait_tokens import make_token
@@ -80,10 +81,10 @@ async def stand(store: Store, settings: Settings) -> AsyncIterator[Stand]:
 
 
 def test_every_method_has_decided_what_it_is_to_a_bound_key() -> None:
-    """Whoever adds a method says in REACH whether a key of one tenant may call it; until then it is refused."""
-    assert set(REACH) == set(PARAMS)
-    assert reach_of("submit:a") is Reach.OWN
-    assert reach_of("made.up") is Reach.CLOSED
+    """Whoever adds a method says in SCOPES whether a key of one tenant may call it; until then it is refused."""
+    assert set(SCOPES) == set(PARAMS)
+    assert scope_of("submit:a") is Scope.OWN
+    assert scope_of("made.up") is Scope.CLOSED
 
 
 def test_the_page_tells_what_each_method_is_to_a_bound_key() -> None:
@@ -93,10 +94,10 @@ def test_the_page_tells_what_each_method_is_to_a_bound_key() -> None:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("| `") and len(cells) == 2 and cells[1] in ("its tenant's", "open", "refused"):
             rows.setdefault(cells[1], set()).update(name.strip("` ") for name in cells[0].split(","))
-    words = {Reach.OWN: "its tenant's", Reach.OPEN: "open", Reach.CLOSED: "refused"}
+    words = {Scope.OWN: "its tenant's", Scope.OPEN: "open", Scope.CLOSED: "refused"}
     assert rows == {
-        word: {name for name, reach in REACH.items() if reach is this}
-        | ({"submit:<action>"} if this is Reach.OWN else set())
+        word: {name for name, scope in SCOPES.items() if scope is this}
+        | ({"submit:<action>"} if this is Scope.OWN else set())
         for this, word in words.items()
     }
 
@@ -118,10 +119,10 @@ async def test_a_payload_and_a_result_as_files_are_their_tenants(store: Store, s
 
 
 async def test_a_closed_method_is_refused_with_the_reason(stand: Stand) -> None:
-    for method in REACH:
+    for method in SCOPES:
         response = await stand.acme.post({"jsonrpc": "2.0", "method": method, "params": [], "id": 1})
         answer = response.json()
-        if REACH[method] is Reach.CLOSED:
+        if SCOPES[method] is Scope.CLOSED:
             assert response.status_code == 403, method
             assert answer["error"]["code"] == -32003
             assert "bound to the tenant 'acme'" in answer["error"]["message"]
@@ -274,7 +275,7 @@ async def test_no_method_shows_or_changes_what_is_anothers(stand: Stand, store: 
             (f"bulk.{verb}", {"ids_from": min(made["tasks"]), "ids_to": max(made["tasks"]), **more}),
         ]
     asked = {method for method, _ in calls}
-    assert asked | {"enqueue", "workflow.create"} == {name for name, reach in REACH.items() if reach is Reach.OWN}
+    assert asked | {"enqueue", "workflow.create"} == {name for name, scope in SCOPES.items() if scope is Scope.OWN}
     for method, params in calls:
         answer = json.dumps(await stand.acme.ask(method, **params))
         assert HIDDEN not in answer, (method, params, answer)
@@ -588,5 +589,5 @@ async def test_keys_are_made_with_a_tenant_over_rpc_and_shown_with_it(stand: Sta
 
 
 def test_permissions_are_those_of_any_key() -> None:
-    assert {method for method in REACH if permission_of(method) is None} == set()
-    assert set(PERMISSION_OF) == set(REACH)
+    assert {method for method in SCOPES if permission_of(method) is None} == set()
+    assert set(PERMISSION_OF) == set(SCOPES)

@@ -29,7 +29,6 @@ from penstock.protocol.task import NewTask, State
 from penstock.results.spawn import Spawner, hold_spawners, spawn_children
 from penstock.scheduler.process import Scheduler
 from penstock.schedules.firing import fire_due
-from penstock.schedules.store import change_schedule
 from penstock.settings.model import Settings
 from penstock.supervisor.limits import Rules
 from penstock.tasks import claim as claims
@@ -40,6 +39,7 @@ from penstock.tasks.transactional import enqueue_many
 from penstock.workflows.store import advance_workflows, change_workflow
 from tests.integration.apis import running
 from tests.integration.doors import take
+from tests.integration.schedule_changes import change_schedule
 
 
 class Outbound:
@@ -229,9 +229,9 @@ async def test_what_a_plain_task_spawns_is_for_its_tenant(store: Store, sql: Any
 async def test_the_tasks_of_a_schedule_are_for_its_tenant(store: Store, sql: Any, settings: Settings) -> None:
     raw = b'{"name":"n","expression":"@daily","action":"a","tenant":"acme","ordering_key":"o"}'
     async with store.transaction() as session:
-        made = await change_schedule(session, read_command("schedule.create", raw, settings))  # type: ignore[arg-type]
-        assert made.schedule.tenant == "acme"  # type: ignore[union-attr]
-        await change_schedule(session, read_command("schedule.run_now", b'{"name":"n"}', settings))  # type: ignore[arg-type]
+        made = await change_schedule(session, "schedule.create", raw, settings)
+        assert made.schedule.tenant == "acme"
+        await change_schedule(session, "schedule.run_now", b'{"name":"n"}', settings)
     await sql.execute(
         "update penstock.schedule_clock set next_at = now() - interval '1s', due_at = now() - interval '1s'"
     )
@@ -240,10 +240,8 @@ async def test_the_tasks_of_a_schedule_are_for_its_tenant(store: Store, sql: Any
     rows = await sql.fetch("select tenant, ordering_key from penstock.task")
     assert [tuple(row) for row in rows] == [("acme", "acme\x1fo")] * 2
     async with store.transaction() as session:
-        changed = await change_schedule(
-            session, read_command("schedule.update", b'{"name":"n","tenant":null}', settings)
-        )  # type: ignore[arg-type]
-    assert changed.schedule.tenant is None  # type: ignore[union-attr]
+        changed = await change_schedule(session, "schedule.update", b'{"name":"n","tenant":null}', settings)
+    assert changed.schedule.tenant is None
 
 
 # Told to the queue

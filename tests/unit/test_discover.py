@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from penstock.api import openrpc
-from penstock.methods.table import PARAMS
+from penstock.methods.table import METHODS, PARAMS
 from penstock.tasks import views
 
 
@@ -47,10 +47,10 @@ def test_method_lists_the_parameters_it_takes_in_their_positional_order(document
     assert all(param["description"].endswith(".") for param in described)
 
 
-@pytest.mark.parametrize("name", PARAMS)
+@pytest.mark.parametrize("name", sorted(PARAMS.keys() - METHODS.keys()))
 def test_descriptions_name_no_parameter_that_is_gone(name: str) -> None:
     assert set(openrpc.PARAMETERS[name]) == set(PARAMS[name].__struct_fields__)
-    assert set(openrpc.SUMMARIES) == set(openrpc.PARAMETERS) == set(PARAMS)
+    assert set(openrpc.SUMMARIES) == set(openrpc.PARAMETERS) == PARAMS.keys() - METHODS.keys()
 
 
 def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:

@@ -9,20 +9,20 @@ from starlette.datastructures import Headers
 
 from penstock.api.key_cache import Keyring
 from penstock.api.rates import Rates
-from penstock.api.tenancy import Reach, check_reach, reach_of
+from penstock.api.tenancy import check_scope, scope_of
 from penstock.limits.model import READING as READING_RULES
 from penstock.limits.tenant_model import READING as READING_TENANTS
-from penstock.methods.table import PARAMS
+from penstock.methods.table import METHODS, PARAMS
 from penstock.protocol.api_key import ALL_PERMISSIONS, ApiKey, Permission
 from penstock.protocol.errors import AccessDenied
-from penstock.schedules.model import READING as READING_SCHEDULES
+from penstock.protocol.method import Scope
 from penstock.settings.processes import is_loopback
 from penstock.tasks.params import SUBMIT_PREFIX
 from penstock.workflows.params import READING as READING_WORKFLOWS
 
 # Methods that change nothing but what can be asked for again
 _READING = {
-    *READING_RULES, *READING_TENANTS, *READING_SCHEDULES, *READING_WORKFLOWS, "job.get", "job.list",
+    *READING_RULES, *READING_TENANTS, *READING_WORKFLOWS, "job.get", "job.list",
     "status", "result", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show",
     "ordering.list", "rpc.discover",
 }  # fmt: skip
@@ -30,13 +30,16 @@ PERMISSION_OF: dict[str, Permission] = (
     {name: Permission.READ if name in _READING else Permission.ADMIN for name in PARAMS}
     | dict.fromkeys(("enqueue", "workflow.create", "task.complete", "task.fail"), Permission.ENQUEUE)
     | {"claims.check": Permission.WORKER}
+    | {name: method.permission for name, method in METHODS.items()}
 )
 """What a key needs for a method. A method that is new needs admin until somebody says otherwise here."""
 
 
-AUDITED = frozenset(name for name, needed in PERMISSION_OF.items() if needed is Permission.ADMIN) - {
-    "keys.list", "audit.list",
-}  # fmt: skip
+AUDITED = frozenset(
+    name
+    for name, needed in PERMISSION_OF.items()
+    if (METHODS[name].audited if name in METHODS else needed is Permission.ADMIN)
+) - {"keys.list", "audit.list"}
 """Methods that change something by hand: who called one is kept."""
 
 
@@ -82,7 +85,7 @@ class Caller:
         needed = permission_of(method)
         if needed is not None:
             self._check(needed)
-            check_reach(method, self.tenant)
+            check_scope(method, self.tenant)
 
     def check(self, needed: Permission) -> None:
         """For doors that know no tenants. Raises AccessDenied, with the permission that is missing, or because the
@@ -100,7 +103,7 @@ class Caller:
 
     def may(self, method: str) -> bool:
         """Whether this caller may call a method that there is."""
-        is_open = self.tenant is None or reach_of(method) is not Reach.CLOSED
+        is_open = self.tenant is None or scope_of(method) is not Scope.CLOSED
         return is_open and permission_of(method) in self._permissions
 
     def check_rate(self) -> None:

@@ -21,6 +21,7 @@ from penstock.api.openrpc import describe
 from penstock.api.rejected import RejectedMessages
 from penstock.api.rpc import Handler, Outcome, each
 from penstock.brokers.base import Depth, Queue
+from penstock.db.context import Context
 from penstock.db.notify import Notifier
 from penstock.db.pool import PATIENT_SECONDS, Store
 from penstock.db.session import Session
@@ -28,7 +29,7 @@ from penstock.limits.methods import Rules
 from penstock.limits.tenant_methods import Tenants
 from penstock.methods.inbound import apply_change, count_enqueued, refusal_of, take_in_task
 from penstock.methods.reading import read_command
-from penstock.methods.table import PARAMS
+from penstock.methods.table import METHODS, PARAMS
 from penstock.payloads.records import shown_rows
 from penstock.protocol import trace_context
 from penstock.protocol.api_key import Permission
@@ -52,7 +53,6 @@ from penstock.runtime.budget import in_hand
 from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import get_logger
 from penstock.runtime.tracing import active
-from penstock.schedules.methods import Schedules
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue, ordering, settle, views
 from penstock.tasks.bulk_methods import Jobs
@@ -134,6 +134,7 @@ class Methods:
         self._others = asyncio.Semaphore(max(1, settings.database_pool_size - _SPARED_CONNECTIONS))
         self._of_all = TaskCounts(self._session)
         self._of_tenants = TenantCounts(self._session)
+        self._context = Context(settings, self._session, self._transaction, notifier.poke)
         self._description: msgspec.Raw | None = None
         dead = DeadLetters(
             store=store,
@@ -155,7 +156,6 @@ class Methods:
             tasks_limit=settings.result_waits_limit,
             requests_limit=max(1, settings.http_connections // 2),
         )
-        schedules = Schedules(self._session, self._transaction, notifier.poke)
         workflows = Workflows(self._transaction, notifier.poke, settings)
         # Those of a body are carried out together.
         self._joined: dict[str, Handler] = {
@@ -192,7 +192,6 @@ class Methods:
             ReleaseKey: self._release_key,
             CheckClaims: self._check_claims,
             Discover: self._discover,
-            **schedules.commands,
             **workflows.commands,
         }
 
@@ -210,11 +209,16 @@ class Methods:
         return {SUBMIT_PREFIX: self._enqueue}
 
     async def _answer(self, request: Request) -> Any:
-        command = tenancy.narrowed(read_command(request.method, request.params, self._settings))
-        if request.method not in AUDITED or isinstance(command, PreviewBulk):
-            return await self._carry_out[type(command)](command)
-        async with self.audit.noting(request.method, bytes(request.params)):
-            return await self._carry_out[type(command)](command)
+        name = request.method
+        command = tenancy.narrowed(name, read_command(name, request.params, self._settings))
+        if name in METHODS:
+            carried_out = METHODS[name].carry_out(self._context, command)
+        else:
+            carried_out = self._carry_out[type(command)](command)
+        if name not in AUDITED or isinstance(command, PreviewBulk):
+            return await carried_out
+        async with self.audit.noting(name, bytes(request.params)):
+            return await carried_out
 
     async def _read(self, request: Request) -> Any:
         """As ``_answer``, of a method that changes nothing: refused once the answer of its body is full."""
@@ -241,7 +245,8 @@ class Methods:
         trace = None if active.active() is None else trace_context.current()
         for request in requests:
             try:
-                command = tenancy.narrowed(read_command(request.method, request.params, self._settings))
+                command = read_command(request.method, request.params, self._settings)
+                command = tenancy.narrowed(request.method, command)
                 assert isinstance(command, Enqueue)
                 task = command.task if trace is None else replace(command.task, trace=trace.text)
                 outcomes.append(task)

@@ -9,20 +9,17 @@ import msgspec
 
 from penstock.brokers.base import Message
 from penstock.db.session import Session
-from penstock.limits.model import RuleChange
-from penstock.limits.tenant_model import TenantChange
+from penstock.methods.inbound import is_change
 from penstock.methods.reading import read_command
 from penstock.protocol.errors import RpcError
 from penstock.protocol.reports import Failed, Progress, RunTimes, Succeeded, Waiting, decode_report
 from penstock.protocol.requests import Invalid, decode_request, parse_claim_id, split_body
 from penstock.protocol.task import State
 from penstock.protocol.tenant import kept_key
-from penstock.schedules.model import ScheduleChange
 from penstock.settings.model import Settings
 from penstock.tasks import settle
-from penstock.tasks.commands import AnswerWait, Cancel, CancelJob, Enqueue, Reschedule, Restart, StartBulk
+from penstock.tasks.commands import Cancel, Enqueue, Reschedule, Restart
 from penstock.tasks.records import Pair
-from penstock.workflows.commands import WorkflowChange
 
 _SHOWN_CHARS = 100
 
@@ -91,9 +88,7 @@ def _read_inbound(method: str, params: bytes, settings: Settings) -> Entry:
             return Entry(task.action, key=key)
         case Cancel(task_id) | Restart(task_id) | Reschedule(task_id):
             return Entry(method, task_id=task_id)
-        case StartBulk() | CancelJob() | AnswerWait():
-            return Entry(method)
-    if isinstance(command, ScheduleChange | RuleChange | TenantChange | WorkflowChange):
+    if is_change(method, command):
         return Entry(method)
     return Entry(method, problem="it only answers, and a queue has no way back")
 

@@ -12,10 +12,11 @@ from penstock.limits import views as rule_views
 from penstock.limits.model import ROUTE_NAME_MAX_CHARS
 from penstock.limits.tenant_discover import TENANT_PARAMETERS, TENANT_SUMMARIES
 from penstock.limits.tenant_methods import TENANT_RESULTS
-from penstock.methods.table import PARAMS
+from penstock.methods.table import METHODS, PARAMS
 from penstock.protocol import errors
 from penstock.protocol.api_key import NAME_MAX_CHARS
 from penstock.protocol.checks import MAX_IDS, MAX_LIST
+from penstock.protocol.method import declared, described
 from penstock.protocol.task import (
     ACTION_MAX_CHARS,
     KEY_MAX_CHARS,
@@ -30,7 +31,7 @@ from penstock.protocol.task import (
 )
 from penstock.protocol.tenant import TENANT_MAX_CHARS
 from penstock.protocol.version import __version__
-from penstock.schedules.discover import RESULTS, SCHEDULE_PARAMETERS, SCHEDULE_SUMMARIES
+from penstock.schedules import methods as schedules
 from penstock.tasks import bulk_views, views
 from penstock.tasks.params import SUBMIT_PREFIX
 from penstock.tasks.reading import LONGEST_WAIT_SECONDS
@@ -176,7 +177,6 @@ SUMMARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("TaskNotFound", "StateConflict", "TooLarge"),
     ),
     "claims.check": ("Tell a worker which of its claims hold their task no more.", "CheckedClaims", ()),
-    **SCHEDULE_SUMMARIES,
     **WORKFLOW_SUMMARIES,
     **TENANT_SUMMARIES,
     "rpc.discover": ("This document.", "", ()),
@@ -344,7 +344,6 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "tenant": _WAITING_TENANT,
     },
     "claims.check": {"claims": f"Ids of outbound requests, <task id>:<claim>; 1 to {MAX_IDS}."},
-    **SCHEDULE_PARAMETERS,
     **WORKFLOW_PARAMETERS,
     **TENANT_PARAMETERS,
     "rpc.discover": {},
@@ -361,7 +360,7 @@ _RESULTS = (
     audit_views.Audited, audit_views.AuditPage,
     rule_views.Action, rule_views.Actions, rule_views.Routes, rule_views.RouteChanged,
     bulk_views.BulkStarted, bulk_views.BulkPreview, bulk_views.Job, bulk_views.JobPage,
-    *RESULTS,
+    *(method.result for method in declared(schedules)),
     *WORKFLOW_RESULTS,
     *TENANT_RESULTS,
 )  # fmt: skip
@@ -369,7 +368,8 @@ _RESULTS = (
 
 def describe() -> dict[str, Any]:
     """The OpenRPC document."""
-    types = {f.type for kind in PARAMS.values() for f in msgspec.structs.fields(kind) if f.type is not msgspec.Raw}
+    fields = [field for kind in PARAMS.values() for field in msgspec.structs.fields(kind)]
+    types = {kind for kind, _ in (described(field.type) for field in fields) if kind is not msgspec.Raw}
     listed = list(types)
     schemas, components = msgspec.json.schema_components([*_RESULTS, *listed], ref_template=_REFERENCE)
     by_type = dict(zip(listed, schemas[len(_RESULTS) :], strict=True))
@@ -389,7 +389,12 @@ def describe() -> dict[str, Any]:
 
 
 def _method(name: str, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
-    summary, result, errors_of = SUMMARIES[name]
+    if name in METHODS:
+        declaration = METHODS[name]
+        summary, result = declaration.summary, declaration.result.__name__
+        errors_of = tuple(error.__name__ for error in declaration.errors)
+    else:
+        summary, result, errors_of = SUMMARIES[name]
     return {
         "name": name,
         "summary": summary,
@@ -401,13 +406,14 @@ def _method(name: str, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _parameter(method: str, field: Any, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
-    schema = _RAW[field.name] if field.type is msgspec.Raw else schemas[field.type]
+    kind, description = described(field.type)
+    schema = _RAW[field.name] if kind is msgspec.Raw else schemas[kind]
     default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
     if not field.required and default is not msgspec.UNSET:
         schema = schema | {"default": msgspec.json.decode(default) if isinstance(default, msgspec.Raw) else default}
     return {
         "name": field.name,
-        "description": PARAMETERS[method][field.name],
+        "description": description or PARAMETERS[method][field.name],
         "required": field.required,
         "schema": schema,
     }

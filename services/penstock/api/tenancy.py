@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from enum import StrEnum
 from typing import Any
 
 import msgspec
 
 from penstock.db.session import Session
 from penstock.limits.tenant_model import GetTenant
-from penstock.methods.table import PARAMS
-from penstock.protocol.api_key import may_enqueue
-from penstock.protocol.caller import actions_of_caller, bound_to, seen
-from penstock.protocol.errors import AccessDenied, InvalidParams, TaskNotFound
-from penstock.schedules.model import CreateSchedule, ImportSchedules, ListSchedules, UpdateSchedule
+from penstock.methods.table import METHODS, PARAMS
+from penstock.protocol.caller import bound_to, check_actions, narrow_tenant, own_tenant, seen
+from penstock.protocol.errors import AccessDenied, TaskNotFound
+from penstock.protocol.method import Scope
 from penstock.tasks.commands import AnswerWait, Enqueue, ListTasks, PreviewBulk, StartBulk, Stats
 from penstock.tasks.params import SUBMIT_PREFIX
 from penstock.workflows.commands import (
@@ -33,21 +31,10 @@ from penstock.workflows.commands import (
     WhichWorkflow,
 )
 
-
-class Reach(StrEnum):
-    """What a method is to a key that is bound to a tenant."""
-
-    OPEN = "open"  # it shows and changes nothing of anybody
-    OWN = "own"  # its tenant's tasks, schedules, workflows and jobs, no others
-    CLOSED = "closed"  # it concerns the whole installation, or nobody can tell whom
-
-
 _OWN = (
     "enqueue", "status", "result", "cancel", "retry", "reschedule", "list", "stats",
     "bulk.cancel", "bulk.retry", "bulk.delete", "bulk.reschedule", "job.get", "job.list", "job.cancel",
     "workflow.create", "workflow.status", "workflow.list", "workflow.cancel", "workflow.retry",
-    "schedule.create", "schedule.update", "schedule.get", "schedule.list", "schedule.delete", "schedule.pause",
-    "schedule.resume", "schedule.run_now", "schedule.runs",
     "task.complete", "task.fail", "tenant.get",
 )  # fmt: skip
 _CLOSED = (
@@ -58,23 +45,24 @@ _CLOSED = (
     "route.set", "route.list", "route.delete",
     "tenant.set", "tenant.list", "tenant.delete", "tenant.pause", "tenant.resume",
     "ordering.list", "ordering.release", "claims.check",
-    # The supervisor writes an import later, entry by entry, for nobody's key.
-    "schedule.create_many", "schedule.import_status",
 )  # fmt: skip
-REACH: Mapping[str, Reach] = (
-    dict.fromkeys(_OWN, Reach.OWN) | dict.fromkeys(_CLOSED, Reach.CLOSED) | {"rpc.discover": Reach.OPEN}
+SCOPES: Mapping[str, Scope] = (
+    dict.fromkeys(_OWN, Scope.OWN)
+    | dict.fromkeys(_CLOSED, Scope.CLOSED)
+    | {"rpc.discover": Scope.OPEN}
+    | {name: method.scope for name, method in METHODS.items()}
 )
-"""By method. One that is new stands nowhere here, and is closed, until somebody decides."""
+"""By method."""
 
 
-def reach_of(method: str) -> Reach:
+def scope_of(method: str) -> Scope:
     """What a method is to a key that is bound to a tenant."""
-    return Reach.OWN if method.startswith(SUBMIT_PREFIX) else REACH.get(method, Reach.CLOSED)
+    return Scope.OWN if method.startswith(SUBMIT_PREFIX) else SCOPES.get(method, Scope.CLOSED)
 
 
-def check_reach(method: str, tenant: str | None) -> None:
+def check_scope(method: str, tenant: str | None) -> None:
     """Raises AccessDenied where a key of the tenant may not call the method; others than there are, too, pass."""
-    if tenant is not None and method in PARAMS and reach_of(method) is Reach.CLOSED:
+    if tenant is not None and method in PARAMS and scope_of(method) is Scope.CLOSED:
         raise AccessDenied(
             403,
             f"Not permitted: this API key is bound to the tenant {tenant!r}, and {method} concerns the whole "
@@ -83,27 +71,25 @@ def check_reach(method: str, tenant: str | None) -> None:
         )
 
 
-def narrowed(command: Any) -> Any:
+def narrowed(method: str, command: Any) -> Any:
     """The command limited to the caller's tenant. Raises InvalidParams, and AccessDenied for an action that the
     caller's key may not enqueue."""
+    if method in METHODS:
+        return METHODS[method].narrow(command)
     bound = bound_to()
-    _check_actions(command, bound)
+    check_actions(_actions_of(command))
     if bound is None:
         return command
     match command:
         case Enqueue(task):
-            return Enqueue(replace(task, tenant=_own(task.tenant, bound)))
-        case ListTasks() | ListSchedules() | ListWorkflows() | CreateWorkflow() | GetTenant() | Stats() | AnswerWait():
-            return replace(command, tenant=_own(command.tenant, bound))
+            return Enqueue(replace(task, tenant=own_tenant(task.tenant)))
+        case ListTasks() | ListWorkflows() | CreateWorkflow() | GetTenant() | Stats() | AnswerWait():
+            return narrow_tenant(command)
         case StartBulk(operation, work) | PreviewBulk(operation, work):
-            select = msgspec.structs.replace(work.select, tenant=_own(work.select.tenant, bound))
+            select = msgspec.structs.replace(work.select, tenant=own_tenant(work.select.tenant))
             return type(command)(operation, msgspec.structs.replace(work, select=select))
         case GetWorkflow(which) | CancelWorkflow(which) | RetryWorkflow(which):
-            return replace(command, which=_of_key(which, bound))
-        case CreateSchedule(schedule, _):
-            return replace(command, schedule=replace(schedule, tenant=_own(schedule.tenant, bound)))
-        case UpdateSchedule(given=given) if "tenant" in given:
-            raise InvalidParams("tenant", "of a schedule is not changed by a key that is bound to one")
+            return replace(command, which=_of_key(which))
     return command
 
 
@@ -113,31 +99,14 @@ async def check_task(session: Session, task_id: int) -> None:
         raise TaskNotFound(task_id)
 
 
-def _check_actions(command: Any, bound: str | None) -> None:
-    """Raises AccessDenied."""
-    patterns = actions_of_caller()
-    if bound is None and patterns is None:
-        return
+def _actions_of(command: Any) -> set[str]:
+    """The actions that a command would enqueue."""
     match command:
         case Enqueue(task):
-            actions = {task.action}
+            return {task.action}
         case CreateWorkflow(steps=steps):
-            actions = {name for step in steps for name in (step.action, step.undo, _of_template(step)) if name}
-        case CreateSchedule(schedule, _):
-            actions = {schedule.action}
-        case UpdateSchedule(given=given) if "action" in given:
-            actions = {msgspec.json.decode(given["action"])}
-        case ImportSchedules() if patterns is not None:
-            raise AccessDenied(403, "Not permitted: this API key is limited to actions: create schedules one by one")
-        case _:
-            return
-    refused = sorted(action for action in actions if not may_enqueue(action, patterns, bound))
-    if refused:
-        may = "no built-in action" if patterns is None else ", ".join(patterns) + " alone"
-        raise AccessDenied(
-            403, f"Not permitted: this API key may not enqueue {refused[0]!r}; it may enqueue {may}",
-            {"actions": refused[:10]},
-        )  # fmt: skip
+            return {name for step in steps for name in (step.action, step.undo, _of_template(step)) if name}
+    return set()
 
 
 def _of_template(step: NewStep) -> str | None:
@@ -145,11 +114,5 @@ def _of_template(step: NewStep) -> str | None:
     return None if step.options.template is None else step.options.template.action
 
 
-def _own(given: str | None, bound: str) -> str:
-    if given is not None and given != bound:
-        raise InvalidParams("tenant", f"must be {bound!r}, to which this API key is bound, not {given!r}")
-    return bound
-
-
-def _of_key(which: WhichWorkflow, bound: str) -> WhichWorkflow:
-    return which if which.key is None else replace(which, tenant=_own(which.tenant, bound))
+def _of_key(which: WhichWorkflow) -> WhichWorkflow:
+    return which if which.key is None else replace(which, tenant=own_tenant(which.tenant))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from penstock.db.context import within
 from penstock.db.session import Session
 from penstock.limits.model import RuleChange
 from penstock.limits.store import change_rule
@@ -19,7 +20,7 @@ from penstock.limits.tenant_model import TenantChange
 from penstock.limits.tenant_store import change_tenant
 from penstock.methods.audit import OUTCOME_MAX_CHARS, Deed, begin_audit, end_audit, shown_params
 from penstock.methods.reading import read_command
-from penstock.methods.table import PARAMS
+from penstock.methods.table import METHODS, PARAMS
 from penstock.payloads.codec import PayloadCodec, offered_aad, payload_aad
 from penstock.protocol.errors import (
     DuplicateTask,
@@ -37,8 +38,6 @@ from penstock.protocol.spelling import did_you_mean
 from penstock.protocol.task import Enqueued, NewTask, State
 from penstock.results.wait_answers import answer_wait
 from penstock.runtime import metrics
-from penstock.schedules.model import ScheduleChange
-from penstock.schedules.store import change_schedule
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue, reschedule, settle
 from penstock.tasks.bulk_jobs import change_job
@@ -90,7 +89,8 @@ def refusal_of(task: NewTask, enqueued: Enqueued) -> DuplicateTask | None:
 class Wanted(NamedTuple):
     """A change, its request as text, and who the broker says has sent it, empty where it does not say."""
 
-    change: Change | RuleChange | TenantChange | ScheduleChange | WorkflowChange
+    method: str
+    change: Any
     text: str
     sender: str
 
@@ -111,6 +111,13 @@ class Inbound:
     texts: list[str] = field(default_factory=list)
     changes: list[Wanted] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
+
+
+def is_change(method: str, command: Any) -> bool:
+    """Whether a body of the inbound queue may ask for it: an answer has no way back."""
+    if method in METHODS:
+        return METHODS[method].by_queue
+    return isinstance(command, Change | RuleChange | TenantChange | WorkflowChange)
 
 
 def read_inbound(body: str, settings: Settings, *, sender: str = "") -> Inbound:
@@ -137,8 +144,8 @@ def read_inbound(body: str, settings: Settings, *, sender: str = "") -> Inbound:
             inbound.tasks.append(command.task)
             may_be_refused = command.task.on_duplicate == "error" or command.task.offered is not None
             inbound.texts.append(_text_of(entry) if may_be_refused else "")
-        elif isinstance(command, Change | RuleChange | TenantChange | ScheduleChange | WorkflowChange):
-            inbound.changes.append(Wanted(command, _text_of(entry), sender))
+        elif is_change(entry.method, command):
+            inbound.changes.append(Wanted(entry.method, command, _text_of(entry), sender))
         else:
             reason = f"{entry.method} only answers, and a queue has no way back: ask over HTTP"
             inbound.refused.append((_text_of(entry), reason))
@@ -212,14 +219,15 @@ async def accept_inbound(session: Session, inbound: Inbound, settings: Settings,
             inbound.refused.append((text, refusal.message))
     noted = await _note(session, inbound.changes) if door == "inbound" else {}
     outcomes = dict.fromkeys(noted.values(), "ok")
-    for place, (change, text, _) in enumerate(inbound.changes):
+    context = within(session, settings)
+    for place, (method, change, text, _) in enumerate(inbound.changes):
         try:
-            if isinstance(change, RuleChange):
+            if method in METHODS:
+                await METHODS[method].carry_out(context, change)
+            elif isinstance(change, RuleChange):
                 await change_rule(session, change)
             elif isinstance(change, TenantChange):
                 await change_tenant(session, change)
-            elif isinstance(change, ScheduleChange):
-                await change_schedule(session, change)
             elif isinstance(change, WorkflowChange):
                 async with session.savepoint():  # of one that is refused on the way, nothing stays
                     await change_workflow(session, change, settings)

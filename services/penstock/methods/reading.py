@@ -16,14 +16,12 @@ from penstock.methods.operators import (
     read_which_dead,
     read_which_rejected,
 )
-from penstock.methods.table import PARAMS, Command
+from penstock.methods.table import METHODS, PARAMS
 from penstock.protocol.checks import read_action, read_cursor, read_id, read_key, read_limit, read_reason
 from penstock.protocol.errors import MethodNotFound
 from penstock.protocol.params import decode
 from penstock.protocol.tenant import kept_key, read_tenant
 from penstock.results.reading import read_completion, read_failure
-from penstock.schedules.model import SCHEDULE_PARAMS
-from penstock.schedules.reading import read_schedule_command
 from penstock.settings.model import Settings
 from penstock.tasks.bulk_reading import read_bulk
 from penstock.tasks.commands import (
@@ -91,7 +89,7 @@ from penstock.workflows.params import WORKFLOW_PARAMS
 from penstock.workflows.reading import read_workflow_command
 
 
-def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -> Command:
+def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -> Any:
     """Check a method and its raw parameters. Raises MethodNotFound, InvalidParams, TooLarge."""
     raw = bytes(params)
     if method.startswith(SUBMIT_PREFIX):
@@ -100,6 +98,8 @@ def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -
     if kind is None:
         raise MethodNotFound("Method not found", {"method": method[:200]})
     values: Any = decode(kind, raw or b"{}")
+    if method in METHODS:
+        return METHODS[method].read(values, settings)
     if method in RULE_PARAMS:
         return read_rule(values, read_action)
     if method in TENANT_PARAMS:
@@ -165,8 +165,6 @@ def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -
             return CheckClaims(read_claims(values.claims))
         case StatsParams():
             return Stats(read_tenant(values.tenant))
-    if method in SCHEDULE_PARAMS:
-        return read_schedule_command(values, settings)
     if method in WORKFLOW_PARAMS:
         return read_workflow_command(values, settings)
     return Discover()

@@ -1,28 +1,13 @@
-"""Every method of JSON-RPC by its name, and what each becomes once it is checked."""
+"""Every method of JSON-RPC by its name."""
 
 from __future__ import annotations
 
 import msgspec
 
-from penstock.limits.model import RULE_PARAMS, RuleCommand
-from penstock.limits.tenant_model import TENANT_PARAMS, TenantCommand
-from penstock.schedules.model import SCHEDULE_PARAMS, ScheduleCommand
-from penstock.tasks.commands import (
-    AwaitResults,
-    Change,
-    CheckClaims,
-    DeadCommand,
-    Discover,
-    Enqueue,
-    JobCommand,
-    KeyCommand,
-    ListAudit,
-    ListTasks,
-    OrderingCommand,
-    RejectedCommand,
-    Stats,
-    Status,
-)
+from penstock.limits.model import RULE_PARAMS
+from penstock.limits.tenant_model import TENANT_PARAMS
+from penstock.protocol.method import Method, declared
+from penstock.schedules import methods as schedules
 from penstock.tasks.params import (
     AuditListParams,
     BulkCancelParams,
@@ -59,8 +44,9 @@ from penstock.tasks.params import (
     TaskCompleteParams,
     TaskFailParams,
 )
-from penstock.workflows.commands import WorkflowCommand
 from penstock.workflows.params import WORKFLOW_PARAMS
+
+METHODS: dict[str, Method] = {method.name: method for room in (schedules,) for method in declared(room)}
 
 PARAMS: dict[str, type[msgspec.Struct]] = {
     "enqueue": EnqueueParams,
@@ -98,13 +84,7 @@ PARAMS: dict[str, type[msgspec.Struct]] = {
     "claims.check": ClaimsCheckParams,
     "task.complete": TaskCompleteParams,
     "task.fail": TaskFailParams,
-    **SCHEDULE_PARAMS,
+    **{method.name: method.params for method in declared(schedules)},
     **WORKFLOW_PARAMS,
     "rpc.discover": DiscoverParams,
 }
-
-Command = (
-    Enqueue | Status | AwaitResults | Change | ListTasks | Stats | RejectedCommand | DeadCommand | KeyCommand
-    | OrderingCommand | ListAudit | CheckClaims | JobCommand | RuleCommand | TenantCommand | ScheduleCommand
-    | WorkflowCommand | Discover
-)  # fmt: skip

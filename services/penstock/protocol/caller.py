@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
+
+from penstock.protocol.api_key import may_enqueue
+from penstock.protocol.errors import AccessDenied, InvalidParams
 
 _tenant: ContextVar[str | None] = ContextVar("tenant", default=None)
 _patterns: ContextVar[tuple[str, ...] | None] = ContextVar("patterns", default=None)
@@ -27,6 +31,35 @@ def bound_to() -> str | None:
 def actions_of_caller() -> tuple[str, ...] | None:
     """Patterns of the actions that the caller may enqueue; None: all."""
     return _patterns.get()
+
+
+def check_actions(actions: Collection[str]) -> None:
+    """Raises AccessDenied for actions that the caller may not enqueue."""
+    bound, patterns = _tenant.get(), _patterns.get()
+    if bound is None and patterns is None:
+        return
+    refused = sorted(action for action in actions if not may_enqueue(action, patterns, bound))
+    if refused:
+        may = "no built-in action" if patterns is None else ", ".join(patterns) + " alone"
+        raise AccessDenied(
+            403, f"Not permitted: this API key may not enqueue {refused[0]!r}; it may enqueue {may}",
+            {"actions": refused[:10]},
+        )  # fmt: skip
+
+
+def own_tenant(given: str | None) -> str | None:
+    """The tenant that the caller means: the one that it is bound to, or any. Raises InvalidParams for another one."""
+    bound = _tenant.get()
+    if bound is None:
+        return given
+    if given is not None and given != bound:
+        raise InvalidParams("tenant", f"must be {bound!r}, to which this API key is bound, not {given!r}")
+    return bound
+
+
+def narrow_tenant(command: Any) -> Any:
+    """A command with a ``tenant``, limited to the caller's. Raises InvalidParams."""
+    return replace(command, tenant=own_tenant(command.tenant))
 
 
 def sees(tenant: str | None) -> bool:

@@ -17,6 +17,9 @@ def about(description: str) -> Meta:
     return Meta(description=description)
 
 
+CURSOR = about("The cursor of the page before.")
+
+
 def timestamp(instant: datetime) -> str:
     """RFC 3339 in UTC with microseconds and Z."""
     return instant.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.task import NewTask
 from penstock.protocol.tenant import own_key, read_kept
+from penstock.protocol.views import CURSOR, about
 from penstock.schedules.cron import CronError, timing
 from penstock.schedules.policy import JOB_PREFIX, MAX_MISSED_LIMIT, Missed, Overlap, Rule
 
@@ -28,6 +29,8 @@ _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = datetime(9000, 1, 1, tzinfo=UTC)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
+AS_OF_ENQUEUE = about("As of enqueue.")
+
 Instant = str | int
 Labels = dict[str, str]
 
@@ -36,108 +39,90 @@ Labels = dict[str, str]
 
 
 class ScheduleCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
-    expression: str
-    action: str
-    payload: msgspec.Raw = msgspec.Raw(b"{}")
-    timezone: str = "UTC"
-    start_at: Instant | None = None
-    end_at: Instant | None = None
-    jitter: float = 0.0
-    missed: Missed = Missed.ONE
-    max_missed: int = 100
-    max_lateness: float | None = None
-    overlap: Overlap = Overlap.ALLOW
-    priority: int = 0
-    max_attempts: int | None = None
-    timeout: float | None = None
-    ordering_key: str | None = None
-    labels: Labels = {}
-    paused: bool | None = None
-    replace: bool = False
-    tenant: str | None = None
+    name: Annotated[str, about(f"Its own; 1 to {NAME_MAX_CHARS} characters.")]
+    expression: Annotated[
+        str, about("Five fields, or six with the seconds first; or @hourly and the like; or @every 1h30m.")
+    ]
+    action: Annotated[str, AS_OF_ENQUEUE]
+    payload: Annotated[
+        msgspec.Raw,
+        about("As of enqueue, with {{scheduled_time}}, {{schedule}} and {{run}} filled in inside its string values."),
+    ] = msgspec.Raw(b"{}")
+    timezone: Annotated[str, about("A name of the IANA database, by whose wall clock the expression is read.")] = "UTC"
+    start_at: Annotated[
+        Instant | None, about("No instant before this one: RFC 3339 with a zone, or epoch milliseconds.")
+    ] = None
+    end_at: Annotated[Instant | None, about("No instant after this one.")] = None
+    jitter: Annotated[
+        float, about("Each fire is delayed by up to so many seconds, always the same for the same instant.")
+    ] = 0.0
+    missed: Annotated[
+        Missed,
+        about("What becomes of instants at which nothing could be fired: skip, one (the newest runs), or all."),
+    ] = Missed.ONE
+    max_missed: Annotated[int, about(f"With all: so many of the newest run; 1 to {MAX_MISSED_LIMIT}.")] = 100
+    max_lateness: Annotated[float | None, about("What is later than so many seconds never runs; null for any.")] = None
+    overlap: Annotated[
+        Overlap,
+        about("While the task before is not settled: allow, skip (recorded), or queue (one after the other)."),
+    ] = Overlap.ALLOW
+    priority: Annotated[int, AS_OF_ENQUEUE] = 0
+    max_attempts: Annotated[int | None, AS_OF_ENQUEUE] = None
+    timeout: Annotated[float | None, AS_OF_ENQUEUE] = None
+    ordering_key: Annotated[str | None, about("As of enqueue; with overlap queue in place of the schedule's own.")] = (
+        None
+    )
+    labels: Annotated[Labels, about("An object of text by text, to list schedules by.")] = {}
+    paused: Annotated[
+        bool | None, about("It waits for schedule.resume; null for as it is, which for a new one is false.")
+    ] = None
+    replace: Annotated[bool, about("One of that name becomes this one; otherwise that is an error.")] = False
+    tenant: Annotated[str | None, about("For whom its tasks are; null for nobody.")] = None
 
 
-class ScheduleUpdateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
-    expression: str | UnsetType = UNSET
-    action: str | UnsetType = UNSET
-    payload: msgspec.Raw | UnsetType = UNSET
-    timezone: str | UnsetType = UNSET
-    start_at: Instant | UnsetType | None = UNSET
-    end_at: Instant | UnsetType | None = UNSET
-    jitter: float | UnsetType = UNSET
-    missed: Missed | UnsetType = UNSET
-    max_missed: int | UnsetType = UNSET
-    max_lateness: float | UnsetType | None = UNSET
-    overlap: Overlap | UnsetType = UNSET
-    priority: int | UnsetType = UNSET
-    max_attempts: int | UnsetType | None = UNSET
-    timeout: float | UnsetType | None = UNSET
-    ordering_key: str | UnsetType | None = UNSET
-    labels: Labels | UnsetType = UNSET
-    tenant: str | UnsetType | None = UNSET
+ScheduleUpdateParams = msgspec.defstruct(
+    "ScheduleUpdateParams",
+    [
+        (field.name, field.type) if field.name == "name" else (field.name, field.type | UnsetType, UNSET)
+        for field in msgspec.structs.fields(ScheduleCreateParams)
+        if field.name not in ("paused", "replace")
+    ],
+    frozen=True,
+    forbid_unknown_fields=True,
+)
+"""Parameters of schedule.create of which all but the name may be left out."""
 
 
-class ScheduleGetParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
+class ScheduleName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: Annotated[str, about("The schedule.")]
 
 
 class ScheduleListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    labels: Labels | None = None
-    action: str | None = None
-    paused: bool | None = None
-    limit: int = 50
-    cursor: str | None = None
-    tenant: str | None = None
-
-
-class ScheduleDeleteParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
-
-
-class SchedulePauseParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
-
-
-class ScheduleResumeParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
-
-
-class ScheduleRunNowParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
+    labels: Annotated[Labels | None, about("Only those that have each of these labels.")] = None
+    action: Annotated[str | None, about("Only those of this action.")] = None
+    paused: Annotated[bool | None, about("Only those that are paused, or only those that are not.")] = None
+    limit: Annotated[int, about("Schedules at the most; 1 to 1000.")] = 50
+    cursor: Annotated[str | None, CURSOR] = None
+    tenant: Annotated[str | None, about("Only those of this tenant.")] = None
 
 
 class ScheduleRunsParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
-    limit: int = 50
-    cursor: str | None = None
+    name: Annotated[str, about("The schedule.")]
+    limit: Annotated[int, about("Runs at the most; 1 to 1000.")] = 50
+    cursor: Annotated[str | None, CURSOR] = None
 
 
 class ScheduleCreateManyParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    schedules: list[msgspec.Raw]
-    replace: bool = False
+    schedules: Annotated[
+        list[msgspec.Raw],
+        about(f"Objects, each the parameters of schedule.create but for replace; 1 to {IMPORT_LIMIT}."),
+    ]
+    replace: Annotated[bool, about("Those that exist become these; otherwise they are refused.")] = False
 
 
 class ScheduleImportStatusParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: int | str
+    id: Annotated[int | str, about("From schedule.create_many.")]
 
-
-SCHEDULE_PARAMS: dict[str, type[msgspec.Struct]] = {
-    "schedule.create": ScheduleCreateParams,
-    "schedule.update": ScheduleUpdateParams,
-    "schedule.get": ScheduleGetParams,
-    "schedule.list": ScheduleListParams,
-    "schedule.delete": ScheduleDeleteParams,
-    "schedule.pause": SchedulePauseParams,
-    "schedule.resume": ScheduleResumeParams,
-    "schedule.run_now": ScheduleRunNowParams,
-    "schedule.runs": ScheduleRunsParams,
-    "schedule.create_many": ScheduleCreateManyParams,
-    "schedule.import_status": ScheduleImportStatusParams,
-}
-READING = frozenset({"schedule.get", "schedule.list", "schedule.runs", "schedule.import_status"})
-"""Those that change nothing."""
 
 # Commands
 
@@ -212,34 +197,6 @@ class UpdateSchedule:
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteSchedule:
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class PauseSchedule:
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeSchedule:
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class RunSchedule:
-    """max_attempts: for a schedule that names no number of its own."""
-
-    name: str
-    max_attempts: int
-
-
-@dataclass(frozen=True, slots=True)
-class GetSchedule:
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
 class ListSchedules:
     """Newest first; ``before`` is the id that the page begins behind. labels: each of them, or None."""
 
@@ -258,24 +215,6 @@ class ListRuns:
     name: str
     limit: int
     before: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class ImportSchedules:
-    """``entries``: parameters of schedule.create as JSON, unchecked; each is checked when its turn comes."""
-
-    entries: list[msgspec.Raw]
-    replace: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ReadImport:
-    id: int
-
-
-ScheduleChange = CreateSchedule | UpdateSchedule | DeleteSchedule | PauseSchedule | ResumeSchedule | RunSchedule
-ScheduleLook = GetSchedule | ListSchedules | ListRuns | ReadImport
-ScheduleCommand = ScheduleChange | ScheduleLook | ImportSchedules
 
 
 def new_schedule(given: ScheduleCreateParams, task: NewTask) -> NewSchedule:
@@ -341,20 +280,13 @@ def members_of(schedule: NewSchedule) -> dict[str, Any]:
     }
 
 
-def read_update(given: ScheduleUpdateParams, check: Callable[[Mapping[str, Any]], NewSchedule]) -> UpdateSchedule:
+def read_update(given: msgspec.Struct, check: Callable[[Mapping[str, Any]], NewSchedule]) -> UpdateSchedule:
     """Raises InvalidParams when it changes nothing."""
     members = msgspec.json.decode(msgspec.json.encode(given), type=dict[str, msgspec.Raw])
-    del members["name"]
+    name: str = msgspec.json.decode(members.pop("name"))
     if not members:
         raise InvalidParams("name", "is given alone: name what is to change, too")
-    return UpdateSchedule(read_kept_name(given.name), members, check)
-
-
-def read_import(given: ScheduleCreateManyParams) -> ImportSchedules:
-    """Raises InvalidParams when there are none or too many."""
-    if not 1 <= len(given.schedules) <= IMPORT_LIMIT:
-        raise InvalidParams("schedules", f"must hold 1 to {IMPORT_LIMIT} schedules, not {len(given.schedules)}")
-    return ImportSchedules(given.schedules, given.replace)
+    return UpdateSchedule(read_kept_name(name), members, check)
 
 
 def read_name(name: str) -> str:

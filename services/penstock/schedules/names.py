@@ -8,7 +8,7 @@ from penstock.db.session import Session
 from penstock.protocol.caller import bound_to
 from penstock.protocol.errors import ScheduleNotFound
 from penstock.protocol.tenant import kept_key, own_key
-from penstock.schedules.model import CreateSchedule
+from penstock.schedules.model import NewSchedule
 
 
 async def schedule_of_caller(session: Session, name: str, *, lock: bool = False) -> str:
@@ -25,14 +25,13 @@ async def schedule_of_caller(session: Session, name: str, *, lock: bool = False)
     return found
 
 
-async def new_schedule_of_caller(session: Session, command: CreateSchedule) -> CreateSchedule:
-    """The command with the name that the schedule is to be kept by: a tenant's stand behind the tenant's name."""
+async def new_schedule_of_caller(session: Session, schedule: NewSchedule) -> NewSchedule:
+    """The schedule with the name that it is to be kept by: a tenant's stand behind the tenant's name."""
     bound = bound_to()
     if bound is None:
-        return command
-    name = command.schedule.name
-    kept = await _kept_name(session, bound, name, lock=True) or kept_key(bound, name)
-    return replace(command, schedule=replace(command.schedule, name=kept))
+        return schedule
+    kept = await _kept_name(session, bound, schedule.name, lock=True) or kept_key(bound, schedule.name)
+    return replace(schedule, name=kept)
 
 
 def shown_name(kept: str) -> str:

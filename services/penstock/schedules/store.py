@@ -18,19 +18,7 @@ from penstock.protocol.task import NewTask, State
 from penstock.protocol.tenant import tenant_of_key
 from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
-from penstock.schedules.model import (
-    CreateSchedule,
-    DeleteSchedule,
-    ListSchedules,
-    NewSchedule,
-    PauseSchedule,
-    ResumeSchedule,
-    RunSchedule,
-    ScheduleChange,
-    UpdateSchedule,
-    check_not_a_jobs,
-    members_of,
-)
+from penstock.schedules.model import ListSchedules, NewSchedule, UpdateSchedule, check_not_a_jobs, members_of
 from penstock.schedules.policy import Missed, Next, Overlap, queue_of, render
 from penstock.tasks import enqueue as enqueuing
 
@@ -87,40 +75,47 @@ class Written:
 # Changing
 
 
-async def change_schedule(session: Session, command: ScheduleChange) -> ScheduleRecord | RunRecord:
-    """Carry out one change; what comes back is the schedule as it is then, as it was for a delete, or the run.
+async def create_schedule(session: Session, schedule: NewSchedule, *, replace_existing: bool) -> ScheduleRecord:
+    """Raises InvalidParams."""
+    check_not_a_jobs(schedule.own_name)
+    await _write(session, schedule, replace_existing=replace_existing)
+    return await read_schedule(session, schedule.name)
 
-    Raises InvalidParams, ScheduleNotFound.
-    """
-    match command:
-        case CreateSchedule(schedule, replaces):
-            check_not_a_jobs(schedule.own_name)
-            (outcome,) = await create_batch(session, [schedule], replace_existing=replaces)
-            if isinstance(outcome, InvalidParams):
-                raise outcome
-            return await read_schedule(session, schedule.name)
-        case RunSchedule():
-            return await _run_now(session, command)
-    standing = await _lock(session, command.name)
-    match command:
-        case UpdateSchedule():
-            changed = replace(command.check(members_of(standing.schedule) | command.given), name=standing.schedule.name)
-            owner = tenant_of_key(changed.name)
-            if owner not in (None, changed.tenant):
-                raise InvalidParams("tenant", f"must stay {owner!r}, whose API key made the schedule")
-        case PauseSchedule():
-            changed = replace(standing.schedule, paused=True)
-        case ResumeSchedule():
-            changed = replace(standing.schedule, paused=False)
-        case DeleteSchedule():
-            await session.fetch("delete_schedules", [command.name])
-            log.info("schedule_deleted", name=command.name)
-            return standing
-    if changed != standing.schedule or standing.problem is not None:
-        (outcome,) = await create_batch(session, [changed], replace_existing=True)
-        if isinstance(outcome, InvalidParams):
-            raise outcome
-    return await read_schedule(session, command.name)
+
+async def update_schedule(session: Session, command: UpdateSchedule) -> ScheduleRecord:
+    """Raises InvalidParams, ScheduleNotFound."""
+    current = await _lock(session, command.name)
+    changed = replace(command.check(members_of(current.schedule) | command.given), name=current.schedule.name)
+    owner = tenant_of_key(changed.name)
+    if owner not in (None, changed.tenant):
+        raise InvalidParams("tenant", f"must stay {owner!r}, whose API key made the schedule")
+    return await _rewrite(session, current, changed)
+
+
+async def pause_schedule(session: Session, name: str, *, paused: bool) -> ScheduleRecord:
+    """Pause or resume. Raises ScheduleNotFound."""
+    current = await _lock(session, name)
+    return await _rewrite(session, current, replace(current.schedule, paused=paused))
+
+
+async def delete_schedule(session: Session, name: str) -> ScheduleRecord:
+    """Returns the schedule as it was. Raises ScheduleNotFound."""
+    current = await _lock(session, name)
+    await session.fetch("delete_schedules", [name])
+    log.info("schedule_deleted", name=name)
+    return current
+
+
+async def _rewrite(session: Session, current: ScheduleRecord, changed: NewSchedule) -> ScheduleRecord:
+    if changed != current.schedule or current.problem is not None:
+        await _write(session, changed, replace_existing=True)
+    return await read_schedule(session, changed.name)
+
+
+async def _write(session: Session, schedule: NewSchedule, *, replace_existing: bool) -> None:
+    (outcome,) = await create_batch(session, [schedule], replace_existing=replace_existing)
+    if isinstance(outcome, InvalidParams):
+        raise outcome
 
 
 async def create_batch(
@@ -215,9 +210,12 @@ async def _lock(session: Session, name: str) -> ScheduleRecord:
     return _record(rows[0])
 
 
-async def _run_now(session: Session, command: RunSchedule) -> RunRecord:
-    """A run of its own beside those of the clock, also of a schedule that is paused. Overlap counts as ever."""
-    standing = await _lock(session, command.name)
+async def run_schedule(session: Session, name: str, *, max_attempts: int) -> RunRecord:
+    """Run a schedule once beside its clock, even if paused; the overlap policy applies.
+
+    max_attempts: for a schedule that has no number of its own. Raises ScheduleNotFound.
+    """
+    standing = await _lock(session, name)
     instant: datetime = await session.value("read_instant")
     schedule = standing.schedule
     task_id = None
@@ -232,7 +230,7 @@ async def _run_now(session: Session, command: RunSchedule) -> RunRecord:
             payload=render(schedule.payload, schedule.own_name, standing.id, instant),
             priority=schedule.priority,
             ordering_key=ordering_key,
-            max_attempts=schedule.max_attempts or command.max_attempts,
+            max_attempts=schedule.max_attempts or max_attempts,
             timeout_seconds=schedule.timeout_seconds,
             tenant=schedule.tenant,
         )

@@ -37,7 +37,7 @@ from penstock.db.session import Session
 from penstock.methods.reading import read_command
 from penstock.protocol.errors import Refused, ScheduleNotFound
 from penstock.runtime.logs import get_logger
-from penstock.schedules.store import change_schedule
+from penstock.schedules.store import pause_schedule, update_schedule
 from penstock.settings.model import Settings
 
 log = get_logger()
@@ -145,12 +145,11 @@ class Jobs:
         standing = await session.fetch("lock_schedules", [name])
         if standing and standing[0]["tenant"] is not None:
             raise Problem(409, f"the schedule {name} is for a tenant: delete it, then delete and create the job")
-        steps = [("schedule.update", {"name": name, "payload": msgspec.Raw(payload_of(job))})]
-        if (job.execution_type == HTTP) != (before.execution_type == HTTP):
-            steps.append(("schedule.resume" if job.execution_type == HTTP else "schedule.pause", {"name": name}))
+        params = {"name": name, "payload": msgspec.Raw(payload_of(job))}
         try:
-            for method, params in steps:
-                await change_schedule(session, read_command(method, _encode(params), self._settings))  # type: ignore[arg-type]
+            await update_schedule(session, read_command("schedule.update", _encode(params), self._settings))
+            if (job.execution_type == HTTP) != (before.execution_type == HTTP):
+                await pause_schedule(session, name, paused=job.execution_type != HTTP)
         except ScheduleNotFound:
             if is_being_made:
                 raise _too_early() from None

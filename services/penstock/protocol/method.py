@@ -1,0 +1,117 @@
+"""What a JSON-RPC method is: one decorated function declares it, and all else about it is derived."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from types import ModuleType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from penstock.protocol.api_key import Permission
+from penstock.protocol.errors import RpcError
+
+
+class Scope(StrEnum):
+    """What a method is to a key that is bound to a tenant."""
+
+    OPEN = "open"  # it shows no tenant's records and changes none
+    OWN = "own"  # the records of its tenant, no others
+    CLOSED = "closed"  # it concerns the whole installation, or the tenant cannot be determined
+
+
+class NoParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The parameters of a method that takes none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A declared method.
+
+    result: the return annotation. errors: beyond those of every method. read: parameters and settings to the checked
+    command; raises InvalidParams, TooLarge. narrow: limits a command to the tenant and the actions of the caller's
+    key; raises InvalidParams, AccessDenied. audited: who called it is recorded. by_queue: a body of the inbound queue
+    may ask for it. savepoint: it may be refused after it has written something. carry_out: given a context and the
+    command.
+    """
+
+    name: str
+    summary: str
+    params: type[msgspec.Struct]
+    result: Any
+    permission: Permission
+    scope: Scope
+    errors: tuple[type[RpcError], ...]
+    read: Callable[[Any, Any], Any]
+    narrow: Callable[[Any], Any]
+    audited: bool
+    by_queue: bool
+    savepoint: bool
+    carry_out: Callable[[Any, Any], Awaitable[Any]]
+
+
+def _as_given(given: Any, _settings: Any = None) -> Any:
+    return given
+
+
+def method(
+    name: str,
+    *,
+    permission: Permission,
+    scope: Scope,
+    errors: tuple[type[RpcError], ...] = (),
+    read: Callable[[Any, Any], Any] | None = None,
+    narrow: Callable[[Any], Any] = _as_given,
+    audited: bool | None = None,
+    by_queue: bool = False,
+    savepoint: bool = False,
+) -> Callable[[Callable[[Any, Any], Awaitable[Any]]], Method]:
+    """Declare a method: a function of a context and a command, whose docstring is the summary.
+
+    The parameters are the struct that ``read`` takes first; without ``read``, they are the command. audited: None for
+    whether the permission is admin. See ``Method`` for the others.
+    """
+
+    def declare(function: Callable[[Any, Any], Awaitable[Any]]) -> Method:
+        hints = get_type_hints(function)
+        taken = list(hints.values())[1] if read is None else next(iter(get_type_hints(read).values()))
+        return Method(
+            name,
+            " ".join((function.__doc__ or "").split()),
+            taken,
+            hints["return"],
+            permission,
+            scope,
+            errors,
+            read or _as_given,
+            narrow,
+            permission is Permission.ADMIN if audited is None else audited,
+            by_queue,
+            savepoint,
+            function,
+        )
+
+    return declare
+
+
+def declared(module: ModuleType) -> list[Method]:
+    """The methods that a module declares, in their order."""
+    return [value for value in vars(module).values() if isinstance(value, Method)]
+
+
+def described(kind: Any) -> tuple[Any, str]:
+    """The annotation of a parameter as its plain type, and its description."""
+    found: list[str] = []
+
+    def plain(kind: Any) -> Any:
+        if get_origin(kind) is Annotated:
+            kind, *notes = get_args(kind)
+            found.extend(note.description for note in notes if isinstance(note, msgspec.Meta) and note.description)
+            return plain(kind)
+        if get_origin(kind) in (Union, UnionType):
+            return Union[tuple(map(plain, get_args(kind)))]  # noqa: UP007 - of types that are known at run time only
+        return kind
+
+    return plain(kind), " ".join(found)
