@@ -27,7 +27,8 @@ from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.api_key import digest_of
 from penstock.schedules.store import start_import
 from penstock.settings.model import Settings
-from penstock.supervisor.schedules import Firing, Imports, RunRetention
+from penstock.supervisor.retention import Retention
+from penstock.supervisor.schedules import Firing, Imports
 from penstock.tasks import settle
 from tests.integration.apis import running
 from tests.integration.doors import postgres_away
@@ -745,7 +746,7 @@ async def test_while_postgres_is_away_no_request_is_taken(
 async def test_requests_and_their_imports_are_removed_in_time(door: Door, sql: Any) -> None:
     await door.jobs(job(await door.project()))
     left = (await door.call("POST", "/jobs", [job(1)])).headers["location"]  # its schedule is not made yet
-    retention = RunRetention(
+    retention = Retention(
         store=door.store, settings=door.settings.model_copy(update={"retention_schedule_runs_seconds": 0.0})
     )
     await retention.run_once()

@@ -29,7 +29,8 @@ from penstock.schedules.store import RunRecord, ScheduleRecord, list_runs, read_
 from penstock.settings.loading import load_settings
 from penstock.settings.model import Settings
 from penstock.supervisor.process import Supervisor
-from penstock.supervisor.schedules import Firing, Imports, RunRetention
+from penstock.supervisor.retention import Retention
+from penstock.supervisor.schedules import Firing, Imports
 from penstock.tasks import claim, enqueue, settle
 from tests.integration.doors import no_routes
 from tests.integration.schedule_changes import change_schedule
@@ -721,7 +722,7 @@ async def test_old_runs_and_imports_are_removed_and_young_ones_stay(
         await do("schedule.run_now", name="n")
     await start(store, limits, [{"name": "i", "expression": "@daily", "action": "a"}])
     await Imports(store=store, settings=limits).run_once()
-    retention = RunRetention(store=store, settings=limits)
+    retention = Retention(store=store, settings=limits)
     assert await retention.run_once() == 0
     await sql.execute("update penstock.schedule_run set fired_at = now() - interval '8 days' where ctid in"
                       " (select ctid from penstock.schedule_run order by scheduled_at limit 2)")  # fmt: skip

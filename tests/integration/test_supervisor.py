@@ -931,10 +931,10 @@ async def test_each_part_of_retention_survives_the_failure_of_another(
     await sql.execute("update penstock.rejected set at = now() - interval '9 days'")
     await sql.execute("alter table penstock.inbound_receipt rename to elsewhere")
     expired = await past_partition(sql, 10)
-    before = sample("penstock_duties_failed_total", duty="receipts")
+    before = sample("penstock_duties_failed_total", duty="records receipt")
     with pytest.raises(Unavailable):
         await Retention(store=store, settings=keeping(settings, success=7 * DAY, rejected=8 * DAY)).run_once()
-    assert sample("penstock_duties_failed_total", duty="receipts") == before + 1
+    assert sample("penstock_duties_failed_total", duty="records receipt") == before + 1
     assert expired not in await partitions(sql)
     assert await sql.fetchval("select count(*) from penstock.rejected") == 0
 

@@ -23,7 +23,8 @@ from penstock.resulter import Resulter
 from penstock.results.apply import apply_reports
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
-from penstock.supervisor.workflows import Advancing, WorkflowRetention
+from penstock.supervisor.retention import Retention
+from penstock.supervisor.workflows import Advancing
 from penstock.tasks import claim, enqueue
 from penstock.worker.handlers.actions import Registry, action
 from penstock.worker.handlers.context import Context
@@ -181,7 +182,7 @@ async def test_a_workflow_is_removed_when_its_tasks_may_be(store: Store, setting
     await lives.create(chain=[{"action": "later", "delay": 3600}])
     await lives.live()
     await sql.execute("update penstock.workflow set finished_at = now() - interval '31 days' where id = $1", old)
-    retention = WorkflowRetention(store=store, settings=settings)
+    retention = Retention(store=store, settings=settings)
     assert [await retention.run_once(), await retention.run_once()] == [1, 0]
     left = {row["workflow_id"] for row in await sql.fetch("select workflow_id from penstock.workflow_step")}
     assert old not in left

@@ -1,4 +1,4 @@
-"""Periodic duties: work that repeats beside the passes of a process."""
+"""Duties: work that repeats beside the passes of a process, and bounded batches of it."""
 
 from __future__ import annotations
 
@@ -30,3 +30,14 @@ async def repeat(duty: str, work: Callable[[], Awaitable[float]]) -> None:
                     log.exception("duty_failed", duty=duty, error=type(exc).__name__, failures=pauses.failures + 1)
             seconds = pauses.next_seconds()
         await asyncio.sleep(seconds)
+
+
+async def in_batches(work: Callable[[], Awaitable[int]], *, full: int, most: int) -> int:
+    """Call ``work`` up to ``most`` times, until a batch has fewer than ``full`` records; returns their total."""
+    total = 0
+    for _ in range(most):
+        count = await work()
+        total += count
+        if count < full:
+            break
+    return total

@@ -1,4 +1,4 @@
-"""Rules, as upkeep sees them: the queues of routes, tasks that wait for a route that is gone, what a limit missed."""
+"""Upkeep of limits and routes: queues of routes, tasks of deleted routes, counts that limits missed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from datetime import datetime
 from penstock.brokers.base import Queue
 from penstock.db.pool import Store
 from penstock.runtime.logs import get_logger
+from penstock.runtime.periodic import in_batches
 
 _BATCH = 1000
 _BATCHES_PER_ROUND = 20
@@ -18,7 +19,7 @@ log = get_logger()
 
 
 class Rules:
-    """One round reads the routes and mends what a change of rules has left.
+    """One round reads the routes and repairs what a change of limits or routes has left.
 
     open_queue: makes a queue of a name, or URL, and a label.
     """
@@ -59,13 +60,11 @@ class Rules:
         return await self._return_strays()
 
     async def _return_strays(self) -> int:
-        returned = 0
-        for _ in range(_BATCHES_PER_ROUND):
-            async with self._store.session() as session:
-                batch = len(await session.fetch("return_strays", _BATCH))
-            returned += batch
-            if batch < _BATCH:
-                break
+        returned = await in_batches(self._return_batch, full=_BATCH, most=_BATCHES_PER_ROUND)
         if returned:
             log.info("strays_returned", tasks=returned)
         return returned
+
+    async def _return_batch(self) -> int:
+        async with self._store.session() as session:
+            return len(await session.fetch("return_strays", _BATCH))

@@ -15,6 +15,7 @@ from penstock.payloads.bucket import Bucket
 from penstock.protocol.errors import PayloadUnavailable
 from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
+from penstock.runtime.periodic import in_batches
 from penstock.settings.model import Settings
 from penstock.settings.values import DAY
 
@@ -66,11 +67,11 @@ class Objects:
         return deleted
 
     async def _look(self, now: datetime | None) -> None:
-        for _ in range(_LOOKS_PER_ROUND):
+        async def look() -> int:
             async with self._store.session() as session:
-                looked = await session.fetch("look_at_objects", self._sweep_seconds, _LOOKED_AT_ONCE, now)
-            if len(looked) < _LOOKED_AT_ONCE:
-                return
+                return len(await session.fetch("look_at_objects", self._sweep_seconds, _LOOKED_AT_ONCE, now))
+
+        await in_batches(look, full=_LOOKED_AT_ONCE, most=_LOOKS_PER_ROUND)
 
     async def _delete(self, bucket: Bucket) -> int:
         deleted, behind = 0, ""

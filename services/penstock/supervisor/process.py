@@ -21,9 +21,9 @@ from penstock.supervisor.payload_objects import Objects
 from penstock.supervisor.payload_retention import Emptying
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.retention import Retention
-from penstock.supervisor.schedules import Firing, Imports, NamesOfImport, RunRetention
+from penstock.supervisor.schedules import Firing, Imports, NamesOfImport
 from penstock.supervisor.waits import Waits
-from penstock.supervisor.workflows import Advancing, WorkflowRetention
+from penstock.supervisor.workflows import Advancing
 from penstock.tasks.promotion import Turns
 
 
@@ -89,10 +89,8 @@ class Supervisor(Service):
             self._expiry,
             self._waits,
             Retention(store=store, settings=settings),
-            RunRetention(store=store, settings=settings),
             Emptying(store=store, settings=settings),
             Objects(store=store, settings=settings),
-            WorkflowRetention(store=store, settings=settings),
             *(duty for addition in self._additions for duty in addition.duties),
             Gauges(
                 store=store,

@@ -1,4 +1,4 @@
-"""Retention: what has settled leaves after its time, by the day.
+"""Retention: settled tasks leave by the day, other records by their age.
 
 The history has one partition per final state and day (UTC). A partition whose last moment is older than the state's
 retention is dropped, so a record lives at least its retention and at most a day longer. A retention under two days
@@ -23,6 +23,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from time import monotonic
+from typing import NamedTuple
 
 from penstock.db.pool import Store
 from penstock.db.session import Session
@@ -30,6 +31,7 @@ from penstock.protocol.errors import Refused, Unavailable
 from penstock.protocol.task import MAX_ACTIONS_TOLD, OTHER_ACTIONS, State
 from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
+from penstock.runtime.periodic import in_batches
 from penstock.settings.model import Settings
 from penstock.settings.values import DAY
 from penstock.supervisor.guard import Guard
@@ -37,13 +39,14 @@ from penstock.tasks import ordering
 
 _BATCH = 2000
 _BATCHES_PER_ROUND = 10
+_WORKFLOW_STEPS = 20_000  # of the workflows of one batch
 _DAYS_AHEAD = 3
 _TALLY_KEPT_SECONDS = 180.0
 _TALLY_BY_MINUTE_SECONDS = 3700.0  # the dashboard draws an hour
 _TALLY_ROWS_AT_ONCE = 20_000
 _KEYS_LOOKED_AT = 500
 _SHORT_SECONDS = 2 * DAY  # records that are kept for less leave one by one
-_LOCK_WAIT_MS = 100  # everybody's reads, or inserts, queue up behind this wait
+_LOCK_WAIT_MS = 100  # all reads, or inserts, queue up behind this wait
 _LOCK_PAUSE_SECONDS = 180.0  # a reader that had the lock once is a long one
 _BLOCKS_AT_ONCE = 256  # 2 MiB, of the smallest records some ten thousand
 _FORGETTING_SECONDS = 2.0  # of one round
@@ -54,12 +57,21 @@ _COPYING_SECONDS = 2.0  # of one round
 log = get_logger()
 
 
+class _Aged(NamedTuple):
+    """A kind of record that is deleted by age. statement: given the seconds, a limit and more; returns how many."""
+
+    statement: str
+    seconds: float
+    batch: int = _BATCH
+    batches: int = _BATCHES_PER_ROUND
+    more: tuple[object, ...] = ()
+
+
 class Retention:
     """One round: partitions made ahead, expired ones dropped, and bounded deletes."""
 
     def __init__(self, *, store: Store, settings: Settings) -> None:
         self._store = store
-        self._settings = settings
         self._guard = Guard()
         self._locks_rest_until: dict[str, float] = {}
         self._held_upto = ""  # ordering key
@@ -69,10 +81,21 @@ class Retention:
             State.CRITICAL_ERROR: settings.retention_critical_error_seconds,
             State.CANCELLED: settings.retention_cancelled_seconds,
         }
+        runs_seconds = settings.retention_schedule_runs_seconds
+        self._aged = {
+            "receipt": _Aged("delete_old_receipts", max(settings.retention_receipts_seconds, 1.0)),
+            "rejected": _Aged("delete_old_rejected", settings.retention_rejected_seconds),
+            "job": _Aged("delete_old_jobs", settings.retention_jobs_seconds),
+            "audit": _Aged("delete_old_audit", settings.retention_audit_seconds),
+            "schedule_run": _Aged("delete_old_runs", runs_seconds, batch=5000, batches=20),
+            # Before its import, which a request needs for its state.
+            "scheduler0_request": _Aged("delete_old_requests", runs_seconds),
+            "schedule_import": _Aged("delete_old_imports", runs_seconds),
+            "waits": _Aged("delete_ended_waits", settings.retention_waits_seconds, more=(None,)),
+        }
 
     async def run_once(self) -> int:
         """Returns how many records were removed. Raises Unavailable when a part of the round failed."""
-        keep = self._settings
         parts: dict[str, Callable[[], Awaitable[int]]] = {
             "default partitions": self._empty_defaults,
             "partitions": self._make_partitions,
@@ -82,12 +105,8 @@ class Retention:
             "detached partitions": self._drop_detached,
             **{f"records {state}": partial(self._delete_expired, state) for state in self._keep},
             "ordering keys": self._release_orphaned_keys,
-            "receipts": partial(
-                self._delete, "receipt", "delete_old_receipts", max(keep.retention_receipts_seconds, 1.0)
-            ),
-            "rejected": partial(self._delete, "rejected", "delete_old_rejected", keep.retention_rejected_seconds),
-            "jobs": partial(self._delete, "job", "delete_old_jobs", keep.retention_jobs_seconds),
-            "audit": partial(self._delete, "audit", "delete_old_audit", keep.retention_audit_seconds),
+            **{f"records {kind}": partial(self._delete_aged, kind, aged) for kind, aged in self._aged.items()},
+            "records workflow": partial(self._in_batches, "workflow", self._delete_workflows, full=1),
         }
         removed = 0
         for name, part in parts.items():
@@ -230,11 +249,11 @@ class Retention:
         return rows
 
     async def _compact_tally(self) -> int:
-        for _ in range(_BATCHES_PER_ROUND):
+        async def compact() -> int:
             async with self._alone() as session:
                 if session is None:
-                    break
-                folded = await session.value(
+                    return 0
+                folded: int = await session.value(
                     "compact_tally",
                     _TALLY_KEPT_SECONDS,
                     _TALLY_BY_MINUTE_SECONDS,
@@ -242,15 +261,24 @@ class Retention:
                     MAX_ACTIONS_TOLD,
                     OTHER_ACTIONS,
                 )
-            if folded < _TALLY_ROWS_AT_ONCE:
-                break
+                return folded
+
+        await in_batches(compact, full=_TALLY_ROWS_AT_ONCE, most=_BATCHES_PER_ROUND)
         return 0
 
     async def _delete_expired(self, state: State) -> int:
         parent, keep_seconds = f"task_{state.lower()}", self._keep[state]
         if keep_seconds >= _SHORT_SECONDS:
             parent = f"{parent}_default"
-        return await self._delete(state, "delete_expired", state.value, keep_seconds, partition=parent)
+
+        async def delete() -> int:
+            async with self._store.session() as session:
+                count: int = await session.value_of(
+                    "delete_expired", state.value, keep_seconds, _BATCH, None, partition=parent
+                )
+                return count
+
+        return await self._in_batches(state, delete, full=_BATCH)
 
     async def _index_short(self) -> int:
         """Give new partitions of states that are kept for a short time the index by which their records leave."""
@@ -280,17 +308,28 @@ class Retention:
             log.warning("ordering_keys_released", keys=released, reason="the failed task cannot be retried any more")
         return 0
 
-    async def _delete(self, kind: str, statement: str, *args: object, partition: str | None = None) -> int:
-        total = 0
-        for _ in range(_BATCHES_PER_ROUND):
+    async def _delete_aged(self, kind: str, aged: _Aged) -> int:
+        async def delete() -> int:
             async with self._store.session() as session:
-                if partition is None:
-                    count = await session.value(statement, *args, _BATCH)
-                else:
-                    count = await session.value_of(statement, *args, _BATCH, None, partition=partition)
-            total += count
-            if count < _BATCH:
-                break
+                count: int = await session.value(aged.statement, aged.seconds, aged.batch, *aged.more)
+                return count
+
+        return await self._in_batches(kind, delete, full=aged.batch, most=aged.batches)
+
+    async def _delete_workflows(self) -> int:
+        """A batch of workflows that ended so long ago that the last of their tasks may be gone."""
+        async with self._store.transaction() as session:
+            # Their tasks settled before they ended, so none is kept for longer.
+            old = await session.fetch("find_old_workflows", max(self._keep.values()), _WORKFLOW_STEPS)
+            if old:
+                await session.fetch("delete_workflows", [row["id"] for row in old])
+        return len(old)
+
+    @staticmethod
+    async def _in_batches(
+        kind: str, delete: Callable[[], Awaitable[int]], *, full: int, most: int | None = None
+    ) -> int:
+        total = await in_batches(delete, full=full, most=most or _BATCHES_PER_ROUND)
         if total:
             metrics.CLEANED.labels(kind).inc(total)
             log.info("records_removed", kind=str(kind), count=total)

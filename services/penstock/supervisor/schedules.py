@@ -19,7 +19,6 @@ from penstock.db.session import Session
 from penstock.methods.reading import read_command
 from penstock.protocol.errors import InvalidParams, PenstockError, Refused, RpcError
 from penstock.protocol.json_text import decode_any
-from penstock.runtime import metrics
 from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import get_logger
 from penstock.runtime.periodic import repeat
@@ -31,14 +30,6 @@ from penstock.settings.model import Settings
 
 LOOK_SECONDS = 1.0
 _ROUNDS_AT_ONCE = 2  # of a backlog: while Postgres stores one, the other is decided on
-_RETENTION_BATCH = 5000
-_BATCHES_PER_ROUND = 20
-_KEPT_FOR_A_TIME = {
-    "schedule_run": "delete_old_runs",
-    "scheduler0_request": "delete_old_requests",
-    "schedule_import": "delete_old_imports",
-}
-"""Kind of record -> statement that removes old ones. A request goes before its import, by which it knows its state."""
 
 NamesOfImport = Callable[[Session, int, Sequence[str]], Awaitable[set[str]]]
 """Of reserved names of schedules, those that an import of that id may use."""
@@ -198,28 +189,3 @@ async def _write_all(session: Session, wanted: list[NewSchedule], replaces: bool
 def _name_of(entry: msgspec.Raw) -> Any:
     value = decode_any(bytes(entry))
     return value.get("name") if isinstance(value, dict) else None
-
-
-class RunRetention:
-    """Removes what became of fires, and of imports, when it is old enough; ``run_once`` is a bounded round."""
-
-    def __init__(self, *, store: Store, settings: Settings) -> None:
-        self._store = store
-        self._seconds = settings.retention_schedule_runs_seconds
-
-    async def run_once(self) -> int:
-        """Returns how many records were removed."""
-        removed = 0
-        for kind, statement in _KEPT_FOR_A_TIME.items():
-            total = 0
-            for _ in range(_BATCHES_PER_ROUND):
-                async with self._store.session() as session:
-                    count: int = await session.value(statement, self._seconds, _RETENTION_BATCH)
-                total += count
-                if count < _RETENTION_BATCH:
-                    break
-            if total:
-                metrics.CLEANED.labels(kind).inc(total)
-                log.info("records_removed", kind=kind, count=total)
-            removed += total
-        return removed

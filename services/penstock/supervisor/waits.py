@@ -1,4 +1,4 @@
-"""Waits: tasks whose outside event did not come in time, and answers that nobody came to wait for.
+"""Waits: tasks whose outside event did not come in time.
 
 A time is judged by the database's clock; it is up within the supervisor's interval.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from penstock.db.pool import Store
 from penstock.results.wait_answers import give_up_overdue
-from penstock.results.wait_store import delete_ended_waits
-from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
+from penstock.runtime.periodic import in_batches
 from penstock.settings.model import Settings
 
 _BATCH = 500
@@ -19,7 +18,7 @@ log = get_logger()
 
 
 class Waits:
-    """One round ends what is overdue and forgets what is old, in bounded batches."""
+    """One round ends overdue waits, in bounded batches."""
 
     def __init__(self, *, store: Store, settings: Settings) -> None:
         self._store = store
@@ -27,23 +26,11 @@ class Waits:
 
     async def run_once(self) -> int:
         """Returns how many waits were ended."""
-        total = 0
-        for _ in range(_BATCHES_PER_ROUND):
-            async with self._store.transaction() as session:
-                ended = await give_up_overdue(session, _BATCH, self._settings)
-            total += ended
-            if ended < _BATCH:
-                break
+        total = await in_batches(self._give_up, full=_BATCH, most=_BATCHES_PER_ROUND)
         if total:
             log.info("waits_timed_out", waits=total)
-        await self._forget()
         return total
 
-    async def _forget(self) -> None:
-        for _ in range(_BATCHES_PER_ROUND):
-            async with self._store.session() as session:
-                gone = await delete_ended_waits(session, self._settings.retention_waits_seconds, limit=_BATCH)
-            if gone:
-                metrics.CLEANED.labels("waits").inc(gone)
-            if gone < _BATCH:
-                return
+    async def _give_up(self) -> int:
+        async with self._store.transaction() as session:
+            return await give_up_overdue(session, _BATCH, self._settings)

@@ -1,7 +1,7 @@
-"""Workflows: moved on as their steps settle, and removed when they are old enough.
+"""Workflows: advanced as their steps settle.
 
-Moving on has a loop of its own beside the rounds of upkeep: woken as soon as a step has settled, and looking once a
-second where a nudge was lost. Several supervisors share the work, one at a workflow at a time.
+Advancing has a loop of its own beside the rounds of upkeep: woken as soon as a step has settled, and looking once a
+second in case a wake-up was lost. Several supervisors share the work, one at a workflow at a time.
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ LOOK_SECONDS = 1.0
 _WORKFLOWS_AT_ONCE = 100
 _HELD_PAUSE_SECONDS = 0.02
 _PUT_OFF_SECONDS = 5.0  # each look at one behind a lock costs the others its wait
-_RETENTION_STEPS = 20_000
-_BATCHES_PER_ROUND = 10
 
 log = get_logger()
 
 
 class Advancing:
-    """Moves workflows on; ``run_once`` is one transaction over some of those that have events."""
+    """Advances workflows; ``run_once`` is one transaction over some of those that have events."""
 
     def __init__(self, *, store: Store, notifier: Notifier, settings: Settings) -> None:
         self._store = store
@@ -74,7 +72,7 @@ class Advancing:
         except Exception as exc:
             if isinstance(exc, Unavailable) and not isinstance(exc, PayloadUnavailable):
                 raise
-            # One that cannot be moved on must not hold up the others: each by itself, and then past the guilty one.
+            # One that cannot be moved on must not hold up the others: each alone, and then past the failing one.
             self._after = told[0] if len(told) == 1 else self._after
             self._at_once = 1
             raise
@@ -110,38 +108,9 @@ class Advancing:
         return Advanced()
 
     async def _wait(self) -> None:
-        """Until a nudge, or a second."""
+        """Until a wake-up, or a second."""
         try:
             async with asyncio.timeout(LOOK_SECONDS * random.uniform(0.8, 1.2)):
                 await self.listener.event.wait()
         except TimeoutError:
             return
-
-
-class WorkflowRetention:
-    """Removes workflows when the last of their tasks may be gone; ``run_once`` is a bounded round."""
-
-    def __init__(self, *, store: Store, settings: Settings) -> None:
-        self._store = store
-        # Their tasks settled before they ended, so none is kept for longer.
-        self._seconds = max(
-            settings.retention_success_seconds,
-            settings.retention_critical_error_seconds,
-            settings.retention_cancelled_seconds,
-        )
-
-    async def run_once(self) -> int:
-        """Returns how many were removed."""
-        total = 0
-        for _ in range(_BATCHES_PER_ROUND):
-            async with self._store.transaction() as session:
-                ids = [row["id"] for row in await session.fetch("find_old_workflows", self._seconds, _RETENTION_STEPS)]
-                if ids:
-                    await session.fetch("delete_workflows", ids)
-            total += len(ids)
-            if not ids:
-                break
-        if total:
-            metrics.CLEANED.labels("workflow").inc(total)
-            log.info("records_removed", kind="workflow", count=total)
-        return total
