@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from penstock.protocol.checks import CONTROL
 from penstock.protocol.errors import InvalidParams
 
 ROUTE_NAME_MAX_CHARS = 60
@@ -21,7 +22,6 @@ MOST_A_SECOND = 1_000_000.0
 _POSITIONS = range(-(2**31), 2**31)
 SECONDS_OF = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 Per = Literal["second", "minute", "hour"]
 
@@ -187,19 +187,19 @@ _LIMIT_NAMES = ("max_in_flight", "rate", "burst", "key_max_in_flight", "key_rate
 
 
 def _route(given: RouteSetParams) -> Route:
-    if not 1 <= len(given.queue) <= 1000 or _CONTROL.search(given.queue) or " " in given.queue:
+    if not 1 <= len(given.queue) <= 1000 or CONTROL.search(given.queue) or " " in given.queue:
         raise InvalidParams("queue", f"must be a queue's name or URL, not {given.queue[:60]!r}")
     if not 1 <= len(given.actions) <= MAX_PATTERNS:
         raise InvalidParams("actions", f"must hold 1 to {MAX_PATTERNS} patterns, not {len(given.actions)}")
     for place, pattern in enumerate(given.actions):
-        if not 1 <= len(pattern) <= 200 or _CONTROL.search(pattern) or "\\" in pattern:
+        if not 1 <= len(pattern) <= 200 or CONTROL.search(pattern) or "\\" in pattern:
             raise InvalidParams(
                 f"actions[{place}]", f"must be an action or a pattern such as video.*, not {pattern[:60]!r}"
             )
     if len(given.labels) > MAX_ROUTE_LABELS:
         raise InvalidParams("labels", f"must hold at most {MAX_ROUTE_LABELS}, not {len(given.labels)}")
     for name, value in given.labels.items():
-        if not name or len(name) > 200 or len(value) > 200 or _CONTROL.search(name + value):
+        if not name or len(name) > 200 or len(value) > 200 or CONTROL.search(name + value):
             raise InvalidParams("labels", f"must be text of up to 200 characters by text: {name[:60]!r}")
     if given.position not in _POSITIONS:
         raise InvalidParams("position", f"must fit into 32 bits, not {given.position}")

@@ -15,6 +15,7 @@ from typing import Any
 from penstock.db.session import Session
 from penstock.limits.model import DeleteRoute, Route, RuleChange, SetLimits, SetRoute
 from penstock.limits.token_bucket import Limits
+from penstock.protocol.checks import like_pattern
 from penstock.protocol.errors import RouteNotFound
 
 
@@ -67,7 +68,7 @@ async def list_actions(session: Session) -> list[ActionRecord]:
 async def set_route(session: Session, route: Route) -> None:
     """Make or replace a route, inside a transaction; tasks put aside for it before still go by it."""
     await lock_rules(session)
-    patterns = [_like(pattern) for pattern in route.actions]
+    patterns = [like_pattern(pattern) for pattern in route.actions]
     await session.fetch("set_route", route.name, route.queue, patterns, json.dumps(dict(route.labels)), route.position)
 
 
@@ -98,11 +99,6 @@ async def lock_rules(session: Session) -> None:
 def _record(row: Any) -> ActionRecord:
     limits = Limits(**{name: row[name] for name in Limits.__dataclass_fields__})
     return ActionRecord(row["name"], limits, row["in_flight"], row["updated_at"])
-
-
-def _like(pattern: str) -> str:
-    escaped = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-    return escaped.replace("*", "%")
 
 
 def _glob(pattern: str) -> str:

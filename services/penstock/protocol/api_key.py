@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from penstock.protocol.checks import CONTROL
 from penstock.protocol.task import ACTION_MAX_CHARS, BUILT_IN_ACTIONS
 from penstock.protocol.tenant import check_tenant
 
@@ -18,7 +19,6 @@ NAME_MAX_CHARS = 100
 PATTERNS_MAX = 100
 PLAIN_MIN_CHARS = 16  # of a key that PENSTOCK_API_KEYS holds itself; a shorter one is thought up, and can be guessed
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class Permission(StrEnum):
@@ -76,7 +76,7 @@ def check_patterns(patterns: Sequence[str] | None) -> tuple[str, ...] | None:
     found = tuple(one.strip() for one in patterns)
     for one in found:
         name = one.removesuffix("*")
-        if not one or "*" in name or len(one) > ACTION_MAX_CHARS or _CONTROL.search(one):
+        if not one or "*" in name or len(one) > ACTION_MAX_CHARS or CONTROL.search(one):
             raise ValueError(f"must be actions such as mail.send, or mail.* for all that begin so, not {one[:60]!r}")
     if not found or len(found) > PATTERNS_MAX:
         raise ValueError(f"must be 1 to {PATTERNS_MAX} patterns, not {len(found)}")
@@ -96,7 +96,7 @@ def new_secret() -> str:
 def check_name(name: str) -> str:
     """The name of a key, stripped. Raises ValueError."""
     name = name.strip()
-    if not 1 <= len(name) <= NAME_MAX_CHARS or _CONTROL.search(name):
+    if not 1 <= len(name) <= NAME_MAX_CHARS or CONTROL.search(name):
         raise ValueError(f"must have 1 to {NAME_MAX_CHARS} characters, none of them a control character")
     return name
 

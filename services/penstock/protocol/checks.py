@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import msgspec
@@ -25,6 +26,8 @@ LONGEST_DELAY_SECONDS = 100 * 366 * 86_400.0
 HIGHEST_ID = 2**63 - 1
 _END = datetime.max.replace(tzinfo=UTC)
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Characters that no name or key may hold: control characters, and surrogates, which Postgres cannot store."""
+_SPECIAL_IN_LIKE = re.compile(r"([\\%_])")
 
 
 def read_id(value: TaskId, name: str) -> int:
@@ -129,11 +132,31 @@ def check_priority(priority: int | None) -> None:
         raise InvalidParams("priority", f"must be between {PRIORITY_MIN} and {PRIORITY_MAX}, not {priority}")
 
 
+def check_labels(labels: Mapping[str, str], *, most: int, name_chars: int, value_chars: int) -> None:
+    """Labels of a new record."""
+    if len(labels) > most:
+        raise InvalidParams("labels", f"are {len(labels)}; the limit is {most}")
+    for name, value in labels.items():
+        if not 1 <= len(name) <= name_chars or CONTROL.search(name):
+            raise InvalidParams(
+                "labels", f"need names of 1 to {name_chars} characters, none of them a control character"
+            )
+        if len(value) > value_chars or CONTROL.search(value):
+            raise InvalidParams(
+                f"labels.{name}", f"must have at most {value_chars} characters, none of them a control character"
+            )
+
+
 def check_labels_sought(labels: dict[str, str] | None) -> None:
     """Labels that tasks are looked for by."""
     for name, value in (labels or {}).items():
         if CONTROL.search(name) or CONTROL.search(value):
             raise InvalidParams("labels", f"hold a control character at {name[:60]!r}")
+
+
+def like_pattern(pattern: str) -> str:
+    """A pattern in which ``*`` stands for anything, as a pattern of SQL's LIKE."""
+    return _SPECIAL_IN_LIKE.sub(r"\\\1", pattern).replace("*", "%")
 
 
 TaskId = int | str

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import structs
 
+from penstock.protocol.checks import CONTROL
 from penstock.protocol.compression import PACKED_PREFIX, Room, Unpackable, unpack_result
 from penstock.protocol.errors import HANDLER_ERROR, INVALID_PARAMS, RpcError
 from penstock.protocol.fence import Fence
@@ -22,7 +23,6 @@ from penstock.protocol.trace_context import TraceContext, parse
 PROGRESS_NOTE_CHARS = 1000  # a longer note is cut
 
 LONGEST_WAIT_SECONDS = 100 * 366 * 86_400.0  # for an outside event
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 # In one notification; what is summed up over many stays within the database's numbers.
 _MOST_RUNS, _MOST_SECONDS = 10**9, 1e12
@@ -321,7 +321,7 @@ def check_token(token: object) -> str:
     if not isinstance(token, str) or not 1 <= len(token) <= TOKEN_MAX_CHARS:
         shown = f"{len(token)} characters" if isinstance(token, str) else f"a {type(token).__name__}"
         raise ValueError(f"a token is text of 1 to {TOKEN_MAX_CHARS} characters, not {shown}")
-    if _CONTROL.search(token):
+    if CONTROL.search(token):
         raise ValueError("a token holds no control character and no half of a surrogate pair")
     return token
 

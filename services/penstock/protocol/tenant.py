@@ -6,24 +6,23 @@ who call something alike never meet; the statements put them there, and ``own_ke
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import overload
 
+from penstock.protocol.checks import CONTROL
 from penstock.protocol.errors import InvalidParams
 
 TENANT_MAX_CHARS = 128
 TENANT_MAX_BYTES = 3 * TENANT_MAX_CHARS  # in UTF-8: keys stand behind it, and an index holds both
 EVERY_TENANT = "*"  # in rules: every tenant that has no limits of its own
 _BETWEEN = "\x1f"  # a tenant and a key; no text of a caller may hold it
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def check_tenant(tenant: str) -> str:
     """A tenant's name. Raises ValueError, which says what is wrong with it."""
     if not 1 <= len(tenant) <= TENANT_MAX_CHARS:
         raise ValueError(f"must have 1 to {TENANT_MAX_CHARS} characters, not {len(tenant)}")
-    if _CONTROL.search(tenant):
+    if CONTROL.search(tenant):
         raise ValueError("holds a control character")
     size = len(tenant.encode())
     if size > TENANT_MAX_BYTES:

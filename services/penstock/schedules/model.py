@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from penstock.protocol.checks import CONTROL, check_labels, read_instant
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.task import NewTask
 from penstock.protocol.tenant import own_key, read_kept
@@ -27,7 +27,6 @@ LATENESS_MAX_SECONDS = 100 * 366 * 86_400.0
 IMPORT_LIMIT = 50_000
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = datetime(9000, 1, 1, tzinfo=UTC)
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 AS_OF_ENQUEUE = about("As of enqueue.")
 
@@ -219,7 +218,7 @@ class ListRuns:
 
 def new_schedule(given: ScheduleCreateParams, task: NewTask) -> NewSchedule:
     """Check all that is no part of a task; ``task``: what was checked as one. Raises InvalidParams."""
-    start_at, end_at = read_instant(given.start_at, "start_at"), read_instant(given.end_at, "end_at")
+    start_at, end_at = _instant(given.start_at, "start_at"), _instant(given.end_at, "end_at")
     if start_at is not None and end_at is not None and end_at < start_at:
         raise InvalidParams("end_at", f"must not be before start_at, {given.start_at}, but is {given.end_at}")
     _between("jitter", given.jitter, 0, JITTER_MAX_SECONDS, "seconds")
@@ -293,7 +292,7 @@ def read_name(name: str) -> str:
     """A schedule's name. Raises InvalidParams."""
     if not 1 <= len(name) <= NAME_MAX_CHARS:
         raise InvalidParams("name", f"must have 1 to {NAME_MAX_CHARS} characters, not {len(name)}")
-    if _CONTROL.search(name):
+    if CONTROL.search(name):
         raise InvalidParams("name", "holds a control character")
     return name
 
@@ -315,37 +314,14 @@ def check_not_a_jobs(name: str) -> None:
 
 def read_labels(labels: Labels) -> Labels:
     """Labels of a schedule. Raises InvalidParams, which names the label."""
-    if len(labels) > LABELS_MAX:
-        raise InvalidParams("labels", f"must be at most {LABELS_MAX}, not {len(labels)}")
-    for name, value in labels.items():
-        if not 1 <= len(name) <= LABEL_NAME_MAX_CHARS or _CONTROL.search(name):
-            raise InvalidParams(
-                "labels", f"holds the name {name[:60]!r}; it must have 1 to {LABEL_NAME_MAX_CHARS} plain characters"
-            )
-        if len(value) > LABEL_MAX_CHARS or _CONTROL.search(value):
-            raise InvalidParams(
-                f"labels.{name}", f"must have at most {LABEL_MAX_CHARS} characters, none of them a control character"
-            )
+    check_labels(labels, most=LABELS_MAX, name_chars=LABEL_NAME_MAX_CHARS, value_chars=LABEL_MAX_CHARS)
     return labels
 
 
-def read_instant(value: Instant | None, name: str) -> datetime | None:
-    """An instant as RFC 3339 with a zone or epoch milliseconds. Raises InvalidParams."""
-    if value is None:
-        return None
-    try:
-        if isinstance(value, int):
-            instant = datetime.fromtimestamp(value / 1000, UTC)
-        else:
-            instant = msgspec.convert(value, datetime)
-        if instant.tzinfo is None:
-            raise InvalidParams(name, f"needs a zone, such as Z or +01:00: {value!r}")
-        instant = instant.astimezone(UTC)
-    except (ValueError, OverflowError, OSError):
-        raise InvalidParams(
-            name, f"must be RFC 3339 such as 2030-01-31T08:00:00Z, or epoch milliseconds, not {str(value)[:60]!r}"
-        ) from None
-    if not _EARLIEST <= instant <= _LATEST:
+def _instant(value: Instant | None, name: str) -> datetime | None:
+    """An instant within the years that a schedule can have. Raises InvalidParams."""
+    instant = read_instant(value, name)
+    if instant is not None and not _EARLIEST <= instant <= _LATEST:
         raise InvalidParams(name, f"must be between the years 1970 and 9000, not {str(value)[:60]!r}")
     return instant
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
 from enum import StrEnum
 
 import msgspec
 
+from penstock.protocol.checks import like_pattern
 from penstock.protocol.task import State
-
-_SPECIAL = re.compile(r"([\\%_])")
 
 
 class Operation(StrEnum):
@@ -54,7 +52,7 @@ class Selection(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def action_like(self) -> str | None:
         """The action as a pattern of LIKE."""
-        return None if self.action is None else _SPECIAL.sub(r"\\\1", self.action).replace("*", "%")
+        return None if self.action is None else like_pattern(self.action)
 
 
 class NewTimes(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from penstock.protocol.checks import CONTROL, check_seconds, read_action, read_instant, read_key
+from penstock.protocol.checks import check_labels, check_seconds, read_action, read_instant, read_key
 from penstock.protocol.errors import InvalidParams, TooLarge
 from penstock.protocol.json_text import check_payload, decode_any, escape_for_sqs, utf8_size
 from penstock.protocol.sealed import Reference, decode_sealed
@@ -130,16 +130,5 @@ def _labels(labels: dict[str, str] | None) -> str | None:
     """Labels as JSON text; none at all are None."""
     if not labels:
         return None
-    if len(labels) > MAX_LABELS:
-        raise InvalidParams("labels", f"are {len(labels)}; the limit is {MAX_LABELS}")
-    for name, value in labels.items():
-        if not 1 <= len(name) <= LABEL_NAME_MAX_CHARS or CONTROL.search(name):
-            raise InvalidParams(
-                "labels", f"need names of 1 to {LABEL_NAME_MAX_CHARS} characters, none of them a control character"
-            )
-        if len(value) > LABEL_VALUE_MAX_CHARS or CONTROL.search(value):
-            raise InvalidParams(
-                f"labels.{name}",
-                f"must have at most {LABEL_VALUE_MAX_CHARS} characters, none of them a control character",
-            )
+    check_labels(labels, most=MAX_LABELS, name_chars=LABEL_NAME_MAX_CHARS, value_chars=LABEL_VALUE_MAX_CHARS)
     return msgspec.json.encode(labels).decode("utf-8")

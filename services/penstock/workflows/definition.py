@@ -8,6 +8,7 @@ from collections import Counter
 
 import msgspec
 
+from penstock.protocol.checks import CONTROL
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.task import KEY_MAX_CHARS, NewTask
 from penstock.protocol.tenant import read_tenant
@@ -16,7 +17,7 @@ from penstock.tasks.new_task import new_task
 from penstock.tasks.params import EnqueueParams
 from penstock.workflows.chains import linked_steps
 from penstock.workflows.commands import CreateWorkflow, WhichWorkflow
-from penstock.workflows.names import CONTROL, check_action, check_name
+from penstock.workflows.names import check_action, check_name
 from penstock.workflows.params import (
     MAX_CHILDREN,
     MAX_EDGES,

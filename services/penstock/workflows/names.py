@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 
+from penstock.protocol.checks import CONTROL
 from penstock.protocol.errors import InvalidParams
 from penstock.workflows.params import NAME_MAX_CHARS, ChildParams
-
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def check_name(name: str, at: str) -> None:

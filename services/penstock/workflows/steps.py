@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import msgspec
 
+from penstock.protocol.checks import CONTROL
 from penstock.protocol.errors import InvalidParams, TooLarge
 from penstock.protocol.task import NewTask
 from penstock.workflows.commands import NewStep, StepOptions
-from penstock.workflows.names import CONTROL, check_action, check_name, name_of
+from penstock.workflows.names import check_action, check_name, name_of
 from penstock.workflows.params import MAX_CHILDREN, NAME_MAX_CHARS, ChildParams, Compensate, StepKind, StepParams
 
 MakeTask = Callable[[ChildParams], NewTask]
@@ -35,7 +36,7 @@ def number_steps(steps: Sequence[StepParams], field: str) -> dict[str, int]:
 
 
 def new_step(step: StepParams, place: int, numbers: dict[str, int], field: str, make: MakeTask) -> NewStep:
-    """Checks one step by itself. Raises InvalidParams, TooLarge."""
+    """Checks one step alone. Raises InvalidParams, TooLarge."""
     name = name_of(step)
     at = f"{field}[{place}]"
     after = _predecessors(step, name, numbers, at)
@@ -147,27 +148,10 @@ def made_task(step: ChildParams, at: str, make: MakeTask) -> NewTask:
 
 def check_order(steps: Sequence[NewStep], field: str) -> None:
     """Raises InvalidParams when steps wait for each other in a circle, naming one."""
-    pending = [len(step.after) for step in steps]
-    followers: list[list[int]] = [[] for _ in steps]
-    for number, step in enumerate(steps):
-        for before in step.after:
-            followers[before].append(number)
-    ready = deque(number for number, count in enumerate(pending) if not count)
-    seen = 0
-    while ready:
-        seen += 1
-        for number in followers[ready.popleft()]:
-            pending[number] -= 1
-            if not pending[number]:
-                ready.append(number)
-    if seen == len(steps):
-        return
-    # Whoever is left waits for one that is left: backwards from any of them lies a circle.
-    number = next(number for number, count in enumerate(pending) if count)
-    walked: dict[int, int] = {}
-    while number not in walked:
-        walked[number] = len(walked)
-        number = next(before for before in steps[number].after if pending[before])
-    circle = [steps[n].name for n, place in walked.items() if place >= walked[number]]
-    shown = " after ".join(repr(name) for name in [*circle[:5], *(["..."] if len(circle) > 5 else []), circle[0]])
-    raise InvalidParams(f"{field}[{number}].after", f"goes in a circle: {shown}")
+    try:
+        TopologicalSorter({number: step.after for number, step in enumerate(steps)}).prepare()
+    except CycleError as exc:
+        numbers = exc.args[1][:0:-1]  # backwards: each step before the one that it waits for
+        circle = [steps[number].name for number in numbers]
+        shown = " after ".join(repr(name) for name in [*circle[:5], *(["..."] if len(circle) > 5 else []), circle[0]])
+        raise InvalidParams(f"{field}[{numbers[0]}].after", f"goes in a circle: {shown}") from None
