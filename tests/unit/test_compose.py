@@ -40,7 +40,7 @@ QUEUES = {"inbound", "outbound", "results"}
 WORKER_KEY = "w" * 32
 SECRETS = {
     "POSTGRES_PASSWORD": "pg0secret", "PENSTOCK_API_KEYS": "k" * 32, "GRAFANA_ADMIN_PASSWORD": "graf0secret",
-    "EXPORT_PASSWORD": "ex0secret", "PENSTOCK_WORKER_KEY": WORKER_KEY,
+    "APP_PASSWORD": "app0secret", "EXPORT_PASSWORD": "ex0secret", "PENSTOCK_WORKER_KEY": WORKER_KEY,
     "PENSTOCK_WORKER_KEY_SHA256": digest_of(WORKER_KEY.encode()).hex(),
 }  # fmt: skip
 VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
@@ -252,11 +252,20 @@ def test_example_handlers_are_importable_by_the_worker_and_reach_their_database(
 
 def test_a_worker_is_given_no_secret_but_its_own(compose: dict[str, Any]) -> None:
     told = json.dumps(compose["services"]["worker"])
-    for name in ("POSTGRES_PASSWORD", "PENSTOCK_API_KEYS", "GRAFANA_ADMIN_PASSWORD"):
+    for name in ("POSTGRES_PASSWORD", "APP_PASSWORD", "PENSTOCK_API_KEYS", "GRAFANA_ADMIN_PASSWORD"):
         assert SECRETS[name] not in told
     entries = compose["services"]["api"]["environment"]["PENSTOCK_API_KEYS"].split(",")
     (key,) = (key for key in parse_entries(entries) if key.digest == digest_of(WORKER_KEY.encode()))
     assert (key.name, key.permissions) == ("worker", {Permission.WORKER})
+
+
+@pytest.mark.parametrize("name", sorted({*PROCESSES} - {"worker"}))
+def test_a_process_uses_the_role_that_the_migration_grants_its_rights(compose: dict[str, Any], name: str) -> None:
+    migrate, process = (compose["services"][one] for one in ("migrate", name))
+    role = urlsplit(process["environment"]["PENSTOCK_DATABASE_URL"]).username
+    assert migrate["command"] == ["migrate", "--grant", role]
+    assert role != urlsplit(migrate["environment"]["PENSTOCK_DATABASE_URL"]).username
+    assert SECRETS["POSTGRES_PASSWORD"] not in json.dumps(process)
 
 
 def test_the_queues_are_not_published(compose: dict[str, Any]) -> None:
@@ -289,6 +298,7 @@ async def test_the_script_of_roles_sets_up_an_old_database_and_a_new_one_and_may
             expected = "public, penstock" if is_old else "public"
             assert server.fetch_value("select current_setting('search_path')", database="penstock") == expected
             server.drop_database("penstock")
+        await (await asyncpg.connect(f"postgresql://penstock_app:app0secret@{HOST}:{server.port}/postgres")).close()
         connection = await asyncpg.connect(f"postgresql://export:ex0secret@{HOST}:{server.port}/export")
         await connection.execute("create table t_object (id int)")
         await connection.close()

@@ -105,7 +105,7 @@ def test_production_has_everything_of_the_others_but_the_secrets(rendered: Rende
         for document in documents(path)
     }
     assert base - rendered.keys() == {
-        ("Secret", name) for name in ("penstock-database", "penstock-worker-key", "penstock-scaling-key")
+        ("Secret", f"penstock-{name}") for name in ("database", "database-owner", "worker-key", "scaling-key")
     }
     scaled = {
         document["spec"]["scaleTargetRef"]["name"]

@@ -1,4 +1,10 @@
--- What the compose file sets up in Postgres before the schema, by psql; doing so again changes nothing but the password.
+-- What the compose file sets up in Postgres before the schema, by psql; doing so again changes nothing but the passwords.
+
+-- The processes' role; `penstock migrate --grant penstock_app` gives it its rights, and it may not change the schema.
+\getenv password APP_PASSWORD
+select 'create role penstock_app login'
+where not exists (select from pg_roles where rolname = 'penstock_app') \gexec
+alter role penstock_app password :'password';
 
 -- The example's handlers work on a database of their own, as a role that can use nothing else.
 \getenv password EXPORT_PASSWORD
@@ -8,7 +14,7 @@ alter role export password :'password';
 select 'create database export owner export'
 where not exists (select from pg_database where datname = 'export') \gexec
 
--- Penstock's role has the name of its schema: by Postgres' default, "$user" first, unqualified tables would be made in it.
+-- The owner's role has the name of its schema: by Postgres' default, "$user" first, unqualified tables would be made in it.
 -- Where that has happened they are still found; new ones are made in public.
 select format('alter role penstock in database penstock set search_path = %s',
               case when to_regnamespace('penstock') is null then 'public' else 'public, penstock' end)

@@ -135,12 +135,23 @@ def migrate(
     ] = None,
     database_url: DatabaseUrlOption = None,
     sql: Annotated[bool, typer.Option("--sql", help="Print the SQL of the upgrade from nothing, run nothing.")] = False,
+    grant: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROLE",
+            help="Grant this role, which exists, what the processes need: no right to change the schema.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Bring the schema in Postgres up to date; doing so again changes nothing."""
+    from penstock.db import grants
     from penstock.db import migrate as migrations
     from penstock.protocol.errors import Unavailable
     from penstock.settings.loading import load_settings
 
+    if grant is not None and (sql or down_to is not None):
+        raise typer.BadParameter("--grant follows an upgrade; it does not go with --sql or --down-to")
     if sql:
         if down_to is not None:
             raise typer.BadParameter("--sql prints an upgrade; it does not go with --down-to")
@@ -157,6 +168,9 @@ def migrate(
         reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
         raise Unavailable(f"the schema was not changed: {reason}") from exc
     typer.echo(f"schema is at {down_to or revision}")
+    if grant is not None:
+        asyncio.run(grants.grant(url, grant))
+        typer.echo(f"role {grant} may do what the processes need")
 
 
 def create_queues(

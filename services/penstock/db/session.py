@@ -18,7 +18,7 @@ from penstock.runtime import metrics
 
 _MANY_ROWS = 50
 _LIFTED_SECONDS = 3600.0
-_PARTITION = re.compile(r"(task_(?:success|critical_error|cancelled))(?:_[0-9]{8}|_default)?")
+_PARTITION = re.compile(r"task_(success|critical_error|cancelled)(_[0-9]{8}|_default)?")
 
 
 class Session:
@@ -51,10 +51,9 @@ class Session:
 
     async def fetch_of(self, name: str, *args: Any, partition: str) -> list[asyncpg.Record]:
         """As ``fetch``, for a statement about one partition, whose name no parameter can carry."""
-        match = _PARTITION.fullmatch(partition)
-        if match is None:
+        if _PARTITION.fullmatch(partition) is None:
             raise ValueError(f"{partition!r} is no partition of the history")
-        text = SQL[name].replace("{partition}", partition).replace("{parent}", match[1])
+        text = SQL[name].replace("{partition}", partition)
         rows: list[asyncpg.Record] = await self._connection.fetch(text, *args, timeout=self._timeout_seconds)
         return rows
 

@@ -37,14 +37,7 @@ select set_config('lock_timeout', '200ms', true);
 -- name: summarize_settled
 -- $1 days, as partitions are called. Page ranges that the BRIN index on finished_at knows nothing of yet are read by
 -- every look; here each is read once.
-select brin_summarize_new_values(i.oid)
-from pg_index x
-join pg_class i on i.oid = x.indexrelid
-join pg_am a on a.oid = i.relam
-join pg_class t on t.oid = x.indrelid
-where t.relnamespace = 'penstock'::regnamespace and a.amname = 'brin' and i.relkind = 'i'
-  and t.relname ~ '^task_(success|critical_error|cancelled)_'
-  and (right(t.relname, 8) = any($1::text[]) or t.relname like '%\_default');
+select penstock.summarize_history($1);
 
 -- name: count_settled_between
 -- $1 after, $2 up to, $3 where to stop counting. Partitions of other days are passed by; within one, the BRIN index on

@@ -185,7 +185,7 @@ class Retention:
                 continue
             end = datetime.strptime(row["day"], "%Y%m%d").replace(tzinfo=UTC) + timedelta(days=1)
             if end < now - timedelta(seconds=self._keep[_state_of(row["parent"])]):
-                await session.fetch_of("detach_partition", partition=row["name"])
+                await session.fetch("detach_partition", row["name"])
                 return True
         return False
 
@@ -243,7 +243,7 @@ class Retention:
                 return None
             await session.lift_timeout()
             rows: int = await session.value("end_forgetting", partition, state.value)
-            await session.fetch_of("drop_partition", partition=partition)
+            await session.fetch("drop_partition", partition)
         metrics.CLEANED.labels(state.value).inc(rows)
         log.info("partition_dropped", partition=partition, rows=rows)
         return rows
@@ -293,7 +293,7 @@ class Retention:
         partition = await session.value("list_unindexed_partitions", parent)
         if partition is None:
             return False
-        await session.fetch_of("index_partition", partition=partition)
+        await session.fetch("index_partition", partition)
         return True
 
     async def _release_orphaned_keys(self) -> int:

@@ -135,8 +135,9 @@ select set_config('lock_timeout', '20', true),
 from pg_settings where name = 'statement_timeout';
 
 -- name: detach_partition
--- {partition} a partition, {parent} what it is a partition of. From here on no statement sees its records.
-alter table penstock.{parent} detach partition penstock.{partition};
+-- $1 partition. From here on no statement sees its records. This and other changes of tables are functions with the rights of
+-- the schema's owner, which the role of the processes need not have.
+select penstock.detach_partition($1);
 
 -- name: list_detached
 -- Partitions of the history that are attached no more: (name, parent).
@@ -196,7 +197,8 @@ select coalesce(sum(count), 0)::bigint from counted;
 delete from penstock.forgetting where to_regclass('penstock.' || partition) is null;
 
 -- name: drop_partition
-drop table penstock.{partition};
+-- $1 partition, which is detached.
+select penstock.drop_partition($1);
 
 -- name: list_unindexed_partitions
 -- $1 parent. Day partitions, from today's on, that have no btree on finished_at and are small enough to be given one.
@@ -212,9 +214,9 @@ where i.inhparent = ('penstock.' || $1::text)::regclass
 order by c.relname;
 
 -- name: index_partition
--- {partition} whose records leave one by one. BRIN knows nothing of pages written since the last vacuum, and of reused
+-- $1 partition, whose records leave one by one. BRIN knows nothing of pages written since the last vacuum, and of reused
 -- pages only the oldest record, so a look for what has expired would read the day.
-create index on penstock.{partition} (finished_at);
+select penstock.index_partition($1);
 
 -- name: delete_expired
 -- $1 state, $2 seconds, $3 how many, $4 now or null; {partition} where to look. Records that have outlived their

@@ -22,10 +22,7 @@ _DIRECT = (
     "connect directly, or by a pooler in session mode: "
     "docs/operations.md, The database, names the settings that the role needs then"
 )
-_GRANT = (
-    "grant usage on schema penstock, and select, insert, update, delete on all tables and usage on all sequences in "
-    "it, to the role of PENSTOCK_DATABASE_URL"
-)
+_GRANT = "run `penstock migrate --grant ROLE` as the owner of the schema, with the role of PENSTOCK_DATABASE_URL"
 
 
 async def examine_database(settings: Settings) -> AsyncIterator[Finding]:
@@ -106,8 +103,6 @@ async def _examine(session: Session, settings: Settings) -> AsyncIterator[Findin
         return
     missing = await session.fetch("list_missing_privileges")
     yield _of_privileges([(row["name"], row["privilege"]) for row in missing])
-    (ownership,) = await session.fetch("read_ownership")
-    yield _of_ownership(ownership)
     for finding in _of_publications(await session.fetch("list_published_without_identity")):
         yield finding
     for row in await session.fetch("read_open_schema"):
@@ -188,23 +183,12 @@ def _of_revision(found: str | None) -> Finding:
 
 def _of_privileges(missing: Sequence[tuple[str, str]]) -> Finding:
     if not missing:
-        return Finding("ok", "privileges", "this role may read and write every table")
+        return Finding("ok", "privileges", "this role may read and write every table, and call the functions of upkeep")
     shown = ", ".join(f"{privilege} on {name}" for name, privilege in missing[:3])
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
     return Finding(
         "error", "privileges", f"this role lacks {shown}{more}",
         _GRANT,
-    )  # fmt: skip
-
-
-def _of_ownership(row: Any) -> Finding:
-    if row["owns"]:
-        return Finding("ok", "partitions", "this role may make and drop them, as a supervisor does")
-    return Finding(
-        "warning", "partitions",
-        f"a supervisor with the role {row['role']} can neither make nor drop partitions, so nothing expires",
-        f"give the supervisor the role that owns the tables, {row['owner']}; the other processes need no more than "
-        "rights on the tables",
     )  # fmt: skip
 
 

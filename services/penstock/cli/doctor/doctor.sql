@@ -17,15 +17,19 @@ select current_setting('server_version_num')::int as version, pg_is_in_recovery(
 select version_num from penstock.alembic_version;
 
 -- name: list_missing_privileges
--- Of this role, on tables and sequences of the schema; the version table is the migrations' business, and partitions are
--- the supervisor's, which owns them (read_ownership).
+-- Of this role, on tables, partitions, sequences and functions of the schema; the version table is the migrations' business.
 select c.relname as name, p.privilege
 from pg_class c
 cross join lateral unnest(case when c.relkind = 'S' then array['USAGE']
                                else array['SELECT', 'INSERT', 'UPDATE', 'DELETE'] end) p (privilege)
-where c.relnamespace = (select oid from pg_namespace where nspname = 'penstock') and c.relkind in ('r', 'p', 'S') and c.relname <> 'alembic_version' and not c.relispartition
+where c.relnamespace = (select oid from pg_namespace where nspname = 'penstock') and c.relkind in ('r', 'p', 'S')
+  and c.relname <> 'alembic_version'
   and not case when c.relkind = 'S' then has_sequence_privilege(c.oid, p.privilege)
                else has_table_privilege(c.oid, p.privilege) end
+union all
+select proname, 'EXECUTE' from pg_proc
+where pronamespace = (select oid from pg_namespace where nspname = 'penstock') and prosecdef
+  and prorettype <> 'trigger'::regtype and not has_function_privilege(oid, 'EXECUTE')
 order by 1, 2;
 
 -- name: list_penstock_connections
@@ -53,12 +57,6 @@ where c.relnamespace = (select oid from pg_namespace where nspname = 'penstock')
   and (c.relreplident = 'n' or c.relreplident = 'd'
        and not exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary))
 order by 1, 2;
-
--- name: read_ownership
--- Whether this role may make and drop partitions, which takes the rights of the owner of the history, and who that is.
-select pg_has_role(c.relowner, 'USAGE') and has_schema_privilege(c.relnamespace, 'CREATE') as owns,
-       c.relowner::regrole::text as owner, current_user as role
-from pg_class c where c.oid = 'penstock.task_history'::regclass;
 
 -- name: read_open_schema
 -- The schema of penstock_enqueue and penstock_enqueue_many where PUBLIC may create in it, as in the schema public of
