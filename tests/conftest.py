@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import secrets
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import botocore.session
+import httpx._transports.default
 import hypothesis
 import psutil
 import pytest
@@ -30,6 +33,10 @@ for _name in [_name for _name in os.environ if _name.startswith("PENSTOCK_")]:
 # A property is about values; how long a busy machine takes over one says nothing.
 hypothesis.settings.register_profile("penstock", deadline=None)
 hypothesis.settings.load_profile("penstock")
+
+# Hundreds of clients are made in one process here: each would parse the SDK's descriptions, and load all certificates.
+botocore.session.create_loader = functools.cache(botocore.session.create_loader)
+httpx._transports.default.create_ssl_context = functools.cache(httpx._transports.default.create_ssl_context)
 
 from penstock.local.postgres import EmbeddedPostgres  # noqa: E402
 from penstock.local.sqs import EmbeddedSqs  # noqa: E402
