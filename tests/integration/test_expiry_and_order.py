@@ -22,7 +22,7 @@ from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
 from penstock.supervisor.expiry import Expiry
 from penstock.supervisor.retention import Retention
-from penstock.tasks import claim as claims
+from penstock.tasks import claim as claiming
 from penstock.tasks import enqueue, ordering, reschedule, settle
 from penstock.tasks.commands import Reschedule
 from tests.integration.apis import JSON, running
@@ -40,7 +40,7 @@ async def add(store: Store, *tasks: NewTask) -> list[int]:
 async def claim(store: Store, limit: int = 100) -> dict[int, int]:
     """Claims by task id."""
     async with store.session() as session:
-        dispatch = await claims.claim(session, limit)
+        dispatch = await claiming.claim(session, limit)
     return {} if dispatch is None else {task.id: task.claim for task in dispatch.tasks}
 
 
@@ -118,7 +118,7 @@ async def test_expiry_takes_what_waits_and_leaves_what_runs_until_it_stops(store
     ids = [running_, failed, head, waiting, last]
     assert await states(store, ids) == ["ACQUIRED", "CANCELLED", "CANCELLED", "CANCELLED", "SCHEDULED"]
     async with store.session() as session:
-        await claims.release(session, [(running_, claims[running_])])
+        await claiming.release(session, [(running_, claims[running_])])
     assert await claim(store) == {last: (await claims_of(store, last))}
     assert await Expiry(store=store).run_once() == 1
     assert await states(store, [running_]) == ["CANCELLED"]
@@ -288,7 +288,7 @@ async def test_a_successor_that_is_cancelled_while_it_is_let_go_gives_its_place_
     first, second, third = await add(store, *[NewTask("a", ordering_key="o")] * 3)
     claims = await claim(store)
     async with store.transaction() as canceller:
-        assert await canceller.cancel([second]) == {second}
+        assert await settle.cancel(canceller, [second]) == {second}
         async with store.transaction() as session:  # it does not wait for the other
             assert await settle.finish(session, {(first, claims[first]): "1"}) == 1
     assert await states(store, [first, second, third]) == ["SUCCESS", "CANCELLED", "WAITING"]
@@ -416,7 +416,7 @@ async def test_claims_that_hold_no_more_are_told_apart(store: Store, settings: S
     async with store.transaction() as session:
         await settle.cancel(session, [ids[0]])
         await settle.finish(session, {(ids[1], claims[ids[1]]): "1"})
-        await claims.release(session, [(ids[2], claims[ids[2]])])
+        await claiming.release(session, [(ids[2], claims[ids[2]])])
     again = await claim(store)
     asked = [f"{task_id}:{claims[task_id]}" for task_id in ids] + [f"{ids[2]}:{again[ids[2]]}", "4711:1"]
     async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=JSON) as http:

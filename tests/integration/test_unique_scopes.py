@@ -239,16 +239,16 @@ async def test_batches_that_name_keys_of_several_scopes_in_other_orders_all_come
     """
     one_key_each = asyncio.Barrier(2)
     parts: list[int] = []
-    enqueue_part = Session._enqueue_keyed
+    enqueue_part = enqueuing._enqueue_keyed
 
-    async def enqueue_and_wait(self: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
-        answers = await enqueue_part(self, tasks)
+    async def enqueue_and_wait(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
+        answers = await enqueue_part(session, tasks)
         parts.append(len(tasks))
         if len(parts) <= 2:
             await one_key_each.wait()
         return answers
 
-    monkeypatch.setattr(Session, "_enqueue_keyed", enqueue_and_wait)
+    monkeypatch.setattr(enqueuing, "_enqueue_keyed", enqueue_and_wait)
 
     async def alone(*keys: str) -> list[Enqueued]:
         async with store.session() as session:

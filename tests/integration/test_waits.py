@@ -298,7 +298,7 @@ async def test_an_answer_is_not_spent_on_a_claim_that_is_lost_at_that_moment(
     (task,) = await claimed(world.store, NewTask("a"))
     await world.answer(result="kept")
     async with world.store.transaction() as other:  # holds the task's row
-        await other.fail([Failure(task.id, task.claim, '{"code":1,"message":"silent"}', 0.0)])
+        await settle.fail(other, [Failure(task.id, task.claim, '{"code":1,"message":"silent"}', 0.0)])
         waiting = asyncio.create_task(world.wait(task, "t"))
         await wait_until_blocked(sql)
     assert (await waiting).settled == 0
