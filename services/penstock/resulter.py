@@ -157,7 +157,7 @@ class Resulter(Consumer):
             spans.passed("settle", "settle", _ways(reports), started_ns=started_ns, count=len(reports))
         self._turns.settled()
         if applied.settled or applied.waiting:
-            self._notifier.poke()  # there is room in the window
+            self._notifier.wake()  # there is room in the window
         for entry in applied.unreadable:
             log.warning("message_rejected", source="results", reason=entry.reason, bytes=len(entry.text))
         log.debug(

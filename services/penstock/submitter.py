@@ -138,7 +138,7 @@ class Submitter(Consumer):
 
     def _stored(self, inbound: Inbound, enqueued: Sequence[Enqueued]) -> None:
         if enqueued or inbound.changes:
-            self._notifier.poke()
+            self._notifier.wake()
         for text, reason in inbound.refused:
             log.warning("message_rejected", source="inbound", reason=reason, bytes=len(text))
         log.debug("accepted", tasks=len(enqueued), refused=len(inbound.refused))

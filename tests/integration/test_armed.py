@@ -185,7 +185,7 @@ async def test_the_supervisor_fires_at_the_time_though_nobody_asks(store: Store,
     running = [asyncio.create_task(part()) for part in (listener.run, notifier.run, firing.run)]
     due_ms = soon_ms(1.5)
     await put(store, schedule("a", due_ms))
-    notifier.poke()
+    notifier.wake()
     async with asyncio.timeout(60):
         while not await sql.fetchval("select count(*) from penstock.task"):
             await asyncio.sleep(0.01)

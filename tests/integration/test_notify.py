@@ -60,12 +60,12 @@ async def heard(listener: Listener) -> None:
     listener.event.clear()
 
 
-async def test_a_poke_wakes_a_listener_on_another_connection(
+async def test_a_wake_up_reaches_a_listener_on_another_connection(
     notifier: Notifier, listener: Listener, other: Any
 ) -> None:
     senders: asyncio.Queue[int] = asyncio.Queue()
     await other.add_listener(CHANNEL, lambda _connection, pid, *_: senders.put_nowait(pid))
-    notifier.poke()
+    notifier.wake()
     await heard(listener)
     async with asyncio.timeout(30):
         sender = await senders.get()
@@ -73,15 +73,15 @@ async def test_a_poke_wakes_a_listener_on_another_connection(
     assert not listener.event.is_set()
 
 
-async def test_many_pokes_at_once_are_one_nudge(notifier: Notifier, listener: Listener, other: Any) -> None:
-    nudges: asyncio.Queue[str] = asyncio.Queue()
-    await other.add_listener(CHANNEL, lambda *_: nudges.put_nowait("nudge"))
-    await other.add_listener("end", lambda *_: nudges.put_nowait("end"))
+async def test_many_wakes_at_once_are_one_wake_up(notifier: Notifier, listener: Listener, other: Any) -> None:
+    wake_ups: asyncio.Queue[str] = asyncio.Queue()
+    await other.add_listener(CHANNEL, lambda *_: wake_ups.put_nowait("wake-up"))
+    await other.add_listener("end", lambda *_: wake_ups.put_nowait("end"))
     for _ in range(1000):
-        notifier.poke()
+        notifier.wake()
     await heard(listener)
     await other.execute('notify "end"')
-    assert [await asyncio.wait_for(nudges.get(), 30) for _ in range(2)] == ["nudge", "end"]
+    assert [await asyncio.wait_for(wake_ups.get(), 30) for _ in range(2)] == ["wake-up", "end"]
 
 
 async def test_a_listener_wakes_once_unasked_for_what_came_before_it_listened(store: Store, listener: Listener) -> None:
@@ -109,7 +109,7 @@ async def test_a_listener_whose_connection_is_killed_wakes_and_listens_again(
     await heard(listener)  # connected again: whatever came meanwhile
     (again,) = await listening(other)
     assert again != killed
-    notifier.poke()
+    notifier.wake()
     await heard(listener)
     assert not listener.event.is_set()
 
@@ -131,13 +131,13 @@ async def test_both_survive_an_outage_of_postgres(
 
     monkeypatch.setattr(store, "connect", counted)
     async with postgres_away(postgres, database_url):
-        notifier.poke()
+        notifier.wake()
         async with asyncio.timeout(30):
             while refused < 2:
                 await asyncio.sleep(0.02)
         assert not listener.event.is_set()
     await heard(listener)
-    notifier.poke()
+    notifier.wake()
     await heard(listener)
 
 

@@ -72,7 +72,7 @@ async def claim(store: Store) -> tuple[int, list[int]]:
 
 
 async def finish(store: Store, claimed: int, ids: Sequence[int], result: str = '{{"of":{}}}') -> None:
-    """As a resulter does: commit, then a nudge."""
+    """As a resulter does: commit, then a wake-up."""
     async with store.transaction() as session:
         assert await settle.finish(session, {(task_id, claimed): result.format(task_id) for task_id in ids}) == len(ids)
     async with store.session() as session:
@@ -138,7 +138,7 @@ async def test_all_waits_for_the_last_and_any_answers_those_that_have_settled(st
         await fail(store, claimed, ids[0])
         async with store.transaction() as session:
             await settle.cancel(session, [ids[2]], "not wanted")
-        outcomes = (await every)["result"]  # no nudge came with the last change: the watch looks by itself
+        outcomes = (await every)["result"]  # no wake-up came with the last change: the watch looks by itself
         assert [entry["id"] for entry in outcomes] == [*ids, ids[0]]
         assert [entry["state"] for entry in outcomes] == ["CRITICAL_ERROR", "SUCCESS", "CANCELLED", "CRITICAL_ERROR"]
         assert outcomes[0]["error"]["message"] == "no luck"

@@ -472,7 +472,7 @@ async def test_a_scheduler_comes_back_after_an_outage_of_postgres(
 # Waking up
 
 
-async def test_a_nudge_wakes_the_scheduler_long_before_its_next_poll(
+async def test_a_wake_up_wakes_the_scheduler_long_before_its_next_poll(
     store: Store, outbound: SqsQueue, settings: Settings
 ) -> None:
     patient = with_settings(settings, poll_seconds=3600)
@@ -484,7 +484,7 @@ async def test_a_nudge_wakes_the_scheduler_long_before_its_next_poll(
     try:
         for _ in range(3):
             (task_id,) = await enqueue(store, NewTask("a"))
-            notifier.poke()
+            notifier.wake()
             received = await outbound.receive(wait_seconds=20, visibility_seconds=30)
             assert task_ids(received) == [task_id]
     finally:
@@ -493,7 +493,7 @@ async def test_a_nudge_wakes_the_scheduler_long_before_its_next_poll(
         assert await running == 0
 
 
-async def test_a_nudge_is_good_for_one_look(store: Store, outbound: SqsQueue, settings: Settings) -> None:
+async def test_a_wake_up_is_good_for_one_look(store: Store, outbound: SqsQueue, settings: Settings) -> None:
     scheduler = Scheduler(
         open_queue=no_routes, store=store, outbound=outbound, settings=with_settings(settings, poll_seconds=3600)
     )
@@ -508,7 +508,9 @@ async def test_a_nudge_is_good_for_one_look(store: Store, outbound: SqsQueue, se
     await asyncio.wait_for(waiting, 30)
 
 
-async def test_without_a_nudge_the_poll_finds_the_task(scheduler: Scheduler, store: Store, outbound: SqsQueue) -> None:
+async def test_without_a_wake_up_the_poll_finds_the_task(
+    scheduler: Scheduler, store: Store, outbound: SqsQueue
+) -> None:
     loop = Loop(scheduler, passes=1, grace_seconds=5)
     running = asyncio.create_task(loop.run())
     try:

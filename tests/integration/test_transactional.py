@@ -186,18 +186,18 @@ async def count(sql: Any) -> int:
 async def heard(database_url: str) -> AsyncIterator[list[str]]:
     """Nudges to schedulers, as they come."""
     connection = await asyncpg.connect(database_url)
-    nudges: list[str] = []
-    await connection.add_listener(CHANNEL, lambda *args: nudges.append(args[3]))
-    yield nudges
+    wake_ups: list[str] = []
+    await connection.add_listener(CHANNEL, lambda *args: wake_ups.append(args[3]))
+    yield wake_ups
     await connection.close()
 
 
-async def settle_nudges(sql: Any, nudges: list[str]) -> int:
-    """How many nudges have come, those on their way included: a mark of ours comes behind them."""
-    mark = f"mark {len(nudges)}"
+async def settle_wake_ups(sql: Any, wake_ups: list[str]) -> int:
+    """How many wake-ups have come, those on their way included: a mark of ours comes behind them."""
+    mark = f"mark {len(wake_ups)}"
     await sql.execute(f"notify {CHANNEL}, '{mark}'")
-    await until(lambda: mark in nudges)
-    return nudges.count("")
+    await until(lambda: mark in wake_ups)
+    return wake_ups.count("")
 
 
 @pytest.mark.parametrize("kind", [asyncpg_connection, psycopg_connection])
@@ -228,7 +228,7 @@ async def test_a_task_is_there_if_and_only_if_the_transaction_commits(
     assert await count(sql) == 0
     for table in ("task", "unique_key", "ordering_head", "tally"):
         assert await sql.fetchval(f"select count(*) from penstock.{table}") == 0, table
-    assert await settle_nudges(sql, heard) == 0
+    assert await settle_wake_ups(sql, heard) == 0
 
     async with kind(database_url) as caller:
         await caller.run("create table mine (id int)")
@@ -252,7 +252,7 @@ async def test_a_task_is_there_if_and_only_if_the_transaction_commits(
         (second["id"], "kept", "WAITING", "{}", 0),
     ]
     await sql.execute("select 1 from mine")
-    assert await settle_nudges(sql, heard) == 1  # for the whole transaction
+    assert await settle_wake_ups(sql, heard) == 1  # for the whole transaction
 
 
 @pytest.mark.parametrize("kind", KINDS[::3], ids=[kind.__name__ for kind in KINDS[::3]])
@@ -625,13 +625,13 @@ async def test_the_callers_settings_stay_as_they_were(sql: Any) -> None:
     assert seen == ["force_generic_plan", "on", '"$user", public']
 
 
-async def test_nudges_can_be_left_out(sql: Any, heard: list[str]) -> None:
+async def test_wake_ups_can_be_left_out(sql: Any, heard: list[str]) -> None:
     await sql.execute("set penstock.notify = off")
     await penstock.enqueue(sql, "quiet")
-    assert await settle_nudges(sql, heard) == 0
+    assert await settle_wake_ups(sql, heard) == 0
     await sql.execute("reset penstock.notify")
     await penstock.enqueue_many(sql, [{"action": "loud"}] * 5)
-    assert await settle_nudges(sql, heard) == 1
+    assert await settle_wake_ups(sql, heard) == 1
 
 
 async def test_defaults_of_the_database_can_be_set(sql: Any) -> None:

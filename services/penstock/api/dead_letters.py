@@ -119,7 +119,7 @@ class DeadLetters:
                 await self._replay(command, wanted, queue, held, done)
         unknown = _unknown(command.which, done.handled)
         if done.added:
-            self._notifier.poke()
+            self._notifier.wake()
         log.info(
             "dead_letters_replayed", queue=command.queue, replayed=done.replayed, dropped=done.dropped,
             entries=done.entries, stale=done.stale, left=len(done.left),

@@ -134,7 +134,7 @@ class Methods:
         self._others = asyncio.Semaphore(max(1, settings.database_pool_size - _SPARED_CONNECTIONS))
         self._of_all = TaskCounts(self._session)
         self._of_tenants = TenantCounts(self._session)
-        self._context = Context(settings, self._session, self._transaction, notifier.poke)
+        self._context = Context(settings, self._session, self._transaction, notifier.wake)
         self._description: msgspec.Raw | None = None
         dead = DeadLetters(
             store=store,
@@ -144,11 +144,11 @@ class Methods:
             dead_letters=dead_letters,
             settings=settings,
         )
-        rejected = RejectedMessages(store, self._session, settings, turns=self._others, changed=notifier.poke)
+        rejected = RejectedMessages(store, self._session, settings, turns=self._others, changed=notifier.wake)
         keys = Keys(self._session, keys_changed)
         self.audit = Audit(self._session)
-        rules = Rules(self._session, self._transaction, notifier.poke)
-        tenants = Tenants(self._session, self._transaction, notifier.poke)
+        rules = Rules(self._session, self._transaction, notifier.wake)
+        tenants = Tenants(self._session, self._transaction, notifier.wake)
         jobs = Jobs(self._transaction)
         self.results = Results(
             store,
@@ -156,7 +156,7 @@ class Methods:
             tasks_limit=settings.result_waits_limit,
             requests_limit=max(1, settings.http_connections // 2),
         )
-        workflows = Workflows(self._transaction, notifier.poke, settings)
+        workflows = Workflows(self._transaction, notifier.wake, settings)
         # Those of a body are carried out together.
         self._joined: dict[str, Handler] = {
             "enqueue": self._enqueue, "result": self._result, "status": self._status,
@@ -316,7 +316,7 @@ class Methods:
         async with self._store.transaction(hurried=True) if hurried else self._store.session() as session:
             accepted = await enqueue.enqueue(session, tasks)
         count_enqueued(tasks, accepted, door="http")
-        self._notifier.poke()
+        self._notifier.wake()
         return [refusal_of(task, answer) or answer for task, answer in zip(tasks, accepted, strict=True)]
 
     @staticmethod
@@ -413,7 +413,7 @@ class Methods:
         async with self._transaction() as session:
             await tenancy.check_task(session, command.id)
             changed = await apply_change(session, command)
-        self._notifier.poke()  # a task may run, or there is room for one
+        self._notifier.wake()  # a task may run, or there is room for one
         return views.Changed(changed["id"], changed["state"])
 
     async def _answer_wait(self, command: AnswerWait) -> views.Answered:
@@ -427,7 +427,7 @@ class Methods:
             log.warning("answer_refused", reason=str(exc))
             raise InvalidParams("result", "holds a value that Postgres refuses to store") from exc
         if not answered["kept"]:
-            self._notifier.poke()  # a successor by ordering key may run, or the next attempt
+            self._notifier.wake()  # a successor by ordering key may run, or the next attempt
         return views.Answered(**answered)
 
     async def _stats(self, command: Stats) -> msgspec.Raw | TenantStatistics:
@@ -443,7 +443,7 @@ class Methods:
     async def _release_key(self, command: ReleaseKey) -> views.ReleasedKey:
         async with self._transaction() as session:
             released = await ordering.release_keys(session, [command.key])
-        self._notifier.poke()
+        self._notifier.wake()
         return views.ReleasedKey(own_key(command.key), command.key in released, released.get(command.key))
 
     async def _check_claims(self, command: CheckClaims) -> views.CheckedClaims:

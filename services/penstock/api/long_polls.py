@@ -1,7 +1,7 @@
 """Long polls for results: however many wait for however many tasks, one watch looks for all of them.
 
-The watch is woken by the nudge that resulters, supervisors and apis send anyway when tasks have changed, and by itself
-once a second; so settling costs nothing more, whether or not anybody waits. Between two looks it rests for nine times
+The watch looks at each wake-up that resulters, supervisors and apis send when tasks have changed, and
+at least once a second; so settling costs nothing more. Between two looks it rests for nine times
 as long as the last one took.
 """
 
@@ -32,7 +32,7 @@ _SHORTEST_REST_SECONDS = 0.01
 _LONGEST_REST_SECONDS = 1.0
 _REST_SHARE = 9.0
 _SHARE_OF_ONE = 0.5  # of the requests that may wait, for one caller, so that it leaves some to the others
-_IDLE_SECONDS = 60.0  # the connection that hears nudges is kept so long after the last one who waited
+_IDLE_SECONDS = 60.0  # the connection that hears wake-ups is kept so long after the last one who waited
 _COMPANY_SECONDS = 0.02
 _COMPANY_SECONDS_OF_MANY = 0.1
 _MANY = 100

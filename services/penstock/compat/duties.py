@@ -60,7 +60,7 @@ class FiringArmed:
         async with self._store.transaction() as session:
             fired = await fire_armed(session)
         if fired:
-            self._notifier.poke()
+            self._notifier.wake()
             log.debug("armed_fired", schedules=fired, seconds=round(monotonic() - started, 4))
         return fired
 

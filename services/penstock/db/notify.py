@@ -1,4 +1,4 @@
-"""LISTEN/NOTIFY: a nudge that there is work. Polling stays the truth; a lost nudge costs one poll interval.
+"""LISTEN/NOTIFY wake-ups when there is work. Polling finds it anyway; a lost wake-up costs one poll interval.
 
 A NOTIFY is sent from a statement of its own, never inside the writing transaction (a notifying commit takes one
 lock over the whole cluster), and at most once in ``_DEBOUNCE_SECONDS`` per process, however many writes there were.
@@ -24,23 +24,23 @@ log = get_logger()
 
 
 class Notifier:
-    """Sends nudges; ``poke`` costs nothing, the sending happens in ``run`` (a side task).
+    """Sends wake-ups: ``wake`` only marks, ``run`` (a side task) sends.
 
-    What moves workflows on is nudged too, where a task of one was settled through the store.
+    The advancing of workflows is woken too when a task of one was settled through the store.
     """
 
     def __init__(self, store: Store, channel: str = CHANNEL) -> None:
         self._store = store
         self._channel = channel
-        self._poked = asyncio.Event()
+        self._woken = asyncio.Event()
 
-    def poke(self) -> None:
-        self._poked.set()
+    def wake(self) -> None:
+        self._woken.set()
 
     async def run(self) -> None:
         while True:
-            await self._poked.wait()
-            self._poked.clear()
+            await self._woken.wait()
+            self._woken.clear()
             try:
                 async with self._store.session() as session:
                     if self._store.has_told and self._channel == CHANNEL:
@@ -53,7 +53,7 @@ class Notifier:
 
 
 class Listener:
-    """Receives nudges: ``event`` is set by each. Run ``run`` as a side task; it reconnects by itself."""
+    """Receives wake-ups: each sets ``event``. Run ``run`` as a side task; it reconnects automatically."""
 
     def __init__(self, store: Store, channel: str = CHANNEL) -> None:
         self._store = store
@@ -61,7 +61,7 @@ class Listener:
         self._events = {channel: self.event}
 
     def also(self, channel: str) -> asyncio.Event:
-        """Set by each nudge of another channel, over the same connection; asked for before ``run``."""
+        """Set by each wake-up of another channel, over the same connection; asked for before ``run``."""
         return self._events.setdefault(channel, asyncio.Event())
 
     async def run(self) -> None:
@@ -73,9 +73,9 @@ class Listener:
                 connection.add_termination_listener(lambda _, lost=lost: lost.set())
                 for channel, event in self._events.items():
                     await connection.add_listener(channel, self._heard)
-                    event.set()  # whatever came while nobody listened
+                    event.set()  # a wake-up may have come while no one listened
                 while not await _is_set(lost, within_seconds=_WATCHDOG_SECONDS):
-                    # A half-open socket says nothing for ever; a question must be answered.
+                    # A half-open socket stays silent; a query must be answered.
                     await connection.execute("select 1", timeout=5)
                 log.warning("listen_lost", reason="the connection was closed")
             except (Unavailable, OSError, TimeoutError) as exc:

@@ -1,7 +1,7 @@
 """Every metric that Penstock exports: name, unit, labels. docs/metrics.md tables them; a test holds the two together.
 
-Labels stay low in cardinality: a process distinguishes a limited number of actions and counts further ones as ``other``,
-for names of actions come from callers; everything else is a fixed set.
+Labels stay low in cardinality: a process distinguishes so many actions and counts further ones as ``other``, for names
+of actions come from callers; everything else is a fixed set.
 """
 
 from __future__ import annotations

@@ -80,9 +80,9 @@ class Scheduler(Service):
         return {"listen": self._listener.run}
 
     async def wait_for_work(self) -> None:
-        """Until a nudge, the next task's time or the poll interval, whichever comes first; while the window is full,
-        nudges wait together."""
-        async with self._waiting:  # a nudge is for one pass: two that look at once find no more than one
+        """Until a wake-up, the next task's time or the poll interval, whichever comes first; while the window is full,
+        wake-ups wait together."""
+        async with self._waiting:  # a wake-up is for one pass: two that look at once find no more than one
             await asyncio.sleep(self._lane.full_for_seconds())
             seconds = self._settings.poll_seconds
             if self._rules.gates:
@@ -99,7 +99,7 @@ class Scheduler(Service):
 
     async def run_once(self) -> int:
         """Claim what is due and fits the window, send it, release what could not be sent; returns how many went."""
-        # Cleared before looking: a nudge that comes during the claim then leads to another look, not to a wait.
+        # Cleared before looking: a wake-up that comes during the claim then leads to another look, not to a wait.
         self._listener.event.clear()
         await self._store.read_fence()
         await self._look_at_rules()

@@ -73,7 +73,7 @@ class Supervisor(Service):
         self._guard = Guard()
         self._rules = Rules(store=store, outbound=queues["outbound"], open_queue=open_queue)
         self._repair = Repair(store=store, queue_of=self._rules.queue_of, results=queues["results"], settings=settings)
-        self._jobs = Jobs(store=store, changed=self._notifier.poke)
+        self._jobs = Jobs(store=store, changed=self._notifier.wake)
         self._expiry = Expiry(store=store)
         self._waits = Waits(store=store, settings=settings)
         self._firing = Firing(store=store, notifier=self._notifier, settings=settings)
@@ -120,7 +120,7 @@ class Supervisor(Service):
         for duty in self._duties:
             changed = await self._guard.run(type(duty).__name__, duty.run_once)
             if changed and duty in (self._rules, self._repair, self._expiry, self._waits):
-                self._notifier.poke()
+                self._notifier.wake()
         self._guard.end_round()
         return 0
 

@@ -63,7 +63,7 @@ class Firing:
                 sweeps=sweeps,
             )
         if fired.tasks:
-            self._notifier.poke()
+            self._notifier.wake()
         if fired.missed:
             log.warning("schedule_fires_missed", instants=fired.missed, schedules=fired.schedules)
         if fired.schedules:

@@ -86,7 +86,7 @@ class Advancing:
             sum((part.ended for part in parts), Counter()),
         )
         if advanced.started:
-            self._notifier.poke()
+            self._notifier.wake()
         for state, count in advanced.ended.items():
             metrics.WORKFLOWS_ENDED.labels(state).inc(count)
         metrics.WORKFLOW_EVENTS.inc(advanced.events)

@@ -50,7 +50,7 @@ class Turns:
         self._store.has_left = False  # what is left by now was left before
         if not promoted:
             return _LOOK_SECONDS
-        self._notifier.poke()
+        self._notifier.wake()
         return 0.0
 
     async def end_all(self) -> None:
@@ -60,7 +60,7 @@ class Turns:
             async with self._store.transaction() as session:
                 promoted = await ordering.end_turns(session, _AT_ONCE, also_running=True)
             if promoted:
-                self._notifier.poke()
+                self._notifier.wake()
 
     async def _work_or_wait(self) -> float:
         seconds = await self.run_once()

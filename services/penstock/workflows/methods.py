@@ -25,17 +25,17 @@ from penstock.workflows.store import change_workflow, count_steps, list_workflow
 class Workflows:
     """Carries out commands about workflows; ``commands`` is what a table of commands takes.
 
-    transaction: opens one. poke: called when tasks were added or settled.
+    transaction: opens one. wake: called when tasks were added or settled.
     """
 
     def __init__(
         self,
         transaction: Callable[[], AbstractAsyncContextManager[Session]],
-        poke: Callable[[], None],
+        wake: Callable[[], None],
         settings: Settings,
     ) -> None:
         self._transaction = transaction
-        self._poke = poke
+        self._wake = wake
         self._settings = settings
 
     @property
@@ -52,7 +52,7 @@ class Workflows:
         """Raises WorkflowConflict."""
         async with self._transaction() as session:
             changed = await change_workflow(session, command, self._settings)
-        self._poke()
+        self._wake()
         return views.accepted(changed)
 
     async def _change(self, command: CancelWorkflow | RetryWorkflow) -> views.WorkflowChanged:
@@ -60,7 +60,7 @@ class Workflows:
         async with self._transaction() as session:
             await _check_seen(session, command.which)
             changed = await change_workflow(session, command, self._settings)
-        self._poke()
+        self._wake()
         return views.changed(changed)
 
     async def _get(self, command: GetWorkflow) -> views.WorkflowDetail:

@@ -113,7 +113,7 @@ class Clockwork:
             (is_armed,) = await create_schedules(session, [armed], same_key=self._settings.clockwork_same_key)
         if not is_armed:
             raise IllegalArgument("the pair of clientId and scheduleKey is armed with other contents")
-        self._notifier.poke()
+        self._notifier.wake()
         metrics.CREATION_LATENCY_SECONDS.labels(SOURCE).observe(perf_counter() - started)
         log.debug("clockwork_armed", due_at=instant_of(request.schedule_time).isoformat())
         return request.ordering_key

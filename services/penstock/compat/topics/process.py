@@ -133,7 +133,7 @@ class Source(Service):
         for partition, offset in moved.items():
             self._states[partition].next = offset
         self._uncommitted |= moved.keys()
-        self._notifier.poke()
+        self._notifier.wake()
 
     async def _store_taken(self, session: Session, taken: Sequence[Taken]) -> None:
         """What Postgres refuses is told and passed over, and harms no other record."""
@@ -170,7 +170,7 @@ class Source(Service):
             if count < _RELEASED_AT_ONCE:
                 break
         state.caught_up = state.complete = True
-        self._notifier.poke()
+        self._notifier.wake()
         log.info(
             "source_caught_up", topic=partition.topic, partition=partition.partition, offset=state.next,
             released=released,
