@@ -51,6 +51,32 @@ resource "aws_db_instance" "this" {
   tags                         = var.tags
 }
 
+# The owner of the schema, for the migration alone.
+
+resource "aws_secretsmanager_secret" "database_owner" {
+  name = "${var.name}/database-owner"
+  tags = var.tags
+}
+
+resource "aws_secretsmanager_secret_version" "database_owner" {
+  secret_id                = aws_secretsmanager_secret.database_owner.id
+  secret_string_wo         = "postgresql://penstock:${var.database_password}@${aws_db_instance.this.address}:5432/penstock"
+  secret_string_wo_version = var.secrets_version
+}
+
+# The processes' role, which may not change the schema, and its password for the task that creates it.
+
+resource "aws_secretsmanager_secret" "app_password" {
+  name = "${var.name}/app-password"
+  tags = var.tags
+}
+
+resource "aws_secretsmanager_secret_version" "app_password" {
+  secret_id                = aws_secretsmanager_secret.app_password.id
+  secret_string_wo         = var.app_password
+  secret_string_wo_version = var.secrets_version
+}
+
 resource "aws_secretsmanager_secret" "database" {
   name = "${var.name}/database"
   tags = var.tags
@@ -58,7 +84,7 @@ resource "aws_secretsmanager_secret" "database" {
 
 resource "aws_secretsmanager_secret_version" "database" {
   secret_id                = aws_secretsmanager_secret.database.id
-  secret_string_wo         = "postgresql://penstock:${var.database_password}@${aws_db_instance.this.address}:5432/penstock"
+  secret_string_wo         = "postgresql://penstock_app:${var.app_password}@${aws_db_instance.this.address}:5432/penstock"
   secret_string_wo_version = var.secrets_version
 }
 

@@ -114,7 +114,7 @@ resource "aws_iam_role_policy" "process" {
 }
 
 resource "aws_iam_role" "start" {
-  for_each = merge(local.processes, { migrate = { secrets = { PENSTOCK_DATABASE_URL = aws_secretsmanager_secret.database.arn } } })
+  for_each = merge(local.processes, { migrate = {} })
 
   name               = "${var.name}-${each.key}-start"
   assume_role_policy = local.assumed_by_tasks
@@ -131,7 +131,7 @@ resource "aws_iam_role_policy_attachment" "start" {
 resource "aws_iam_role_policy" "start" {
   for_each = merge(
     { for process, about in local.processes : process => values(about.secrets) },
-    { migrate = [aws_secretsmanager_secret.database.arn] },
+    { migrate = [aws_secretsmanager_secret.database_owner.arn, aws_secretsmanager_secret.app_password.arn] },
   )
 
   name = "secrets"
@@ -284,19 +284,37 @@ resource "aws_ecs_task_definition" "migrate" {
     name = "tmp"
   }
 
-  container_definitions = jsonencode([merge(local.container, {
-    name        = "migrate"
-    image       = var.image
-    command     = ["migrate"]
-    environment = [for name, value in local.database_environment : { name = name, value = value }]
-    secrets     = [{ name = "PENSTOCK_DATABASE_URL", valueFrom = aws_secretsmanager_secret.database.arn }]
-    logConfiguration = {
-      logDriver = "awslogs"
-      options = {
-        awslogs-group         = aws_cloudwatch_log_group.this.name
-        awslogs-region        = data.aws_region.current.region
-        awslogs-stream-prefix = "migrate"
+  container_definitions = jsonencode([for container in [
+    {
+      # Creates the role of the processes, and ends; doing so again sets its password.
+      name        = "role"
+      image       = "public.ecr.aws/docker/library/postgres:17.6-alpine"
+      essential   = false
+      entryPoint  = ["sh", "-c"]
+      command     = ["printf '%s' \"$ROLE_SQL\" | psql --no-psqlrc --set=ON_ERROR_STOP=1 \"$OWNER_URL\""]
+      environment = [{ name = "ROLE_SQL", value = file("${path.module}/role.sql") }]
+      secrets = [
+        { name = "OWNER_URL", valueFrom = aws_secretsmanager_secret.database_owner.arn },
+        { name = "APP_PASSWORD", valueFrom = aws_secretsmanager_secret.app_password.arn },
+      ]
+    },
+    {
+      name        = "migrate"
+      image       = var.image
+      essential   = true
+      command     = ["migrate", "--grant", "penstock_app"]
+      dependsOn   = [{ containerName = "role", condition = "SUCCESS" }]
+      environment = [for name, value in local.database_environment : { name = name, value = value }]
+      secrets     = [{ name = "PENSTOCK_DATABASE_URL", valueFrom = aws_secretsmanager_secret.database_owner.arn }]
+    },
+    ] : merge(local.container, container, {
+      logConfiguration = {
+        logDriver = "awslogs"
+        options = {
+          awslogs-group         = aws_cloudwatch_log_group.this.name
+          awslogs-region        = data.aws_region.current.region
+          awslogs-stream-prefix = "migrate"
+        }
       }
-    }
   })])
 }

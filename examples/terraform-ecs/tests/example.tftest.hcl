@@ -14,6 +14,7 @@ variables {
   subnet_ids        = ["subnet-1", "subnet-2"]
   image             = "registry.example.com/penstock:0.1.0"
   database_password = "0123456789abcdef0123456789abcdef"
+  app_password      = "fedcba9876543210fedcba9876543210"
   reader_key        = "pstk_0123456789abcdef0123456789abcdef"
   workers = {
     _default = { image = "registry.example.com/myapp:1.0.0", app = "myapp.tasks" }
@@ -63,6 +64,17 @@ run "every_process_runs" {
   assert {
     condition     = aws_db_instance.this.storage_encrypted && !aws_db_instance.this.publicly_accessible && aws_db_instance.this.deletion_protection
     error_message = "The database is encrypted, private and not easily lost."
+  }
+}
+
+run "processes_use_a_role_that_may_not_change_the_schema" {
+  assert {
+    condition     = jsondecode(aws_ecs_task_definition.migrate.container_definitions)[1].command == ["migrate", "--grant", "penstock_app"] && jsondecode(aws_ecs_task_definition.migrate.container_definitions)[1].dependsOn == [{ condition = "SUCCESS", containerName = "role" }]
+    error_message = "The migration grants rights to the role that the container before it creates."
+  }
+  assert {
+    condition     = length(setintersection(toset([for process, about in local.processes : about.secrets["PENSTOCK_DATABASE_URL"] if !startswith(process, "worker")]), toset([aws_secretsmanager_secret.database_owner.arn]))) == 0
+    error_message = "No process is given the owner of the database."
   }
 }
 
