@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -19,6 +18,7 @@ from penstock.protocol.batching import join_batch, pack
 from penstock.protocol.errors import TooLarge
 from penstock.protocol.jsonable import dumps
 from penstock.protocol.requests import prepared, task_params
+from penstock.runtime.backoff import Pauses
 from penstock.settings.loading import load_settings
 from penstock.settings.model import Settings
 
@@ -138,11 +138,12 @@ class InboundClient:
         bodies = [(start, end, join_batch(texts[start:end])) for start, end in cuts]
         left = [(start, end, Outgoing(body, headers if len(body) <= room else {})) for start, end, body in bodies]
         reason: str | None = None
+        pauses = Pauses(_FIRST_PAUSE_SECONDS)
         for attempt in range(_SEND_TRIES):
             if not left:
                 break
             if attempt:
-                await asyncio.sleep(_FIRST_PAUSE_SECONDS * 2 ** (attempt - 1) * random.uniform(0.5, 1))
+                await asyncio.sleep(pauses.next_seconds())
             report = await queue.send([message for _, _, message in left])
             left, reason = [left[position] for position in report.failed], report.reason
         if left:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
 from penstock.protocol.errors import PenstockError, RateLimited, ResultTimeout, TooManyWaits, Unavailable
+from penstock.runtime.backoff import Pauses
 
 POLL_SECONDS = 20.0  # of one long poll; load balancers close what is silent for 60
 _FIRST_PAUSE_SECONDS = 0.2
@@ -30,7 +30,7 @@ class LongPoll:
         self._outage_seconds = outage_seconds
         self._deadline = None if timeout is None else monotonic() + timeout
         self._answered_at: float | None = None
-        self._failures = 0
+        self._pauses = Pauses(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
 
     def next_wait(self) -> float:
         """Return the timeout of the next poll in seconds: the time until the deadline, up to POLL_SECONDS."""
@@ -41,21 +41,19 @@ class LongPoll:
     def answered(self) -> None:
         """Record an answer of the api."""
         self._answered_at = monotonic()
-        self._failures = 0
+        self._pauses.reset()
 
     def pause_after(self, exc: PenstockError) -> float:
         """Return the seconds until the next try; raises the error if there is none.
 
         An api that has never answered is not tried again, as its URL may be wrong.
         """
-        self._failures += 1
         if isinstance(exc, RateLimited | TooManyWaits):
             pause = float(exc.data["retry_after"])
         elif isinstance(exc, Unavailable) and self._answered_at is not None:
             if monotonic() - self._answered_at > self._outage_seconds + POLL_SECONDS:
                 raise exc
-            longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(self._failures - 1, 8))
-            pause = random.uniform(longest / 2, longest)
+            pause = self._pauses.next_seconds()
         else:
             raise exc
         if self._deadline is not None and monotonic() + pause > self._deadline:
