@@ -239,7 +239,7 @@ async def test_what_a_retry_cannot_restart_is_counted_and_each_told_its_reason(
     told = {error["id"]: error["reason"] for error in job.errors}
     assert "its payload is gone" in told[1]
     assert told[of_workflow].endswith("it is a step of workflow 7: use workflow.retry")
-    assert told[keyed].endswith("it cannot be retried, for task 4711 has its unique key by now")
+    assert told[keyed].endswith("it cannot be retried, as task 4711 now has its unique key")
     assert all(reason.startswith(f"Task {task_id} is CRITICAL_ERROR") for task_id, reason in told.items())
 
 

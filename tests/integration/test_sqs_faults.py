@@ -202,7 +202,7 @@ async def test_submitter_and_resulter_wait_for_a_queue_that_refuses(rig: Rig, pr
         await put(rig.results, result(task))
         async with weather(proxy, hook):
             for service in (rig.submitter, rig.resulter):
-                with pytest.raises(Unavailable, match="SQS is away"):
+                with pytest.raises(Unavailable, match="SQS is unavailable"):
                     await service.run_once()
         assert await rig.submitter.run_once() == 1, kind
         assert await rig.resulter.run_once() == 1, kind
@@ -636,7 +636,7 @@ async def test_a_worker_comes_back_to_an_outbound_queue_that_refused(
         for kind, hook in AWAY.items():
             await send(rig, kind)
             async with weather(proxy, hook):
-                with pytest.raises(Unavailable, match="SQS is away"):
+                with pytest.raises(Unavailable, match="SQS is unavailable"):
                     await worker.run_once()
             assert await worker.run_once() == 1, kind
             await asyncio.wait_for(worker.settle(), PATIENCE_SECONDS)

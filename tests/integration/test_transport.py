@@ -304,7 +304,7 @@ async def test_an_endpoint_that_is_away_is_unavailable_and_loses_nothing(outboun
     away = transport.queue("http://127.0.0.1:1/000000000000/q", label="away")
     try:
         for call in (away.depth(), away.receive(wait_seconds=0, visibility_seconds=30)):
-            with pytest.raises(Unavailable, match="SQS is away"):
+            with pytest.raises(Unavailable, match="SQS is unavailable"):
                 await call
         report = await away.send(outgoing("1", "2"))
         assert (report.failed, report.refused) == ([0, 1], frozenset())

@@ -519,7 +519,7 @@ async def test_resulter_puts_to_wait_and_submitter_answers(
         pass
     assert [(await task_of(task.id))["state"] for task in (one, two)] == ["SUCCESS", "CRITICAL_ERROR"]
     ((_, text, reason),) = await rejected(store)
-    assert "answered before" in reason
+    assert "has a different answer" in reason
     assert json.loads(text)["params"]["result"] == 2
 
 
@@ -558,7 +558,7 @@ async def test_the_commands_and_the_client_answer(store: Store, settings: Settin
         assert say(url, "complete", "early") == "kept until a task waits for it"
         assert say(url, "complete", "early") == "kept until a task waits for it (it was there already)"
         assert say(url, "fail", "t1", "no", "--final") == f"task {tasks[1].id} CRITICAL_ERROR"
-        assert "answered before" in run(url, "task", "complete", "t1", fails=True)
+        assert "has a different answer" in run(url, "task", "complete", "t1", fails=True)
         assert "not JSON" in run(url, "task", "complete", "t1", "{", fails=True)
         with Client(url) as client:
             assert client.complete("t2", [1]) == {

@@ -396,7 +396,7 @@ class SqsQueue:
                     f"queue {self._name!r} does not exist: make it with terraform/, or for a local endpoint "
                     "with `penstock create-queues`"
                 ) from exc
-            raise Unavailable(f"SQS is away or refuses {operation}: {exc}") from exc
+            raise Unavailable(f"SQS is unavailable or rejected {operation}: {exc}") from exc
         metrics.SQS_CALLS.labels(operation, self.label, "ok").inc()
         return reply
 

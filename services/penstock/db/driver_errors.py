@@ -56,13 +56,13 @@ class Translated:
         # The driver refuses a value before it is sent: an InterfaceError that is a ValueError too.
         unsent = isinstance(exc, asyncpg.InterfaceError) and isinstance(exc, ValueError)
         if unsent or isinstance(exc, _REFUSALS):
-            raise Refused(f"Postgres refuses the values: {exc}") from exc
+            raise Refused(f"Postgres rejected the values: {exc}") from exc
         if isinstance(exc, _LOCKED) or _waited_for_a_row(exc):
             raise Locked(f"another transaction holds a lock that is needed: {exc}") from exc
         if isinstance(exc, _TOO_SLOW):
             raise TooSlow(f"Postgres did not answer in time: {str(exc) or type(exc).__name__}") from exc
         if isinstance(exc, TRANSIENT) and not isinstance(exc, Unavailable):
-            raise Unavailable(f"Postgres is away or refuses: {type(exc).__name__}: {exc}") from exc
+            raise Unavailable(f"Postgres is unavailable or rejected the request: {type(exc).__name__}: {exc}") from exc
 
 
 def _waited_for_a_row(exc: BaseException | None) -> bool:

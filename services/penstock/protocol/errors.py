@@ -8,36 +8,37 @@
         MethodNotFound       -32601
         InvalidParams        -32602  data names the field
         AccessDenied         -32003  no valid API key, one that may not do this, or not from this machine
-        TaskNotFound         -32004
-        MessageNotFound      -32005  no such message, rejected or in a dead-letter queue
-        KeyNotFound          -32006  no such API key
-        JobNotFound          -32008
+        NotFound                     an unknown id, name or key
+          TaskNotFound       -32004
+          MessageNotFound    -32005  rejected, or in a dead-letter queue
+          KeyNotFound        -32006  of the API
+          JobNotFound        -32008
+          RouteNotFound      -32011
+          ScheduleNotFound   -32020  a schedule, or an import of schedules
+          WorkflowNotFound   -32022
         StateConflict        -32009  the task's state forbids it
-          UniqueKeyTaken             another task has its unique key by now
-          PayloadGone                its payload was emptied by retention
+          UniqueKeyTaken             another task now has its unique key
+          PayloadGone                retention has deleted its payload
           PartOfWorkflow             a step is retried with its workflow
-          AnsweredAlready            its token has brought another answer
+          AnsweredAlready            its token already has another answer
         QueueAway            -32010  the api cannot reach a queue
-        RouteNotFound        -32011
-        DuplicateTask        -32012  another task has the unique key, and the caller wants to know
+        DuplicateTask        -32012  another task has the unique key, and on_duplicate is error
         TooLarge             -32013  the payload is over the limit
-        ScheduleNotFound     -32020  no such schedule, or import of schedules
         TooManyWaits         -32025  the api waits for as many results as it may
-        WorkflowNotFound     -32022
-        WorkflowConflict     -32023  the workflow's state forbids it, or its key is that of another definition
+        WorkflowConflict     -32023  the workflow's state forbids it, or another definition has its key
         Overloaded           -32026  the process holds as many bytes of requests as it may
         RateLimited          -32029  more requests than the key may send for now
-      Unavailable          Postgres or SQS is away; trying again later may work
+      Unavailable          Postgres or SQS is unavailable; a later try may work
         Locked               another transaction holds a row or table that this one needs
-        TooSlow              Postgres did not finish within its time; what was asked may be to blame
-        PayloadUnavailable   a payload or result cannot be had now: S3 is away, a key is not here
-      PayloadLost          what was sealed cannot be had any more: its object is gone, or it was changed
-      NoResult             what a program that waits for a result gets in its place
+        TooSlow              Postgres did not finish in time; the statement may be too expensive
+        PayloadUnavailable   a payload or result cannot be read now: S3 is unavailable, a key is missing
+      PayloadLost          an encoded text cannot be decoded: its object is gone, or it was changed
+      NoResult             what waiting for a result raises instead
         TaskFailed           the task is CRITICAL_ERROR
         ResultCancelled      the task is CANCELLED
-        ResultGone           it succeeded, and retention has emptied its result since
+        ResultGone           it succeeded, and retention has deleted its result since
         ResultTimeout        it has not settled within the time; a TimeoutError too
-      Refused              Postgres refuses these values; trying them again is of no use
+      Refused              Postgres rejects the values; they fail at every try
       InjectedFault        raised on purpose in a handler, by PENSTOCK_CHAOS_HANDLER
       StackError           the embedded Postgres, SQS or a process could not be started or found
 
@@ -82,21 +83,21 @@ class SettingsError(PenstockError):
 
 
 class Unavailable(PenstockError):
-    """Postgres or SQS cannot be reached or refuses for the moment; the operation may be tried again."""
+    """Postgres or SQS is unavailable or rejects requests for now; the operation may be tried again."""
 
 
 class Locked(Unavailable):
-    """Another transaction holds a row, key or table for longer than is waited for; it may be tried again."""
+    """Another transaction holds a row, key or table for too long; the operation may be tried again."""
 
 
 class TooSlow(Unavailable):
-    """Postgres did not finish a statement in time; it may be busy, or the statement too much for it."""
+    """Postgres did not finish a statement in time; it may be busy, or the statement too expensive."""
 
 
 class PayloadUnavailable(Unavailable):
-    """A sealed payload or result cannot be opened or stored now: S3 is away, or this process lacks the key.
+    """A payload or result cannot be decoded or stored now: S3 is unavailable, or this process lacks the key.
 
-    is_refusal: S3 has answered that it will not, which an operator has to change.
+    is_refusal: S3 rejected the request, which an operator has to change.
     """
 
     def __init__(self, text: str, *, is_refusal: bool = False) -> None:
@@ -105,15 +106,15 @@ class PayloadUnavailable(Unavailable):
 
 
 class PayloadLost(PenstockError):
-    """A sealed payload or result cannot be opened at all: its object is gone, or it was changed."""
+    """A payload or result cannot be decoded at all: its object is gone, or it was changed."""
 
 
 class Refused(PenstockError):
-    """Postgres refuses the values themselves; whoever sent them must be told, for trying again is of no use."""
+    """Postgres rejects the values themselves, at every try; report it to their sender."""
 
 
 class InjectedFault(PenstockError):
-    """A handler's failure made on purpose; see PENSTOCK_CHAOS_HANDLER."""
+    """An injected failure of a handler; see PENSTOCK_CHAOS_HANDLER."""
 
 
 class StackError(PenstockError):
@@ -162,71 +163,73 @@ class AccessDenied(RpcError):
         self.status = status
 
 
-class TaskNotFound(RpcError):
-    """There is no task of that id; ``data["id"]`` is the id."""
+class NotFound(RpcError):
+    """An id, name or key is unknown; ``data`` has it. what: the kind of object."""
+
+    what = "object"
+
+    def __init__(self, key: int | str, *, called: str = "id") -> None:
+        super().__init__(f"No such {self.what}: {key}", {called: key})
+
+
+class TaskNotFound(NotFound):
+    """Unknown task; ``data["id"]`` is the id."""
 
     code = TASK_NOT_FOUND
-
-    def __init__(self, task_id: int) -> None:
-        super().__init__(f"No such task: {task_id}", {"id": task_id})
+    what = "task"
 
 
-class MessageNotFound(RpcError):
-    """``where`` tells how far was looked."""
+class MessageNotFound(NotFound):
+    """Unknown message; ``where``: the places that were searched."""
 
     code = MESSAGE_NOT_FOUND
 
     def __init__(self, message_id: int | str, where: str) -> None:
-        super().__init__(f"No such message: {message_id} {where}", {"id": message_id})
+        RpcError.__init__(self, f"No such message: {message_id} {where}", {"id": message_id})
 
 
-class KeyNotFound(RpcError):
+class KeyNotFound(NotFound):
     code = KEY_NOT_FOUND
-
-    def __init__(self, key_id: int) -> None:
-        super().__init__(f"No such API key: {key_id}", {"id": key_id})
+    what = "API key"
 
 
-class RouteNotFound(RpcError):
+class RouteNotFound(NotFound):
     code = ROUTE_NOT_FOUND
+    what = "route"
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"No such route: {name}", {"name": name})
+        super().__init__(name, called="name")
 
 
-class JobNotFound(RpcError):
-    """There is no bulk job of that id; ``data["id"]`` is the id."""
+class JobNotFound(NotFound):
+    """Unknown bulk job; ``data["id"]`` is the id."""
 
     code = JOB_NOT_FOUND
-
-    def __init__(self, job_id: int) -> None:
-        super().__init__(f"No such job: {job_id}", {"id": job_id})
+    what = "job"
 
 
-class ScheduleNotFound(RpcError):
-    """``key``: the name of a schedule, or the number of an import."""
+class ScheduleNotFound(NotFound):
+    """Unknown schedule, by its name, or import of schedules, by its number."""
 
     code = SCHEDULE_NOT_FOUND
 
     def __init__(self, key: str | int) -> None:
-        if isinstance(key, int):
-            super().__init__(f"No such import of schedules: {key}", {"id": key})
-        else:
-            super().__init__(f"No such schedule: {key}", {"name": key})
+        self.what = "import of schedules" if isinstance(key, int) else "schedule"
+        super().__init__(key, called="id" if isinstance(key, int) else "name")
 
 
-class WorkflowNotFound(RpcError):
-    """``which``: its id, or its key."""
+class WorkflowNotFound(NotFound):
+    """Unknown workflow, by its id or its key."""
 
     code = WORKFLOW_NOT_FOUND
+    what = "workflow"
 
     def __init__(self, which: int | str) -> None:
-        name = "id" if isinstance(which, int) else "key"
-        super().__init__(f"No such workflow: {which}", {name: which})
+        super().__init__(which, called="id" if isinstance(which, int) else "key")
 
 
 class WorkflowConflict(RpcError):
-    """``data`` has the id and the state of the workflow that stands against what was asked."""
+    """``data`` has the id and the state of the conflicting workflow."""
 
     code = WORKFLOW_CONFLICT
 
@@ -235,7 +238,7 @@ class WorkflowConflict(RpcError):
 
 
 class QueueAway(RpcError):
-    """``reference`` is repeated in the log, which tells the reason."""
+    """``reference`` is also in the log, with the reason."""
 
     code = QUEUE_AWAY
 
@@ -247,52 +250,44 @@ class QueueAway(RpcError):
 
 
 class StateConflict(RpcError):
-    """The task's state forbids it; ``data`` has the id and the state."""
+    """The task's state forbids it; ``data`` has the id, the state and ``more``. reason: end of the sentence."""
 
     code = STATE_CONFLICT
 
-    def __init__(self, task_id: int, state: str, verb: str) -> None:
-        super().__init__(f"Task {task_id} is {state}; it cannot be {verb}", {"id": task_id, "state": state})
+    def __init__(self, task_id: int, state: str, verb: str, reason: str = "", **more: Any) -> None:
+        message = f"Task {task_id} is {state}; it cannot be {verb}{reason}"
+        super().__init__(message, {"id": task_id, "state": state, **more})
 
 
 class PartOfWorkflow(StateConflict):
     """``data["workflow"]`` is the workflow that the task is a step of."""
 
     def __init__(self, task_id: int, state: str, workflow_id: int) -> None:
-        super().__init__(task_id, state, "retried")
-        self.message += f" alone, for it is a step of workflow {workflow_id}: use workflow.retry"
-        self.args = (self.message,)
-        self.data = {"id": task_id, "state": state, "workflow": workflow_id}
+        reason = f" alone, as it is a step of workflow {workflow_id}: use workflow.retry"
+        super().__init__(task_id, state, "retried", reason, workflow=workflow_id)
 
 
 class UniqueKeyTaken(StateConflict):
     """``data["holder"]`` is the task that has the unique key."""
 
     def __init__(self, task_id: int, state: str, holder: int) -> None:
-        super().__init__(task_id, state, "retried")
-        self.message += f", for task {holder} has its unique key by now"
-        self.args = (self.message,)
-        self.data = {"id": task_id, "state": state, "holder": holder}
+        super().__init__(task_id, state, "retried", f", as task {holder} now has its unique key", holder=holder)
 
 
 class PayloadGone(StateConflict):
     """``data["payload_gone"]`` is true."""
 
     def __init__(self, task_id: int, state: str) -> None:
-        super().__init__(task_id, state, "retried")
-        self.message += ", for its payload is gone (PENSTOCK_PAYLOAD_RETENTION_SECONDS): enqueue it anew"
-        self.args = (self.message,)
-        self.data = {"id": task_id, "state": state, "payload_gone": True}
+        reason = ", as its payload is gone (PENSTOCK_PAYLOAD_RETENTION_SECONDS): enqueue it again"
+        super().__init__(task_id, state, "retried", reason, payload_gone=True)
 
 
 class AnsweredAlready(StateConflict):
     """``data["id"]`` and ``data["state"]``: of the task, null for an answer that is kept for one."""
 
     def __init__(self, task_id: int | None, state: str | None) -> None:
-        RpcError.__init__(
-            self, "The token was answered before, and not like this: the first answer counts",
-            {"id": task_id, "state": state},
-        )  # fmt: skip
+        message = "The token already has a different answer: the first answer counts"
+        RpcError.__init__(self, message, {"id": task_id, "state": state})
 
 
 class DuplicateTask(RpcError):
@@ -314,32 +309,32 @@ class TooLarge(RpcError):
 
 
 class TooManyWaits(RpcError):
-    """``what``: requests or tasks, of which ``limit`` may be waited with or for; the same may be sent again later."""
+    """``what``: requests or tasks, of which ``limit`` may wait at once; try again later."""
 
     code = TOO_MANY_WAITS
 
     def __init__(self, what: str, limit: int) -> None:
         super().__init__(
-            f"Too many {what} are waited for: {limit} at once are the limit; ask again later, or with timeout 0",
+            f"Too many {what} wait: the limit is {limit} at once; ask again later, or with timeout 0",
             {"limit": limit, "retry_after": 1},
         )
 
 
 class Overloaded(RpcError):
-    """The same may be sent again a moment later."""
+    """The same request may be sent again a moment later."""
 
     code = OVERLOADED
     retry_after_seconds = 1.0
 
     def __init__(self) -> None:
         super().__init__(
-            "The api holds as many bytes of requests and answers as it may: try again later, or send less at once",
+            "The api is at its limit of bytes in requests and answers: try again later, or send less at once",
             {"retry_after": self.retry_after_seconds},
         )
 
 
 class RateLimited(RpcError):
-    """The same may be sent again after ``retry_after_seconds``."""
+    """The same request may be sent again after ``retry_after_seconds``."""
 
     code = RATE_LIMITED
 
@@ -350,7 +345,7 @@ class RateLimited(RpcError):
 
 
 class NoResult(PenstockError):
-    """A task's result cannot be had. ``id`` is the task, ``state`` the one that was seen last, None for none."""
+    """A task has no result for the caller. ``id`` is the task, ``state`` its last known state, or None."""
 
     def __init__(self, task_id: int, state: str | None, text: str) -> None:
         super().__init__(text)
@@ -362,13 +357,13 @@ class TaskFailed(NoResult):
     """The task is CRITICAL_ERROR; ``error`` is the JSON-RPC error object of its last attempt."""
 
     def __init__(self, task_id: int, error: Any) -> None:
-        told = error.get("message") if isinstance(error, dict) else error
-        super().__init__(task_id, "CRITICAL_ERROR", f"task {task_id} failed: {told}")
+        message = error.get("message") if isinstance(error, dict) else error
+        super().__init__(task_id, "CRITICAL_ERROR", f"task {task_id} failed: {message}")
         self.error = error
 
 
 class ResultCancelled(NoResult):
-    """The task is CANCELLED; ``reason`` says why where anybody said, ``error`` is that of its last failed attempt."""
+    """The task is CANCELLED; ``reason``: text or None; ``error``: of its last failed attempt."""
 
     def __init__(self, task_id: int, reason: str | None, error: Any) -> None:
         super().__init__(task_id, "CANCELLED", f"task {task_id} was cancelled" + (f": {reason}" if reason else ""))
@@ -377,14 +372,15 @@ class ResultCancelled(NoResult):
 
 
 class ResultGone(NoResult):
-    """The task succeeded, and its result was emptied by PENSTOCK_RESULT_RETENTION_SECONDS since."""
+    """The task succeeded, and PENSTOCK_RESULT_RETENTION_SECONDS later its result was deleted."""
 
     def __init__(self, task_id: int) -> None:
         super().__init__(task_id, "SUCCESS", f"task {task_id} succeeded, and its result is no longer kept")
 
 
 class ResultTimeout(NoResult, TimeoutError):
-    """The task has not settled within the time; it goes on, and its result may be asked for again."""
+    """The task has not settled in time; it continues, and its result may be asked for again."""
 
     def __init__(self, task_id: int, state: str | None, seconds: float) -> None:
-        super().__init__(task_id, state, f"task {task_id} is {state} after {seconds:g} s: ask for its result again")
+        text = f"task {task_id} has not finished after {seconds:g} s (state {state}): ask for its result again"
+        super().__init__(task_id, state, text)

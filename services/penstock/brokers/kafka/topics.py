@@ -73,7 +73,7 @@ class Topics:
         try:
             return await asyncio.to_thread(ask)
         except module.KafkaException as exc:
-            raise Unavailable(f"Kafka at {self._shown} is away or refuses: {told(exc)}") from exc
+            raise Unavailable(f"Kafka at {self._shown} is unavailable or rejected the request: {told(exc)}") from exc
 
     # In a thread
 

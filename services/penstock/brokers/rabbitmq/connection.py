@@ -177,7 +177,7 @@ class Link:
             raise Unavailable(self._worded(what, exc)) from exc
 
     def _worded(self, what: str, exc: BaseException) -> str:
-        return f"RabbitMQ at {self._url.shown} is away or refuses {what}: {self._url.scrub(reason_of(exc))}"
+        return f"RabbitMQ at {self._url.shown} is unavailable or rejected {what}: {self._url.scrub(reason_of(exc))}"
 
     async def channel(self, *, prefetch: int, closed: Callable[[str], None]) -> Any:
         """A channel of its owner alone. closed: called with the reason when it is lost. Raises Unavailable."""
