@@ -85,7 +85,7 @@ class Submitter(Consumer):
         async with self._store.transaction(hurried=hurried) as session:
             fresh = await enqueue.record_receipts(session, list(read))
             merged = _merge([read[message_id] for message_id in read if message_id in fresh])
-            enqueued = await accept_inbound(session, merged, self._settings, door="inbound")
+            enqueued = await accept_inbound(session, merged, self._settings, source="inbound")
             await enqueue.insert_rejected(session, "inbound", merged.refused)
         self._stored(merged, enqueued)
 
@@ -105,7 +105,7 @@ class Submitter(Consumer):
                 part = await self._read(message, text)
                 try:
                     async with session.savepoint():
-                        enqueued += await accept_inbound(session, part, self._settings, door="inbound")
+                        enqueued += await accept_inbound(session, part, self._settings, source="inbound")
                 except Refused as exc:
                     part = Inbound(refused=[(text, str(exc))])
                 parts.append(part)

@@ -594,13 +594,13 @@ async def test_the_inbound_queue_makes_and_stops_jobs_and_refuses_what_only_answ
     read: Callable[..., Awaitable[Any]] = accept_inbound
     async with store.transaction() as session:
         first = read_inbound(request("bulk.cancel", {"action": "a*"}), settings)
-        await read(session, first, settings, door="inbound")
+        await read(session, first, settings, source="inbound")
     async with store.transaction() as session:
         job = await read_job(session, 1)
         assert (job.kind, job.state, job.params["select"]["action"]) == ("bulk.cancel", JobState.RUNNING, "a*")
         body = f"[{request('job.cancel', {'id': 1})},{request('job.cancel', {'id': 7})}]"
         both = read_inbound(body, settings)
-        await read(session, both, settings, door="inbound")
+        await read(session, both, settings, source="inbound")
         assert [reason for _, reason in both.refused] == ["No such job: 7"]
         assert (await read_job(session, 1)).state is JobState.CANCELLED
     for method, params in (("bulk.cancel", {"all": True, "dry_run": True}), ("job.get", {"id": 1}), ("job.list", {})):

@@ -13,7 +13,7 @@ import pytest
 from pydantic import SecretStr
 
 from penstock.api.process import Api
-from penstock.compat.delayed_records import fire_armed
+from penstock.compat import delayed_records
 from penstock.compat.http import OlderApis
 from penstock.db.pool import Store
 from penstock.protocol.errors import SettingsError
@@ -77,7 +77,7 @@ async def test_a_schedule_is_armed_before_it_is_answered_and_its_ordering_key_is
 async def test_without_a_time_it_is_due_at_once(http: httpx.AsyncClient, store: Store, sql: Any) -> None:
     assert await create(http, without("scheduleTime")) == (200, "o")
     async with store.transaction() as session:
-        assert await fire_armed(session) == 1
+        assert await delayed_records.publish_due(session) == 1
     (task,) = await sql.fetch("select action, ordering_key, payload, max_attempts from penstock.task")
     assert (task["action"], task["ordering_key"], task["max_attempts"]) == ("kafka.publish", "clockwork:o", 1000)
     assert json.loads(task["payload"])["records"][0]["key"] == "o"
@@ -165,7 +165,7 @@ async def test_any_text_is_delivered_as_it_came(http: httpx.AsyncClient, store: 
     body = GOOD | {"orderingKey": text, "taskData": text, "clientId": text, "scheduleKey": text, "scheduleTime": 1}
     assert await create(http, body) == (200, text)
     async with store.transaction() as session:
-        assert await fire_armed(session) == 1
+        assert await delayed_records.publish_due(session) == 1
     payload = await sql.fetchval("select payload::text from penstock.task")
     from penstock.worker.deliveries.kafka import RecordParams, record_of
 

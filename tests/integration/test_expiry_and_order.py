@@ -191,7 +191,7 @@ async def test_reschedule_moves_what_waits_and_refuses_the_rest(store: Store, se
     assert moved == {(2040, 5)}
     inbound = read_inbound(request("reschedule", {"id": failed, "priority": -1}), settings)
     async with store.transaction() as session:
-        await accept_inbound(session, inbound, settings, door="inbound")
+        await accept_inbound(session, inbound, settings, source="inbound")
     assert await sql.fetchval("select priority from penstock.task where id = $1", failed) == -1
 
 

@@ -17,7 +17,8 @@ import pytest
 
 from penstock.brokers.base import MAX_RECEIVES, Depth
 from penstock.brokers.sqs import SqsQueue, SqsTransport
-from penstock.compat.delayed_records import Armed, arm, fire_armed
+from penstock.compat import delayed_records
+from penstock.compat.delayed_records import DelayedRecord
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
 from penstock.methods.reading import read_command
@@ -353,14 +354,15 @@ async def test_one_expired_task_whose_key_is_held_does_not_keep_the_others(
 
 async def test_armed_schedules_behind_a_held_key_wait_in_their_order(short: Store, database_url: str, sql: Any) -> None:
     wanted = [
-        Armed("s", bytes([n]), 1000 + n, "K" if n % 3 == 1 else f"free-{n}", json.dumps({"n": n})) for n in range(12)
+        DelayedRecord("s", bytes([n]), 1000 + n, "K" if n % 3 == 1 else f"free-{n}", json.dumps({"n": n}))
+        for n in range(12)
     ]
     async with short.transaction() as session:
-        await arm(session, wanted, replaces=False)
+        await delayed_records.put(session, wanted, replaces=False)
     async with program(database_url, HOLDS_K), short.transaction() as session:
-        assert await fire_armed(session) == 8
+        assert await delayed_records.publish_due(session) == 8
     async with short.transaction() as session:
-        assert await fire_armed(session) == 4
+        assert await delayed_records.publish_due(session) == 4
     payloads = await sql.fetch("select payload::text from penstock.task where ordering_key = 'K' order by id")
     assert [record["n"] for (text,) in payloads for record in json.loads(text)["records"]] == [1, 4, 7, 10]
 

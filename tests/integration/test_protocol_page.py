@@ -64,7 +64,7 @@ async def test_every_example_of_the_protocol_page_is_true(
             elif kind == "inbound":
                 inbound = read_inbound(text, settings)
                 async with store.transaction() as session:
-                    await accept_inbound(session, inbound, settings, door="inbound")
+                    await accept_inbound(session, inbound, settings, source="inbound")
                     await enqueue.insert_rejected(session, "inbound", inbound.refused)
             elif kind == "outbound":
                 async with store.transaction() as session:

@@ -21,8 +21,8 @@ import pytest
 
 from penstock.api.replay import retry_rejected
 from penstock.brokers.kafka.records import Received
-from penstock.compat.delayed_records import fire_armed
-from penstock.compat.topics.feeds import ClockworkFeed, Feed, ScheduleFeed, Taken
+from penstock.compat import delayed_records
+from penstock.compat.topics.feeds import ClockworkFeed, Feed, ScheduleFeed, SourceRecord
 from penstock.compat.topics.process import Source
 from penstock.compat.topics.schedules import Undecodable, read_json
 from penstock.db.pool import Store
@@ -129,7 +129,7 @@ async def fired(store: Store, sql: Any) -> Any:
         fired_now = 1
         while fired_now:
             async with store.transaction() as session:
-                fired_now = await fire_armed(session) or 0
+                fired_now = await delayed_records.publish_due(session) or 0
             await sql.execute("delete from penstock.ordering_head")  # as if each had settled
         return [json.loads(row[0]) for row in await sql.fetch("select payload from penstock.task order by id")]
 
@@ -227,8 +227,8 @@ async def test_what_cannot_be_read_cancels_unless_told_otherwise_and_stops_nothi
         )
     )
 
-    def taken(key: bytes, body: bytes) -> Taken:
-        return Taken(Received(topics["json"], 0, 0, key, body, (), None), behind=False, anew=False)
+    def taken(key: bytes, body: bytes) -> SourceRecord:
+        return SourceRecord(Received(topics["json"], 0, 0, key, body, (), None), behind=False, anew=False)
 
     async with store.transaction() as session:
         await feed.store(session, [taken(b"a", in_json(FUTURE_MS)), taken(b"b", in_json(FUTURE_MS))])
@@ -244,7 +244,9 @@ async def test_a_schedule_over_the_limit_is_rejected_and_cancels_nothing(
     large = in_json(1, value=b"x" * 300_000)
     for value in (in_json(FUTURE_MS), large):
         async with store.transaction() as session:
-            await feed.store(session, [Taken(Received(topics["json"], 3, 17, b"a", value, (), None), False, False)])
+            await feed.store(
+                session, [SourceRecord(Received(topics["json"], 3, 17, b"a", value, (), None), False, False)]
+            )
     assert set(await armed(sql)) == {b"a"}
     (row,) = await sql.fetch("select id, source, body, reason from penstock.rejected")
     assert (row["source"], bytes(row["body"])) == ("kafka-source", large)

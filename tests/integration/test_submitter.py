@@ -52,13 +52,13 @@ async def test_the_older_request_becomes_a_task_and_its_message_goes(
     submitter: Submitter, inbound: SqsQueue, store: Store
 ) -> None:
     await put(inbound, '{"jsonrpc":"2.0","method":"submit:export","params":{"objectID":23}}')
-    before = sample("penstock_enqueued_total", action="export", door="inbound")
+    before = sample("penstock_enqueued_total", action="export", source="inbound")
     assert await submitter.run_once() == 1
     (task,) = await tasks(store)
     assert (task["action"], task["state"], task["unique_key"]) == ("export", "SCHEDULED", "23")
     assert json.loads(task["payload"]) == {"objectID": 23}
     assert await inbound.depth() == EMPTY
-    assert sample("penstock_enqueued_total", action="export", door="inbound") == before + 1
+    assert sample("penstock_enqueued_total", action="export", source="inbound") == before + 1
     assert await submitter.run_once() == 0
 
 

@@ -166,7 +166,7 @@ async def test_every_door_takes_a_tenant(store: Store, sql: Any, settings: Setti
     assert len(inbound.refused) == 1
     assert "stands for every tenant" in inbound.refused[0][1]
     async with store.transaction() as session:
-        added = [one.id for one in await accept_inbound(session, inbound, settings, door="inbound")]
+        added = [one.id for one in await accept_inbound(session, inbound, settings, source="inbound")]
     answers = await enqueue_many(
         sql, [{"action": "a", "tenant": "acme", "unique_key": "k"}, {"action": "a", "unique_key": "k"}],
         settings=settings,

@@ -308,5 +308,5 @@ async def test_a_message_of_which_all_is_accepted_rejects_nothing(store: Store, 
     body = request("enqueue", {"action": "a", "unique_key": "k", "on_duplicate": "error"})
     inbound = read_inbound(body, settings)
     async with store.transaction() as session:
-        assert len(await accept_inbound(session, inbound, settings, door="inbound")) == 1
+        assert len(await accept_inbound(session, inbound, settings, source="inbound")) == 1
     assert inbound.refused == []

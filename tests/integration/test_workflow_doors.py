@@ -50,7 +50,7 @@ async def test_every_example_of_the_workflows_page_is_true(store: Store, setting
         (inbound,) = re.findall(r"^```json inbound\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
         read = read_inbound(inbound, settings)
         async with store.transaction() as session:
-            await accept_inbound(session, read, settings, door="inbound")
+            await accept_inbound(session, read, settings, source="inbound")
         assert read.refused == []
         assert (await lives.look(5)).state == "CANCELLED"
         (program,) = [
@@ -122,7 +122,7 @@ async def test_a_workflow_of_the_inbound_queue_that_is_wrong_is_kept_with_its_re
     bad = request("workflow.create", {"steps": [{"action": "a", "after": ["z"]}]})
     read = read_inbound(f"[{good},{other},{bad}]", settings)
     async with store.transaction() as session:
-        await accept_inbound(session, read, settings, door="inbound")
+        await accept_inbound(session, read, settings, source="inbound")
     assert [reason for _, reason in read.refused] == [
         "Invalid params: steps[0].after of 'a' names 'z', and there is no such step",
         "Workflow 1 has the key 'k' and another definition: give this one a key of its own",

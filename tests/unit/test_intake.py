@@ -619,10 +619,10 @@ def test_accepted_tasks_and_duplicates_are_counted_by_action_and_door() -> None:
     def sample(name: str, **labels: str) -> float:
         return metrics.REGISTRY.get_sample_value(name, labels) or 0
 
-    labels = {"action": "counted", "door": "inbound"}
+    labels = {"action": "counted", "source": "inbound"}
     before = sample("penstock_enqueued_total", **labels), sample("penstock_duplicates_total", action="counted")
     answers = [Enqueued(n, State.SCHEDULED, duplicate=n == 2) for n in range(3)]
-    count_enqueued([NewTask("counted")] * 3, answers, door="inbound")
+    count_enqueued([NewTask("counted")] * 3, answers, source="inbound")
     assert sample("penstock_enqueued_total", **labels) - before[0] == 2
     assert sample("penstock_duplicates_total", action="counted") - before[1] == 1
 

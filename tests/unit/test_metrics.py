@@ -55,7 +55,7 @@ def test_a_metric_is_named_for_the_project_and_its_unit(name: str) -> None:
 
 def test_labels_come_from_small_sets() -> None:
     # Never an id, a key, a queue's URL or an error's text: each value of a label is a time series for ever.
-    known = {"process", "outcome", "operation", "queue", "direction", "statement", "action", "state", "door", "source",
+    known = {"process", "outcome", "operation", "queue", "direction", "statement", "action", "state", "source",
              "reason", "kind", "method", "edge", "transport", "route", "duty"}  # fmt: skip
     assert {label for metric in declared.values() for label in metric._labelnames} <= known
 

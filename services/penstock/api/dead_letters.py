@@ -275,7 +275,7 @@ class DeadLetters:
         try:
             async with self._store.transaction() as session:
                 if await enqueue.record_receipts(session, [message.original_id]):
-                    await accept_inbound(session, inbound, self._settings, door="replay")
+                    await accept_inbound(session, inbound, self._settings, source="replay")
                     await enqueue.insert_rejected(session, "inbound", inbound.refused)
         except Refused as exc:
             log.warning("message_refused", message_id=message.id, reason=str(exc))

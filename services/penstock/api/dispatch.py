@@ -315,7 +315,7 @@ class Methods:
     async def _insert_part(self, tasks: Sequence[NewTask], hurried: bool) -> list[Enqueued | Exception]:
         async with self._store.transaction(hurried=True) if hurried else self._store.session() as session:
             accepted = await enqueue.enqueue(session, tasks)
-        count_enqueued(tasks, accepted, door="http")
+        count_enqueued(tasks, accepted, source="http")
         self._notifier.wake()
         return [refusal_of(task, answer) or answer for task, answer in zip(tasks, accepted, strict=True)]
 

@@ -62,7 +62,7 @@ async def _retry_one(session: Session, rejected_id: int, settings: Settings) -> 
         inbound = read_inbound(text, settings)
         await take_in(inbound, session.codec, settings)
         asked = len(inbound.tasks) + len(inbound.changes) + len(inbound.refused)
-        await accept_inbound(session, inbound, settings, door="replay")
+        await accept_inbound(session, inbound, settings, source="replay")
         refused = inbound.refused
     else:
         bare_ids = settings.results_bare_ids

@@ -1,8 +1,8 @@
-"""Armed schedules: armed, replaced, called off, and made tasks of kafka.publish when they are due.
+"""Delayed records for Kafka: stored, replaced, cancelled, and published by tasks of kafka.publish when they are due.
 
-A schedule is known by its source and its key. When it is due it becomes a record of a task, with others of its ordering
-key that are due by then, in the order of their times and of their arrival. One supervisor fires at a time, and a key
-goes one task at a time, so records of a key are published in that order whatever is killed meanwhile.
+A delayed record is identified by its source and key. A task publishes it with other due records of its ordering key, in
+the order of due time and arrival. One supervisor publishes at a time, and an ordering key has one task at a time, so
+records of a key keep their order even if processes are killed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from penstock.runtime.logs import get_logger
 from penstock.tasks import enqueue
 
 ACTION = "kafka.publish"
-FIRED_AT_ONCE = 2000
-# One that is due waits so long for its key to be free, to go with others of the key; each task costs the key a way
-# through both queues, however many records it holds. Not for ever, for whatever waits so is looked at in each round.
-PATIENCE_SECONDS = 10.0
+MAX_AT_ONCE = 2000
+# A due record waits so long for the live task of its ordering key, to share the next task with others of the key: each
+# task passes both queues, however many records it has. Limited, because every round scans the waiting records.
+KEY_WAIT_SECONDS = 10.0
 _RECORDS_TOGETHER = 200
 _BYTES_TOGETHER = 65_536
 _KEY_MAX_BYTES = 1000  # an entry of an index holds 2700
@@ -37,12 +37,12 @@ log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Armed:
-    """A schedule to arm.
+class DelayedRecord:
+    """A delayed record to store.
 
-    key: within its source, as :func:`key_of` makes it. variant: tells apart those that one key may have several of.
-    due_ms: epoch milliseconds. record, last: JSON texts of records of kafka.publish, the second published when the
-    first has arrived. partition: of the topic that it was read from. held: that one has not been read to its end.
+    key: within its source, from :func:`key_of`. variant: distinguishes several records of one key.
+    due_ms: epoch milliseconds. record, last: JSON of records for kafka.publish, the second published after the first.
+    partition: of the topic it was read from. held: that partition has not been read to its end.
     """
 
     source: str
@@ -57,12 +57,12 @@ class Armed:
 
 
 def key_of(given: bytes) -> bytes:
-    """A key that an index can hold: as it is, or a digest of one that is long."""
+    """The key, or the digest of one too long for an index."""
     return given if len(given) <= _KEY_MAX_BYTES else b"sha256:" + hashlib.sha256(given).digest()
 
 
 def ordering_key_of(prefix: str, given: str) -> str:
-    """An ordering key of tasks; a digest stands for one that is long, or that Postgres cannot hold."""
+    """The ordering key of the tasks; a digest if it is too long or not storable in Postgres."""
     key = f"{prefix}:{given}"
     if len(key) <= KEY_MAX_CHARS and "\0" not in key:
         return key
@@ -70,18 +70,18 @@ def ordering_key_of(prefix: str, given: str) -> str:
 
 
 def instant_of(epoch_ms: int) -> datetime:
-    """As an instant; what lies before 1970 or behind the year 9999 as the nearest that does not."""
+    """The instant, limited to the years 1970 to 9999."""
     milliseconds = min(max(epoch_ms, 0), _LAST_MS)
     return datetime.fromtimestamp(milliseconds // 1000, UTC).replace(microsecond=milliseconds % 1000 * 1000)
 
 
-async def arm(session: Session, wanted: Sequence[Armed], *, replaces: bool) -> list[bool | None]:
-    """Arm these, no key and variant twice; for each whether it is new, or has replaced one, or None: it was known."""
+async def put(session: Session, wanted: Sequence[DelayedRecord], *, replaces: bool) -> list[bool | None]:
+    """Store records with distinct keys and variants; returns for each True: new, False: replaced, None: unchanged."""
     if not wanted:
         return []
     await session.plan_for(len(wanted))
     rows = await session.fetch(
-        "arm_schedules", [a.source for a in wanted], [a.key for a in wanted], [a.variant for a in wanted],
+        "put_delayed_records", [a.source for a in wanted], [a.key for a in wanted], [a.variant for a in wanted],
         [instant_of(a.due_ms) for a in wanted], [a.partition for a in wanted], [a.held for a in wanted],
         [a.ordering_key for a in wanted], [a.record for a in wanted], [a.last for a in wanted], replaces,
     )  # fmt: skip
@@ -89,68 +89,70 @@ async def arm(session: Session, wanted: Sequence[Armed], *, replaces: bool) -> l
     for row in rows:
         fresh[row["place"] - 1] = row["fresh"]
     counts = Counter(
-        (one.source, "known" if new is None else "armed" if new else "replaced")
+        (one.source, "known" if new is None else "stored" if new else "replaced")
         for one, new in zip(wanted, fresh, strict=True)
     )
     _count(counts)
     return fresh
 
 
-async def disarm(session: Session, source: str, keys: Sequence[bytes]) -> set[bytes]:
-    """Call off whatever these keys have armed; returns the keys that had something. What is a task by now stays one."""
+async def cancel(session: Session, source: str, keys: Sequence[bytes]) -> set[bytes]:
+    """Cancel the records of these keys; returns the keys that had any. Records already in a task are published."""
     if not keys:
         return set()
     await session.plan_for(len(keys))
-    gone = [row["key"] for row in await session.fetch("disarm_schedules", source, list(keys))]
+    gone = [row["key"] for row in await session.fetch("cancel_delayed_records", source, list(keys))]
     if gone:
         _count({(source, "cancelled"): len(gone)})
     return set(gone)
 
 
-async def fire_armed(session: Session, *, limit: int = FIRED_AT_ONCE) -> int | None:
-    """Make tasks of up to so many that are due, inside a transaction; None while somebody else does."""
-    if not await session.value("lock_firing"):
+async def publish_due(session: Session, *, limit: int = MAX_AT_ONCE) -> int | None:
+    """Enqueue tasks for up to ``limit`` due records; None while another supervisor does. Inside a transaction."""
+    if not await session.value("lock_publishing"):
         return None
-    return await _fire(session, await session.fetch("claim_armed", limit, PATIENCE_SECONDS))
+    return await _publish(session, await session.fetch("claim_due_records", limit, KEY_WAIT_SECONDS))
 
 
-async def _fire(session: Session, rows: Sequence[Any]) -> int:
-    """One whose values Postgres refuses is stopped; those whose ordering key another transaction holds wait; neither
-    harms another. Returns how many were dealt with."""
-    locked: set[str] = set()  # of these keys nothing more goes, or it would pass what came before it
+async def _publish(session: Session, rows: Sequence[Any]) -> int:
+    """Stop records that Postgres rejects, and postpone ordering keys locked by other transactions.
 
-    async def fire(part: Sequence[Any], hurried: bool) -> int:
+    Returns the number of records published or stopped.
+    """
+    locked: set[str] = set()  # ordering keys without further records in this round, which would overtake earlier ones
+
+    async def publish(part: Sequence[Any], hurried: bool) -> int:
         free = [row for row in part if row["ordering_key"] not in locked] if locked else part
         async with session.savepoint(hurried=hurried):
-            await _fire_all(session, free)
+            await _publish_all(session, free)
         return len(free)
 
     async def stop(row: Any, error: PenstockError) -> int:
         if isinstance(error, Refused):
-            await session.fetch("stop_armed", row["id"])
-            log.error("armed_stopped", id=row["id"], source=row["source"], reason=str(error))
+            await session.fetch("stop_delayed_record", row["id"])
+            log.error("delayed_record_stopped", id=row["id"], source=row["source"], reason=str(error))
             return 1
         return await leave([row], error)
 
     async def leave(part: Sequence[Any], error: PenstockError) -> int:
         locked.update(row["ordering_key"] for row in part)
-        log.warning("armed_put_off", schedules=len(part), first=part[0]["id"], reason=str(error))
+        log.warning("delayed_records_postponed", records=len(part), first=part[0]["id"], reason=str(error))
         return 0
 
-    return sum(await in_halves(rows, fire, stop, leave))
+    return sum(await in_halves(rows, publish, stop, leave))
 
 
-async def _fire_all(session: Session, rows: Sequence[Any]) -> None:
+async def _publish_all(session: Session, rows: Sequence[Any]) -> None:
     tasks = list(_tasks_of(rows))
     await enqueue.enqueue(session, tasks)
-    await session.fetch("delete_armed", [row["id"] for row in rows])
-    metrics.ENQUEUED.labels(ACTION, "armed").inc(len(tasks))
-    metrics.ARMED_LATENESS_SECONDS.observe_many([row["late_seconds"] for row in rows])
-    _count(Counter((row["source"], "fired") for row in rows))
+    await session.fetch("delete_delayed_records", [row["id"] for row in rows])
+    metrics.ENQUEUED.labels(ACTION, "delayed_record").inc(len(tasks))
+    metrics.DELAYED_RECORD_LATENESS_SECONDS.observe_many([row["late_seconds"] for row in rows])
+    _count(Counter((row["source"], "published") for row in rows))
 
 
 def _tasks_of(rows: Iterable[Any]) -> Iterable[NewTask]:
-    """Those of one ordering key together, as far as they fit, but never behind a last record: in the rows' order."""
+    """Tasks in the rows' order; records of one ordering key share a task within its limits, none after a ``last``."""
     open_tasks: dict[str, tuple[list[str], int]] = {}
     for row in rows:
         key, record, last = row["ordering_key"], row["record"], row["last"]
@@ -169,7 +171,7 @@ def _tasks_of(rows: Iterable[Any]) -> Iterable[NewTask]:
 
 
 def _task(ordering_key: str, records: Sequence[str], last: str | None = None) -> NewTask:
-    """No run_at: in the order of what is due, an instant that has passed stands behind where claims have got to."""
+    """A task without run_at, because a past one sorts before the position that claims have reached."""
     then = "" if last is None else f',"then":[{last}]'
     payload = f'{{"records":[{",".join(records)}]{then}}}'
     return NewTask(ACTION, payload, ordering_key=ordering_key, max_attempts=MAX_ATTEMPTS_LIMIT)
@@ -177,4 +179,4 @@ def _task(ordering_key: str, records: Sequence[str], last: str | None = None) ->
 
 def _count(counts: Any) -> None:
     for (source, outcome), count in counts.items():
-        metrics.ARMED_CHANGES.labels(source, outcome).inc(count)
+        metrics.DELAYED_RECORD_CHANGES.labels(source, outcome).inc(count)

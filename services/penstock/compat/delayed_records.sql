@@ -1,10 +1,10 @@
--- Armed schedules: kept apart from the tasks until they are due, when each becomes one, or a record of one. So replacing
--- and calling off is a matter of one narrow row, and the order within a key is decided when they are due.
+-- Delayed records, stored apart from the tasks until they are due. Replacing and cancelling changes one narrow row, and
+-- the order within a key is decided when records are due.
 
--- name: arm_schedules
+-- name: put_delayed_records
 -- Arrays, one element a schedule, no (source, key, variant) twice: $1 sources, $2 keys, $3 variants, $4 due_at,
--- $5 partitions or null, $6 held, $7 ordering keys, $8 records, $9 last records or null; $10 whether one that is armed
--- already is replaced: it arrives anew then. In the order of the arrays. Returns (place from 1, fresh) of those written.
+-- $5 partitions or null, $6 held, $7 ordering keys, $8 records, $9 last records or null; $10 whether a stored record is
+-- replaced, with a new id. In the order of the arrays. Returns (place from 1, fresh) of the records written.
 with input as materialized (
     select i.* from unnest($1::text[], $2::bytea[], $3::bytea[], $4::timestamptz[], $5::int[], $6::bool[], $7::text[],
                            $8::text[], $9::text[])
@@ -21,30 +21,29 @@ with input as materialized (
 select i.place, w.fresh from written w
 join input i on i.source = w.source and i.key = w.key and i.variant = w.variant;
 
--- name: lock_armed_keys
--- $1 sources, $2 keys. Whoever looks whether a key is armed before it arms it holds this until its transaction ends.
+-- name: lock_delayed_record_keys
+-- $1 sources, $2 keys. Locks keys until the transaction ends, between the check for a record and its insert.
 select pg_advisory_xact_lock(hashtextextended(source || ':' || encode(key, 'hex'), 4726091))
 from (select distinct source, key from unnest($1::text[], $2::bytea[]) u (source, key) order by source, key) taken;
 
--- name: find_armed
--- $1 source, $2 keys. (key, variant) of what is armed of them.
+-- name: find_delayed_records
+-- $1 source, $2 keys. (key, variant) of their records.
 select key, variant from penstock.armed where source = $1 and key = any($2::bytea[]);
 
--- name: disarm_schedules
--- $1 source, $2 keys. Every variant of them; returns the key of each that was armed.
+-- name: cancel_delayed_records
+-- $1 source, $2 keys. Every variant of them; returns the key of each deleted record.
 delete from penstock.armed where source = $1 and key = any($2::bytea[]) returning key;
 
--- name: lock_firing
--- One fires at a time, or what is due in one order would become tasks in another. False where somebody else does.
+-- name: lock_publishing
+-- One supervisor publishes at a time, to keep the order of due records. False while another does.
 select pg_try_advisory_xact_lock(4726092);
 
--- name: claim_armed
--- $1 how many, $2 seconds. What is due, in the order of time and arrival. Where the ordering key has a live task, what has
--- been due for less than that is left: it goes with others of its key in one task, once that task has settled. What
--- somebody is about to replace or to call off is left to them. By the index armed_due, whose order is the claim's; the limit
--- stands in a select of its own, which hides its value from the planner: with the statistics of a table that was empty a
--- moment ago, all that is due would be sorted for each claim. The head is looked up by a scalar subquery, for an EXISTS may
--- be hashed, and that reads all heads.
+-- name: claim_due_records
+-- $1 how many, $2 seconds. Due records in the order of time and arrival. Where the ordering key has a live task, records
+-- due for less than $2 are left, to share one task after that task has settled. Rows locked by a replacement or a
+-- cancellation are skipped. By the index armed_due, whose order is the claim's; the limit stands in a select of its own,
+-- which hides its value from the planner: with the statistics of a recently empty table, it would sort every due record
+-- for each claim. The head is read by a scalar subquery, because an EXISTS may be hashed, which reads all heads.
 select a.id, a.source, a.ordering_key, a.record, a.last, extract(epoch from now() - a.due_at)::float8 as late_seconds
 from penstock.armed a
 where not a.held and a.due_at <= now()
@@ -52,20 +51,20 @@ where not a.held and a.due_at <= now()
        or (select h.task_id from penstock.ordering_head h where h.key = a.ordering_key) is null)
 order by a.due_at, a.id limit (select $1::bigint) for update of a skip locked;
 
--- name: delete_armed
+-- name: delete_delayed_records
 -- $1 ids.
 delete from penstock.armed where id = any($1::bigint[]);
 
--- name: stop_armed
--- $1 id of one that Postgres will not make a task of: it stays, and is not looked at again.
+-- name: stop_delayed_record
+-- $1 id of a record that Postgres rejects as a task: it stays stored and is never claimed again.
 update penstock.armed set held = true, partition = null where id = $1;
 
--- name: read_armed_wait
--- Seconds until the next is due, null for none; by the end of armed_due.
+-- name: read_delayed_record_wait
+-- Seconds until the next record is due, or null; by the end of armed_due.
 select extract(epoch from min(due_at) - clock_timestamp())::float8 from penstock.armed where not held;
 
--- name: release_held
--- $1 source, $2 partition, $3 how many at the most. The partition has been read to its end. Returns how many.
+-- name: release_held_records
+-- $1 source, $2 partition that has been read to its end, $3 limit. Returns the number of records released.
 with freed as (
     update penstock.armed set held = false
     where ctid = any(array(select ctid from penstock.armed where held and source = $1 and partition = $2
@@ -73,8 +72,8 @@ with freed as (
     returning 1
 ) select count(*) from freed;
 
--- name: count_armed
--- Reads all of them.
+-- name: count_delayed_records
+-- Reads every record.
 select source, count(*) as count from penstock.armed group by source;
 
 -- name: begin_positions
@@ -92,7 +91,7 @@ select topic, partition, next_offset, complete from penstock.kafka_position
 where group_id = $1 and (topic, partition) in (select * from unnest($2::text[], $3::int[]));
 
 -- name: lock_positions
--- $1 group, $2 topics, $3 partitions. Whoever stores what was read holds them, and goes by what they say.
+-- $1 group, $2 topics, $3 partitions. Locked while records that were read are stored.
 select topic, partition, next_offset, complete from penstock.kafka_position
 where group_id = $1 and (topic, partition) in (select * from unnest($2::text[], $3::int[]))
 order by topic, partition for update;

@@ -1,4 +1,4 @@
-"""Armed schedules: fired when they are due, by one supervisor at a time, and counted."""
+"""Supervisor duties of delayed records: publish due ones, one supervisor at a time, and count them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 from contextlib import suppress
 from time import monotonic
 
-from penstock.compat.delayed_records import FIRED_AT_ONCE, fire_armed
-from penstock.db.notify import ARMED, Listener, Notifier
+from penstock.compat.delayed_records import MAX_AT_ONCE, publish_due
+from penstock.db.notify import DELAYED_RECORDS, Listener, Notifier
 from penstock.db.pool import Store
 from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
@@ -15,9 +15,9 @@ from penstock.runtime.loop import SideTask
 from penstock.runtime.periodic import repeat
 
 LOOK_SECONDS = 1.0
-_HELD_SECONDS = 0.05  # another supervisor is at them
-_GATHER_SECONDS = 0.02  # what comes due within this is fired together; also, until a busy key is looked at again
-_REST = 2  # a round that fired nothing, over many that wait for their keys, is followed by so many times its time
+_HELD_SECONDS = 0.05  # while another supervisor publishes
+_GATHER_SECONDS = 0.02  # records due within it are published together; also the pause before a busy key is read again
+_REST = 2  # the pause after a round that published nothing is so many times its duration
 _COUNT_SECONDS = 60.0
 _COUNT_REST = 50
 
@@ -25,67 +25,67 @@ log = get_logger()
 
 
 class DelayedRecords:
-    """What a supervisor is given to do about delayed records."""
+    """The duties and side tasks of a supervisor for delayed records."""
 
     def __init__(self, *, store: Store, notifier: Notifier, listener: Listener) -> None:
-        self._firing = FiringArmed(store=store, notifier=notifier, listener=listener)
-        self._counting = CountArmed(store=store)
+        self._publisher = DelayedRecordPublisher(store=store, notifier=notifier, listener=listener)
+        self._counter = DelayedRecordCounter(store=store)
 
     @property
-    def duties(self) -> tuple[CountArmed]:
-        return (self._counting,)
+    def duties(self) -> tuple[DelayedRecordCounter]:
+        return (self._counter,)
 
     @property
     def side_tasks(self) -> dict[str, SideTask]:
-        return {"armed": self._firing.run}
+        return {"delayed records": self._publisher.run}
 
 
-class FiringArmed:
-    """Makes tasks of what is due; ``run_once`` is one transaction.
+class DelayedRecordPublisher:
+    """Publishes due records; ``run_once`` is one transaction.
 
-    listener: by which it hears that something was armed that is due soon.
+    listener: wakes it when a record that is due soon was stored.
     """
 
     def __init__(self, *, store: Store, notifier: Notifier, listener: Listener) -> None:
         self._store = store
         self._notifier = notifier
-        self._heard = listener.also(ARMED)
+        self._woken = listener.also(DELAYED_RECORDS)
 
     async def run(self) -> None:
-        await repeat("armed", self._fire_or_wait)
+        await repeat("delayed records", self._publish_or_wait)
 
     async def run_once(self) -> int | None:
-        """Returns how many were fired, None while another supervisor does. Raises Unavailable."""
+        """Returns the number of records published; None while another supervisor publishes. Raises Unavailable."""
         started = monotonic()
         async with self._store.transaction() as session:
-            fired = await fire_armed(session)
-        if fired:
+            published = await publish_due(session)
+        if published:
             self._notifier.wake()
-            log.debug("armed_fired", schedules=fired, seconds=round(monotonic() - started, 4))
-        return fired
+            log.debug("delayed_records_published", records=published, seconds=round(monotonic() - started, 4))
+        return published
 
-    async def _fire_or_wait(self) -> float:
-        self._heard.clear()
+    async def _publish_or_wait(self) -> float:
+        self._woken.clear()
         async with self._store.session() as session:
-            wait: float | None = await session.value("read_armed_wait")
+            wait: float | None = await session.value("read_delayed_record_wait")
         if wait is None or wait > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS if wait is None else min(LOOK_SECONDS, wait)):
-                    await self._heard.wait()
+                    await self._woken.wait()
             return 0
         started = monotonic()
-        fired = await self.run_once()
-        if fired is None:
+        published = await self.run_once()
+        if published is None:
             return _HELD_SECONDS
-        if fired >= FIRED_AT_ONCE:
+        if published >= MAX_AT_ONCE:
             return 0
-        return _GATHER_SECONDS if fired else max(_GATHER_SECONDS, _REST * (monotonic() - started))
+        return _GATHER_SECONDS if published else max(_GATHER_SECONDS, _REST * (monotonic() - started))
 
 
-class CountArmed:
-    """Sets the gauge once a minute; a round of its own, for there may be millions.
+class DelayedRecordCounter:
+    """Sets the gauge once a minute.
 
-    Counting reads them all, so a count that takes long is followed by a pause of fifty times as much.
+    Counting reads every record, so the pause after it is at least fifty times its duration.
     """
 
     def __init__(self, *, store: Store) -> None:
@@ -94,17 +94,17 @@ class CountArmed:
         self._sources: set[str] = set()
 
     async def run_once(self) -> int:
-        """Returns 0: looking changes nothing."""
+        """Count the records, if due. Returns 0."""
         if monotonic() < self._next_at:
             return 0
         started = monotonic()
         try:
             async with self._store.session() as session:
-                counts = {row["source"]: row["count"] for row in await session.fetch("count_armed")}
+                counts = {row["source"]: row["count"] for row in await session.fetch("count_delayed_records")}
         finally:
             ended = monotonic()
             self._next_at = ended + max(_COUNT_SECONDS, _COUNT_REST * (ended - started))
         self._sources |= counts.keys()
         for source in self._sources:
-            metrics.ARMED.labels(source).set(counts.get(source, 0))
+            metrics.DELAYED_RECORDS.labels(source).set(counts.get(source, 0))
         return 0

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp
 from penstock.api.process import Parts
 from penstock.compat.clockwork.http import Clockwork
 from penstock.compat.scheduler0.http.routes import Scheduler0
-from penstock.db.notify import ARMED, Notifier
+from penstock.db.notify import DELAYED_RECORDS, Notifier
 from penstock.runtime.loop import SideTask
 
 
@@ -17,7 +17,7 @@ class OlderApis:
 
     def __init__(self, parts: Parts) -> None:
         settings = parts.settings
-        self._notifier = Notifier(parts.store, ARMED)
+        self._notifier = Notifier(parts.store, DELAYED_RECORDS)
         clockwork = Clockwork(store=parts.store, notifier=self._notifier, guard=parts.guard, settings=settings)
         self._scheduler0 = Scheduler0(parts.store, settings, parts.rates, parts.audit) if settings.scheduler0 else None
         self.routes: list[BaseRoute] = [
@@ -29,7 +29,7 @@ class OlderApis:
 
     @property
     def side_tasks(self) -> dict[str, SideTask]:
-        return {"notify-armed": self._notifier.run}
+        return {"notify-delayed-records": self._notifier.run}
 
     def stop(self) -> None:
         """Answer requests that wait for an async task."""

@@ -15,7 +15,7 @@ from penstock.runtime.logs import get_logger
 
 CHANNEL = "penstock_work"  # tasks have come, or room has been made in the window
 WORKFLOWS = "penstock_workflows"  # tasks of workflows have settled
-ARMED = "penstock_armed"  # something was armed that is due soon
+DELAYED_RECORDS = "penstock_armed"  # a delayed record is due soon
 _DEBOUNCE_SECONDS = 0.01
 _WATCHDOG_SECONDS = 15.0
 _RECONNECT_SECONDS = 2.0

@@ -206,18 +206,18 @@ async def _open_offered(offered: str, task: NewTask, codec: PayloadCodec) -> str
     return await codec.load(offered, payload_aad(task.action, None))
 
 
-async def accept_inbound(session: Session, inbound: Inbound, settings: Settings, *, door: str) -> list[Enqueued]:
+async def accept_inbound(session: Session, inbound: Inbound, settings: Settings, *, source: str) -> list[Enqueued]:
     """Carry out what a body asked for, inside a transaction; ``inbound.refused`` gains what could not be done.
 
     The caller keeps what was refused. Raises Refused when Postgres will not have the values.
     """
     enqueued = await enqueue.enqueue(session, inbound.tasks)
-    count_enqueued(inbound.tasks, enqueued, door=door)
+    count_enqueued(inbound.tasks, enqueued, source=source)
     for task, text, answer in zip(inbound.tasks, inbound.texts, enqueued, strict=True):
         refusal = refusal_of(task, answer)
         if refusal is not None:
             inbound.refused.append((text, refusal.message))
-    noted = await _note(session, inbound.changes) if door == "inbound" else {}
+    noted = await _note(session, inbound.changes) if source == "inbound" else {}
     outcomes = dict.fromkeys(noted.values(), "ok")
     context = within(session, settings)
     for place, (method, change, text, _) in enumerate(inbound.changes):
@@ -254,14 +254,14 @@ async def _note(session: Session, changes: Sequence[Wanted]) -> dict[int, int]:
     return dict(zip(places, await begin_audit(session, deeds), strict=True))
 
 
-def count_enqueued(tasks: Iterable[NewTask], enqueued: Iterable[Enqueued], *, door: str) -> None:
+def count_enqueued(tasks: Iterable[NewTask], enqueued: Iterable[Enqueued], *, source: str) -> None:
     """Count accepted tasks and duplicates in the metrics."""
     fresh: Counter[str] = Counter()
     duplicates: Counter[str] = Counter()
     for task, answer in zip(tasks, enqueued, strict=True):
         (duplicates if answer.duplicate else fresh)[task.action] += 1
     for action, count in fresh.items():
-        metrics.ENQUEUED.labels(action, door).inc(count)
+        metrics.ENQUEUED.labels(action, source).inc(count)
     for action, count in duplicates.items():
         metrics.DUPLICATES.labels(action).inc(count)
 

@@ -121,9 +121,9 @@ TRANSITIONS = _counter(
 )
 ENQUEUED = _counter(
     "penstock_enqueued_total",
-    "Tasks accepted, by action and entry point (http, inbound, replay, schedule, workflow, spawn, armed)",
+    "Tasks accepted, by action and source (http, inbound, replay, schedule, workflow, spawn, delayed_record)",
     "action",
-    "door",
+    "source",
 )
 DUPLICATES = _counter("penstock_duplicates_total", "Enqueues answered with an earlier task's id", "action")
 REJECTED = _counter("penstock_rejected_total", "Rejected messages stored, by source (inbound, results)", "source")
@@ -190,9 +190,9 @@ REJECTED_KEPT = _gauge("penstock_rejected_kept", "Rejected messages kept for an 
 SCHEDULE_RUNS = _counter(
     "penstock_schedule_runs_total", "Instants of schedules, by outcome (FIRED, SKIPPED, MISSED)", "outcome"
 )
-ARMED = _gauge("penstock_armed", "Delayed records stored, by source", "source")
-ARMED_LATENESS_SECONDS = _histogram(
-    "penstock_armed_lateness_seconds", "Delay between a delayed record's due time and its task"
+DELAYED_RECORDS = _gauge("penstock_delayed_records", "Delayed records stored, by source", "source")
+DELAYED_RECORD_LATENESS_SECONDS = _histogram(
+    "penstock_delayed_record_lateness_seconds", "Delay between a delayed record's due time and its task"
 )
 SCHEDULE_LATENESS_SECONDS = _histogram(
     "penstock_schedule_lateness_seconds", "Delay between a schedule's due time and its firing"
@@ -219,9 +219,9 @@ PAYLOADS_POSTPONED = _counter(
 )
 
 # Delayed records: clockwork's API, penstock clockwork-source and penstock kafka-source
-ARMED_CHANGES = _counter(
-    "penstock_armed_changes_total",
-    "Changes of delayed records, by source and outcome (armed, replaced, known, cancelled, refused, fired)",
+DELAYED_RECORD_CHANGES = _counter(
+    "penstock_delayed_record_changes_total",
+    "Changes of delayed records, by source and outcome (stored, replaced, known, cancelled, refused, published)",
     "source",
     "outcome",
 )

@@ -22,12 +22,12 @@ from penstock.compat.clockwork.schedules import (
     SOURCE,
     BadRequest,
     IllegalArgument,
-    armed_of,
+    delayed_record_of,
     read_cancel,
     read_schedule,
 )
 from penstock.compat.clockwork.store import cancel_schedule, create_schedules
-from penstock.compat.delayed_records import Armed, instant_of
+from penstock.compat.delayed_records import DelayedRecord, instant_of
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
 from penstock.protocol.api_key import Permission
@@ -44,7 +44,7 @@ log = get_logger()
 
 
 class Clockwork:
-    """The two requests. notifier: of the channel by which supervisors hear of what was armed."""
+    """The two requests. notifier: of the channel by which supervisors hear of new delayed records."""
 
     def __init__(self, *, store: Store, notifier: Notifier, guard: Guard, settings: Settings) -> None:
         self._store = store
@@ -108,14 +108,14 @@ class Clockwork:
 
     async def _create(self, body: bytes, started: float) -> str:
         request = read_schedule(body)
-        armed: Armed = armed_of(request, self._settings)
+        delayed: DelayedRecord = delayed_record_of(request, self._settings)
         async with self._store.transaction() as session:
-            (is_armed,) = await create_schedules(session, [armed], same_key=self._settings.clockwork_same_key)
-        if not is_armed:
-            raise IllegalArgument("the pair of clientId and scheduleKey is armed with other contents")
+            (is_stored,) = await create_schedules(session, [delayed], same_key=self._settings.clockwork_same_key)
+        if not is_stored:
+            raise IllegalArgument("the pair of clientId and scheduleKey has a schedule with other contents")
         self._notifier.wake()
         metrics.CREATION_LATENCY_SECONDS.labels(SOURCE).observe(perf_counter() - started)
-        log.debug("clockwork_armed", due_at=instant_of(request.schedule_time).isoformat())
+        log.debug("clockwork_record_stored", due_at=instant_of(request.schedule_time).isoformat())
         return request.ordering_key
 
     async def _cancel(self, body: bytes) -> str:
@@ -123,7 +123,7 @@ class Clockwork:
         async with self._store.transaction() as session:
             found = await cancel_schedule(session, request)
         if not found:
-            raise IllegalArgument("nothing is armed for the pair of clientId and scheduleKey")
+            raise IllegalArgument("the pair of clientId and scheduleKey has no schedule")
         return request.schedule_key
 
     def _told(self, request: Request, status: int, text: str, started: float) -> Response:

@@ -1,4 +1,4 @@
-"""clockwork's requests: what a body must look like, and the armed schedule that it asks for. No I/O.
+"""clockwork's requests: what a body must look like, and the delayed record it describes. No I/O.
 
 Who a schedule is: the pair of clientId and scheduleKey, which no other pair can look like. One pair may be armed
 several times, with different contents, as clockwork itself has it; the same contents are one schedule.
@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 
 from penstock.brokers.kafka.allowed_topics import topic_problem
-from penstock.compat.delayed_records import Armed, key_of, ordering_key_of
+from penstock.compat.delayed_records import DelayedRecord, key_of, ordering_key_of
 from penstock.protocol.errors import PenstockError
 from penstock.protocol.json_text import escape_for_sqs, utf8_size
 from penstock.settings.model import Settings
@@ -76,13 +76,13 @@ def read_cancel(body: bytes) -> CancelRequest:
 
 
 def identity_of(client_id: str, schedule_key: str) -> bytes:
-    """The key of an armed schedule; the length in front keeps ("a-b", "c") and ("a", "b-c") apart."""
+    """The key of a delayed record; the length in front keeps ("a-b", "c") and ("a", "b-c") apart."""
     client, key = client_id.encode(), schedule_key.encode()
     return key_of(b"%d:%s%s" % (len(client), client, key))
 
 
-def armed_of(request: ScheduleRequest, settings: Settings) -> Armed:
-    """What is armed for a request. Raises IllegalArgument for a topic that cannot be, and for what is too large."""
+def delayed_record_of(request: ScheduleRequest, settings: Settings) -> DelayedRecord:
+    """The delayed record of a request. Raises IllegalArgument for an invalid topic or a record that is too large."""
     topic = request.delivery.topic
     problem = topic_problem(topic, settings)
     if problem is not None:
@@ -96,7 +96,7 @@ def armed_of(request: ScheduleRequest, settings: Settings) -> Armed:
             "(PENSTOCK_PAYLOAD_LIMIT_BYTES)"
         )
     contents = [request.schedule_time, request.ordering_key, request.task_data, topic]
-    return Armed(
+    return DelayedRecord(
         source=SOURCE,
         key=identity_of(request.client_id, request.schedule_key),
         variant=hashlib.sha256(msgspec.json.encode(contents)).digest(),

@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from penstock.brokers.kafka.records import Received
+from penstock.compat import delayed_records
 from penstock.compat.clockwork import schedules
 from penstock.compat.clockwork.store import create_schedules
-from penstock.compat.delayed_records import Armed, arm, disarm, key_of
+from penstock.compat.delayed_records import DelayedRecord, key_of
 from penstock.compat.topics.schedules import (
     OverLimit,
     Read,
     Undecodable,
-    armed_of,
     avro_reader,
+    delayed_record_of,
     is_expired_mark,
     read_json,
     shown_key,
@@ -36,15 +37,15 @@ REJECTED_SOURCE = "kafka-source"
 """Where a rejected message came from, when it was a record of a topic of schedules."""
 
 
-class Taken(NamedTuple):
-    """A record with what is known of its partition.
+class SourceRecord(NamedTuple):
+    """A record of a topic of schedules.
 
-    behind: it has not been read to the end since it is ours. anew: nor ever before.
+    behind: its partition has not been read to its end since this process owns it. is_first_read: nor by any before.
     """
 
     record: Received
     behind: bool
-    anew: bool
+    is_first_read: bool
 
 
 class Feed(Protocol):
@@ -59,16 +60,16 @@ class Feed(Protocol):
     @property
     def begins_where_the_group_is(self) -> bool: ...
 
-    async def store(self, session: Session, taken: Sequence[Taken]) -> None:
+    async def store(self, session: Session, records: Sequence[SourceRecord]) -> None:
         """Inside a transaction, records of one partition in their order. Raises Refused, Unavailable."""
         ...
 
 
 class ScheduleFeed:
-    """Topics of kafka-message-scheduler: the newest record of a key arms it, replaces what it has armed, or cancels.
+    """Topics of kafka-message-scheduler: the newest record of a key stores, replaces or cancels a delayed record.
 
-    While a partition is behind, what it arms is held, for a later record may cancel it; and when it is read for the
-    first time, what was fired by another scheduler before is known by its mark. Raises SettingsError without topics.
+    While a partition is behind, its delayed records are held, because a later record may cancel them; at its first
+    read, expiry marks identify schedules that another scheduler published. Raises SettingsError without topics.
     """
 
     begins_where_the_group_is = False
@@ -90,17 +91,17 @@ class ScheduleFeed:
         self._read: dict[str, Read] = dict.fromkeys(settings.kafka_source_json_topics, read_json)
         self._read |= dict.fromkeys(settings.kafka_source_avro_topics, read_avro)
 
-    async def store(self, session: Session, taken: Sequence[Taken]) -> None:
-        last: dict[tuple[str, bytes], Armed | None] = {}  # what the newest record of a key asks for; None: cancel
+    async def store(self, session: Session, records: Sequence[SourceRecord]) -> None:
+        last: dict[tuple[str, bytes], DelayedRecord | None] = {}  # by key, from its newest record; None: cancel
         kinds: Counter[tuple[str, str]] = Counter()
         rejected: list[tuple[bytes, str]] = []
-        for one in taken:
+        for one in records:
             record = one.record
             key = record.topic, key_of(record.key or b"")
             try:
-                kind, armed = self._meaning_of(one)
+                kind, delayed = self._meaning_of(one)
             except Undecodable as exc:
-                kind, armed = exc.kind, None
+                kind, delayed = exc.kind, None
                 cancels = self._cancels_undecodable and not isinstance(exc, OverLimit)
                 schedule = shown_key(record.key or b"")
                 log.warning(
@@ -114,22 +115,24 @@ class ScheduleFeed:
                     kinds[source_of(record.topic), kind] += 1
                     continue
             kinds[source_of(record.topic), kind] += 1
-            if kind != "expired" or one.anew:
-                last[key] = armed
+            if kind != "expired" or one.is_first_read:
+                last[key] = delayed
         for topic in {topic for topic, _ in last}:
-            cancelled = [key for (of, key), armed in last.items() if of == topic and armed is None]
-            await disarm(session, source_of(topic), cancelled)
-        await arm(session, [armed for _, armed in sorted(last.items()) if armed is not None], replaces=True)
+            cancelled = [key for (of, key), delayed in last.items() if of == topic and delayed is None]
+            await delayed_records.cancel(session, source_of(topic), cancelled)
+        await delayed_records.put(
+            session, [delayed for _, delayed in sorted(last.items()) if delayed is not None], replaces=True
+        )
         await enqueue.insert_rejected(session, REJECTED_SOURCE, rejected)
-        _note(kinds, taken)
+        _note(kinds, records)
 
-    def _meaning_of(self, one: Taken) -> tuple[str, Armed | None]:
-        """What a record is counted as, and what it arms. Raises Undecodable."""
+    def _meaning_of(self, one: SourceRecord) -> tuple[str, DelayedRecord | None]:
+        """The kind of a record, and its delayed record. Raises Undecodable."""
         record = one.record
         if record.value is None:
             return ("expired" if is_expired_mark(record) else "canceled"), None
         schedule = self._read[record.topic](record.value)
-        return "update", armed_of(schedule, record, settings=self._settings, held=one.behind)
+        return "update", delayed_record_of(schedule, record, settings=self._settings, held=one.behind)
 
 
 class ClockworkFeed:
@@ -143,24 +146,24 @@ class ClockworkFeed:
         self._same_key = settings.clockwork_same_key
         self._settings = settings
 
-    async def store(self, session: Session, taken: Sequence[Taken]) -> None:
+    async def store(self, session: Session, records: Sequence[SourceRecord]) -> None:
         kinds: Counter[tuple[str, str]] = Counter()
-        wanted: list[tuple[Received, Armed]] = []
-        for record, _, _ in taken:
+        wanted: list[tuple[Received, DelayedRecord]] = []
+        for record, _, _ in records:
             try:
                 request = schedules.read_schedule(record.value or b"")
-                armed = schedules.armed_of(request, self._settings)
+                delayed = schedules.delayed_record_of(request, self._settings)
             except (schedules.BadRequest, schedules.IllegalArgument) as exc:
                 kinds[schedules.SOURCE, "invalid-json"] += 1
                 self._refused(record, str(exc))
             else:
                 kinds[schedules.SOURCE, "update"] += 1
-                wanted.append((record, armed))
-        kept = await create_schedules(session, [armed for _, armed in wanted], same_key=self._same_key)
-        for (record, _), is_armed in zip(wanted, kept, strict=True):
-            if not is_armed:
-                self._refused(record, "the pair of clientId and scheduleKey is armed with other contents")
-        _note(kinds, taken)
+                wanted.append((record, delayed))
+        kept = await create_schedules(session, [delayed for _, delayed in wanted], same_key=self._same_key)
+        for (record, _), is_stored in zip(wanted, kept, strict=True):
+            if not is_stored:
+                self._refused(record, "the pair of clientId and scheduleKey has a schedule with other contents")
+        _note(kinds, records)
 
     @staticmethod
     def _refused(record: Received, reason: str) -> None:
@@ -170,14 +173,14 @@ class ClockworkFeed:
         )  # fmt: skip
 
 
-def _note(kinds: Counter[tuple[str, str]], taken: Sequence[Taken]) -> None:
+def _note(kinds: Counter[tuple[str, str]], records: Sequence[SourceRecord]) -> None:
     for (source, kind), count in kinds.items():
         metrics.SOURCE_RECORDS.labels(source, kind).inc(count)
     if not kinds:
         return
     now = time.time()
     by_topic: dict[str, list[float]] = {}
-    for record, behind, _ in taken:
+    for record, behind, _ in records:
         if record.timestamp_ms is not None and not behind:
             by_topic.setdefault(record.topic, []).append(max(0.0, now - record.timestamp_ms / 1000))
     for topic, seconds in by_topic.items():

@@ -15,9 +15,9 @@ from typing import Any
 from penstock.brokers.kafka.consumer import KafkaConsumer
 from penstock.brokers.kafka.library import consumer_config
 from penstock.brokers.kafka.records import Partition, Position, Received
-from penstock.compat.topics.feeds import ClockworkFeed, Feed, ScheduleFeed, Taken
+from penstock.compat.topics.feeds import ClockworkFeed, Feed, ScheduleFeed, SourceRecord
 from penstock.compat.topics.schedules import source_of
-from penstock.db.notify import ARMED, Notifier
+from penstock.db.notify import DELAYED_RECORDS, Notifier
 from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.protocol.errors import PenstockError, Refused, Unavailable
@@ -58,7 +58,7 @@ class Source(Service):
         self.name = name
         self._store = store
         self._feed = feed
-        self._notifier = Notifier(store, ARMED)
+        self._notifier = Notifier(store, DELAYED_RECORDS)
         self._states: dict[Partition, _State] = {}
         self._astray: set[Partition] = set()  # Kafka stands elsewhere than we
         self._ended: set[Partition] = set()
@@ -113,7 +113,7 @@ class Source(Service):
     async def _store_all(self, by_partition: Mapping[Partition, Sequence[Received]]) -> None:
         moved: dict[Partition, int] = {}
         async with self._store.transaction() as session:
-            taken: list[Taken] = []
+            taken: list[SourceRecord] = []
             for row in await session.fetch("lock_positions", self._feed.group, *_columns(by_partition)):
                 partition = Partition(row["topic"], row["partition"])
                 state = self._states[partition]
@@ -124,7 +124,7 @@ class Source(Service):
                     self._astray.add(partition)
                     continue
                 fresh = [record for record in by_partition[partition] if record.offset >= state.next]
-                taken += [Taken(record, not state.caught_up, not state.complete) for record in fresh]
+                taken += [SourceRecord(record, not state.caught_up, not state.complete) for record in fresh]
                 if fresh:
                     moved[partition] = fresh[-1].offset + 1
             await self._store_taken(session, taken)
@@ -135,14 +135,14 @@ class Source(Service):
         self._uncommitted |= moved.keys()
         self._notifier.wake()
 
-    async def _store_taken(self, session: Session, taken: Sequence[Taken]) -> None:
+    async def _store_taken(self, session: Session, taken: Sequence[SourceRecord]) -> None:
         """What Postgres refuses is told and passed over, and harms no other record."""
 
-        async def store(part: Sequence[Taken], hurried: bool) -> None:
+        async def store(part: Sequence[SourceRecord], hurried: bool) -> None:
             async with session.savepoint(hurried=hurried):
                 await self._feed.store(session, part)
 
-        async def pass_over(one: Taken, error: PenstockError) -> None:
+        async def pass_over(one: SourceRecord, error: PenstockError) -> None:
             log.error(
                 "source_record_refused", topic=one.record.topic, partition=one.record.partition,
                 offset=one.record.offset, reason=str(error),
@@ -162,7 +162,7 @@ class Source(Service):
                 (row,) = await session.fetch("lock_positions", self._feed.group, *_columns([partition]))
                 if row["next_offset"] != state.next:
                     return  # it is another's, who has read on
-                count = await session.value("release_held", source_of(partition.topic), partition.partition,
+                count = await session.value("release_held_records", source_of(partition.topic), partition.partition,
                                             _RELEASED_AT_ONCE)  # fmt: skip
                 if count < _RELEASED_AT_ONCE and not state.complete:
                     await session.fetch("complete_position", self._feed.group, *partition)

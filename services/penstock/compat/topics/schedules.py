@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.brokers.kafka.allowed_topics import topic_problem
 from penstock.brokers.kafka.records import Received
-from penstock.compat.delayed_records import Armed, key_of, ordering_key_of
+from penstock.compat.delayed_records import DelayedRecord, key_of, ordering_key_of
 from penstock.protocol.errors import PenstockError, SettingsError
 from penstock.settings.model import Settings
 
@@ -126,8 +126,8 @@ def avro_reader() -> Read:
     return read
 
 
-def armed_of(schedule: Schedule, record: Received, *, settings: Settings, held: bool) -> Armed:
-    """What is armed for a schedule that stands in this record.
+def delayed_record_of(schedule: Schedule, record: Received, *, settings: Settings, held: bool) -> DelayedRecord:
+    """The delayed record of a schedule in a Kafka record.
 
     Raises OverLimit for one that is too large, and Undecodable for what cannot be published.
     """
@@ -149,7 +149,7 @@ def armed_of(schedule: Schedule, record: Received, *, settings: Settings, held: 
     size = len(published.encode()) + len(last.encode())
     if size + 100 > settings.payload_limit_bytes:
         raise OverLimit(size, settings.payload_limit_bytes)
-    return Armed(
+    return DelayedRecord(
         source=source_of(record.topic),
         key=key_of(key),
         due_ms=schedule.time,

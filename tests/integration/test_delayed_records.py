@@ -10,18 +10,16 @@ from typing import Any
 
 import pytest
 
+from penstock.compat import delayed_records
 from penstock.compat.delayed_records import (
-    PATIENCE_SECONDS,
-    Armed,
-    arm,
-    disarm,
-    fire_armed,
+    KEY_WAIT_SECONDS,
+    DelayedRecord,
     instant_of,
     key_of,
     ordering_key_of,
 )
-from penstock.compat.duties import FiringArmed
-from penstock.db.notify import ARMED, Listener, Notifier
+from penstock.compat.duties import DelayedRecordPublisher
+from penstock.db.notify import DELAYED_RECORDS, Listener, Notifier
 from penstock.db.pool import Store
 from penstock.db.statements import SQL
 
@@ -29,23 +27,23 @@ SOURCE = "kafka:t"
 PAST_MS = 1_000_000
 
 
-def schedule(key: str, due_ms: int = PAST_MS, *, ordering_key: str = "o", **more: Any) -> Armed:
+def schedule(key: str, due_ms: int = PAST_MS, *, ordering_key: str = "o", **more: Any) -> DelayedRecord:
     record = json.dumps({"topic": "out", "value": more.pop("value", key)})
-    return Armed(SOURCE, key.encode(), due_ms, ordering_key, record, **more)
+    return DelayedRecord(SOURCE, key.encode(), due_ms, ordering_key, record, **more)
 
 
 def soon_ms(seconds: float) -> int:
     return round((time.time() + seconds) * 1000)
 
 
-async def put(store: Store, *wanted: Armed, replaces: bool = True) -> list[bool | None]:
+async def put(store: Store, *wanted: DelayedRecord, replaces: bool = True) -> list[bool | None]:
     async with store.transaction() as session:
-        return await arm(session, wanted, replaces=replaces)
+        return await delayed_records.put(session, wanted, replaces=replaces)
 
 
 async def fire(store: Store) -> int | None:
     async with store.transaction() as session:
-        return await fire_armed(session)
+        return await delayed_records.publish_due(session)
 
 
 async def tasks(sql: Any) -> list[tuple[str, str, list[str]]]:
@@ -76,11 +74,11 @@ async def test_what_is_not_due_or_held_or_called_off_is_not_fired(store: Store, 
         store, schedule("later", soon_ms(60)), schedule("held", held=True, partition=3), schedule("gone"),
     )  # fmt: skip
     async with store.transaction() as session:
-        assert await disarm(session, SOURCE, [b"gone", b"never"]) == {b"gone"}
+        assert await delayed_records.cancel(session, SOURCE, [b"gone", b"never"]) == {b"gone"}
     assert await fire(store) == 0
     async with store.transaction() as session:
-        assert await session.value("release_held", SOURCE, 2, 100) == 0
-        assert await session.value("release_held", SOURCE, 3, 100) == 1
+        assert await session.value("release_held_records", SOURCE, 2, 100) == 0
+        assert await session.value("release_held_records", SOURCE, 3, 100) == 1
     assert await fire(store) == 1
     assert [values for _, _, values in await tasks(sql)] == [["held"]]
 
@@ -111,7 +109,7 @@ async def test_what_comes_due_behind_a_live_task_of_its_key_waits_for_it_and_the
 async def test_what_has_waited_too_long_for_its_key_gets_in_line_behind_it(store: Store, sql: Any) -> None:
     await put(store, schedule("first"))
     assert await fire(store) == 1
-    late_ms = soon_ms(-PATIENCE_SECONDS - 1)
+    late_ms = soon_ms(-KEY_WAIT_SECONDS - 1)
     await put(store, schedule("third", late_ms + 1), schedule("second", late_ms), schedule("fourth", soon_ms(-0.05)))
     assert await fire(store) == 2
     assert await tasks(sql) == [("SCHEDULED", "o", ["first"]), ("WAITING", "o", ["second", "third"])]
@@ -137,7 +135,7 @@ async def test_many_of_one_key_are_cut_into_tasks_that_keep_the_order(store: Sto
 async def test_one_fires_at_a_time(store: Store) -> None:
     await put(store, schedule("a"))
     async with store.transaction() as first:
-        assert await fire_armed(first) == 1
+        assert await delayed_records.publish_due(first) == 1
         assert await fire(store) is None
 
 
@@ -145,7 +143,7 @@ async def test_a_round_that_dies_before_its_commit_fires_nothing_twice(store: St
     await put(store, schedule("a"))
     with pytest.raises(RuntimeError):
         async with store.transaction() as session:
-            assert await fire_armed(session) == 1
+            assert await delayed_records.publish_due(session) == 1
             raise RuntimeError
     assert await tasks(sql) == []
     assert await fire(store) == 1
@@ -153,7 +151,9 @@ async def test_a_round_that_dies_before_its_commit_fires_nothing_twice(store: St
 
 
 async def test_one_that_postgres_refuses_is_stopped_and_harms_no_other(store: Store, sql: Any) -> None:
-    await put(store, schedule("a"), Armed(SOURCE, b"bad", PAST_MS, "p", "no json"), schedule("c", ordering_key="q"))
+    await put(
+        store, schedule("a"), DelayedRecord(SOURCE, b"bad", PAST_MS, "p", "no json"), schedule("c", ordering_key="q")
+    )
     assert await fire(store) == 3
     assert sorted(values for _, _, values in await tasks(sql)) == [["a"], ["c"]]
     assert await sql.fetchval("select held from penstock.armed") is True
@@ -171,7 +171,7 @@ async def test_a_claim_reads_what_it_takes_and_neither_the_rest_of_what_is_due_n
     )
     if is_analyzed:
         await sql.execute("analyze penstock.armed")
-    lines = await sql.fetch("explain (analyze, timing off) " + SQL["claim_armed"], 500, PATIENCE_SECONDS)
+    lines = await sql.fetch("explain (analyze, timing off) " + SQL["claim_due_records"], 500, KEY_WAIT_SECONDS)
     plan = "\n".join(line[0] for line in lines)
     assert "Index Scan using armed_due" in plan
     assert "Sort" not in plan, plan
@@ -180,8 +180,8 @@ async def test_a_claim_reads_what_it_takes_and_neither_the_rest_of_what_is_due_n
 
 async def test_the_supervisor_fires_at_the_time_though_nobody_asks(store: Store, sql: Any) -> None:
     listener = Listener(store)
-    notifier = Notifier(store, ARMED)
-    firing = FiringArmed(store=store, notifier=Notifier(store), listener=listener)
+    notifier = Notifier(store, DELAYED_RECORDS)
+    firing = DelayedRecordPublisher(store=store, notifier=Notifier(store), listener=listener)
     running = [asyncio.create_task(part()) for part in (listener.run, notifier.run, firing.run)]
     due_ms = soon_ms(1.5)
     await put(store, schedule("a", due_ms))
