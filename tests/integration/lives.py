@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -17,17 +17,18 @@ from penstock.results.apply import apply_reports
 from penstock.settings.model import Settings
 from penstock.tasks import claim as claims
 from penstock.workflows.advance import Advanced
-from penstock.workflows.commands import CancelWorkflow, CreateWorkflow, RetryWorkflow
 from penstock.workflows.store import (
     Changed,
     StepRecord,
     WorkflowRecord,
     advance_workflows,
-    change_workflow,
+    cancel_workflow,
     count_steps,
+    create_workflow,
     find_told,
     read_steps,
     read_workflow,
+    retry_workflow,
 )
 
 
@@ -46,6 +47,12 @@ class Broken(Exception):
 
 Work = Callable[[str, Any], Any]
 
+CHANGES: dict[str, Callable[..., Awaitable[Changed]]] = {
+    "workflow.create": create_workflow,
+    "workflow.cancel": cancel_workflow,
+    "workflow.retry": retry_workflow,
+}
+
 
 class Lives:
     def __init__(self, store: Store, settings: Settings) -> None:
@@ -56,9 +63,8 @@ class Lives:
     async def ask(self, method: str, **params: Any) -> Changed:
         """Carry out a change, as a door would."""
         command = read_command(method, msgspec.json.encode(params), self.settings)
-        assert isinstance(command, CreateWorkflow | CancelWorkflow | RetryWorkflow)
         async with self.store.transaction() as session:
-            return await change_workflow(session, command, self.settings)
+            return await CHANGES[method](session, command, self.settings)
 
     async def create(self, **params: Any) -> int:
         return (await self.ask("workflow.create", **params)).id
@@ -124,12 +130,12 @@ class Lives:
     async def look(self, workflow_id: int) -> WorkflowRecord:
         command = read_command("workflow.status", msgspec.json.encode({"id": workflow_id}), self.settings)
         async with self.store.session() as session:
-            return await read_workflow(session, command.which)  # type: ignore[union-attr]
+            return await read_workflow(session, command.which)
 
     async def steps(self, workflow_id: int) -> dict[str, StepRecord]:
         command = read_command("workflow.status", b'{"id":%d,"limit":1000}' % workflow_id, self.settings)
         async with self.store.session() as session:
-            steps = await read_steps(session, workflow_id, command)  # type: ignore[arg-type]
+            steps = await read_steps(session, workflow_id, command)
         return {step.name: step for step in steps}
 
     async def counts(self, workflow_id: int) -> dict[str, int]:

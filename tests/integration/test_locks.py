@@ -37,7 +37,7 @@ from penstock.tasks import claim, ordering
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import settle as settling
 from penstock.tasks.promotion import Turns
-from penstock.workflows.store import change_workflow
+from penstock.workflows.store import create_workflow
 from tests.claims import claim_id
 from tests.integration.apis import running
 from tests.integration.doors import put, rejected, request
@@ -301,7 +301,7 @@ async def test_one_workflow_whose_key_is_held_does_not_keep_the_others(
         second = {"name": "two", "action": "b", "after": ["one"]} | ({"ordering_key": "K"} if n == 4 else {})
         body = json.dumps({"steps": [{"name": "one", "action": "a"}, second]}).encode()
         async with short.transaction() as session:
-            await change_workflow(session, read_command("workflow.create", body, settings), settings)
+            await create_workflow(session, read_command("workflow.create", body, settings), settings)
     tasks = await claimed(short)
     async with short.transaction() as session:
         await settling.finish(session, {(task.id, task.claim): "1" for task in tasks})

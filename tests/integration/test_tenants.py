@@ -36,7 +36,7 @@ from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import reschedule, settle
 from penstock.tasks.commands import ReplayDead
 from penstock.tasks.transactional import enqueue_many
-from penstock.workflows.store import advance_workflows, change_workflow
+from penstock.workflows.store import advance_workflows, cancel_workflow, create_workflow
 from tests.integration.apis import running
 from tests.integration.doors import take
 from tests.integration.schedule_changes import change_schedule
@@ -191,10 +191,10 @@ async def test_a_workflow_and_all_that_it_makes_are_for_its_tenant(store: Store,
     ]
     raw = json.dumps({"steps": steps, "tenant": "acme", "key": "k"}).encode()
     async with store.transaction() as session:
-        flow = await change_workflow(session, read_command("workflow.create", raw, settings), settings)  # type: ignore[arg-type]
+        flow = await create_workflow(session, read_command("workflow.create", raw, settings), settings)
         other = json.dumps({"steps": [{"action": "c", "name": "c"}], "tenant": "other", "key": "k"}).encode()
-        theirs = await change_workflow(session, read_command("workflow.create", other, settings), settings)  # type: ignore[arg-type]
-        again = await change_workflow(session, read_command("workflow.create", raw, settings), settings)  # type: ignore[arg-type]
+        theirs = await create_workflow(session, read_command("workflow.create", other, settings), settings)
+        again = await create_workflow(session, read_command("workflow.create", raw, settings), settings)
     assert theirs.id != flow.id
     assert (again.id, again.duplicate) == (flow.id, True)
     rows = await sql.fetch("select tenant, ordering_key from penstock.task where workflow = $1", flow.id)
@@ -204,7 +204,7 @@ async def test_a_workflow_and_all_that_it_makes_are_for_its_tenant(store: Store,
     assert dispatch is not None
     async with store.transaction() as session:
         await settle.finish(session, {(dispatch.tasks[0].id, dispatch.id): "null"})
-        again = await change_workflow(
+        again = await cancel_workflow(
             session, read_command("workflow.cancel", b'{"key":"k","tenant":"other"}', settings), settings
         )  # type: ignore[arg-type]
         assert again.id == theirs.id

@@ -18,17 +18,16 @@ from penstock.protocol.errors import AccessDenied
 from penstock.protocol.method import Scope
 from penstock.settings.processes import is_loopback
 from penstock.tasks.params import SUBMIT_PREFIX
-from penstock.workflows.params import READING as READING_WORKFLOWS
 
 # Methods that change nothing but what can be asked for again
 _READING = {
-    *READING_RULES, *READING_TENANTS, *READING_WORKFLOWS, "job.get", "job.list",
+    *READING_RULES, *READING_TENANTS, "job.get", "job.list",
     "status", "result", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show",
     "ordering.list", "rpc.discover",
 }  # fmt: skip
 PERMISSION_OF: dict[str, Permission] = (
     {name: Permission.READ if name in _READING else Permission.ADMIN for name in PARAMS}
-    | dict.fromkeys(("enqueue", "workflow.create", "task.complete", "task.fail"), Permission.ENQUEUE)
+    | dict.fromkeys(("enqueue", "task.complete", "task.fail"), Permission.ENQUEUE)
     | {"claims.check": Permission.WORKER}
     | {name: method.permission for name, method in METHODS.items()}
 )

@@ -92,7 +92,6 @@ from penstock.tasks.list import TaskLists
 from penstock.tasks.params import SUBMIT_PREFIX
 from penstock.tasks.stats import TaskCounts
 from penstock.tasks.tenant_stats import TenantCounts, TenantStatistics
-from penstock.workflows.methods import Workflows
 
 MAX_INSERT_TASKS = 1000
 PARALLEL_INSERTS = 2  # of tasks without keys
@@ -156,7 +155,6 @@ class Methods:
             tasks_limit=settings.result_waits_limit,
             requests_limit=max(1, settings.http_connections // 2),
         )
-        workflows = Workflows(self._transaction, notifier.wake, settings)
         # Those of a body are carried out together.
         self._joined: dict[str, Handler] = {
             "enqueue": self._enqueue, "result": self._result, "status": self._status,
@@ -192,7 +190,6 @@ class Methods:
             ReleaseKey: self._release_key,
             CheckClaims: self._check_claims,
             Discover: self._discover,
-            **workflows.commands,
         }
 
     @property

@@ -35,7 +35,8 @@ from penstock.schedules import methods as schedules
 from penstock.tasks import bulk_views, views
 from penstock.tasks.params import SUBMIT_PREFIX
 from penstock.tasks.reading import LONGEST_WAIT_SECONDS
-from penstock.workflows.discover import WORKFLOW_PARAMETERS, WORKFLOW_RESULTS, WORKFLOW_SUMMARIES
+from penstock.workflows import methods as workflows
+from penstock.workflows import views as workflow_views
 
 OPENRPC_VERSION = "1.3.2"
 _REFERENCE = "#/components/schemas/{name}"
@@ -177,7 +178,6 @@ SUMMARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("TaskNotFound", "StateConflict", "TooLarge"),
     ),
     "claims.check": ("Tell a worker which of its claims hold their task no more.", "CheckedClaims", ()),
-    **WORKFLOW_SUMMARIES,
     **TENANT_SUMMARIES,
     "rpc.discover": ("This document.", "", ()),
 }
@@ -344,7 +344,6 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "tenant": _WAITING_TENANT,
     },
     "claims.check": {"claims": f"Ids of outbound requests, <task id>:<claim>; 1 to {MAX_IDS}."},
-    **WORKFLOW_PARAMETERS,
     **TENANT_PARAMETERS,
     "rpc.discover": {},
 }
@@ -361,7 +360,8 @@ _RESULTS = (
     rule_views.Action, rule_views.Actions, rule_views.Routes, rule_views.RouteChanged,
     bulk_views.BulkStarted, bulk_views.BulkPreview, bulk_views.Job, bulk_views.JobPage,
     *(method.result for method in declared(schedules)),
-    *WORKFLOW_RESULTS,
+    workflow_views.WorkflowAccepted, workflow_views.WorkflowChanged,
+    *(method.result for method in declared(workflows)),
     *TENANT_RESULTS,
 )  # fmt: skip
 

@@ -21,20 +21,10 @@ from penstock.protocol.errors import AccessDenied, TaskNotFound
 from penstock.protocol.method import Scope
 from penstock.tasks.commands import AnswerWait, Enqueue, ListTasks, PreviewBulk, StartBulk, Stats
 from penstock.tasks.params import SUBMIT_PREFIX
-from penstock.workflows.commands import (
-    CancelWorkflow,
-    CreateWorkflow,
-    GetWorkflow,
-    ListWorkflows,
-    NewStep,
-    RetryWorkflow,
-    WhichWorkflow,
-)
 
 _OWN = (
     "enqueue", "status", "result", "cancel", "retry", "reschedule", "list", "stats",
     "bulk.cancel", "bulk.retry", "bulk.delete", "bulk.reschedule", "job.get", "job.list", "job.cancel",
-    "workflow.create", "workflow.status", "workflow.list", "workflow.cancel", "workflow.retry",
     "task.complete", "task.fail", "tenant.get",
 )  # fmt: skip
 _CLOSED = (
@@ -76,20 +66,15 @@ def narrowed(method: str, command: Any) -> Any:
     caller's key may not enqueue."""
     if method in METHODS:
         return METHODS[method].narrow(command)
-    bound = bound_to()
-    check_actions(_actions_of(command))
-    if bound is None:
-        return command
     match command:
         case Enqueue(task):
+            check_actions({task.action})
             return Enqueue(replace(task, tenant=own_tenant(task.tenant)))
-        case ListTasks() | ListWorkflows() | CreateWorkflow() | GetTenant() | Stats() | AnswerWait():
+        case ListTasks() | GetTenant() | Stats() | AnswerWait():
             return narrow_tenant(command)
         case StartBulk(operation, work) | PreviewBulk(operation, work):
             select = msgspec.structs.replace(work.select, tenant=own_tenant(work.select.tenant))
             return type(command)(operation, msgspec.structs.replace(work, select=select))
-        case GetWorkflow(which) | CancelWorkflow(which) | RetryWorkflow(which):
-            return replace(command, which=_of_key(which))
     return command
 
 
@@ -97,22 +82,3 @@ async def check_task(session: Session, task_id: int) -> None:
     """Raises TaskNotFound for another tenant's task. A task's tenant never changes, so a look is enough."""
     if bound_to() is not None and not seen(await session.fetch("read_states", [task_id])):
         raise TaskNotFound(task_id)
-
-
-def _actions_of(command: Any) -> set[str]:
-    """The actions that a command would enqueue."""
-    match command:
-        case Enqueue(task):
-            return {task.action}
-        case CreateWorkflow(steps=steps):
-            return {name for step in steps for name in (step.action, step.undo, _of_template(step)) if name}
-    return set()
-
-
-def _of_template(step: NewStep) -> str | None:
-    """The action of a map step's children."""
-    return None if step.options.template is None else step.options.template.action
-
-
-def _of_key(which: WhichWorkflow) -> WhichWorkflow:
-    return which if which.key is None else replace(which, tenant=own_tenant(which.tenant))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -42,8 +43,6 @@ from penstock.settings.model import Settings
 from penstock.tasks import enqueue, reschedule, settle
 from penstock.tasks.bulk_jobs import change_job
 from penstock.tasks.commands import AnswerWait, Cancel, Change, Enqueue, JobChange, Reschedule, Restart
-from penstock.workflows.commands import CreateWorkflow, WorkflowChange
-from penstock.workflows.store import change_workflow
 
 _decode_request = msgspec.json.Decoder(Request).decode
 
@@ -117,7 +116,7 @@ def is_change(method: str, command: Any) -> bool:
     """Whether a body of the inbound queue may ask for it: an answer has no way back."""
     if method in METHODS:
         return METHODS[method].by_queue
-    return isinstance(command, Change | RuleChange | TenantChange | WorkflowChange)
+    return isinstance(command, Change | RuleChange | TenantChange)
 
 
 def read_inbound(body: str, settings: Settings, *, sender: str = "") -> Inbound:
@@ -223,14 +222,12 @@ async def accept_inbound(session: Session, inbound: Inbound, settings: Settings,
     for place, (method, change, text, _) in enumerate(inbound.changes):
         try:
             if method in METHODS:
-                await METHODS[method].carry_out(context, change)
+                async with session.savepoint() if METHODS[method].savepoint else nullcontext():
+                    await METHODS[method].carry_out(context, change)
             elif isinstance(change, RuleChange):
                 await change_rule(session, change)
             elif isinstance(change, TenantChange):
                 await change_tenant(session, change)
-            elif isinstance(change, WorkflowChange):
-                async with session.savepoint():  # of one that is refused on the way, nothing stays
-                    await change_workflow(session, change, settings)
             else:
                 await apply_change(session, change)
         except RpcError as exc:
@@ -243,8 +240,12 @@ async def accept_inbound(session: Session, inbound: Inbound, settings: Settings,
 
 
 async def _note(session: Session, changes: Sequence[Wanted]) -> dict[int, int]:
-    """Note the changes that would need `admin` over HTTP, in the transaction that makes them: records by place."""
-    places = [n for n, wanted in enumerate(changes) if not isinstance(wanted.change, CreateWorkflow | AnswerWait)]
+    """Record the audited changes, in the transaction that makes them: records by place."""
+    places = [
+        place
+        for place, wanted in enumerate(changes)
+        if (METHODS[wanted.method].audited if wanted.method in METHODS else not isinstance(wanted.change, AnswerWait))
+    ]
     if not places:
         return {}
     deeds = []

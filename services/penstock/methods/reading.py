@@ -85,8 +85,6 @@ from penstock.tasks.params import (
     TaskFailParams,
 )
 from penstock.tasks.reading import read_list, read_reschedule, read_result, read_status
-from penstock.workflows.params import WORKFLOW_PARAMS
-from penstock.workflows.reading import read_workflow_command
 
 
 def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -> Any:
@@ -165,6 +163,4 @@ def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -
             return CheckClaims(read_claims(values.claims))
         case StatsParams():
             return Stats(read_tenant(values.tenant))
-    if method in WORKFLOW_PARAMS:
-        return read_workflow_command(values, settings)
     return Discover()

@@ -44,9 +44,9 @@ from penstock.tasks.params import (
     TaskCompleteParams,
     TaskFailParams,
 )
-from penstock.workflows.params import WORKFLOW_PARAMS
+from penstock.workflows import methods as workflows
 
-METHODS: dict[str, Method] = {method.name: method for room in (schedules,) for method in declared(room)}
+METHODS: dict[str, Method] = {method.name: method for room in (schedules, workflows) for method in declared(room)}
 
 PARAMS: dict[str, type[msgspec.Struct]] = {
     "enqueue": EnqueueParams,
@@ -85,6 +85,6 @@ PARAMS: dict[str, type[msgspec.Struct]] = {
     "task.complete": TaskCompleteParams,
     "task.fail": TaskFailParams,
     **{method.name: method.params for method in declared(schedules)},
-    **WORKFLOW_PARAMS,
+    **{method.name: method.params for method in declared(workflows)},
     "rpc.discover": DiscoverParams,
 }

@@ -102,12 +102,3 @@ class ListWorkflows:
 class CancelWorkflow:
     which: WhichWorkflow
     reason: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class RetryWorkflow:
-    which: WhichWorkflow
-
-
-WorkflowChange = CreateWorkflow | CancelWorkflow | RetryWorkflow
-WorkflowCommand = WorkflowChange | GetWorkflow | ListWorkflows

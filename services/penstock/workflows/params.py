@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+
+from penstock.protocol.task import KEY_MAX_CHARS, REASON_MAX_CHARS
+from penstock.protocol.views import CURSOR, about
 
 NAME_MAX_CHARS = 200
 MAX_STEPS = 50_000  # of one call
@@ -75,47 +78,54 @@ class StepParams(ChildParams, frozen=True, forbid_unknown_fields=True, omit_defa
     item_as: str | None = None
 
 
+_Id = Annotated[int | str | None, about("The workflow.")]
+_Key = Annotated[str | None, about("In place of id: the key that it was created with.")]
+_TenantOfKey = Annotated[str | None, about("With key: whose key it is; null for nobody's.")]
+
+
 class WorkflowCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    steps: list[StepParams] | None = None
-    chain: list[StepParams | list[StepParams]] | None = None
-    name: str = ""
-    key: str | None = None
-    tenant: str | None = None
+    steps: Annotated[
+        list[StepParams] | None,
+        about(f"Objects, each a step with the names of those that it comes after; 1 to {MAX_STEPS}."),
+    ] = None
+    chain: Annotated[
+        list[StepParams | list[StepParams]] | None,
+        about("In place of steps: steps one after the other, an array standing for a group side by side."),
+    ] = None
+    name: Annotated[str, about(f"Shown with it; up to {NAME_MAX_CHARS} characters.")] = ""
+    key: Annotated[
+        str | None,
+        about(
+            "The same key and definition again get the first workflow; another definition is an error. "
+            f"1 to {KEY_MAX_CHARS} characters."
+        ),
+    ] = None
+    tenant: Annotated[str | None, about("For whom all its steps are, and whose the key is; null for nobody.")] = None
 
 
 class WorkflowStatusParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: int | str | None = None
-    key: str | None = None
-    limit: int = 100
-    cursor: str | None = None
-    tenant: str | None = None
+    id: _Id = None
+    key: _Key = None
+    limit: Annotated[int, about("Steps at the most; 1 to 1000.")] = 100
+    cursor: Annotated[str | None, CURSOR] = None
+    tenant: _TenantOfKey = None
 
 
 class WorkflowListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    state: WorkflowState | None = None
-    limit: int = 50
-    cursor: str | None = None
-    tenant: str | None = None
+    state: Annotated[WorkflowState | None, about("Only workflows in this state.")] = None
+    limit: Annotated[int, about("Workflows at the most; 1 to 1000.")] = 50
+    cursor: Annotated[str | None, CURSOR] = None
+    tenant: Annotated[str | None, about("Only workflows of this tenant.")] = None
 
 
 class WorkflowCancelParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: int | str | None = None
-    key: str | None = None
-    reason: str | None = None
-    tenant: str | None = None
+    id: _Id = None
+    key: _Key = None
+    reason: Annotated[str | None, about(f"Shown with it and its steps; 1 to {REASON_MAX_CHARS} characters.")] = None
+    tenant: _TenantOfKey = None
 
 
 class WorkflowRetryParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: int | str | None = None
-    key: str | None = None
-    tenant: str | None = None
-
-
-WORKFLOW_PARAMS: dict[str, type[msgspec.Struct]] = {
-    "workflow.create": WorkflowCreateParams,
-    "workflow.status": WorkflowStatusParams,
-    "workflow.list": WorkflowListParams,
-    "workflow.cancel": WorkflowCancelParams,
-    "workflow.retry": WorkflowRetryParams,
-}
-READING = frozenset({"workflow.status", "workflow.list"})
+    id: _Id = None
+    key: _Key = None
+    tenant: _TenantOfKey = None

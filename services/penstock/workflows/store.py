@@ -19,9 +19,7 @@ from penstock.workflows.commands import (
     CreateWorkflow,
     GetWorkflow,
     ListWorkflows,
-    RetryWorkflow,
     WhichWorkflow,
-    WorkflowChange,
 )
 from penstock.workflows.params import STEP_NAMES_SHOWN, WorkflowState
 
@@ -74,17 +72,6 @@ class Changed:
     restarted: int = 0
 
 
-async def change_workflow(session: Session, command: WorkflowChange, settings: Settings) -> Changed:
-    """Carry out one change. Raises WorkflowNotFound, WorkflowConflict."""
-    match command:
-        case CreateWorkflow():
-            return await create_workflow(session, command, settings)
-        case CancelWorkflow():
-            return await _cancel(session, command, settings)
-        case RetryWorkflow():
-            return await _retry(session, command, settings)
-
-
 async def create_workflow(session: Session, command: CreateWorkflow, settings: Settings) -> Changed:
     """Make a workflow, or find the one of its key. Raises WorkflowConflict where that has another definition."""
     workflow_id = await _insert(session, command)
@@ -118,8 +105,11 @@ async def _insert(session: Session, command: CreateWorkflow) -> int | None:
     return made
 
 
-async def _cancel(session: Session, command: CancelWorkflow, settings: Settings) -> Changed:
-    """Cancel all that has not ended; a workflow that is cancelled already stays so."""
+async def cancel_workflow(session: Session, command: CancelWorkflow, settings: Settings) -> Changed:
+    """Cancel all that has not ended; a workflow that is cancelled already stays so.
+
+    Raises WorkflowNotFound, WorkflowConflict.
+    """
     mover = await _hold(session, command.which, settings)
     (flow,) = mover.flows.values()
     if not flow.state.final:
@@ -138,9 +128,12 @@ async def _cancel(session: Session, command: CancelWorkflow, settings: Settings)
     return Changed(flow.id, flow.state)
 
 
-async def _retry(session: Session, command: RetryWorkflow, settings: Settings) -> Changed:
-    """Begin again with what has not succeeded; one that runs is left as it is."""
-    mover = await _hold(session, command.which, settings)
+async def retry_workflow(session: Session, which: WhichWorkflow, settings: Settings) -> Changed:
+    """Begin again with what has not succeeded; a running workflow is left unchanged.
+
+    Raises WorkflowNotFound, WorkflowConflict.
+    """
+    mover = await _hold(session, which, settings)
     (flow,) = mover.flows.values()
     if flow.state == WorkflowState.RUNNING:
         return Changed(flow.id, flow.state)
