@@ -18,9 +18,17 @@ from penstock.brokers.opening import create_queues
 from penstock.brokers.sqs import SqsQueue, SqsTransport
 from penstock.db.pool import Store
 from penstock.limits.model import Route
-from penstock.limits.store import delete_route, list_actions, list_routes, read_action, set_limits, set_route
-from penstock.limits.tenant_model import DeleteTenant, PauseTenant, SetTenant
-from penstock.limits.tenant_store import change_tenant
+from penstock.limits.store import (
+    delete_route,
+    delete_tenant,
+    list_actions,
+    list_routes,
+    pause_tenant,
+    read_action,
+    set_limits,
+    set_route,
+    set_tenant,
+)
 from penstock.limits.token_bucket import Limits
 from penstock.methods.reading import read_command
 from penstock.protocol.requests import parse_claim_id
@@ -204,7 +212,7 @@ async def test_what_was_under_way_when_a_limit_was_set_is_adopted_in_a_few_round
         assert await claims.claim(session, 5) is not None
     async with store.transaction() as session:
         await set_limits(session, "a", {"max_in_flight": 1})
-        await change_tenant(session, SetTenant("t", {"max_in_flight": 1}))
+        await set_tenant(session, "t", {"max_in_flight": 1})
     await sql.execute("update penstock.task set gate = null")  # as if the claim had not been visible by then
     duty = Rules(store=store, outbound=outbound, open_queue=open_none)
     gates = "select array_agg(gate order by id) from penstock.task"
@@ -239,7 +247,7 @@ async def test_the_longest_names_pass_a_gate_and_hold_nobody_up(
         if whose == "action":
             await set_limits(session, action, {"key_max_in_flight": 1})
         else:
-            await change_tenant(session, SetTenant("*", {"max_in_flight": 1}))
+            await set_tenant(session, "*", {"max_in_flight": 1})
     long = await enqueue(store, task.task, NewTask(action, tenant=tenant, limit_key=key + "x"))
     plain = await enqueue(store, *(NewTask("plain") for _ in range(5)))
     await run_until_idle(scheduler)
@@ -665,9 +673,9 @@ async def test_a_pause_or_limit_holds_for_the_backlog_of_a_route_that_is_older(
                 case "action":
                     await set_limits(session, "video", {"paused": True})
                 case "tenant":
-                    await change_tenant(session, PauseTenant("acme", True))
+                    await pause_tenant(session, "acme", paused=True)
                 case "every tenant":
-                    await change_tenant(session, SetTenant("*", {"max_in_flight": 3}))
+                    await set_tenant(session, "*", {"max_in_flight": 3})
         await settle(store, ids[:1])
         await run_until_idle(scheduler)
         assert ids_of(await take(video)) == (ids[3:4] if whose == "every tenant" else []) + ids[-1:]
@@ -676,9 +684,9 @@ async def test_a_pause_or_limit_holds_for_the_backlog_of_a_route_that_is_older(
                 case "action":
                     await set_limits(session, "video", {"paused": False})
                 case "tenant":
-                    await change_tenant(session, PauseTenant("acme", False))
+                    await pause_tenant(session, "acme", paused=False)
                 case "every tenant":
-                    await change_tenant(session, DeleteTenant("*"))
+                    await delete_tenant(session, "*")
         await run_until_idle(scheduler)
         rest = ids[4:-1] if whose == "every tenant" else ids[3:-1]
         assert ids_of(await take(video)) == rest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,9 +19,7 @@ from penstock.brokers.groups import group_id
 from penstock.brokers.sqs import SqsQueue, SqsTransport
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
-from penstock.limits.store import set_limits
-from penstock.limits.tenant_model import DeleteTenant, PauseTenant, SetTenant
-from penstock.limits.tenant_store import change_tenant, read_tenant_record
+from penstock.limits.store import delete_tenant, pause_tenant, read_tenant_record, set_limits, set_tenant
 from penstock.methods.inbound import accept_inbound, read_inbound
 from penstock.methods.reading import read_command
 from penstock.protocol.requests import parse_claim_id
@@ -84,9 +82,9 @@ async def enqueue(store: Store, *tasks: NewTask) -> list[int]:
         return [answer.id for answer in await enqueuing.enqueue(session, tasks)]
 
 
-async def change(store: Store, command: Any) -> None:
+async def change(store: Store, carry_out: Callable[..., Awaitable[None]], *args: Any, **more: Any) -> None:
     async with store.transaction() as session:
-        await change_tenant(session, command)
+        await carry_out(session, *args, **more)
 
 
 async def tenants_of(sql: Any, ids: Sequence[int]) -> Counter[str | None]:
@@ -315,7 +313,7 @@ async def test_a_dead_letter_that_is_sent_again_keeps_its_group(
 async def test_a_tenant_is_held_to_its_tasks_in_flight_over_all_actions_and_others_are_not(
     store: Store, sent: Outbound, sql: Any, settings: Settings
 ) -> None:
-    await change(store, SetTenant("acme", {"max_in_flight": 3}))
+    await change(store, set_tenant, "acme", {"max_in_flight": 3})
     flood = await enqueue(store, *(NewTask(f"a{n % 4}", tenant="acme") for n in range(200)))
     others = await enqueue(store, *(NewTask("a0", tenant=tenant) for tenant in ("b", "c", None) for _ in range(5)))
     scheduler = scheduler_of(store, sent, settings)
@@ -333,7 +331,7 @@ async def test_a_tenant_is_held_to_its_tasks_in_flight_over_all_actions_and_othe
 async def test_schedulers_at_once_never_pass_a_tenants_limit(
     store: Store, sent: Outbound, sql: Any, settings: Settings
 ) -> None:
-    await change(store, SetTenant("*", {"max_in_flight": 4}))
+    await change(store, set_tenant, "*", {"max_in_flight": 4})
     await enqueue(
         store, *(NewTask(f"a{n % 3}", tenant=tenant) for n in range(20) for tenant in ("one", "two"))
     )  # fmt: skip
@@ -356,7 +354,7 @@ async def test_schedulers_at_once_never_pass_a_tenants_limit(
 async def test_what_sql_enqueues_for_a_tenant_is_held_to_its_limits_and_found_by_it(
     store: Store, sent: Outbound, sql: Any, settings: Settings
 ) -> None:
-    await change(store, SetTenant("acme", {"max_in_flight": 2}))
+    await change(store, set_tenant, "acme", {"max_in_flight": 2})
     await sql.execute(
         "select penstock_enqueue('a', tenant => 'acme'), penstock_enqueue('a') from generate_series(1, 5)"
     )
@@ -378,9 +376,9 @@ async def test_what_sql_enqueues_for_a_tenant_is_held_to_its_limits_and_found_by
 async def test_the_default_holds_for_every_tenant_but_those_with_limits_of_their_own(
     store: Store, sent: Outbound, settings: Settings
 ) -> None:
-    await change(store, SetTenant("*", {"max_in_flight": 2}))
-    await change(store, SetTenant("big", {"max_in_flight": 5}))
-    await change(store, SetTenant("free", {"max_in_flight": None}))
+    await change(store, set_tenant, "*", {"max_in_flight": 2})
+    await change(store, set_tenant, "big", {"max_in_flight": 5})
+    await change(store, set_tenant, "free", {"max_in_flight": None})
     names = ("small", "big", "free", None)
     ids = {name: await enqueue(store, *(NewTask("a", tenant=name) for _ in range(10))) for name in names}
     await settle_passes(scheduler_of(store, sent, settings), sent)
@@ -391,7 +389,7 @@ async def test_the_default_holds_for_every_tenant_but_those_with_limits_of_their
 async def test_a_rate_lets_its_burst_go_for_all_actions_together(
     store: Store, sent: Outbound, settings: Settings
 ) -> None:
-    await change(store, SetTenant("acme", {"rate": 1 / 3600, "burst": 4}))
+    await change(store, set_tenant, "acme", {"rate": 1 / 3600, "burst": 4})
     await enqueue(store, *(NewTask(f"a{n % 3}", tenant="acme") for n in range(30)))
     await settle_passes(scheduler_of(store, sent, settings), sent)
     assert len(sent.pairs) == 4
@@ -402,7 +400,7 @@ async def test_a_limit_of_an_action_and_one_of_a_tenant_hold_together_and_tenant
 ) -> None:
     async with store.transaction() as session:
         await set_limits(session, "a", {"max_in_flight": 10})
-    await change(store, SetTenant("tight", {"max_in_flight": 1}))
+    await change(store, set_tenant, "tight", {"max_in_flight": 1})
     flood = await enqueue(store, *(NewTask("a", tenant="flood", limit_key=f"k{n}") for n in range(40)))
     tight = await enqueue(store, *(NewTask("a", tenant="tight") for _ in range(40)))
     quiet = await enqueue(store, *(NewTask("a", tenant="quiet") for _ in range(40)))
@@ -416,7 +414,7 @@ async def test_a_limit_of_an_action_and_one_of_a_tenant_hold_together_and_tenant
 async def test_a_paused_tenants_tasks_are_taken_and_wait_until_it_is_resumed(
     store: Store, sent: Outbound, settings: Settings
 ) -> None:
-    await change(store, PauseTenant("acme", True))
+    await change(store, pause_tenant, "acme", paused=True)
     paused = await enqueue(store, *(NewTask("a", tenant="acme") for _ in range(5)))
     await enqueue(store, NewTask("a", tenant="other"), NewTask("a"))
     scheduler = scheduler_of(store, sent, settings)
@@ -425,7 +423,7 @@ async def test_a_paused_tenants_tasks_are_taken_and_wait_until_it_is_resumed(
     async with store.session() as session:
         record = await read_tenant_record(session, "acme")
         assert (record.limits.paused, record.waiting, record.in_flight, record.own) == (True, 5, 0, False)
-    await change(store, PauseTenant("acme", False))
+    await change(store, pause_tenant, "acme", paused=False)
     await drain([scheduler], sent, None, until=7)
     assert {task for task, _ in sent.pairs} >= set(paused)
     async with store.session() as session:
@@ -434,19 +432,19 @@ async def test_a_paused_tenants_tasks_are_taken_and_wait_until_it_is_resumed(
 
 
 async def test_a_pause_keeps_the_limits_and_deleting_a_rule_brings_the_default_back(store: Store) -> None:
-    await change(store, SetTenant("*", {"max_in_flight": 2}))
-    await change(store, SetTenant("acme", {"rate": 5.0, "burst": 2}))
-    await change(store, PauseTenant("acme", True))
-    await change(store, PauseTenant("acme", False))
+    await change(store, set_tenant, "*", {"max_in_flight": 2})
+    await change(store, set_tenant, "acme", {"rate": 5.0, "burst": 2})
+    await change(store, pause_tenant, "acme", paused=True)
+    await change(store, pause_tenant, "acme", paused=False)
     async with store.session() as session:
         record = await read_tenant_record(session, "acme")
     assert (record.limits.rate, record.limits.burst, record.limits.max_in_flight, record.own) == (5.0, 2, None, True)
-    await change(store, DeleteTenant("acme"))
+    await change(store, delete_tenant, "acme")
     async with store.session() as session:
         record = await read_tenant_record(session, "acme")
     assert (record.limits.rate, record.limits.max_in_flight, record.own) == (None, 2, False)
     with pytest.raises(Exception, match="has no rule of its own: 'acme'"):
-        await change(store, DeleteTenant("acme"))
+        await change(store, delete_tenant, "acme")
 
 
 async def test_what_is_in_flight_when_a_tenant_becomes_limited_counts(
@@ -456,7 +454,7 @@ async def test_what_is_in_flight_when_a_tenant_becomes_limited_counts(
     scheduler = scheduler_of(store, sent, settings)
     await settle_passes(scheduler, sent)
     assert len(sent.pairs) == 3
-    await change(store, SetTenant("acme", {"max_in_flight": 4}))
+    await change(store, set_tenant, "acme", {"max_in_flight": 4})
     await enqueue(store, *(NewTask("a", tenant="acme") for _ in range(3)))
     await settle_passes(scheduler, sent)
     assert len(sent.pairs) == 4
@@ -465,7 +463,7 @@ async def test_what_is_in_flight_when_a_tenant_becomes_limited_counts(
 async def test_the_supervisor_forgets_what_a_rate_left_once_it_is_full(
     store: Store, sent: Outbound, outbound: SqsQueue, sql: Any, settings: Settings
 ) -> None:
-    await change(store, SetTenant("acme", {"rate": 1000.0}))
+    await change(store, set_tenant, "acme", {"rate": 1000.0})
     await enqueue(store, NewTask("a", tenant="acme"))
     await drain([scheduler_of(store, sent, settings)], sent, sql, until=1)
     await sql.execute("delete from penstock.gate")

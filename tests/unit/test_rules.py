@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.limits.model import DeleteRoute, GetAction, ListActions, ListRoutes, Route, SetLimits, SetRoute
+from penstock.limits.model import Route, SetLimits
 from penstock.methods.reading import read_command
 from penstock.protocol.errors import InvalidParams
 from penstock.settings.loading import load_settings
@@ -31,15 +31,12 @@ def test_rates_are_counted_in_what_the_call_says(per: str, rate: float) -> None:
 
 
 def test_the_other_methods_become_their_commands() -> None:
-    assert command("action.pause", action="a") == SetLimits("a", {"paused": True})
-    assert command("action.resume", action="a") == SetLimits("a", {"paused": False})
-    assert command("action.get", action="a") == GetAction("a")
-    assert command("action.list") == ListActions()
-    assert command("route.list") == ListRoutes()
-    assert command("route.delete", name="video") == DeleteRoute("video")
-    assert command("route.set", name="video", queue="q") == SetRoute(Route("video", "q", ["*"], {}))
-    assert command("route.set", name="v", queue="q", actions=["a.*"], labels={"x": "y"}, position=-1) == SetRoute(
-        Route("v", "q", ["a.*"], {"x": "y"}, -1)
+    for method in ("action.pause", "action.resume", "action.get"):
+        assert command(method, action="a") == "a"
+    assert command("route.delete", name="video") == "video"
+    assert command("route.set", name="video", queue="q") == Route("video", "q", ["*"], {})
+    assert command("route.set", name="v", queue="q", actions=["a.*"], labels={"x": "y"}, position=-1) == Route(
+        "v", "q", ["a.*"], {"x": "y"}, -1
     )
 
 

@@ -25,8 +25,6 @@ from penstock.db.context import Context
 from penstock.db.notify import Notifier
 from penstock.db.pool import PATIENT_SECONDS, Store
 from penstock.db.session import Session
-from penstock.limits.methods import Rules
-from penstock.limits.tenant_methods import Tenants
 from penstock.methods.inbound import apply_change, count_enqueued, refusal_of, take_in_task
 from penstock.methods.reading import read_command
 from penstock.methods.table import METHODS, PARAMS
@@ -146,8 +144,6 @@ class Methods:
         rejected = RejectedMessages(store, self._session, settings, turns=self._others, changed=notifier.wake)
         keys = Keys(self._session, keys_changed)
         self.audit = Audit(self._session)
-        rules = Rules(self._session, self._transaction, notifier.wake)
-        tenants = Tenants(self._session, self._transaction, notifier.wake)
         jobs = Jobs(self._transaction)
         self.results = Results(
             store,
@@ -178,8 +174,6 @@ class Methods:
             CreateKey: keys.create,
             ListKeys: keys.list,
             RevokeKey: keys.revoke,
-            **rules.commands,
-            **tenants.commands,
             StartBulk: jobs.start,
             PreviewBulk: jobs.preview,
             GetJob: jobs.get,

@@ -9,9 +9,6 @@ import msgspec
 
 from penstock.api import audit_views, key_views, message_views
 from penstock.limits import views as rule_views
-from penstock.limits.model import ROUTE_NAME_MAX_CHARS
-from penstock.limits.tenant_discover import TENANT_PARAMETERS, TENANT_SUMMARIES
-from penstock.limits.tenant_methods import TENANT_RESULTS
 from penstock.methods.table import METHODS, PARAMS
 from penstock.protocol import errors
 from penstock.protocol.api_key import NAME_MAX_CHARS
@@ -35,6 +32,7 @@ from penstock.schedules import methods as schedules
 from penstock.tasks import bulk_views, views
 from penstock.tasks.params import SUBMIT_PREFIX
 from penstock.tasks.reading import LONGEST_WAIT_SECONDS
+from penstock.tasks.tenant_stats import TenantStatistics
 from penstock.workflows import methods as workflows
 from penstock.workflows import views as workflow_views
 
@@ -146,14 +144,6 @@ SUMMARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "keys.create": ("Make an API key; this answer is the only place where it can be read.", "NewKey", ()),
     "keys.list": ("List API keys, newest first, without the keys themselves.", "KeyPage", ()),
     "keys.revoke": ("Revoke an API key for good; it is refused within 10 seconds.", "Key", ("KeyNotFound",)),
-    "action.set": ("Limit an action; a member left out stays as it is, null takes a limit away.", "Action", ()),
-    "action.get": ("Show what limits an action has.", "Action", ()),
-    "action.list": ("List the actions that are limited or paused.", "Actions", ()),
-    "action.pause": ("Send no more tasks of an action, and go on taking them.", "Action", ()),
-    "action.resume": ("Send them again.", "Action", ()),
-    "route.set": ("Make or replace a route: which tasks go to a queue of their own.", "RouteChanged", ()),
-    "route.list": ("List routes in the order in which they are tried.", "Routes", ()),
-    "route.delete": ("Delete a route; what waits for it goes by the others.", "RouteChanged", ("RouteNotFound",)),
     "bulk.cancel": ("Cancel tasks by a filter, as `cancel` does one.", "BulkStarted|BulkPreview", ()),
     "bulk.retry": ("Start CRITICAL_ERROR and CANCELLED tasks anew by a filter.", "BulkStarted|BulkPreview", ()),
     "bulk.delete": ("Delete records of settled tasks by a filter, for good.", "BulkStarted|BulkPreview", ()),
@@ -178,11 +168,9 @@ SUMMARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("TaskNotFound", "StateConflict", "TooLarge"),
     ),
     "claims.check": ("Tell a worker which of its claims hold their task no more.", "CheckedClaims", ()),
-    **TENANT_SUMMARIES,
     "rpc.discover": ("This document.", "", ()),
 }
 
-_ACTION = "The action, exactly."
 _TOKEN = f"What the task waits for, or will wait for; 1 to {TOKEN_MAX_CHARS} characters."
 _WAITING_TENANT = "Of the task, with a token that its handler thought out; null for none. A bound key need not name it."
 _QUEUE = "The queue whose dead-letter queue is meant."
@@ -297,29 +285,6 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "revoked": "With those that are revoked.",
     },
     "keys.revoke": {"id": "From keys.list."},
-    "action.set": {
-        "action": _ACTION,
-        "max_in_flight": "How many of its tasks may be claimed and unsettled.",
-        "rate": "How many may go in each `per`.",
-        "burst": "How many may go at once after a rest; null for what the rate gives in a second.",
-        "key_max_in_flight": "As max_in_flight, for each limit_key by itself.",
-        "key_rate": "As rate, for each limit_key by itself.",
-        "key_burst": "As burst, for each limit_key by itself.",
-        "per": "What the rates of this call are counted in.",
-    },
-    "action.get": {"action": _ACTION},
-    "action.list": {},
-    "action.pause": {"action": _ACTION},
-    "action.resume": {"action": _ACTION},
-    "route.set": {
-        "name": f"1 to {ROUTE_NAME_MAX_CHARS} letters, digits, dots, dashes or underscores.",
-        "queue": "The queue, by name or URL; it has to be there.",
-        "actions": "Patterns, of which a task's action has to match one; * stands for anything.",
-        "labels": "Labels, all of which a task has to have.",
-        "position": "Of several routes that fit, the lowest counts.",
-    },
-    "route.list": {},
-    "route.delete": {"name": "The route."},
     "bulk.cancel": _FILTER,
     "bulk.retry": _FILTER,
     "bulk.delete": _FILTER,
@@ -344,7 +309,6 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "tenant": _WAITING_TENANT,
     },
     "claims.check": {"claims": f"Ids of outbound requests, <task id>:<claim>; 1 to {MAX_IDS}."},
-    **TENANT_PARAMETERS,
     "rpc.discover": {},
 }
 
@@ -362,7 +326,7 @@ _RESULTS = (
     *(method.result for method in declared(schedules)),
     workflow_views.WorkflowAccepted, workflow_views.WorkflowChanged,
     *(method.result for method in declared(workflows)),
-    *TENANT_RESULTS,
+    rule_views.Tenant, rule_views.TenantDetail, rule_views.TenantPage, TenantStatistics,
 )  # fmt: skip
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from penstock.db.session import Session
-from penstock.limits.tenant_model import GetTenant
 from penstock.methods.table import METHODS, PARAMS
 from penstock.protocol.caller import bound_to, check_actions, narrow_tenant, own_tenant, seen
 from penstock.protocol.errors import AccessDenied, TaskNotFound
@@ -25,15 +24,12 @@ from penstock.tasks.params import SUBMIT_PREFIX
 _OWN = (
     "enqueue", "status", "result", "cancel", "retry", "reschedule", "list", "stats",
     "bulk.cancel", "bulk.retry", "bulk.delete", "bulk.reschedule", "job.get", "job.list", "job.cancel",
-    "task.complete", "task.fail", "tenant.get",
+    "task.complete", "task.fail",
 )  # fmt: skip
 _CLOSED = (
     "rejected.list", "rejected.show", "rejected.retry", "rejected.purge",
     "dlq.stats", "dlq.list", "dlq.show", "dlq.replay", "dlq.purge",
     "keys.create", "keys.list", "keys.revoke", "audit.list",
-    "action.set", "action.get", "action.list", "action.pause", "action.resume",
-    "route.set", "route.list", "route.delete",
-    "tenant.set", "tenant.list", "tenant.delete", "tenant.pause", "tenant.resume",
     "ordering.list", "ordering.release", "claims.check",
 )  # fmt: skip
 SCOPES: Mapping[str, Scope] = (
@@ -70,7 +66,7 @@ def narrowed(method: str, command: Any) -> Any:
         case Enqueue(task):
             check_actions({task.action})
             return Enqueue(replace(task, tenant=own_tenant(task.tenant)))
-        case ListTasks() | GetTenant() | Stats() | AnswerWait():
+        case ListTasks() | Stats() | AnswerWait():
             return narrow_tenant(command)
         case StartBulk(operation, work) | PreviewBulk(operation, work):
             select = msgspec.structs.replace(work.select, tenant=own_tenant(work.select.tenant))

@@ -1,18 +1,19 @@
-"""What may be asked about limits, pauses and routes: parameters of `action.*` and `route.*`, and the commands that they
-become. Pure; :mod:`penstock.limits.store` carries them out."""
+"""Parameters of `action.*`, `route.*` and `tenant.*`, and their checks. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from penstock.protocol.checks import CONTROL
 from penstock.protocol.errors import InvalidParams
+from penstock.protocol.tenant import TENANT_MAX_CHARS
+from penstock.protocol.views import CURSOR, about
 
 ROUTE_NAME_MAX_CHARS = 60
 MAX_PATTERNS = 100
@@ -24,6 +25,10 @@ SECONDS_OF = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 Per = Literal["second", "minute", "hour"]
+
+_ACTION = about("The action, exactly.")
+_TENANT = f"The tenant; 1 to {TENANT_MAX_CHARS} characters."
+_TENANT_OR_ALL = about(f"{_TENANT} Or *, for every tenant that has no limits of its own.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,151 +47,117 @@ class Route:
 
 
 class ActionSetParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    action: str
-    max_in_flight: int | UnsetType | None = UNSET
-    rate: float | UnsetType | None = UNSET
-    burst: int | UnsetType | None = UNSET
-    key_max_in_flight: int | UnsetType | None = UNSET
-    key_rate: float | UnsetType | None = UNSET
-    key_burst: int | UnsetType | None = UNSET
-    per: Per = "second"
+    action: Annotated[str, _ACTION]
+    max_in_flight: Annotated[int | UnsetType | None, about("How many of its tasks may be claimed and unsettled.")] = (
+        UNSET
+    )
+    rate: Annotated[float | UnsetType | None, about("How many may go in each `per`.")] = UNSET
+    burst: Annotated[
+        int | UnsetType | None,
+        about("How many may go at once after a rest; null for what the rate gives in a second."),
+    ] = UNSET
+    key_max_in_flight: Annotated[int | UnsetType | None, about("As max_in_flight, for each limit_key by itself.")] = (
+        UNSET
+    )
+    key_rate: Annotated[float | UnsetType | None, about("As rate, for each limit_key by itself.")] = UNSET
+    key_burst: Annotated[int | UnsetType | None, about("As burst, for each limit_key by itself.")] = UNSET
+    per: Annotated[Per, about("What the rates of this call are counted in.")] = "second"
 
 
-class ActionGetParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    action: str
-
-
-class ActionListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    pass
-
-
-class ActionPauseParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    action: str
-
-
-class ActionResumeParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    action: str
+class ActionName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    action: Annotated[str, _ACTION]
 
 
 class RouteSetParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
-    queue: str
-    actions: list[str] = msgspec.field(default_factory=lambda: ["*"])
-    labels: dict[str, str] = msgspec.field(default_factory=dict)
-    position: int = 0
+    name: Annotated[str, about(f"1 to {ROUTE_NAME_MAX_CHARS} letters, digits, dots, dashes or underscores.")]
+    queue: Annotated[str, about("The queue, by name or URL; it has to be there.")]
+    actions: Annotated[
+        list[str], about("Patterns, of which a task's action has to match one; * stands for anything.")
+    ] = msgspec.field(default_factory=lambda: ["*"])
+    labels: Annotated[dict[str, str], about("Labels, all of which a task has to have.")] = msgspec.field(
+        default_factory=dict
+    )
+    position: Annotated[int, about("Of several routes that fit, the lowest counts.")] = 0
 
 
-class RouteListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    pass
+class RouteName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: Annotated[str, about("The route.")]
 
 
-class RouteDeleteParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
+class TenantSetParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tenant: Annotated[str, _TENANT_OR_ALL]
+    max_in_flight: Annotated[
+        int | UnsetType | None,
+        about(f"Tasks claimed and not settled at the most, of all its actions; 1 to {MOST_IN_FLIGHT}."),
+    ] = UNSET
+    rate: Annotated[float | UnsetType | None, about("Tasks that may go in each `per`.")] = UNSET
+    burst: Annotated[
+        int | UnsetType | None,
+        about("Tasks that may go at once after a rest; null: what the rate gives in a second, at least one."),
+    ] = UNSET
+    per: Annotated[Per, about("What the rate counts by.")] = "second"
 
 
-RULE_PARAMS: dict[str, type[msgspec.Struct]] = {
-    "action.set": ActionSetParams,
-    "action.get": ActionGetParams,
-    "action.list": ActionListParams,
-    "action.pause": ActionPauseParams,
-    "action.resume": ActionResumeParams,
-    "route.set": RouteSetParams,
-    "route.list": RouteListParams,
-    "route.delete": RouteDeleteParams,
-}
-READING = ("action.get", "action.list", "route.list")
+class TenantOrAll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tenant: Annotated[str, _TENANT_OR_ALL]
+
+
+class TenantName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tenant: Annotated[str, about(_TENANT)]
+
+
+class TenantListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    limit: Annotated[int, about("Tenants at the most; 1 to 1000.")] = 50
+    cursor: Annotated[str | None, CURSOR] = None
 
 
 @dataclass(frozen=True, slots=True)
 class SetLimits:
-    """Change what ``change`` names, by the members of ``token_bucket.Limits``; rates are a second's."""
+    """Change limits of an action or a tenant, by the members of ``token_bucket.Limits``; rates are a second's."""
 
-    action: str
+    name: str
     change: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class GetAction:
-    action: str
+class ListTenants:
+    """By name; ``after`` is the one that the page begins behind."""
+
+    limit: int
+    after: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ListActions:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class SetRoute:
-    route: Route
-
-
-@dataclass(frozen=True, slots=True)
-class ListRoutes:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteRoute:
-    name: str
-
-
-RuleChange = SetLimits | SetRoute | DeleteRoute
-RuleCommand = RuleChange | GetAction | ListActions | ListRoutes
-
-
-def read_rule(values: Any, check_action: Callable[[str], str]) -> RuleCommand:
-    """The command that decoded parameters ask for. Raises InvalidParams."""
-    match values:
-        case ActionSetParams():
-            return SetLimits(check_action(values.action), _change(values))
-        case ActionGetParams():
-            return GetAction(check_action(values.action))
-        case ActionPauseParams():
-            return SetLimits(check_action(values.action), {"paused": True})
-        case ActionResumeParams():
-            return SetLimits(check_action(values.action), {"paused": False})
-        case RouteSetParams():
-            return SetRoute(_route(values))
-        case RouteDeleteParams():
-            return DeleteRoute(_route_name(values.name))
-        case ActionListParams():
-            return ListActions()
-    return ListRoutes()
-
-
-def _change(given: ActionSetParams) -> dict[str, Any]:
-    change: dict[str, Any] = {}
-    for name in ("max_in_flight", "burst", "key_max_in_flight", "key_burst"):
-        value = getattr(given, name)
-        if value is UNSET:
+def read_change(given: ActionSetParams | TenantSetParams) -> dict[str, Any]:
+    """The limits that are given. Raises InvalidParams when there are none."""
+    subject, *names, _ = given.__struct_fields__
+    change = {name: value for name in names if (value := getattr(given, name)) is not UNSET}
+    for name in sorted(change, key=_is_rate):
+        value = change[name]
+        if value is None:
             continue
-        if value is not None and not 1 <= value <= MOST_IN_FLIGHT:
-            hint = "; to send none, use action.pause" if value == 0 and name.endswith("max_in_flight") else ""
+        if _is_rate(name):
+            change[name] = value / SECONDS_OF[given.per]
+            if not 0 < change[name] <= MOST_A_SECOND:
+                raise InvalidParams(
+                    name, f"must be above 0 and at most {MOST_A_SECOND:.0f} a second, or null for no limit, "
+                    f"not {value} a {given.per}",
+                )  # fmt: skip
+        elif not 1 <= value <= MOST_IN_FLIGHT:
+            hint = f"; to send none, use {subject}.pause" if value == 0 and name.endswith("max_in_flight") else ""
             raise InvalidParams(
                 name, f"must be between 1 and {MOST_IN_FLIGHT}, or null for no limit, not {value}{hint}"
             )
-        change[name] = value
-    for name in ("rate", "key_rate"):
-        value = getattr(given, name)
-        if value is UNSET:
-            continue
-        if value is not None:
-            value /= SECONDS_OF[given.per]
-            if not 0 < value <= MOST_A_SECOND:
-                raise InvalidParams(
-                    name, f"must be above 0 and at most {MOST_A_SECOND:.0f} a second, or null for no limit, "
-                    f"not {getattr(given, name)} a {given.per}",
-                )  # fmt: skip
-        change[name] = value
     if not change:
-        raise InvalidParams("action", f"alone changes nothing: give any of {', '.join(_LIMIT_NAMES)}")
+        raise InvalidParams(subject, f"alone changes nothing: give any of {', '.join(names)}")
     return change
 
 
-_LIMIT_NAMES = ("max_in_flight", "rate", "burst", "key_max_in_flight", "key_rate", "key_burst")
+def _is_rate(name: str) -> bool:
+    return name.endswith("rate")
 
 
-def _route(given: RouteSetParams) -> Route:
+def read_route(given: RouteSetParams) -> Route:
+    """Raises InvalidParams."""
     if not 1 <= len(given.queue) <= 1000 or CONTROL.search(given.queue) or " " in given.queue:
         raise InvalidParams("queue", f"must be a queue's name or URL, not {given.queue[:60]!r}")
     if not 1 <= len(given.actions) <= MAX_PATTERNS:
@@ -203,10 +174,10 @@ def _route(given: RouteSetParams) -> Route:
             raise InvalidParams("labels", f"must be text of up to 200 characters by text: {name[:60]!r}")
     if given.position not in _POSITIONS:
         raise InvalidParams("position", f"must fit into 32 bits, not {given.position}")
-    return Route(_route_name(given.name), given.queue, given.actions, given.labels, given.position)
+    return Route(read_route_name(given.name), given.queue, given.actions, given.labels, given.position)
 
 
-def _route_name(name: str) -> str:
+def read_route_name(name: str) -> str:
     if not 1 <= len(name) <= ROUTE_NAME_MAX_CHARS or not _NAME.fullmatch(name):
         raise InvalidParams(
             "name", f"must be 1 to {ROUTE_NAME_MAX_CHARS} letters, digits, dots, dashes or underscores, "

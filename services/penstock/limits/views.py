@@ -42,3 +42,23 @@ class Routes(msgspec.Struct, frozen=True):
 class RouteChanged(msgspec.Struct, frozen=True):
     name: str
     deleted: bool
+
+
+class Tenant(msgspec.Struct, frozen=True):
+    tenant: str
+    paused: Annotated[bool, about("Its tasks are taken and none is sent.")]
+    own: Annotated[bool, about("Its limits are its own; false: those of *, the default.")]
+    max_in_flight: int | None
+    rate: Annotated[float | None, about("Tasks a second.")]
+    burst: int | None
+    updated_at: Annotated[str | None, about("When its own rule was last changed; null when it has none.")]
+
+
+class TenantDetail(Tenant, frozen=True):
+    in_flight: Annotated[int, about("Claimed and not settled; counted while it is limited.")]
+    waiting: Annotated[int, about("Of its tasks, those that a limit or a pause keeps waiting.")]
+
+
+class TenantPage(msgspec.Struct, frozen=True):
+    tenants: list[Tenant]
+    cursor: Annotated[str | None, about("Pass it on for the next page; null at the end.")]

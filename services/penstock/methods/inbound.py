@@ -15,10 +15,6 @@ import msgspec
 
 from penstock.db.context import within
 from penstock.db.session import Session
-from penstock.limits.model import RuleChange
-from penstock.limits.store import change_rule
-from penstock.limits.tenant_model import TenantChange
-from penstock.limits.tenant_store import change_tenant
 from penstock.methods.audit import OUTCOME_MAX_CHARS, Deed, begin_audit, end_audit, shown_params
 from penstock.methods.reading import read_command
 from penstock.methods.table import METHODS, PARAMS
@@ -116,7 +112,7 @@ def is_change(method: str, command: Any) -> bool:
     """Whether a body of the inbound queue may ask for it: an answer has no way back."""
     if method in METHODS:
         return METHODS[method].by_queue
-    return isinstance(command, Change | RuleChange | TenantChange)
+    return isinstance(command, Change)
 
 
 def read_inbound(body: str, settings: Settings, *, sender: str = "") -> Inbound:
@@ -224,10 +220,6 @@ async def accept_inbound(session: Session, inbound: Inbound, settings: Settings,
             if method in METHODS:
                 async with session.savepoint() if METHODS[method].savepoint else nullcontext():
                     await METHODS[method].carry_out(context, change)
-            elif isinstance(change, RuleChange):
-                await change_rule(session, change)
-            elif isinstance(change, TenantChange):
-                await change_tenant(session, change)
             else:
                 await apply_change(session, change)
         except RpcError as exc:

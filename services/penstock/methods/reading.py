@@ -6,8 +6,6 @@ from typing import Any
 
 import msgspec
 
-from penstock.limits.model import RULE_PARAMS, read_rule
-from penstock.limits.tenant_model import TENANT_PARAMS, read_tenant_rule
 from penstock.methods.operators import (
     read_claims,
     read_kept_cursor,
@@ -17,7 +15,7 @@ from penstock.methods.operators import (
     read_which_rejected,
 )
 from penstock.methods.table import METHODS, PARAMS
-from penstock.protocol.checks import read_action, read_cursor, read_id, read_key, read_limit, read_reason
+from penstock.protocol.checks import read_cursor, read_id, read_key, read_limit, read_reason
 from penstock.protocol.errors import MethodNotFound
 from penstock.protocol.params import decode
 from penstock.protocol.tenant import kept_key, read_tenant
@@ -98,10 +96,6 @@ def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -
     values: Any = decode(kind, raw or b"{}")
     if method in METHODS:
         return METHODS[method].read(values, settings)
-    if method in RULE_PARAMS:
-        return read_rule(values, read_action)
-    if method in TENANT_PARAMS:
-        return read_tenant_rule(values)
     match values:
         case EnqueueParams():
             return Enqueue(new_task(values, settings, large=True))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.limits.model import RULE_PARAMS
-from penstock.limits.tenant_model import TENANT_PARAMS
+from penstock.limits import methods as limits
 from penstock.protocol.method import Method, declared
 from penstock.schedules import methods as schedules
 from penstock.tasks.params import (
@@ -46,7 +45,9 @@ from penstock.tasks.params import (
 )
 from penstock.workflows import methods as workflows
 
-METHODS: dict[str, Method] = {method.name: method for room in (schedules, workflows) for method in declared(room)}
+METHODS: dict[str, Method] = {
+    method.name: method for room in (limits, schedules, workflows) for method in declared(room)
+}
 
 PARAMS: dict[str, type[msgspec.Struct]] = {
     "enqueue": EnqueueParams,
@@ -69,8 +70,7 @@ PARAMS: dict[str, type[msgspec.Struct]] = {
     "keys.create": KeysCreateParams,
     "keys.list": KeysListParams,
     "keys.revoke": KeysRevokeParams,
-    **RULE_PARAMS,
-    **TENANT_PARAMS,
+    **{method.name: method.params for method in declared(limits)},
     "bulk.cancel": BulkCancelParams,
     "bulk.retry": BulkRetryParams,
     "bulk.delete": BulkDeleteParams,
