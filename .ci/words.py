@@ -71,6 +71,9 @@ CHECKED = (
     "examples/*.md",
     "examples/*.py",
     "examples/*.y*ml",
+    "services/penstock/client/*.py",
+    "services/penstock/payloads/*.py",
+    "services/penstock/protocol/errors.py",
     "services/penstock/settings/*.py",
     "terraform/*.md",
 )

@@ -40,7 +40,7 @@ from penstock.protocol.jsonable import dumps
 from penstock.protocol.requests import prepared
 
 BATCH_TASKS = 1000
-BATCH_BYTES = 4 * 1024 * 1024  # half of what the api takes unless told otherwise
+BATCH_BYTES = 4 * 1024 * 1024  # half of what the api takes by default
 
 Params = Mapping[str, Any] | Sequence[Any] | None
 Exchange = Generator[str, Any, Any]

@@ -16,16 +16,16 @@ class Step:
         self.members = members
 
     def after(self, *others: Step) -> Step:
-        """Have it come after these too; returns it."""
+        """Run it after these steps too; returns it."""
         known = self.members.setdefault("after", [])
         known += [other.name for other in others if other.name not in known]
         return self
 
 
 class Workflow:
-    """Steps that come after each other, put together piece by piece and then given to ``client.workflows.create``.
+    """A graph of steps, built one at a time and then given to ``client.workflows.create``.
 
-    name: shown with it. key: the same key and definition again get the first workflow.
+    name: for display. key: the same key and definition again return the first workflow.
     """
 
     def __init__(self, name: str = "", *, key: str | None = None) -> None:
@@ -43,7 +43,7 @@ class Workflow:
         after: Step | Iterable[Step] = (),
         **options: Any,
     ) -> Step:
-        """Add a step; named after its action, with a number where that is taken, unless a name is given.
+        """Add a step. name: None for its action, with a number if that is taken.
 
         options: results_as, errors_as, on_failure, compensate, and those of ``enqueue`` but unique_key, unique and
         on_duplicate. Raises ValueError for a name that is taken.
@@ -64,18 +64,18 @@ class Workflow:
     ) -> Step:
         """Add a step that runs the action once for each item of a list, or of the list that a step returns.
 
-        Each task is given ``payload`` and its item as the member ``item_as``. What comes after it waits for all, and
-        is given an array of their results. Otherwise as ``step``.
+        Each task receives ``payload`` and its item as the member ``item_as``. The steps after it wait for all and
+        receive an array of their results. Otherwise as ``step``.
         """
         given = over.name if isinstance(over, Step) else list(over)
         return self.step(action, payload, name=name, after=after, over=given, item_as=item_as, **options)
 
     def join(self, *steps: Step, name: str | None = None) -> Step:
-        """Add a step without a task, which is done when these are; what comes after it is given their results."""
+        """Add a step without a task, which is done when these are; the steps after it receive their results."""
         return self._add("join" if name is None else name, name is None, {}, steps)
 
     def chain(self, *links: Step | Sequence[Step]) -> None:
-        """Have steps come one after the other; a sequence of steps stands for a group side by side."""
+        """Order steps one after the other; a sequence of steps is a group that runs side by side."""
         before: Sequence[Step] = ()
         for link in links:
             group = (link,) if isinstance(link, Step) else tuple(link)
