@@ -23,6 +23,7 @@ from penstock.protocol.reports import (
     Waiting,
     decode_reports,
 )
+from penstock.protocol.trace_context import Hop
 from penstock.protocol.worker_names import worker_of
 from penstock.results.apply import Applied, apply_reports
 from penstock.results.watermark import ReadingNote
@@ -30,7 +31,6 @@ from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import get_logger
 from penstock.runtime.loop import SideTask
 from penstock.runtime.tracing import active
-from penstock.runtime.tracing.hop import Way
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue, settle
 from penstock.tasks.promotion import Turns
@@ -174,10 +174,10 @@ class Resulter(Consumer):
         return applied
 
 
-def _ways(reports: Sequence[Report]) -> list[Way]:
+def _ways(reports: Sequence[Report]) -> list[Hop]:
     """The attempts that told their trace."""
     return [
-        Way(report.trace, report.task_id, "results")
+        Hop(report.trace, report.task_id, "results")
         for report in reports
         if isinstance(report, Succeeded | Failed) and report.trace is not None
     ]

@@ -15,8 +15,7 @@ from moto.server import ThreadedMotoServer
 from penstock import AsyncClient
 from penstock.api.dead_letters import DeadLetters
 from penstock.brokers.base import Outgoing, Queue
-from penstock.brokers.groups import group_id
-from penstock.brokers.sqs import SqsQueue, SqsTransport
+from penstock.brokers.sqs import SqsQueue, SqsTransport, group_id
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
 from penstock.limits.store import delete_tenant, pause_tenant, read_tenant_record, set_limits, set_tenant

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.brokers.groups import group_id
+from penstock.brokers.sqs import group_id
 from penstock.limits.token_bucket import Allowance, Gate
 from penstock.protocol.task import Claimed
 from penstock.protocol.task_tenants import decode_tenants

@@ -26,7 +26,7 @@ from penstock.protocol.reports import (
 )
 from penstock.protocol.worker_names import WORKER_ATTRIBUTE, WORKER_NAME_MAX_CHARS, check_worker_name, worker_of
 from penstock.settings.loading import load_settings
-from penstock.worker.naming import name_of_process
+from penstock.worker.process import name_of_process
 
 
 @pytest.mark.parametrize("name", ["a", "web-1:4711", "two words", "x" * WORKER_NAME_MAX_CHARS])

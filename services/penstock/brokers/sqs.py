@@ -7,6 +7,7 @@ HTTP 200 may hold ``Failed`` entries, of which those with SenderFault never succ
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +24,6 @@ from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError, ClientError
 
 from penstock.brokers.base import MAX_RECEIVES, Depth, Limits, Message, Outgoing, QueueMissing, SendReport
-from penstock.brokers.groups import group_id
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.json_text import escape_for_sqs, utf8_size
 from penstock.protocol.version import __version__
@@ -45,6 +45,7 @@ LIMITS = Limits(
     makes_queues=False,
     fair_groups=True,
 )
+_GROUP_ID = re.compile(r"[!-~]{1,128}")  # letters, digits and punctuation of ASCII, all of which SQS takes
 _RETENTION_SECONDS = 4 * 86_400
 _DEAD_LETTER_RETENTION_SECONDS = 14 * 86_400  # a dead letter keeps its first send time, so its queue must keep longer
 _BILLED_UNIT_BYTES = 65_536
@@ -480,3 +481,8 @@ def _message(raw: Mapping[str, Any]) -> Message:
         group=system.get("MessageGroupId"),
         sender=system.get("SenderId"),
     )
+
+
+def group_id(group: str) -> str:
+    """The group's own name where SQS takes it, else SHA-256 of it; the id of an id is itself."""
+    return group if _GROUP_ID.fullmatch(group) else hashlib.sha256(group.encode("utf-8", "surrogatepass")).hexdigest()

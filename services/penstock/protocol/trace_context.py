@@ -101,3 +101,12 @@ def current() -> TraceContext | None:
     return parse(
         f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}", context.trace_state.to_header()
     )
+
+
+class Hop(NamedTuple):
+    """One step of a task through a process. name: destination or action. error: None: it succeeded."""
+
+    parent: TraceContext
+    task_id: int
+    name: str
+    error: str | None = None

@@ -14,10 +14,10 @@ from penstock.db.pool import Store
 from penstock.protocol.errors import HANDLER_ERROR, Unavailable
 from penstock.protocol.task import Claimed, Failure
 from penstock.protocol.task_traces import read_carried
+from penstock.protocol.trace_context import Hop
 from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
 from penstock.runtime.tracing import active
-from penstock.runtime.tracing.hop import Way
 from penstock.scheduler.packing import Parcel, RunTimes, pack_parcels, parcel_of
 from penstock.settings.model import Settings
 from penstock.tasks import claim, settle
@@ -175,5 +175,5 @@ def _trace(tasks: Sequence[Claimed], sending: Sending, started_ns: int) -> None:
     if spans is None or not read:
         return
     errors = {task.id: "unsent" for task in sending.unsent} | {task.id: "refused" for task in sending.refused}
-    ways = [Way(carried.context, task.id, task.action, errors.get(task.id)) for task, carried in read if carried]
+    ways = [Hop(carried.context, task.id, task.action, errors.get(task.id)) for task, carried in read if carried]
     spans.passed("send", "send", ways, started_ns=started_ns, count=len(tasks))

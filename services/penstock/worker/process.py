@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -29,7 +31,6 @@ from penstock.worker.cancellation_poll import CancellationPoll
 from penstock.worker.handlers.actions import Registry
 from penstock.worker.isolation import Isolation, is_suspect
 from penstock.worker.leases import Lease, Leases
-from penstock.worker.naming import name_of_process
 from penstock.worker.payload_io import seal_answer, seal_note
 from penstock.worker.responses import no_task_answer, unknown_action_answer
 from penstock.worker.result_sender import ResultSender
@@ -41,6 +42,8 @@ from penstock.worker.watchdog import Watchdog
 __all__ = ["Worker"]
 
 _LAST_SECONDS = 2.0  # of the grace period, for sending responses and releasing messages
+
+_HOST_CHARS = 80  # of a worker's default name
 
 log = get_logger()
 
@@ -349,3 +352,9 @@ def _limit_seconds(message: Message) -> float | None:
         return seconds
     log.warning("timeout_attribute_ignored", message_id=message.id, value=given[:50])
     return None
+
+
+def name_of_process() -> str:
+    """Default name of a worker: ``host:pid``, limited to printable ASCII."""
+    host = "".join(char for char in socket.gethostname() if "!" <= char <= "~")
+    return f"{host[:_HOST_CHARS] or 'localhost'}:{os.getpid()}"

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.runtime.tracing.hop import Way
-
 if TYPE_CHECKING:
     from penstock.runtime.tracing.spans import Spans
     from penstock.settings.model import Settings
 
-__all__ = ["Way", "active", "setup_tracing", "stop_tracing", "use"]
+__all__ = ["active", "setup_tracing", "stop_tracing", "use"]
 
 _active: Spans | None = None
 

@@ -21,9 +21,8 @@ from opentelemetry.trace.span import TraceState
 from penstock.protocol import trace_context
 from penstock.protocol.task import Enqueued, NewTask
 from penstock.protocol.task_traces import CarriedTrace
-from penstock.protocol.trace_context import TraceContext
+from penstock.protocol.trace_context import Hop, TraceContext
 from penstock.protocol.version import __version__
-from penstock.runtime.tracing.hop import Way
 
 _LINKS = 128  # of one span; more are dropped by the library
 _ROOT = contexts.Context()
@@ -151,7 +150,7 @@ class Spans:
         span: Span = self._tracer.start_span(name, _under(parent), SpanKind.PRODUCER, attributes)
         return span
 
-    def passed(self, operation: str, kind: str, ways: Sequence[Way], *, started_ns: int, count: int) -> None:
+    def passed(self, operation: str, kind: str, ways: Sequence[Hop], *, started_ns: int, count: int) -> None:
         """Tasks have passed this process together, ``count`` of them; those that are sampled get a span each.
 
         A span has one parent, and what was done with many tasks at once has many. So where there are several, a span
