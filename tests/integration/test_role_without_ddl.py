@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from penstock import Context, action
 from penstock.brokers.sqs import SqsQueue
-from penstock.cli import app
+from penstock.cli.app import app
 from penstock.compat.duties import DelayedRecords
 from penstock.db.grants import grant
 from penstock.db.pool import Store
