@@ -130,6 +130,14 @@ async def run_until_idle(scheduler: Scheduler, *, rounds: int = 50) -> None:
     raise AssertionError(f"the scheduler still finds work after {rounds} passes")
 
 
+async def run_once_there_is_room(scheduler: Scheduler) -> None:
+    """A window that was counted as full is not counted again at once: the slower the count, the later."""
+    async with asyncio.timeout(60):
+        while not await scheduler.run_once():
+            await asyncio.sleep(0.02)
+    await run_until_idle(scheduler)
+
+
 async def held(store: Store, action: str) -> int:
     async with store.session() as session:
         return int(
@@ -677,7 +685,7 @@ async def test_a_pause_or_limit_holds_for_the_backlog_of_a_route_that_is_older(
                 case "every tenant":
                     await set_tenant(session, "*", {"max_in_flight": 3})
         await settle(store, ids[:1])
-        await run_until_idle(scheduler)
+        await run_once_there_is_room(scheduler)
         assert ids_of(await take(video)) == (ids[3:4] if whose == "every tenant" else []) + ids[-1:]
         async with store.transaction() as session:
             match whose:
