@@ -16,7 +16,7 @@ from penstock.runtime.chaos import Faults
 
 
 class _FaultySession(Session):
-    """Statements that may fail before they run; those that commit by themselves may lose their reply too."""
+    """Statements that may fail before they run; autocommitted ones may lose their reply too."""
 
     def __init__(
         self, connection: Any, codec: PayloadCodec, fence: Fence, faults: Faults, *, commits_each: bool

@@ -1,4 +1,4 @@
--- Keys of claim ids, by which results are told from forged ones.
+-- Keys of claim ids, which distinguish results from forged ones.
 
 -- name: read_claim_keys
 -- Newest first. Times are judged here, by the one clock that all share.

@@ -1,4 +1,4 @@
-"""What the driver of Postgres raises, told in our terms: away or overloaded, locked, too slow, refused."""
+"""Errors of the Postgres driver as ours: unavailable or overloaded, locked, too slow, refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import asyncpg
 
 from penstock.protocol.errors import Locked, Refused, TooSlow, Unavailable
 
-# What passes by itself or by an operator's hand; everything else is a mistake of ours and stays loud.
+# Errors that pass automatically or by an operator's action; every other one is a bug of ours and stays loud.
 TRANSIENT = (
     OSError,
     TimeoutError,
@@ -20,7 +20,7 @@ TRANSIENT = (
     asyncpg.ReadOnlySQLTransactionError,  # a failover in progress
     asyncpg.IdleInTransactionSessionTimeoutError,  # this process stood still in the middle of a transaction
     asyncpg.TransactionTimeoutError,
-    asyncpg.InvalidCachedStatementError,  # a migration has just changed a table; the next call plans anew
+    asyncpg.InvalidCachedStatementError,  # a migration has just changed a table; the next call plans again
     asyncpg.InternalClientError,  # a connection used just as it is being closed, or its cache of types out of date
     asyncpg.InsufficientPrivilegeError,
     asyncpg.PostgresSystemError,

@@ -44,8 +44,8 @@ def upgrade(
 ) -> None:
     """Run the migrations up to ``revision``; doing so again changes nothing. Must not run inside an event loop.
 
-    A lock that is not had within ``lock_seconds`` is let go and tried for again after a pause as long, ``tries`` times
-    in all; what was migrated by then stays. Raises Unavailable after the last of them.
+    A lock that is not granted within ``lock_seconds`` is released and requested again after a pause as long,
+    ``tries`` times in all; what was migrated by then stays. Raises Unavailable after the last of them.
     """
     _patiently(lambda: command.upgrade(_config(database_url, lock_seconds=lock_seconds), revision), lock_seconds, tries)
 

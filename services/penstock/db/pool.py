@@ -26,7 +26,7 @@ of it and sorts, for each claim and each handful of results, until the next anal
 Every statement of ours has an index to go by; where one has not, Postgres scans all the same.
 """
 
-# The server is no primary any more, or leaves: connections made before stay as they are, so the pool makes new ones.
+# The server is no primary any more, or leaves: connections made before stay unchanged, so the pool makes new ones.
 _ANOTHER_SERVER = (
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.AdminShutdownError,
@@ -38,7 +38,7 @@ LOCK_WAIT_SECONDS = 0.5
 """For how long a statement waits for a lock that another transaction holds, before that is an error (Locked).
 
 Most statements are of many tasks, all of which would wait for one. It is shorter than Postgres's deadlock_timeout, so a
-program that meets us in a deadlock seldom is the one that loses.
+program that meets us in a deadlock is rarely the one that loses.
 """
 PATIENT_SECONDS = 5.0
 """The same for what one caller asks for, and nothing else waits with."""
@@ -69,12 +69,12 @@ class Store:
         self._pool: Any = None
         self._opening = asyncio.Lock()
         self.has_told = False
-        """Whether a task of a workflow was settled here, since somebody last took this back."""
+        """Whether a task of a workflow was settled here, since this was last cleared."""
         self.has_left = False
         """Likewise whether ordering keys were left to be looked at later."""
 
     async def open(self) -> Any:
-        """The pool, made if there is none yet. Raises Unavailable while the database is away."""
+        """The pool, made if there is none yet. Raises Unavailable while the database cannot be reached."""
         async with self._opening:
             if self._pool is None:
                 with Translated():

@@ -1,8 +1,8 @@
 """The named statements: each .sql file of the package, which stands beside the store that uses it.
 
-A statement begins with ``-- name: verb_noun``; the comment lines after it tell its parameters and the reason for
-its shape. ``SQL["claim_tasks"]`` is its text. A block that begins with ``-- part: name`` is none by itself; it stands
-wherever statements of its file say ``{name}``, those of ``parts.sql`` here in every file.
+A statement begins with ``-- name: verb_noun``; the comment lines after it give its parameters and the reason for
+its shape. ``SQL["claim_tasks"]`` is its text. A block that begins with ``-- part: name`` is no statement alone; it
+stands wherever statements of its file say ``{name}``, those of ``parts.sql`` here in every file.
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ Answer = TypeVar("Answer")
 class Batcher(Generic[Item, Answer]):
     """Gather single items into batches for a function that takes many at once.
 
-    An item that finds nothing under way goes at once, so an idle caller waits for nobody; items that come while
+    An item that finds nothing under way goes at once, so an idle caller does not wait; items that come while
     a batch runs form the next. ``run(items)`` returns one answer per item, in order; an answer that is an
     exception is raised at its item. If ``run`` itself raises, every item of that batch raises it.
 
-    max_items: items in one batch at the most. max_parallel: batches under way at the most.
+    max_items: maximum items in one batch. max_parallel: maximum batches under way.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ _FREE_BYTES = 16 * 1024  # of each request are not counted: a process that is fu
 
 
 class Load:
-    """What one request holds. ``caller``: who sent it, as its rate is counted, where API keys tell callers apart."""
+    """What one request holds. ``caller``: who sent it, as its rate is counted, where API keys distinguish callers."""
 
     __slots__ = ("_budget", "answered", "caller", "held", "ids")
 

@@ -1,7 +1,7 @@
 """Fault injection: ``PENSTOCK_CHAOS_*`` settings make any edge fail with a given probability. Off by default.
 
 Each process wraps its edges in wiring; while every setting is 0 nothing is wrapped, so being able to fail costs
-nothing. What is injected looks like what happens by itself: a statement that is refused, a commit or a send whose reply
+nothing. An injected fault looks like a real one: a statement that is refused, a commit or a send whose reply
 is lost, half a batch that fails, a message that comes twice, a handler that raises.
 """
 
@@ -27,7 +27,7 @@ class Faults:
     """Draws the faults of one process.
 
     chances: probability by edge, 0 to 1. delay_seconds: each call waits a random time up to this. seed: the same seed
-    draws the same series in a process of the same name; None draws anew each time.
+    draws the same series in a process of the same name; None draws another each time.
     """
 
     def __init__(

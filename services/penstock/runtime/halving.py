@@ -28,8 +28,8 @@ async def in_halves(
     """Work on all items at once; where that fails, on each half, in order, down to the items that fail alone.
 
     work: stores a part, all or nothing. Its second argument is true once a lock or a statement was waited for in vain:
-    it passes that on to ``Store.transaction`` or ``Session.savepoint``, which then wait shortly. alone: what becomes
-    of an item that fails alone. left: of items that were not tried, because too many others were waited for; None:
+    it passes that on to ``Store.transaction`` or ``Session.savepoint``, which then wait shortly. alone: handles
+    an item that fails alone. left: of items that were not tried, because too many others were waited for; None:
     each as one that failed alone.
     errors: those that may be one item's fault; any other is raised, and what was stored by then stays stored.
     Returns what the parts came to, in the order of the items.

@@ -113,7 +113,7 @@ class _Quiet(WSGIRequestHandler):
     timeout = _REQUEST_SECONDS
 
     def handle(self) -> None:
-        with suppress(OSError):  # too slow, or gone: nobody to tell, and no traceback worth
+        with suppress(OSError):  # too slow, or gone: no one to answer, and not worth a traceback
             super().handle()
 
     def log_message(self, *_: Any) -> None:

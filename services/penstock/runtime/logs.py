@@ -21,7 +21,7 @@ _TREE = "penstock"
 _NAMES = ("task_id", "claim", "action")
 _TASK: ContextVar[tuple[int | None, int | None, str | None]] = ContextVar("task", default=(None, None, None))
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"asctime", "message", "taskName"}
-# Penstock's own libraries: below warning they tell of every request, and at debug what is in it.
+# Penstock's own libraries: below warning they log every request, and at debug its content.
 _QUIET = ("aiobotocore", "aiohttp", "aiormq", "asyncio", "botocore", "httpcore", "httpx", "urllib3", "uvicorn")
 
 
@@ -37,7 +37,7 @@ def setup_root(process: str, *, level: str = "warning", form: str = "logfmt") ->
     """Have the lines of all other loggers written too, unless the application has handlers of its own by now."""
     import structlog
 
-    logging.getLogger(_TREE).disabled = False  # as dictConfig leaves loggers that it was not told of
+    logging.getLogger(_TREE).disabled = False  # dictConfig disables loggers that it does not name
     root = logging.getLogger()
     if root.handlers:
         return
@@ -162,5 +162,5 @@ class _Lines(logging.Formatter):
         if record.stack_info:
             event["stack"] = record.stack_info
         line: str = self._render(None, "", event)
-        # The renderer leaves all but newlines as they are; a value must not be able to forge a line of its own.
+        # The renderer changes newlines alone; a value must not be able to forge a line of its own.
         return printable_json(line) if self._form == "json" else printable(line, one_line=True)

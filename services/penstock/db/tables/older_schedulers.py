@@ -1,4 +1,4 @@
-"""What stands for older schedulers: armed schedules, positions in Kafka, and scheduler0's projects and jobs."""
+"""Tables of older schedulers: delayed records, positions in Kafka, and scheduler0's projects and jobs."""
 
 from __future__ import annotations
 

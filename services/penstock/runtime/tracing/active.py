@@ -1,6 +1,6 @@
 """OpenTelemetry traces: an optional extra, off unless PENSTOCK_TRACES says so, and nothing of it is loaded then.
 
-Whoever makes spans asks for :func:`active` and does without where it is None. Like the metrics it is one for the
+Code that makes spans asks for :func:`active` and makes none where it is None. Like the metrics it is one for the
 process: its spans have to meet those of the handlers, which know the process' tracer alone.
 """
 

@@ -60,7 +60,7 @@ class AttemptSpan:
 
     @property
     def context(self) -> TraceContext | None:
-        """What comes after it is told."""
+        """The context for what follows."""
         return _told(self._span)
 
     def activate(self) -> None:
@@ -207,9 +207,9 @@ class Spans:
     def lost(
         self, action: str, task_id: int, claim: int, carried: CarriedTrace, *, worker: str | None, held_seconds: float
     ) -> AttemptSpan:
-        """What stands in the trace for an attempt that nobody will tell the end of, where its own span never comes.
+        """A span in the trace for an attempt whose end is never reported, so that its own span never comes.
 
-        It is no consumer, lest a map of services be drawn by it. worker: which one had it, None where none has told.
+        It is no consumer, lest a map of services be drawn by it. worker: the one that had it, if known.
         """
         attributes = {
             **_about("lost", "process"),
