@@ -26,7 +26,7 @@ TESTED = {
     ("README.md", "console"): "tests/acceptance/test_readme.py::test_the_example_of_the_readme_prints_what_it_shows",
     ("README.md", "python shop.py"): "tests/acceptance/test_readme.py::"
     "test_the_example_of_the_readme_prints_what_it_shows",
-    ("docs/autoscaling.md", "json lane"): "tests/integration/test_scaling.py::"
+    ("docs/autoscaling.md", "json lane"): "tests/integration/limits/test_scaling.py::"
     "test_a_lane_is_plain_numbers_as_the_page_shows_and_all_lanes_stand_by_name",
     ("docs/batches.md", "python app"): "tests/integration/test_waiting_page.py::"
     "test_the_handler_of_the_batches_page_answers_for_each",
@@ -62,11 +62,11 @@ TESTED = {
     "test_every_example_of_the_waiting_page_is_true",
     ("docs/waiting.md", "json http"): "tests/integration/test_waiting_page.py::"
     "test_every_example_of_the_waiting_page_is_true",
-    ("docs/workflows.md", "json http"): "tests/integration/test_workflow_doors.py::"
+    ("docs/workflows.md", "json http"): "tests/integration/workflows/test_workflow_doors.py::"
     "test_every_example_of_the_workflows_page_is_true",
-    ("docs/workflows.md", "json inbound"): "tests/integration/test_workflow_doors.py::"
+    ("docs/workflows.md", "json inbound"): "tests/integration/workflows/test_workflow_doors.py::"
     "test_every_example_of_the_workflows_page_is_true",
-    ("docs/workflows.md", "json results"): "tests/integration/test_workflow_doors.py::"
+    ("docs/workflows.md", "json results"): "tests/integration/workflows/test_workflow_doors.py::"
     "test_the_answer_of_the_page_makes_its_child",
 } | {
     ("docs/protocol.md", f"json {kind}"): "tests/integration/test_protocol_page.py::"
@@ -87,7 +87,7 @@ HELD = {
     "test_arrows_to_and_from_queues_are_the_calls_of_the_processes",
     ("docs/autoscaling.md", "sh kubectl"): "tests/unit/test_docs_kubernetes.py::"
     "test_files_that_are_applied_are_held_by_the_tests_of_the_manifests",
-    ("docs/cli.md", "generated"): "tests/unit/test_cli_tree.py::test_the_page_has_the_reference_of_these_commands",
+    ("docs/cli.md", "generated"): "tests/unit/cli/test_cli_tree.py::test_the_page_has_the_reference_of_these_commands",
     ("docs/operations.md", "mermaid"): "tests/unit/test_operations_page.py::"
     "test_the_drawing_of_the_silent_ends_where_the_repair_does_and_names_what_it_goes_by",
     ("docs/states.md", "mermaid"): "tests/unit/test_states_page.py::"

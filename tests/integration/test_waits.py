@@ -37,10 +37,10 @@ from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import settle, stale
 from penstock.tasks.commands import AnswerWait, Cancel, Reschedule, Restart
 from tests.integration.apis import JSON, running
+from tests.integration.cli.test_task_commands import run
 from tests.integration.doors import put, rejected
-from tests.integration.test_limits import Outbound, enqueue, held, limit, run_until_idle, scheduler, sent
+from tests.integration.limits.test_limits import Outbound, enqueue, held, limit, run_until_idle, scheduler, sent
 from tests.integration.test_resulter import claim, claimed, drained, error, name
-from tests.integration.test_task_commands import run
 
 TaskOf = Callable[[int], Any]
 IN_A_YEAR = datetime.now(UTC) + timedelta(days=365)

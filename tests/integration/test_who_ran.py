@@ -29,7 +29,7 @@ from penstock.worker.process import Worker
 from tests.integration.apis import JSON
 from tests.integration.apis import running as serving
 from tests.integration.test_resulter import claim, claimed, drained, error, name
-from tests.integration.test_worker import running as working
+from tests.integration.worker.test_worker import running as working
 
 TaskOf = Callable[[int], Any]
 PATIENCE_SECONDS = 60

@@ -11,7 +11,7 @@ from penstock.scheduler.packing import _SPREAD
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
 from penstock.worker.result_sender import MAX_ENTRIES
-from tests.unit.test_parcels import claimed, packed, times
+from tests.unit.scheduler.test_packing import claimed, packed, times
 
 PAGE = (Path(__file__).parents[2] / "docs" / "performance.md").read_text("utf-8")
 _BYTES_OF_AN_ANSWER = 60

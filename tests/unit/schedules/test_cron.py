@@ -188,7 +188,7 @@ def test_every_goes_by_elapsed_time_whatever_the_zone() -> None:
     assert found == [utc("2026-03-28T22:00") + timedelta(minutes=90 * n) for n in range(1, 5)]
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "schedules.md"
+PAGE = Path(__file__).parents[3] / "docs" / "schedules.md"
 _ROW = re.compile(r"\| `([^`]+)` \| (\S+/\S+) \| (\S+Z) \| ((?:\S+Z(?:, )?)+) \|")
 PROMISED = _ROW.findall(PAGE.read_text("utf-8"))
 

@@ -31,7 +31,7 @@ from penstock.tasks import settle
 from tests.integration.apis import running
 from tests.integration.doors import postgres_away, sample
 
-PAGE = (Path(__file__).parents[2] / "docs" / "autoscaling.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "autoscaling.md").read_text("utf-8")
 
 
 async def enqueue(store: Store, *tasks: NewTask) -> None:

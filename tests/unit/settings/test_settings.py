@@ -14,7 +14,7 @@ from penstock.settings.model import Settings
 from penstock.settings.processes import is_loopback
 from penstock.settings.values import Group
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)

@@ -29,10 +29,10 @@ from penstock.worker.handlers.actions import Registry
 from penstock.worker.handlers.batches import Call
 from penstock.worker.handlers.context import Context
 from penstock.worker.process import Worker
-from tests.integration import test_worker
+from tests.integration.compat.test_scheduler0_api import job, opened
 from tests.integration.doors import no_routes
 from tests.integration.http_servers import Request, answer, serving
-from tests.integration.test_scheduler0_api import job, opened
+from tests.integration.worker import test_worker
 
 NOW = NEVER.replace(year=2030)
 Send = Callable[..., Any]

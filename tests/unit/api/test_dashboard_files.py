@@ -18,7 +18,7 @@ from penstock.api.dashboard.routes import _load_assets, _templates
 FOLDER = files("penstock.api.dashboard")
 TEMPLATES = sorted(path.name for path in FOLDER.joinpath("templates").iterdir())
 ASSETS = sorted(path.name for path in FOLDER.joinpath("assets").iterdir())
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

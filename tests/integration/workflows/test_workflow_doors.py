@@ -30,12 +30,12 @@ from penstock.worker.handlers.actions import Registry, action
 from penstock.worker.handlers.context import Context
 from penstock.worker.process import Worker
 from tests.integration.apis import JSON, running
+from tests.integration.cli.test_task_commands import run
 from tests.integration.doors import no_routes, request
 from tests.integration.lives import Lives, Spawned
 from tests.integration.test_protocol_page import same
-from tests.integration.test_task_commands import run
 
-PAGE = (Path(__file__).parents[2] / "docs" / "workflows.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "workflows.md").read_text("utf-8")
 
 
 async def test_every_example_of_the_workflows_page_is_true(store: Store, settings: Settings) -> None:

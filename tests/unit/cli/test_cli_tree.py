@@ -21,7 +21,7 @@ from penstock import __version__
 from penstock.cli.app import app, main
 from penstock.cli.groups import default_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 COMMANDS = list(commands())
 NAMES = [" ".join(command.path) for command in COMMANDS]
 DEFAULTS = [command.path[0] for command in COMMANDS if command.is_default]

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from penstock.runtime import metrics
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 SOURCE = REPOSITORY / "services" / "penstock"
 _ROW = re.compile(r"^\| `(penstock_[a-z_]+)` \| (\w+) \| (.*?) \| (.+) \|$", re.MULTILINE)
 

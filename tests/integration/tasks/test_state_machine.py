@@ -60,7 +60,7 @@ from penstock.tasks import stale as stale_tasks
 from penstock.tasks.commands import AnswerWait
 from penstock.tasks.records import Dispatch, Pair
 from tests.rounds import run_rounds
-from tests.unit.test_wire_properties import payloads
+from tests.unit.protocol.test_message_properties import payloads
 
 T = TypeVar("T")
 LATER_SECONDS = 50_000.0

@@ -33,7 +33,7 @@ from penstock.worker.process import name_of_process
 from tests.integration import lines
 from tests.integration.apis import running
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PATIENCE_SECONDS = 60
 
 

@@ -19,8 +19,8 @@ from penstock.worker.handlers.actions import Registry, action
 from penstock.worker.handlers.batches import Call
 from penstock.worker.handlers.context import Context
 from penstock.worker.handlers.outcomes import Fail, Retry
-from tests.integration import test_worker
-from tests.integration.test_worker import PATIENCE_SECONDS, Bench, eventually, running, take
+from tests.integration.worker import test_worker
+from tests.integration.worker.test_worker import PATIENCE_SECONDS, Bench, eventually, running, take
 
 bench, database_url, registry = test_worker.bench, test_worker.database_url, test_worker.registry
 

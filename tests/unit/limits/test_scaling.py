@@ -58,7 +58,7 @@ def test_an_action_of_unknown_run_time_counts_as_the_others_of_its_lane() -> Non
 
 
 def test_the_examples_of_the_page_are_what_is_reckoned() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "autoscaling.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "autoscaling.md").read_text("utf-8")
     table = page.split("| ran at once |", 1)[1].split("\n\n", 1)[0]
     rows = [[cell.strip().replace(",", "") for cell in line.split("|")[1:6]] for line in table.splitlines()[2:]]
     assert len(rows) == 7

@@ -18,7 +18,7 @@ from penstock.protocol.errors import Unavailable
 from penstock.settings.loading import load_settings
 from tests.tls import TlsFront, tls_front
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @asynccontextmanager
