@@ -25,7 +25,7 @@ log = get_logger()
 
 
 class _Rises:
-    """Tells when a count has risen. A fall is believed at the second look: the counts of SQS are approximate, and one
+    """Detects when a count has risen. A fall is believed at the second look: the counts of SQS are approximate, and one
     that flickers would be a rise again and again."""
 
     def __init__(self) -> None:
@@ -43,8 +43,8 @@ class Gauges:
     """One round sets every gauge; a queue that does not answer keeps the others from nothing.
 
     dead_letters: the dead-letter queues by label; one that is missing or may not be read is left out. One that has
-    more messages than before is logged, once for each rise. by_route: the queues of routes now; one that is away
-    concerns nobody else.
+    more messages than before is logged, once for each rise. by_route: the queues of routes now; one that is
+    unavailable affects no other.
     """
 
     def __init__(

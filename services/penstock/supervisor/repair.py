@@ -68,7 +68,7 @@ log = get_logger()
 class Repair:
     """One round looks at every stale claim once, in bounded batches.
 
-    queue_of: the queue by which tasks of a route go, None when nobody knows it any more. empty_seconds: for how long a
+    queue_of: the queue by which tasks of a route go, None for a deleted route. empty_seconds: for how long a
     queue has to look empty, None for half of ``stale_after_seconds``.
     """
 
@@ -165,7 +165,7 @@ class Repair:
             log.warning("unsent_claims_released", tasks=released)
 
     async def _seconds_on_the_way(self) -> float:
-        """For how long an answer may be on its way before it is recorded; infinite while nobody knows."""
+        """For how long an answer may be on its way before it is recorded; infinite while unknown."""
         hold_seconds = self._settings.visibility_timeout_seconds
         async with self._store.session() as session:
             mark = await read_watermark(session, hold_seconds)

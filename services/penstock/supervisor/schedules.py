@@ -1,7 +1,7 @@
-"""Schedules: fired to the second, imports carried out, old runs removed.
+"""Schedules: fired to the second, and imports carried out.
 
 Firing has a loop of its own beside the rounds of upkeep: it sleeps until the next schedule is due, by the database's
-clock, and a second at the most, so that a new or changed one is seen within that. Several supervisors share the work.
+clock, and at most a second, so that a new or changed one is seen within that. Several supervisors share the work.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Imports:
     async def _write(
         self, session: Session, import_id: int, place: int, entries: list[msgspec.Raw], replaces: bool
     ) -> tuple[list[Written | InvalidParams], list[dict[str, Any]]]:
-        """Check and write; the outcomes stand in the order of the entries, the errors tell which they are of."""
+        """Check and write; the outcomes stand in the order of the entries, each error names its entry."""
         outcomes: dict[int, Written | InvalidParams] = {}
         wanted: dict[int, NewSchedule] = {}
         for number, entry in enumerate(entries):
@@ -181,7 +181,7 @@ async def _write_all(session: Session, wanted: list[NewSchedule], replaces: bool
     async def refuse(_one: NewSchedule, error: PenstockError) -> Sequence[Written | InvalidParams]:
         return [InvalidParams("schedules", str(error))]
 
-    # Behind a lock the part is tried again as a whole: an import tells what became of each entry.
+    # Behind a lock the part is tried again as a whole: an import reports the outcome of each entry.
     parts = await in_halves(wanted, write, refuse, errors=(Refused,))
     return [outcome for part in parts for outcome in part]
 
