@@ -356,7 +356,7 @@ def test_rejected_message_is_listed_and_purged_by_command(shared: Place) -> None
     assert "{ no json" in shared.run("rejected").stdout
     shared.run("rejected", "purge", "--all")
     assert shared.call("rejected", "list")["rejected"] == []
-    assert shared.run("rejected", "purge", "--all").stdout == "there is none\n"
+    assert shared.run("rejected", "purge", "--all").stdout == "No rejected messages.\n"
 
 
 @pytest.mark.parametrize("name", ["scheduler", "worker-1", "api", "postgres", "sqs"])

@@ -41,7 +41,7 @@ from penstock.protocol.version import __version__
 
 
 class Root(TyperGroup):
-    """All commands. A parameter that only the api finds wrong is told as one that is found wrong here."""
+    """All commands. Invalid parameters are reported alike, found by the command line or by the api."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -52,7 +52,7 @@ class Root(TyperGroup):
             raise typer.BadParameter(error_text(exc).removeprefix("Invalid params: ")) from exc
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Those to be shown: credentials are scheduler0's, whose API few have."""
+        """The commands to show; `credential` only if scheduler0's API is served."""
         return [name for name in super().list_commands(ctx) if name != "credential" or _serves_scheduler0()]
 
 

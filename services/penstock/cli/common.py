@@ -1,10 +1,12 @@
-"""What commands share: options, where the api is, how errors and results are printed."""
+"""What commands share: options, the connection to the api, how errors and answers are printed."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 EPILOG = (
     "Exit codes: 0 done; 1 the operation failed, the reason is on standard error; "
-    "2 wrong usage or settings; 3 a task that was waited for did not succeed; 4 it has not settled in time; "
+    "2 wrong usage or settings; 3 the awaited task did not succeed; 4 it did not settle in time; "
     "130 interrupted. Settings come from PENSTOCK_* variables and penstock.toml."
 )
 DEFAULT_API_URL = "http://127.0.0.1:8080"
@@ -32,21 +34,27 @@ ApiUrlOption = Annotated[
     str | None,
     typer.Option(
         "--api-url",
-        help="The api. Default: PENSTOCK_API_URL, else the stack that runs in --data-dir, else " + DEFAULT_API_URL,
+        help="URL of the api. Default: PENSTOCK_API_URL, else the stack running in --data-dir, else " + DEFAULT_API_URL,
         show_default=False,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the api's result as JSON.")]
 
 RunAtOption = Annotated[
-    str | None, typer.Option(show_default=False, help="Not before: RFC 3339 with a zone, or epoch milliseconds.")
+    str | None,
+    typer.Option(show_default=False, help="Run no earlier than this: RFC 3339 with a zone, or epoch milliseconds."),
 ]
-DelayOption = Annotated[float | None, duration_option(help="Not before so long from now.")]
+DelayOption = Annotated[float | None, duration_option(help="Run no earlier than this long from now.")]
 PriorityOption = Annotated[int | None, typer.Option(show_default=False, help="-32768 to 32767, higher first.")]
+CursorOption = Annotated[str | None, typer.Option(show_default=False, help="Continue where the last list ended.")]
+
+
+def limit_option(what: str) -> Any:
+    return typer.Option(min=1, max=1000, help=f"Maximum number of {what}.")
 
 
 def error_text(exc: PenstockError) -> str:
-    """An error for a person: the message, and of an answer of the api what the message leaves out."""
+    """An error for a person: the message, and the data of an api error that the message leaves out."""
     if not isinstance(exc, RpcError):
         return str(exc)
     text = exc.message
@@ -55,7 +63,7 @@ def error_text(exc: PenstockError) -> str:
 
 
 def connect(api_url: str | None, data_dir: Path | None) -> Client:
-    """A client of the api that is meant; see :data:`ApiUrlOption` for which one."""
+    """A client of the api; :data:`ApiUrlOption` says which."""
     from penstock.client.client import Client
     from penstock.local.state import DataDir
     from penstock.settings.loading import load_settings
@@ -70,8 +78,52 @@ def connect(api_url: str | None, data_dir: Path | None) -> Client:
     return Client(api_url, api_key=key.get_secret_value() if key else None)
 
 
+@dataclass(frozen=True)
+class Shown:
+    """How a command prints its answer."""
+
+    as_json: JsonOption = False
+
+    def show(self, answer: Any, printer: Printer | None = None) -> None:
+        """Print an answer: as JSON if asked to, else by the printer, or field by field."""
+        if self.as_json:
+            print_json(answer)
+        else:
+            (printer or print_answer)(answer)
+
+
+@dataclass(frozen=True)
+class Api(Shown):
+    """The api that a command calls, and how its answers are printed."""
+
+    api_url: ApiUrlOption = None
+    data_dir: DataDirOption = None
+
+    @cached_property
+    def client(self) -> Client:
+        return connect(self.api_url, self.data_dir)
+
+    def call(self, method: str, **params: Any) -> Any:
+        """Call a method; parameters that are None are left out."""
+        return self.client.call(method, given(params))
+
+
+def naming(method: str, param: str, argument: Any, help: str, printer: Printer | None = None) -> Callable[..., None]:
+    """A command that names one thing, calls a method with it and prints the answer.
+
+    param: of the method, what names the thing; argument: the argument of the command.
+    """
+
+    def command(*, name: Any, api: Api) -> None:
+        api.show(api.call(method, **{param: name}), printer)
+
+    command.__doc__ = help
+    command.__annotations__ |= {"name": argument}
+    return command
+
+
 def say(text: str = "", *, err: bool = False) -> None:
-    """Print lines for a person, of whatever text: none of it reaches the terminal as a command to it."""
+    """Print text of any origin; control characters are escaped."""
     typer.echo(printable(text), err=err)
 
 
@@ -79,8 +131,8 @@ def print_json(value: Any, *, indent: int | None = 2) -> None:
     typer.echo(printable_json(json.dumps(value, indent=indent, ensure_ascii=False)))
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[str] = ()) -> None:
-    """A table on standard output; as wide as it needs to be when that is no terminal."""
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Collection[str] = ()) -> None:
+    """A table on standard output; wide enough for every cell when that is not a terminal."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -89,7 +141,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right:
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for row in rows:
-        # Text: [x] in data is no markup
+        # Text, so that [x] in data is not read as markup
         table.add_row(*("" if cell is None else Text(printable(str(cell))) for cell in row))
     console = Console()
     if not console.is_terminal:
@@ -98,14 +150,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right:
 
 
 class Advance(Protocol):
-    """Moves a bar on; ``total``: how long it is, where that is only known now."""
+    """Advances a progress bar; ``total``: its length, if it became known only now."""
 
     def __call__(self, steps: int, total: int | None = None) -> None: ...
 
 
 @contextmanager
 def progress(total: int | None, label: str) -> Iterator[Advance]:
-    """A bar on standard error, where that is a terminal; yields what moves it on. ``total``: None when not known."""
+    """A progress bar on standard error if that is a terminal. ``total``: None if not known yet."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress
 
@@ -119,7 +171,7 @@ def progress(total: int | None, label: str) -> Iterator[Advance]:
 
 
 def print_fields(fields: Iterable[tuple[str, Any]]) -> None:
-    """Names and values, one pair a line, what is None left out."""
+    """Names and values, one pair a line; None values are left out."""
     pairs = [(name, value) for name, value in fields if value is not None]
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
@@ -127,37 +179,62 @@ def print_fields(fields: Iterable[tuple[str, Any]]) -> None:
         say(f"{name:<{width}}  {shown}")
 
 
-def print_answer(answer: dict[str, Any], as_json: bool) -> None:
-    """What the api answered, as JSON or field by field."""
-    if as_json:
-        print_json(answer)
-    else:
-        print_fields(answer.items())
+def print_answer(answer: dict[str, Any]) -> None:
+    """An answer of the api, field by field."""
+    print_fields(answer.items())
+
+
+Printer = Callable[[Any], None]
+Column = str | Callable[[dict[str, Any]], Any]
+
+
+def listing(
+    what: str, member: str, columns: Sequence[str] | Mapping[str, Column], *, right: Collection[str] = ()
+) -> Printer:
+    """A printer of pages: a table, or `No WHAT.`, and the cursor of the next page.
+
+    member: of the page, its records. columns: titles, each with the field or the function of a record that it shows;
+    a plain title shows the field of its name. right: columns aligned to the right.
+    """
+    shown = columns if isinstance(columns, Mapping) else {name: name for name in columns}
+
+    def cells(record: dict[str, Any]) -> list[Any]:
+        return [record[column] if isinstance(column, str) else column(record) for column in shown.values()]
+
+    def show(page: dict[str, Any]) -> None:
+        print_page(what, tuple(shown), [cells(record) for record in page[member]], page.get("cursor"), right=right)
+
+    return show
 
 
 def print_page(
-    columns: Sequence[str], rows: Sequence[Sequence[Any]], cursor: str | None = None, *, right: Sequence[str] = ()
+    what: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    cursor: str | None = None,
+    *,
+    right: Collection[str] = (),
 ) -> None:
-    """What a list shows: a table, or that there is none, and how to see more."""
+    """A table of records, or `No WHAT.`, and the cursor of the next page."""
     if rows:
         print_table(columns, rows, right=right)
     else:
-        typer.echo("there is none")
+        typer.echo(f"No {what}.")
     print_cursor(cursor)
 
 
 def print_cursor(cursor: str | None) -> None:
-    """How to see more of a list, on standard error."""
+    """How to list the next page, on standard error."""
     if cursor is not None:
         typer.echo(f"more: add --cursor {cursor}", err=True)
 
 
 def given(params: dict[str, Any]) -> dict[str, Any]:
-    """Parameters without those that were not given."""
+    """The parameters that are not None."""
     return {name: value for name, value in params.items() if value is not None}
 
 
 def short(text: str) -> str:
-    """A text in one line of a table."""
+    """A text cut to one line of a table."""
     line = " ".join(text.split())
     return line if len(line) <= _SHOWN_CHARS else line[: _SHOWN_CHARS - 1] + "…"

@@ -1,8 +1,8 @@
-"""`penstock config show`: each setting, its value, and where that comes from."""
+"""`penstock config show`: each setting, its value and its source."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -10,14 +10,11 @@ from penstock.cli.common import print_json, print_table
 from penstock.cli.groups import add_group
 from penstock.protocol.spelling import did_you_mean
 
-if TYPE_CHECKING:
-    pass
-
 _MASK = "***"
 
 
 def add_to(app: typer.Typer) -> None:
-    add_group(app, "config", {"show": show}, panel="Set-up", help="Settings as a process started here would have them.")
+    add_group(app, "config", {"show": show}, panel="Set-up", help="The settings that a process started here would use.")
 
 
 def show(
@@ -25,12 +22,12 @@ def show(
         list[str] | None,
         typer.Argument(metavar="NAME", help="Settings, as max_attempts or PENSTOCK_MAX_ATTEMPTS; default all."),
     ] = None,
-    changed: Annotated[bool, typer.Option("--changed", help="Only those that are not by default.")] = False,
+    changed: Annotated[bool, typer.Option("--changed", help="Only settings that are set.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show each setting with its value and where it comes from: environment, penstock.toml or default.
+    """Show each setting with its value and its source: environment, penstock.toml or default.
 
-    Secrets are masked. The current folder and environment count, as they would for a process started here.
+    Secrets are masked. Reads the current folder and environment, as a process started here would.
     """
     from penstock.settings.loading import load_settings, misspelt_variables, sources_of
     from penstock.settings.model import Settings
@@ -41,7 +38,7 @@ def show(
     wanted = [name.lower().removeprefix(PREFIX.lower()) for name in names or Settings.model_fields]
     unknown = [name for name in wanted if name not in Settings.model_fields]
     if unknown:
-        raise typer.BadParameter(f"there is no setting {unknown[0]!r}{did_you_mean(unknown[0], Settings.model_fields)}")
+        raise typer.BadParameter(f"unknown setting {unknown[0]!r}{did_you_mean(unknown[0], Settings.model_fields)}")
     rows = [
         {"name": PREFIX + name.upper(), "value": shown_value(getattr(settings, name)), "source": sources[name]}
         for name in wanted
@@ -52,11 +49,11 @@ def show(
     else:
         print_table(("setting", "value", "from"), [(row["name"], _text(row["value"]), row["source"]) for row in rows])
     for seen, meant in misspelt_variables():
-        typer.echo(f"{seen} is no setting; did you mean {meant}?", err=True)
+        typer.echo(f"{seen} is not a setting; did you mean {meant}?", err=True)
 
 
 def shown_value(value: Any) -> Any:
-    """A setting's value as JSON, without a secret; of a URL only its password is one."""
+    """A setting's value as JSON with secrets masked; of a URL, only the password."""
     from pydantic import BaseModel, SecretStr
 
     if isinstance(value, SecretStr):

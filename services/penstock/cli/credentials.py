@@ -1,16 +1,14 @@
-"""`penstock credential`: those of scheduler0's API, made in the database itself; `penstock keys` are the api's own."""
+"""`penstock credential`: credentials of scheduler0's API, created directly in the database."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.common import DataDirOption, print_fields, print_json, print_page
+from penstock.cli.common import listing, print_fields
+from penstock.cli.database import Database, shown_instant
 from penstock.cli.groups import add_group
-from penstock.cli.keys import in_database, settings_of
-from penstock.cli.processes import DatabaseUrlOption
 from penstock.protocol.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -18,7 +16,15 @@ if TYPE_CHECKING:
     from penstock.db.session import Session
 
 PAGE = 1000
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_print_page = listing(
+    "credentials",
+    "credentials",
+    {
+        "id": "id", "api key": "apiKey", "archived": lambda one: "yes" if one["archived"] else "",
+        "created": "dateCreated",
+    },
+    right=("id",),
+)  # fmt: skip
 
 
 def add_to(app: typer.Typer) -> None:
@@ -27,35 +33,31 @@ def add_to(app: typer.Typer) -> None:
         "credential",
         {"list": list_credentials, "create": create, "archive": archive},
         panel="Set-up",
-        help="Credentials of scheduler0's API: made, listed and archived in the database; the api needs none for it.",
+        help="Credentials of scheduler0's API: created, listed and archived in the database, without the api.",
     )
 
 
-def create(as_json: JsonOption = False, database_url: DatabaseUrlOption = None, data_dir: DataDirOption = None) -> None:
-    """Make a credential and print its API key and secret; the secret is stored as a digest and not shown again."""
+def create(database: Database) -> None:
+    """Create a credential and print its API key and secret; only a digest of the secret is stored."""
     from penstock.compat.scheduler0 import store
 
-    settings = settings_of(database_url, data_dir)
-    readable = settings.scheduler0_readable_secrets
-    made, secret = in_database(
-        settings, lambda session: store.create_credential(session, readable=readable)
-    )  # fmt: skip
-    if as_json:
-        print_json(_members(made) | {"apiSecret": secret})
-    else:
+    readable = database.settings.scheduler0_readable_secrets
+    made, secret = database.run(lambda session: store.create_credential(session, readable=readable))
+
+    def show(_: Any) -> None:
         typer.echo(f"API_KEY={made.api_key}\nAPI_SECRET={secret}")
-        typer.echo(f"credential {made.id} counts at once; its secret is not shown again", err=True)
-    if not settings.scheduler0:
+        typer.echo(f"credential {made.id} is valid now; its secret is not shown again", err=True)
+
+    database.show(_members(made) | {"apiSecret": secret}, show)
+    if not database.settings.scheduler0:
         typer.echo(
-            "note: by these settings no api serves scheduler0's API; set PENSTOCK_SCHEDULER0=true where it runs",
+            "note: with these settings no api serves scheduler0's API; set PENSTOCK_SCHEDULER0=true where it runs",
             err=True,
         )
 
 
-def list_credentials(
-    as_json: JsonOption = False, database_url: DatabaseUrlOption = None, data_dir: DataDirOption = None
-) -> None:
-    """List credentials, newest first, archived ones too."""
+def list_credentials(database: Database) -> None:
+    """List credentials, newest first, including archived ones."""
     from penstock.compat.scheduler0 import store
 
     async def read(session: Session) -> list[Credential]:
@@ -66,32 +68,26 @@ def list_credentials(
             if len(page) < PAGE:
                 return found
 
-    found = in_database(settings_of(database_url, data_dir), read)
-    if as_json:
-        print_json([_members(one) for one in found])
-        return
-    rows = [(one.id, one.api_key, "yes" if one.archived else "", _shown(one.created_at)) for one in found]
-    print_page(("id", "api key", "archived", "created"), rows, right=("id",))
+    members = [_members(one) for one in database.run(read)]
+    database.show(members, lambda _: _print_page({"credentials": members}))
 
 
 def archive(
+    *,
     credential: Annotated[int, typer.Argument(metavar="ID", min=1, max=2**63 - 1, help="The credential's number.")],
-    as_json: JsonOption = False,
-    database_url: DatabaseUrlOption = None,
-    data_dir: DataDirOption = None,
+    database: Database,
 ) -> None:
     """Archive a credential; every api refuses it from then on."""
     from penstock.compat.scheduler0 import store
 
-    changed = in_database(
-        settings_of(database_url, data_dir), lambda session: store.archive_credential(session, credential)
-    )
+    changed = database.run(lambda session: store.archive_credential(session, credential))
     if changed is None:
-        raise PenstockError(f"there is no credential {credential}: `penstock credential list` shows those there are")
-    if as_json:
-        print_json(_members(changed))
-    else:
-        print_fields((("archived", f"credential {changed.id}"), ("api key", changed.api_key)))
+        raise PenstockError(f"no credential {credential}: `penstock credential list` lists the credentials")
+    database.show(_members(changed), _print_archived)
+
+
+def _print_archived(credential: dict[str, Any]) -> None:
+    print_fields((("archived", f"credential {credential['id']}"), ("api key", credential["apiKey"])))
 
 
 def _members(credential: Credential) -> dict[str, Any]:
@@ -99,9 +95,5 @@ def _members(credential: Credential) -> dict[str, Any]:
         "id": credential.id,
         "apiKey": credential.api_key,
         "archived": credential.archived,
-        "dateCreated": _shown(credential.created_at),
+        "dateCreated": shown_instant(credential.created_at),
     }
-
-
-def _shown(instant: datetime) -> str:
-    return instant.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,29 +1,29 @@
-"""`penstock dlq`: dead-letter queues from a shell."""
+"""`penstock dlq`: dead-letter queues."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from penstock.cli.common import (
-    ApiUrlOption,
-    DataDirOption,
-    JsonOption,
-    connect,
+    Api,
+    limit_option,
     print_fields,
-    print_json,
     print_table,
     progress,
     say,
 )
 from penstock.cli.groups import add_group
+from penstock.cli.values import state_label
 from penstock.protocol.errors import PenstockError
 
-_AT_ONCE = 50  # messages a call, so that progress shows and no call takes long
+_AT_ONCE = 50  # messages a call, so that progress shows and calls stay short
 _MOST_IDS = 1000
 
 
@@ -34,13 +34,28 @@ class QueueName(StrEnum):
 
 
 QueueArgument = Annotated[QueueName, typer.Argument(metavar="QUEUE", help="inbound, outbound or results.")]
-IdsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="ID", help="Ids from `penstock dlq list QUEUE`.", show_default=False)
-]
-AllOption = Annotated[bool, typer.Option("--all", help="All messages that are there now.")]
-MostOption = Annotated[
-    int | None, typer.Option("--limit", min=1, show_default=False, help="Any messages, so many at the most.")
-]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The messages that a command changes."""
+
+    queue: QueueArgument
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="ID", help="Ids from `penstock dlq list QUEUE`.", show_default=False)
+    ] = None
+    everything: Annotated[bool, typer.Option("--all", help="All messages in the queue now.")] = False
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, show_default=False, help="At most this many messages, in any order.")
+    ] = None
+
+    def check(self) -> None:
+        if bool(self.ids) + self.everything + (self.limit is not None) != 1:
+            raise typer.BadParameter("name ids, or --all, or --limit")
+
+    def count(self, api: Api) -> int:
+        """How many messages that is, at most."""
+        return len(self.ids) if self.ids else min(_messages_in(self.queue, api), self.limit or sys.maxsize)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -49,40 +64,39 @@ def add_to(app: typer.Typer) -> None:
         "dlq",
         {"list": list_messages, "show": show, "replay": replay, "purge": purge},
         panel="Tasks",
-        help="Messages that were received too often without being dealt with. docs/operations.md tells what to do.",
+        help="Dead letters: messages received too often without success. See docs/operations.md.",
     )
 
 
 def list_messages(
+    *,
     queue: Annotated[
         QueueName | None,
-        typer.Argument(metavar="QUEUE", help="inbound, outbound or results; without it, how many are in each."),
+        typer.Argument(metavar="QUEUE", help="inbound, outbound or results; without it, the count of each is shown."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Messages at the most.")] = 50,
-    as_json: JsonOption = False,
-    api_url: ApiUrlOption = None,
-    data_dir: DataDirOption = None,
+    limit: Annotated[int, limit_option("messages")] = 50,
+    api: Api,
 ) -> None:
-    """Count dead messages, or list those of one queue; they stay where they are.
+    """Count dead letters, or list those of one queue; they stay in the queue.
 
-    SQS cannot be browsed: while a message is looked at, for a second or so, nobody else sees it, and its count of
-    receives grows. What a look held comes back by itself if the look is cut off.
+    SQS cannot be browsed: reading a message hides it from other readers for about a second and raises its receive
+    count. If a listing is interrupted, its messages reappear automatically.
     """
-    client = connect(api_url, data_dir)
     if queue is None:
-        result = client.call("dlq.stats", {})
-        if as_json:
-            print_json(result)
-        else:
-            rows = [(row["queue"], _known(row["messages"]), _known(row["held"])) for row in result["queues"]]
-            print_table(("queue", "messages", "being looked at"), rows, right=("messages", "being looked at"))
+        result = api.call("dlq.stats")
+        api.show(result, _print_counts)
         if any(row["messages"] is None for row in result["queues"]):
-            raise PenstockError("the api cannot use every dead-letter queue: its log says why")
+            raise PenstockError("the api cannot use every dead-letter queue; its log has the reason")
         return
-    result = client.call("dlq.list", {"queue": queue, "limit": limit})
-    if as_json:
-        print_json(result)
-        return
+    api.show(api.call("dlq.list", queue=queue, limit=limit), partial(_print_messages, queue))
+
+
+def _print_counts(result: dict[str, Any]) -> None:
+    rows = [(row["queue"], _known(row["messages"]), _known(row["held"])) for row in result["queues"]]
+    print_table(("queue", "messages", "in flight"), rows, right=("messages", "in flight"))
+
+
+def _print_messages(queue: QueueName, result: dict[str, Any]) -> None:
     if result["messages"]:
         columns = ("id", "first sent", "receives", "bytes", "entries", "first entries", _STANDING[queue], "problem")
         listed = [
@@ -95,123 +109,97 @@ def list_messages(
 
 
 def show(
+    *,
     queue: QueueArgument,
     message_id: Annotated[str, typer.Argument(metavar="ID", help="From `penstock dlq list QUEUE`.")],
-    as_json: JsonOption = False,
-    api_url: ApiUrlOption = None,
-    data_dir: DataDirOption = None,
+    api: Api,
 ) -> None:
-    """Show one message whole, with what each task in it is now; it stays where it is."""
-    message = connect(api_url, data_dir).call("dlq.show", {"queue": queue, "id": message_id})
-    if as_json:
-        print_json(message)
-        return
+    """Show one message in full, with the current state of each task in it; it stays in the queue."""
+    api.show(api.call("dlq.show", queue=queue, id=message_id), _print_message)
+
+
+def _print_message(message: dict[str, Any]) -> None:
     body, contents = message.pop("body"), message.pop("contents")
     message.pop("first")
     print_fields(message.items())
     if contents:
         say()
-        columns = ("what", "task", "claim", "state now", "claim holds it", "problem")
+        columns = ("kind", "task", "claim", "state now", "claim is current", "problem")
         rows = [
-            (entry["what"], entry["task_id"], entry["claim"], entry["state"],
+            (entry["what"], entry["task_id"], entry["claim"], entry["state"] and state_label(entry["state"]),
              None if entry["current"] is None else _yes(entry["current"]), entry["problem"])
             for entry in contents
         ]  # fmt: skip
         print_table(columns, rows, right=("task", "claim"))
-    say(f"\n{body}")  # as it came: JSON written anew could lose digits of its numbers
+    say(f"\n{body}")  # unchanged: reformatted JSON could lose digits of its numbers
 
 
 def replay(
-    queue: QueueArgument,
-    ids: IdsArgument = None,
-    everything: AllOption = False,
-    limit: MostOption = None,
+    *,
+    choice: Choice,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Also inbound messages so old that their tasks may have been added before."),
+        typer.Option("--force", help="Also replay inbound messages so old that their tasks may already exist."),
     ] = False,
-    as_json: JsonOption = False,
-    api_url: ApiUrlOption = None,
-    data_dir: DataDirOption = None,
+    api: Api,
 ) -> None:
-    """Send messages again, and take them from the dead-letter queue.
+    """Send messages again and remove them from the dead-letter queue.
 
-    Doing so twice does nothing twice: an inbound message is known by its first id, and of outbound messages and results
-    only what belongs to the claim that holds its task now is sent or counts.
+    Replaying twice is safe: an inbound message is recognised by its first id, and outbound messages and results count
+    only while their claim is the task's current one.
     """
-    more = {"force": True} if force else {}
-    _each(queue, "dlq.replay", ids, everything, limit, as_json, connect(api_url, data_dir), more)
+    _each("dlq.replay", choice, api, force=force or None)
 
 
 def purge(
-    queue: QueueArgument,
-    ids: IdsArgument = None,
-    everything: AllOption = False,
-    limit: MostOption = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    as_json: JsonOption = False,
-    api_url: ApiUrlOption = None,
-    data_dir: DataDirOption = None,
+    *, choice: Choice, yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False, api: Api
 ) -> None:
-    """Delete messages for good. Tasks in Postgres are not touched."""
-    _check_choice(ids, everything, limit)
-    client = connect(api_url, data_dir)
+    """Delete messages permanently. Tasks in Postgres are not touched."""
+    choice.check()
     if not yes:
-        total = len(ids or ()) or min(_messages_in(queue, client), limit or sys.maxsize)
-        question = f"Delete {total} message{'' if total == 1 else 's'} of {queue}-dlq for good?"
+        total = choice.count(api)
+        messages = f"{total} message{'' if total == 1 else 's'} of {choice.queue}-dlq"
         if not sys.stdin.isatty():
             raise typer.BadParameter(
-                f"refusing to delete {total} messages of {queue}-dlq without confirmation: stdin is not a "
-                "terminal. Pass --yes."
+                f"refusing to delete {messages} without confirmation: stdin is not a terminal. Pass --yes."
             )
-        typer.confirm(question, abort=True, err=True)
-    _each(queue, "dlq.purge", ids, everything, limit, as_json, client, {})
+        typer.confirm(f"Delete {messages} permanently?", abort=True, err=True)
+    _each("dlq.purge", choice, api)
 
 
-def _each(
-    queue: str,
-    method: str,
-    ids: list[str] | None,
-    everything: bool,
-    limit: int | None,
-    as_json: bool,
-    client: Any,
-    more: dict[str, Any],
-) -> None:
-    """Call the method until all that was asked for is done; totals over the calls."""
-    _check_choice(ids, everything, limit)
+def _each(method: str, choice: Choice, api: Api, **more: Any) -> None:
+    """Call the method until every chosen message is handled; print totals over the calls."""
+    choice.check()
     totals: dict[str, Any] = {}
-    wanted = len(ids) if ids else min(_messages_in(queue, client), limit or sys.maxsize)
-    with progress(wanted, f"{method} {queue}") as advance:
-        for answer in _answers(queue, method, ids, wanted, client, more):
+    wanted = choice.count(api)
+    with progress(wanted, f"{method} {choice.queue}") as advance:
+        for answer in _answers(method, choice, wanted, api, more):
             for name, value in answer.items():
                 if name not in ("seen", "total"):
                     totals[name] = totals[name] + value if name in totals else value  # numbers, or lists
             advance(_gone(answer))
-    # What stays is met by more than one call.
-    if "left" in totals:
+    if "left" in totals:  # several calls may meet the same message
         totals["left"] = list({left["id"]: left for left in totals["left"]}.values())
-    if as_json:
-        print_json(totals)
-    else:
-        print_fields((name, len(value) if name == "left" else value) for name, value in totals.items() if value != [])
-        for left in totals.get("left", ()):
-            say(f"{left['id']}: {left['reason']}", err=True)
+    api.show(totals, _print_totals)
     if totals.get("left") or totals.get("unknown"):
         raise typer.Exit(1)
 
 
-def _answers(
-    queue: str, method: str, ids: list[str] | None, wanted: int, client: Any, more: dict[str, Any]
-) -> Iterator[dict[str, Any]]:
-    if ids:
-        for start in range(0, len(ids), _MOST_IDS):
-            yield client.call(method, {"queue": queue, "ids": ids[start : start + _MOST_IDS]} | more)
+def _print_totals(totals: dict[str, Any]) -> None:
+    print_fields((name, len(value) if name == "left" else value) for name, value in totals.items() if value != [])
+    for left in totals.get("left", ()):
+        say(f"{left['id']}: {left['reason']}", err=True)
+
+
+def _answers(method: str, choice: Choice, wanted: int, api: Api, more: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if choice.ids:
+        for start in range(0, len(choice.ids), _MOST_IDS):
+            yield api.call(method, queue=choice.queue, ids=choice.ids[start : start + _MOST_IDS], **more)
         return
-    # No more than there were at the beginning: a message that dies again meanwhile is not sent in a circle.
+    # At most the messages present at the beginning, so that one that dies again meanwhile is not sent in a loop.
     gone = 0
     while True:
-        answer = client.call(method, {"queue": queue, "limit": max(1, min(_AT_ONCE, wanted - gone))} | more)
+        answer = api.call(method, queue=choice.queue, limit=max(1, min(_AT_ONCE, wanted - gone)), **more)
         gone += _gone(answer)
         yield answer
         if not _gone(answer) or gone >= wanted:
@@ -223,19 +211,14 @@ def _gone(answer: dict[str, Any]) -> int:
     return int(answer.get("purged", 0) + answer.get("replayed", 0) + answer.get("dropped", 0))
 
 
-def _messages_in(queue: str, client: Any) -> int:
-    counted = next(row for row in client.call("dlq.stats", {})["queues"] if row["queue"] == queue)
+def _messages_in(queue: str, api: Api) -> int:
+    counted = next(row for row in api.call("dlq.stats")["queues"] if row["queue"] == queue)
     if counted["messages"] is None:
-        raise PenstockError(f"the api cannot use {queue}-dlq: its log says why")
+        raise PenstockError(f"the api cannot use {queue}-dlq; its log has the reason")
     return int(counted["messages"])
 
 
-def _check_choice(ids: list[str] | None, everything: bool, limit: int | None) -> None:
-    if bool(ids) + everything + (limit is not None) != 1:
-        raise typer.BadParameter("name ids, or --all, or --limit")
-
-
-_STANDING = {"inbound": "accepted before", "outbound": "claims that hold", "results": "claims that hold"}
+_STANDING = {"inbound": "accepted before", "outbound": "current claims", "results": "current claims"}
 
 
 def _standing(row: dict[str, Any]) -> str:
@@ -245,7 +228,7 @@ def _standing(row: dict[str, Any]) -> str:
 
 
 def _how_far(result: dict[str, Any], shown: int) -> str:
-    held = f", of which somebody else is looking at {result['held']}" if result["held"] else ""
+    held = f", {result['held']} of them in flight to another reader" if result["held"] else ""
     return f"{shown} of about {result['total']}{held} (SQS counts are approximate)"
 
 

@@ -1,4 +1,4 @@
-"""`penstock task show --follow`: what becomes of tasks, line by line, until they have settled."""
+"""`penstock task show --follow`: the changes of tasks, line by line, until they have settled."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.common import print_json, say
+from penstock.cli.values import state_label
 from penstock.protocol.errors import PenstockError, Unavailable
 from penstock.protocol.task import State
 
@@ -22,24 +23,24 @@ NOT_DONE = 3  # exit code, as of `penstock task result`
 def follow(client: Client, ids: Sequence[int], *, as_json: bool) -> int:
     """Print each change until all tasks have settled; returns the exit code.
 
-    as_json: each change as the task then was, one a line. Raises PenstockError for a task that is not there.
+    as_json: print the whole task at each change, one a line. Raises PenstockError for an unknown task.
     """
     known: dict[int, dict[str, Any]] = {}
-    is_away = False
+    is_unreachable = False
     left = list(dict.fromkeys(ids))
     while True:
         try:
             tasks = client.call("status", {"ids": left, "detail": True})
         except Unavailable as exc:
-            if not is_away:
+            if not is_unreachable:
                 say(f"penstock: {exc}; still trying", err=True)
-            is_away = True
+            is_unreachable = True
             time.sleep(LOOK_SECONDS)
             continue
-        is_away = False
+        is_unreachable = False
         for task_id, task in zip(left, tasks, strict=True):
             if task is None:
-                gone = "is no longer kept" if task_id in known else "is not there"
+                gone = "is no longer kept" if task_id in known else "does not exist"
                 raise PenstockError(f"task {task_id} {gone}")
             if as_json:
                 if task != known.get(task_id):
@@ -55,10 +56,10 @@ def follow(client: Client, ids: Sequence[int], *, as_json: bool) -> int:
 
 
 def changes(before: dict[str, Any] | None, task: dict[str, Any]) -> Iterator[str]:
-    """Lines about what has become of a task since a look before; all there is to tell at the first."""
-    told = {failure["claim"] for failure in before["failures"]} if before else set()
+    """Lines about the changes of a task since an earlier look; everything if it is the first."""
+    known = {failure["claim"] for failure in before["failures"]} if before else set()
     for failure in task["failures"]:
-        if failure["claim"] not in told:
+        if failure["claim"] not in known:
             yield _line(
                 task, failure["at"], f"attempt {failure['attempt']} failed{_on(failure)}: {_message(failure['error'])}"
             )
@@ -75,22 +76,23 @@ def changes(before: dict[str, Any] | None, task: dict[str, Any]) -> Iterator[str
 
 def _standing(task: dict[str, Any]) -> str:
     state = str(task["state"])
+    shown = state_label(state)
     if state == State.ACQUIRED:
-        return f"{state}{_on(task)}, attempt {task['attempts']} of {task['max_attempts']}"
+        return f"{shown}{_on(task)}, attempt {task['attempts']} of {task['max_attempts']}"
     if state in (State.SCHEDULED, State.ERROR):
-        return f"{state}, runs at {task['run_at']}"
+        return f"{shown}, runs at {task['run_at']}"
     if state == State.WAITING and task.get("waits_for"):
         return f"{state} for an event until {task['waits_for']['until']}"
     if state == State.SUCCESS:
         return f"{state}{_on(task)}: {json.dumps(task['result'], ensure_ascii=False)}"
     if state == State.CANCELLED:
         return state + (f": {task['reason']}" if task.get("reason") else "")
-    return state
+    return shown
 
 
-def _on(told: dict[str, Any]) -> str:
-    """Of a task or a failed attempt; an older api does not tell."""
-    return f" on {told['worker']}" if told.get("worker") else ""
+def _on(ran: dict[str, Any]) -> str:
+    """The worker of a task or a failed attempt; older apis leave it out."""
+    return f" on {ran['worker']}" if ran.get("worker") else ""
 
 
 def _message(error: Any) -> str:

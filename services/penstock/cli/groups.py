@@ -1,4 +1,4 @@
-"""Groups of commands: how one is made, and what it does when none of its commands is named."""
+"""Groups of commands, and the command that a group runs when none is named."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import typer
 from typer.core import TyperGroup
 
 from penstock.cli.common import EPILOG
+from penstock.cli.options import expanded
 
 _DEFAULTS = {"config": "show"}
 Commands = Mapping[str, Callable[..., None]]
 
 
 def default_of(group: str) -> str:
-    """What a group does when none of its commands is named, if it has that command."""
+    """The command that a group runs when none is named, if the group has it."""
     return _DEFAULTS.get(group, "list")
 
 
 class Group(TyperGroup):
     """Runs its default command when none is named: `penstock tasks --json` is `penstock tasks list --json`.
 
-    A number is the id of what to show: `penstock task 7` is `penstock task show 7`. Another first word without dashes
-    is always read as a command, so that a misspelt one is reported as such.
+    A number is an id to show: `penstock task 7` is `penstock task show 7`. Any other first word without dashes is read
+    as a command, so that a misspelt one is reported as such.
     """
 
     default: str | None = None
@@ -36,7 +37,7 @@ class Group(TyperGroup):
         if args:
             is_meant = args[0].startswith("-") and args[0] not in self.get_help_option_names(ctx)
         else:
-            is_meant = not ctx.resilient_parsing  # while the shell completes, any command may yet come
+            is_meant = not ctx.resilient_parsing  # while the shell completes, a command may follow
         return super().parse_args(ctx, [self.default, *args] if is_meant else args)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
@@ -50,10 +51,10 @@ class Group(TyperGroup):
 
 
 def add_group(app: typer.Typer, name: str, commands: Commands, *, panel: str, help: str) -> None:
-    """Add a group; one that has its default command does that when no command is named."""
+    """Add a group, which runs its default command, if it has one, when none is named."""
     default = default_of(name)
     if default in commands:
-        note = f"`penstock {name}` alone is `penstock {name} {default}`, and takes its options."
+        note = f"`penstock {name}` alone is `penstock {name} {default}` and takes its options."
         group = typer.Typer(
             cls=type("Group", (Group,), {"default": default}),
             subcommand_metavar="[COMMAND] [ARGS]...", epilog=EPILOG, help=f"{help}\n\n{note}",
@@ -61,5 +62,5 @@ def add_group(app: typer.Typer, name: str, commands: Commands, *, panel: str, he
     else:
         group = typer.Typer(cls=Group, no_args_is_help=True, epilog=EPILOG, help=help)
     for command_name, command in commands.items():
-        group.command(command_name)(command)
+        group.command(command_name)(expanded(command))
     app.add_typer(group, name=name, rich_help_panel=panel)

@@ -1,4 +1,4 @@
-"""`penstock jobs`: what changes many tasks at once, made by `penstock tasks cancel` and the like."""
+"""`penstock jobs`: jobs that change many tasks, created by `penstock tasks cancel` and the like."""
 
 from __future__ import annotations
 
@@ -6,16 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.common import (
-    ApiUrlOption,
-    DataDirOption,
-    JsonOption,
-    connect,
-    print_fields,
-    print_json,
-    print_page,
-    say,
-)
+from penstock.cli.common import Api, CursorOption, limit_option, listing, naming, print_fields, say
 from penstock.cli.groups import Commands, add_group
 from penstock.protocol.errors import PenstockError
 
@@ -23,50 +14,21 @@ JobId = Annotated[int, typer.Argument(metavar="ID", help="The job's id.")]
 
 
 def add_to(app: typer.Typer) -> None:
-    commands: Commands = {"list": list_jobs, "show": show, "cancel": cancel}
-    add_group(app, "jobs", commands, panel="Tasks", help="Jobs that change many tasks, as of `penstock tasks cancel`.")
+    commands: Commands = {
+        "list": list_jobs,
+        "show": naming("job.get", "id", JobId, "Show a job: its progress, and the tasks it refused.", print_job),
+        "cancel": naming("job.cancel", "id", JobId, "Stop a job; changes already made stay.", print_job),
+    }
+    add_group(app, "jobs", commands, panel="Tasks", help="Jobs that change many tasks, as `penstock tasks cancel`.")
 
 
-def list_jobs(
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Jobs at the most.")] = 50,
-    cursor: Annotated[str | None, typer.Option(show_default=False, help="Go on where the last list ended.")] = None,
-    as_json: JsonOption = False,
-    api_url: ApiUrlOption = None,
-    data_dir: DataDirOption = None,
-) -> None:
+def list_jobs(*, limit: Annotated[int, limit_option("jobs")] = 50, cursor: CursorOption = None, api: Api) -> None:
     """List jobs, newest first."""
-    result = connect(api_url, data_dir).jobs(limit=limit, cursor=cursor)
-    if as_json:
-        print_json(result)
-        return
-    columns = ("id", "kind", "state", "total", "seen", "changed", "refused", "created", "finished")
-    rows = [
-        (job["id"], job["kind"], job["state"], _total(job), job["seen"], job["changed"], job["refused"],
-         job["created_at"], job["finished_at"])
-        for job in result["jobs"]
-    ]  # fmt: skip
-    print_page(columns, rows, result["cursor"], right=("id", "total", "seen", "changed", "refused"))
+    api.show(api.call("job.list", limit=limit, cursor=cursor), _print_jobs)
 
 
-def show(
-    job_id: JobId, as_json: JsonOption = False, api_url: ApiUrlOption = None, data_dir: DataDirOption = None
-) -> None:
-    """Show a job: how far it is, and what it could not do."""
-    print_job(connect(api_url, data_dir).job(job_id), as_json)
-
-
-def cancel(
-    job_id: JobId, as_json: JsonOption = False, api_url: ApiUrlOption = None, data_dir: DataDirOption = None
-) -> None:
-    """Stop a job; what it has done stays done."""
-    print_job(connect(api_url, data_dir).cancel_job(job_id), as_json)
-
-
-def print_job(job: dict[str, Any], as_json: bool) -> None:
-    """A job with what it could not do. Raises PenstockError for one that failed."""
-    if as_json:
-        print_json(job)
-        return
+def print_job(job: dict[str, Any]) -> None:
+    """A job with the tasks it refused. Raises PenstockError for a job that failed."""
     errors = job.pop("errors")
     exact = job.pop("total_is_exact")
     print_fields((name, f"about {value}" if name == "total" and value and not exact else value)
@@ -81,3 +43,14 @@ def _total(job: dict[str, Any]) -> str | None:
     if job["total"] is None:
         return None
     return str(job["total"]) if job["total_is_exact"] else f"about {job['total']}"
+
+
+_print_jobs = listing(
+    "jobs",
+    "jobs",
+    {
+        "id": "id", "kind": "kind", "state": "state", "total": _total, "seen": "seen", "changed": "changed",
+        "refused": "refused", "created": "created_at", "finished": "finished_at",
+    },
+    right=("id", "total", "seen", "changed", "refused"),
+)  # fmt: skip

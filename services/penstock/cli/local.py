@@ -1,4 +1,4 @@
-"""`penstock up`, `down`, `ps`, `logs`: everything on this machine."""
+"""`penstock up`, `down`, `ps`, `env`, `logs`: everything on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import typer
 from penstock.cli.common import DataDirOption, print_json, print_table
 from penstock.protocol.errors import StackError
 
-# Of `up`: as its options, for URLs that hold a password.
+# Options of `up`, for URLs that contain a password.
 _DATABASE_URL = "PENSTOCK_UP_DATABASE_URL"
 _TRANSPORT_URL = "PENSTOCK_UP_TRANSPORT_URL"
 EXAMPLE_APP = "examples.export"  # as in penstock.local.stack, which is not loaded for --help
@@ -35,19 +35,18 @@ def up(
     data_dir: DataDirOption = None,
     port: Annotated[
         int | None,
-        typer.Option(
-            min=0, max=65535, show_default="8080 or the next free", help="Port of the api, which must be free."
-        ),
+        typer.Option(min=0, max=65535, show_default="8080 or the next free", help="Port of the api; must be free."),
     ] = None,
-    workers: Annotated[int, typer.Option(min=0, max=256, help="Worker processes; 0 when workers of yours come.")] = 1,
+    workers: Annotated[
+        int, typer.Option(min=0, max=256, help="Number of worker processes; 0 if you run your own.")
+    ] = 1,
     fleet: Annotated[
         list[str] | None,
         typer.Option(
             "--fleet",
             metavar="QUEUE=N",
             show_default=False,
-            help="N more workers that take from a queue of their own, which is made; see `penstock routes`. "
-            "May be repeated.",
+            help="N more workers for a separate queue, which is created; see `penstock routes`. Repeatable.",
         ),
     ] = None,
     app: Annotated[
@@ -56,8 +55,8 @@ def up(
             "--app",
             metavar="MODULE",
             show_default=False,
-            help="Module with handlers for the workers; may be repeated. Default: the example of a clone, "
-            f"{EXAMPLE_APP}, when the current folder has it; else no worker is started.",
+            help="Module with handlers for the workers. Repeatable. Default: the example of a clone, "
+            f"{EXAMPLE_APP}, if the current folder has it; else no worker is started.",
         ),
     ] = None,
     detach: Annotated[
@@ -76,7 +75,7 @@ def up(
         str | None,
         typer.Option(
             show_default=False,
-            help="Use this SQS in place of the embedded one; PENSTOCK_SQS_ENDPOINT_URL alone does not.",
+            help="Use this SQS instead of the embedded one; PENSTOCK_SQS_ENDPOINT_URL alone does not.",
         ),
     ] = None,
     transport_url: Annotated[
@@ -91,9 +90,9 @@ def up(
 ) -> None:
     """Start everything on this machine: Postgres, SQS, schema, queues and all processes.
 
-    Needs nothing but Python. Data stays in --data-dir; two stacks with two folders may run side by side. Processes that
-    die are started again. Ctrl-C stops everything in order, a second Ctrl-C at once. Other PENSTOCK_* settings apply
-    to the processes.
+    Needs only Python. Data stays in --data-dir; stacks in different folders can run side by side. Processes that die
+    are restarted. Ctrl-C stops everything in order, a second Ctrl-C immediately. Other PENSTOCK_* settings apply to the
+    processes.
     """
     from penstock.local.state import DataDir
     from penstock.settings.loading import load_settings
@@ -108,7 +107,7 @@ def up(
     notes = []
     if not apps and not settings.deliveries and (workers or fleets):
         workers, fleets = 0, {}
-        notes.append("no --app was given and no PENSTOCK_DELIVERIES, so no worker runs: tasks wait for one")
+        notes.append("no worker runs, since neither --app nor PENSTOCK_DELIVERIES is given: tasks wait for one")
     folder = DataDir.of(data_dir)
     if detach:
         from penstock.local.detach import start_detached
@@ -122,7 +121,7 @@ def up(
         for module in apps:
             arguments += ["--app", module]
         with _spinner("starting Postgres, SQS and the processes"):
-            # In the environment, for every user can list the arguments of a process.
+            # In the environment, since every user can list the arguments of a process.
             state = start_detached(folder, arguments, {name: url for name, url in secrets.items() if url is not None})
         _print_summary(folder, state, notes, detached=True)
         return
@@ -149,7 +148,7 @@ def _fleets(given: Sequence[str]) -> dict[str, int]:
 
 
 def running_state(data_dir: Path | None) -> dict[str, Any]:
-    """The state of the stack that runs in a folder. Raises StackError when there is none."""
+    """The state of the stack running in a folder. Raises StackError without one."""
     from penstock.local.state import DataDir
 
     folder = DataDir.of(data_dir)
@@ -163,7 +162,7 @@ def running_state(data_dir: Path | None) -> dict[str, Any]:
 
 
 def down(data_dir: DataDirOption = None) -> None:
-    """Stop the stack of a folder and wait until it is gone; its data stays."""
+    """Stop the stack of a folder and wait until it has ended; its data stays."""
     from penstock.local import detach
     from penstock.local.state import DataDir
 
@@ -198,9 +197,9 @@ def env(
     data_dir: DataDirOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="As a JSON object.")] = False,
 ) -> None:
-    """Print the variables by which processes and SQS clients of your own use a running stack, for `eval "$(...)"`.
+    """Print the variables that your own processes and SQS clients need to use a running stack, for `eval "$(...)"`.
 
-    They hold the access key of the embedded SQS, which every start makes.
+    They include the access key of the embedded SQS, which changes at every start.
     """
     variables = running_state(data_dir)["env"]
     if as_json:
@@ -212,15 +211,15 @@ def env(
 
 def logs(
     data_dir: DataDirOption = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines to begin with.")] = 200,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of last lines to print first.")] = 200,
 ) -> None:
     """Print the output of a stack that was started with --detach."""
     from penstock.local.state import DataDir
 
     path = DataDir.of(data_dir).log
     if not path.exists():
-        raise StackError(f"there is no {path}: only a stack started with --detach writes one")
+        raise StackError(f"{path} does not exist: only a stack started with --detach writes it")
     with path.open("rb") as file:
         last = file.read().splitlines(keepends=True)[-lines:] if lines else []
         sys.stdout.buffer.write(b"".join(last))
@@ -236,7 +235,7 @@ def logs(
 
 
 def _example() -> list[str]:
-    """The example's module when we stand in a clone."""
+    """The example's module if the current folder is a clone."""
     found = None
     if Path(*EXAMPLE_APP.split(".")).exists():
         with contextlib.suppress(ImportError, ValueError):
@@ -246,7 +245,7 @@ def _example() -> list[str]:
 
 @contextlib.contextmanager
 def _spinner(text: str) -> Iterator[None]:
-    """Something that moves on a terminal, one line elsewhere."""
+    """A spinner on a terminal, one line elsewhere."""
     from rich.console import Console
 
     console = Console(stderr=True)

@@ -1,4 +1,4 @@
-"""`penstock payload-key`: keys that payloads are encrypted with; `penstock keys` are the api's own."""
+"""`penstock payload-key`: keys that encrypt payloads, unlike `penstock keys`, which are API keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def add_to(app: typer.Typer) -> None:
 def payload_key(
     as_json: Annotated[bool, typer.Option("--json", help="Print the key and its id as JSON.")] = False,
 ) -> None:
-    """Make a key for PENSTOCK_PAYLOAD_KEYS and print it; it is stored nowhere."""
+    """Create a key for PENSTOCK_PAYLOAD_KEYS and print it; it is not stored anywhere."""
     from penstock.settings.values import fingerprint, new_key, read_key
 
     key = new_key()
@@ -25,6 +25,4 @@ def payload_key(
         print_json({"key": key, "id": key_id})
         return
     typer.echo(key)
-    typer.echo(
-        f"its id, which errors and `penstock doctor` name, is {key_id}; keep the key as you keep passwords", err=True
-    )
+    typer.echo(f"key id {key_id}, as shown in errors and by `penstock doctor`; store the key like a password", err=True)

@@ -1,4 +1,4 @@
-"""`penstock submitter` and its like: one process each; and what prepares their ground, `migrate`, `create-queues`."""
+"""`penstock submitter`, `scheduler` and so on, one process each, and what they need: `migrate`, `create-queues`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.common import DataDirOption, print_json
+from penstock.cli.database import DatabaseUrlOption
 from penstock.protocol.errors import StackError
 
 LoopsOption = Annotated[
     int | None,
     typer.Option(
         "--loops", min=1, max=256, show_default=False,
-        help="Batches of messages or tasks that this process works on at once; default PENSTOCK_CONCURRENCY.",
+        help="Number of batches of messages or tasks processed at once; default PENSTOCK_CONCURRENCY.",
     ),
 ]  # fmt: skip
 LogLevelOption = Annotated[
@@ -27,11 +28,6 @@ LogLevelOption = Annotated[
         "--log-level", show_default=False, help="debug, info, warning or error; default PENSTOCK_LOG_LEVEL, else info."
     ),
 ]
-DatabaseUrlOption = Annotated[
-    str | None,
-    typer.Option("--database-url", show_default=False, help="Postgres to work on; default PENSTOCK_DATABASE_URL."),
-]
-
 _LOOPS = {
     "submitter": "Move tasks from the inbound queue into Postgres.",
     "scheduler": "Claim due tasks in Postgres and send them to the outbound queue.",
@@ -59,7 +55,7 @@ def _process_command(name: str) -> Callable[..., None]:
 def worker(
     app: Annotated[
         list[str] | None,
-        typer.Option("--app", metavar="MODULE", help="Module with handlers, e.g. myapp.tasks; may be repeated."),
+        typer.Option("--app", metavar="MODULE", help="Module with handlers, e.g. myapp.tasks. Repeatable."),
     ] = None,
     queue: Annotated[
         str | None,
@@ -67,22 +63,21 @@ def worker(
             "--queue",
             metavar="NAME",
             show_default=False,
-            help="Take tasks from this queue, by name or URL, as a route sends them there; default "
-            "PENSTOCK_OUTBOUND_QUEUE.",
+            help="Take tasks from this queue of a route, by name or URL; default PENSTOCK_OUTBOUND_QUEUE.",
         ),
     ] = None,
     concurrency: Annotated[
         int | None,
         typer.Option(
             "--concurrency", min=1, show_default=False,
-            help="Tasks that this worker runs at once; default PENSTOCK_WORKER_CONCURRENCY, else 100.",
+            help="Number of tasks run at once; default PENSTOCK_WORKER_CONCURRENCY, else 100.",
         ),
     ] = None,
     loops: Annotated[
         int | None,
         typer.Option(
             "--loops", min=1, max=256, show_default=False,
-            help="Receives from the queue under way at once; default PENSTOCK_CONCURRENCY.",
+            help="Number of concurrent receive loops (not tasks; see --concurrency); default PENSTOCK_CONCURRENCY.",
         ),
     ] = None,
     log_level: LogLevelOption = None,
@@ -90,8 +85,8 @@ def worker(
 ) -> None:  # fmt: skip
     """Run tasks from the outbound queue with the handlers of the --app modules; needs SQS, no database.
 
-    Takes them from the queues that the settings name, else from those of the stack that runs in --data-dir. Modules of
-    the current folder can be named. PENSTOCK_DELIVERIES adds built-in actions such as http.request.
+    Uses the queues of the settings, else those of the stack running in --data-dir. Modules of the current folder can
+    be named. PENSTOCK_DELIVERIES adds built-in actions such as http.request.
     """
     sys.path.insert(0, os.getcwd())
     _use_local_stack(data_dir)
@@ -100,7 +95,7 @@ def worker(
 
 
 def _use_local_stack(data_dir: Path | None) -> None:
-    """Set what leads to the queues of a local stack, unless the settings lead elsewhere. Raises StackError."""
+    """Use the queues of a local stack unless the settings name others. Raises StackError."""
     from penstock.local.state import DataDir
     from penstock.settings.loading import load_settings
 
@@ -113,9 +108,9 @@ def _use_local_stack(data_dir: Path | None) -> None:
         if data_dir is not None:
             raise StackError(f"nothing runs in {folder.path}; `penstock up --detach` starts it")
         return
-    # Credentials of AWS stay the caller's: this worker has a key for its queues, and handlers may call other services.
+    # The AWS credentials stay, for handlers that call other services: the queues of the stack have a key of their own.
     os.environ.update({name: value for name, value in state["env"].items() if not name.startswith("AWS_")})
-    typer.echo(f"penstock: a worker of the stack in {folder.path}", err=True)
+    typer.echo(f"penstock: worker of the stack in {folder.path}", err=True)
 
 
 def _run(name: str, loops: int | None, log_level: str | None, apps: Sequence[str] = (), **overrides: Any) -> None:
@@ -134,17 +129,19 @@ def migrate(
         typer.Option(help="Downgrade to this revision instead; `base` drops everything.", show_default=False),
     ] = None,
     database_url: DatabaseUrlOption = None,
-    sql: Annotated[bool, typer.Option("--sql", help="Print the SQL of the upgrade from nothing, run nothing.")] = False,
+    sql: Annotated[
+        bool, typer.Option("--sql", help="Print the SQL of an upgrade from an empty schema, without running it.")
+    ] = False,
     grant: Annotated[
         str | None,
         typer.Option(
             metavar="ROLE",
-            help="Grant this role, which exists, what the processes need: no right to change the schema.",
+            help="Grant an existing role the rights that the processes need, without the right to change the schema.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Bring the schema in Postgres up to date; doing so again changes nothing."""
+    """Bring the schema in Postgres up to date. Safe to repeat."""
     from penstock.db import grants
     from penstock.db import migrate as migrations
     from penstock.protocol.errors import Unavailable
@@ -176,14 +173,14 @@ def migrate(
 def create_queues(
     queue: Annotated[
         list[str] | None,
-        typer.Option("--queue", metavar="NAME", help="Also a queue of a route, by name; may be repeated."),
+        typer.Option("--queue", metavar="NAME", help="Also create this queue, for a route. Repeatable."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the URLs as JSON.")] = False,
 ) -> None:
     """Create the three queues and their dead-letter queues at the broker of PENSTOCK_TRANSPORT_URL.
 
     SQS: at PENSTOCK_SQS_ENDPOINT_URL, for local endpoints such as ElasticMQ, ministack or moto; on AWS use terraform/,
-    which sets policies and alarms too. RabbitMQ and Kafka: where the processes, which make what is missing, may not.
+    which also sets policies and alarms. RabbitMQ and Kafka: only needed if the processes may not create queues.
     """
     from penstock.brokers.opening import create_queues as create
     from penstock.settings.loading import load_settings

@@ -1,34 +1,28 @@
-"""`penstock rejected`: messages that could not be understood."""
+"""`penstock rejected`: malformed messages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
 from penstock.cli.common import (
-    ApiUrlOption,
-    DataDirOption,
-    JsonOption,
-    connect,
-    given,
+    Api,
+    CursorOption,
+    limit_option,
+    listing,
+    naming,
     print_fields,
-    print_json,
-    print_page,
     progress,
     say,
     short,
 )
 from penstock.cli.groups import Commands, add_group
 
-PAGE = 100  # records a call: a retry takes each in a transaction of its own, and progress is to be seen
-
-
-def add_to(app: typer.Typer) -> None:
-    commands: Commands = {"list": list_rejected, "show": show, "retry": retry, "purge": purge}
-    add_group(app, "rejected", commands, panel="Tasks", help="Messages that could not be understood, and why.")
+PAGE = 100  # records a call, so that progress shows: a retry takes a transaction a record
 
 
 class Source(StrEnum):
@@ -36,103 +30,96 @@ class Source(StrEnum):
     results = "results"
 
 
+RejectedId = Annotated[int, typer.Argument(metavar="ID", help="From `penstock rejected`.")]
 SourceOption = Annotated[Source | None, typer.Option(show_default=False, help="Only messages of this queue.")]
 
 
+@dataclass(frozen=True)
+class Choice:
+    """The messages that a command changes."""
+
+    ids: Annotated[list[int] | None, typer.Argument(metavar="ID", help="Ids from `penstock rejected`.")] = None
+    everything: Annotated[bool, typer.Option("--all", help="All rejected messages.")] = False
+    source: SourceOption = None
+
+
+def add_to(app: typer.Typer) -> None:
+    commands: Commands = {
+        "list": list_rejected,
+        "show": naming("rejected.show", "id", RejectedId, "Show one rejected message in full.", _print_message),
+        "retry": retry,
+        "purge": purge,
+    }
+    add_group(app, "rejected", commands, panel="Tasks", help="Malformed messages, stored with the reason.")
+
+
 def list_rejected(
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Messages at the most.")] = 50,
-    cursor: Annotated[str | None, typer.Option(show_default=False, help="Go on where the last list ended.")] = None,
+    *,
+    limit: Annotated[int, limit_option("messages")] = 50,
+    cursor: CursorOption = None,
     source: SourceOption = None,
-    as_json: JsonOption = False,
-    api_url: ApiUrlOption = None,
-    data_dir: DataDirOption = None,
+    api: Api,
 ) -> None:
     """List rejected messages with their reasons."""
-    params = {"limit": limit, "cursor": cursor, "source": source}
-    result = connect(api_url, data_dir).call("rejected.list", given(params))
-    if as_json:
-        print_json(result)
-        return
-    rows = [(row["id"], row["source"], row["at"], row["reason"], short(row["body"])) for row in result["rejected"]]
-    print_page(("id", "source", "at", "reason", "body"), rows, result["cursor"], right=("id",))
+    api.show(api.call("rejected.list", limit=limit, cursor=cursor, source=source), _print_rejected)
 
 
-def show(
-    rejected_id: Annotated[int, typer.Argument(metavar="ID", help="From `penstock rejected`.")],
-    as_json: JsonOption = False,
-    api_url: ApiUrlOption = None,
-    data_dir: DataDirOption = None,
-) -> None:
-    """Show one rejected message whole."""
-    message = connect(api_url, data_dir).call("rejected.show", {"id": rejected_id})
-    if as_json:
-        print_json(message)
-        return
+def retry(choice: Choice, api: Api) -> None:
+    """Process rejected messages again, after the reason was fixed."""
+    _each("rejected.retry", choice, api)
+
+
+def purge(choice: Choice, api: Api) -> None:
+    """Delete rejected messages permanently."""
+    _each("rejected.purge", choice, api)
+
+
+_print_rejected = listing(
+    "rejected messages",
+    "rejected",
+    {"id": "id", "source": "source", "at": "at", "reason": "reason", "body": lambda row: short(row["body"])},
+    right=("id",),
+)
+
+
+def _print_message(message: dict[str, Any]) -> None:
     body = message.pop("body")
     print_fields(message.items())
     say(f"\n{body}")
 
 
-def retry(
-    ids: Annotated[list[int] | None, typer.Argument(metavar="ID", help="Ids from `penstock rejected`.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
-    source: SourceOption = None,
-    as_json: JsonOption = False,
-    api_url: ApiUrlOption = None,
-    data_dir: DataDirOption = None,
-) -> None:
-    """Read rejected messages again, as when the reason has been mended."""
-    _each("rejected.retry", ids, everything, source, as_json, connect(api_url, data_dir))
-
-
-def purge(
-    ids: Annotated[list[int] | None, typer.Argument(metavar="ID", help="Ids from `penstock rejected`.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
-    source: SourceOption = None,
-    as_json: JsonOption = False,
-    api_url: ApiUrlOption = None,
-    data_dir: DataDirOption = None,
-) -> None:
-    """Delete rejected messages for good."""
-    _each("rejected.purge", ids, everything, source, as_json, connect(api_url, data_dir))
-
-
-def _each(method: str, ids: list[int] | None, everything: bool, source: str | None, as_json: bool, client: Any) -> None:
-    if bool(ids) == everything:
-        raise typer.BadParameter("name the ids, or --all")
-    if ids and source:
-        raise typer.BadParameter("--source goes with --all")
-    totals: dict[str, Any] = {}
-    with progress(len(ids) if ids else None, method) as advance:
-        for answer in _answers(method, ids, source, client):
-            for name, count in answer.items():
-                if name != "cursor":
-                    totals[name] = totals[name] + count if name in totals else count  # numbers, or lists of ids
-            advance(
-                sum(
-                    count if isinstance(count, int) else len(count)
-                    for name, count in answer.items()
-                    if name != "cursor"
-                )
-            )
-    if as_json:
-        print_json(totals)
-    elif any(totals.values()):
+def _print_totals(totals: dict[str, Any]) -> None:
+    if any(totals.values()):
         print_fields(totals.items())
     else:
-        say("there is none")
+        say("No rejected messages.")
+
+
+def _each(method: str, choice: Choice, api: Api) -> None:
+    if bool(choice.ids) == choice.everything:
+        raise typer.BadParameter("name the ids, or --all")
+    if choice.ids and choice.source:
+        raise typer.BadParameter("--source goes with --all")
+    totals: dict[str, Any] = {}
+    with progress(len(choice.ids) if choice.ids else None, method) as advance:
+        for answer in _answers(method, choice, api):
+            counts = {name: count for name, count in answer.items() if name != "cursor"}  # numbers, or lists of ids
+            for name, count in counts.items():
+                totals[name] = totals[name] + count if name in totals else count
+            advance(sum(count if isinstance(count, int) else len(count) for count in counts.values()))
+    api.show(totals, _print_totals)
     if totals.get("unknown") or totals.get("still_rejected"):
         raise typer.Exit(1)
 
 
-def _answers(method: str, ids: list[int] | None, source: str | None, client: Any) -> Iterator[dict[str, Any]]:
-    if ids:
-        for start in range(0, len(ids), PAGE):
-            yield client.call(method, {"ids": ids[start : start + PAGE]})
+def _answers(method: str, choice: Choice, api: Api) -> Iterator[dict[str, Any]]:
+    if choice.ids:
+        for start in range(0, len(choice.ids), PAGE):
+            yield api.call(method, ids=choice.ids[start : start + PAGE])
         return
     cursor = None
     while True:
-        answer = client.call(method, given({"limit": PAGE, "cursor": cursor, "source": source}))
+        answer = api.call(method, limit=PAGE, cursor=cursor, source=choice.source)
         cursor = answer["cursor"]
         yield answer
         if cursor is None:

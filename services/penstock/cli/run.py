@@ -27,7 +27,7 @@ PROCESSES = (
     "submitter", "scheduler", "worker", "resulter", "supervisor", "api", "kafka-source", "clockwork-source",
 )  # fmt: skip
 _SOURCES = frozenset({"kafka-source", "clockwork-source"})
-_ONE_PASS = frozenset({"supervisor", "api"}) | _SOURCES  # their work is not of a kind that more passes would speed up
+_ONE_PASS = frozenset({"supervisor", "api"}) | _SOURCES  # more passes would not make them faster
 
 OpenQueue = Callable[[str, str], Queue]
 
@@ -90,7 +90,7 @@ def _source(name: str, settings: Settings, store: Store) -> Service:
 
 
 def _application_name(process: str) -> str:
-    """What Postgres shows of each connection: which process it is of, on which machine. It keeps 63 bytes."""
+    """The name that Postgres shows for each connection: process and machine, within its 63 bytes."""
     host = "".join(char for char in socket.gethostname() if char.isascii() and char.isprintable())
     return f"penstock-{process}@{host[:26]}:{os.getpid()}"
 
@@ -120,8 +120,8 @@ def _worker(settings: Settings, apps: Sequence[str], faults: Faults | None) -> C
         log.info("deliveries_enabled", actions=",".join(settings.deliveries))
     if not len(registry):
         raise SettingsError(
-            "this worker has no handlers, so every task that it took would fail: name the module that has them with "
-            "--app MODULE, or built-in actions such as http.request in PENSTOCK_DELIVERIES"
+            "this worker has no handlers, so every task would fail: name their module with --app MODULE, or enable "
+            "built-in actions such as http.request in PENSTOCK_DELIVERIES"
         )
     if faults is not None:
         from penstock.worker.handlers.chaos import with_faults
@@ -171,7 +171,7 @@ def _over_postgres(
             store=store, queues=queues, dead_letters=dead_letters, settings=settings,
             open_queue=open_queue, additions=[DelayedRecords], names_of_import=names_of_import,
         )  # fmt: skip
-    raise SettingsError(f"there is no process {name!r}: choose one of {', '.join(PROCESSES)}")
+    raise SettingsError(f"unknown process {name!r}: choose one of {', '.join(PROCESSES)}")
 
 
 def _queues(settings: Settings, open_queue: OpenQueue, *, suffix: str = "") -> dict[str, Queue]:
@@ -180,7 +180,7 @@ def _queues(settings: Settings, open_queue: OpenQueue, *, suffix: str = "") -> d
 
 
 def _openers(settings: Settings, stack: AsyncExitStack, faults: Faults | None) -> tuple[OpenQueue, OpenQueue]:
-    """Two that make queues of a name, or URL, and a label, over one connection: with faults and without."""
+    """Two functions that open a queue by name, or URL, and label over one connection: with faults and without."""
     transport = open_transport(settings)
     stack.push_async_callback(transport.close)
 

@@ -1,4 +1,4 @@
-"""`penstock kafka-source` and `penstock clockwork-source`, which go by the variables of those they stand in for too."""
+"""`penstock kafka-source` and `penstock clockwork-source`, which also read the variables of the tools they replace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _level(text: str) -> str:
     return _LEVELS.get(text.lower(), text.lower())
 
 
-# The variable of kafka-message-scheduler or clockwork -> our setting, and its value as ours has it.
+# The variable of kafka-message-scheduler or clockwork -> our setting, and how to convert its value.
 Older = Mapping[str, tuple[str, Callable[[str], Any]]]
 KAFKA_MESSAGE_SCHEDULER: Older = {
     "KAFKA_BROKERS": ("kafka_brokers", str),
@@ -39,14 +39,14 @@ CLOCKWORK: Older = {
 
 
 def older_settings(names: Older, environ: Mapping[str, str]) -> dict[str, Any]:
-    """What the older variables say, as far as our own do not say it. Raises SettingsError for stores of Java's."""
+    """Settings from the older variables, unless our own set them. Raises SettingsError for Java key stores."""
     if environ.get("SECURITY_PROTOCOL", "").lower().endswith("ssl") and PREFIX + "KAFKA_SSL_CA_FILE" not in environ:
         for name in _STORES:
             if environ.get(name):
                 raise SettingsError(
-                    f"{name} names a store of Java's, which librdkafka does not read: export it as PEM (`keytool "
-                    f"-exportcert -rfc`, `openssl pkcs12`) and set {PREFIX}KAFKA_SSL_CA_FILE, and for a certificate of "
-                    f"our own {PREFIX}KAFKA_SSL_CERTIFICATE_FILE and {PREFIX}KAFKA_SSL_KEY_FILE"
+                    f"{name} names a Java key store, which librdkafka cannot read: export it as PEM (`keytool "
+                    f"-exportcert -rfc`, `openssl pkcs12`) and set {PREFIX}KAFKA_SSL_CA_FILE, and for a client "
+                    f"certificate {PREFIX}KAFKA_SSL_CERTIFICATE_FILE and {PREFIX}KAFKA_SSL_KEY_FILE"
                 )
     return {
         setting: convert(environ[name])
@@ -61,17 +61,17 @@ def add_to(app: typer.Typer) -> None:
 
 
 def kafka_source(log_level: LogLevelOption = None) -> None:
-    """Read the schedule topics of kafka-message-scheduler, and keep what they say until it is due.
+    """Read the schedule topics of kafka-message-scheduler and keep the records until they are due.
 
-    Its environment variables are understood: docs/moving-from-kafka-message-scheduler.md.
+    Reads its environment variables too: docs/moving-from-kafka-message-scheduler.md.
     """
     _run("kafka-source", KAFKA_MESSAGE_SCHEDULER, log_level)
 
 
 def clockwork_source(log_level: LogLevelOption = None) -> None:
-    """Read schedules from clockwork's create topic, and keep them until they are due.
+    """Read schedules from clockwork's create topic and keep them until they are due.
 
-    Its environment variables are understood: docs/moving-from-clockwork.md.
+    Reads its environment variables too: docs/moving-from-clockwork.md.
     """
     _run("clockwork-source", CLOCKWORK, log_level)
 

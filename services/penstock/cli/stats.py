@@ -6,35 +6,27 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.common import (
-    ApiUrlOption,
-    DataDirOption,
-    JsonOption,
-    connect,
-    given,
-    print_fields,
-    print_json,
-    print_table,
-)
+from penstock.cli.common import Api, print_fields, print_table
+from penstock.cli.options import expanded
+from penstock.cli.values import state_label
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Tasks")(stats)
+    app.command(rich_help_panel="Tasks")(expanded(stats))
 
 
 def stats(
+    *,
     tenant: Annotated[
-        str | None, typer.Option(show_default=False, help="Counts of this tenant alone, among the newest records.")
+        str | None, typer.Option(show_default=False, help="Only counts of this tenant, among the newest records.")
     ] = None,
-    as_json: JsonOption = False,
-    api_url: ApiUrlOption = None,
-    data_dir: DataDirOption = None,
+    api: Api,
 ) -> None:
     """Show counts per state and action, rates and lag."""
-    result = connect(api_url, data_dir).call("stats", given({"tenant": tenant}))
-    if as_json:
-        print_json(result)
-        return
+    api.show(api.call("stats", tenant=tenant), _print_stats)
+
+
+def _print_stats(result: dict[str, Any]) -> None:
     for name, value in result.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
             typer.echo(f"{name}:")
@@ -47,11 +39,12 @@ def stats(
 
 
 def _print_counts(name: str, value: dict[str, Any]) -> None:
-    """A mapping of counts; of mappings of counts, as a table with one row each."""
+    """Counts, one a line; counts by state, as a table."""
     typer.echo(f"{name}:")
     if all(isinstance(inner, dict) for inner in value.values()):
         columns = sorted({column for inner in value.values() for column in inner})
         rows = [[key, *(inner.get(column) for column in columns)] for key, inner in value.items()]
-        print_table([name, *columns], rows, right=columns)
+        shown = [state_label(column) for column in columns]
+        print_table([name, *shown], rows, right=shown)
     else:
-        print_fields((f"  {key}", inner) for key, inner in value.items())
+        print_fields((f"  {state_label(key)}", inner) for key, inner in value.items())

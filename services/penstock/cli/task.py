@@ -1,22 +1,23 @@
-"""`penstock task`: one task, by its id, or by what it waits for."""
+"""`penstock task`: one task, by its id or by the token that it waits for."""
 
 from __future__ import annotations
 
 import math
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.common import (
+    Api,
     ApiUrlOption,
     DataDirOption,
     DelayOption,
-    JsonOption,
     PriorityOption,
     RunAtOption,
     connect,
-    given,
+    naming,
     print_fields,
     print_json,
     say,
@@ -24,7 +25,7 @@ from penstock.cli.common import (
 from penstock.cli.follow import follow
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.tasks import print_tasks
-from penstock.cli.values import duration_option, instant, json_value
+from penstock.cli.values import duration_option, instant, json_value, state_label
 from penstock.protocol.errors import NoResult, PenstockError, ResultTimeout
 from penstock.protocol.task import State
 
@@ -32,162 +33,150 @@ if TYPE_CHECKING:
     from penstock.client.client import Client
 
 _LOOK_SECONDS = 1.0
-# What only --detail shows; the payload is shown anyway.
+# Fields shown only with --detail; the payload is always shown.
 _DETAILS = {
     "payload_gone", "payload_unread", "unique_key", "ordering_key", "limit_key", "labels", "expires_at", "timeout",
     "claim", "worker", "failures",
 }  # fmt: skip
 TaskId = Annotated[int, typer.Argument(metavar="ID", help="The task's id.")]
 TokenArgument = Annotated[
-    str, typer.Argument(help="What the task waits for: `penstock task show ID --detail` shows it as waits_for.")
+    str,
+    typer.Argument(help="The token that the task waits for, shown as waits_for by `penstock task show ID --detail`."),
 ]
 
 
 def add_to(app: typer.Typer) -> None:
+    retry = "Re-run a failed (CRITICAL_ERROR) or CANCELLED task with a fresh attempt counter."
     commands: Commands = {
-        "show": show, "result": result, "cancel": cancel, "retry": retry, "reschedule": reschedule,
-        "complete": complete, "fail": fail,
+        "show": show, "result": result, "cancel": cancel, "retry": naming("retry", "id", TaskId, retry, _print_change),
+        "reschedule": reschedule, "complete": complete, "fail": fail,
     }  # fmt: skip
-    add_group(app, "task", commands, panel="Tasks", help="One task: look at it, change it, answer what it waits for.")
+    add_group(app, "task", commands, panel="Tasks", help="One task: show it, change it, answer its wait.")
 
 
 def show(
-    ids: Annotated[list[int], typer.Argument(metavar="ID", help="One task's id, or several.")],
+    *,
+    ids: Annotated[list[int], typer.Argument(metavar="ID", help="Id of a task. Repeatable.")],
     detail: Annotated[
-        bool, typer.Option("--detail", help="With keys, labels, expiry and every failed attempt.")
+        bool, typer.Option("--detail", help="Include keys, labels, expiry and every failed attempt.")
     ] = False,
     until_settled: Annotated[
         bool,
         typer.Option(
-            "--follow", "-f", help="Print each change until all have settled; with --json, each as a line of JSON."
+            "--follow", "-f", help="Print each change until all tasks have settled; with --json, one line of JSON each."
         ),
     ] = False,
-    as_json: JsonOption = False,
-    api_url: ApiUrlOption = None,
-    data_dir: DataDirOption = None,
+    api: Api,
 ) -> None:
     """Show a task: its state, attempts, times, result or error.
 
-    With --follow the exit codes are 0 when all have succeeded, 3 when one has failed or was cancelled.
+    With --follow the exit codes are 0 if all succeeded, 3 if one failed or was cancelled.
     """
-    client = connect(api_url, data_dir)
     if until_settled:
-        raise typer.Exit(follow(client, ids, as_json=as_json))
-    if len(ids) > 1:
-        tasks = client.call("status", {"ids": ids, "detail": detail})
-        if as_json:
-            print_json(tasks)
-            return
-        print_tasks([task for task in tasks if task is not None])
-        unknown = [task_id for task_id, task in zip(ids, tasks, strict=True) if task is None]
-        if unknown:
-            raise PenstockError(f"no such task: {', '.join(map(str, unknown))}")
+        raise typer.Exit(follow(api.client, ids, as_json=api.as_json))
+    if len(ids) == 1:
+        task = api.call("status", id=ids[0], detail=detail or not api.as_json)
+        api.show(task, partial(_print_task, detail=detail))
         return
-    task = client.call("status", {"id": ids[0], "detail": detail or not as_json})
-    if as_json:
-        print_json(task)
-        return
-    _print_task(task, detail)
+    api.show(api.call("status", ids=ids, detail=detail), partial(_print_several, ids))
+
+
+def _print_several(ids: list[int], tasks: list[dict[str, Any] | None]) -> None:
+    print_tasks([task for task in tasks if task is not None])
+    unknown = [task_id for task_id, task in zip(ids, tasks, strict=True) if task is None]
+    if unknown:
+        raise PenstockError(f"no such task: {', '.join(map(str, unknown))}")
 
 
 def result(
     task_id: TaskId,
-    timeout: Annotated[float | None, duration_option(help="How long to wait; default for ever.")] = None,
+    timeout: Annotated[float | None, duration_option(help="How long to wait; default forever.")] = None,
     api_url: ApiUrlOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
     """Wait until a task has settled and print its result as JSON.
 
-    Exit codes: 0 it succeeded; 3 it failed, was cancelled, or its result is no longer kept; 4 it has not settled in
-    time; 1 and 2 as ever.
+    Exit codes: 0 success; 3 it failed, was cancelled, or its result is no longer kept; 4 it did not settle in time; 1
+    and 2 as for every command.
     """
     print_result(connect(api_url, data_dir), task_id, timeout)
 
 
 def cancel(
+    *,
     task_id: TaskId,
     reason: Annotated[str | None, typer.Option(show_default=False, help="Shown with the task.")] = None,
-    as_json: JsonOption = False,
-    api_url: ApiUrlOption = None,
-    data_dir: DataDirOption = None,
+    api: Api,
 ) -> None:
-    """Cancel a task that is not settled; a result that comes later is ignored, and its handler is told to stop."""
-    _print_change(connect(api_url, data_dir).call("cancel", given({"id": task_id, "reason": reason})), as_json)
-
-
-def retry(
-    task_id: TaskId, as_json: JsonOption = False, api_url: ApiUrlOption = None, data_dir: DataDirOption = None
-) -> None:
-    """Start a CRITICAL_ERROR or CANCELLED task anew, its attempts at 0."""
-    _print_change(connect(api_url, data_dir).call("retry", {"id": task_id}), as_json)
+    """Cancel a task that has not settled; a later result is ignored, and its handler is asked to stop."""
+    api.show(api.call("cancel", id=task_id, reason=reason), _print_change)
 
 
 def reschedule(
+    *,
     task_id: TaskId,
     run_at: RunAtOption = None,
     delay: DelayOption = None,
     priority: PriorityOption = None,
-    as_json: JsonOption = False,
-    api_url: ApiUrlOption = None,
-    data_dir: DataDirOption = None,
+    api: Api,
 ) -> None:
-    """Move a task that waits (WAITING, SCHEDULED, ERROR) to another time or priority."""
-    params = {"id": task_id, "run_at": instant(run_at), "delay": delay, "priority": priority}
-    _print_change(connect(api_url, data_dir).call("reschedule", given(params)), as_json)
+    """Move a waiting task (WAITING, SCHEDULED or retrying) to another time or priority."""
+    answer = api.call("reschedule", id=task_id, run_at=instant(run_at), delay=delay, priority=priority)
+    api.show(answer, _print_change)
 
 
 WaitingTenantOption = Annotated[
     str | None,
-    typer.Option("--tenant", show_default=False, help="Of the task, with a token that its handler thought out."),
+    typer.Option("--tenant", show_default=False, help="The task's tenant, needed if the handler chose the token."),
 ]
 
 
 def complete(
+    *,
     token: TokenArgument,
     result: Annotated[str, typer.Argument(metavar="[JSON]", help="The result; - reads standard input.")] = "null",
     tenant: WaitingTenantOption = None,
-    as_json: JsonOption = False,
-    api_url: ApiUrlOption = None,
-    data_dir: DataDirOption = None,
+    api: Api,
 ) -> None:
-    """Give a task the result that it waits for; one that comes before its task waits is kept."""
+    """Complete a task that waits, with a result; a result that arrives before the task waits is kept."""
     value = json_value(result, "result")
-    _print_answered(connect(api_url, data_dir).complete(token, value, tenant=tenant), as_json)
+    api.show(api.client.complete(token, value, tenant=tenant), _print_answered)
 
 
 def fail(
+    *,
     token: TokenArgument,
     error: Annotated[str, typer.Argument(metavar="MESSAGE", help="What went wrong.")],
-    final: Annotated[bool, typer.Option("--final", help="No more attempts: CRITICAL_ERROR now.")] = False,
-    retry_after: Annotated[float | None, duration_option(help="The time until the next attempt.")] = None,
+    final: Annotated[
+        bool, typer.Option("--final", help="No more attempts: the task fails now (CRITICAL_ERROR).")
+    ] = False,
+    retry_after: Annotated[float | None, duration_option(help="Time until the next attempt.")] = None,
     tenant: WaitingTenantOption = None,
-    as_json: JsonOption = False,
-    api_url: ApiUrlOption = None,
-    data_dir: DataDirOption = None,
+    api: Api,
 ) -> None:
-    """Fail the attempt of a task that waits; it is tried again as after any other failure."""
-    params = {"token": token, "error": error, "final": final, "retry_after": retry_after, "tenant": tenant}
-    _print_answered(connect(api_url, data_dir).call("task.fail", given(params)), as_json)
+    """Fail the attempt of a task that waits; it is retried as after any other failure."""
+    answer = api.call("task.fail", token=token, error=error, final=final, retry_after=retry_after, tenant=tenant)
+    api.show(answer, _print_answered)
 
 
 def print_result(
-    client: Client, task_id: int, timeout: float | None, *, tell_failures: bool = False, fail_fast: bool = False
+    client: Client, task_id: int, timeout: float | None, *, show_failures: bool = False, fail_fast: bool = False
 ) -> None:
-    """Wait for a result and print it. Raises typer.Exit with the code of what came instead.
+    """Wait for a result and print it. Raises typer.Exit with the exit code of any other outcome.
 
-    tell_failures: print each failed attempt meanwhile; fail_fast: and stop after the first.
+    show_failures: print each failed attempt meanwhile; fail_fast: stop after the first.
     """
     ends = math.inf if timeout is None else time.monotonic() + timeout
-    told: set[Any] = set()
+    shown: set[Any] = set()
     while True:
         left = max(0.0, ends - time.monotonic())
-        wait = min(left, _LOOK_SECONDS) if tell_failures else left
+        wait = min(left, _LOOK_SECONDS) if show_failures else left
         try:
             print_json(client.result(task_id, timeout=None if wait == math.inf else wait))
             return
         except ResultTimeout as exc:
-            if tell_failures and _tell_failures(
-                client.call("status", {"id": task_id, "detail": True}), told, fail_fast
+            if show_failures and _show_failures(
+                client.call("status", {"id": task_id, "detail": True}), shown, fail_fast
             ):
                 raise typer.Exit(3) from None
             if wait >= left:
@@ -201,10 +190,10 @@ def print_result(
             raise typer.Exit(3) from None
 
 
-def _tell_failures(task: dict[str, Any], told: set[Any], fail_fast: bool) -> bool:
-    """Print the failed attempts that are new, on standard error; returns whether to stop for one."""
-    new = [failure for failure in task["failures"] if failure["claim"] not in told]
-    told.update(failure["claim"] for failure in new)
+def _show_failures(task: dict[str, Any], shown: set[Any], fail_fast: bool) -> bool:
+    """Print new failed attempts on standard error; returns whether to stop."""
+    new = [failure for failure in task["failures"] if failure["claim"] not in shown]
+    shown.update(failure["claim"] for failure in new)
     if new and fail_fast:
         say(f"penstock: task {task['id']}, {failure_line(task, new[0])}", err=True)
         if found := _traceback(new[0]["error"]):
@@ -238,10 +227,11 @@ def _traceback(error: Any) -> str:
 
 
 def _print_task(task: dict[str, Any], detail: bool) -> None:
-    shown = {name: value for name, value in task.items() if detail or name not in _DETAILS}
-    failures = shown.pop("failures", ())
-    error = shown.pop("error", None)
-    print_fields(shown.items())
+    fields = {name: value for name, value in task.items() if detail or name not in _DETAILS}
+    fields["state"] = state_label(task["state"])
+    failures = fields.pop("failures", ())
+    error = fields.pop("error", None)
+    print_fields(fields.items())
     if error is not None:
         print_fields([("error", _error_line(error))])
         more = error.get("data") if isinstance(error, dict) else None
@@ -253,18 +243,13 @@ def _print_task(task: dict[str, Any], detail: bool) -> None:
         say(f"\n{found}")
 
 
-def _print_change(result: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(result)
-    else:
-        say(f"task {result['id']} {result['state']}")
+def _print_change(result: dict[str, Any]) -> None:
+    say(f"task {result['id']} {state_label(result['state'])}")
 
 
-def _print_answered(answer: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(answer)
-    elif answer["id"] is None:
-        say("kept until a task waits for it" + (" (it was there already)" if answer["duplicate"] else ""))
+def _print_answered(answer: dict[str, Any]) -> None:
+    if answer["id"] is None:
+        say("kept until a task waits for it" + (" (already kept)" if answer["duplicate"] else ""))
     else:
-        note = " (it was answered already)" if answer["duplicate"] else ""
-        say(f"task {answer['id']} {answer['state'] or 'is gone'}{note}")
+        note = " (already answered)" if answer["duplicate"] else ""
+        say(f"task {answer['id']} {state_label(answer['state']) if answer['state'] else 'is deleted'}{note}")

@@ -1,4 +1,4 @@
-"""`penstock top`: what the pipeline does, live in a terminal, or as JSON for scripts."""
+"""`penstock top`: the pipeline live in a terminal, or as JSON for scripts."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.common import ApiUrlOption, DataDirOption, connect, print_json
+from penstock.cli.values import state_label
 from penstock.protocol.errors import AccessDenied, Unavailable
 from penstock.protocol.task import State
 from penstock.runtime.printable import printable
@@ -42,26 +43,26 @@ def add_to(app: typer.Typer) -> None:
 
 
 def top(
-    once: Annotated[bool, typer.Option("--once", help="Look once, print it, and return.")] = False,
-    interval: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print once and return.")] = False,
+    interval: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between refreshes.")] = 2.0,
     metrics: Annotated[
         list[str] | None,
         typer.Option(
             "--metrics",
             metavar="URL",
             show_default=False,
-            help="A process whose health is to be shown, by the address of its /readyz; may be repeated. Those of the "
-            "stack that runs in --data-dir are known.",
+            help="Show the health of a process, by the URL of its /readyz. Repeatable. Processes of the stack in "
+            "--data-dir are included.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print each look as one line of JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each refresh as one line of JSON.")] = False,
     api_url: ApiUrlOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
     """Watch rates, states, backlog, actions and the health of processes.
 
-    Keys: q quits, s sorts the actions otherwise, space looks at once. Without a terminal, and with --json, one look
-    follows the other until Ctrl-C.
+    Keys: q quits, s changes the order of actions, space refreshes. Without a terminal, and with --json, it prints until
+    Ctrl-C.
     """
     client = connect(api_url, data_dir)
     processes = _processes(metrics or (), data_dir if api_url is None else None, known=api_url is None)
@@ -81,7 +82,7 @@ def top(
 
 @dataclass
 class Watch:
-    """What was seen last, and how it has changed. problem: why the last look saw nothing."""
+    """The last figures and their changes. problem: why the last refresh failed."""
 
     client: Client
     processes: Sequence[tuple[str, str]]
@@ -95,7 +96,7 @@ class Watch:
     _seen_at: float = 0.0
 
     def look(self, *, must: bool = False) -> None:
-        """Look again. Raises what goes wrong where a look ``must`` succeed; else it is kept as ``problem``."""
+        """Refresh the figures. An error is raised if the refresh ``must`` succeed, else kept as ``problem``."""
         before, at = self.stats, time.monotonic()
         with ThreadPoolExecutor(max_workers=8) as pool:
             asked = pool.map(_health_of, self.processes)
@@ -124,7 +125,7 @@ class Watch:
         return found
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row for each action that has tasks or limits, in the order that was chosen."""
+        """One row for each action that has tasks or limits, in the chosen order."""
         limits = {row["action"]: row for row in self.actions}
         counts: dict[str, dict[str, int]] = self.stats["actions"] if self.stats else {}
         rows = []
@@ -145,11 +146,11 @@ class Watch:
             )
         order = _ORDERS[self.order % len(_ORDERS)]
         if order != "name":
-            rows.sort(key=lambda row: -int(row[order.replace(" ", "_")]))  # stable: by name where it is even
+            rows.sort(key=lambda row: -int(row[order.replace(" ", "_")]))  # stable: by name among equals
         return rows
 
     def as_json(self) -> dict[str, Any]:
-        """What was seen, as a script wants it."""
+        """The figures for scripts."""
         if self.stats is None or self.problem is not None:
             return {"problem": self.problem, "processes": self.health}
         return {
@@ -162,23 +163,23 @@ class Watch:
 
 
 def _of_all(stats: dict[str, Any]) -> dict[str, Any]:
-    """Raises AccessDenied for the counts of one tenant, which an API key that is bound to it is told."""
+    """The counts of all tenants. Raises AccessDenied for an API key that is restricted to one tenant."""
     if "tenant" in stats:
         raise AccessDenied(
-            403, f"this API key is bound to the tenant {stats['tenant']!r}, and rates and lag are of all: "
+            403, f"this API key is restricted to the tenant {stats['tenant']!r}, and rates and lag are of all tenants; "
             "`penstock stats` shows its counts"
         )  # fmt: skip
     return stats
 
 
 def _processes(given: Sequence[str], data_dir: Path | None, *, known: bool) -> list[tuple[str, str]]:
-    """Names and addresses of processes: those given, and those of the local stack where that is what is looked at."""
+    """Names and URLs of processes: the given ones, and those of the local stack if ``known``."""
     from penstock.local.state import DataDir
 
     found = [(_base(url), _base(url)) for url in given]
     for url, _ in found:
         if not url.startswith(("http://", "https://")):
-            raise typer.BadParameter(f"{url!r} is no URL such as http://127.0.0.1:9464", param_hint="--metrics")
+            raise typer.BadParameter(f"{url!r} is not a URL such as http://127.0.0.1:9464", param_hint="--metrics")
     state = DataDir.of(data_dir).read_state() if known else None
     if state is not None:
         found += [(entry["name"], _base(entry["metrics"])) for entry in state["processes"] if entry["metrics"]]
@@ -196,7 +197,7 @@ def _health_of(process: tuple[str, str]) -> dict[str, Any]:
     try:
         reply = httpx.get(f"{url}/readyz", timeout=_HEALTH_SECONDS, trust_env=False)
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
-        return {"name": name, "ready": False, "reason": f"away: {exc or type(exc).__name__}"}
+        return {"name": name, "ready": False, "reason": f"unavailable: {exc or type(exc).__name__}"}
     ready = reply.status_code == 200
     return {"name": name, "ready": ready, "reason": None if ready else reply.text.strip()[:200]}
 
@@ -241,17 +242,17 @@ def _show(watch: Watch, interval: float) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Any]:
-    """What reads one key within so many seconds, None when none came; the terminal echoes none of them."""
+    """A function that reads one key within a number of seconds, None without one; keys are not echoed."""
     try:
         import termios
         import tty
-    except ImportError:  # no such terminals on this system: Ctrl-C ends it
+    except ImportError:  # this system has no such terminals: Ctrl-C ends it
         yield _sleep
         return
     try:
         descriptor = sys.stdin.fileno()
         before = termios.tcgetattr(descriptor)
-    except (OSError, ValueError, termios.error):  # nobody types
+    except (OSError, ValueError, termios.error):  # not a terminal
         yield _sleep
         return
 
@@ -259,7 +260,7 @@ def _keys() -> Iterator[Any]:
         ready, _, _ = select.select([descriptor], [], [], seconds)
         typed = os.read(descriptor, 1) if ready else b""
         if ready and not typed:
-            time.sleep(seconds)  # its end: there will be no more
+            time.sleep(seconds)  # end of input
         return typed.decode("ascii", "ignore") or None
 
     tty.setcbreak(descriptor)
@@ -274,13 +275,13 @@ def _sleep(seconds: float) -> None:
 
 
 def _page(watch: Watch, rows: int | None) -> RenderableType:
-    """Everything as one thing to print. rows: of the terminal, None where there is no end to it."""
+    """The whole page. rows: height of the terminal, None if unlimited."""
     from rich.console import Group
     from rich.text import Text
 
     parts: list[RenderableType] = [_head(watch, has_keys=rows is not None)]
     if watch.problem is not None:
-        parts.append(Text(printable(f"the api does not answer: {watch.problem}"), style="bold red"))
+        parts.append(Text(printable(f"the api is unavailable: {watch.problem}"), style="bold red"))
     used = 4
     if watch.stats is not None:
         parts += [_states(watch), Text(), _rates(watch), Text()]
@@ -298,7 +299,7 @@ def _head(watch: Watch, *, has_keys: bool) -> RenderableType:
 
     if not has_keys:
         return Text("")
-    keys = f"q quit   s sort (by {_ORDERS[watch.order % len(_ORDERS)]})   space look"
+    keys = f"q quit   s sort (by {_ORDERS[watch.order % len(_ORDERS)]})   space refresh"
     return Text.assemble(("penstock top", "bold"), "  ", time.strftime("%H:%M:%S"), "   ", (keys, "dim"), "\n")
 
 
@@ -309,12 +310,12 @@ def _states(watch: Watch) -> RenderableType:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("state")
     table.add_column("tasks", justify="right")
-    table.add_column("change a second", justify="right")
+    table.add_column("change per second", justify="right")
     assert watch.stats is not None
     for state, count in watch.stats["states"].items():
         change = watch.per_second.get(state)
         text = "" if change is None or abs(change) < 0.05 else f"{change:+,.1f}"
-        table.add_row(Text(state, style=_COLOURS.get(state, "")), f"{count:,}", text)
+        table.add_row(Text(state_label(state), style=_COLOURS.get(state, "")), f"{count:,}", text)
     return table
 
 
@@ -327,7 +328,7 @@ def _rates(watch: Watch) -> RenderableType:
     table.add_column(style="bold")
     table.add_column()
     table.add_row(
-        "a second",
+        "per second",
         f"{rates['enqueued_per_second']:,.1f} enqueued, {rates['succeeded_per_second']:,.1f} succeeded, "
         f"{rates['failed_per_second']:,.1f} failed attempts (over the last minute)",
     )
@@ -374,7 +375,7 @@ def _actions(watch: Watch, rows: int | None) -> RenderableType:
 
 
 def _spark(values: Sequence[float]) -> str:
-    """The course of a rate in one line, newest last."""
+    """A rate over time in one line, newest last."""
     most = max(values, default=0.0)
     if most <= 0:
         return "none"

@@ -1,4 +1,4 @@
-"""Values as they are typed, read into what the api takes."""
+"""Values as people type and read them, to and from those of the api."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def duration(text: str) -> float:
-    """Seconds, given as a number of them or with units: 90, 10s, 5m, 1h30m, 2d. Raises typer.BadParameter."""
+    """Seconds, given as a number or with units: 90, 10s, 5m, 1h30m, 2d. Raises typer.BadParameter."""
     parts = _PART.findall(text)
     if parts and "".join(number + unit for number, unit in parts) == text:
         return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
@@ -26,7 +26,7 @@ def duration(text: str) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < math.inf:
-        raise typer.BadParameter(f"{text!r} is no duration: give seconds, or units as in 10s, 5m, 1h30m, 2d")
+        raise typer.BadParameter(f"{text!r} is not a duration: give seconds, or units as in 10s, 5m, 1h30m, 2d")
     return seconds
 
 
@@ -35,20 +35,36 @@ def duration_option(*names: str, help: str) -> Any:
     return typer.Option(*names, parser=duration, metavar="DURATION", show_default=False, help=help)
 
 
+SHOWN_STATES = {State.ERROR: "retrying", State.CRITICAL_ERROR: "failed"}  # where a person reads them
+_STATES = {shown.upper(): state for state, shown in SHOWN_STATES.items()} | {state.value: state for state in State}
+STATES_HELP = ", ".join(f"{state} ({SHOWN_STATES[state]})" if state in SHOWN_STATES else state for state in State)
+
+
 def state(text: str) -> str:
-    """A state of tasks, in any case of letters. Raises typer.BadParameter, which lists them."""
-    if text.upper() not in list(State):
-        raise typer.BadParameter(f"{text!r} is no state: give one of {', '.join(State)}")
-    return text.upper()
+    """A state of tasks, by its value or as shown, in any case. Raises typer.BadParameter, which lists them."""
+    found = _STATES.get(text.upper())
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is not a state: give one of {STATES_HELP}")
+    return found.value
+
+
+def complete_state() -> list[str]:
+    """The values of --state, for completion."""
+    return [*State, *SHOWN_STATES.values()]
+
+
+def state_label(state: str) -> str:
+    """A state as a person reads it; other values, such as those of workflows, stay."""
+    return next((shown for known, shown in SHOWN_STATES.items() if known == state), state)
 
 
 def instant(text: str | None) -> str | int | None:
-    """RFC 3339 as it is, epoch milliseconds as a number."""
+    """RFC 3339 unchanged, epoch milliseconds as a number."""
     return int(text) if text is not None and text.lstrip("-").isdecimal() else text
 
 
 def labels(pairs: list[str] | None) -> dict[str, str] | None:
-    """What --label was given; None where it was not. Raises typer.BadParameter for what is not NAME=TEXT."""
+    """The values of --label, None without any. Raises typer.BadParameter for a value that is not NAME=TEXT."""
     found = {}
     for pair in pairs or ():
         name, equals, text = pair.partition("=")
@@ -59,9 +75,9 @@ def labels(pairs: list[str] | None) -> dict[str, str] | None:
 
 
 def json_value(text: str, what: str) -> Any:
-    """A value given as JSON, or on standard input where the text is "-". Raises typer.BadParameter for what is none.
+    """A value given as JSON, or on standard input if the text is "-". Raises typer.BadParameter if it is not JSON.
 
-    what: how an error names it, as "payload".
+    what: its name in an error, such as "payload".
     """
     try:
         return json.loads(sys.stdin.read() if text == "-" else text, parse_constant=_no_constant)
@@ -74,4 +90,4 @@ def json_value(text: str, what: str) -> Any:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")

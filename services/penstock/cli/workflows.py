@@ -1,36 +1,42 @@
-"""`penstock workflows`: tasks that wait for each other, by the api's methods."""
+"""`penstock workflows`: tasks that wait for each other."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.common import (
-    ApiUrlOption,
-    DataDirOption,
-    JsonOption,
-    connect,
-    print_cursor,
-    print_fields,
-    print_json,
-    print_page,
-    say,
-)
+from penstock.cli.common import Api, CursorOption, given, limit_option, listing, print_cursor, print_fields, say
 from penstock.cli.groups import Commands, add_group
-from penstock.cli.values import json_value
+from penstock.cli.values import json_value, state_label
 from penstock.runtime.printable import printable
 from penstock.workflows.params import WorkflowState
 
-WhichArgument = Annotated[
-    str, typer.Argument(metavar="ID", help="The workflow's id; or, with --key, the key that it was created with.")
-]
-TenantOption = Annotated[str | None, typer.Option("--tenant", show_default=False, help="Whose key it is, with --key.")]
-KeyOption = Annotated[bool, typer.Option("--key", help="ID is a key.")]
-LimitOption = Annotated[int, typer.Option(help="At the most.")]
-CursorOption = Annotated[str | None, typer.Option(show_default=False, help="The cursor of the page before.")]
-_DEEPEST = 20  # levels of the tree; what lies deeper begins at the left again
+
+@dataclass(frozen=True)
+class Which:
+    """The workflow that a command is about."""
+
+    which: Annotated[
+        str, typer.Argument(metavar="ID", help="The workflow's id; with --key, the key it was created with.")
+    ]
+    key: Annotated[bool, typer.Option("--key", help="ID is a key.")] = False
+    tenant: Annotated[str | None, typer.Option(show_default=False, help="The key's tenant; only with --key.")] = None
+
+    @property
+    def params(self) -> dict[str, Any]:
+        if self.key:
+            return {"key": self.which, "tenant": self.tenant}
+        if self.tenant is not None:
+            raise typer.BadParameter("goes with --key; an id is unique across tenants", param_hint="--tenant")
+        if not self.which.isdigit():
+            raise typer.BadParameter(f"{self.which!r} is not an id; pass --key for a key", param_hint="ID")
+        return {"id": int(self.which)}
+
+
+_DEEPEST = 20  # levels of the tree; deeper steps begin at the left again
 _MARKS = {
     "SUCCESS": "green", "CRITICAL_ERROR": "red", "CANCELLED": "dim", "ACQUIRED": "cyan", "ERROR": "yellow",
 }  # fmt: skip
@@ -42,54 +48,93 @@ def add_to(app: typer.Typer) -> None:
 
 
 def create(
+    *,
     definition: Annotated[
         str,
         typer.Argument(
             metavar="JSON",
-            help="An array of steps one after the other, a group being an array in it; or an object as workflow.create "
-            "takes; - reads standard input, @FILE a file.",
+            help="An array of consecutive steps, in which an array is a group of parallel steps; or an object of "
+            "parameters of workflow.create. - reads standard input, @FILE a file.",
         ),
     ],
-    name: Annotated[str | None, typer.Option(show_default=False, help="Shown with it.")] = None,
+    name: Annotated[str | None, typer.Option(show_default=False, help="Shown with the workflow.")] = None,
     key: Annotated[
         str | None,
-        typer.Option(show_default=False, help="The same key and definition again get the first workflow."),
+        typer.Option(
+            show_default=False, help="Creating again with the same key and definition returns the first workflow."
+        ),
     ] = None,
-    tenant: Annotated[str | None, typer.Option(show_default=False, help="For whom all its steps are.")] = None,
-    as_json: JsonOption = False,
-    api_url: ApiUrlOption = None,
-    data_dir: DataDirOption = None,
+    tenant: Annotated[str | None, typer.Option(show_default=False, help="The tenant of all its steps.")] = None,
+    api: Api,
 ) -> None:
-    """Make a workflow."""
-    given = _definition(definition)
-    params = {"chain": given} if isinstance(given, list) else given
-    params |= {
-        option: value for option, value in (("name", name), ("key", key), ("tenant", tenant)) if value is not None
-    }
-    answer = connect(api_url, data_dir).workflows.create(**params)
-    if as_json:
-        print_json(answer)
-        return
-    known = " (it was there already)" if answer["duplicate"] else ""
-    say(f"workflow {answer['id']} is {answer['state']}{known}")
+    """Create a workflow."""
+    found = _definition(definition)
+    params = {"chain": found} if isinstance(found, list) else found
+    options = given({"name": name, "key": key, "tenant": tenant})
+    api.show(api.client.workflows.create(**params | options), _print_created)
 
 
 def show(
-    which: WhichArgument,
-    key: KeyOption = False,
-    tenant: TenantOption = None,
-    limit: LimitOption = 200,
-    cursor: CursorOption = None,
-    as_json: JsonOption = False,
-    api_url: ApiUrlOption = None,
-    data_dir: DataDirOption = None,
+    *, which: Which, limit: Annotated[int, limit_option("steps")] = 200, cursor: CursorOption = None, api: Api
 ) -> None:
-    """Show a workflow and its steps as a tree; a step stands below the last of those that it comes after."""
-    found = connect(api_url, data_dir).workflows.status(**_which(which, key, tenant), limit=limit, cursor=cursor)
-    if as_json:
-        print_json(found)
-        return
-    counts = ", ".join(f"{count} {state}" for state, count in sorted(found["counts"].items()))
+    """Show a workflow and its steps as a tree; a step stands below the last step that it follows."""
+    api.show(api.call("workflow.status", **which.params, limit=limit, cursor=cursor), _print_workflow)
+
+
+def list_workflows(
+    *,
+    state: Annotated[
+        WorkflowState | None, typer.Option(show_default=False, help="Only workflows in this state.")
+    ] = None,
+    tenant: Annotated[str | None, typer.Option(show_default=False, help="Only workflows of this tenant.")] = None,
+    limit: Annotated[int, limit_option("workflows")] = 50,
+    cursor: CursorOption = None,
+    api: Api,
+) -> None:
+    """List workflows, newest first."""
+    api.show(api.call("workflow.list", state=state, limit=limit, cursor=cursor, tenant=tenant), _print_workflows)
+
+
+def cancel(
+    *,
+    which: Which,
+    reason: Annotated[
+        str | None, typer.Option(show_default=False, help="Shown with the workflow and its steps.")
+    ] = None,
+    api: Api,
+) -> None:
+    """Cancel all steps that have not ended."""
+    api.show(api.call("workflow.cancel", **which.params, reason=reason), _print_changed)
+
+
+def retry(*, which: Which, api: Api) -> None:
+    """Run the steps that have not succeeded again."""
+    api.show(api.call("workflow.retry", **which.params), _print_changed)
+
+
+_print_workflows = listing(
+    "workflows",
+    "workflows",
+    {
+        "id": "id", "name": "name", "state": "state", "steps": "steps", "open": "open", "key": "key",
+        "created": "created_at",
+    },
+    right=("id", "steps", "open"),
+)  # fmt: skip
+
+
+def _print_created(answer: dict[str, Any]) -> None:
+    known = " (already existed)" if answer["duplicate"] else ""
+    say(f"workflow {answer['id']} is {answer['state']}{known}")
+
+
+def _print_changed(answer: dict[str, Any]) -> None:
+    again = f", {answer['restarted']} steps run again" if answer["restarted"] else ""
+    say(f"workflow {answer['id']} is {answer['state']}{again}")
+
+
+def _print_workflow(found: dict[str, Any]) -> None:
+    counts = ", ".join(f"{count} {state_label(state)}" for state, count in sorted(found["counts"].items()))
     print_fields(
         [
             ("id", found["id"]), ("name", found["name"] or None), ("key", found["key"]),
@@ -100,63 +145,6 @@ def show(
     )  # fmt: skip
     _print_tree(found["tree"])
     print_cursor(found["cursor"])
-
-
-def list_workflows(
-    state: Annotated[WorkflowState | None, typer.Option(show_default=False, help="Only those in this state.")] = None,
-    tenant: Annotated[str | None, typer.Option(show_default=False, help="Only those of this tenant.")] = None,
-    limit: LimitOption = 50,
-    cursor: CursorOption = None,
-    as_json: JsonOption = False,
-    api_url: ApiUrlOption = None,
-    data_dir: DataDirOption = None,
-) -> None:
-    """List workflows, newest first."""
-    page = connect(api_url, data_dir).workflows.list(
-        state=state and state.value, limit=limit, cursor=cursor, tenant=tenant
-    )
-    if as_json:
-        print_json(page)
-        return
-    rows = [
-        (one["id"], one["name"], one["state"], one["steps"], one["open"], one["key"], one["created_at"])
-        for one in page["workflows"]
-    ]
-    columns = ("id", "name", "state", "steps", "open", "key", "created")
-    print_page(columns, rows, page["cursor"], right=("id", "steps", "open"))
-
-
-def cancel(
-    which: WhichArgument,
-    key: KeyOption = False,
-    tenant: TenantOption = None,
-    reason: Annotated[str | None, typer.Option(show_default=False, help="Shown with it and its steps.")] = None,
-    as_json: JsonOption = False,
-    api_url: ApiUrlOption = None,
-    data_dir: DataDirOption = None,
-) -> None:
-    """Cancel all steps that have not ended."""
-    _print_changed(connect(api_url, data_dir).workflows.cancel(**_which(which, key, tenant), reason=reason), as_json)
-
-
-def retry(
-    which: WhichArgument,
-    key: KeyOption = False,
-    tenant: TenantOption = None,
-    as_json: JsonOption = False,
-    api_url: ApiUrlOption = None,
-    data_dir: DataDirOption = None,
-) -> None:
-    """Begin again with the steps that have not succeeded."""
-    _print_changed(connect(api_url, data_dir).workflows.retry(**_which(which, key, tenant)), as_json)
-
-
-def _print_changed(answer: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(answer)
-        return
-    again = f", {answer['restarted']} steps begin again" if answer["restarted"] else ""
-    say(f"workflow {answer['id']} is {answer['state']}{again}")
 
 
 def _print_tree(steps: list[dict[str, Any]]) -> None:
@@ -172,7 +160,7 @@ def _print_tree(steps: list[dict[str, Any]]) -> None:
         others = [name for name in after if name != above]
         hidden = step.get("after_count", 0) - len(after)
         text = Text(printable(step["name"]))
-        text.append(f"  {step['state']}", style=_MARKS.get(step["state"], ""))
+        text.append(f"  {state_label(step['state'])}", style=_MARKS.get(step["state"], ""))
         if step.get("task_id") is not None:
             text.append(f"  task {step['task_id']}", style="dim")
         if others or hidden:
@@ -180,7 +168,7 @@ def _print_tree(steps: list[dict[str, Any]]) -> None:
             text.append(printable(f"  also after {shown}"), style="dim")
         if step.get("reason"):
             text.append(printable(f"  {step['reason']}"))
-        # Of another page, or deeper than a terminal is wide: drawn at the left, with what it comes after.
+        # Its predecessor is on another page, or it is deeper than a terminal is wide: drawn at the left.
         node, depth = drawn.get(above or "", (roots, 0))
         if above is not None and (above not in drawn or depth >= _DEEPEST):
             node, depth = roots, 0
@@ -190,18 +178,6 @@ def _print_tree(steps: list[dict[str, Any]]) -> None:
     if not console.is_terminal:
         console.width = max(console.width, 400)
     console.print(roots)
-
-
-def _which(which: str, is_key: bool, tenant: str | None) -> dict[str, Any]:
-    if is_key:
-        return {"key": which, "tenant": tenant}
-    if tenant is not None:
-        raise typer.BadParameter(
-            "goes with --key, which is a tenant's own; an id is nobody else's", param_hint="--tenant"
-        )
-    if not which.isdigit():
-        raise typer.BadParameter(f"{which!r} is no id; with --key it may be a key", param_hint="ID")
-    return {"workflow_id": int(which)}
 
 
 def _definition(text: str) -> Any:

@@ -50,5 +50,5 @@ def test_a_credential_is_made_listed_and_archived(database_url: str) -> None:
     assert not is_let_in(database_url, key, secret)
     assert is_let_in(database_url, made["apiKey"], made["apiSecret"])
     assert json.loads(run(database_url, "archive", "2", "--json")[0])["archived"] is True
-    with pytest.raises(PenstockError, match="there is no credential 9"):
+    with pytest.raises(PenstockError, match="no credential 9"):
         run(database_url, "archive", "9")

@@ -103,7 +103,7 @@ async def test_a_key_that_is_a_tenants_own_is_looked_up_with_the_tenant(store: S
 
 async def test_rules_of_tenants_from_a_shell(store: Store, settings: Settings) -> None:
     def use(url: str) -> None:
-        assert run(url, "tenants") == "there is none\n"
+        assert run(url, "tenants") == "No limited or paused tenants.\n"
         run(url, "tenants", "set", "*", "--max-in-flight", "5")
         own = json.loads(run(url, "tenants", "set", "acme", "--rate", "60", "--per", "minute", "--json"))
         assert (own["rate"], own["max_in_flight"], own["own"]) == (1.0, None, True)

@@ -215,7 +215,7 @@ async def test_every_command_of_the_shell(store: Store, settings: Settings, shel
         assert (updated["priority"], updated["start_at"], updated["overlap"]) == (3, None, "skip")
         assert json.loads(shell(url, "show", "nightly", "--json").output)["payload"] == {"a": 1}
         assert "Europe/Berlin" in shell(url, "list", "--label", "team=a").output
-        assert shell(url, "list", "--label", "team=b").output == "there is none\n"
+        assert shell(url, "list", "--label", "team=b").output == "No schedules.\n"
         assert shell(url, "run-now", "nightly").output.startswith("task 1 SCHEDULED")
         assert shell(url, "run-now", "nightly").output.startswith("SKIPPED: the task before is not settled")
         assert [line.split()[1] for line in shell(url, "runs", "nightly").output.splitlines()[1:]] == [

@@ -208,8 +208,8 @@ async def test_the_command_tells_what_is_wrong_with_a_filter(store: Store, setti
         for arguments, said in (
             (["tasks", "cancel"], "give at least one filter (--action, --state"),
             (["tasks", "retry", "--state", "error"], "states[0] is ERROR; bulk.retry is about CRITICAL_ERROR"),
-            (["tasks", "retry", "--state", "FAILED"], "'FAILED' is no state: give one of WAITING, SCHEDULED, ACQUIRED"),
-            (["tasks", "--state", "FAILED"], "'FAILED' is no state: give one of WAITING, SCHEDULED, ACQUIRED"),
+            (["tasks", "retry", "--state", "LOST"], "'LOST' is not a state: give one of WAITING, SCHEDULED, ACQUIRED"),
+            (["tasks", "--state", "LOST"], "'LOST' is not a state: give one of WAITING, SCHEDULED, ACQUIRED"),
         ):
             failed = run(*arguments)
             assert failed.exit_code == 2

@@ -87,7 +87,7 @@ async def test_workflows_over_the_command_line_and_the_client(store: Store, sett
         chain = '[{"action": "a"}, [{"action": "b"}, {"action": "c"}], {"action": "d"}]'
         assert run(url, "workflows", "create", chain, "--key", "k", "--name", "nightly") == "workflow 1 is RUNNING\n"
         again = run(url, "workflows", "create", chain, "--key", "k", "--name", "nightly")
-        assert again == "workflow 1 is RUNNING (it was there already)\n"
+        assert again == "workflow 1 is RUNNING (already existed)\n"
         shown = run(url, "workflows", "show", "k", "--key")
         assert "nightly" in shown
         assert "more: add --cursor" in run(url, "workflows", "show", "1", "--limit", "1")
@@ -95,7 +95,7 @@ async def test_workflows_over_the_command_line_and_the_client(store: Store, sett
         assert "also after b" in shown
         assert run(url, "workflows", "cancel", "1", "--reason", "no").endswith("workflow 1 is CANCELLED\n")
         assert "CANCELLED" in run(url, "workflows", "--state", "CANCELLED")
-        assert run(url, "workflows", "retry", "1").endswith("workflow 1 is RUNNING, 4 steps begin again\n")
+        assert run(url, "workflows", "retry", "1").endswith("workflow 1 is RUNNING, 4 steps run again\n")
         assert json.loads(run(url, "workflows", "show", "1", "--json"))["open"] == 4
         assert "definition is not JSON" in run(url, "workflows", "create", "[", fails=True)
         with Client(url) as client:

@@ -99,4 +99,4 @@ def test_a_variable_that_only_looks_like_a_setting_is_told(monkeypatch: pytest.M
     monkeypatch.setenv("PENSTOCK_MAX_ATTEMPS", "3")
     done = CliRunner().invoke(app, ["config", "show", "max_attempts"])
     assert done.stdout.splitlines()[1].split() == ["PENSTOCK_MAX_ATTEMPTS", "10", "default"]
-    assert "PENSTOCK_MAX_ATTEMPS is no setting; did you mean PENSTOCK_MAX_ATTEMPTS?" in done.stderr
+    assert "PENSTOCK_MAX_ATTEMPS is not a setting; did you mean PENSTOCK_MAX_ATTEMPTS?" in done.stderr

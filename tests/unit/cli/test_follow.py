@@ -57,7 +57,7 @@ def test_who_ran_it_is_told_where_it_is_known() -> None:
     [
         ({"state": "SUCCESS", "result": {"n": 1}}, 'SUCCESS: {"n": 1}'),
         ({"state": "CANCELLED", "reason": "not wanted"}, "CANCELLED: not wanted"),
-        ({"state": "CRITICAL_ERROR"}, "CRITICAL_ERROR"),
+        ({"state": "CRITICAL_ERROR"}, "failed"),
         ({"state": "WAITING", "waits_for": {"token": "t", "until": "U"}}, "WAITING for an event until U"),
     ],
     ids=["success", "cancelled", "critical", "waiting"],
@@ -106,7 +106,7 @@ def test_success_of_all_is_0_and_json_is_a_line_a_change(capsys: pytest.CaptureF
 
 
 def test_a_task_that_is_not_there_or_goes_meanwhile_is_an_error() -> None:
-    with pytest.raises(PenstockError, match="task 7 is not there"):
+    with pytest.raises(PenstockError, match="task 7 does not exist"):
         follow.follow(Scripted([None]), [7], as_json=False)  # type: ignore[arg-type]
     with pytest.raises(PenstockError, match="task 7 is no longer kept"):
         follow.follow(Scripted([TASK], [None]), [7], as_json=False)  # type: ignore[arg-type]
