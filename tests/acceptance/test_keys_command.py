@@ -65,7 +65,7 @@ def test_first_key_is_made_listed_used_and_revoked_by_the_command(
         assert {one["name"] for one in json.loads(penstock("keys", "list", "--all", "--json", *folder))} == {
             "ops", "feeder",
         }  # fmt: skip
-        with pytest.raises(AssertionError, match="there is no key 'nobody'"):
+        with pytest.raises(AssertionError, match="no key 'nobody'"):
             penstock("keys", "revoke", "nobody", *folder)
 
 

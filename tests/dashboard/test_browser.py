@@ -176,14 +176,14 @@ def test_a_task_is_rescheduled_cancelled_retried_and_run_again_edited(browser: A
     said(browser, f"Task {made.id} is cancelled")
     wait_live(browser)
     press(browser, "#deeds form button.main")
-    said(browser, f"Task {made.id} starts anew")
+    said(browser, f"Task {made.id} runs again")
     wait_live(browser)
     press(browser, "#deeds a[href$='/edit']")
     payload = css(browser, "textarea[name=payload]")
     payload.clear()
     payload.send_keys('{"n": ')
     press(browser, "main form button.main")
-    said(browser, "payload is no JSON")
+    said(browser, "payload is not JSON")
     css(browser, "textarea[name=payload]").send_keys("2}")
     press(browser, "main form button.main")
     again = int(said(browser, "Enqueued as task ").rsplit(" ", 1)[1])
@@ -219,7 +219,7 @@ def test_a_bulk_operation_is_counted_then_done(browser: Any, stand: Stand) -> No
 
 def test_schedules_are_paused_resumed_and_run_now(browser: Any, stand: Stand) -> None:
     opened(browser, stand, "/schedules/card-retries")
-    for label, told in (("pause", "is paused"), ("resume", "goes on"), ("run_now", "made task")):
+    for label, told in (("pause", "is paused"), ("resume", "is resumed"), ("run_now", "created task")):
         press(browser, f"form:has(input[value='schedule.{label}']) button")
         said(browser, told)
         wait_live(browser)
@@ -244,7 +244,7 @@ def test_actions_are_paused_and_limited(browser: Any, stand: Stand) -> None:
     said(browser, "Action send-email is paused")
     wait_live(browser)
     press(browser, "tr[data-key='asend-email'] form button")
-    said(browser, "Action send-email goes on")
+    said(browser, "Action send-email is resumed")
     wait_live(browser)
     press(browser, "tr[data-key='asend-email'] a[href^='/actions/']")
     css(browser, "input[name=max_in_flight]").send_keys("4")

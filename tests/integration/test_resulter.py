@@ -520,7 +520,7 @@ def test_the_command_makes_a_key_and_says_how_long_the_older_ones_count(
     assert (made.exit_code, json.loads(made.stdout)) == (0, {"older": 1, "accepted_seconds": 14 * 86_400.0})
     assert postgres.fetch_value(ask, database=database) == "2 1"
     command = ["claim-key", "--accept-older-days", "0", "--database-url", database_url]
-    assert "2 older are accepted for 0 days" in CliRunner().invoke(app, command).stdout
+    assert "2 older keys are accepted for 0 days" in CliRunner().invoke(app, command).stdout
     accepted = "select count(*) from penstock.claim_key where accepted_until is null or accepted_until > now()"
     assert postgres.fetch_value(accepted, database=database) == 1
 

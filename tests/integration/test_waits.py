@@ -554,10 +554,10 @@ async def test_the_commands_and_the_client_answer(store: Store, settings: Settin
     def use(url: str) -> None:
         settled = f"task {tasks[0].id} SUCCESS"
         assert say(url, "complete", "t0", '{"a":1}') == settled
-        assert say(url, "complete", "t0", '{"a":1}') == f"{settled} (it was answered already)"
+        assert say(url, "complete", "t0", '{"a":1}') == f"{settled} (already answered)"
         assert say(url, "complete", "early") == "kept until a task waits for it"
         assert say(url, "complete", "early") == "kept until a task waits for it (already kept)"
-        assert say(url, "fail", "t1", "no", "--final") == f"task {tasks[1].id} CRITICAL_ERROR"
+        assert say(url, "fail", "t1", "no", "--final") == f"task {tasks[1].id} failed"
         assert "has a different answer" in run(url, "task", "complete", "t1", fails=True)
         assert "not JSON" in run(url, "task", "complete", "t1", "{", fails=True)
         with Client(url) as client:

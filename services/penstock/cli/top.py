@@ -166,7 +166,7 @@ def _of_all(stats: dict[str, Any]) -> dict[str, Any]:
     """The counts of all tenants. Raises AccessDenied for an API key that is restricted to one tenant."""
     if "tenant" in stats:
         raise AccessDenied(
-            403, f"this API key is restricted to the tenant {stats['tenant']!r}, and rates and lag are of all tenants; "
+            403, f"this API key is bound to the tenant {stats['tenant']!r}, and rates and lag are of all tenants; "
             "`penstock stats` shows its counts"
         )  # fmt: skip
     return stats

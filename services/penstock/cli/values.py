@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from penstock.protocol.task import State
+from penstock.protocol.task import SHOWN_STATES, State
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
 _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -35,8 +35,9 @@ def duration_option(*names: str, help: str) -> Any:
     return typer.Option(*names, parser=duration, metavar="DURATION", show_default=False, help=help)
 
 
-SHOWN_STATES = {State.ERROR: "retrying", State.CRITICAL_ERROR: "failed"}  # where a person reads them
-_STATES = {shown.upper(): state for state, shown in SHOWN_STATES.items()} | {state.value: state for state in State}
+_STATES = {shown.upper(): State(state) for state, shown in SHOWN_STATES.items()} | {
+    state.value: state for state in State
+}
 STATES_HELP = ", ".join(f"{state} ({SHOWN_STATES[state]})" if state in SHOWN_STATES else state for state in State)
 
 
@@ -55,7 +56,7 @@ def complete_state() -> list[str]:
 
 def state_label(state: str) -> str:
     """A state as a person reads it; other values, such as those of workflows, stay."""
-    return next((shown for known, shown in SHOWN_STATES.items() if known == state), state)
+    return SHOWN_STATES.get(state, state)
 
 
 def instant(text: str | None) -> str | int | None:

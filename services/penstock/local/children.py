@@ -172,7 +172,7 @@ class Children:
         self._tasks[child.name] = asyncio.create_task(self._run(child), name=child.name)
 
     def failed(self) -> BaseException | None:
-        """The error of a watcher that itself broke, which is a bug: nobody would restart its process."""
+        """The error of a watcher that itself broke, which is a bug: its process would not be restarted."""
         for task in self._tasks.values():
             if task.done() and not task.cancelled() and task.exception() is not None:
                 return task.exception()

@@ -209,10 +209,10 @@ class EmbeddedPostgres(Service):
     def _end_leftover(self) -> None:
         """Deal with the pid file of a server that did not stop properly.
 
-        Postgres recognises a stale file by itself, but not when its pid now belongs to something else, as is common in
+        Postgres recognises a stale file, but not when its pid now belongs to something else, as is common in
         containers: then the pid is replaced. The file itself must stay, since it leads Postgres to the shared memory
-        that processes of the old server may still use. A server that still runs is stopped: whoever starts this
-        service holds the folder's lock.
+        that processes of the old server may still use. A server that still runs is stopped: this process
+        holds the folder's lock.
         """
         pid_file = self.pgdata / "postmaster.pid"
         try:

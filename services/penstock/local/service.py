@@ -35,7 +35,7 @@ class PortTaken(StackError):
 
 
 class NotYet(StackError):
-    """The service refused to start for a reason that passes by itself."""
+    """The service refused to start for a temporary reason."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Service(ABC):
                 )
             time.sleep(0.02)
         self.restarts += 1
-        self._port_is_free_choice = False  # whoever was given the URL must find it there after a restart
+        self._port_is_free_choice = False  # the URL must stay valid after a restart
         self._port_path.write_text(str(self.port), "ascii")
 
     def take_port(self) -> None:
@@ -218,10 +218,10 @@ _ports: Iterator[int] = itertools.cycle((*_PORTS[_start:], *_PORTS[:_start]))
 
 
 def free_port(preferred: int | None = None) -> int:
-    """A TCP port of the loopback address that nobody listens on; ``preferred`` when that one is free.
+    """A TCP port of the loopback address without a listener; ``preferred`` if that one is free.
 
     It is no port that a connection gets for its own end, and not one that was given out here before: between this call
-    and the listening, which is another process's, somebody else would come to have it.
+    and the listening, which is another process's, a third one could take it.
     """
     if preferred and is_free(preferred):
         return preferred

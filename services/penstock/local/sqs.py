@@ -15,7 +15,7 @@ from penstock.local.sqs_guard import ACCESS_KEY_ID, HEALTH, authorization
 from penstock.protocol.errors import StackError
 
 REGION = "us-east-1"
-_BACKLOG = 1024  # calls that may wait while the child is away
+_BACKLOG = 1024  # calls that may wait while the child is down
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -27,7 +27,7 @@ class EmbeddedSqs(Service):
     Durability: messages live in memory. They are written on a graceful stop, and every few seconds while they change;
     so after a kill -9 the last seconds are lost, and messages deleted in them come back. Postgres, not this, is what
     keeps tasks; AWS SQS loses nothing.
-    The port is held by this process, not by the child. So nobody else can get it while the child is away, and calls
+    The port is held by this process, not by the child. No other process can take it while the child is down, and calls
     made meanwhile wait for its return: queues are named alike in every stack, and a stack that met another one's
     endpoint under its URL would take its messages.
     """

@@ -23,7 +23,7 @@ import uvicorn
 from penstock.local.sqs_guard import ACCESS_KEY_ID, GuardedApp
 
 SAVE_PAUSE_SECONDS = 2.0
-SAVE_SHARE = 0.05  # saving blocks the loop, so at the most this share of the time goes into it
+SAVE_SHARE = 0.05  # saving blocks the loop, so at most this share of the time goes into it
 _LOOK_SECONDS = 0.25  # between two looks for messages that became visible by time
 _QUIET = (b"ReceiveMessage", b"GetQueueUrl", b"GetQueueAttributes", b"ListQueues")
 
@@ -139,7 +139,7 @@ class SavedApp:
             self.changed = True
 
     async def keep_saving(self) -> None:
-        """Save when something has changed, seldom enough that saving stays a small share of the time."""
+        """Save when something has changed, rarely enough that saving stays a small share of the time."""
         from ministack.core.persistence import save_state
         from ministack.services import sqs
 
@@ -192,7 +192,7 @@ async def run(listener: socket.socket) -> None:
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """The signals are ours: a server told to stop has done its work and leaves with 0."""
+        """The signals are ours: a server asked to stop has done its work and leaves with 0."""
         yield
 
 

@@ -55,8 +55,8 @@ class Stack:
     workers: number of worker processes; apps: modules with handlers that each of them loads.
     fleets: workers of other queues, by queue name; the queues are made, routes to them are not.
     schedulers: number of scheduler processes; one is enough for all but the largest machines.
-    database_url, sqs_endpoint_url: use these in place of the embedded Postgres or SQS.
-    transport_url: use this broker in place of any SQS.
+    database_url, sqs_endpoint_url: use these instead of the embedded Postgres or SQS.
+    transport_url: use this broker instead of SQS.
     worker_env: variables for the workers alone.
     Raises StackError or SettingsError from ``start``, with the next step; what was started is stopped again.
     """
@@ -145,7 +145,7 @@ class Stack:
             again = self._create_queues if isinstance(service, EmbeddedSqs) else None
             children.keep_service(service, again)
         metrics_host = _reachable(settings.metrics_host)
-        # Their ports are chosen before anything starts, for the api is told them; each keeps its own over restarts.
+        # Their ports are chosen before anything starts, since the api receives them; each keeps its own over restarts.
         withheld = {f"PENSTOCK_{name}" for name in _WITHHELD}
         env = {name: value for name, value in base.items() if name not in withheld} | self._example | self._worker_env
         for name, command in self._worker_commands():
@@ -202,13 +202,13 @@ class Stack:
         return free_port()
 
     def _http_environment(self) -> dict[str, str]:
-        """Where the api shall listen; until the URL is published it gives way to whoever was quicker with the port."""
+        """Where the api shall listen; until the URL is published it yields if another process took the port first."""
         if self._http_port_may_move and not self._ready:
             self._http_port = self._next_http_port(self._http_port)
         return {"PENSTOCK_HTTP_HOST": self._http_host, "PENSTOCK_HTTP_PORT": str(self._http_port)}
 
     def _api_environment(self) -> dict[str, str]:
-        """Where the api listens, and where its dashboard asks the workers, which no connection to Postgres tells of."""
+        """Where the api listens, and the workers that its dashboard checks, which have no connection to Postgres."""
         env = self._http_environment()
         settings = self.settings
         if settings.needs_keys and settings.control_api_key is None:
@@ -496,7 +496,7 @@ def _of_sdks(places: Mapping[str, str]) -> dict[str, str]:
 
 
 def _no_proxy() -> dict[str, str]:
-    """The SDK would send calls to 127.0.0.1 through the proxy of a company's network."""
+    """The SDK would send calls to 127.0.0.1 through the proxy of a corporate network."""
     if not any(os.environ.get(name) for name in ("HTTP_PROXY", "http_proxy")):
         return {}
     given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""

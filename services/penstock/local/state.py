@@ -120,7 +120,7 @@ class Lock:
                 if attempt == 19 or self._data_dir.read_state() is not None:
                     file.close()
                     raise StackError(self._data_dir.describe_holder()) from None
-                time.sleep(0.05)  # somebody may only be asking, see holder()
+                time.sleep(0.05)  # another process may only be asking, see holder()
         self.left_behind = self._data_dir.read_any_state()
         self._data_dir.remove_state()
         file.truncate(0)
@@ -148,7 +148,7 @@ def processes() -> Any:
 
 
 def end_leftovers(state: dict[str, Any], wait_seconds: float = 10) -> None:
-    """End processes of a stack that was killed. On Linux they end by themselves; they may still be at it.
+    """End processes of a stack that was killed. On Linux they end automatically, perhaps a little later.
 
     A process is ours when it has the id and the start time that the state file names.
     """

@@ -43,6 +43,8 @@ class State(StrEnum):
         return self in FINAL_STATES
 
 
+# As people read them, in tables and on pages; the wire has the values.
+SHOWN_STATES: dict[str, str] = {State.ERROR: "retrying", State.CRITICAL_ERROR: "failed"}
 FINAL_STATES = frozenset({State.SUCCESS, State.CRITICAL_ERROR, State.CANCELLED})
 READY_STATES = frozenset({State.SCHEDULED, State.ERROR})
 

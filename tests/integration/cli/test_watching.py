@@ -90,7 +90,7 @@ async def test_limits_pauses_and_the_health_of_processes_are_shown(store: Store,
         assert "2 of 9" in page
         assert "export (paused)" in page
         assert [process["ready"] for process in seen["processes"]] == [True, False, False]
-        assert seen["processes"][2]["reason"].startswith("away: ")
+        assert seen["processes"][2]["reason"].startswith("unavailable: ")
 
     async with running(store, settings) as api:
         await asyncio.to_thread(use, api.url)

@@ -217,7 +217,7 @@ async def test_every_command_of_the_shell(store: Store, settings: Settings, shel
         assert "Europe/Berlin" in shell(url, "list", "--label", "team=a").output
         assert shell(url, "list", "--label", "team=b").output == "No schedules.\n"
         assert shell(url, "run-now", "nightly").output.startswith("task 1 SCHEDULED")
-        assert shell(url, "run-now", "nightly").output.startswith("SKIPPED: the task before is not settled")
+        assert shell(url, "run-now", "nightly").output.startswith("SKIPPED: the previous task has not settled")
         assert [line.split()[1] for line in shell(url, "runs", "nightly").output.splitlines()[1:]] == [
             "SKIPPED", "SCHEDULED",
         ]  # fmt: skip
@@ -254,7 +254,7 @@ async def test_a_file_is_imported_and_what_is_wrong_in_it_is_told(
         assert "entry 1 (x): action is missing" in bad.output
         torn = shell(url, "import", "torn")
         assert "torn, line 2, is not valid JSON" in str(torn.exception)
-        assert "holds no schedule" in str(shell(url, "import", "-", stdin="").exception)
+        assert "contains no schedule" in str(shell(url, "import", "-", stdin="").exception)
 
     imports = asyncio.create_task(Imports(store=store, settings=settings).run())
     try:

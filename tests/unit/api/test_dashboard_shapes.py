@@ -152,11 +152,11 @@ def test_a_life_that_no_worker_told_its_name_in_names_none() -> None:
 
 
 @pytest.mark.parametrize(("given", "of_life", "last"), [
-    ({"state": State.WAITING, "ordering_key": "k"}, {"behind": 7}, "Waits behind task 7, by ordering key k"),
-    ({"state": State.WAITING}, {"workflow": 4}, "Waits for steps before it in workflow 4"),
+    ({"state": State.WAITING, "ordering_key": "k"}, {"behind": 7}, "Waiting for task 7, by ordering key k"),
+    ({"state": State.WAITING}, {"workflow": 4}, "Waiting for earlier steps of workflow 4"),
     ({"state": State.WAITING, "waits_for": views.WaitsFor("tok", "2030-01-31T08:00:00Z")}, {},
-     "Waits for an event, token tok"),
-    ({"state": State.ACQUIRED, "attempts": 1, "claim": 3}, {"claimed_at": NOW}, "In a worker's hands"),
+     "Waiting for an event, token tok"),
+    ({"state": State.ACQUIRED, "attempts": 1, "claim": 3}, {"claimed_at": NOW}, "In flight"),
     ({"state": State.ERROR, "attempts": 1}, {}, "Attempt 2 is due"),
     ({"state": State.CANCELLED, "reason": "expired"}, {}, "Cancelled"),
 ])  # fmt: skip

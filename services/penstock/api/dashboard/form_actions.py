@@ -71,7 +71,7 @@ async def carry_out(ask: Ask, form: Form) -> Done | Shown:
         return await _selected(ask, method.removesuffix(".selected"), form)
     deed = DEEDS.get(method)
     if deed is None:
-        raise MethodNotFound(f"There is nothing to be done by the name of {method[:100]!r}", None)
+        raise MethodNotFound(f"Unknown form method {method[:100]!r}", None)
     params = deed.params(ask.query)
     result = await ask.call(method, **params)
     return Done(deed.said(params, result), deed.next(result) if deed.next else None)
@@ -107,12 +107,12 @@ async def _run_again(ask: Ask, form: Form) -> Done:
     raw = msgspec.json.encode(params)
     read_command("enqueue", raw, ask.settings)  # before the old task is called off
     if values.get("cancel"):
-        await ask.call("cancel", id=_required(values, "id"), reason="edited and enqueued anew")
+        await ask.call("cancel", id=_required(values, "id"), reason="edited and enqueued again")
     audit: Audit = ask.methods.audit
     async with audit.noting("enqueue", raw):
         made = await ask.call("enqueue", **params)
     if made.duplicate:
-        return Done(f"Task {made.id} has this unique key already; nothing was added", f"/tasks/{made.id}", whole=False)
+        return Done(f"Task {made.id} already has this unique key; no task was added", f"/tasks/{made.id}", whole=False)
     return Done(f"Enqueued as task {made.id}", f"/tasks/{made.id}")
 
 
@@ -130,9 +130,9 @@ async def _selected(ask: Ask, method: str, form: Form) -> Done:
     """One call for each task that was ticked; those that are refused keep no other from it."""
     ids = form.all("ids")[:MAX_IDS]
     if method not in ("cancel", "retry"):
-        raise MethodNotFound(f"There is nothing to be done by the name of {method[:100]!r}", None)
+        raise MethodNotFound(f"Unknown form method {method[:100]!r}", None)
     if not ids:
-        raise InvalidParams("ids", "are none: tick the tasks first")
+        raise InvalidParams("ids", "must not be empty: select tasks first")
     refused: list[str] = []
     for task_id in ids:
         try:
@@ -169,7 +169,7 @@ def bulk_params(operation: str, values: Mapping[str, str]) -> dict[str, Any]:
 
 def _bulk(operation: str) -> Deed:
     return Deed(
-        lambda values: bulk_params(operation, values), lambda _, made: f"Job {made.job} has begun",
+        lambda values: bulk_params(operation, values), lambda _, made: f"Job {made.job} has started",
         lambda made: f"/jobs/{made.job}",
     )  # fmt: skip
 
@@ -205,7 +205,7 @@ def _tenant_limits(values: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _whom(tenant: str) -> str:
-    return "every tenant without its own" if tenant == EVERY_TENANT else tenant
+    return "tenants without their own" if tenant == EVERY_TENANT else tenant
 
 
 def _reschedule(values: Mapping[str, str]) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def _dead(values: Mapping[str, str]) -> dict[str, Any]:
 
 def _replayed(params: Mapping[str, Any], done: Any) -> str:
     left = f"; {len(done.left)} stay: {done.left[0].reason}" if done.left else ""
-    return f"{done.replayed} messages sent again, {done.dropped} dropped as stale{left}"
+    return f"{done.replayed} messages replayed, {done.dropped} dropped as stale{left}"
 
 
 def _retried(params: Mapping[str, Any], done: Any) -> str:
@@ -245,19 +245,19 @@ DEEDS: dict[str, Deed] = {
         lambda values: {"id": _required(values, "id"), "reason": values.get("reason")},
         lambda _, done: f"Task {done.id} is cancelled",
     ),
-    "retry": Deed(_of("id"), lambda _, done: f"Task {done.id} starts anew"),
+    "retry": Deed(_of("id"), lambda _, done: f"Task {done.id} runs again"),
     "reschedule": Deed(_reschedule, lambda _, done: f"Task {done.id} is rescheduled"),
     "schedule.pause": Deed(_of("name"), lambda _, done: f"Schedule {done.name} is paused"),
-    "schedule.resume": Deed(_of("name"), lambda _, done: f"Schedule {done.name} goes on"),
-    "schedule.run_now": Deed(_of("name"), lambda given, done: f"Schedule {given['name']} made task {done.task_id}"),
+    "schedule.resume": Deed(_of("name"), lambda _, done: f"Schedule {done.name} is resumed"),
+    "schedule.run_now": Deed(_of("name"), lambda given, done: f"Schedule {given['name']} created task {done.task_id}"),
     "schedule.delete": Deed(_of("name"), lambda _, done: f"Schedule {done.name} is deleted", lambda _: "/schedules"),
     "workflow.cancel": Deed(_of("id"), lambda _, done: f"Workflow {done.id} is cancelled"),
-    "workflow.retry": Deed(_of("id"), lambda _, done: f"Workflow {done.id}: {done.restarted} steps begin again"),
+    "workflow.retry": Deed(_of("id"), lambda _, done: f"Workflow {done.id}: {done.restarted} steps run again"),
     "action.pause": Deed(_of("action"), lambda _, done: f"Action {done.action} is paused"),
-    "action.resume": Deed(_of("action"), lambda _, done: f"Action {done.action} goes on"),
+    "action.resume": Deed(_of("action"), lambda _, done: f"Action {done.action} is resumed"),
     "action.set": Deed(_limits, lambda _, done: f"Limits of {done.action} are set", lambda _: "/actions"),
     "tenant.pause": Deed(_of("tenant"), lambda _, done: f"Tenant {done.tenant} is paused"),
-    "tenant.resume": Deed(_of("tenant"), lambda _, done: f"Tenant {done.tenant} goes on"),
+    "tenant.resume": Deed(_of("tenant"), lambda _, done: f"Tenant {done.tenant} is resumed"),
     "tenant.set": Deed(_tenant_limits, lambda _, done: f"Limits of {_whom(done.tenant)} are set", lambda _: "/tenants"),
     "tenant.delete": Deed(
         _of("tenant"), lambda _, done: f"The rule of {_whom(done.tenant)} is removed", lambda _: "/tenants"
@@ -268,7 +268,7 @@ DEEDS: dict[str, Deed] = {
     "dlq.purge": Deed(_dead, lambda _, done: f"{done.purged} messages deleted"),
     "keys.revoke": Deed(_of("id"), lambda _, done: f"Key {done.name} is revoked"),
     "job.cancel": Deed(_of("id"), lambda _, done: f"Job {done.id} is {done.state.lower()}"),
-    "ordering.release": Deed(_held_key, lambda _, done: f"Ordering key {done.key} is held no more"),
+    "ordering.release": Deed(_held_key, lambda _, done: f"Ordering key {done.key} is released"),
     **{f"bulk.{name}": _bulk(f"bulk.{name}") for name in ("cancel", "retry", "delete", "reschedule")},
 }
 
@@ -305,4 +305,4 @@ def _json(text: str, name: str) -> bytes:
     try:
         return msgspec.json.format(text.encode("utf-8"), indent=-1)
     except (ValueError, RecursionError) as exc:
-        raise InvalidParams(name, f"is no JSON: {str(exc)[:200]}") from None
+        raise InvalidParams(name, f"is not JSON: {str(exc)[:200]}") from None

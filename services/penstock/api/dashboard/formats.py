@@ -11,6 +11,7 @@ import msgspec
 from markupsafe import Markup, escape
 
 from penstock.protocol.json_text import decode_any
+from penstock.protocol.task import SHOWN_STATES
 from penstock.runtime.printable import printable
 
 _SHOWN_BYTES = 64 * 1024
@@ -120,8 +121,8 @@ def segment(value: str) -> str:
 
 
 def word(value: str) -> str:
-    """A state as people say it."""
-    return str(value).replace("_", " ").lower()
+    """A state as people read it: ERROR is retrying, CRITICAL_ERROR failed."""
+    return SHOWN_STATES.get(value, value).replace("_", " ").lower()
 
 
 def badge(state: str | None) -> Markup:

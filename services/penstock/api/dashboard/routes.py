@@ -176,7 +176,7 @@ class Dashboard:
             except RpcError as exc:
                 return str(self._templates.get_template("trouble.html").render(problem=exc.message))
             except Unavailable:
-                text = "Postgres does not answer; what you see is how it was. Trying again."
+                text = "Postgres is unavailable; this page shows the last known state. Retrying."
                 return str(self._templates.get_template("trouble.html").render(problem=text))
             template = self._templates.get_template(shown.get("template", page.template))
             context = template.new_context(self._context(request, looking, page, shown))
@@ -215,14 +215,14 @@ class Dashboard:
         check_form(request, visitor, form.text("csrf"))
         there = local_path(form.text("next"))
         entered = await self._visitors.sign_in(form.text("key").strip()) if visitor.signs_in else None
-        problem = "This is no key that is accepted: it may be misspelt, revoked or expired."
+        problem = "This key is not valid: it may be misspelt, revoked or expired."
         if entered is not None:
             caller, token = entered
             if caller.may("stats"):
                 response = RedirectResponse(there, 303)
                 set_cookie(request, response, token, self._settings.dashboard_session_seconds)
                 return _dressed(response)
-            problem = "This key may not read; the dashboard needs the permission read, or admin to change anything."
+            problem = "This key may not read; the dashboard needs the permission read, or admin to make changes."
         return self._page(request, visitor, "login.html", {"next": there, "problem": problem}, status=401)
 
     async def _logout(self, request: Request, visitor: Visitor) -> Response:
@@ -236,7 +236,7 @@ class Dashboard:
     async def _asset(self, request: Request) -> Response:
         found = self._assets.get(request.path_params["name"])
         if found is None:
-            return _dressed(Response("there is no such file\n", 404, media_type="text/plain"))
+            return _dressed(Response("no such file\n", 404, media_type="text/plain"))
         body, version = found
         response = Response(body, media_type=_TYPES[request.path_params["name"].rpartition(".")[2]])
         kept = (

@@ -1,4 +1,4 @@
-"""A task's life as a list of what happened to it, oldest first. Pure."""
+"""A task's timeline: its events, oldest first. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def timeline(task: TaskDetail, life: Any, now: datetime) -> list[dict[str, Any]]
             events.append(_event(claimed, "note", "Being sent", "the queue has not confirmed it yet"))
     if life is not None and life["heartbeat_at"] is not None:
         events.append(
-            _event(life["heartbeat_at"], "note", "Its worker reported it", _ran_on(task.worker) + _progress(task))
+            _event(life["heartbeat_at"], "note", "Reported by its worker", _ran_on(task.worker) + _progress(task))
         )
     events.sort(key=lambda event: event["at"])
     settled = instant_of(task.updated_at)
@@ -43,7 +43,7 @@ def timeline(task: TaskDetail, life: Any, now: datetime) -> list[dict[str, Any]]
     elif task.state is State.WAITING:
         events.append(_event(None, "due", _waits_for(task, life), ""))
     elif task.state is State.ACQUIRED:
-        events.append(_event(None, "run", "In a worker's hands", "or on its way there or back"))
+        events.append(_event(None, "run", "In flight", "at a worker, or in a queue"))
     before: datetime | None = None
     for event in events:
         event["later"] = None if before is None or event["at"] is None else _after(before, event["at"])
@@ -53,7 +53,7 @@ def timeline(task: TaskDetail, life: Any, now: datetime) -> list[dict[str, Any]]
 
 _END = {
     State.SUCCESS: ("ok", "Succeeded"),
-    State.CRITICAL_ERROR: ("bad", "Failed for good"),
+    State.CRITICAL_ERROR: ("bad", "Failed permanently"),
     State.CANCELLED: ("note", "Cancelled"),
 }
 
@@ -80,11 +80,11 @@ def _ran_on(worker: str | None) -> str:
 
 def _waits_for(task: TaskDetail, life: Any) -> str:
     if task.waits_for is not None:
-        return f"Waits for an event, token {task.waits_for.token}"
+        return f"Waiting for an event, token {task.waits_for.token}"
     if life is not None and life["workflow"] is not None:
-        return f"Waits for steps before it in workflow {life['workflow']}"
+        return f"Waiting for earlier steps of workflow {life['workflow']}"
     behind = life["behind"] if life is not None else None
-    return f"Waits behind task {behind}, by ordering key {task.ordering_key}" if behind else "Waits for its turn"
+    return f"Waiting for task {behind}, by ordering key {task.ordering_key}" if behind else "Waiting for its turn"
 
 
 def _progress(task: TaskDetail) -> str:
@@ -92,5 +92,5 @@ def _progress(task: TaskDetail) -> str:
     if not isinstance(given, dict):
         return ""
     percent = given.get("percent")
-    told = [f"{percent:g} %" if isinstance(percent, int | float) else "", str(given.get("note") or "")]
-    return ", ".join(filter(None, told))
+    parts = [f"{percent:g} %" if isinstance(percent, int | float) else "", str(given.get("note") or "")]
+    return ", ".join(filter(None, parts))

@@ -1,6 +1,6 @@
-"""`penstock doctor`: looks at settings, Postgres and queues as they are, and says what to do about what is wrong.
+"""`penstock doctor`: checks the live settings, Postgres and queues, and suggests a fix for each problem.
 
-It changes nothing. Each look is by itself: what cannot be reached is one finding and hides no other.
+It changes nothing. Checks are independent: one that fails is a finding and hides no other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Finding", "Level", "examine"]
 
 
 async def examine(settings: Settings) -> AsyncIterator[Finding]:
-    """Every finding, good ones too, as they are made."""
+    """Every finding, including the good ones, one after the other."""
     for finding in examine_settings(settings):
         yield finding
     for finding in examine_deliveries(settings):

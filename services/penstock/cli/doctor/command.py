@@ -1,4 +1,4 @@
-"""`penstock doctor`: what is wrong with the settings, Postgres and the queues, and what to do about it."""
+"""`penstock doctor`: problems of the settings, Postgres and the queues, and their fixes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def doctor(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings too.")] = False,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Look for what is wrong with settings, Postgres, queues and api, and say what to do. Changes nothing.
+    """Check settings, Postgres, queues and api, and suggest a fix for each problem. Changes nothing.
 
-    Looks at the stack that runs in --data-dir, else at what the settings name. Exits with 1 when it finds an error.
+    Checks the stack running in --data-dir, else what the settings name. Exits with 1 if it finds an error.
     """
     settings = _settings(data_dir)
     findings = asyncio.run(_examine(settings, show=not as_json))
@@ -59,7 +59,7 @@ def _show(finding: Finding) -> None:
 
 
 def _settings(data_dir: Path | None) -> Settings:
-    """Those of the stack that is meant, as its processes have them; else as they are."""
+    """The settings of the chosen stack's processes, else those of this process."""
     from penstock.local.state import DataDir
     from penstock.settings.loading import load_settings
 

@@ -1,4 +1,4 @@
-"""The look at built-in actions: whether a worker with these settings would start, and what it would let through."""
+"""Checks of built-in actions: whether a worker with these settings starts, and what it lets through."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from penstock.worker.handlers.actions import Registry
 
 
 def examine_deliveries(settings: Settings) -> Iterator[Finding]:
-    """Nothing where none is on; nothing is connected to."""
+    """No finding without built-in actions. Connects to nothing."""
     if not settings.deliveries:
         return
     try:
         Deliveries(settings, Registry(), MODULES)
     except SettingsError as exc:
-        yield Finding("error", "deliveries", str(exc), "correct the setting: no worker starts with it as it is")
+        yield Finding("error", "deliveries", str(exc), "correct the setting: no worker starts with it")
         return
     problems = [*_too_wide(settings), *_own_queues(settings), *_shared_brokers(settings)]
     yield from problems
@@ -34,9 +34,9 @@ def _too_wide(settings: Settings) -> Iterator[Finding]:
     if everything:
         yield Finding(
             "warning", "deliveries",
-            f"PENSTOCK_HTTP_ALLOW has {everything[0]}: whoever may enqueue reaches every address that a worker does, a "
+            f"PENSTOCK_HTTP_ALLOW has {everything[0]}: anyone who may enqueue reaches every address of a worker, a "
             "cloud's metadata service included",
-            "name the networks or hosts that are meant",
+            "name only the networks or hosts that are needed",
         )  # fmt: skip
 
 
@@ -52,9 +52,9 @@ def _own_queues(settings: Settings) -> Iterator[Finding]:
         if settings.is_own_queue(queue.rsplit("/", 1)[-1]):
             yield Finding(
                 "warning", "deliveries",
-                f"PENSTOCK_SQS_SEND_QUEUES has {queue}, Penstock's own: whoever may enqueue could settle tasks, or "
+                f"PENSTOCK_SQS_SEND_QUEUES has {queue}, Penstock's own: anyone who may enqueue could settle tasks, or "
                 "have them run without a record",
-                "take it out of the setting",
+                "remove it from the setting",
             )  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def _shared_brokers(settings: Settings) -> Iterator[Finding]:
             "warning", "deliveries",
             f"kafka.publish writes to the brokers that carry the work, {transport.shown}: a right to enqueue reaches "
             "every topic that the worker's user may write, those of routes with names of their own among them",
-            "name the topics that are meant in PENSTOCK_KAFKA_PUBLISH_TOPICS",
+            "name the topics that are needed in PENSTOCK_KAFKA_PUBLISH_TOPICS",
         )  # fmt: skip
     url = settings.amqp_publish_url
     if "amqp.publish" in settings.deliveries and url is not None and transport.kind == "amqp":

@@ -1,4 +1,4 @@
-"""The look at what keeps large payloads and encrypts them: whether the bucket answers and the keys can be used."""
+"""Checks of large and encrypted payloads: whether the bucket answers and the keys are valid."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _POLICY = (
 
 
 async def examine_payloads(settings: Settings) -> AsyncIterator[Finding]:
-    """Nothing where neither is set. Nothing is written to the bucket, so the right to write is not tried."""
+    """No finding if neither is set. Writes nothing to the bucket, so the right to write is not checked."""
     if not settings.payload_keys and settings.payload_bucket is None:
         return
     try:
@@ -41,13 +41,13 @@ async def _of_bucket(bucket: Bucket) -> Finding:
         await bucket.list(datetime.now(UTC).date(), "", offered=False)
         await bucket.get(new_name(), 0)
     except PayloadLost:
-        return Finding("ok", "payload bucket", f"{bucket.url} answers")  # as it must of an object that there is not
+        return Finding("ok", "payload bucket", f"{bucket.url} answers")  # as expected for an unknown object
     except PayloadUnavailable as exc:
         if "NoSuchBucket" in str(exc):
-            fix = "make the bucket, or correct PENSTOCK_PAYLOAD_BUCKET"
+            fix = "create the bucket, or correct PENSTOCK_PAYLOAD_BUCKET"
         elif exc.is_refusal:
             fix = _POLICY
         else:
             fix = "check PENSTOCK_PAYLOAD_S3_ENDPOINT_URL, PENSTOCK_AWS_REGION and the AWS credentials"
         return Finding("error", "payload bucket", str(exc), fix)
-    return Finding("error", "payload bucket", f"{bucket.url} has an object of a name made this moment", "look at it")
+    return Finding("error", "payload bucket", f"{bucket.url} has an object under a name chosen just now", "look at it")

@@ -1,4 +1,4 @@
-"""The look at the queues, whatever carries them."""
+"""Checks of the queues, whichever broker carries them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def examine_queues(settings: Settings) -> AsyncIterator[Finding]:
 
 
 async def _examine_broker(settings: Settings) -> AsyncIterator[Finding]:
-    """What the contract of transports lets one see: limits and redrives are declared by whoever makes the queues."""
+    """What brokers other than SQS show; their limits and redrives are declared when queues are created."""
     for name in ("sqs_endpoint_url", "aws_region"):
         if getattr(settings, name):
             yield Finding(
@@ -66,7 +66,7 @@ async def _count(queue: Queue, what: str) -> tuple[Finding | None, int]:
     try:
         return None, (await queue.depth()).total
     except QueueMissing as exc:
-        fix = "start a process, which makes it, or run `penstock create-queues`"
+        fix = "start a process, which creates it, or run `penstock create-queues`"
         return Finding("note", what, str(exc), fix), 0
     except Unavailable as exc:
         return Finding("error", what, str(exc), fix), 0

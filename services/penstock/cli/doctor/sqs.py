@@ -1,4 +1,4 @@
-"""The look at queues of SQS: are they there, may they be used, and what becomes of a message that nobody can take."""
+"""Checks of SQS queues: existence, permissions, attributes and dead-letter queues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.cli.doctor.findings import Finding, clock_finding
 from penstock.protocol.errors import Unavailable
 from penstock.settings.model import Settings
 
-_MAKE = "make it with terraform/, or `penstock create-queues` at a local endpoint"
+_MAKE = "create it with terraform/, or `penstock create-queues` at a local endpoint"
 
 
 async def examine_sqs(settings: Settings) -> AsyncIterator[Finding]:
@@ -60,7 +60,7 @@ def _of_queue(label: str, attributes: Mapping[str, str]) -> list[Finding]:
     findings = []
     if attributes.get("FifoQueue") == "true":
         findings.append(
-            Finding("error", what, "it is a FIFO queue, whose messages need a group", "make a standard queue")
+            Finding("error", what, "it is a FIFO queue, whose messages need a group", "create a standard queue")
         )
     limit = int(attributes.get("MaximumMessageSize", LIMITS.max_message_bytes))
     if limit < LIMITS.max_message_bytes:
@@ -74,7 +74,7 @@ def _of_queue(label: str, attributes: Mapping[str, str]) -> list[Finding]:
         findings.append(
             Finding(
                 "warning", what, f"it holds every message back for {attributes['DelaySeconds']} s",
-                "set its DelaySeconds to 0: Penstock keeps what is not due in Postgres",
+                "set its DelaySeconds to 0: Penstock keeps tasks that are not due in Postgres",
             )
         )  # fmt: skip
     if not findings:
@@ -90,7 +90,7 @@ async def _of_dead_letters(
     policy: Any = json.loads(attributes.get("RedrivePolicy") or "{}")
     if not policy:
         yield Finding(
-            "error", what, "the queue has no dead-letter queue: a message that nobody can take comes for ever",
+            "error", what, "the queue has no dead-letter queue: an unprocessable message is redelivered forever",
             f"set its RedrivePolicy with maxReceiveCount {MAX_RECEIVES}; terraform/ does",
         )  # fmt: skip
         return

@@ -1,4 +1,4 @@
-"""The look at settings and at the api."""
+"""Checks of settings and the api."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ _ANSWER_SECONDS = 5.0
 
 
 def examine_settings(settings: Settings) -> Iterator[Finding]:
-    """What can be said of settings that are valid each by itself."""
+    """Findings about settings that are valid individually."""
     misspelt = misspelt_variables()
     for seen, meant in misspelt:
-        yield Finding("warning", "settings", f"{seen} is no setting, and is ignored", f"did you mean {meant}?")
+        yield Finding("warning", "settings", f"{seen} is not a setting and is ignored", f"did you mean {meant}?")
     if (
         settings.visibility_timeout_seconds < 2 * settings.heartbeat_seconds
         and settings.visibility_timeout_seconds < 30
     ):
         yield Finding(
             "note", "settings",
-            f"a message comes again {settings.visibility_timeout_seconds} s after a worker that holds it stands still",
-            "raise PENSTOCK_VISIBILITY_TIMEOUT_SECONDS where machines are busy; 60 is the default",
+            f"a message is redelivered {settings.visibility_timeout_seconds} s after the worker that holds it stalls",
+            "raise PENSTOCK_VISIBILITY_TIMEOUT_SECONDS on busy machines; the default is 60",
         )  # fmt: skip
     if settings.stale_after_seconds < 3 * settings.heartbeat_seconds:
         yield Finding(
             "warning", "settings",
-            f"a task is given up {settings.stale_after_seconds:g} s after its last sign of life, and workers give one "
-            f"every {settings.heartbeat_seconds:g} s: one that is late or lost costs an attempt",
-            "let PENSTOCK_STALE_AFTER_SECONDS be three times PENSTOCK_HEARTBEAT_SECONDS or more",
+            f"a task is given up {settings.stale_after_seconds:g} s after its last heartbeat, and workers send one "
+            f"every {settings.heartbeat_seconds:g} s: a late or lost heartbeat costs an attempt",
+            "set PENSTOCK_STALE_AFTER_SECONDS to at least three times PENSTOCK_HEARTBEAT_SECONDS",
         )  # fmt: skip
     elif not misspelt:
         yield Finding("ok", "settings", "valid")
 
 
 async def examine_api(settings: Settings) -> AsyncIterator[Finding]:
-    """Whether the api answers where clients look for it, and takes the key that they would send."""
+    """Whether the api answers at the URL that clients use, and accepts their key."""
     url = (settings.api_url or f"http://127.0.0.1:{settings.http_port}").rstrip("/").removesuffix("/rpc")
     try:
         found = await asyncio.to_thread(_ask, url, settings)
     except Unavailable as exc:
-        yield Finding("warning", "api", str(exc), "start `penstock api`, or set PENSTOCK_API_URL to where it is")
+        yield Finding("warning", "api", str(exc), "start `penstock api`, or set PENSTOCK_API_URL to its URL")
     except RpcError as exc:
         yield Finding(
             "warning", "api", f"{url} answers: {exc.message}",
-            "set PENSTOCK_API_KEY to a key that may read; `penstock keys create` makes one",
+            "set PENSTOCK_API_KEY to a key that may read; `penstock keys create` creates one",
         )  # fmt: skip
     else:
         yield Finding("ok", "api", found)
