@@ -19,14 +19,12 @@ from penstock.tasks.params import SUBMIT_PREFIX
 
 # Methods that change nothing but what can be asked for again
 _READING = {
-    "job.get", "job.list",
     "status", "result", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show",
-    "ordering.list", "rpc.discover",
+    "rpc.discover",
 }  # fmt: skip
 PERMISSION_OF: dict[str, Permission] = (
     {name: Permission.READ if name in _READING else Permission.ADMIN for name in PARAMS}
     | dict.fromkeys(("enqueue", "task.complete", "task.fail"), Permission.ENQUEUE)
-    | {"claims.check": Permission.WORKER}
     | {name: method.permission for name, method in METHODS.items()}
 )
 """What a key needs for a method. A method that is new needs admin until somebody says otherwise here."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -52,29 +53,21 @@ from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import get_logger
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
-from penstock.tasks import enqueue, ordering, settle, views
-from penstock.tasks.bulk_methods import Jobs
+from penstock.tasks import enqueue, views
 from penstock.tasks.commands import (
     AnswerWait,
     Cancel,
-    CancelJob,
-    CheckClaims,
     CountDead,
     CreateKey,
     Discover,
     Enqueue,
-    GetJob,
     ListAudit,
     ListDead,
-    ListHeldKeys,
-    ListJobs,
     ListKeys,
     ListRejected,
     ListTasks,
-    PreviewBulk,
     PurgeDead,
     PurgeRejected,
-    ReleaseKey,
     ReplayDead,
     Reschedule,
     Restart,
@@ -82,7 +75,6 @@ from penstock.tasks.commands import (
     RevokeKey,
     ShowDead,
     ShowRejected,
-    StartBulk,
     Stats,
     Status,
 )
@@ -144,7 +136,6 @@ class Methods:
         rejected = RejectedMessages(store, self._session, settings, turns=self._others, changed=notifier.wake)
         keys = Keys(self._session, keys_changed)
         self.audit = Audit(self._session)
-        jobs = Jobs(self._transaction)
         self.results = Results(
             store,
             self._session,
@@ -174,15 +165,7 @@ class Methods:
             CreateKey: keys.create,
             ListKeys: keys.list,
             RevokeKey: keys.revoke,
-            StartBulk: jobs.start,
-            PreviewBulk: jobs.preview,
-            GetJob: jobs.get,
-            ListJobs: jobs.list,
-            CancelJob: jobs.cancel,
             ListAudit: self.audit.browse,
-            ListHeldKeys: self._list_held_keys,
-            ReleaseKey: self._release_key,
-            CheckClaims: self._check_claims,
             Discover: self._discover,
         }
 
@@ -203,13 +186,13 @@ class Methods:
         name = request.method
         command = tenancy.narrowed(name, read_command(name, request.params, self._settings))
         if name in METHODS:
-            carried_out = METHODS[name].carry_out(self._context, command)
+            carry_out: Callable[[Any], Awaitable[Any]] = partial(METHODS[name].carry_out, self._context)
         else:
-            carried_out = self._carry_out[type(command)](command)
-        if name not in AUDITED or isinstance(command, PreviewBulk):
-            return await carried_out
+            carry_out = self._carry_out[type(command)]
+        if name not in AUDITED or (name in METHODS and METHODS[name].dry(command)):
+            return await carry_out(command)
         async with self.audit.noting(name, bytes(request.params)):
-            return await carried_out
+            return await carry_out(command)
 
     async def _read(self, request: Request) -> Any:
         """As ``_answer``, of a method that changes nothing: refused once the answer of its body is full."""
@@ -426,21 +409,6 @@ class Methods:
         if command.tenant is not None:
             return await self._of_tenants.count(command.tenant)
         return await self._of_all.count()
-
-    async def _list_held_keys(self, command: ListHeldKeys) -> views.HeldKeys:
-        async with self._session() as session:
-            return views.held_keys(await ordering.list_held_keys(session, command.limit, command.after), command.limit)
-
-    async def _release_key(self, command: ReleaseKey) -> views.ReleasedKey:
-        async with self._transaction() as session:
-            released = await ordering.release_keys(session, [command.key])
-        self._notifier.wake()
-        return views.ReleasedKey(own_key(command.key), command.key in released, released.get(command.key))
-
-    async def _check_claims(self, command: CheckClaims) -> views.CheckedClaims:
-        async with self._session() as session:
-            held = await settle.read_attempts(session, command.claims.values())
-        return views.CheckedClaims([text for text, claim in command.claims.items() if claim not in held])
 
     async def _discover(self, _command: Discover) -> msgspec.Raw:
         if self._description is None:

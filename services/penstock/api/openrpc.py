@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -144,19 +144,6 @@ SUMMARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "keys.create": ("Make an API key; this answer is the only place where it can be read.", "NewKey", ()),
     "keys.list": ("List API keys, newest first, without the keys themselves.", "KeyPage", ()),
     "keys.revoke": ("Revoke an API key for good; it is refused within 10 seconds.", "Key", ("KeyNotFound",)),
-    "bulk.cancel": ("Cancel tasks by a filter, as `cancel` does one.", "BulkStarted|BulkPreview", ()),
-    "bulk.retry": ("Start CRITICAL_ERROR and CANCELLED tasks anew by a filter.", "BulkStarted|BulkPreview", ()),
-    "bulk.delete": ("Delete records of settled tasks by a filter, for good.", "BulkStarted|BulkPreview", ()),
-    "bulk.reschedule": (
-        "Change by a filter when tasks that wait may run, and their priority.",
-        "BulkStarted|BulkPreview",
-        (),
-    ),
-    "job.get": ("Show a job: how far it is, and what it could not do.", "Job", ("JobNotFound",)),
-    "job.list": ("List jobs, newest first.", "JobPage", ()),
-    "job.cancel": ("Stop a job; what it has done stays done.", "Job", ("JobNotFound",)),
-    "ordering.list": ("List ordering keys that a task in CRITICAL_ERROR holds, by key.", "HeldKeys", ()),
-    "ordering.release": ("Let a held ordering key go: the next task of the key may run.", "ReleasedKey", ()),
     "task.complete": (
         "Give a task the result that it waits for; one that comes before its task waits is kept.",
         "Answered",
@@ -167,7 +154,6 @@ SUMMARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Answered",
         ("TaskNotFound", "StateConflict", "TooLarge"),
     ),
-    "claims.check": ("Tell a worker which of its claims hold their task no more.", "CheckedClaims", ()),
     "rpc.discover": ("This document.", "", ()),
 }
 
@@ -179,18 +165,6 @@ _REJECTED = {
     "limit": f"In place of ids: the newest, so many at the most; 1 to {MAX_LIST}.",
     "cursor": "With limit: the cursor of the page before.",
     "source": "With limit: only messages of this queue.",
-}
-_FILTER = {
-    "action": "Tasks of this action; `*` stands for any characters.",
-    "states": "Tasks in one of these states; null for all that the method is about.",
-    "labels": "Tasks that have all of these labels.",
-    "older_than": "Tasks added at least so many seconds ago.",
-    "newer_than": "Tasks added less than so many seconds ago.",
-    "ids_from": "Tasks with this id or a higher one.",
-    "ids_to": "Tasks with this id or a lower one.",
-    "all": "In place of a filter: every task there is now.",
-    "dry_run": "Only tell how many tasks it would be, and some of their ids; nothing is changed.",
-    "tenant": "Tasks of this tenant.",
 }
 PARAMETERS: dict[str, dict[str, str]] = {
     "enqueue": {
@@ -285,21 +259,6 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "revoked": "With those that are revoked.",
     },
     "keys.revoke": {"id": "From keys.list."},
-    "bulk.cancel": _FILTER,
-    "bulk.retry": _FILTER,
-    "bulk.delete": _FILTER,
-    "bulk.reschedule": _FILTER
-    | {
-        "run_at": "Not before this instant: RFC 3339 with a zone, or epoch milliseconds.",
-        "delay": "Not before so many seconds from now; excludes run_at.",
-        "spread": "Seconds from then on over which the tasks are spread evenly.",
-        "priority": f"Higher first; {PRIORITY_MIN} to {PRIORITY_MAX}, null to leave it.",
-    },
-    "job.get": {"id": "The job."},
-    "job.list": {"limit": f"Jobs at the most; 1 to {MAX_LIST}.", "cursor": "The cursor of the page before."},
-    "job.cancel": {"id": "The job."},
-    "ordering.list": {"limit": f"Keys at the most; 1 to {MAX_LIST}.", "cursor": "The cursor of the page before."},
-    "ordering.release": {"key": "The ordering key.", "tenant": "Whose key it is; null for nobody's."},
     "task.complete": {"token": _TOKEN, "result": "Any JSON, as a handler would return it.", "tenant": _WAITING_TENANT},
     "task.fail": {
         "token": _TOKEN,
@@ -308,7 +267,6 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "retry_after": "Seconds until the next attempt, in place of the usual delay.",
         "tenant": _WAITING_TENANT,
     },
-    "claims.check": {"claims": f"Ids of outbound requests, <task id>:<claim>; 1 to {MAX_IDS}."},
     "rpc.discover": {},
 }
 
@@ -355,7 +313,8 @@ def describe() -> dict[str, Any]:
 def _method(name: str, schemas: dict[Any, dict[str, Any]]) -> dict[str, Any]:
     if name in METHODS:
         declaration = METHODS[name]
-        summary, result = declaration.summary, declaration.result.__name__
+        summary = declaration.summary
+        result = "|".join(one.__name__ for one in get_args(declaration.result) or (declaration.result,))
         errors_of = tuple(error.__name__ for error in declaration.errors)
     else:
         summary, result, errors_of = SUMMARIES[name]

@@ -11,26 +11,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-
 from penstock.db.session import Session
 from penstock.methods.table import METHODS, PARAMS
 from penstock.protocol.caller import bound_to, check_actions, narrow_tenant, own_tenant, seen
 from penstock.protocol.errors import AccessDenied, TaskNotFound
 from penstock.protocol.method import Scope
-from penstock.tasks.commands import AnswerWait, Enqueue, ListTasks, PreviewBulk, StartBulk, Stats
+from penstock.tasks.commands import AnswerWait, Enqueue, ListTasks, Stats
 from penstock.tasks.params import SUBMIT_PREFIX
 
 _OWN = (
     "enqueue", "status", "result", "cancel", "retry", "reschedule", "list", "stats",
-    "bulk.cancel", "bulk.retry", "bulk.delete", "bulk.reschedule", "job.get", "job.list", "job.cancel",
     "task.complete", "task.fail",
 )  # fmt: skip
 _CLOSED = (
     "rejected.list", "rejected.show", "rejected.retry", "rejected.purge",
     "dlq.stats", "dlq.list", "dlq.show", "dlq.replay", "dlq.purge",
     "keys.create", "keys.list", "keys.revoke", "audit.list",
-    "ordering.list", "ordering.release", "claims.check",
 )  # fmt: skip
 SCOPES: Mapping[str, Scope] = (
     dict.fromkeys(_OWN, Scope.OWN)
@@ -68,9 +64,6 @@ def narrowed(method: str, command: Any) -> Any:
             return Enqueue(replace(task, tenant=own_tenant(task.tenant)))
         case ListTasks() | Stats() | AnswerWait():
             return narrow_tenant(command)
-        case StartBulk(operation, work) | PreviewBulk(operation, work):
-            select = msgspec.structs.replace(work.select, tenant=own_tenant(work.select.tenant))
-            return type(command)(operation, msgspec.structs.replace(work, select=select))
     return command
 
 

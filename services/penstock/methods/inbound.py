@@ -37,8 +37,7 @@ from penstock.results.wait_answers import answer_wait
 from penstock.runtime import metrics
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue, reschedule, settle
-from penstock.tasks.bulk_jobs import change_job
-from penstock.tasks.commands import AnswerWait, Cancel, Change, Enqueue, JobChange, Reschedule, Restart
+from penstock.tasks.commands import AnswerWait, Cancel, Change, Enqueue, Reschedule, Restart
 
 _decode_request = msgspec.json.Decoder(Request).decode
 
@@ -46,11 +45,9 @@ _decode_request = msgspec.json.Decoder(Request).decode
 async def apply_change(session: Session, command: Change) -> dict[str, Any]:
     """Carry out one change, inside a transaction.
 
-    Raises TaskNotFound, StateConflict, JobNotFound; for a retry also UniqueKeyTaken, where the unique key is another's
+    Raises TaskNotFound, StateConflict; for a retry also UniqueKeyTaken, where the unique key is another's
     by now, PayloadGone, where the payload was emptied, PartOfWorkflow; and what answer_wait raises.
     """
-    if isinstance(command, JobChange):
-        return {"job": (await change_job(session, command)).id}
     if isinstance(command, AnswerWait):
         answered = await answer_wait(session, command)
         return {name: getattr(answered, name) for name in ("id", "state", "kept", "duplicate")}
@@ -111,7 +108,7 @@ class Inbound:
 def is_change(method: str, command: Any) -> bool:
     """Whether a body of the inbound queue may ask for it: an answer has no way back."""
     if method in METHODS:
-        return METHODS[method].by_queue
+        return METHODS[method].by_queue and not METHODS[method].dry(command)
     return isinstance(command, Change)
 
 

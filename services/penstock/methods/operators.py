@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from penstock.protocol.api_key import Permission, check_name, check_patterns
-from penstock.protocol.checks import CONTROL, MAX_IDS, check_seconds, read_cursor, read_ids, read_key, read_limit
+from penstock.protocol.checks import CONTROL, MAX_IDS, check_seconds, read_cursor, read_ids, read_limit
 from penstock.protocol.errors import InvalidParams
-from penstock.protocol.requests import ClaimId, parse_claim_id
-from penstock.protocol.tenant import kept_key, own_key, read_tenant, tenant_of_key
+from penstock.protocol.tenant import read_tenant
 from penstock.tasks.commands import CreateKey, ListRejected
 from penstock.tasks.params import (
     DlqPurgeParams,
@@ -61,24 +60,3 @@ def read_new_key(given: KeysCreateParams) -> CreateKey:
     except ValueError as exc:
         raise InvalidParams("actions", str(exc)) from None
     return CreateKey(name, given.permissions, given.expires_in, read_tenant(given.tenant), actions)
-
-
-def read_kept_cursor(cursor: str | None) -> str | None:
-    """An ordering key as it is kept, behind the name of its tenant if it has one."""
-    if cursor is None:
-        return None
-    tenant, key = tenant_of_key(cursor), read_key(own_key(cursor), "cursor")
-    return kept_key(read_tenant(tenant, "cursor"), key or "")
-
-
-def read_claims(given: list[str]) -> dict[str, ClaimId]:
-    """Claims by the ids that were given, with a token or without one."""
-    if not 1 <= len(given) <= MAX_IDS:
-        raise InvalidParams("claims", f"must hold 1 to {MAX_IDS} claims, not {len(given)}")
-    claims = {}
-    for position, text in enumerate(given):
-        claim = parse_claim_id(text)
-        if claim is None:
-            raise InvalidParams(f"claims[{position}]", f"must be <task id>:<claim>, not {text[:60]!r}")
-        claims[text] = claim
-    return claims

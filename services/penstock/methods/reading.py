@@ -7,38 +7,29 @@ from typing import Any
 import msgspec
 
 from penstock.methods.operators import (
-    read_claims,
-    read_kept_cursor,
     read_message_id,
     read_new_key,
     read_which_dead,
     read_which_rejected,
 )
 from penstock.methods.table import METHODS, PARAMS
-from penstock.protocol.checks import read_cursor, read_id, read_key, read_limit, read_reason
+from penstock.protocol.checks import read_cursor, read_id, read_limit, read_reason
 from penstock.protocol.errors import MethodNotFound
 from penstock.protocol.params import decode
-from penstock.protocol.tenant import kept_key, read_tenant
+from penstock.protocol.tenant import read_tenant
 from penstock.results.reading import read_completion, read_failure
 from penstock.settings.model import Settings
-from penstock.tasks.bulk_reading import read_bulk
 from penstock.tasks.commands import (
     Cancel,
-    CancelJob,
-    CheckClaims,
     CountDead,
     Discover,
     Enqueue,
-    GetJob,
     ListAudit,
     ListDead,
-    ListHeldKeys,
-    ListJobs,
     ListKeys,
     ListRejected,
     PurgeDead,
     PurgeRejected,
-    ReleaseKey,
     ReplayDead,
     Restart,
     RetryRejected,
@@ -47,29 +38,21 @@ from penstock.tasks.commands import (
     ShowRejected,
     Stats,
 )
-from penstock.tasks.filters import Operation
 from penstock.tasks.new_task import new_task, submitted_task
 from penstock.tasks.params import (
     SUBMIT_PREFIX,
     AuditListParams,
-    BulkCancelParams,
     CancelParams,
-    ClaimsCheckParams,
     DlqListParams,
     DlqPurgeParams,
     DlqReplayParams,
     DlqShowParams,
     DlqStatsParams,
     EnqueueParams,
-    JobCancelParams,
-    JobGetParams,
-    JobListParams,
     KeysCreateParams,
     KeysListParams,
     KeysRevokeParams,
     ListParams,
-    OrderingListParams,
-    OrderingReleaseParams,
     RejectedListParams,
     RejectedPurgeParams,
     RejectedRetryParams,
@@ -137,24 +120,10 @@ def read_command(method: str, params: msgspec.Raw | bytes, settings: Settings) -
             return ListKeys(read_limit(values.limit), read_cursor(values.cursor), values.revoked)
         case KeysRevokeParams():
             return RevokeKey(read_id(values.id, "id"))
-        case BulkCancelParams():  # and those that take more than a filter
-            return read_bulk(Operation(method), values)
-        case JobGetParams():
-            return GetJob(read_id(values.id, "id"))
-        case JobListParams():
-            return ListJobs(read_limit(values.limit), read_cursor(values.cursor))
-        case JobCancelParams():
-            return CancelJob(read_id(values.id, "id"))
-        case OrderingListParams():
-            return ListHeldKeys(read_limit(values.limit), read_kept_cursor(values.cursor))
-        case OrderingReleaseParams():
-            return ReleaseKey(kept_key(read_tenant(values.tenant), read_key(values.key, "key") or ""))
         case TaskCompleteParams():
             return read_completion(values, settings)
         case TaskFailParams():
             return read_failure(values, settings)
-        case ClaimsCheckParams():
-            return CheckClaims(read_claims(values.claims))
         case StatsParams():
             return Stats(read_tenant(values.tenant))
     return Discover()

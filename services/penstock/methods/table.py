@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import msgspec
 
 from penstock.limits import methods as limits
 from penstock.protocol.method import Method, declared
 from penstock.schedules import methods as schedules
+from penstock.tasks import bulk_methods as bulk
+from penstock.tasks import methods as tasks
 from penstock.tasks.params import (
     AuditListParams,
-    BulkCancelParams,
-    BulkDeleteParams,
-    BulkRescheduleParams,
-    BulkRetryParams,
     CancelParams,
-    ClaimsCheckParams,
     DiscoverParams,
     DlqListParams,
     DlqPurgeParams,
@@ -22,15 +21,10 @@ from penstock.tasks.params import (
     DlqShowParams,
     DlqStatsParams,
     EnqueueParams,
-    JobCancelParams,
-    JobGetParams,
-    JobListParams,
     KeysCreateParams,
     KeysListParams,
     KeysRevokeParams,
     ListParams,
-    OrderingListParams,
-    OrderingReleaseParams,
     RejectedListParams,
     RejectedPurgeParams,
     RejectedRetryParams,
@@ -46,8 +40,13 @@ from penstock.tasks.params import (
 from penstock.workflows import methods as workflows
 
 METHODS: dict[str, Method] = {
-    method.name: method for room in (limits, schedules, workflows) for method in declared(room)
+    method.name: method for room in (limits, bulk, tasks, schedules, workflows) for method in declared(room)
 }
+
+
+def _params(room: ModuleType) -> dict[str, type[msgspec.Struct]]:
+    return {method.name: method.params for method in declared(room)}
+
 
 PARAMS: dict[str, type[msgspec.Struct]] = {
     "enqueue": EnqueueParams,
@@ -70,21 +69,13 @@ PARAMS: dict[str, type[msgspec.Struct]] = {
     "keys.create": KeysCreateParams,
     "keys.list": KeysListParams,
     "keys.revoke": KeysRevokeParams,
-    **{method.name: method.params for method in declared(limits)},
-    "bulk.cancel": BulkCancelParams,
-    "bulk.retry": BulkRetryParams,
-    "bulk.delete": BulkDeleteParams,
-    "bulk.reschedule": BulkRescheduleParams,
-    "job.get": JobGetParams,
-    "job.list": JobListParams,
-    "job.cancel": JobCancelParams,
+    **_params(limits),
+    **_params(bulk),
     "audit.list": AuditListParams,
-    "ordering.list": OrderingListParams,
-    "ordering.release": OrderingReleaseParams,
-    "claims.check": ClaimsCheckParams,
+    **_params(tasks),
     "task.complete": TaskCompleteParams,
     "task.fail": TaskFailParams,
-    **{method.name: method.params for method in declared(schedules)},
-    **{method.name: method.params for method in declared(workflows)},
+    **_params(schedules),
+    **_params(workflows),
     "rpc.discover": DiscoverParams,
 }

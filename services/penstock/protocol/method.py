@@ -33,8 +33,8 @@ class Method:
     result: the return annotation. errors: beyond those of every method. read: parameters and settings to the checked
     command; raises InvalidParams, TooLarge. narrow: limits a command to the tenant and the actions of the caller's
     key; raises InvalidParams, AccessDenied. audited: who called it is recorded. by_queue: a body of the inbound queue
-    may ask for it. savepoint: it may be refused after it has written something. carry_out: given a context and the
-    command.
+    may ask for it. dry: whether a command of it only looks: it is not audited, and the queue takes none. savepoint: it
+    may be refused after it has written something. carry_out: given a context and the command.
     """
 
     name: str
@@ -48,12 +48,17 @@ class Method:
     narrow: Callable[[Any], Any]
     audited: bool
     by_queue: bool
+    dry: Callable[[Any], bool]
     savepoint: bool
     carry_out: Callable[[Any, Any], Awaitable[Any]]
 
 
 def _as_given(given: Any, _settings: Any = None) -> Any:
     return given
+
+
+def _never(_command: Any) -> bool:
+    return False
 
 
 def method(
@@ -66,6 +71,7 @@ def method(
     narrow: Callable[[Any], Any] = _as_given,
     audited: bool | None = None,
     by_queue: bool = False,
+    dry: Callable[[Any], bool] = _never,
     savepoint: bool = False,
 ) -> Callable[[Callable[[Any, Any], Awaitable[Any]]], Method]:
     """Declare a method: a function of a context and a command, whose docstring is the summary.
@@ -89,6 +95,7 @@ def method(
             narrow,
             permission is Permission.ADMIN if audited is None else audited,
             by_queue,
+            dry,
             savepoint,
             function,
         )

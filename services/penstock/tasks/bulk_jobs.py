@@ -17,7 +17,6 @@ import msgspec
 
 from penstock.db.session import Session
 from penstock.protocol.errors import JobNotFound
-from penstock.tasks.commands import CancelJob, JobChange, StartBulk
 
 MAX_ERRORS = 20
 
@@ -122,16 +121,6 @@ async def end_job(session: Session, job_id: int, state: JobState, *, error: str 
     """End a job before its time; whether it was running. ``error``: why."""
     errors = [] if error is None else [{"id": None, "reason": error}]
     return bool(await session.fetch("end_job", job_id, state, _text(errors)))
-
-
-async def change_job(session: Session, command: JobChange) -> Job:
-    """Carry out what a request asks for, inside a transaction. Raises JobNotFound."""
-    match command:
-        case StartBulk():
-            return await create_job(session, command.operation, msgspec.json.encode(command.work))
-        case CancelJob():
-            await end_job(session, command.id, JobState.CANCELLED)
-            return await read_job(session, command.id)
 
 
 def _text(value: Any) -> str:

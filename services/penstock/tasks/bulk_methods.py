@@ -2,65 +2,171 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
+from penstock.db.context import Context
 from penstock.db.session import Session
-from penstock.protocol.caller import bound_to, sees
-from penstock.protocol.errors import JobNotFound
+from penstock.protocol.api_key import Permission
+from penstock.protocol.caller import bound_to, own_tenant, sees
+from penstock.protocol.checks import (
+    check_labels_sought,
+    check_priority,
+    check_span,
+    read_action,
+    read_cursor,
+    read_id,
+    read_instant,
+    read_limit,
+)
+from penstock.protocol.errors import InvalidParams, JobNotFound
+from penstock.protocol.method import Scope, method
+from penstock.protocol.tenant import read_tenant
 from penstock.runtime.logs import get_logger
+from penstock.settings.model import Settings
+from penstock.tasks import bulk, bulk_jobs
 from penstock.tasks import bulk_views as views
-from penstock.tasks.bulk import preview
-from penstock.tasks.bulk_jobs import Job, change_job, list_jobs, read_job
-from penstock.tasks.commands import CancelJob, GetJob, ListJobs, PreviewBulk, StartBulk
+from penstock.tasks.bulk_params import BulkParams, BulkRescheduleParams, JobId, JobListParams
+from penstock.tasks.commands import Bulk, ListJobs
+from penstock.tasks.filters import BulkWork, NewTimes, Operation, Selection
 
 log = get_logger()
 
 
-class Jobs:
-    """Makes jobs, shows and stops them. transaction: opens one."""
-
-    def __init__(self, transaction: Callable[[], AbstractAsyncContextManager[Session]]) -> None:
-        self._transaction = transaction
-
-    async def start(self, command: StartBulk) -> views.BulkStarted:
-        """The work itself is the supervisor's."""
-        async with self._transaction() as session:
-            job = await change_job(session, command)
-        log.info("job_made", job=job.id, kind=job.kind)
-        return views.BulkStarted(job.id)
-
-    async def preview(self, command: PreviewBulk) -> views.BulkPreview:
-        """Counts, and changes nothing."""
-        async with self._transaction() as session:
-            count = await preview(session, command.work)
-        return views.BulkPreview(count.count, count.exact, count.estimate, list(count.sample))
-
-    async def get(self, command: GetJob) -> views.Job:
-        """Raises JobNotFound."""
-        async with self._transaction() as session:
-            return views.job(await _own(session, command.id))
-
-    async def list(self, command: ListJobs) -> views.JobPage:
-        """A page, newest first."""
-        async with self._transaction() as session:
-            jobs = await list_jobs(session, before=command.before, limit=command.limit, tenant=bound_to())
-        cursor = str(jobs[-1].id) if len(jobs) == command.limit else None
-        return views.JobPage([views.job(job) for job in jobs], cursor)
-
-    async def cancel(self, command: CancelJob) -> views.Job:
-        """Raises JobNotFound. What was done stays done; a job that has ended stays as it is."""
-        async with self._transaction() as session:
-            await _own(session, command.id)
-            job = await change_job(session, command)
-        log.info("job_cancelled", job=job.id, state=job.state)
-        return views.job(job)
+def _selection(operation: Operation, given: BulkParams) -> Selection:
+    filters = ("action", "states", "labels", "older_than", "newer_than", "ids_from", "ids_to", "tenant")
+    used = [name for name in filters if getattr(given, name) is not None]
+    if given.all and used:
+        raise InvalidParams("all", f"means every task, so it goes without {', '.join(used)}")
+    if not given.all and not used:
+        raise InvalidParams("all", f"is missing: give at least one filter ({', '.join(filters)}) or set all=true")
+    for name in ("states", "labels"):
+        if getattr(given, name) is not None and not getattr(given, name):
+            raise InvalidParams(name, "is empty; leave it out, or say what must fit")
+    for name in ("older_than", "newer_than"):
+        check_span(getattr(given, name), name)
+    if given.older_than is not None and given.newer_than is not None and given.newer_than <= given.older_than:
+        raise InvalidParams("newer_than", f"must be above older_than, {given.older_than}, not {given.newer_than}")
+    first = None if given.ids_from is None else read_id(given.ids_from, "ids_from")
+    last = None if given.ids_to is None else read_id(given.ids_to, "ids_to")
+    if first is not None and last is not None and last < first:
+        raise InvalidParams("ids_to", f"must be at least ids_from, {first}, not {last}")
+    for place, state in enumerate(given.states or ()):
+        if state not in operation.states:
+            raise InvalidParams(f"states[{place}]", f"is {state}; {operation} is about {', '.join(operation.states)}")
+    check_labels_sought(given.labels)
+    return Selection(
+        states=operation.states if given.states is None else tuple(dict.fromkeys(given.states)),
+        action=None if given.action is None else read_action(given.action),
+        labels=given.labels,
+        older_than=given.older_than,
+        newer_than=given.newer_than,
+        ids_from=first,
+        ids_to=last,
+        tenant=read_tenant(given.tenant),
+    )
 
 
-async def _own(session: Session, job_id: int) -> Job:
+def _new_times(given: BulkRescheduleParams) -> NewTimes:
+    if given.run_at is not None and given.delay is not None:
+        raise InvalidParams("delay", "and run_at exclude each other; give one")
+    if given.run_at is None and given.delay is None:
+        if given.priority is None:
+            raise InvalidParams("run_at", "or delay or priority must be given, or nothing would change")
+        if given.spread:
+            raise InvalidParams("spread", f"needs run_at or delay to begin at, not {given.spread} alone")
+    check_span(given.delay, "delay")
+    check_span(given.spread, "spread")
+    check_priority(given.priority)
+    run_at = read_instant(given.run_at)
+    if run_at is not None and given.spread and run_at.year > 9000:
+        raise InvalidParams("run_at", f"is out of range for a spread: {given.run_at!r}")
+    return NewTimes(run_at, given.delay, given.spread, given.priority)
+
+
+def _narrow(command: Bulk) -> Bulk:
+    select = command.work.select
+    select = msgspec.structs.replace(select, tenant=own_tenant(select.tenant))
+    return Bulk(msgspec.structs.replace(command.work, select=select), command.dry_run)
+
+
+def _is_dry(command: Bulk) -> bool:
+    return command.dry_run
+
+
+async def _carry_out(context: Context, operation: Operation, command: Bulk) -> views.BulkStarted | views.BulkPreview:
+    """Count, or make the job; the work itself is the supervisor's."""
+    async with context.transaction() as session:
+        if command.dry_run:
+            found = await bulk.preview(session, command.work)
+            return views.BulkPreview(found.count, found.exact, found.estimate, list(found.sample))
+        job = await bulk_jobs.create_job(session, operation, msgspec.json.encode(command.work))
+    log.info("job_made", job=job.id, kind=job.kind)
+    return views.BulkStarted(job.id)
+
+
+def _read_cancel(given: BulkParams, _settings: Settings) -> Bulk:
+    return Bulk(BulkWork(_selection(Operation.CANCEL, given)), given.dry_run)
+
+
+@method(
+    Operation.CANCEL, permission=Permission.ADMIN, scope=Scope.OWN, read=_read_cancel, narrow=_narrow, by_queue=True,
+    dry=_is_dry,
+)  # fmt: skip
+async def cancel(context: Context, command: Bulk) -> views.BulkStarted | views.BulkPreview:
+    """Cancel tasks by a filter, as `cancel` does one."""
+    return await _carry_out(context, Operation.CANCEL, command)
+
+
+def _read_retry(given: BulkParams, _settings: Settings) -> Bulk:
+    return Bulk(BulkWork(_selection(Operation.RETRY, given)), given.dry_run)
+
+
+@method(
+    Operation.RETRY, permission=Permission.ADMIN, scope=Scope.OWN, read=_read_retry, narrow=_narrow, by_queue=True,
+    dry=_is_dry,
+)  # fmt: skip
+async def retry(context: Context, command: Bulk) -> views.BulkStarted | views.BulkPreview:
+    """Start CRITICAL_ERROR and CANCELLED tasks anew by a filter."""
+    return await _carry_out(context, Operation.RETRY, command)
+
+
+def _read_delete(given: BulkParams, _settings: Settings) -> Bulk:
+    return Bulk(BulkWork(_selection(Operation.DELETE, given)), given.dry_run)
+
+
+@method(
+    Operation.DELETE, permission=Permission.ADMIN, scope=Scope.OWN, read=_read_delete, narrow=_narrow, by_queue=True,
+    dry=_is_dry,
+)  # fmt: skip
+async def delete(context: Context, command: Bulk) -> views.BulkStarted | views.BulkPreview:
+    """Delete records of settled tasks by a filter, for good."""
+    return await _carry_out(context, Operation.DELETE, command)
+
+
+def _read_reschedule(given: BulkRescheduleParams, _settings: Settings) -> Bulk:
+    how = _new_times(given)
+    return Bulk(BulkWork(_selection(Operation.RESCHEDULE, given), how), given.dry_run)
+
+
+@method(
+    Operation.RESCHEDULE, permission=Permission.ADMIN, scope=Scope.OWN, read=_read_reschedule, narrow=_narrow,
+    by_queue=True, dry=_is_dry,
+)  # fmt: skip
+async def reschedule(context: Context, command: Bulk) -> views.BulkStarted | views.BulkPreview:
+    """Change by a filter when tasks that wait may run, and their priority."""
+    return await _carry_out(context, Operation.RESCHEDULE, command)
+
+
+def _read_job(given: JobId, _settings: Settings) -> int:
+    return read_id(given.id, "id")
+
+
+async def _own_job(session: Session, job_id: int) -> bulk_jobs.Job:
     """Raises JobNotFound, also for one that is about tasks that the caller may not see."""
-    job = await read_job(session, job_id)
+    job = await bulk_jobs.read_job(session, job_id)
     if not sees(_tenant_of(job.params)):
         raise JobNotFound(job_id)
     return job
@@ -70,3 +176,36 @@ def _tenant_of(params: Mapping[str, Any]) -> str | None:
     """For whom a bulk job is, by its parameters."""
     found: str | None = params.get("select", {}).get("tenant")
     return found
+
+
+@method("job.get", permission=Permission.READ, scope=Scope.OWN, errors=(JobNotFound,), read=_read_job)
+async def get_job(context: Context, job_id: int) -> views.Job:
+    """Show a job: how far it is, and what it could not do."""
+    async with context.transaction() as session:
+        return views.job(await _own_job(session, job_id))
+
+
+def _read_list(given: JobListParams, _settings: Settings) -> ListJobs:
+    return ListJobs(read_limit(given.limit), read_cursor(given.cursor))
+
+
+@method("job.list", permission=Permission.READ, scope=Scope.OWN, read=_read_list)
+async def list_jobs(context: Context, command: ListJobs) -> views.JobPage:
+    """List jobs, newest first."""
+    async with context.transaction() as session:
+        jobs = await bulk_jobs.list_jobs(session, before=command.before, limit=command.limit, tenant=bound_to())
+    cursor = str(jobs[-1].id) if len(jobs) == command.limit else None
+    return views.JobPage([views.job(job) for job in jobs], cursor)
+
+
+@method(
+    "job.cancel", permission=Permission.ADMIN, scope=Scope.OWN, errors=(JobNotFound,), read=_read_job, by_queue=True
+)  # fmt: skip
+async def cancel_job(context: Context, job_id: int) -> views.Job:
+    """Stop a job; what it has done stays done."""
+    async with context.transaction() as session:
+        await _own_job(session, job_id)
+        await bulk_jobs.end_job(session, job_id, bulk_jobs.JobState.CANCELLED)
+        job = await bulk_jobs.read_job(session, job_id)
+    log.info("job_cancelled", job=job.id, state=job.state)
+    return views.job(job)

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from penstock.protocol.api_key import Permission
-from penstock.protocol.requests import ClaimId
 from penstock.protocol.task import NewTask, State
 from penstock.settings.model import Settings
-from penstock.tasks.filters import BulkWork, Operation
+from penstock.tasks.filters import BulkWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,24 +174,11 @@ class RevokeKey:
 
 
 @dataclass(frozen=True, slots=True)
-class StartBulk:
-    """Make a job of that kind; its parameters are ``work``."""
+class Bulk:
+    """Work on tasks by a filter. dry_run: only count them."""
 
-    operation: Operation
     work: BulkWork
-
-
-@dataclass(frozen=True, slots=True)
-class PreviewBulk:
-    """The same with ``dry_run``: only tell what it would be about."""
-
-    operation: Operation
-    work: BulkWork
-
-
-@dataclass(frozen=True, slots=True)
-class GetJob:
-    id: int
+    dry_run: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,28 +198,11 @@ class ListAudit:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelJob:
-    id: int
-
-
-@dataclass(frozen=True, slots=True)
 class ListHeldKeys:
     """By key; ``after`` is the key that the page begins behind."""
 
     limit: int
     after: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseKey:
-    """An ordering key, to be held no more."""
-
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class CheckClaims:
-    claims: dict[str, ClaimId]
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,10 +225,4 @@ class Discover:
     pass
 
 
-JobChange = StartBulk | CancelJob
-JobCommand = JobChange | PreviewBulk | GetJob | ListJobs
-Change = Cancel | Restart | Reschedule | JobChange | AnswerWait
-RejectedCommand = ListRejected | ShowRejected | RetryRejected | PurgeRejected
-DeadCommand = CountDead | ListDead | ShowDead | ReplayDead | PurgeDead
-KeyCommand = CreateKey | ListKeys | RevokeKey
-OrderingCommand = ListHeldKeys | ReleaseKey
+Change = Cancel | Restart | Reschedule | AnswerWait

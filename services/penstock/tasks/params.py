@@ -150,68 +150,9 @@ class KeysRevokeParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: TaskId
 
 
-# Every bulk method takes a filter.
-
-
-class BulkCancelParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    action: str | None = None
-    states: list[State] | None = None
-    labels: dict[str, str] | None = None
-    older_than: float | None = None
-    newer_than: float | None = None
-    ids_from: TaskId | None = None
-    ids_to: TaskId | None = None
-    all: bool = False
-    dry_run: bool = False
-    tenant: str | None = None
-
-
-class BulkRetryParams(BulkCancelParams, frozen=True, forbid_unknown_fields=True):
-    pass
-
-
-class BulkDeleteParams(BulkCancelParams, frozen=True, forbid_unknown_fields=True):
-    pass
-
-
-class BulkRescheduleParams(BulkCancelParams, frozen=True, forbid_unknown_fields=True):
-    run_at: str | int | None = None
-    delay: float | None = None
-    spread: float = 0.0
-    priority: int | None = None
-    tenant: str | None = None  # once more, for the last position is that of what came last
-
-
-class JobGetParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: TaskId
-
-
-class JobListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    limit: int = 50
-    cursor: str | None = None
-
-
-class OrderingListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    limit: int = 50
-    cursor: str | None = None
-
-
 class AuditListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: int = 50
     cursor: str | None = None
-
-
-class JobCancelParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: TaskId
-
-
-class OrderingReleaseParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    key: str
-    tenant: str | None = None
-
-
-class ClaimsCheckParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    claims: list[str]
 
 
 class TaskCompleteParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

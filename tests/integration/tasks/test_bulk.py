@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from penstock.db.context import within
 from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.db.statements import SQL
 from penstock.methods.inbound import accept_inbound, read_inbound
 from penstock.methods.reading import read_command
+from penstock.methods.table import METHODS
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.task import TRANSITIONS, Failure, NewTask, State
 from penstock.settings.model import Settings
@@ -23,8 +25,7 @@ from penstock.supervisor.bulk_jobs import Jobs
 from penstock.supervisor.retention import Retention
 from penstock.tasks import bulk, claim, enqueue, ordering, settle
 from penstock.tasks.bulk import preview
-from penstock.tasks.bulk_jobs import Job, JobState, Step, change_job, create_job, end_job, read_job
-from penstock.tasks.commands import PreviewBulk, StartBulk
+from penstock.tasks.bulk_jobs import Job, JobState, Step, create_job, end_job, read_job
 from tests.integration.doors import request, sample
 
 FINAL = {"SUCCESS", "CRITICAL_ERROR", "CANCELLED"}
@@ -45,9 +46,9 @@ def jobs(store: Store) -> Jobs:
 
 async def start(store: Store, method: str, settings: Settings, **params: Any) -> Job:
     command = read_command(method, json.dumps(params).encode(), settings)
-    assert isinstance(command, StartBulk)
     async with store.transaction() as session:
-        return await change_job(session, command)
+        started = await METHODS[method].carry_out(within(session, settings), command)
+        return await read_job(session, started.job)
 
 
 async def look(store: Store, job: Job) -> Job:
@@ -310,7 +311,6 @@ async def test_tasks_added_later_are_not_touched(store: Store, sql: Any, setting
 
 async def dry_run(store: Store, method: str, settings: Settings, **params: Any) -> bulk.Count:
     command = read_command(method, json.dumps(params | {"dry_run": True}).encode(), settings)
-    assert isinstance(command, PreviewBulk)
     async with store.transaction() as session:
         return await preview(session, command.work)
 
