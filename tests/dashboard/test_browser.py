@@ -122,7 +122,7 @@ def test_the_reason_of_a_failure_is_three_clicks_from_the_overview(browser: Any,
     """Overview; the failures of an action; its task, with the traceback in sight: two clicks, one to spare."""
     opened(browser, stand, "/")
     press(browser, "a[href='/tasks?state=CRITICAL_ERROR&action=charge-card']")
-    wait_text(browser, "critical error")
+    wait_text(browser, "failed")
     press(browser, "tr[data-key^=t] a[href^='/tasks/']")
     wait_text(browser, "Why it failed")
     shown = css(browser, ".why pre.trace")

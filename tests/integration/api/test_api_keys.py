@@ -337,7 +337,7 @@ async def test_api_that_needs_keys_waits_for_postgres_before_it_listens(
     _, secret = await make(store, "k", Permission.READ)
     api = Api(store=store, settings=settings)
     async with postgres_away(postgres, database_url):
-        with pytest.raises(Exception, match="away"):
+        with pytest.raises(Exception, match="unavailable"):
             await api.open()
         assert not api.listening.is_set()
     await api.close()
