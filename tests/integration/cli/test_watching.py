@@ -225,4 +225,4 @@ async def test_a_task_is_followed_to_its_end_with_every_failed_attempt(store: St
     assert texts[-1] == f'SUCCESS on {here}: {{"runs": 3}}'
     assert bad_code == 3
     assert f"attempt 1 failed on {here}: Fail: no way" in bad_out
-    assert bad_out.splitlines()[-1].endswith("CRITICAL_ERROR")
+    assert bad_out.splitlines()[-1].endswith("  failed")

@@ -228,7 +228,7 @@ async def test_what_cannot_be_read_cancels_unless_told_otherwise_and_stops_nothi
     )
 
     def taken(key: bytes, body: bytes) -> SourceRecord:
-        return SourceRecord(Received(topics["json"], 0, 0, key, body, (), None), behind=False, anew=False)
+        return SourceRecord(Received(topics["json"], 0, 0, key, body, (), None), behind=False, is_first_read=False)
 
     async with store.transaction() as session:
         await feed.store(session, [taken(b"a", in_json(FUTURE_MS)), taken(b"b", in_json(FUTURE_MS))])
