@@ -81,7 +81,7 @@ def test_older_variables_become_our_settings_unless_ours_say_otherwise() -> None
 
 @pytest.mark.parametrize("name", ["KEYSTORE_LOCATION", "TRUSTSTORE_LOCATION"])
 def test_a_store_of_javas_is_refused_with_what_to_do(name: str) -> None:
-    with pytest.raises(SettingsError, match=rf"{name} names a store of Java's.*PENSTOCK_KAFKA_SSL_CA_FILE"):
+    with pytest.raises(SettingsError, match=rf"{name} names a Java key store.*PENSTOCK_KAFKA_SSL_CA_FILE"):
         older_settings(KAFKA_MESSAGE_SCHEDULER, {"SECURITY_PROTOCOL": "SSL", name: "/secrets/store.jks"})
 
 

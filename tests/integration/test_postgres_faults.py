@@ -369,7 +369,7 @@ async def test_a_request_that_postgres_refuses_spoils_no_neighbour(
         *before, (_, body, reason) = await rejected(store)
         assert len(before) == done
         assert json.loads(body)["method"] == "submit:guilty"
-        assert "Postgres refuses" in reason
+        assert "Postgres rejected" in reason
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -390,7 +390,7 @@ async def test_a_result_that_postgres_refuses_spoils_no_neighbour(
         *before, (_, body, reason) = await rejected(store)
         assert len(before) == done
         assert json.loads(body)["id"] == claim_id(guilty.id, guilty.claim)
-        assert "Postgres refuses" in reason
+        assert "Postgres rejected" in reason
 
 
 # Connections and servers that die

@@ -680,7 +680,7 @@ async def test_an_error_that_postgres_cannot_hold_is_a_failed_attempt_and_kept_a
     assert "cannot be stored" in json.loads(row["error"])["message"]
     ((source, kept, why),) = await rejected(store)
     assert (source, kept) == ("results", body)
-    assert "Postgres refuses" in why
+    assert "Postgres rejected" in why
 
 
 # Exactly once into Postgres

@@ -253,7 +253,7 @@ async def test_values_that_only_postgres_refuses_spoil_neither_batch_nor_neighbo
     assert sorted(json.loads(task["payload"])["n"] for task in await tasks(store)) == [0, 1, 2, 3]
     ((_, kept, why),) = await rejected(store)
     assert json.loads(kept) == json.loads(guilty)
-    assert "Postgres refuses" in why
+    assert "Postgres rejected" in why
     assert await inbound.depth() == EMPTY
 
 
