@@ -11,10 +11,11 @@ from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from penstock.db.tables.schema import SCHEMA, metadata
+from penstock.db.tables.registry import METADATA
+from penstock.db.tables.schema import SCHEMA
 
 _OPTIONS = {
-    "target_metadata": metadata,
+    "target_metadata": METADATA,
     "version_table_schema": SCHEMA,
     "include_schemas": True,
     "transaction_per_migration": True,

@@ -46,8 +46,10 @@ def test_every_process_runs_its_command_with_options_that_it_has() -> None:
     assert processes == set(PROCESSES) - CALLBACKS
     assert processes | {"migrate"} <= command.commands.keys()
     assert "command  = [process]" in TEXT["processes.tf"]
-    assert 'command     = ["migrate"]' in TEXT["processes.tf"]
-    options = {option for param in command.commands["worker"].params for option in param.opts}
+    assert 'command     = ["migrate", "--grant", "penstock_app"]' in TEXT["processes.tf"]
+    options = {
+        option for name in ("worker", "migrate") for param in command.commands[name].params for option in param.opts
+    }
     assert set(re.findall(r'"(--[a-z-]+)"', TEXT["processes.tf"])) <= options
     routes = {option for param in command.commands["routes"].commands["set"].params for option in param.opts}
     assert set(re.findall(r"--\w+", TEXT["outputs.tf"].split("penstock routes set")[1])) <= routes

@@ -1150,7 +1150,7 @@ def test_stuck_thread_does_not_keep_a_process_alive() -> None:
         "from penstock.worker.threads import Threads\n"
         "async def main():\n"
         "    threads = Threads(1)\n"
-        "    threads.take()\n"
+        "    threads.reserve()\n"
         "    threads.leave(threads.start(threading.Event().wait))\n"
         "    threads.close()\n"
         "asyncio.run(main())\n"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from penstock.db.tables import access, older_schedulers, rules, schedules, tasks, workflows
-from penstock.db.tables.schema import SCHEMA, metadata
+from penstock.db.tables.schema import metadata
 
-__all__ = ["SCHEMA", "access", "metadata", "older_schedulers", "rules", "schedules", "tasks", "workflows"]
+MODULES = (access, older_schedulers, rules, schedules, tasks, workflows)
+METADATA = metadata
+"""With every table: the modules above have declared theirs."""
