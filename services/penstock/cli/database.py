@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -59,6 +58,8 @@ class Database(Shown):
 
     def run(self, work: Callable[[Session], Awaitable[Result]]) -> Result:
         """The result of work in a session of its own."""
+        import asyncio
+
         from penstock.db.pool import Store
 
         async def run() -> Result:

@@ -10,7 +10,6 @@ import typer
 
 from penstock.cli.processes import LogLevelOption
 from penstock.protocol.errors import SettingsError
-from penstock.settings.values import PREFIX
 
 _LEVELS = {"warn": "warning", "trace": "debug", "off": "error", "fatal": "error"}
 _STORES = ("KEYSTORE_LOCATION", "TRUSTSTORE_LOCATION")
@@ -40,6 +39,8 @@ CLOCKWORK: Older = {
 
 def older_settings(names: Older, environ: Mapping[str, str]) -> dict[str, Any]:
     """Settings from the older variables, unless our own set them. Raises SettingsError for Java key stores."""
+    from penstock.settings.values import PREFIX  # here, since pydantic doubles the time of --help
+
     if environ.get("SECURITY_PROTOCOL", "").lower().endswith("ssl") and PREFIX + "KAFKA_SSL_CA_FILE" not in environ:
         for name in _STORES:
             if environ.get(name):

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import ssl
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import urlencode
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import SecretStr
 
 from penstock.protocol.errors import SettingsError
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX, BrokerUrl, parse_broker_url
 from penstock.settings.values import (
     PREFIX,
     Group,
+    HttpUrl,
+    Name,
     Names,
+    OrUnset,
+    PositiveSeconds,
+    ReadableFile,
     check_database_url,
-    empty_is_unset,
-    http_url,
+    checked,
     query_of,
-    readable_file,
+    setting,
 )
 
 _VERIFYING = ("verify-ca", "verify-full")
@@ -27,37 +31,24 @@ _VERIFYING = ("verify-ca", "verify-full")
 class DatabaseSettings(Group):
     """The section Postgres of docs/configuration.md."""
 
-    database_url: SecretStr | None = Field(
+    database_url: OrUnset[Annotated[SecretStr, checked(check_database_url)]] = setting(
         None,
-        description="Postgres that stores the tasks, `postgresql://user:password@host:port/name`, directly or "
-        "through a pooler in session mode; workers need none.",
+        "Postgres that stores the tasks, `postgresql://user:password@host:port/name`, directly or through a pooler "
+        "in session mode; workers need none.",
     )
-    database_pool_size: int = Field(8, ge=2, le=200, description="Maximum number of connections of one process.")
-    statement_timeout_seconds: float = Field(
-        30, gt=0, description="Postgres cancels a statement that runs longer, and it is tried again."
+    database_pool_size: int = setting(8, "Maximum number of connections of one process.", ge=2, le=200)
+    statement_timeout_seconds: PositiveSeconds = setting(
+        30, "Postgres cancels a statement that runs longer, and it is tried again."
     )
 
-    database_ssl_mode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] | None = Field(
+    database_ssl_mode: OrUnset[Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"]] = setting(
         None,
-        description="TLS to Postgres, as libpq's sslmode; `verify-full` is safe on any network, unset uses TLS "
-        "if the server offers it and checks no certificate.",
+        "TLS to Postgres, as libpq's sslmode; `verify-full` is safe on any network, unset uses TLS if the server "
+        "offers it and checks no certificate.",
     )
-    database_ssl_root_cert: str | None = Field(
-        None,
-        description="File of the authorities that the server's certificate is checked against; unset: the system's.",
+    database_ssl_root_cert: OrUnset[ReadableFile] = setting(
+        None, "File of the authorities that the server's certificate is checked against; unset: the system's."
     )
-
-    _unset_database = field_validator("database_url", "database_ssl_mode", "database_ssl_root_cert", mode="before")(
-        empty_is_unset
-    )
-    _readable_database_files = field_validator("database_ssl_root_cert")(readable_file)
-
-    @field_validator("database_url")
-    @classmethod
-    def _postgres_scheme(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None:
-            check_database_url(value.get_secret_value())
-        return value
 
     @property
     def require_database_url(self) -> str:
@@ -106,77 +97,60 @@ class DatabaseSettings(Group):
         return problems
 
 
+def _id_and_secret(key: str) -> None:
+    if not all(key.partition(":")):
+        raise ValueError("must be ID:SECRET of an AWS access key")
+
+
 class QueueSettings(Group):
     """The section Queues of docs/configuration.md."""
 
-    transport_url: SecretStr | None = Field(
+    transport_url: OrUnset[Annotated[SecretStr, checked(parse_broker_url)]] = setting(
         None,
-        description="Transport between the processes: `sqs://`, also the meaning of unset, "
+        "Transport between the processes: `sqs://`, also the meaning of unset, "
         "`amqp://user:password@host:port/vhost` (or `amqps://`) for RabbitMQ, or `kafka://host:port,host:port`.",
     )
-    sqs_endpoint_url: str | None = Field(None, description="SQS endpoint; unset means AWS.")
-    sqs_access_key: SecretStr | None = Field(
+    sqs_endpoint_url: OrUnset[HttpUrl] = setting(None, "SQS endpoint; unset means AWS.")
+    sqs_access_key: OrUnset[Annotated[SecretStr, checked(_id_and_secret)]] = setting(
         None,
-        description="An AWS access key for SQS alone, as `ID:SECRET`; unset means the SDK's own chain. The "
-        "embedded SQS of `penstock up` accepts the key that `penstock env` prints.",
+        "An AWS access key for SQS alone, as `ID:SECRET`; unset means the SDK's own chain. The embedded SQS of "
+        "`penstock up` accepts the key that `penstock env` prints.",
     )
-    aws_region: str | None = Field(None, description="AWS region; unset means the SDK's own chain.")
-    inbound_queue: str = Field("penstock-inbound", min_length=1, description="Name or URL: producers to submitter.")
-    outbound_queue: str = Field("penstock-outbound", min_length=1, description="Name or URL: scheduler to workers.")
-    results_queue: str = Field("penstock-results", min_length=1, description="Name or URL: workers to resulter.")
-    inbound_methods: Names = Field(
+    aws_region: OrUnset[str] = setting(None, "AWS region; unset means the SDK's own chain.")
+    inbound_queue: Name = setting("penstock-inbound", "Name or URL: producers to submitter.")
+    outbound_queue: Name = setting("penstock-outbound", "Name or URL: scheduler to workers.")
+    results_queue: Name = setting("penstock-results", "Name or URL: workers to resulter.")
+    inbound_methods: Names = setting(
         ("enqueue", "submit:*", "workflow.create", "task.complete", "task.fail"),
-        description="Comma-separated methods that are accepted from the inbound queue, `*` standing for "
-        "anything; others are stored as rejected messages.",
+        "Comma-separated methods that are accepted from the inbound queue, `*` standing for anything; others are "
+        "stored as rejected messages.",
     )
-    results_bare_ids: bool = Field(
+    results_bare_ids: bool = setting(
         False,
-        description="Also accept results of sqs-scheduler's workers, a bare task id with `attempt`, which every "
-        "sender to the results queue can forge.",
+        "Also accept results of sqs-scheduler's workers, a bare task id with `attempt`, which every sender to the "
+        "results queue can forge.",
     )
-    receive_wait_seconds: int = Field(
-        20,
-        ge=0,
-        le=20,
-        description="Long poll of a receive; a shorter one stops sooner, a longer one makes fewer empty calls.",
+    receive_wait_seconds: int = setting(
+        20, "Long poll of a receive; a shorter one stops sooner, a longer one makes fewer empty calls.", ge=0, le=20
     )
-    visibility_timeout_seconds: int = Field(
-        60, ge=3, le=43200, description="A received message reappears after this long unless deleted or extended."
+    visibility_timeout_seconds: int = setting(
+        60, "A received message reappears after this long unless deleted or extended.", ge=3, le=43200
     )
-    amqp_consumer_timeout_seconds: float = Field(
+    amqp_consumer_timeout_seconds: float = setting(
         1800,
+        "The broker's consumer_timeout: a message held for nearly as long is deleted, and from then on the "
+        "heartbeats of its tasks replace it.",
         ge=10,
-        description="The broker's consumer_timeout: a message held for nearly as long is deleted, and from then "
-        "on the heartbeats of its tasks replace it.",
     )
-    kafka_partitions: int = Field(
+    kafka_partitions: int = setting(
         12,
+        "Partitions of topics that are created for queues; at most this many workers take tasks from one.",
         ge=1,
         le=10_000,
-        description="Partitions of topics that are created for queues; at most this many workers take tasks from one.",
     )
-    kafka_replication: int = Field(
-        -1, ge=-1, le=100, description="Copies of topics that are created for queues; -1 leaves it to the brokers."
+    kafka_replication: int = setting(
+        -1, "Copies of topics that are created for queues; -1 leaves it to the brokers.", ge=-1, le=100
     )
-
-    _unset_queues = field_validator(
-        "transport_url", "sqs_endpoint_url", "sqs_access_key", "aws_region", mode="before"
-    )(empty_is_unset)  # fmt: skip
-    _http_of_queues = field_validator("sqs_endpoint_url")(http_url)
-
-    @field_validator("transport_url")
-    @classmethod
-    def _known_broker(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None:
-            parse_broker_url(value.get_secret_value())
-        return value
-
-    @field_validator("sqs_access_key")
-    @classmethod
-    def _id_and_secret(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None and not all(value.get_secret_value().partition(":")):
-            raise ValueError("must be ID:SECRET of an AWS access key")
-        return value
 
     @property
     def transport(self) -> BrokerUrl:
@@ -203,45 +177,34 @@ class QueueSettings(Group):
 class KafkaSettings(Group):
     """The section Kafka of docs/configuration.md."""
 
-    kafka_brokers: str | None = Field(
-        None, description="Kafka's bootstrap brokers, `host:port,host:port`; unset: no Kafka."
+    kafka_brokers: OrUnset[str] = setting(None, "Kafka's bootstrap brokers, `host:port,host:port`; unset: no Kafka.")
+    kafka_security_protocol: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = setting(
+        "plaintext", "Protocol to the brokers; `sasl_ssl` and `ssl` are safe on any network."
     )
-    kafka_security_protocol: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = Field(
-        "plaintext", description="Protocol to the brokers; `sasl_ssl` and `ssl` are safe on any network."
+    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = setting(
+        "SCRAM-SHA-512", "SASL mechanism for the user and the password."
     )
-    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
-        "SCRAM-SHA-512", description="SASL mechanism for the user and the password."
+    kafka_sasl_username: OrUnset[str] = setting(None, "The user, for `sasl_plaintext` and `sasl_ssl`.")
+    kafka_sasl_password: OrUnset[SecretStr] = setting(None, "The password of that user.")
+    kafka_ssl_ca_file: OrUnset[ReadableFile] = setting(
+        None, "File of the authorities that the brokers' certificates are checked against; unset: the system's."
     )
-    kafka_sasl_username: str | None = Field(None, description="The user, for `sasl_plaintext` and `sasl_ssl`.")
-    kafka_sasl_password: SecretStr | None = Field(None, description="The password of that user.")
-    kafka_ssl_ca_file: str | None = Field(
-        None,
-        description="File of the authorities that the brokers' certificates are checked against; unset: the system's.",
+    kafka_ssl_certificate_file: OrUnset[ReadableFile] = setting(None, "Client certificate, if the brokers require one.")
+    kafka_ssl_key_file: OrUnset[ReadableFile] = setting(None, "Its key.")
+    kafka_ssl_key_password: OrUnset[SecretStr] = setting(None, "Password of that file.")
+    kafka_compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = setting(
+        "none", "Compression of published records; their readers must support it."
     )
-    kafka_ssl_certificate_file: str | None = Field(None, description="Client certificate, if the brokers require one.")
-    kafka_ssl_key_file: str | None = Field(None, description="Its key.")
-    kafka_ssl_key_password: SecretStr | None = Field(None, description="Password of that file.")
-    kafka_compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = Field(
-        "none", description="Compression of published records; their readers must support it."
-    )
-    kafka_publish_topics: Names = Field(
+    kafka_publish_topics: Names = setting(
         (),
-        description="Comma-separated topics (`orders,mail.*`) that `kafka.publish` and schedules may publish to; "
-        "unset: all but Kafka's own and the pipeline's.",
+        "Comma-separated topics (`orders,mail.*`) that `kafka.publish` and schedules may publish to; unset: all but "
+        "Kafka's own and the pipeline's.",
     )
-    kafka_delivery_timeout_seconds: float = Field(
-        30, ge=1, le=3600, description="A record that the brokers have not accepted by then counts as not published."
+    kafka_delivery_timeout_seconds: float = setting(
+        30, "A record that the brokers have not accepted by then counts as not published.", ge=1, le=3600
     )
-    kafka_session_timeout_seconds: float = Field(
-        45, ge=1, le=1800, description="Partitions of a dead process are assigned to others after this."
-    )
-
-    _unset_kafka = field_validator(
-        "kafka_brokers", "kafka_sasl_username", "kafka_sasl_password", "kafka_ssl_ca_file",
-        "kafka_ssl_certificate_file", "kafka_ssl_key_file", "kafka_ssl_key_password", mode="before",
-    )(empty_is_unset)  # fmt: skip
-    _readable_kafka_files = field_validator("kafka_ssl_ca_file", "kafka_ssl_certificate_file", "kafka_ssl_key_file")(
-        readable_file
+    kafka_session_timeout_seconds: float = setting(
+        45, "Partitions of a dead process are assigned to others after this.", ge=1, le=1800
     )
 
     @property

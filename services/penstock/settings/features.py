@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
 from penstock.protocol.webhook_signatures import signing_key
 from penstock.settings.address_policy import AddressPolicy
 from penstock.settings.broker_urls import parse_broker_url
 from penstock.settings.values import (
     DAY,
+    Count,
     Group,
+    Name,
     Names,
+    OrUnset,
+    Port,
+    ReadableFile,
+    Seconds,
     Secrets,
     check_database_url,
-    empty_is_unset,
+    checked,
+    each_checked,
     parse_bucket_url,
     read_key,
-    readable_file,
+    setting,
 )
 
 LONGEST_SEALED_BYTES = 700_000  # of a text: encrypted and in base64 it still fits a message
@@ -31,65 +38,42 @@ _PACKED_LIMIT = 10_000  # above what schedulers and workers pack into one messag
 class PayloadSettings(Group):
     """The sections Limits on input and Large and encrypted payloads of docs/configuration.md."""
 
-    payload_limit_bytes: int = Field(
-        262144, ge=2, le=900_000, description="Maximum payload of a task as JSON, UTF-8 bytes."
-    )
-    result_limit_bytes: int = Field(
-        262144, ge=2, le=900_000, description="Maximum result of a task as JSON, UTF-8 bytes."
-    )
-    request_limit_bytes: int = Field(16 * 1024 * 1024, ge=1024, description="Maximum body of one HTTP request.")
-    batch_limit: int = Field(10000, ge=1, description="Maximum number of requests in one JSON-RPC batch of a caller.")
+    payload_limit_bytes: int = setting(262144, "Maximum payload of a task as JSON, UTF-8 bytes.", ge=2, le=900_000)
+    result_limit_bytes: int = setting(262144, "Maximum result of a task as JSON, UTF-8 bytes.", ge=2, le=900_000)
+    request_limit_bytes: int = setting(16 * 1024 * 1024, "Maximum body of one HTTP request.", ge=1024)
+    batch_limit: Count = setting(10000, "Maximum number of requests in one JSON-RPC batch of a caller.")
 
-    payload_bucket: str | None = Field(
+    payload_bucket: OrUnset[Annotated[str, checked(parse_bucket_url)]] = setting(
         None,
-        description="Payloads and results over the threshold are stored as objects here, `s3://bucket/prefix`; "
-        "unset: everything stays in Postgres and the queues.",
+        "Payloads and results over the threshold are stored as objects here, `s3://bucket/prefix`; unset: everything "
+        "stays in Postgres and the queues.",
     )
-    payload_s3_endpoint_url: str | None = Field(None, description="Endpoint of that bucket; unset means AWS.")
-    payload_threshold_bytes: int = Field(
-        131_072,
-        ge=1024,
-        le=LONGEST_SEALED_BYTES,
-        description="Larger payloads and results become objects; JSON, UTF-8 bytes.",
+    payload_s3_endpoint_url: OrUnset[str] = setting(None, "Endpoint of that bucket; unset means AWS.")
+    payload_threshold_bytes: int = setting(
+        131_072, "Larger payloads and results become objects; JSON, UTF-8 bytes.", ge=1024, le=LONGEST_SEALED_BYTES
     )
-    payload_max_bytes: int = Field(
-        64 * 1024 * 1024, ge=1024, le=1024**3, description="Maximum size of a payload or result that becomes an object."
+    payload_max_bytes: int = setting(
+        64 * 1024 * 1024, "Maximum size of a payload or result that becomes an object.", ge=1024, le=1024**3
     )
-    payload_sweep_seconds: float = Field(
-        3600, ge=0, description="Interval at which each object is checked for a task that still references it."
+    payload_sweep_seconds: Seconds = setting(
+        3600, "Interval at which each object is checked for a task that still references it."
     )
-    payload_orphan_seconds: float = Field(
+    payload_orphan_seconds: float = setting(
         45 * DAY,
+        "Unreferenced objects are deleted after this; longer than messages, dead letters and rejected messages are "
+        "kept.",
         ge=DAY,
-        description="Unreferenced objects are deleted after this; longer than messages, dead letters and "
-        "rejected messages are kept.",
     )
-    payload_keys: Secrets = Field(
+    payload_keys: Annotated[Secrets, each_checked(read_key)] = setting(
         (),
-        description="Comma-separated keys of `penstock payload-key`: payloads, results and errors are encrypted "
-        "with the first, and decrypted with any; none: they are stored unencrypted.",
+        "Comma-separated keys of `penstock payload-key`: payloads, results and errors are encrypted with the first, "
+        "and decrypted with any; none: they are stored unencrypted.",
     )
-    payload_bind_tenants: bool = Field(
+    payload_bind_tenants: bool = setting(
         True,
-        description="An encrypted payload of a tenant can be decrypted for tasks of that tenant only; false "
-        "while workers run that do not know the tenant, of an earlier version or in other languages.",
+        "An encrypted payload of a tenant can be decrypted for tasks of that tenant only; false while workers run "
+        "that do not know the tenant, of an earlier version or in other languages.",
     )
-
-    _unset_payloads = field_validator("payload_bucket", "payload_s3_endpoint_url", mode="before")(empty_is_unset)
-
-    @field_validator("payload_bucket")
-    @classmethod
-    def _bucket_url(cls, value: str | None) -> str | None:
-        if value is not None:
-            parse_bucket_url(value)
-        return value
-
-    @field_validator("payload_keys")
-    @classmethod
-    def _keys_of_payloads(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-        for entry in value:
-            read_key(entry.get_secret_value())
-        return value
 
     @property
     def packed_limit(self) -> int:
@@ -131,120 +115,94 @@ class NamedStatement(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    dsn: SecretStr = Field(description="Postgres, `postgresql://user:password@host:port/name`.")
-    statement: str = Field(min_length=1, description="One SQL statement, its parameters written as $1, $2 and so on.")
-    timeout_seconds: float = Field(30, gt=0, le=3600, description="The server stops it after this.")
-    max_rows: int = Field(100, ge=0, le=100_000, description="Of its rows, so many are kept as the result.")
-    with_tenant: bool = Field(
-        False,
-        description="The tenant that the scheduler says the task is for, or null, is $1, or $2 behind the task's id; "
-        "the payload's parameters follow.",
+    dsn: Annotated[SecretStr, checked(check_database_url)] = Field(
+        description="Postgres, `postgresql://user:password@host:port/name`."
     )
-    with_task_id: bool = Field(
-        False, description="$1 is the task's id, the same over its attempts; the payload's parameters follow."
+    statement: str = Field(min_length=1, description="One SQL statement, its parameters written as $1, $2 and so on.")
+    timeout_seconds: float = setting(30, "The server stops it after this.", gt=0, le=3600)
+    max_rows: int = setting(100, "Of its rows, so many are kept as the result.", ge=0, le=100_000)
+    with_tenant: bool = setting(
+        False,
+        "The tenant that the scheduler says the task is for, or null, is $1, or $2 behind the task's id; the "
+        "payload's parameters follow.",
+    )
+    with_task_id: bool = setting(
+        False, "$1 is the task's id, the same over its attempts; the payload's parameters follow."
     )
 
 
 _SECRET_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
+def _rabbitmq_url(url: str) -> None:
+    if parse_broker_url(url).kind != "amqp":
+        raise ValueError("must begin with amqp:// or amqps://")
+
+
+def _host_or_network(entry: str) -> None:
+    AddressPolicy([entry])
+
+
+def _named_secrets(value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+    for position, entry in enumerate(value, 1):
+        name, _, secret = entry.get_secret_value().partition(":")
+        if not _SECRET_NAME.fullmatch(name) or not secret:
+            raise ValueError(f"entry {position} is not name:secret, the name of letters, digits, - and _")
+        signing_key(secret)
+    return value
+
+
+def _named_host(entry: str) -> None:
+    name, _, host = entry.partition(":")
+    if not _SECRET_NAME.fullmatch(name) or not host or "/" in host:
+        raise ValueError(f"{entry!r} is not name:host, such as billing:api.example.com")
+
+
 class DeliverySettings(Group):
     """The section Deliveries of docs/configuration.md."""
 
-    deliveries: Names = Field(
+    deliveries: Names = setting(
         (),
-        description="Comma-separated built-in actions that workers run, such as `http.request`; none by default, "
-        "because each acts in the network on behalf of every caller that may enqueue.",
+        "Comma-separated built-in actions that workers run, such as `http.request`; none by default, because each "
+        "acts in the network on behalf of every caller that may enqueue.",
     )
-    http_allow: Names = Field(
+    http_allow: Annotated[Names, each_checked(_host_or_network)] = setting(
         (),
-        description="Comma-separated networks, addresses and hosts (`10.1.0.0/16,billing.internal,*.svc.local`) "
-        "that `http.request` may reach although they are not public.",
+        "Comma-separated networks, addresses and hosts (`10.1.0.0/16,billing.internal,*.svc.local`) that "
+        "`http.request` may reach although they are not public.",
     )
-    http_timeout_seconds: float = Field(
-        30,
-        gt=0,
-        le=3600,
-        description="Time for one HTTP request, including redirects and the answer, unless its task sets one.",
+    http_timeout_seconds: float = setting(
+        30, "Time for one HTTP request, including redirects and the answer, unless its task sets one.", gt=0, le=3600
     )
-    http_response_limit_bytes: int = Field(
-        65536, ge=0, le=900_000, description="Maximum part of an answer's body that is kept as the task's result."
+    http_response_limit_bytes: int = setting(
+        65536, "Maximum part of an answer's body that is kept as the task's result.", ge=0, le=900_000
     )
-    http_signing_secrets: Secrets = Field(
+    http_signing_secrets: Annotated[Secrets, AfterValidator(_named_secrets)] = setting(
         (),
-        description="Comma-separated `name:secret` with which `http.request` signs, for tasks that give the "
-        "name; a name with two secrets signs with both.",
+        "Comma-separated `name:secret` with which `http.request` signs, for tasks that give the name; a name with "
+        "two secrets signs with both.",
     )
-    http_signing_hosts: Names = Field(
+    http_signing_hosts: Annotated[Names, each_checked(_named_host)] = setting(
         (),
-        description="Comma-separated `name:host` (`billing:api.example.com,billing:*.example.org`): a secret "
-        "listed here signs requests to these hosts only, an unlisted one to all hosts.",
+        "Comma-separated `name:host` (`billing:api.example.com,billing:*.example.org`): a secret listed here signs "
+        "requests to these hosts only, an unlisted one to all hosts.",
     )
-    http_ca_file: str | None = Field(
-        None,
-        description="File of authorities, in addition to the system's, that HTTPS servers' certificates are "
-        "checked against.",
+    http_ca_file: OrUnset[ReadableFile] = setting(
+        None, "File of authorities, in addition to the system's, that HTTPS servers' certificates are checked against."
     )
-    http_max_connections: int = Field(
-        200, ge=1, description="Maximum number of HTTP connections of one worker, to all hosts together."
+    http_max_connections: Count = setting(
+        200, "Maximum number of HTTP connections of one worker, to all hosts together."
     )
 
-    sqs_send_queues: Names = Field(
-        (), description="Comma-separated names or URLs of queues that `sqs.send` may send to."
+    sqs_send_queues: Names = setting((), "Comma-separated names or URLs of queues that `sqs.send` may send to.")
+    amqp_publish_url: OrUnset[Annotated[SecretStr, checked(_rabbitmq_url)]] = setting(
+        None, "RabbitMQ that `amqp.publish` publishes to, `amqp://user:password@host:port/vhost`."
     )
-    amqp_publish_url: SecretStr | None = Field(
-        None, description="RabbitMQ that `amqp.publish` publishes to, `amqp://user:password@host:port/vhost`."
-    )
-    sql_statements: dict[str, NamedStatement] = Field(
+    sql_statements: dict[str, NamedStatement] = setting(
         {},
-        description="Statements that `sql.execute` may run, by name, as JSON or a table of penstock.toml: dsn, "
-        "statement, and optionally timeout_seconds, max_rows, with_task_id, with_tenant.",
+        "Statements that `sql.execute` may run, by name, as JSON or a table of penstock.toml: dsn, statement, and "
+        "optionally timeout_seconds, max_rows, with_task_id, with_tenant.",
     )
-
-    _unset_deliveries = field_validator("http_ca_file", "amqp_publish_url", mode="before")(empty_is_unset)
-    _readable_delivery_files = field_validator("http_ca_file")(readable_file)
-
-    @field_validator("amqp_publish_url")
-    @classmethod
-    def _rabbitmq(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None and parse_broker_url(value.get_secret_value()).kind != "amqp":
-            raise ValueError("must begin with amqp:// or amqps://")
-        return value
-
-    @field_validator("http_allow")
-    @classmethod
-    def _networks_and_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        AddressPolicy(value)
-        return value
-
-    @field_validator("sql_statements")
-    @classmethod
-    def _urls_of_statements(cls, value: dict[str, NamedStatement]) -> dict[str, NamedStatement]:
-        for name, statement in value.items():
-            try:
-                check_database_url(statement.dsn.get_secret_value())
-            except ValueError as exc:
-                raise ValueError(f"{name}.dsn {exc}") from None
-        return value
-
-    @field_validator("http_signing_secrets")
-    @classmethod
-    def _named_secrets(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-        for position, entry in enumerate(value, 1):
-            name, _, secret = entry.get_secret_value().partition(":")
-            if not _SECRET_NAME.fullmatch(name) or not secret:
-                raise ValueError(f"entry {position} is not name:secret, the name of letters, digits, - and _")
-            signing_key(secret)
-        return value
-
-    @field_validator("http_signing_hosts")
-    @classmethod
-    def _named_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for entry in value:
-            name, _, host = entry.partition(":")
-            if not _SECRET_NAME.fullmatch(name) or not host or "/" in host:
-                raise ValueError(f"{entry!r} is not name:host, such as billing:api.example.com")
-        return value
 
     @property
     def signing_hosts(self) -> dict[str, tuple[str, ...]]:
@@ -265,97 +223,75 @@ class DeliverySettings(Group):
         return found
 
 
+def _network(entry: str) -> None:
+    try:
+        ipaddress.ip_network(entry)
+    except ValueError as exc:
+        raise ValueError(f"{entry!r} is not a network such as 10.1.0.0/16: {exc}") from None
+
+
 class OlderSchedulerSettings(Group):
     """The section Schedules of older schedulers of docs/configuration.md: clockwork and kafka-message-scheduler."""
 
-    clockwork_api: bool = Field(False, description="Serve clockwork's `POST` and `DELETE /schedule` on the api's port.")
-    clockwork_port: int | None = Field(
-        None,
-        ge=0,
-        le=65535,
-        description="Serve them on this port as well; clockwork's was 5000. Unset: no second port.",
+    clockwork_api: bool = setting(False, "Serve clockwork's `POST` and `DELETE /schedule` on the api's port.")
+    clockwork_port: OrUnset[Port] = setting(
+        None, "Serve them on this port as well; clockwork's was 5000. Unset: no second port."
     )
-    clockwork_networks: Names = Field(
+    clockwork_networks: Annotated[Names, each_checked(_network)] = setting(
         (),
-        description="Comma-separated networks (`10.1.0.0/16`) whose clients need no API key for these endpoints; "
-        "clockwork's own clients send none.",
+        "Comma-separated networks (`10.1.0.0/16`) whose clients need no API key for these endpoints; clockwork's own "
+        "clients send none.",
     )
-    clockwork_same_key: Literal["keep", "reject"] = Field(
+    clockwork_same_key: Literal["keep", "reject"] = setting(
         "keep",
-        description="What happens to a schedule whose clientId and scheduleKey exist with other contents: `keep` "
-        "stores it beside the first, as clockwork does, `reject` refuses it.",
+        "What happens to a schedule whose clientId and scheduleKey exist with other contents: `keep` stores it "
+        "beside the first, as clockwork does, `reject` refuses it.",
     )
-    clockwork_create_topic: str = Field(
-        "schedule-create", min_length=1, description="Topic that `penstock clockwork-source` reads schedules from."
+    clockwork_create_topic: Name = setting(
+        "schedule-create", "Topic that `penstock clockwork-source` reads schedules from."
     )
-    clockwork_group: str = Field(
-        "clockwork-consumers", min_length=1, description="Consumer group of `penstock clockwork-source`."
+    clockwork_group: Name = setting("clockwork-consumers", "Consumer group of `penstock clockwork-source`.")
+    kafka_source_json_topics: Names = setting(
+        (), "Comma-separated topics of JSON schedules that `penstock kafka-source` reads."
     )
-    kafka_source_json_topics: Names = Field(
-        (), description="Comma-separated topics of JSON schedules that `penstock kafka-source` reads."
+    kafka_source_avro_topics: Names = setting((), "Comma-separated topics of Avro schedules that it reads.")
+    kafka_source_group: Name = setting("com.sky.kafka.scheduler", "Consumer group of `penstock kafka-source`.")
+    kafka_source_on_undecodable: Literal["cancel", "keep"] = setting(
+        "cancel", "What a record that cannot be read does to the delayed record under its key."
     )
-    kafka_source_avro_topics: Names = Field((), description="Comma-separated topics of Avro schedules that it reads.")
-    kafka_source_group: str = Field(
-        "com.sky.kafka.scheduler", min_length=1, description="Consumer group of `penstock kafka-source`."
-    )
-    kafka_source_on_undecodable: Literal["cancel", "keep"] = Field(
-        "cancel", description="What a record that cannot be read does to the delayed record under its key."
-    )
-
-    @field_validator("clockwork_networks")
-    @classmethod
-    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for entry in value:
-            try:
-                ipaddress.ip_network(entry)
-            except ValueError as exc:
-                raise ValueError(f"{entry!r} is not a network such as 10.1.0.0/16: {exc}") from None
-        return value
-
-    _unset_older_schedulers = field_validator("clockwork_port", mode="before")(empty_is_unset)
 
 
 class Scheduler0Settings(Group):
     """The section scheduler0's API of docs/configuration.md."""
 
-    scheduler0: bool = Field(
+    scheduler0: bool = setting(
         False,
-        description="The api also serves scheduler0's API, under /v1 and /api/v1, to clients with its "
-        "credentials (`penstock credential create`).",
+        "The api also serves scheduler0's API, under /v1 and /api/v1, to clients with its credentials (`penstock "
+        "credential create`).",
     )
-    scheduler0_auth_username: str | None = Field(
-        None, description="User of its peer mode (`x-peer: cmd` with Basic); unset: peer mode is off."
+    scheduler0_auth_username: OrUnset[str] = setting(
+        None, "User of its peer mode (`x-peer: cmd` with Basic); unset: peer mode is off."
     )
-    scheduler0_auth_password: SecretStr | None = Field(None, description="Password of that user.")
-    scheduler0_readable_secrets: bool = Field(
-        False,
-        description="Store secrets of new credentials in clear, so that they can be read again, as scheduler0 does.",
+    scheduler0_auth_password: OrUnset[SecretStr] = setting(None, "Password of that user.")
+    scheduler0_readable_secrets: bool = setting(
+        False, "Store secrets of new credentials in clear, so that they can be read again, as scheduler0 does."
     )
-    scheduler0_retry_max: int = Field(
-        5, ge=0, le=999, description="How often a failed callback is tried again; for new jobs."
-    )
-    scheduler0_retry_delay_seconds: float | None = Field(
+    scheduler0_retry_max: int = setting(5, "How often a failed callback is tried again; for new jobs.", ge=0, le=999)
+    scheduler0_retry_delay_seconds: OrUnset[float] = setting(
         None,
+        "Delay before each retry; unset: as PENSTOCK_RETRY_BASE_SECONDS and the related settings say.",
         ge=0,
         le=86_400,
-        description="Delay before each retry; unset: as PENSTOCK_RETRY_BASE_SECONDS and the related settings say.",
     )
-    scheduler0_timeout_seconds: float = Field(
-        30, gt=0, le=3600, description="Time for one callback, including redirects and the answer."
+    scheduler0_timeout_seconds: float = setting(
+        30, "Time for one callback, including redirects and the answer.", gt=0, le=3600
     )
-    scheduler0_payload_limit_bytes: int = Field(
-        2_000_000,
-        ge=1024,
-        le=100_000_000,
-        description="Maximum body of one callback; larger sets of jobs are sent in several.",
+    scheduler0_payload_limit_bytes: int = setting(
+        2_000_000, "Maximum body of one callback; larger sets of jobs are sent in several.", ge=1024, le=100_000_000
     )
-    scheduler0_any_status: bool = Field(
-        False, description="Accept any HTTP status of a callback as success, as scheduler0 does; otherwise only 2xx."
+    scheduler0_any_status: bool = setting(
+        False, "Accept any HTTP status of a callback as success, as scheduler0 does; otherwise only 2xx."
     )
-
-    _unset_scheduler0 = field_validator(
-        "scheduler0_auth_username", "scheduler0_auth_password", "scheduler0_retry_delay_seconds", mode="before"
-    )(empty_is_unset)
 
     def _scheduler0_problems(self) -> list[str]:
         if (self.scheduler0_auth_username is None) != (self.scheduler0_auth_password is None):

@@ -3,232 +3,196 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import NoDecode
+from pydantic import AfterValidator, SecretStr
 
 from penstock.protocol.api_key import ApiKey, check_plain_lengths, parse_entries
 from penstock.protocol.retry import Backoff
 from penstock.protocol.worker_names import check_worker_name
-from penstock.settings.values import DAY, PREFIX, Group, Names, Secrets, empty_is_unset, http_url, named_url
+from penstock.settings.values import (
+    DAY,
+    PREFIX,
+    Count,
+    Group,
+    HttpUrl,
+    Names,
+    OrUnset,
+    Port,
+    PositiveSeconds,
+    Seconds,
+    Secrets,
+    Share,
+    checked,
+    named_url,
+    setting,
+)
+
+
+def _trace_url(url: str) -> None:
+    if "{trace_id}" not in url or not url.startswith(("http://", "https://")):
+        raise ValueError("must be a URL such as https://jaeger/trace/{trace_id}, with {trace_id} in it")
 
 
 class ProcessSettings(Group):
     """The sections Running and Traces of docs/configuration.md."""
 
-    concurrency: int = Field(
-        2, ge=1, le=256, description="Concurrent receive loops of one process, unless `--loops` is given."
-    )
-    grace_seconds: float = Field(25, ge=0, description="Time to finish and hand back work after SIGTERM.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is logged.")
-    log_failure_details: bool = Field(
+    concurrency: int = setting(2, "Concurrent receive loops of one process, unless `--loops` is given.", ge=1, le=256)
+    grace_seconds: Seconds = setting(25, "Time to finish and hand back work after SIGTERM.")
+    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Lowest level that is logged.")
+    log_failure_details: bool = setting(
         True,
-        description="Log a failed attempt with the error's message and traceback, which may hold parts of a "
-        "payload; false: only its type, as always where payloads are encrypted.",
+        "Log a failed attempt with the error's message and traceback, which may hold parts of a payload; false: only "
+        "its type, as always where payloads are encrypted.",
     )
-    log_format: Literal["logfmt", "json"] = Field("logfmt", description="Format of log lines.")
+    log_format: Literal["logfmt", "json"] = setting("logfmt", "Format of log lines.")
 
-    traces: bool = Field(
+    traces: bool = setting(
         False,
-        description="Make OpenTelemetry spans, and pass trace contexts on; `OTEL_*` configures the export. Needs "
-        "`penstock[otel]`.",
+        "Make OpenTelemetry spans, and pass trace contexts on; `OTEL_*` configures the export. Needs `penstock[otel]`.",
     )
-    trace_url: str | None = Field(
-        None, description="The dashboard's link to a trace, `{trace_id}` standing for its id; unset: no link."
+    trace_url: OrUnset[Annotated[str, checked(_trace_url)]] = setting(
+        None, "The dashboard's link to a trace, `{trace_id}` standing for its id; unset: no link."
     )
-
-    _unset_traces = field_validator("trace_url", mode="before")(empty_is_unset)
-
-    @field_validator("trace_url")
-    @classmethod
-    def _names_trace(cls, value: str | None) -> str | None:
-        if value is not None and ("{trace_id}" not in value or not value.startswith(("http://", "https://"))):
-            raise ValueError("must be a URL such as https://jaeger/trace/{trace_id}, with {trace_id} in it")
-        return value
 
 
 class SchedulerSettings(Group):
     """The section Scheduler of docs/configuration.md."""
 
-    in_flight_seconds: float = Field(
+    in_flight_seconds: float = setting(
         1,
+        "The window of claimed, unsettled tasks is the number settled in this time, plus the running ones; the rest "
+        "wait in Postgres by priority.",
         gt=0,
         le=600,
-        description="The window of claimed, unsettled tasks is the number settled in this time, plus the running "
-        "ones; the rest wait in Postgres by priority.",
     )
-    in_flight_floor: int = Field(1000, ge=1, description="Smallest window.")
-    in_flight_limit: int = Field(100_000, ge=1, description="Largest window.")
-    claim_batch_size: int = Field(2000, ge=1, le=10000, description="Maximum number of tasks claimed by one statement.")
-    pack_max_tasks: int = Field(500, ge=1, le=1000, description="Maximum number of tasks in one outbound message.")
-    pack_seconds: float = Field(
-        1, gt=0, description="Maximum work in one outbound message, by the run times that workers report."
+    in_flight_floor: Count = setting(1000, "Smallest window.")
+    in_flight_limit: Count = setting(100_000, "Largest window.")
+    claim_batch_size: int = setting(2000, "Maximum number of tasks claimed by one statement.", ge=1, le=10000)
+    pack_max_tasks: int = setting(500, "Maximum number of tasks in one outbound message.", ge=1, le=1000)
+    pack_seconds: PositiveSeconds = setting(
+        1, "Maximum work in one outbound message, by the run times that workers report."
     )
-    fair_queues: bool = Field(
+    fair_queues: bool = setting(
         True,
-        description="On SQS, a message holds tasks of one tenant and carries its name as MessageGroupId, so that "
-        "SQS keeps a tenant with many messages from delaying others; false: tasks are packed regardless of their "
-        "tenant.",
+        "On SQS, a message holds tasks of one tenant and carries its name as MessageGroupId, so that SQS keeps a "
+        "tenant with many messages from delaying others; false: tasks are packed regardless of their tenant.",
     )
-    poll_seconds: float = Field(0.2, gt=0, le=60, description="Interval of looks for due tasks when no wake-up comes.")
-    priority_ageing_seconds: float = Field(
+    poll_seconds: float = setting(0.2, "Interval of looks for due tasks when no wake-up comes.", gt=0, le=60)
+    priority_ageing_seconds: Seconds = setting(
         0,
-        ge=0,
-        description="Tasks that higher priorities have kept waiting for this long get a tenth of each claim; 0: "
-        "priorities are strict.",
+        "Tasks that higher priorities have kept waiting for this long get a tenth of each claim; 0: priorities are "
+        "strict.",
     )
 
 
 class WorkerSettings(Group):
     """The section Worker of docs/configuration.md."""
 
-    worker_concurrency: int = Field(100, ge=1, description="Tasks that one worker process runs at once.")
-    worker_name: str | None = Field(
-        None, description="Name of this worker in what is shown of its tasks; unset: `host:pid`."
+    worker_concurrency: Count = setting(100, "Tasks that one worker process runs at once.")
+    worker_name: OrUnset[Annotated[str, checked(check_worker_name)]] = setting(
+        None, "Name of this worker in what is shown of its tasks; unset: `host:pid`."
     )
-    worker_threads: int = Field(16, ge=1, description="Threads for handlers that are plain functions.")
-    task_timeout_seconds: float = Field(
-        900, gt=0, description="Maximum run time of one attempt, unless the task or its action sets one."
+    worker_threads: Count = setting(16, "Threads for handlers that are plain functions.")
+    task_timeout_seconds: PositiveSeconds = setting(
+        900, "Maximum run time of one attempt, unless the task or its action sets one."
     )
 
-    bad_params_attempts: int | None = Field(
+    bad_params_attempts: OrUnset[Count] = setting(
         3,
-        ge=1,
-        description="Attempts of a task whose parameters do not fit its handler, unless its action sets a "
-        "number; unset: as many as for any other error.",
+        "Attempts of a task whose parameters do not fit its handler, unless its action sets a number; unset: as many "
+        "as for any other error.",
     )
-    unknown_action_attempts: int | None = Field(
+    unknown_action_attempts: OrUnset[Count] = setting(
         None,
-        ge=1,
-        description="Attempts of a task for which a worker has no handler, such as during a deploy; unset: as "
-        "many as for any other error.",
+        "Attempts of a task for which a worker has no handler, such as during a deploy; unset: as many as for any "
+        "other error.",
     )
 
-    control_url: str | None = Field(
-        None,
-        description="The api, which workers ask for cancelled tasks; unset: handlers do not learn of a cancellation.",
+    control_url: OrUnset[HttpUrl] = setting(
+        None, "The api, which workers ask for cancelled tasks; unset: handlers do not learn of a cancellation."
     )
-    control_api_key: SecretStr | None = Field(
-        None, description="The API key for control_url; it needs `worker` or `read`."
-    )
+    control_api_key: OrUnset[SecretStr] = setting(None, "The API key for control_url; it needs `worker` or `read`.")
 
-    result_compress_bytes: int | None = Field(
-        65_536,
-        ge=1024,
-        description="Results over this size are sent compressed if that makes them smaller; unset: never.",
+    result_compress_bytes: OrUnset[int] = setting(
+        65_536, "Results over this size are sent compressed if that makes them smaller; unset: never.", ge=1024
     )
 
-    wait_timeout_seconds: float = Field(
-        7 * DAY,
-        gt=0,
-        le=100 * 366 * DAY,
-        description="How long a task waits for its event, unless its handler sets a time.",
+    wait_timeout_seconds: float = setting(
+        7 * DAY, "How long a task waits for its event, unless its handler sets a time.", gt=0, le=100 * 366 * DAY
     )
-
-    _unset_worker = field_validator(
-        "bad_params_attempts",
-        "unknown_action_attempts",
-        "control_url",
-        "control_api_key",
-        "worker_name",
-        "result_compress_bytes",
-        mode="before",
-    )(empty_is_unset)
-    _http_of_worker = field_validator("control_url")(http_url)
-
-    @field_validator("worker_name")
-    @classmethod
-    def _worker_name(cls, value: str | None) -> str | None:
-        return None if value is None else check_worker_name(value)
 
 
 class SupervisorSettings(Group):
     """The section Supervisor of docs/configuration.md."""
 
-    supervisor_interval_seconds: float = Field(5, gt=0, description="Pause between two rounds of upkeep.")
-    retention_success_seconds: float = Field(7 * DAY, ge=0, description="Retention of SUCCESS records.")
-    retention_critical_error_seconds: float = Field(30 * DAY, ge=0, description="Retention of CRITICAL_ERROR records.")
-    retention_cancelled_seconds: float = Field(7 * DAY, ge=0, description="Retention of CANCELLED records.")
-    retention_schedule_runs_seconds: float = Field(
-        7 * DAY, ge=0, description="Retention of the runs of schedules and of imports."
-    )
-    schedule_batch_size: int = Field(
-        4000, ge=1, le=20_000, description="Maximum number of schedules fired in one transaction."
-    )
-    schedule_grace_seconds: float = Field(
+    supervisor_interval_seconds: PositiveSeconds = setting(5, "Pause between two rounds of upkeep.")
+    retention_success_seconds: Seconds = setting(7 * DAY, "Retention of SUCCESS records.")
+    retention_critical_error_seconds: Seconds = setting(30 * DAY, "Retention of CRITICAL_ERROR records.")
+    retention_cancelled_seconds: Seconds = setting(7 * DAY, "Retention of CANCELLED records.")
+    retention_schedule_runs_seconds: Seconds = setting(7 * DAY, "Retention of the runs of schedules and of imports.")
+    schedule_batch_size: int = setting(4000, "Maximum number of schedules fired in one transaction.", ge=1, le=20_000)
+    schedule_grace_seconds: float = setting(
         60,
+        "A fire no later than this is on time; a later one is missed, and the policy for missed fires applies.",
         ge=0,
         le=86_400,
-        description="A fire no later than this is on time; a later one is missed, and the policy for missed "
-        "fires applies.",
     )
-    retention_rejected_seconds: float = Field(30 * DAY, ge=0, description="Retention of rejected messages.")
-    payload_retention_seconds: float | None = Field(
-        None, ge=0, description="Retention of payloads of settled tasks; unset keeps them with the record."
+    retention_rejected_seconds: Seconds = setting(30 * DAY, "Retention of rejected messages.")
+    payload_retention_seconds: OrUnset[Seconds] = setting(
+        None, "Retention of payloads of settled tasks; unset keeps them with the record."
     )
-    result_retention_seconds: float | None = Field(
-        None, ge=0, description="Retention of results; unset keeps them with the record."
+    result_retention_seconds: OrUnset[Seconds] = setting(
+        None, "Retention of results; unset keeps them with the record."
     )
-    retention_waits_seconds: float = Field(
-        DAY, ge=0, description="Retention of answers that came before their task waits, and of answered tokens."
+    retention_waits_seconds: Seconds = setting(
+        DAY, "Retention of answers that came before their task waits, and of answered tokens."
     )
-    retention_jobs_seconds: float = Field(7 * DAY, ge=0, description="Retention of bulk jobs that have ended.")
-    retention_audit_seconds: float = Field(90 * DAY, ge=0, description="Retention of the audit log.")
-    retention_receipts_seconds: float = Field(
+    retention_jobs_seconds: Seconds = setting(7 * DAY, "Retention of bulk jobs that have ended.")
+    retention_audit_seconds: Seconds = setting(90 * DAY, "Retention of the audit log.")
+    retention_receipts_seconds: Seconds = setting(
         5 * DAY,
-        ge=0,
-        description="Retention of the receipts of inbound messages, which make a redelivery harmless; longer "
-        "than the inbound queue keeps messages.",
-    )
-
-    _unset_retention = field_validator("payload_retention_seconds", "result_retention_seconds", mode="before")(
-        empty_is_unset
+        "Retention of the receipts of inbound messages, which make a redelivery harmless; longer than the inbound "
+        "queue keeps messages.",
     )
 
 
 class AttemptSettings(Group):
     """The section Attempts of docs/configuration.md."""
 
-    max_attempts: int = Field(
-        10, ge=1, le=1000, description="Attempts before CRITICAL_ERROR, for tasks that set no number of their own."
+    max_attempts: int = setting(
+        10, "Attempts before CRITICAL_ERROR, for tasks that set no number of their own.", ge=1, le=1000
     )
-    retry_base_seconds: float = Field(5, gt=0, description="Delay after the first failed attempt.")
-    retry_factor: float = Field(2, ge=1, description="Growth of the delay from one attempt to the next.")
-    retry_cap_seconds: float = Field(3600, gt=0, description="Longest delay.")
-    retry_jitter: float = Field(0.2, ge=0, le=1, description="Share of each delay that is random, 0 to 1.")
-    spawn_actions: Names = Field(
+    retry_base_seconds: PositiveSeconds = setting(5, "Delay after the first failed attempt.")
+    retry_factor: float = setting(2, "Growth of the delay from one attempt to the next.", ge=1)
+    retry_cap_seconds: PositiveSeconds = setting(3600, "Longest delay.")
+    retry_jitter: Share = setting(0.2, "Share of each delay that is random, 0 to 1.")
+    spawn_actions: Names = setting(
         (),
-        description="Comma-separated actions (`mail.*`) that any task may spawn; others only if they have the "
-        "same route as the task that spawns them.",
+        "Comma-separated actions (`mail.*`) that any task may spawn; others only if they have the same route as the "
+        "task that spawns them.",
     )
-    heartbeat_seconds: float = Field(
-        20, gt=0, description="Interval of the heartbeats that a worker sends for a task that runs longer than this."
+    heartbeat_seconds: PositiveSeconds = setting(
+        20, "Interval of the heartbeats that a worker sends for a task that runs longer than this."
     )
-    cancel_poll_seconds: float = Field(
-        5, gt=0, description="A worker asks this often whether longer running tasks are still its own, see control_url."
+    cancel_poll_seconds: PositiveSeconds = setting(
+        5, "A worker asks this often whether longer running tasks are still its own, see control_url."
     )
-    ordering_on_critical_error: Literal["release", "hold"] = Field(
+    ordering_on_critical_error: Literal["release", "hold"] = setting(
         "release",
-        description="What a task in CRITICAL_ERROR does to its ordering key: `release` lets the next task run, "
-        "`hold` keeps all tasks behind it waiting until it is retried or an operator releases the key.",
+        "What a task in CRITICAL_ERROR does to its ordering key: `release` lets the next task run, `hold` keeps all "
+        "tasks behind it waiting until it is retried or an operator releases the key.",
     )
-    stale_after_seconds: float = Field(
-        120,
-        gt=0,
-        description="A task without a heartbeat for this long, plus the time that one may be in transit, is "
-        "tried again.",
+    stale_after_seconds: PositiveSeconds = setting(
+        120, "A task without a heartbeat for this long, plus the time that one may be in transit, is tried again."
     )
-    unsent_after_seconds: float = Field(
+    unsent_after_seconds: PositiveSeconds = setting(
         90,
-        gt=0,
-        description="A claim whose sending was never confirmed (the scheduler died) is released after this; "
-        "a send may take two thirds of it.",
+        "A claim whose sending was never confirmed (the scheduler died) is released after this; a send may take two "
+        "thirds of it.",
     )
-    untaken_after_seconds: float = Field(
-        6 * 3600,
-        gt=0,
-        description="A task without any heartbeat for this long is sent again even if its queue is busy.",
+    untaken_after_seconds: PositiveSeconds = setting(
+        6 * 3600, "A task without any heartbeat for this long is sent again even if its queue is busy."
     )
 
     @property
@@ -259,98 +223,68 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def _readable_entries(value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+    entries = [entry.get_secret_value() for entry in value]
+    parse_entries(entries)
+    check_plain_lengths(entries)
+    return value
+
+
+def _process_urls(value: tuple[str, ...]) -> tuple[str, ...]:
+    for entry in value:
+        named_url(entry)
+    return tuple(entry.rstrip("/") for entry in value)
+
+
 class HttpSettings(Group):
     """The section HTTP of docs/configuration.md."""
 
-    http_host: str = Field(
-        "127.0.0.1", description="Address of the api; an address other than loopback requires API keys."
-    )
-    http_port: int = Field(8080, ge=0, le=65535, description="Port of the api; 0 takes a free one.")
-    api_keys: Secrets = Field(
+    http_host: str = setting("127.0.0.1", "Address of the api; an address other than loopback requires API keys.")
+    http_port: Port = setting(8080, "Port of the api; 0 takes a free one.")
+    api_keys: Annotated[Secrets, AfterValidator(_readable_entries)] = setting(
         (),
-        description="Comma-separated keys of 16 characters or more with all permissions, or entries "
-        "`name:permissions:sha256` that hold only a key's digest, followed by `:tenant:actions` to bind one; "
-        "none = loopback only.",
+        "Comma-separated keys of 16 characters or more with all permissions, or entries `name:permissions:sha256` "
+        "that hold only a key's digest, followed by `:tenant:actions` to bind one; none = loopback only.",
     )
-    api_require_keys: bool = Field(
-        False, description="Require a key even if none is set here: those created by `penstock keys create`."
+    api_require_keys: bool = setting(
+        False, "Require a key even if none is set here: those created by `penstock keys create`."
     )
-    api_rate_limit: float | None = Field(
-        None,
-        gt=0,
-        description="Requests (entries of batches) per second for each key, or address; unset means no limit.",
+    api_rate_limit: OrUnset[float] = setting(
+        None, "Requests (entries of batches) per second for each key, or address; unset means no limit.", gt=0
     )
-    api_rate_burst: int | None = Field(
-        None, ge=1, description="Requests that may come at once; unset means those of one second."
+    api_rate_burst: OrUnset[Count] = setting(None, "Requests that may come at once; unset means those of one second.")
+    http_connections: Count = setting(
+        500, "Maximum number of connections of one api process; one more closes an idle one, or is answered with 503."
     )
-    http_connections: int = Field(
-        500,
-        ge=1,
-        description="Maximum number of connections of one api process; one more closes an idle one, or is "
-        "answered with 503.",
-    )
-    http_bytes_in_flight: int = Field(
+    http_bytes_in_flight: int = setting(
         64 * 1024 * 1024,
+        "Maximum bytes of bodies and answers that one api process holds at once, without the first 16 KiB of each "
+        "request; more are answered with 503. One request of the largest size and its answer always fit.",
         ge=1024 * 1024,
-        description="Maximum bytes of bodies and answers that one api process holds at once, without the first "
-        "16 KiB of each request; more are answered with 503. One request of the largest size and its answer "
-        "always fit.",
     )
-    result_waits_limit: int = Field(
-        20_000,
-        ge=1,
-        description="Maximum number of tasks that one api process waits for at once, over all calls of `result`.",
+    result_waits_limit: Count = setting(
+        20_000, "Maximum number of tasks that one api process waits for at once, over all calls of `result`."
     )
-    request_timeout_seconds: float = Field(
-        30, gt=0, le=3600, description="A request must have arrived within this; its first line and headers in 10 s."
+    request_timeout_seconds: float = setting(
+        30, "A request must have arrived within this; its first line and headers in 10 s.", gt=0, le=3600
     )
-    dashboard: bool = Field(True, description="The api serves the dashboard at `/`, beside `/rpc`.")
-    dashboard_session_seconds: float = Field(
-        12 * 3600, ge=60, le=30 * DAY, description="Lifetime of a dashboard session that was opened with an API key."
+    dashboard: bool = setting(True, "The api serves the dashboard at `/`, beside `/rpc`.")
+    dashboard_session_seconds: float = setting(
+        12 * 3600, "Lifetime of a dashboard session that was opened with an API key.", ge=60, le=30 * DAY
     )
-    dashboard_processes: Annotated[tuple[str, ...], NoDecode] = Field(
+    dashboard_processes: Annotated[Names, AfterValidator(_process_urls)] = setting(
         (),
-        description="Comma-separated base URLs of /readyz of processes, such as workers, whose state the "
-        "dashboard shows; `http://host:9464`, or `worker-1=http://host:9464` to name one.",
+        "Comma-separated base URLs of /readyz of processes, such as workers, whose state the dashboard shows; "
+        "`http://host:9464`, or `worker-1=http://host:9464` to name one.",
     )
-    api_url: str | None = Field(
-        None, description="The api's URL for commands such as `penstock task show` and for `Client()`."
+    api_url: OrUnset[HttpUrl] = setting(
+        None, "The api's URL for commands such as `penstock task show` and for `Client()`."
     )
-    api_key: SecretStr | None = Field(None, description="The API key that they send.")
-    metrics_host: str = Field("127.0.0.1", description="Address of /metrics, /healthz and /readyz.")
-    metrics_port: int | None = Field(
-        None,
-        ge=0,
-        le=65535,
-        description="Their port; unset means 9464 or, if that is in use, a free one; 0 a free one.",
+    api_key: OrUnset[SecretStr] = setting(None, "The API key that they send.")
+    metrics_host: str = setting("127.0.0.1", "Address of /metrics, /healthz and /readyz.")
+    metrics_port: OrUnset[Port] = setting(
+        None, "Their port; unset means 9464 or, if that is in use, a free one; 0 a free one."
     )
-
-    _unset_http = field_validator(
-        "api_url", "api_key", "api_rate_limit", "api_rate_burst", "metrics_port", mode="before"
-    )(empty_is_unset)
-    _http_of_api = field_validator("api_url")(http_url)
-
-    @field_validator("api_keys")
-    @classmethod
-    def _entries_can_be_read(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-        entries = [entry.get_secret_value() for entry in value]
-        parse_entries(entries)
-        check_plain_lengths(entries)
-        return value
-
-    @field_validator("dashboard_processes", mode="before")
-    @classmethod
-    def _split_processes(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return tuple(url.strip().rstrip("/") for url in value.split(",") if url.strip())
-        return value
-
-    @field_validator("dashboard_processes")
-    @classmethod
-    def _are_http(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for entry in value:
-            named_url(entry)
-        return value
 
     @property
     def needs_keys(self) -> bool:
@@ -377,28 +311,19 @@ class HttpSettings(Group):
 class ChaosSettings(Group):
     """The section Chaos of docs/configuration.md."""
 
-    chaos_postgres: float = Field(0, ge=0, le=1, description="Chance that a statement is refused before it runs.")
-    chaos_commit: float = Field(0, ge=0, le=1, description="Chance that the reply is lost after a commit.")
-    chaos_send: float = Field(
-        0,
-        ge=0,
-        le=1,
-        description="Chance that a send fails, wholly or in part; half of the failed messages were sent all the same.",
+    chaos_postgres: Share = setting(0, "Chance that a statement is refused before it runs.")
+    chaos_commit: Share = setting(0, "Chance that the reply is lost after a commit.")
+    chaos_send: Share = setting(
+        0, "Chance that a send fails, wholly or in part; half of the failed messages were sent all the same."
     )
-    chaos_receive: float = Field(
-        0, ge=0, le=1, description="Chance that a receive fails, or that its reply is lost with the messages in it."
+    chaos_receive: Share = setting(0, "Chance that a receive fails, or that its reply is lost with the messages in it.")
+    chaos_delete: Share = setting(0, "Chance that a delete fails, wholly or in part.")
+    chaos_extend: Share = setting(0, "Chance that an extension or a release fails, wholly or in part.")
+    chaos_duplicate: Share = setting(0, "Chance that a call's messages are sent twice, or delivered twice.")
+    chaos_handler: Share = setting(0, "Chance that a handler raises, before or after its work.")
+    chaos_delay_seconds: float = setting(
+        0, "Each statement and each call to SQS waits a random time up to this.", ge=0, le=60
     )
-    chaos_delete: float = Field(0, ge=0, le=1, description="Chance that a delete fails, wholly or in part.")
-    chaos_extend: float = Field(
-        0, ge=0, le=1, description="Chance that an extension or a release fails, wholly or in part."
-    )
-    chaos_duplicate: float = Field(
-        0, ge=0, le=1, description="Chance that a call's messages are sent twice, or delivered twice."
-    )
-    chaos_handler: float = Field(0, ge=0, le=1, description="Chance that a handler raises, before or after its work.")
-    chaos_delay_seconds: float = Field(
-        0, ge=0, le=60, description="Each statement and each call to SQS waits a random time up to this."
-    )
-    chaos_seed: int | None = Field(
-        None, description="The same seed gives the same faults in each process; unset: new ones at each start."
+    chaos_seed: OrUnset[int] = setting(
+        None, "The same seed gives the same faults in each process; unset: new ones at each start."
     )

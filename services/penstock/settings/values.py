@@ -8,14 +8,17 @@ import hashlib
 import os
 import re
 import secrets
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic_settings import NoDecode
 
 DAY = 86400
+T = TypeVar("T")
 PREFIX = "PENSTOCK_"
+_HTTP = ("http://", "https://")
 
 
 class Group(BaseModel):
@@ -27,6 +30,36 @@ class Group(BaseModel):
     model_config = ConfigDict(defer_build=True)  # only Settings is ever made, and to build each group too takes time
 
 
+def setting(default: Any, description: str, **bounds: Any) -> Any:
+    """A setting with its row of docs/configuration.md; bounds as of pydantic's ``Field``."""
+    return Field(default, description=description, **bounds)
+
+
+def checked(check: Callable[[str], object]) -> AfterValidator:
+    """For a text or a secret: the check raises ValueError, which names no secret."""
+
+    def validate(value: Any) -> Any:
+        check(_text_of(value))
+        return value
+
+    return AfterValidator(validate)
+
+
+def each_checked(check: Callable[[str], object]) -> AfterValidator:
+    """As :func:`checked`, for each text or secret of a tuple."""
+
+    def validate(values: Any) -> Any:
+        for value in values:
+            check(_text_of(value))
+        return values
+
+    return AfterValidator(validate)
+
+
+def _text_of(value: str | SecretStr) -> str:
+    return value.get_secret_value() if isinstance(value, SecretStr) else value
+
+
 def split_commas(value: Any) -> Any:
     """``one, two`` as a tuple; other values stay unchanged."""
     if isinstance(value, str):
@@ -34,27 +67,35 @@ def split_commas(value: Any) -> Any:
     return value
 
 
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_commas)]
-Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(split_commas)]
-
-
-def empty_is_unset(value: Any) -> Any:
-    """A variable that is set to nothing means the same as none."""
+def _empty_is_unset(value: Any) -> Any:
     return None if value == "" else value
 
 
-def readable_file(value: str | None) -> str | None:
-    if value is not None and not (os.path.isfile(value) and os.access(value, os.R_OK)):
-        raise ValueError(f"{value} is no file that can be read")
-    return value
+def _readable_file(path: str) -> None:
+    if not (os.path.isfile(path) and os.access(path, os.R_OK)):
+        raise ValueError(f"{path} is no file that can be read")
 
 
-def http_url(value: str | None) -> str | None:
-    if value is not None and not value.startswith(("http://", "https://")):
+def _http_url(url: str) -> None:
+    if not url.startswith(_HTTP):
         raise ValueError("must begin with http:// or https://")
-    if value is not None and "@" in value:
+    if "@" in url:
         raise ValueError("must hold no user and no password, for it is shown in logs")
-    return value
+
+
+# Types of settings
+
+OrUnset = Annotated[T | None, BeforeValidator(_empty_is_unset)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_commas)]
+Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(split_commas)]
+Seconds = Annotated[float, Field(ge=0)]
+PositiveSeconds = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Name = Annotated[str, Field(min_length=1)]
+HttpUrl = Annotated[str, checked(_http_url)]
+ReadableFile = Annotated[str, checked(_readable_file)]
 
 
 def check_database_url(url: str) -> None:
@@ -89,7 +130,6 @@ def _is_port(text: str) -> bool:
 
 
 _URL_NAME = re.compile(r"[0-9A-Za-z_.-]{0,60}")
-_HTTP = ("http://", "https://")
 
 
 def named_url(entry: str) -> tuple[str, str]:

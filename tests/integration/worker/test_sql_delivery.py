@@ -221,10 +221,10 @@ async def test_more_tasks_than_connections_all_run(
     ("given", "message"),
     [
         ({"a": {"statement": "select 1"}}, "PENSTOCK_SQL_STATEMENTS: a.dsn: Field required"),
-        ({"a": {"dsn": "mysql://x:geheim@y/z", "statement": "select 1"}}, "a.dsn must begin with postgresql://"),
+        ({"a": {"dsn": "mysql://x:geheim@y/z", "statement": "select 1"}}, "a.dsn: must begin with postgresql://"),
         (
             {"a": {"dsn": "postgresql://x:gehe/im@y:geheim/z", "statement": "select 1"}},
-            "a.dsn must be postgresql://user",
+            "a.dsn: must be postgresql://user",
         ),
         ({"a": {"dsn": "postgresql://x", "statement": ""}}, "a.statement"),
         ({"a": {"dsn": "postgresql://x", "statement": "select 1", "max_row": 1}}, "a.max_row"),

@@ -196,7 +196,7 @@ def test_nothing_in_a_group_takes_the_place_of_what_another_group_says() -> None
         for name in {*vars(group), *group.__annotations__}
         if not name.startswith(("__", "_abc_"))
     )
-    assert {"database_url", "_unset_database", "_database_problems", "backoff"} <= set(seen)
+    assert {"database_url", "_database_problems", "backoff"} <= set(seen)
     assert [name for name, count in seen.items() if count > 1] == ["model_config"]
 
 
