@@ -25,7 +25,7 @@ from penstock.protocol.reports import (
 )
 from penstock.protocol.trace_context import Hop
 from penstock.protocol.worker_names import worker_of
-from penstock.results.apply import Applied, apply_reports
+from penstock.results.apply import ApplySummary, apply_reports
 from penstock.results.watermark import ReadingNote
 from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import get_logger
@@ -33,7 +33,7 @@ from penstock.runtime.loop import SideTask
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue, settle
-from penstock.tasks.promotion import Turns
+from penstock.tasks.promotion import Promotions
 
 log = get_logger()
 
@@ -47,7 +47,7 @@ class Resulter(Consumer):
         self._store = store
         self._notifier = Notifier(store)
         super().__init__(database=store, notify=self._notifier.run, queue=results, settings=settings)
-        self._turns = Turns(store=store, notifier=self._notifier)
+        self._turns = Promotions(store=store, notifier=self._notifier)
         self._note = ReadingNote(store, hold_seconds=settings.visibility_timeout_seconds)
         self._rest: dict[str, list[Report]] = {}  # of messages whose other reports are stored, by receipt
 
@@ -151,27 +151,27 @@ class Resulter(Consumer):
 
     async def _record(self, reports: Sequence[Report], *, hurried: bool) -> None:
         started_ns = time_ns()
-        applied = await self._commit(reports, hurried=hurried)
+        summary = await self._commit(reports, hurried=hurried)
         spans = active.active()
         if spans is not None:
             spans.passed("settle", "settle", _ways(reports), started_ns=started_ns, count=len(reports))
         self._turns.settled()
-        if applied.settled or applied.waiting:
+        if summary.settled or summary.waiting:
             self._notifier.wake()  # there is room in the window
-        for entry in applied.unreadable:
+        for entry in summary.unreadable:
             log.warning("message_rejected", source="results", reason=entry.reason, bytes=len(entry.text))
         log.debug(
-            "recorded", succeeded=applied.succeeded, failed=applied.failed, waiting=applied.waiting,
-            stale=applied.stale,
+            "recorded", succeeded=summary.succeeded, failed=summary.failed, waiting=summary.waiting,
+            stale=summary.stale,
         )  # fmt: skip
 
-    async def _commit(self, reports: Sequence[Report], *, hurried: bool) -> Applied:
+    async def _commit(self, reports: Sequence[Report], *, hurried: bool) -> ApplySummary:
         async with self._store.transaction(hurried=hurried) as session:
-            applied = await apply_reports(session, reports, self._settings)
+            summary = await apply_reports(session, reports, self._settings)
             await enqueue.insert_rejected(
-                session, "results", [(entry.text, entry.reason) for entry in applied.unreadable]
+                session, "results", [(entry.text, entry.reason) for entry in summary.unreadable]
             )
-        return applied
+        return summary
 
 
 def _ways(reports: Sequence[Report]) -> list[Hop]:

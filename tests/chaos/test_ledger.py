@@ -18,9 +18,9 @@ async def _settled(store: Store, *, told: int | None = None) -> tuple[int, int]:
     """One task that was enqueued, claimed and finished; ``told``: the claim that its result speaks of."""
     async with store.transaction() as session:
         (entry,) = await enqueue.enqueue(session, [NewTask(action="work", payload="{}", unique_key="k")])
-        dispatch = await claims.claim(session, 1)
-        assert dispatch is not None
-        claim = dispatch.tasks[0].claim
+        batch = await claims.claim(session, 1)
+        assert batch is not None
+        claim = batch.tasks[0].claim
         await settle.finish(session, {(entry.id, claim): f'{{"claim": {told or claim}}}'})
     return entry.id, claim
 

@@ -87,11 +87,11 @@ class Lives:
 
     async def claim(self, limit: int = 1000) -> list[Claimed]:
         async with self.store.session() as session:
-            dispatch = await claims.claim(session, limit)
-            if dispatch is None:
+            batch = await claims.claim(session, limit)
+            if batch is None:
                 return []
-            await claims.confirm(session, dispatch.id)
-            return dispatch.tasks
+            await claims.confirm(session, batch.id)
+            return batch.tasks
 
     async def report(self, *reports: Report) -> None:
         async with self.store.transaction() as session:

@@ -18,8 +18,8 @@ from penstock.resulter import Resulter
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
 from penstock.submitter import Submitter
-from penstock.supervisor.payload_objects import Objects
-from penstock.supervisor.workflows import Advancing
+from penstock.supervisor.payload_objects import PayloadObjects
+from penstock.supervisor.workflows import WorkflowAdvancer
 from penstock.worker.handlers.actions import Registry
 from penstock.worker.process import Worker
 from tests.integration.apis import JSON, running
@@ -41,7 +41,7 @@ class Plant:
             store=store, outbound=queues["outbound"], settings=settings, open_queue=lambda name, label: queues[label]
         )
         self.resulter = Resulter(store=store, results=queues["results"], settings=settings)
-        self.objects = Objects(store=store, settings=settings)
+        self.objects = PayloadObjects(store=store, settings=settings)
         self.http: httpx.AsyncClient | None = None
         self._watch()
 
@@ -100,7 +100,7 @@ class Plant:
         """Move workflows on until none has events."""
         from penstock.db.notify import Notifier
 
-        advancing = Advancing(store=self.store, notifier=Notifier(self.store), settings=self.settings)
+        advancing = WorkflowAdvancer(store=self.store, notifier=Notifier(self.store), settings=self.settings)
         while await advancing.run_once() is not None:
             pass
 

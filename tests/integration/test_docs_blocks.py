@@ -40,7 +40,7 @@ from penstock.settings.loading import load_settings
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
 from penstock.submitter import Submitter
-from penstock.supervisor.bulk_jobs import Jobs
+from penstock.supervisor.bulk_jobs import BulkJobs
 from penstock.worker.handlers.actions import REGISTRY
 from penstock.worker.handlers.context import Context
 from tests.command_lines import find_command, options_of
@@ -341,7 +341,7 @@ class Stage:
 async def everything_done(store: Store, settings: Settings) -> Any:
     """Somebody does the tasks, whatever their actions are, and what a supervisor does for workflows and jobs."""
     lives = Lives(store, settings)
-    jobs = Jobs(store=store, changed=lambda: None)
+    jobs = BulkJobs(store=store, changed=lambda: None)
 
     async def live() -> None:
         while True:

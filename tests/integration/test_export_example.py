@@ -315,10 +315,10 @@ async def settle(store: Store, count: int) -> None:
     """Enqueue, claim and finish so many tasks."""
     async with store.session() as session:
         await enqueue.enqueue(session, [NewTask("export", json.dumps({"objectID": n})) for n in range(1, count + 1)])
-        dispatch = await claim.claim(session, count)
-        assert dispatch is not None
-        await claim.confirm(session, dispatch.id)
-        await settling.finish(session, {(task.id, task.claim): '{"written":true}' for task in dispatch.tasks})
+        batch = await claim.claim(session, count)
+        assert batch is not None
+        await claim.confirm(session, batch.id)
+        await settling.finish(session, {(task.id, task.claim): '{"written":true}' for task in batch.tasks})
 
 
 @pytest.mark.parametrize(

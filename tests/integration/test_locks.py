@@ -31,12 +31,12 @@ from penstock.settings.model import Settings
 from penstock.submitter import Submitter
 from penstock.supervisor.expiry import Expiry
 from penstock.supervisor.repair import Repair
-from penstock.supervisor.schedules import Firing
-from penstock.supervisor.workflows import Advancing
+from penstock.supervisor.schedules import ScheduleFiring
+from penstock.supervisor.workflows import WorkflowAdvancer
 from penstock.tasks import claim, ordering
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import settle as settling
-from penstock.tasks.promotion import Turns
+from penstock.tasks.promotion import Promotions
 from penstock.workflows.store import create_workflow
 from tests.claims import claim_id
 from tests.integration.apis import running
@@ -77,10 +77,10 @@ async def enqueue(store: Store, *tasks: NewTask) -> list[int]:
 async def claimed(store: Store, *tasks: NewTask) -> list[Claimed]:
     await enqueue(store, *tasks)
     async with store.session() as session:
-        dispatch = await claim.claim(session, 1000)
-        assert dispatch is not None
-        await claim.confirm(session, dispatch.id)
-    return sorted(dispatch.tasks, key=lambda task: task.id)
+        batch = await claim.claim(session, 1000)
+        assert batch is not None
+        await claim.confirm(session, batch.id)
+    return sorted(batch.tasks, key=lambda task: task.id)
 
 
 async def states(sql: Any, where: str = "true") -> dict[str, int]:
@@ -118,7 +118,7 @@ async def test_tasks_settle_while_a_program_holds_their_ordering_key(
     bodies = [encode_result(claim_id(task.id, task.claim), "1") for task in tasks]
     await put(results, f"[{','.join(bodies[:10])}]", *bodies[10:])
     resulter = Resulter(store=short, results=results, settings=settings)
-    turns = Turns(store=short, notifier=Notifier(short))
+    turns = Promotions(store=short, notifier=Notifier(short))
     async with program(database_url, HOLDS_K) as connection:
         while await resulter.run_once():
             pass
@@ -134,7 +134,7 @@ async def test_tasks_settle_while_a_program_holds_their_ordering_key(
 
 async def test_a_key_that_a_program_held_and_gave_back_is_forgotten(short: Store, database_url: str, sql: Any) -> None:
     (task,) = await claimed(short, NewTask("a", ordering_key="K"))
-    turns = Turns(store=short, notifier=Notifier(short))
+    turns = Promotions(store=short, notifier=Notifier(short))
     async with program(database_url, HOLDS_K):
         async with short.transaction() as session:
             assert await settling.finish(session, {(task.id, task.claim): "1"}) == 1
@@ -154,7 +154,7 @@ async def test_the_next_of_a_key_waits_for_the_program_that_replaces_it_and_noth
                   NewTask("b", ordering_key="L"))  # fmt: skip
     replaces = """select penstock_enqueue('a', '{"n": 2}', unique_key => 'k', ordering_key => 'K', "unique" => 'live',
                                           on_duplicate => 'replace')"""
-    turns = Turns(store=short, notifier=Notifier(short))
+    turns = Promotions(store=short, notifier=Notifier(short))
     async with program(database_url, replaces) as connection:
         async with short.transaction() as session:
             assert await settling.finish(session, {(task.id, task.claim): "1" for task in tasks}) == 2
@@ -285,7 +285,7 @@ async def test_one_schedule_whose_key_is_held_does_not_keep_the_others(
             )
             await change_schedule(session, "schedule.create", json.dumps(given).encode(), settings)
     await sql.execute("update penstock.schedule_clock set next_at = now(), due_at = now()")
-    firing = Firing(store=short, notifier=Notifier(short), settings=settings)
+    firing = ScheduleFiring(store=short, notifier=Notifier(short), settings=settings)
     async with program(database_url, HOLDS_K):
         assert (await firing.run_once()).tasks == 19
         assert (await firing.run_once()).schedules == 0
@@ -305,13 +305,13 @@ async def test_one_workflow_whose_key_is_held_does_not_keep_the_others(
     tasks = await claimed(short)
     async with short.transaction() as session:
         await settling.finish(session, {(task.id, task.claim): "1" for task in tasks})
-    advancing = Advancing(store=short, notifier=Notifier(short), settings=settings)
+    advancing = WorkflowAdvancer(store=short, notifier=Notifier(short), settings=settings)
     async with program(database_url, HOLDS_K):
         advanced = await advancing.run_once()
         assert advanced is not None
         assert advanced.started == 9
         assert await advancing.run_once() is None  # it is left alone for a while
-    advancing = Advancing(store=short, notifier=Notifier(short), settings=settings)
+    advancing = WorkflowAdvancer(store=short, notifier=Notifier(short), settings=settings)
     advanced = await advancing.run_once()
     assert advanced is not None
     assert advanced.started == 1
@@ -447,22 +447,22 @@ async def test_programs_that_enqueue_many_meet_no_deadlock_while_tasks_of_their_
     async def settle() -> None:
         while not ended.is_set():
             async with store.session() as session:
-                dispatch = await claim.claim(session, 6)
-            if dispatch is None:
+                batch = await claim.claim(session, 6)
+            if batch is None:
                 await asyncio.sleep(0.002)
                 continue
             try:
                 async with store.transaction() as session:
                     met["settled"] += await settling.finish(
-                        session, {(task.id, task.claim): "1" for task in dispatch.tasks}
+                        session, {(task.id, task.claim): "1" for task in batch.tasks}
                     )
             except Unavailable:
                 met["settled later"] += 1
 
-    async def end_turns() -> None:
+    async def promote_overdue() -> None:
         while not ended.is_set():
             async with store.transaction() as session:
-                met["promoted"] += await ordering.end_turns(session, 10)
+                met["promoted"] += await ordering.promote_overdue(session, 10)
             await asyncio.sleep(0.01)
 
     async def cancel() -> None:
@@ -477,7 +477,7 @@ async def test_programs_that_enqueue_many_meet_no_deadlock_while_tasks_of_their_
             await asyncio.sleep(0.05)
 
     async with asyncio.TaskGroup() as group:
-        for work in (settle, settle, end_turns, cancel):
+        for work in (settle, settle, promote_overdue, cancel):
             group.create_task(work())
         await asyncio.gather(*(programs(seed) for seed in range(8)))
         ended.set()
@@ -486,7 +486,7 @@ async def test_programs_that_enqueue_many_meet_no_deadlock_while_tasks_of_their_
     for detail in lost_to:
         assert pids.isdisjoint(re.findall(r"rocess (\d+)", detail)), detail
     async with store.transaction() as session:
-        while await ordering.end_turns(session, 10):
+        while await ordering.promote_overdue(session, 10):
             pass
     # Of each key that has tasks one may run, and no more.
     running = await sql.fetch(

@@ -109,10 +109,10 @@ async def enqueue(store: Store, *tasks: NewTask) -> list[int]:
 async def claimed(store: Store, *tasks: NewTask) -> list[Claimed]:
     await enqueue(store, *tasks)
     async with store.session() as session:
-        dispatch = await claims.claim(session, 1000)
-        assert dispatch is not None
-        await claims.confirm(session, dispatch.id)
-    return sorted(dispatch.tasks, key=lambda task: task.id)
+        batch = await claims.claim(session, 1000)
+        assert batch is not None
+        await claims.confirm(session, batch.id)
+    return sorted(batch.tasks, key=lambda task: task.id)
 
 
 async def count(sql: Any, state: str | None = None) -> int:
@@ -207,13 +207,13 @@ async def test_a_dispatch_that_could_not_be_confirmed_is_sent_anew_and_only_the_
 ) -> None:  # fmt: skip
     (task_id,) = await enqueue(store, NewTask("a"))
     async with refusals.during("53100", "commit", table="dispatch"):
-        # The claim writes a dispatch too; only its confirmation is to fail.
+        # The claim writes a batch too; only its confirmation is to fail.
         await refusals.end()
-        dispatch, _ = await scheduler._claim()
-        assert dispatch is not None
+        batch, _ = await scheduler._claim()
+        assert batch is not None
         await refusals.begin("53100", "commit", table="dispatch")
         with pytest.raises(Unavailable):
-            await scheduler._sender.dispatch(dispatch)
+            await scheduler._sender.dispatch(batch)
     eager = settings.model_copy(update={"unsent_after_seconds": 0.0})
     assert (
         await Repair(

@@ -68,9 +68,9 @@ async def test_every_example_of_the_protocol_page_is_true(
                     await enqueue.insert_rejected(session, "inbound", inbound.refused)
             elif kind == "outbound":
                 async with store.transaction() as session:
-                    dispatch = await claim.claim(session, 1)
-                assert dispatch is not None
-                [task] = dispatch.tasks
+                    batch = await claim.claim(session, 1)
+                assert batch is not None
+                [task] = batch.tasks
                 assert encode_call(task.id, task.claim, task.action, task.payload) == text.strip()
             elif kind == "results":
                 async with store.transaction() as session:

@@ -26,9 +26,9 @@ async def test_records_are_changed_removed_and_counted_beside_a_publication_for_
     await sql.execute(f"drop table if exists penstock.{ahead}")
     async with store.transaction() as session:
         await enqueue.enqueue(session, [NewTask("a"), NewTask("b"), NewTask("c")])
-        dispatch = await claim.claim(session, 3)
-        assert dispatch is not None
-        a, b, c = dispatch.tasks
+        batch = await claim.claim(session, 3)
+        assert batch is not None
+        a, b, c = batch.tasks
         await settle.fail(session, [Failure(a.id, a.claim, '{"code":1,"message":"x"}', None)])
         await settle.finish(session, {(b.id, b.claim): "1", (c.id, c.claim): "1"})
     await sql.execute("update penstock.tally set at = at - interval '2 hours'")

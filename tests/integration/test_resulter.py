@@ -40,7 +40,7 @@ from penstock.settings.model import Settings
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue, settle
 from penstock.tasks import stale as stale_tasks
-from penstock.tasks.records import Pace
+from penstock.tasks.records import ActionThroughput
 from tests.claims import claim_id
 from tests.integration.doors import postgres_away, put, rejected, sample
 
@@ -109,9 +109,9 @@ async def test_run_times_are_added_up_for_the_scheduler_beside_the_results(
     )
     assert (await task_of(task.id))["state"] == "SUCCESS"
     async with store.session() as session:
-        assert sorted(await claims.read_pace(session, 60), key=lambda pace: pace.action) == [
-            Pace("a", ended=1, timed=4, seconds=2.0),
-            Pace("b", ended=0, timed=1, seconds=4.0),
+        assert sorted(await claims.read_throughput(session, 60), key=lambda pace: pace.action) == [
+            ActionThroughput("a", ended=1, timed=4, seconds=2.0),
+            ActionThroughput("b", ended=0, timed=1, seconds=4.0),
         ]
 
 
@@ -125,7 +125,7 @@ async def test_run_times_that_make_no_sense_are_kept_as_rejected_and_harm_nobody
     assert (await task_of(task.id))["state"] == "SUCCESS"
     assert [body for _, body, _ in await rejected(store)] == junk
     async with store.session() as session:
-        assert await claims.read_pace(session, 60) == [Pace("a", ended=1, timed=0, seconds=0.0)]
+        assert await claims.read_throughput(session, 60) == [ActionThroughput("a", ended=1, timed=0, seconds=0.0)]
 
 
 async def test_what_postgres_cannot_store_is_replaced_in_the_name_of_a_timed_action(
@@ -133,7 +133,7 @@ async def test_what_postgres_cannot_store_is_replaced_in_the_name_of_a_timed_act
 ) -> None:
     await report(resulter, results, encode_run_times({"a\0b": (1, 1.0), "half \ud800": (1, 1.0)}))
     async with store.session() as session:
-        assert {pace.action for pace in await claims.read_pace(session, 60)} == {"a\ufffdb", "half \ufffd"}
+        assert {pace.action for pace in await claims.read_throughput(session, 60)} == {"a\ufffdb", "half \ufffd"}
 
 
 # Success

@@ -42,8 +42,8 @@ from penstock.resulter import Resulter
 from penstock.settings.loading import load_settings
 from penstock.settings.model import Settings
 from penstock.settings.values import DAY
-from penstock.supervisor.bulk_jobs import Jobs
-from penstock.supervisor.payload_retention import Emptying
+from penstock.supervisor.bulk_jobs import BulkJobs
+from penstock.supervisor.payload_retention import PayloadRetention
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue, reschedule, settle
 from penstock.tasks.commands import Restart
@@ -541,12 +541,12 @@ async def test_a_packed_result_is_stored_as_it_was_and_a_bomb_is_a_failed_attemp
 
 
 @pytest.fixture
-def emptying(store: Store, settings: Settings) -> Emptying:
+def emptying(store: Store, settings: Settings) -> PayloadRetention:
     kept = {"payload_retention_seconds": DAY + 60.0, "result_retention_seconds": 60.0}
-    return Emptying(store=store, settings=settings.model_copy(update=kept))
+    return PayloadRetention(store=store, settings=settings.model_copy(update=kept))
 
 
-async def walk(emptying: Emptying, now: datetime) -> int:
+async def walk(emptying: PayloadRetention, now: datetime) -> int:
     """Rounds until there is no more to look at."""
     total = 0
     for _ in range(40):
@@ -555,7 +555,7 @@ async def walk(emptying: Emptying, now: datetime) -> int:
 
 
 async def test_results_go_before_payloads_and_payloads_before_records(
-    store: Store, settings: Settings, sql: Any, emptying: Emptying
+    store: Store, settings: Settings, sql: Any, emptying: PayloadRetention
 ) -> None:
     done, failed, cancelled = await make(store, 3)
     (empty,) = [task.id for task in await enqueue_empty(store)]
@@ -606,7 +606,7 @@ async def enqueue_empty(store: Store) -> Any:
 
 
 async def test_a_bulk_retry_tells_of_payloads_that_are_gone(
-    store: Store, settings: Settings, sql: Any, emptying: Emptying
+    store: Store, settings: Settings, sql: Any, emptying: PayloadRetention
 ) -> None:
     ids = await make(store, 2)
     async with store.transaction() as session:
@@ -615,7 +615,7 @@ async def test_a_bulk_retry_tells_of_payloads_that_are_gone(
     async with running(store, settings) as api:
         with Client(api.url) as client:
             job = (await asyncio.to_thread(client.bulk_retry, states=["CANCELLED"]))["job"]
-            jobs = Jobs(store=store, changed=lambda: None)
+            jobs = BulkJobs(store=store, changed=lambda: None)
             while await jobs.run_once():
                 pass
             ended = await asyncio.to_thread(client.job, job)
@@ -624,7 +624,7 @@ async def test_a_bulk_retry_tells_of_payloads_that_are_gone(
 
 
 async def test_many_that_settled_at_once_are_emptied_step_by_step_and_seen_once(
-    store: Store, settings: Settings, sql: Any, emptying: Emptying, monkeypatch: pytest.MonkeyPatch
+    store: Store, settings: Settings, sql: Any, emptying: PayloadRetention, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.supervisor.payload_retention._MOST", 100)
     monkeypatch.setattr("penstock.supervisor.payload_retention._FEW", 25)
@@ -633,20 +633,20 @@ async def test_many_that_settled_at_once_are_emptied_step_by_step_and_seen_once(
         claimed, _ids = await claim(store)
         await finish(store, claimed, ids)
     looked: list[int] = []
-    real = Emptying._step
+    real = PayloadRetention._step
 
-    async def counted(self: Emptying, *args: Any, **kwargs: Any) -> int | None:
+    async def counted(self: PayloadRetention, *args: Any, **kwargs: Any) -> int | None:
         changed = await real(self, *args, **kwargs)
         looked.append(changed or 0)
         return changed
 
-    monkeypatch.setattr(Emptying, "_step", counted)
+    monkeypatch.setattr(PayloadRetention, "_step", counted)
     later = datetime.now(UTC) + timedelta(days=3)
     assert await walk(emptying, later) == 2 * 960
     assert max(looked) <= 100
     assert await sql.fetchval("select count(*) from penstock.task_history where payload_gone and result_gone") == 960
     assert await walk(emptying, later) == 0
-    other = Emptying(store=store, settings=settings)
+    other = PayloadRetention(store=store, settings=settings)
     assert await other.run_once() == 0, "nothing is emptied unless it is asked for"
 
 

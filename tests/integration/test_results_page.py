@@ -23,19 +23,16 @@ async def work(store: Store) -> None:
     """What scheduler, worker and resulter do together, until it is cancelled."""
     while True:
         async with store.transaction() as session:
-            dispatch = await claim.claim(session, 1000)
-            if dispatch is not None:
-                done = {t.id: json.loads(t.payload) for t in dispatch.tasks if t.action == "double"}
-                failed = [t.id for t in dispatch.tasks if t.action == "fail"]
+            batch = await claim.claim(session, 1000)
+            if batch is not None:
+                done = {t.id: json.loads(t.payload) for t in batch.tasks if t.action == "double"}
+                failed = [t.id for t in batch.tasks if t.action == "fail"]
                 await settle.finish(
                     session,
-                    {
-                        (task_id, dispatch.id): json.dumps({"doubled": 2 * given["n"]})
-                        for task_id, given in done.items()
-                    },
+                    {(task_id, batch.id): json.dumps({"doubled": 2 * given["n"]}) for task_id, given in done.items()},
                 )
                 error = '{"code": -32000, "message": "ValueError: no luck"}'
-                await settle.fail(session, [Failure(task_id, dispatch.id, error, None) for task_id in failed])
+                await settle.fail(session, [Failure(task_id, batch.id, error, None) for task_id in failed])
                 await session.fetch("notify_work", CHANNEL)
         await asyncio.sleep(0.01)
 

@@ -25,7 +25,7 @@ from penstock.protocol.task import NewTask
 from penstock.protocol.wait_tokens import make_token
 from penstock.results.apply import apply_reports
 from penstock.settings.model import Settings
-from penstock.supervisor.bulk_jobs import Jobs
+from penstock.supervisor.bulk_jobs import BulkJobs
 from penstock.tasks import claim, enqueue, settle, tenant_stats
 from tests.integration.apis import running
 
@@ -286,7 +286,7 @@ async def test_no_method_shows_or_changes_what_is_anothers(stand: Stand, store: 
     async with store.session() as session:
         rows = await session.fetch("list_jobs", None, 100, "acme")
     assert rows, "the bulk operations of acme were made, and are about its tasks alone"
-    jobs = Jobs(store=store, changed=lambda: None)
+    jobs = BulkJobs(store=store, changed=lambda: None)
     while await jobs.run_once():
         pass
     after = await _everything(sql)
@@ -342,7 +342,7 @@ async def test_a_bound_key_does_all_with_what_is_its_own(stand: Stand, store: St
     assert (await stand.acme.ask("status", id=run["task_id"]))["tenant"] == "acme"
     assert len((await stand.acme.ask("schedule.runs", name="n"))["runs"]) == 1
     job = (await stand.acme.ask("bulk.cancel", all=True))["job"]
-    jobs = Jobs(store=store, changed=lambda: None)
+    jobs = BulkJobs(store=store, changed=lambda: None)
     while await jobs.run_once():
         pass
     assert (await stand.acme.ask("job.get", id=job))["state"] == "DONE"

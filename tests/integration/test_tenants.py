@@ -27,7 +27,7 @@ from penstock.results.spawn import Spawner, hold_spawners, spawn_children
 from penstock.scheduler.process import Scheduler
 from penstock.schedules.firing import fire_due
 from penstock.settings.model import Settings
-from penstock.supervisor.limits import Rules
+from penstock.supervisor.limits import LimitUpkeep
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import reschedule, settle
@@ -122,11 +122,11 @@ async def test_a_tenant_stays_with_a_task_all_its_life(store: Store, task_of: An
         await reschedule.restart(session, [task])
     assert (await task_of(task))["tenant"] == "acme"
     async with store.session() as session:
-        dispatch = await claims.claim(session, 10)
-    assert dispatch is not None
-    assert [claimed.tenant for claimed in dispatch.tasks] == ["acme"]
+        batch = await claims.claim(session, 10)
+    assert batch is not None
+    assert [claimed.tenant for claimed in batch.tasks] == ["acme"]
     async with store.transaction() as session:
-        await settle.finish(session, {(task, dispatch.id): "1"})
+        await settle.finish(session, {(task, batch.id): "1"})
     assert ((await task_of(task))["tenant"], (await task_of(task))["state"]) == ("acme", "SUCCESS")
 
 
@@ -197,10 +197,10 @@ async def test_a_workflow_and_all_that_it_makes_are_for_its_tenant(store: Store,
     rows = await sql.fetch("select tenant, ordering_key from penstock.task where workflow = $1", flow.id)
     assert [tuple(row) for row in rows] == [("acme", "acme\x1fo")]
     async with store.session() as session:
-        dispatch = await claims.claim(session, 1)
-    assert dispatch is not None
+        batch = await claims.claim(session, 1)
+    assert batch is not None
     async with store.transaction() as session:
-        await settle.finish(session, {(dispatch.tasks[0].id, dispatch.id): "null"})
+        await settle.finish(session, {(batch.tasks[0].id, batch.id): "null"})
         again = await cancel_workflow(
             session, read_command("workflow.cancel", b'{"key":"k","tenant":"other"}', settings), settings
         )  # type: ignore[arg-type]
@@ -214,9 +214,9 @@ async def test_a_workflow_and_all_that_it_makes_are_for_its_tenant(store: Store,
 async def test_what_a_plain_task_spawns_is_for_its_tenant(store: Store, sql: Any) -> None:
     await enqueue(store, NewTask("a", tenant="acme"))
     async with store.session() as session:
-        dispatch = await claims.claim(session, 1)
-    assert dispatch is not None
-    pair = dispatch.tasks[0].id, dispatch.id
+        batch = await claims.claim(session, 1)
+    assert batch is not None
+    pair = batch.tasks[0].id, batch.id
     async with store.transaction() as session:
         spawners = {pair: Spawner("[]", [NewTask("child")])}
         await spawn_children(session, spawners, await hold_spawners(session, spawners))
@@ -288,11 +288,9 @@ async def test_a_dead_letter_that_is_sent_again_keeps_its_group(
 ) -> None:
     await enqueue(store, NewTask("a", tenant="acme"), NewTask("a", tenant="acme"))
     async with store.session() as session:
-        dispatch = await claims.claim(session, 2)
-    assert dispatch is not None
-    calls = [
-        {"jsonrpc": "2.0", "method": "a", "params": {}, "id": f"{task.id}:{task.claim}"} for task in dispatch.tasks
-    ]
+        batch = await claims.claim(session, 2)
+    assert batch is not None
+    calls = [{"jsonrpc": "2.0", "method": "a", "params": {}, "id": f"{task.id}:{task.claim}"} for task in batch.tasks]
     dead = transport.queue(f"{settings.outbound_queue}-dlq", label="outbound-dlq")
     report = await dead.send([Outgoing(json.dumps(calls), {}, "acme")])
     assert report.failed == []
@@ -467,7 +465,7 @@ async def test_the_supervisor_forgets_what_a_rate_left_once_it_is_full(
     await drain([scheduler_of(store, sent, settings)], sent, sql, until=1)
     await sql.execute("delete from penstock.gate")
     await sql.execute("update penstock.tenant_pace set refilled_at = now() - interval '1 hour'")
-    rules = Rules(store=store, outbound=outbound, open_queue=open_none)
+    rules = LimitUpkeep(store=store, outbound=outbound, open_queue=open_none)
     await rules.run_once()
     assert await sql.fetchval("select count(*) from penstock.tenant_pace") == 0
 
@@ -475,9 +473,9 @@ async def test_the_supervisor_forgets_what_a_rate_left_once_it_is_full(
 async def test_where_no_rule_is_a_plain_claim_is_all(store: Store, sent: Outbound, settings: Settings) -> None:
     await enqueue(store, *(NewTask("a", tenant="acme") for _ in range(3)), NewTask("a"))
     async with store.session() as session:
-        dispatch = await claims.claim(session, 10)
-    assert dispatch is not None
-    assert len(dispatch.tasks) == 4
+        batch = await claims.claim(session, 10)
+    assert batch is not None
+    assert len(batch.tasks) == 4
 
 
 async def test_another_endpoint_takes_groups_on_a_standard_queue(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from penstock.protocol.reports import decode_reports, encode_result, encode_wait
 from penstock.protocol.task import Claimed, Failure, NewTask, State
 from penstock.protocol.wait_tokens import make_token
 from penstock.resulter import Resulter
-from penstock.results.apply import Applied, apply_reports
+from penstock.results.apply import ApplySummary, apply_reports
 from penstock.results.wait_answers import give_up_overdue
 from penstock.results.wait_store import delete_ended_waits
 from penstock.scheduler.process import Scheduler
@@ -56,12 +56,12 @@ class World:
         self.store = store
         self.settings = settings
 
-    async def report(self, *texts: str, **changes: Any) -> Applied:
+    async def report(self, *texts: str, **changes: Any) -> ApplySummary:
         async with self.store.transaction() as session:
             reports = decode_reports(join_batch(texts), batch_limit=10_000)
             return await apply_reports(session, reports, self.settings.model_copy(update=changes))
 
-    async def wait(self, task: Claimed, token: str, timeout: float | None = 3600, **more: Any) -> Applied:
+    async def wait(self, task: Claimed, token: str, timeout: float | None = 3600, **more: Any) -> ApplySummary:
         return await self.report(encode_wait(name(task), token, timeout=timeout, **more))
 
     async def waiting(self, *tasks: NewTask, token: str = "t") -> Claimed:

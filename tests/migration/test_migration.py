@@ -525,11 +525,11 @@ def test_postgres_16_carries_tasks_through_their_whole_life(url_16: str) -> None
                 )
             first, second, third = (answer.id for answer in answers)
             async with store.session() as session:
-                dispatch = await claim.claim(session, 10)
-                assert dispatch is not None
-                assert [task.id for task in dispatch.tasks] == [first, third]
-                await claim.confirm(session, dispatch.id)
-            claims = {task.id: task.claim for task in dispatch.tasks}
+                batch = await claim.claim(session, 10)
+                assert batch is not None
+                assert [task.id for task in batch.tasks] == [first, third]
+                await claim.confirm(session, batch.id)
+            claims = {task.id: task.claim for task in batch.tasks}
             async with store.transaction() as session:
                 assert await settle.finish(session, {(first, claims[first]): '{"ok":true}'}) == 1
                 error = '{"code":1,"message":"boom"}'

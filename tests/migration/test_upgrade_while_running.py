@@ -164,10 +164,10 @@ def test_tasks_in_every_state_live_on_over_an_upgrade(empty_database_url: str, r
                 assert await settle.cancel(session, [5]) == {5}
                 assert await reschedule.restart(session, [6]) == {6: State.SCHEDULED}
             async with store.session() as session:
-                dispatch = await claiming.claim(session, 10)
-                assert dispatch is not None
-                await claiming.confirm(session, dispatch.id)
-            claims = {task.id: task.claim for task in dispatch.tasks}
+                batch = await claiming.claim(session, 10)
+                assert batch is not None
+                await claiming.confirm(session, batch.id)
+            claims = {task.id: task.claim for task in batch.tasks}
             assert set(claims) == {2, 3, 4, 6}
             async with store.transaction() as session:
                 assert await settle.finish(session, {(task, claims[task]): "1" for task in (2, 3, 6)}) == 3

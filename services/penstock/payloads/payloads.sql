@@ -2,7 +2,7 @@
 -- An object is needed as long as the record of its task names it, wherever that stands; so whatever removes or empties
 -- a record, by whichever statement, need not know of objects. No plain task has a row here.
 
--- name: adopt_objects
+-- name: reference_objects
 -- $1 names, $2 the tasks that name them, in the transaction that stores those.
 insert into penstock.payload_object (name, task_id) select * from unnest($1::text[], $2::bigint[])
 on conflict do nothing;
@@ -11,7 +11,7 @@ on conflict do nothing;
 -- $1 names. The tasks that name these objects already.
 select name, task_id from penstock.payload_object where name = any($1::text[]) and task_id <> 0;
 
--- name: doom_objects
+-- name: delete_objects_later
 -- $1 names. Objects that nobody needs, whoever knows of them.
 insert into penstock.payload_object (name, task_id, doomed) select distinct n, 0, true from unnest($1::text[]) n
 on conflict do nothing;

@@ -40,7 +40,7 @@ from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
 from penstock.settings.model import Settings
 from penstock.tasks import settle
-from penstock.tasks.objects import adopt
+from penstock.tasks.objects import reference_objects
 from penstock.tasks.records import Pair
 
 ERROR_LIMIT_BYTES = 32_768  # of one attempt's error; a task may keep as many as it has attempts
@@ -66,7 +66,7 @@ _decode_head = msgspec.json.Decoder(_Head).decode
 
 
 @dataclass(slots=True)
-class Applied:
+class ApplySummary:
     """What a set of reports did. ``stale``: reports whose claim no longer holds its task; no harm, no change.
 
     postponed: attempts given back, for their payload could not be had, and results whose tasks cannot be read here.
@@ -85,14 +85,14 @@ class Applied:
         return self.succeeded + self.failed
 
 
-async def apply_reports(session: Session, reports: Sequence[Report], settings: Settings) -> Applied:
+async def apply_reports(session: Session, reports: Sequence[Report], settings: Settings) -> ApplySummary:
     """Record reports, inside a transaction; the caller keeps ``unreadable`` as rejected."""
-    applied = Applied()
+    summary = ApplySummary()
     sorted_ = _sort(reports)
-    applied.unreadable = sorted_.unreadable
-    outcomes = await _newest_outcomes(session, sorted_.outcomes, applied)
+    summary.unreadable = sorted_.unreadable
+    outcomes = await _newest_outcomes(session, sorted_.outcomes, summary)
     if sorted_.any_waits:
-        outcomes = await _begin_waits(session, outcomes, applied, settings)
+        outcomes = await _begin_waits(session, outcomes, summary, settings)
     results: dict[Pair, str] = {}
     workers: dict[Pair, str | None] = {}
     failed: dict[Pair, Failed] = {}
@@ -115,8 +115,8 @@ async def apply_reports(session: Session, reports: Sequence[Report], settings: S
                 except RpcError as exc:
                     problem = _bad_children(report, exc)
                 except (PayloadUnavailable, PayloadLost) as exc:
-                    applied.unreadable.append(_not_opened(report, session.fence.name(task_id, claim), exc))
-                    applied.postponed += 1
+                    summary.unreadable.append(_not_opened(report, session.fence.name(task_id, claim), exc))
+                    summary.postponed += 1
                     continue
             if problem is None:
                 results[task_id, claim] = (
@@ -140,25 +140,25 @@ async def apply_reports(session: Session, reports: Sequence[Report], settings: S
             report = outcomes[pair[0]][1]
             assert isinstance(report, Succeeded)  # no other brings tasks along
             failed[pair] = _bad_children(report, reason)
-    applied.succeeded = await settle.finish(session, results, workers)
+    summary.succeeded = await settle.finish(session, results, workers)
     sealed = [(result, pair[0]) for pair, result in results.items() if result.startswith(MARK)]
     if sealed:
-        await adopt(session, sealed)
+        await reference_objects(session, sealed)
     if held:
         await spawn_children(session, spawners, held)
     if failed:
         put_off = {pair: report for pair, report in failed.items() if report.hints.not_begun}
         if put_off:
-            applied.postponed += await _postpone(session, put_off)
+            summary.postponed += await _postpone(session, put_off)
             failed = {pair: report for pair, report in failed.items() if pair not in put_off}
-        applied.failed = await _fail(session, failed, settings)
-    applied.stale += len(outcomes) - applied.settled - applied.waiting - applied.postponed
+        summary.failed = await _fail(session, failed, settings)
+    summary.stale += len(outcomes) - summary.settled - summary.waiting - summary.postponed
     if sorted_.signs:
-        applied.alive = await _note_signs(session, sorted_.signs, outcomes)
+        summary.alive = await _note_signs(session, sorted_.signs, outcomes)
     await settle.note_run_times(session, sorted_.run_times)
-    if applied.stale:
-        metrics.STALE_RESULTS.inc(applied.stale)
-    return applied
+    if summary.stale:
+        metrics.STALE_RESULTS.inc(summary.stale)
+    return summary
 
 
 @dataclass(slots=True)
@@ -206,7 +206,7 @@ async def _taken_by_others(session: Session, results: Mapping[Pair, str]) -> lis
 
 
 async def _newest_outcomes(
-    session: Session, reports: Sequence[Outcome], applied: Applied
+    session: Session, reports: Sequence[Outcome], summary: ApplySummary
 ) -> dict[int, tuple[int, Outcome]]:
     """One outcome a task, of its newest claim: the statements need distinct ids. Older ones count as stale."""
     by_attempt = [
@@ -222,11 +222,11 @@ async def _newest_outcomes(
             claim = claims.get((report.task_id, report.attempt))
         held = newest.get(report.task_id)
         if claim is None or (held is not None and held[0] >= claim):
-            applied.stale += 1
+            summary.stale += 1
             log.info("stale_result", task_id=report.task_id, claim=claim)
             continue
         if held is not None:
-            applied.stale += 1
+            summary.stale += 1
         newest[report.task_id] = (claim, report)
     return newest
 
@@ -251,13 +251,13 @@ async def _note_signs(session: Session, signs: Sequence[Progress], outcomes: Map
 
 
 async def _begin_waits(
-    session: Session, outcomes: Mapping[int, tuple[int, Outcome]], applied: Applied, settings: Settings
+    session: Session, outcomes: Mapping[int, tuple[int, Outcome]], summary: ApplySummary, settings: Settings
 ) -> dict[int, tuple[int, Outcome]]:
     """Put to wait what is to; what has its answer already has it in the place of its wait."""
     waits = [report for _, report in outcomes.values() if type(report) is Waiting]
-    begun = await begin_waits(session, waits, settings.wait_timeout_seconds)
-    applied.waiting = begun.waiting
-    settled = {report.task_id: (report.claim or 0, report) for report in begun.settled}
+    outcome = await begin_waits(session, waits, settings.wait_timeout_seconds)
+    summary.waiting = outcome.waiting
+    settled = {report.task_id: (report.claim or 0, report) for report in outcome.settled}
     return {**outcomes, **settled}
 
 

@@ -39,7 +39,7 @@ log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class AnswerOutcome:
     """What an answer did.
 
     id, state: of the task that it settled, or settled before; None for one that is kept. kept: no task waits for it
@@ -52,7 +52,7 @@ class Answered:
     duplicate: bool = False
 
 
-async def answer_wait(session: Session, command: AnswerWait) -> Answered:
+async def answer_wait(session: Session, command: AnswerWait) -> AnswerOutcome:
     """Settle what waits for a token, inside a transaction, or keep the answer for a task that has yet to wait.
 
     Raises StateConflict: the task is settled, or the attempt that the token was made for is over; AnsweredAlready:
@@ -69,7 +69,7 @@ async def answer_wait(session: Session, command: AnswerWait) -> Answered:
     return answered
 
 
-async def _answer(session: Session, command: AnswerWait) -> Answered:
+async def _answer(session: Session, command: AnswerWait) -> AnswerOutcome:
     kept = await _kept(session, command)
     token = await keep_answer(session, kept, command.answer, command.digest)
     made_for = claim_of_token(command.token)
@@ -77,21 +77,21 @@ async def _answer(session: Session, command: AnswerWait) -> Answered:
         if made_for is not None and not await settle.read_attempts(session, [made_for]):
             await forget_token(session, kept)
             raise await _too_late(session, made_for)
-        return Answered(None, None, kept=True)
+        return AnswerOutcome(None, None, kept=True)
     if token.active and await _settle(session, token, command):
         assert token.pair is not None
-        return Answered(token.pair[0], await _state_of(session, token.pair[0]))
+        return AnswerOutcome(token.pair[0], await _state_of(session, token.pair[0]))
     is_same = token.digest == command.digest
     if token.pair is None:
         if is_same:
-            return Answered(None, None, kept=True, duplicate=True)
+            return AnswerOutcome(None, None, kept=True, duplicate=True)
         raise AnsweredAlready(None, None)
     if token.active:
         await end_waits(session, [kept])  # its task was cancelled at this very moment
     task_id = token.pair[0]
     state = await _state_of(session, task_id)
     if is_same:
-        return Answered(task_id, state, duplicate=True)
+        return AnswerOutcome(task_id, state, duplicate=True)
     if state is None:
         raise TaskNotFound(task_id)
     if state.final or made_for is not None:
@@ -100,7 +100,7 @@ async def _answer(session: Session, command: AnswerWait) -> Answered:
         raise StateConflict(task_id, state, "answered")
     # The attempt that waited is over and another is to come, which may wait for the same token.
     await keep_next_answer(session, kept, command.answer, command.digest)
-    return Answered(None, None, kept=True)
+    return AnswerOutcome(None, None, kept=True)
 
 
 async def _kept(session: Session, command: AnswerWait) -> str:

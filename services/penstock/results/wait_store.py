@@ -39,7 +39,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class NewWait:
     """What became of a wait: ``noted``, or its token has an answer or another task already. ``state``: the task's.
     ``token``: as it is kept, see ``wire.kept_token``."""
 
@@ -50,7 +50,7 @@ class Noted:
     noted: bool
 
 
-async def note_waits(session: Session, waits: Sequence[Waiting], default_seconds: float) -> list[Noted]:
+async def note_waits(session: Session, waits: Sequence[Waiting], default_seconds: float) -> list[NewWait]:
     """Note what tasks wait for, inside a transaction; of claims that hold no more there is no answer.
 
     Ids are distinct, and so are tokens. default_seconds: of a wait that does not say how long.
@@ -61,16 +61,17 @@ async def note_waits(session: Session, waits: Sequence[Waiting], default_seconds
         [msgspec.json.encode(w.policy).decode() for w in waits], [claim_of_token(w.token) is None for w in waits],
     )  # fmt: skip
     return [
-        Noted((row["id"], row["claim"]), row["action"], State(row["state"]), row["token"], row["noted"]) for row in rows
+        NewWait((row["id"], row["claim"]), row["action"], State(row["state"]), row["token"], row["noted"])
+        for row in rows
     ]
 
 
-async def put_to_wait(session: Session, waits: Sequence[Noted], workers: Mapping[Pair, str | None]) -> set[Pair]:
+async def suspend(session: Session, waits: Sequence[NewWait], workers: Mapping[Pair, str | None]) -> set[Pair]:
     """ACQUIRED to WAITING for each that is not there yet; returns those whose claim holds. workers: who told it."""
     if not waits:
         return set()
     rows = await session.fetch(
-        "put_to_wait", [wait.pair[0] for wait in waits], [wait.pair[1] for wait in waits],
+        "suspend_tasks", [wait.pair[0] for wait in waits], [wait.pair[1] for wait in waits],
         [workers.get(wait.pair) for wait in waits],
     )  # fmt: skip
     held = {(row["id"], row["claim"]) for row in rows}

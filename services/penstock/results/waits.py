@@ -11,13 +11,13 @@ from penstock.payloads.codec import answer_aad
 from penstock.protocol.errors import STATE_CONFLICT, PayloadLost, PayloadUnavailable
 from penstock.protocol.reports import Failed, Hints, Succeeded, Waiting, decode_report
 from penstock.results.wait_store import (
-    Noted,
+    NewWait,
     end_waits,
     note_answers,
     note_waits,
-    put_to_wait,
     read_tokens,
     resume_waits,
+    suspend,
 )
 from penstock.runtime.logs import get_logger
 from penstock.tasks.records import Pair
@@ -28,20 +28,20 @@ log = get_logger()
 
 
 @dataclass(slots=True)
-class Begun:
+class WaitOutcome:
     """``waiting``: how many tasks wait from now on. ``settled``: what is to be recorded of others in its place."""
 
     waiting: int = 0
     settled: list[Succeeded | Failed] = field(default_factory=list)
 
 
-async def begin_waits(session: Session, waits: Sequence[Waiting], default_seconds: float) -> Begun:
+async def begin_waits(session: Session, waits: Sequence[Waiting], default_seconds: float) -> WaitOutcome:
     """Put tasks to wait, inside a transaction, those whose claim holds; of others nothing is said.
 
     Ids are distinct. One whose answer came first is not put to wait but settled by it; one whose token another task
     waits for has failed.
     """
-    begun = Begun()
+    outcome = WaitOutcome()
     workers = {(wait.task_id, wait.claim): wait.worker for wait in waits}
     todo = list(waits)
     while todo:
@@ -51,19 +51,19 @@ async def begin_waits(session: Session, waits: Sequence[Waiting], default_second
         todo = [wait for wait in todo if part.get(wait.token) is not wait]
         noted = await note_waits(session, list(part.values()), default_seconds)
         waiting = [one for one in noted if one.noted]
-        held = await put_to_wait(session, waiting, workers)
-        begun.waiting += len(held)
+        held = await suspend(session, waiting, workers)
+        outcome.waiting += len(held)
         if len(held) < len(waiting):  # cancelled or repaired since it was looked at
             await end_waits(session, [one.token for one in waiting if one.pair not in held])
         others = [one for one in noted if not one.noted]
         if others:
             policies = {(wait.task_id, wait.claim): wait.policy for wait in part.values()}
-            begun.settled += await _settle_others(session, others, policies, workers)
-    return begun
+            outcome.settled += await _settle_others(session, others, policies, workers)
+    return outcome
 
 
 async def _settle_others(
-    session: Session, others: Sequence[Noted], policies: Mapping[Pair, Hints], workers: Mapping[Pair, str | None]
+    session: Session, others: Sequence[NewWait], policies: Mapping[Pair, Hints], workers: Mapping[Pair, str | None]
 ) -> list[Succeeded | Failed]:
     """Of waits whose token has an answer or a task already."""
     known = await read_tokens(session, [one.token for one in others])  # they are locked, so all are there
@@ -76,7 +76,7 @@ async def _settle_others(
                 answers[one.token] = session.codec.decode_inline(answer, answer_aad(one.token))
             except (PayloadUnavailable, PayloadLost) as exc:
                 settled.append(_unread(one.pair, exc, policies[one.pair]))
-    held = await put_to_wait(session, [one for one in others if one.token in answers], workers)
+    held = await suspend(session, [one for one in others if one.token in answers], workers)
     answered: list[tuple[str, Pair, bytes]] = []
     for one in others:
         token = known[one.token]

@@ -9,7 +9,7 @@
 -- behind the tenant of its task. Tokens of claims that hold their task; one that waits already has another token when its message was delivered twice, and any of them will do.
 -- A token whose wait is over is free, as is one of an older claim of the same task. No join with the arrays: see
 -- spread_tasks. Returns (id, claim, action, state,
--- token, noted); not noted: an answer is kept for it, or a task waits for it. The claims are made sure of by put_to_wait.
+-- token, noted); not noted: an answer is kept for it, or a task waits for it. The claims are made sure of by suspend_tasks.
 with held as materialized (
     select id, claim, action, state::text as state, tenant from penstock.task
     where id = any($1::bigint[]) and state::text in ('ACQUIRED', 'WAITING') and claimed_at is not null
@@ -33,7 +33,7 @@ with held as materialized (
 select a.id, a.claim, a.action, a.state, a.token, n.token is not null as noted
 from asked a left join noted n on n.token = a.token;
 
--- name: put_to_wait
+-- name: suspend_tasks
 -- $1 ids, $2 claims, $3 workers or null. ACQUIRED to WAITING; the claim stays, and with it the instant of the claim. Returns also those that
 -- wait already: their claim holds.
 update penstock.task

@@ -1,6 +1,6 @@
-"""Lane: the tasks that go to one queue, and how many of them may be claimed now.
+"""What may be claimed now, for the queue of each route.
 
-A lane has a window of its own. What the windows follow, the rates and run times of actions, is read once for all lanes.
+Each route has a window of its own. The throughput and run times that all windows follow are read once.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from penstock.scheduler.packing import RunTimes
 from penstock.scheduler.window import Window
 from penstock.settings.model import Settings
 from penstock.tasks import claim
-from penstock.tasks.records import Pace
+from penstock.tasks.records import ActionThroughput
 
-_PACE_SECONDS = 10.0  # run times are the means over so long
-_PACE_EVERY_SECONDS = 0.5
+_SPAN_SECONDS = 10.0  # run times are the means over so long
+_READ_EVERY_SECONDS = 0.5
 
 
-class Paces:
+class Throughput:
     """How fast attempts end, and how long they run, by action and by route. ``times``: the run times by action."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._paces: list[Pace] = []
+        self._throughput: list[ActionThroughput] = []
         self._read_at = float("-inf")
         self._route_of: dict[str, str | None] = {}
         self.times = RunTimes()
 
     async def refresh(self) -> None:
         """Read them anew when it is time to."""
-        if monotonic() - self._read_at < _PACE_EVERY_SECONDS:
+        if monotonic() - self._read_at < _READ_EVERY_SECONDS:
             return
         self._read_at = monotonic()
         async with self._store.session() as session:
-            self._paces = await claim.read_pace(session, _PACE_SECONDS)
-        self.times.learn(self._paces)
+            self._throughput = await claim.read_throughput(session, _SPAN_SECONDS)
+        self.times.learn(self._throughput)
 
     def saw(self, tasks: Iterable[Claimed]) -> None:
         """Learn by which route actions go; most go by none."""
@@ -50,21 +50,21 @@ class Paces:
 
     def of(self, route: str | None) -> tuple[float, float]:
         """Of the tasks of a route: attempts that end a second, and the seconds that one runs on the average."""
-        mine = [pace for pace in self._paces if self._route_of.get(pace.action) == route]
-        timed = sum(pace.timed for pace in mine)
+        mine = [one for one in self._throughput if self._route_of.get(one.action) == route]
+        timed = sum(one.timed for one in mine)
         return (
-            sum(pace.ended for pace in mine) / _PACE_SECONDS,
-            sum(pace.seconds for pace in mine) / timed if timed else 0.0,
+            sum(one.ended for one in mine) / _SPAN_SECONDS,
+            sum(one.seconds for one in mine) / timed if timed else 0.0,
         )
 
 
-class Lane:
-    """Room for claims. ``route``: None for the lane of the outbound queue."""
+class ClaimWindow:
+    """Room for claims. ``route``: None for the outbound queue."""
 
-    def __init__(self, *, store: Store, settings: Settings, paces: Paces, route: str | None) -> None:
+    def __init__(self, *, store: Store, settings: Settings, throughput: Throughput, route: str | None) -> None:
         self._store = store
         self._settings = settings
-        self._paces = paces
+        self._throughput = throughput
         self._route = route
         self._reserving = asyncio.Lock()
         self.window = Window(
@@ -86,7 +86,7 @@ class Lane:
     def claimed(self, tasks: list[Claimed]) -> None:
         """They are in flight now."""
         self.window.claimed(len(tasks))
-        self._paces.saw(tasks)
+        self._throughput.saw(tasks)
 
     def full_for_seconds(self) -> float:
         """How long there is no room by what is known."""
@@ -98,8 +98,8 @@ class Lane:
         window = self.window
         if window.full_for_seconds(now):
             return 0
-        await self._paces.refresh()
-        window.learn_pace(*self._paces.of(self._route))
+        await self._throughput.refresh()
+        window.learn_throughput(*self._throughput.of(self._route))
         if window.wants_count(now):
             async with self._store.session() as session:
                 started = monotonic()

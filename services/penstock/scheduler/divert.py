@@ -1,4 +1,4 @@
-"""Ahead: what has to be put aside for a route or a gate though nothing else can be claimed.
+"""Diverts what has to be put aside for a route or a gate though nothing else can be claimed.
 
 A claim puts such tasks aside as it meets them. While the window of the outbound queue is full there are no claims, and
 what goes by a route of its own would wait behind tasks that it has nothing to do with. So as long as that lasts, the
@@ -21,7 +21,7 @@ _PAUSE_SECONDS = 0.05  # between two looks
 _REST_SECONDS = 1.0  # between two rounds
 
 
-class Ahead:
+class Diverter:
     """Looks through the tasks that are due.
 
     at_once: how many in one look. give_up: called with what Postgres refused, how many, and the stretches they are in;

@@ -18,9 +18,9 @@ from penstock.limits.token_bucket import BUSY_SECONDS, Allowance, Gate, Limits, 
 from penstock.protocol.errors import Refused, Unavailable
 from penstock.runtime.logs import get_logger
 from penstock.scheduler.sending import Sender
-from penstock.scheduler.tenant_limits import Tenants, look_at_tenants
+from penstock.scheduler.tenant_limits import TenantLimits, look_at_tenants
 from penstock.tasks import claim
-from penstock.tasks.records import Dispatch
+from penstock.tasks.records import ClaimBatch
 
 _GATES_AT_ONCE = 500
 _PAUSE_SECONDS = 2.0  # after tasks could not be claimed or sent
@@ -37,7 +37,7 @@ class Gates:
     """
 
     def __init__(
-        self, *, store: Store, sender: Sender, at_once: int, claimed: Callable[[Dispatch], Awaitable[None]]
+        self, *, store: Store, sender: Sender, at_once: int, claimed: Callable[[ClaimBatch], Awaitable[None]]
     ) -> None:
         self._store = store
         self._sender = sender
@@ -76,7 +76,7 @@ class Gates:
         return went
 
     async def _let_through(self, action: str) -> int:
-        dispatch = None
+        batch = None
         async with self._store.transaction() as session:
             rows = await session.fetch("lock_action", action)
             if not rows and await session.value("action_is_limited", action):
@@ -94,16 +94,16 @@ class Gates:
             shares = tenants.share_out(whole.tasks, gates)
             went: Mapping[str, int] = {}
             if shares:
-                dispatch, went = await claim.claim_at_gates(session, shares)
+                batch, went = await claim.claim_at_gates(session, shares)
             if whole.tokens is not None:
                 await session.fetch("note_action", action, whole.spent(sum(went.values())))
             await tenants.note(session, went)
             await self._note(session, gates, shares, went)
-        if dispatch is None:
+        if batch is None:
             return 0
         try:
-            await self._claimed(dispatch)
-            return await self._sender.dispatch(dispatch)
+            await self._claimed(batch)
+            return await self._sender.send_batch(batch)
         except Unavailable as exc:
             log.warning("gate_not_passed", action=action, reason=str(exc), retry_in_seconds=_PAUSE_SECONDS)
             self._rest(action, _PAUSE_SECONDS)
@@ -120,7 +120,9 @@ class Gates:
             tokens=row["tokens"], refilled_at=row["refilled_at"], now=row["at"], room=self._at_once,
         )  # fmt: skip
 
-    async def _of_gates(self, session: Session, action: str, limits: Limits, room: int) -> tuple[list[Gate], Tenants]:
+    async def _of_gates(
+        self, session: Session, action: str, limits: Limits, room: int
+    ) -> tuple[list[Gate], TenantLimits]:
         rows = await session.fetch("lock_gates", action, _GATES_AT_ONCE, limits.key_max_in_flight)
         tenants = await look_at_tenants(session, rows, room)
         of_keys = limits.key_max_in_flight, limits.key_rate, limits.key_burst

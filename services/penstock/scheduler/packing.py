@@ -1,4 +1,4 @@
-"""Parcels: claimed tasks packed into messages, by number, by bytes and by the time that their work takes.
+"""Packs claimed tasks into messages, by number, by bytes and by the time that their work takes.
 
 Packing is what makes the queue cheap and fast, as long as nobody waits for it: a message holds about a second of work
 at the most, by the run times that workers report, so long tasks travel alone and short ones by the hundred.
@@ -19,7 +19,7 @@ from penstock.protocol.task import Claimed
 from penstock.protocol.task_tenants import encode_tenants, tenant_bytes
 from penstock.protocol.task_traces import TRACE_ENTRY_BYTES, TRACES_MAX_BYTES, encode_traces
 from penstock.runtime import metrics
-from penstock.tasks.records import Pace
+from penstock.tasks.records import ActionThroughput
 
 _SPREAD = 10  # a claim is cut into at least so many messages before any holds many tasks
 _SECONDS_UNKNOWN = 0.1  # taken for the run time of an action that no worker has reported yet
@@ -28,7 +28,7 @@ _UNSIGNED = Fence()
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class PackedMessage:
     """A message and the tasks that travel in it."""
 
     message: Outgoing
@@ -42,19 +42,19 @@ class RunTimes:
         self._means: dict[str, float] = {}
         self.mean = 0.0
 
-    def learn(self, paces: Sequence[Pace]) -> None:
+    def learn(self, throughput: Sequence[ActionThroughput]) -> None:
         """Take over what is new; an action that did not run lately keeps what was last known of it."""
-        timed = sum(pace.timed for pace in paces)
+        timed = sum(one.timed for one in throughput)
         if timed:
-            self.mean = sum(pace.seconds for pace in paces) / timed
-        self._means |= {pace.action: pace.seconds / pace.timed for pace in paces if pace.timed}
+            self.mean = sum(one.seconds for one in throughput) / timed
+        self._means |= {one.action: one.seconds / one.timed for one in throughput if one.timed}
 
     def of(self, action: str) -> float:
         """Mean run time in seconds."""
         return self._means.get(action, _SECONDS_UNKNOWN)
 
 
-def pack_parcels(
+def pack_messages(
     tasks: Sequence[Claimed],
     times: RunTimes,
     *,
@@ -63,7 +63,7 @@ def pack_parcels(
     max_seconds: float,
     by_tenant: bool = False,
     fence: Fence = _UNSIGNED,
-) -> list[Parcel]:
+) -> list[PackedMessage]:
     """Pack claimed tasks into messages, in the order of the claim.
 
     A small claim travels one task a message, so that idle workers share it; a message grows only once there are
@@ -79,7 +79,7 @@ def pack_parcels(
         else:
             groups[task.timeout_seconds, task.tenant if by_tenant else None].append(task)
     max_items = min(max_tasks, max(1, len(tasks) // _SPREAD))
-    parcels = [parcel_of([task], task.tenant if by_tenant else None, fence) for task in alone]
+    messages = [message_of([task], task.tenant if by_tenant else None, fence) for task in alone]
     for (_, tenant), members in groups.items():
         calls = [call_of(task, fence) for task in members]
         seconds = {action: times.of(action) for action in {task.action for task in members}}
@@ -98,9 +98,11 @@ def pack_parcels(
         for start, end in slices:
             if beside:
                 attributes = _attributes(members[start:end])
-            parcels.append(Parcel(Outgoing(join_batch(calls[start:end]), attributes, tenant), members[start:end]))
-    metrics.BATCH_SIZE.labels("outbound_message").observe_many([len(parcel.tasks) for parcel in parcels])
-    return parcels
+            messages.append(
+                PackedMessage(Outgoing(join_batch(calls[start:end]), attributes, tenant), members[start:end])
+            )
+    metrics.BATCH_SIZE.labels("outbound_message").observe_many([len(packed.tasks) for packed in messages])
+    return messages
 
 
 def call_of(task: Claimed, fence: Fence) -> str:
@@ -109,9 +111,11 @@ def call_of(task: Claimed, fence: Fence) -> str:
     return escape_for_sqs(encode_call(task.id, task.claim, task.action, task.payload, claim_id=claim_id))
 
 
-def parcel_of(tasks: Sequence[Claimed], group: str | None = None, fence: Fence = _UNSIGNED) -> Parcel:
+def message_of(tasks: Sequence[Claimed], group: str | None = None, fence: Fence = _UNSIGNED) -> PackedMessage:
     """Tasks of one time limit, and of one group, in one message; a suspect only by itself."""
-    return Parcel(Outgoing(join_batch([call_of(task, fence) for task in tasks]), _attributes(tasks), group), tasks)
+    return PackedMessage(
+        Outgoing(join_batch([call_of(task, fence) for task in tasks]), _attributes(tasks), group), tasks
+    )
 
 
 def _attributes(tasks: Sequence[Claimed]) -> Mapping[str, str]:

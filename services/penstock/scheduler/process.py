@@ -19,17 +19,17 @@ from penstock.db.pool import Store
 from penstock.protocol.errors import Refused, Unavailable
 from penstock.protocol.task import BEGINNING, Position, Stretch
 from penstock.runtime.loop import Service, SideTask
-from penstock.scheduler.claim_window import Lane, Paces
-from penstock.scheduler.divert import Ahead
+from penstock.scheduler.claim_window import ClaimWindow, Throughput
+from penstock.scheduler.divert import Diverter
 from penstock.scheduler.gates import Gates
 from penstock.scheduler.routes import Routes
-from penstock.scheduler.rules_cache import Rules
-from penstock.scheduler.scan_bounds import LEVELS, Bounds
+from penstock.scheduler.rules_cache import RulesCache
+from penstock.scheduler.scan_bounds import LEVELS, ScanBounds
 from penstock.scheduler.sending import Sender
 from penstock.scheduler.unclaimable import give_up_unclaimable
 from penstock.settings.model import Settings
 from penstock.tasks import claim
-from penstock.tasks.records import Dispatch
+from penstock.tasks.records import ClaimBatch
 
 _AGED_SHARE = 10  # of what is claimed, one part in so many goes to those that have waited too long
 _AGED_LOOK_SECONDS = 1.0  # until the next look when there were none
@@ -51,20 +51,20 @@ class Scheduler(Service):
         self._outbound = outbound
         self._settings = settings
         self._listener = Listener(store)
-        self._bounds = Bounds()
-        self._rules = Rules(store)
+        self._bounds = ScanBounds()
+        self._rules = RulesCache(store)
         self._waiting = asyncio.Lock()
         self._aged_at = float("-inf")
         self._others_first = 0  # so many tasks have to be claimed by priority before the next that waited too long
-        self._paces = paces = Paces(store)
-        self._lane = Lane(store=store, settings=settings, paces=paces, route=None)
+        self._throughput = throughput = Throughput(store)
+        self._window = ClaimWindow(store=store, settings=settings, throughput=throughput, route=None)
         self._routes = Routes(
-            store=store, settings=settings, paces=paces, outbound=outbound, open_queue=open_queue,
+            store=store, settings=settings, throughput=throughput, outbound=outbound, open_queue=open_queue,
             put_aside=self._note,
         )  # fmt: skip
-        self._ahead = Ahead(store=store, at_once=settings.claim_batch_size, give_up=self._give_up)
+        self._diverter = Diverter(store=store, at_once=settings.claim_batch_size, give_up=self._give_up)
         self._sender = Sender(
-            store=store, settings=settings, times=paces.times, queue_of=self._routes.queue_of,
+            store=store, settings=settings, times=throughput.times, queue_of=self._routes.queue_of,
             released=self._bounds.look_back,
         )  # fmt: skip
         self._gates = Gates(
@@ -83,7 +83,7 @@ class Scheduler(Service):
         """Until a wake-up, the next task's time or the poll interval, whichever comes first; while the window is full,
         wake-ups wait together."""
         async with self._waiting:  # a wake-up is for one pass: two that look at once find no more than one
-            await asyncio.sleep(self._lane.full_for_seconds())
+            await asyncio.sleep(self._window.full_for_seconds())
             seconds = self._settings.poll_seconds
             if self._rules.gates:
                 seconds = min(seconds, self._gates.idle_seconds())
@@ -120,9 +120,9 @@ class Scheduler(Service):
 
     async def _send_plain(self) -> int:
         """Send what goes by no route and through no gate; returns how many went, or were put aside for one."""
-        dispatch, diverted = await self._claim()
-        if dispatch is not None:
-            return diverted + await self._sender.dispatch(dispatch)
+        batch, diverted = await self._claim()
+        if batch is not None:
+            return diverted + await self._sender.send_batch(batch)
         if not diverted and await self._look_at_rules(at_once=True):
             return await self._send_plain()  # nothing was found because there are rules now
         return diverted
@@ -133,34 +133,34 @@ class Scheduler(Service):
         self._routes.set(self._rules.routes)
         return applies_now
 
-    async def _passed_gates(self, dispatch: Dispatch) -> None:
+    async def _passed_gates(self, batch: ClaimBatch) -> None:
         """Routes are looked up in the claim itself, so it may know of one before this scheduler does."""
-        self._paces.saw(dispatch.tasks)
-        if any(not self._routes.knows(task.route) for task in dispatch.tasks):
+        self._throughput.saw(batch.tasks)
+        if any(not self._routes.knows(task.route) for task in batch.tasks):
             await self._look_at_rules(at_once=True)
 
-    async def _claim(self) -> tuple[Dispatch | None, int]:
+    async def _claim(self) -> tuple[ClaimBatch | None, int]:
         """Claim what fits the window, behind the bounds or, when it is time, from the front; what has waited too long
         goes first. Also how many tasks were put aside for a gate or a route."""
         bounds = self._bounds
-        async with self._lane.reserved() as limit:
+        async with self._window.reserved() as limit:
             if not limit:
                 return None, await self._look_ahead()
-            dispatch, diverted = await self._claim_aged(limit)
-            if dispatch is None and not diverted:
+            batch, diverted = await self._claim_aged(limit)
+            if batch is None and not diverted:
                 if bounds.sweep_is_due(monotonic()):
-                    dispatch, diverted = await self._sweep(limit)
+                    batch, diverted = await self._sweep(limit)
                 else:
-                    dispatch, diverted = await self._claim_behind_bounds(limit)
-                self._others_first -= limit if dispatch is None else len(dispatch.tasks)
+                    batch, diverted = await self._claim_behind_bounds(limit)
+                self._others_first -= limit if batch is None else len(batch.tasks)
             self._note(diverted)
-            if dispatch is not None:
-                self._lane.claimed(dispatch.tasks)
-        return dispatch, diverted
+            if batch is not None:
+                self._window.claimed(batch.tasks)
+        return batch, diverted
 
     async def _look_ahead(self) -> int:
         """Without room for a claim: put aside what goes by other ways, and must not wait for that room."""
-        diverted = await self._ahead.run_once() if self._rules.apply else 0
+        diverted = await self._diverter.run_once() if self._rules.apply else 0
         self._note(diverted)
         return diverted
 
@@ -169,7 +169,7 @@ class Scheduler(Service):
             self._rules.gates = self._rules.gates or self._rules.limited
             self._routes.look_again()
 
-    async def _claim_aged(self, limit: int) -> tuple[Dispatch | None, int]:
+    async def _claim_aged(self, limit: int) -> tuple[ClaimBatch | None, int]:
         """A small part of the claims goes to tasks that higher priorities have kept waiting, the lowest first."""
         age = self._settings.priority_ageing_seconds
         if not age or self._others_first > 0 or monotonic() < self._aged_at:
@@ -177,38 +177,38 @@ class Scheduler(Service):
         async with self._store.session() as session:
             levels = await claim.read_priorities(session, LEVELS)
         stretches = [Stretch(level, level, BEGINNING) for level in reversed(levels)]
-        dispatch, diverted = await self._claim_of(max(1, limit // _AGED_SHARE), stretches, due_seconds=age)
-        if dispatch is not None:
-            self._others_first = (_AGED_SHARE - 1) * len(dispatch.tasks)
+        batch, diverted = await self._claim_of(max(1, limit // _AGED_SHARE), stretches, due_seconds=age)
+        if batch is not None:
+            self._others_first = (_AGED_SHARE - 1) * len(batch.tasks)
         elif not diverted:
             self._aged_at = monotonic() + _AGED_LOOK_SECONDS
-        return dispatch, diverted
+        return batch, diverted
 
-    async def _claim_behind_bounds(self, limit: int) -> tuple[Dispatch | None, int]:
+    async def _claim_behind_bounds(self, limit: int) -> tuple[ClaimBatch | None, int]:
         bounds = self._bounds
-        dispatch, diverted = await self._claim_of(limit, bounds.from_bounds())
-        bounds.claimed(*_outcome(dispatch, diverted, limit))
-        if dispatch is None and not diverted and bounds.sweep_is_due(monotonic()):
+        batch, diverted = await self._claim_of(limit, bounds.from_bounds())
+        bounds.claimed(*_outcome(batch, diverted, limit))
+        if batch is None and not diverted and bounds.sweep_is_due(monotonic()):
             return await self._sweep(limit)
-        return dispatch, diverted
+        return batch, diverted
 
-    async def _sweep(self, limit: int) -> tuple[Dispatch | None, int]:
+    async def _sweep(self, limit: int) -> tuple[ClaimBatch | None, int]:
         """Claim from the front. It may take long; other passes claim behind the bounds meanwhile."""
         bounds = self._bounds
         bounds.sweep_begins(monotonic())
-        dispatch, diverted = None, 0
+        batch, diverted = None, 0
         try:
             if bounds.levels_are_old(monotonic()):
                 async with self._store.session() as session:
                     bounds.set_levels(await claim.read_priorities(session, LEVELS), monotonic())
-            dispatch, diverted = await self._claim_of(limit, bounds.from_front())
+            batch, diverted = await self._claim_of(limit, bounds.from_front())
         finally:
-            bounds.swept(*_outcome(dispatch, diverted, limit), monotonic())
-        return dispatch, diverted
+            bounds.swept(*_outcome(batch, diverted, limit), monotonic())
+        return batch, diverted
 
     async def _claim_of(
         self, limit: int, stretches: Sequence[Stretch], *, due_seconds: float = 0.0
-    ) -> tuple[Dispatch | None, int]:
+    ) -> tuple[ClaimBatch | None, int]:
         try:
             async with self._store.session() as session:
                 if self._rules.apply:
@@ -230,8 +230,8 @@ class Scheduler(Service):
         return given_up
 
 
-def _outcome(dispatch: Dispatch | None, diverted: int, limit: int) -> tuple[Mapping[int, Position], bool]:
+def _outcome(batch: ClaimBatch | None, diverted: int, limit: int) -> tuple[Mapping[int, Position], bool]:
     """How far a claim reached, and whether it found less than it had room for."""
-    if dispatch is None:
+    if batch is None:
         return {}, diverted < limit
-    return dispatch.reached, len(dispatch.tasks) + diverted < limit
+    return batch.reached, len(batch.tasks) + diverted < limit

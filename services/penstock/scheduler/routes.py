@@ -10,7 +10,7 @@ from penstock.brokers.base import Queue
 from penstock.db.pool import Store
 from penstock.protocol.errors import Refused, Unavailable
 from penstock.runtime.logs import get_logger
-from penstock.scheduler.claim_window import Lane, Paces
+from penstock.scheduler.claim_window import ClaimWindow, Throughput
 from penstock.scheduler.sending import Sender
 from penstock.settings.model import Settings
 from penstock.tasks import claim
@@ -25,7 +25,7 @@ log = get_logger()
 class _Route:
     queue_name: str
     queue: Queue
-    lane: Lane
+    window: ClaimWindow
     rest_until: float = field(default=float("-inf"))
     empty_until: float = field(default=float("-inf"))
 
@@ -41,14 +41,14 @@ class Routes:
         *,
         store: Store,
         settings: Settings,
-        paces: Paces,
+        throughput: Throughput,
         outbound: Queue,
         open_queue: Callable[[str, str], Queue],
         put_aside: Callable[[int], None],
     ) -> None:
         self._store = store
         self._settings = settings
-        self._paces = paces
+        self._throughput = throughput
         self._outbound = outbound
         self._open_queue = open_queue
         self._put_aside = put_aside
@@ -62,8 +62,10 @@ class Routes:
             known = before.get(name)
             if known is None or known.queue_name != queue_name:
                 queue = self._open_queue(queue_name, f"outbound:{name}")
-                lane = Lane(store=self._store, settings=self._settings, paces=self._paces, route=name)
-                known = _Route(queue_name, queue, lane)
+                window = ClaimWindow(
+                    store=self._store, settings=self._settings, throughput=self._throughput, route=name
+                )
+                known = _Route(queue_name, queue, window)
                 log.info("route_known", route=name, queue=queue_name)
             self._routes[name] = known
 
@@ -93,19 +95,19 @@ class Routes:
         return went
 
     async def _send_by(self, name: str, route: _Route, sender: Sender) -> int:
-        async with route.lane.reserved() as limit:
+        async with route.window.reserved() as limit:
             if not limit:
                 return 0
             async with self._store.session() as session:
-                dispatch, diverted = await claim.claim_by_route(session, limit, name)
+                batch, diverted = await claim.claim_by_route(session, limit, name)
             self._put_aside(diverted)
-            if dispatch is None:
+            if batch is None:
                 if not diverted:
                     route.empty_until = monotonic() + _EMPTY_SECONDS
                 return diverted
-            route.lane.claimed(dispatch.tasks)
+            route.window.claimed(batch.tasks)
         try:
-            return diverted + await sender.dispatch(dispatch)
+            return diverted + await sender.send_batch(batch)
         except Unavailable as exc:
             # What goes by other ways must not wait for this one.
             log.warning("route_rests", route=name, queue=route.queue_name, reason=str(exc), seconds=_PAUSE_SECONDS)

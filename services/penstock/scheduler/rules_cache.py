@@ -1,4 +1,4 @@
-"""Rules: whether any action is limited and any route is set, as this scheduler knows it.
+"""Whether any action is limited and any route is set, as this scheduler knows it.
 
 Where there are none, nothing is spent on them: the plain claim itself finds nothing once there are, and this looks
 again.
@@ -14,7 +14,7 @@ from penstock.db.pool import Store
 _FRESH_SECONDS = 1.0
 
 
-class Rules:
+class RulesCache:
     """limited: any action is limited or paused. gates: any gate is there. routes: (name, queue) of each."""
 
     def __init__(self, store: Store) -> None:

@@ -1,4 +1,4 @@
-"""Bounds: where in the order of due tasks the next claim has to look.
+"""Scan bounds: where in the order of due tasks the next claim has to look.
 
 A claim that began at the front of the index each time would pass, again and again, the dead entries of what was claimed
 before; while anybody holds an old transaction open they cannot be removed, and within a minute there are millions. So
@@ -22,7 +22,7 @@ _REST = 9  # a sweep that takes longer is followed by so many times the excess w
 _REST_SECONDS = 10.0  # yet no longer than this: a process that was stopped in the midst of one took it for slow
 
 
-class Bounds:
+class ScanBounds:
     """The bounds of one scheduler; times are monotonic seconds."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Sending: claimed tasks into their queues, and what becomes of those that did not go."""
+"""Sends claimed tasks to their queues, and handles those that could not be sent."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from penstock.protocol.trace_context import Hop
 from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
 from penstock.runtime.tracing import active
-from penstock.scheduler.packing import Parcel, RunTimes, pack_parcels, parcel_of
+from penstock.scheduler.packing import PackedMessage, RunTimes, message_of, pack_messages
 from penstock.settings.model import Settings
 from penstock.tasks import claim, settle
-from penstock.tasks.records import Dispatch
+from penstock.tasks.records import ClaimBatch
 
 _SENDING_SHARE = 2 / 3  # of unsent_after_seconds, that a send may take
 
@@ -29,21 +29,21 @@ log = get_logger()
 
 
 @dataclass(slots=True)
-class Sending:
+class SendReport:
     """What did not go: tasks to try again, tasks whose message the queue will never take, and why."""
 
     reason: str | None
     unsent: list[Claimed] = field(default_factory=list)
     refused: list[Claimed] = field(default_factory=list)
 
-    def add(self, other: Sending) -> None:
+    def add(self, other: SendReport) -> None:
         self.reason = self.reason or other.reason
         self.unsent += other.unsent
         self.refused += other.refused
 
 
 class Sender:
-    """Sends dispatches of any claim.
+    """Sends batches of any claim.
 
     queue_of: the queue of a route, None for the outbound queue. released: called when tasks have come to stand before
     where claims look.
@@ -64,41 +64,41 @@ class Sender:
         self._queue_of = queue_of
         self._released = released
 
-    async def dispatch(self, dispatch: Dispatch) -> int:
+    async def send_batch(self, batch: ClaimBatch) -> int:
         """Send a claim, release what could not be sent; returns how many went. Raises Unavailable when none did."""
         started_ns = time_ns()
         try:
             # Well before the supervisor gives the claims back, while they are still being sent.
             async with asyncio.timeout(self._settings.unsent_after_seconds * _SENDING_SHARE):
-                sending = await self._send_all(dispatch.tasks)
+                outcome = await self._send_all(batch.tasks)
         except Exception as exc:
             # Released at once rather than found by the supervisor later; of what did go, the claim is now an old one.
-            await self._conclude(dispatch, Sending(reason=type(exc).__name__, unsent=dispatch.tasks))
+            await self._conclude(batch, SendReport(reason=type(exc).__name__, unsent=batch.tasks))
             if isinstance(exc, TimeoutError):
                 raise Unavailable("nothing could be sent in time") from exc
             raise
-        await self._conclude(dispatch, sending)
-        self._count(dispatch.tasks, len(sending.unsent))
+        await self._conclude(batch, outcome)
+        self._count(batch.tasks, len(outcome.unsent))
         if active.active() is not None:
-            _trace(dispatch.tasks, sending, started_ns)
-        if len(sending.unsent) == len(dispatch.tasks):
+            _trace(batch.tasks, outcome, started_ns)
+        if len(outcome.unsent) == len(batch.tasks):
             # Without a pause the same tasks would be claimed and released in a tight circle.
-            raise Unavailable(f"nothing could be sent: {sending.reason}")
-        return len(dispatch.tasks) - len(sending.unsent)
+            raise Unavailable(f"nothing could be sent: {outcome.reason}")
+        return len(batch.tasks) - len(outcome.unsent)
 
-    async def _send_all(self, tasks: Sequence[Claimed]) -> Sending:
+    async def _send_all(self, tasks: Sequence[Claimed]) -> SendReport:
         by_route: dict[str | None, list[Claimed]] = defaultdict(list)
         for task in tasks:
             by_route[task.route].append(task)
         queues = [(self._queue_of(route), members) for route, members in by_route.items()]
-        sendings = await asyncio.gather(*(self._send(queue, self._pack(queue, members)) for queue, members in queues))
-        whole = Sending(reason=None)
-        for sending in sendings:
-            whole.add(sending)
+        outcomes = await asyncio.gather(*(self._send(queue, self._pack(queue, members)) for queue, members in queues))
+        whole = SendReport(reason=None)
+        for outcome in outcomes:
+            whole.add(outcome)
         return whole
 
-    def _pack(self, queue: Queue, tasks: Sequence[Claimed]) -> list[Parcel]:
-        return pack_parcels(
+    def _pack(self, queue: Queue, tasks: Sequence[Claimed]) -> list[PackedMessage]:
+        return pack_messages(
             tasks,
             self._times,
             max_tasks=self._settings.pack_max_tasks,
@@ -108,52 +108,52 @@ class Sender:
             fence=self._store.fence,
         )
 
-    async def _send(self, queue: Queue, parcels: Sequence[Parcel]) -> Sending:
+    async def _send(self, queue: Queue, messages: Sequence[PackedMessage]) -> SendReport:
         """Send; of a message that the queue refuses for good, each task is tried in one of its own.
 
-        Cut off in the middle, it is unknown which messages went: the dispatch stays unconfirmed, the supervisor
+        Cut off in the middle, it is unknown which messages went: the batch stays unconfirmed, the supervisor
         gives its claims back, and a message that did go carries an old claim.
         """
-        report = await queue.send([parcel.message for parcel in parcels])
-        sending = Sending(reason=report.reason)
-        alone: list[Parcel] = []
+        report = await queue.send([packed.message for packed in messages])
+        outcome = SendReport(reason=report.reason)
+        alone: list[PackedMessage] = []
         for position in report.failed:
-            tasks = parcels[position].tasks
+            tasks = messages[position].tasks
             if position not in report.refused:
-                sending.unsent += tasks
+                outcome.unsent += tasks
             elif len(tasks) == 1:
-                sending.refused += tasks
+                outcome.refused += tasks
             else:
-                alone += [parcel_of([task], parcels[position].message.group, self._store.fence) for task in tasks]
+                alone += [message_of([task], messages[position].message.group, self._store.fence) for task in tasks]
         if report.failed:
             log.warning(
-                "send_failed", queue=queue.label, messages=len(report.failed), of=len(parcels), reason=report.reason
+                "send_failed", queue=queue.label, messages=len(report.failed), of=len(messages), reason=report.reason
             )
         if alone:
-            sending.add(await self._send(queue, alone))
-        return sending
+            outcome.add(await self._send(queue, alone))
+        return outcome
 
-    async def _conclude(self, dispatch: Dispatch, sending: Sending) -> None:
+    async def _conclude(self, batch: ClaimBatch, outcome: SendReport) -> None:
         """Release what could not be sent, give up what never can be, confirm the rest."""
-        if not sending.unsent and not sending.refused:
+        if not outcome.unsent and not outcome.refused:
             async with self._store.session() as session:
-                await claim.confirm(session, dispatch.id)
+                await claim.confirm(session, batch.id)
             return
         async with self._store.transaction() as session:
-            released = await claim.release(session, ((task.id, task.claim) for task in sending.unsent))
+            released = await claim.release(session, ((task.id, task.claim) for task in outcome.unsent))
             # Released, it would be claimed again at once, before all others of its priority, for ever.
             error = {
                 "code": HANDLER_ERROR,
                 "message": "the outbound queue refuses the task's message",
-                "data": {"type": "Unsendable", "message": sending.reason},
+                "data": {"type": "Unsendable", "message": outcome.reason},
             }
-            failures = [Failure(task.id, task.claim, json.dumps(error), None) for task in sending.refused]
+            failures = [Failure(task.id, task.claim, json.dumps(error), None) for task in outcome.refused]
             await settle.fail(session, failures, hold_keys=self._settings.holds_ordering_keys)
-            await claim.confirm(session, dispatch.id)
+            await claim.confirm(session, batch.id)
         self._released()
         metrics.RELEASED.labels("send_failed").inc(released)
-        for task in sending.refused:
-            log.error("task_unsendable", task_id=task.id, claim=task.claim, action=task.action, reason=sending.reason)
+        for task in outcome.refused:
+            log.error("task_unsendable", task_id=task.id, claim=task.claim, action=task.action, reason=outcome.reason)
 
     def _count(self, tasks: Sequence[Claimed], unsent: int) -> None:
         waited: dict[str, list[float]] = defaultdict(list)
@@ -168,12 +168,12 @@ class Sender:
         log.debug("dispatched", tasks=len(tasks), unsent=unsent)
 
 
-def _trace(tasks: Sequence[Claimed], sending: Sending, started_ns: int) -> None:
+def _trace(tasks: Sequence[Claimed], outcome: SendReport, started_ns: int) -> None:
     """Tell the traces of those tasks that have one how it went."""
     spans = active.active()
     read = [(task, read_carried(task.trace)) for task in tasks if task.trace is not None]
     if spans is None or not read:
         return
-    errors = {task.id: "unsent" for task in sending.unsent} | {task.id: "refused" for task in sending.refused}
+    errors = {task.id: "unsent" for task in outcome.unsent} | {task.id: "refused" for task in outcome.refused}
     ways = [Hop(carried.context, task.id, task.action, errors.get(task.id)) for task, carried in read if carried]
     spans.passed("send", "send", ways, started_ns=started_ns, count=len(tasks))

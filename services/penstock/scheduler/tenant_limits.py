@@ -16,7 +16,7 @@ from penstock.limits.token_bucket import BUSY_SECONDS, Allowance, Gate, allowanc
 
 
 @dataclass(slots=True)
-class Tenants:
+class TenantLimits:
     """Tenants whose tasks wait at some gates. allowances: by tenant. of: the tenant of a gate. paused: gates of tenants
     that are."""
 
@@ -67,9 +67,9 @@ class Tenants:
             await session.fetch("note_tenants", list(rated), list(rated.values()))
 
 
-async def look_at_tenants(session: Session, rows: Sequence[Any], room: int) -> Tenants:
+async def look_at_tenants(session: Session, rows: Sequence[Any], room: int) -> TenantLimits:
     """Lock the tenants of some gates, rows of ``lock_gates``, and tell what each may do; behind the action's lock."""
-    found = Tenants(of={row["name"]: row["tenant"] for row in rows if row["tenant"] is not None})
+    found = TenantLimits(of={row["name"]: row["tenant"] for row in rows if row["tenant"] is not None})
     if not found.of:
         return found
     names = sorted(set(found.of.values()))

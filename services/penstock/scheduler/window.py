@@ -96,7 +96,7 @@ class Window:
         """So many were claimed."""
         self.in_flight += tasks
 
-    def learn_pace(self, ended_per_second: float, run_seconds: float) -> None:
+    def learn_throughput(self, ended_per_second: float, run_seconds: float) -> None:
         """Take note of how many attempts ended lately, and how long each ran, on the average; twice that is kept in
         flight, so that a fleet whose size nobody knows is filled within a few rounds of its tasks."""
         self._pace = ended_per_second

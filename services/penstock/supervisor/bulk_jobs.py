@@ -25,7 +25,7 @@ _UNKNOWN_REST_SECONDS = 60.0
 log = get_logger()
 
 
-class Jobs:
+class BulkJobs:
     """Moves jobs on.
 
     changed: called after a batch that has changed tasks, for one may run now. kinds: what does a batch, by kind of job.

@@ -18,7 +18,7 @@ _LOOKED_AT = 20_000  # tasks in flight
 log = get_logger()
 
 
-class Rules:
+class LimitUpkeep:
     """One round reads the routes and repairs what a change of limits or routes has left.
 
     open_queue: makes a queue of a name, or URL, and a label.

@@ -31,7 +31,7 @@ _SEARCHED = "orphans"
 log = get_logger()
 
 
-class Objects:
+class PayloadObjects:
     """One round: looks, deletions, and a part of the search for orphans; nothing where there is no bucket."""
 
     def __init__(self, *, store: Store, settings: Settings) -> None:

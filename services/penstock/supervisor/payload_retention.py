@@ -29,7 +29,7 @@ _LONGEST_STEP_SECONDS = 30.0 * DAY
 log = get_logger()
 
 
-class Emptying:
+class PayloadRetention:
     """One round: some steps for payloads, some for results; nothing where they are kept as long as their records."""
 
     def __init__(self, *, store: Store, settings: Settings) -> None:

@@ -12,19 +12,19 @@ from penstock.db.notify import Listener, Notifier
 from penstock.db.pool import Store
 from penstock.runtime.loop import Service, SideTask
 from penstock.settings.model import Settings
-from penstock.supervisor.bulk_jobs import Jobs
+from penstock.supervisor.bulk_jobs import BulkJobs
 from penstock.supervisor.expiry import Expiry
 from penstock.supervisor.gauges import Gauges
 from penstock.supervisor.guard import Guard
-from penstock.supervisor.limits import Rules
-from penstock.supervisor.payload_objects import Objects
-from penstock.supervisor.payload_retention import Emptying
+from penstock.supervisor.limits import LimitUpkeep
+from penstock.supervisor.payload_objects import PayloadObjects
+from penstock.supervisor.payload_retention import PayloadRetention
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.retention import Retention
-from penstock.supervisor.schedules import Firing, Imports, NamesOfImport
+from penstock.supervisor.schedules import Imports, NamesOfImport, ScheduleFiring
 from penstock.supervisor.waits import Waits
-from penstock.supervisor.workflows import Advancing
-from penstock.tasks.promotion import Turns
+from penstock.supervisor.workflows import WorkflowAdvancer
+from penstock.tasks.promotion import Promotions
 
 
 class Duty(Protocol):
@@ -71,15 +71,15 @@ class Supervisor(Service):
         self._interval_seconds = settings.supervisor_interval_seconds
         self._notifier = Notifier(store)
         self._guard = Guard()
-        self._rules = Rules(store=store, outbound=queues["outbound"], open_queue=open_queue)
+        self._rules = LimitUpkeep(store=store, outbound=queues["outbound"], open_queue=open_queue)
         self._repair = Repair(store=store, queue_of=self._rules.queue_of, results=queues["results"], settings=settings)
-        self._jobs = Jobs(store=store, changed=self._notifier.wake)
+        self._jobs = BulkJobs(store=store, changed=self._notifier.wake)
         self._expiry = Expiry(store=store)
         self._waits = Waits(store=store, settings=settings)
-        self._firing = Firing(store=store, notifier=self._notifier, settings=settings)
+        self._firing = ScheduleFiring(store=store, notifier=self._notifier, settings=settings)
         self._imports = Imports(store=store, settings=settings, names_of_import=names_of_import)
-        self._advancing = Advancing(store=store, notifier=self._notifier, settings=settings)
-        self._turns = Turns(store=store, notifier=self._notifier)
+        self._advancing = WorkflowAdvancer(store=store, notifier=self._notifier, settings=settings)
+        self._turns = Promotions(store=store, notifier=self._notifier)
         self._additions = [
             make(store=store, notifier=self._notifier, listener=self._advancing.listener) for make in additions
         ]
@@ -89,8 +89,8 @@ class Supervisor(Service):
             self._expiry,
             self._waits,
             Retention(store=store, settings=settings),
-            Emptying(store=store, settings=settings),
-            Objects(store=store, settings=settings),
+            PayloadRetention(store=store, settings=settings),
+            PayloadObjects(store=store, settings=settings),
             *(duty for addition in self._additions for duty in addition.duties),
             Gauges(
                 store=store,

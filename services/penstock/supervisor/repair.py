@@ -51,7 +51,7 @@ from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.tasks import claim, settle
 from penstock.tasks import stale as stale_tasks
-from penstock.tasks.records import Stale
+from penstock.tasks.records import StaleTask
 
 if TYPE_CHECKING:
     from penstock.runtime.tracing.spans import AttemptSpan
@@ -112,8 +112,8 @@ class Repair:
                 on_the_way = await self._seconds_on_the_way()
             for route in {task.route for task in stale if not task.taken} - empty_for.keys():
                 empty_for[route] = await self._queue_is_empty_for(route)
-            silent: list[Stale] = []
-            waiting: list[Stale] = []
+            silent: list[StaleTask] = []
+            waiting: list[StaleTask] = []
             for task in stale:
                 is_silent = task.silent_seconds > self._settings.stale_after_seconds + on_the_way and (
                     task.taken
@@ -192,7 +192,7 @@ class Repair:
             return -1
         return now - self._empty_since[route]
 
-    def _is_gone(self, task: Stale) -> bool:
+    def _is_gone(self, task: StaleTask) -> bool:
         """Of a task whose queue looks empty: whether nobody can hold its message either."""
         queue = self._queue_of(task.route)
         if queue is None or queue.limits.counts_held:
@@ -204,7 +204,7 @@ class Repair:
         in_company = [one for one in lost if one.task.attempts >= one.task.max_attempts and not one.task.suspect]
         failures = [self._failure(one) for one in lost if one not in in_company]
         async with self._store.transaction(hurried=hurried) as session:
-            spared = await settle.spare(
+            spared = await settle.refund(
                 session, [Failure(one.task.id, one.task.claim, one.error, None) for one in in_company]
             )
             settled = await settle.fail(session, failures, hold_keys=self._settings.holds_ordering_keys)
@@ -217,10 +217,10 @@ class Repair:
             log.warning("stale_tasks_failed", tasks=len(failed))
         return spared | failed
 
-    def _overdue(self, waiting: Sequence[Stale]) -> list[Stale]:
+    def _overdue(self, waiting: Sequence[StaleTask]) -> list[StaleTask]:
         return [task for task in waiting if task.silent_seconds > self._settings.untaken_after_seconds]
 
-    async def _release(self, overdue: Sequence[Stale], hurried: bool) -> int:
+    async def _release(self, overdue: Sequence[StaleTask], hurried: bool) -> int:
         async with self._store.transaction(hurried=hurried) as session:
             released = await claim.release(session, ((task.id, task.claim) for task in overdue))
         if released:
@@ -238,7 +238,7 @@ class Repair:
 class _Lost:
     """A task without a sign of life, and why its attempt is taken for lost. attempt: its span, where it is traced."""
 
-    task: Stale
+    task: StaleTask
     why: str
     attempt: AttemptSpan | None
 
@@ -256,7 +256,7 @@ class _Lost:
         return json.dumps(error)
 
 
-def _lost(task: Stale) -> _Lost:
+def _lost(task: StaleTask) -> _Lost:
     why = "its worker fell silent" if task.taken else "its message is gone and no worker answered"
     if task.suspect:
         why += "; it was sent alone, so it may be this task that workers do not survive"

@@ -38,7 +38,7 @@ log = get_logger()
 _decode_entries = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
-class Firing:
+class ScheduleFiring:
     """Fires what is due; ``run_once`` is one transaction."""
 
     def __init__(self, *, store: Store, notifier: Notifier, settings: Settings) -> None:

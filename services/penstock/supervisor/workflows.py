@@ -31,7 +31,7 @@ _PUT_OFF_SECONDS = 5.0  # each look at one behind a lock costs the others its wa
 log = get_logger()
 
 
-class Advancing:
+class WorkflowAdvancer:
     """Advances workflows; ``run_once`` is one transaction over some of those that have events."""
 
     def __init__(self, *, store: Store, notifier: Notifier, settings: Settings) -> None:

@@ -19,7 +19,7 @@ from penstock.db.session import Session
 from penstock.protocol.errors import StateConflict
 from penstock.protocol.task import FINAL_STATES, State
 from penstock.tasks import reschedule, settle
-from penstock.tasks.bulk_jobs import MAX_ERRORS, Batch, Job, Step
+from penstock.tasks.bulk_jobs import MAX_ERRORS, Batch, BatchResult, BulkJob
 from penstock.tasks.filters import BulkWork, Operation, Selection
 
 LOOKED_AT = 10_000  # records in one batch at the most
@@ -72,14 +72,16 @@ async def preview(session: Session, work: BulkWork) -> Count:
     return await count_matches(session, work, top=top, now=now)
 
 
-async def run_batch(session: Session, job: Job) -> Step:
+async def run_batch(session: Session, job: BulkJob) -> BatchResult:
     """One batch of a bulk job; the first one counts, the last one finds nothing left."""
     work = msgspec.convert(job.params, BulkWork)
     select = work.select
     if job.cursor is None:
         count = await count_matches(session, work, top=work.top, now=job.created_at)
         after = _range(select, work.top, job.created_at).after
-        return Step({"after": after, "exact": count.exact}, total=count.estimate, done=count.exact and not count.count)
+        return BatchResult(
+            {"after": after, "exact": count.exact}, total=count.estimate, done=count.exact and not count.count
+        )
     within = _Range(job.cursor["after"], _range(select, work.top, job.created_at).top, job.created_at)
     look = job.cursor.get("look", PICKED)
     found = await _find(session, select, within, look=look, pick=PICKED)
@@ -97,7 +99,7 @@ async def run_batch(session: Session, job: Job) -> Step:
         after, seen, done = ids[-1], found["places"][-1], False
     else:
         after, seen, done = found["last"] or within.top, found["seen"], found["seen"] < look
-    return Step(
+    return BatchResult(
         {"after": after, "exact": job.cursor["exact"], "look": _next_look(found["matching"], found["seen"])},
         seen=seen,
         changed=len(changed),
@@ -107,7 +109,7 @@ async def run_batch(session: Session, job: Job) -> Step:
     )
 
 
-async def _reasons(session: Session, job: Job, refused: Sequence[int]) -> list[dict[str, Any]]:
+async def _reasons(session: Session, job: BulkJob, refused: Sequence[int]) -> list[dict[str, Any]]:
     """Why tasks could not be changed, of as many as the job still has room to tell."""
     told = refused[: MAX_ERRORS - len(job.errors)]
     rows = {row["id"]: row for row in await session.fetch("read_states", told)} if told else {}
@@ -157,30 +159,32 @@ def _next_look(matching: int, seen: int) -> int:
     return LOOKED_AT if not matching else min(LOOKED_AT, max(PICKED, PICKED * seen // matching))
 
 
-def _wait(job: Job, task_id: int, look: int) -> Step:
+def _wait(job: BulkJob, task_id: int, look: int) -> BatchResult:
     """Try again a moment later, but not for ever."""
     assert job.cursor is not None
     tries = job.cursor.get("tries", 0) + 1
     if tries < HELD_TRIES:
-        return Step({**job.cursor, "tries": tries}, rest_seconds=HELD_REST_SECONDS)
+        return BatchResult({**job.cursor, "tries": tries}, rest_seconds=HELD_REST_SECONDS)
     error = {"id": task_id, "reason": "another transaction held it for too long"}
-    return Step({"after": task_id, "exact": job.cursor["exact"], "look": look}, seen=1, refused=1, errors=[error])
+    return BatchResult(
+        {"after": task_id, "exact": job.cursor["exact"], "look": look}, seen=1, refused=1, errors=[error]
+    )
 
 
-async def _cancel(session: Session, _job: Job, _work: BulkWork, ids: Sequence[int]) -> set[int]:
+async def _cancel(session: Session, _job: BulkJob, _work: BulkWork, ids: Sequence[int]) -> set[int]:
     return await settle.cancel(session, ids)
 
 
-async def _retry(session: Session, _job: Job, _work: BulkWork, ids: Sequence[int]) -> set[int]:
+async def _retry(session: Session, _job: BulkJob, _work: BulkWork, ids: Sequence[int]) -> set[int]:
     return set(await reschedule.restart(session, ids))
 
 
-async def _delete(session: Session, _job: Job, _work: BulkWork, ids: Sequence[int]) -> set[int]:
+async def _delete(session: Session, _job: BulkJob, _work: BulkWork, ids: Sequence[int]) -> set[int]:
     await session.fetch("hold_unique_keys", ids)
     return {row["id"] for row in await session.fetch("delete_settled_tasks", ids)}
 
 
-async def _reschedule(session: Session, job: Job, work: BulkWork, ids: Sequence[int]) -> set[int]:
+async def _reschedule(session: Session, job: BulkJob, work: BulkWork, ids: Sequence[int]) -> set[int]:
     how = work.reschedule
     assert how is not None
     base = how.run_at
@@ -191,7 +195,7 @@ async def _reschedule(session: Session, job: Job, work: BulkWork, ids: Sequence[
     return {row["id"] for row in await session.fetch("spread_tasks", ids, later, base, how.priority)}
 
 
-_CHANGES: Mapping[Operation, Callable[[Session, Job, BulkWork, Sequence[int]], Awaitable[set[int]]]] = {
+_CHANGES: Mapping[Operation, Callable[[Session, BulkJob, BulkWork, Sequence[int]], Awaitable[set[int]]]] = {
     Operation.CANCEL: _cancel,
     Operation.RETRY: _retry,
     Operation.DELETE: _delete,

@@ -29,7 +29,7 @@ class JobState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BulkJob:
     """A job as it stands.
 
     cursor: how far it came, as its kind has it; None before the first batch. total: how many records it is about, None
@@ -63,7 +63,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BatchResult:
     """What one batch did, and where the next one begins.
 
     total: how many records the job is about, where this batch has found out. done: there is no next one.
@@ -80,16 +80,16 @@ class Step:
     rest_seconds: float = 0.0
 
 
-Batch = Callable[[Session, Job], Awaitable[Step]]
+Batch = Callable[[Session, BulkJob], Awaitable[BatchResult]]
 """One bounded batch of a job, inside a transaction that its caller commits."""
 
 
-async def create_job(session: Session, kind: str, params: bytes) -> Job:
+async def create_job(session: Session, kind: str, params: bytes) -> BulkJob:
     """Make a job; ``params`` is a JSON object. It is about no task that is added later."""
     return _job((await session.fetch("create_job", kind, params.decode("utf-8")))[0])
 
 
-async def read_job(session: Session, job_id: int) -> Job:
+async def read_job(session: Session, job_id: int) -> BulkJob:
     """Raises JobNotFound."""
     rows = await session.fetch("read_job", job_id)
     if not rows:
@@ -97,18 +97,18 @@ async def read_job(session: Session, job_id: int) -> Job:
     return _job(rows[0])
 
 
-async def list_jobs(session: Session, *, before: int | None, limit: int, tenant: str | None = None) -> list[Job]:
+async def list_jobs(session: Session, *, before: int | None, limit: int, tenant: str | None = None) -> list[BulkJob]:
     """Newest first, from behind the id ``before``. tenant: only those that are about its tasks alone."""
     return [_job(row) for row in await session.fetch("list_jobs", before, limit, tenant)]
 
 
-async def take_job(session: Session, *, without: Sequence[int]) -> Job | None:
+async def take_job(session: Session, *, without: Sequence[int]) -> BulkJob | None:
     """The running job that has waited longest, held until the transaction ends; None when there is none to be had."""
     rows = await session.fetch("take_job", list(without))
     return _job(rows[0]) if rows else None
 
 
-async def advance_job(session: Session, job: Job, step: Step) -> None:
+async def advance_job(session: Session, job: BulkJob, step: BatchResult) -> None:
     """Note what a batch did, in the transaction in which it did it."""
     errors = [*job.errors, *step.errors][:MAX_ERRORS]
     await session.fetch(
@@ -127,8 +127,8 @@ def _text(value: Any) -> str:
     return msgspec.json.encode(value).decode("utf-8")
 
 
-def _job(row: Any) -> Job:
-    values = {name: row[name] for name in Job.__slots__}
+def _job(row: Any) -> BulkJob:
+    values = {name: row[name] for name in BulkJob.__slots__}
     for name in ("params", "cursor", "errors"):
         values[name] = None if values[name] is None else msgspec.json.decode(values[name])
-    return Job(**values | {"state": JobState(row["state"])})
+    return BulkJob(**values | {"state": JobState(row["state"])})

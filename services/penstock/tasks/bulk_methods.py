@@ -164,7 +164,7 @@ def _read_job(given: JobId, _settings: Settings) -> int:
     return read_id(given.id, "id")
 
 
-async def _own_job(session: Session, job_id: int) -> bulk_jobs.Job:
+async def _own_job(session: Session, job_id: int) -> bulk_jobs.BulkJob:
     """Raises JobNotFound, also for one that is about tasks that the caller may not see."""
     job = await bulk_jobs.read_job(session, job_id)
     if not sees(_tenant_of(job.params)):

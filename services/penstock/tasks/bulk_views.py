@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from penstock.protocol.views import Instant, about, timestamp
-from penstock.tasks.bulk_jobs import Job as JobRecord
-from penstock.tasks.bulk_jobs import JobState
+from penstock.tasks.bulk_jobs import BulkJob, JobState
 
 
 class BulkStarted(msgspec.Struct, frozen=True):
@@ -51,7 +50,7 @@ class JobPage(msgspec.Struct, frozen=True):
     cursor: Annotated[str | None, about("Pass it on for the next page; null at the end.")]
 
 
-def job(record: JobRecord) -> Job:
+def job(record: BulkJob) -> Job:
     return Job(
         id=record.id,
         kind=record.kind,

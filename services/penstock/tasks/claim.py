@@ -12,7 +12,7 @@ import asyncpg
 from penstock.db.session import Session
 from penstock.protocol.task import BEGINNING, EVERYTHING, Claimed, Position, Stretch
 from penstock.runtime import metrics
-from penstock.tasks.records import Dispatch, InFlight, Pace, Pair, columns
+from penstock.tasks.records import ActionThroughput, ClaimBatch, InFlight, Pair, columns
 
 _MEMBERS = len(Claimed._fields)
 
@@ -24,23 +24,23 @@ async def claim(
     stretches: Sequence[Stretch] = EVERYTHING,
     now: datetime | None = None,
     due_seconds: float = 0.0,
-) -> Dispatch | None:
+) -> ClaimBatch | None:
     """Claim up to ``limit`` due tasks by priority, run_at, id, out of ``stretches``; None when there is none.
 
     Those that have their turn in an ordering key are found wherever they are. due_seconds: only those that have
     been due for so long, and none by its turn. Once there are rules, this finds nothing; see ``claim_by_rules``.
     """
     rows = await session.fetch("claim_tasks", limit, now, *_columns_of(stretches), due_seconds)
-    return _dispatch(rows) if rows else None
+    return _batch(rows) if rows else None
 
 
 async def claim_by_rules(
     session: Session, limit: int, *, stretches: Sequence[Stretch] = EVERYTHING, due_seconds: float = 0.0
-) -> tuple[Dispatch | None, int]:
+) -> tuple[ClaimBatch | None, int]:
     """As ``claim``, where there are rules; also how many tasks were put aside, at a gate or for a route."""
     rows = await session.fetch("claim_tasks_by_rules", limit, None, *_columns_of(stretches), due_seconds)
     diverted: int = rows[0]["diverted"]
-    return (None if rows[0][0] is None else _dispatch(rows)), diverted
+    return (None if rows[0][0] is None else _batch(rows)), diverted
 
 
 async def find_candidates(session: Session, limit: int, stretches: Sequence[Stretch], due_seconds: float) -> list[int]:
@@ -55,19 +55,19 @@ async def put_aside(session: Session, limit: int, priority: int, after: Position
     return looked, diverted, None if task_id is None else Position(run_at, task_id)
 
 
-async def claim_by_route(session: Session, limit: int, route: str) -> tuple[Dispatch | None, int]:
+async def claim_by_route(session: Session, limit: int, route: str) -> tuple[ClaimBatch | None, int]:
     """Claim up to ``limit`` due tasks of a route, in the same order; also how many were put aside at a gate."""
     rows = await session.fetch("claim_tasks_by_route", limit, route)
-    return (None if rows[0][0] is None else _dispatch(rows)), rows[0]["diverted"]
+    return (None if rows[0][0] is None else _batch(rows)), rows[0]["diverted"]
 
 
-async def claim_at_gates(session: Session, limits: Mapping[str, int]) -> tuple[Dispatch | None, Counter[str]]:
+async def claim_at_gates(session: Session, limits: Mapping[str, int]) -> tuple[ClaimBatch | None, Counter[str]]:
     """Claim due tasks at gates, up to so many of each; also how many that were by gate.
 
     The gates are locked before, in the same transaction.
     """
     rows = await session.fetch("claim_tasks_at_gates", list(limits), list(limits.values()))
-    return (_dispatch(rows) if rows else None), Counter(row["gate"] for row in rows)
+    return (_batch(rows) if rows else None), Counter(row["gate"] for row in rows)
 
 
 async def read_priorities(session: Session, limit: int) -> list[int]:
@@ -85,9 +85,9 @@ async def read_seconds_to_next(session: Session, stretches: Sequence[Stretch], l
     return seconds
 
 
-async def confirm(session: Session, dispatch_id: int) -> None:
-    """Everything of the dispatch was sent or released."""
-    await session.fetch("confirm_dispatch", dispatch_id)
+async def confirm(session: Session, batch_id: int) -> None:
+    """Everything of the batch was sent or released."""
+    await session.fetch("confirm_claim", batch_id)
 
 
 async def release(session: Session, pairs: Iterable[Pair]) -> int:
@@ -107,9 +107,9 @@ async def count_in_flight(
     return InFlight(*row)
 
 
-async def read_pace(session: Session, seconds: float) -> list[Pace]:
+async def read_throughput(session: Session, seconds: float) -> list[ActionThroughput]:
     """What attempts of each action did within the last ``seconds``."""
-    return [Pace(*row) for row in await session.fetch("read_pace", seconds)]
+    return [ActionThroughput(*row) for row in await session.fetch("read_throughput", seconds)]
 
 
 def _columns_of(stretches: Sequence[Stretch]) -> list[list[Any]]:
@@ -119,11 +119,11 @@ def _columns_of(stretches: Sequence[Stretch]) -> list[list[Any]]:
     ]  # fmt: skip
 
 
-def _dispatch(rows: Sequence[asyncpg.Record]) -> Dispatch:
+def _batch(rows: Sequence[asyncpg.Record]) -> ClaimBatch:
     """Of the rows of a claim: the members of Claimed, then perhaps its priority and its last run_at."""
     metrics.BATCH_SIZE.labels("claim").observe(len(rows))
     reached: dict[int, Position] = {}
     if "last_run_at" in rows[0].keys():  # noqa: SIM118 - of a Record, `in` asks for a value
         at = _MEMBERS + 1
         reached = {row["priority"]: Position(row[at], row[0]) for row in rows if row[at] is not None}
-    return Dispatch(rows[0][1], [tuple.__new__(Claimed, row[:_MEMBERS]) for row in rows], reached)
+    return ClaimBatch(rows[0][1], [tuple.__new__(Claimed, row[:_MEMBERS]) for row in rows], reached)

@@ -31,7 +31,7 @@
 -- Tasks that no index knows as ready, for it was told by the batch that their turn in their ordering key has come (see
 -- finish_tasks): those that come before the last one in `behind`, or find room. They are merged with these, and locked
 -- only then. What is taken leaves its turn. One of which something chosen cannot be taken, for it was cancelled, moved in
--- time or is locked, is over (see end_turns). By the index on ends_at no dead entry is passed that is older than a turn can
+-- time or is locked, is over (see promote_overdue). By the index on ends_at no dead entry is passed that is older than a turn can
 -- be. A claim for tasks that have waited long leaves turns alone, which do not last.
 -- No join of one task each with another: of a few rows expected, it would be walked once for each, four million steps
 -- for two thousand. Inside a CASE, `in` is looked up in a hash.
@@ -376,7 +376,7 @@ from levels cross join lateral (
       and t.priority = levels.priority and t.run_at > now()
     order by t.run_at, t.id limit 1) next;
 
--- name: confirm_dispatch
+-- name: confirm_claim
 -- $1 the claim's token: everything of it was sent or given back.
 delete from penstock.dispatch where id = $1;
 

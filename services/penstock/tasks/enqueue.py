@@ -14,7 +14,7 @@ from penstock.protocol.sealed import reference_of
 from penstock.protocol.task import Enqueued, NewTask, State
 from penstock.runtime import metrics
 from penstock.runtime.tracing import active
-from penstock.tasks.objects import adopt, doom
+from penstock.tasks.objects import delete_objects_later, reference_objects
 
 _DEADLOCK_TRIES = 3
 
@@ -46,8 +46,8 @@ async def _enqueue_sealed(session: Session, tasks: Sequence[NewTask]) -> list[En
         return await insert(session, sealed)
     async with session.savepoint():
         enqueued = await insert(session, sealed)
-        await adopt(session, ((t.payload, one.id) for t, one in zip(sealed, enqueued, strict=True)))
-        await doom(session, offered)
+        await reference_objects(session, ((t.payload, one.id) for t, one in zip(sealed, enqueued, strict=True)))
+        await delete_objects_later(session, offered)
     return enqueued
 
 

@@ -37,7 +37,9 @@ async def release_orphaned_keys(session: Session, limit: int, after: str = "") -
     return len(keys), last
 
 
-async def end_turns(session: Session, limit: int, *, also_running: bool = False, sweeps: Sweeps | None = None) -> int:
+async def promote_overdue(
+    session: Session, limit: int, *, also_running: bool = False, sweeps: Sweeps | None = None
+) -> int:
     """Promote the tasks of up to ``limit`` turns that are over, inside a transaction; returns how many may run.
 
     Where one was cancelled meanwhile, the next of its ordering key goes. also_running: of any turns.
@@ -46,7 +48,7 @@ async def end_turns(session: Session, limit: int, *, also_running: bool = False,
     behind: dict[int, str] = {}
     sweeps = sweeps or Sweeps()
     with sweeps.look() as since:
-        turns = await session.fetch("take_turns_over", limit, also_running, since)
+        turns = await session.fetch("take_overdue_promotions", limit, also_running, since)
     for task_ids, keys, late_seconds in turns:
         behind.update(zip(task_ids, keys, strict=True))
         sweeps.found(late_seconds)

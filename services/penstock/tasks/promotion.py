@@ -1,4 +1,4 @@
-"""Turns that are over: their tasks are promoted, each by itself.
+"""Promotions that are over: their tasks are promoted, each by itself.
 
 A resulter that lets the next of many ordering keys go tells so in one row, from which a scheduler claims them (see
 finish_tasks). What is not claimed within a few seconds, or could not be, is promoted here, and so becomes to everybody
@@ -25,7 +25,7 @@ _SOON_SECONDS = 0.02  # most transactions that hold a key enqueue a task and end
 _AT_ONCE = 10  # turns, some thousand tasks
 
 
-class Turns:
+class Promotions:
     """``run_once`` promotes the tasks of a few turns and returns after how many seconds to look again."""
 
     def __init__(self, *, store: Store, notifier: Notifier) -> None:
@@ -46,7 +46,7 @@ class Turns:
 
     async def run_once(self) -> float:
         async with self._store.transaction() as session:
-            promoted = await ordering.end_turns(session, _AT_ONCE, sweeps=self._sweeps)
+            promoted = await ordering.promote_overdue(session, _AT_ONCE, sweeps=self._sweeps)
         self._store.has_left = False  # what is left by now was left before
         if not promoted:
             return _LOOK_SECONDS
@@ -58,7 +58,7 @@ class Turns:
         promoted = 1
         while promoted:
             async with self._store.transaction() as session:
-                promoted = await ordering.end_turns(session, _AT_ONCE, also_running=True)
+                promoted = await ordering.promote_overdue(session, _AT_ONCE, also_running=True)
             if promoted:
                 self._notifier.wake()
 

@@ -103,7 +103,7 @@ select event, sum(count)::bigint as count from penstock.tally
 where at > now() - make_interval(secs => $1) and count > 0 and event <> 'RAN'
 group by event;
 
--- name: read_pace
+-- name: read_throughput
 -- $1 seconds to look back. By action: attempts that have ended, and of those whose run time is known, how many and
 -- how many seconds they ran together.
 select action, coalesce(sum(count) filter (where event in ('SUCCESS', 'ERROR', 'CRITICAL_ERROR')), 0)::bigint as ended,

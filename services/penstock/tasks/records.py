@@ -12,8 +12,8 @@ Pair = tuple[int, int]  # (task id, claim)
 
 
 @dataclass(frozen=True, slots=True)
-class Dispatch:
-    """One claim: its token, by which the sending is confirmed, the tasks, and the last position by priority."""
+class ClaimBatch:
+    """One claim: its token, by which the outcome is confirmed, the tasks, and the last position by priority."""
 
     id: int
     tasks: list[Claimed]
@@ -30,7 +30,7 @@ class InFlight:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ActionThroughput:
     """What attempts of one action did lately. ``timed``: those of known run time, which is ``seconds`` together."""
 
     action: str
@@ -40,7 +40,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class SettledTask:
     """A task that has changed state. ``waited``: for an event, when it was cancelled."""
 
     id: int
@@ -49,7 +49,7 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
-class Stale:
+class StaleTask:
     """An ACQUIRED task without a sign of life.
 
     held_seconds: since its claim. silent_seconds: since its last sign of life, or its claim. taken: a worker has

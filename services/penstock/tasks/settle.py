@@ -11,15 +11,15 @@ from penstock.db.session import Session
 from penstock.protocol.task import MAX_ATTEMPTS_LIMIT, Failure, State
 from penstock.runtime import metrics
 from penstock.tasks import ordering
-from penstock.tasks.records import Pair, Settled, columns
+from penstock.tasks.records import Pair, SettledTask, columns
 
 _STATE_AFTER = {
-    "bury_tasks": State.CRITICAL_ERROR,
+    "fail_tasks_permanently": State.CRITICAL_ERROR,
     "cancel_tasks": State.CANCELLED,
 }
 
 
-TURNS_FROM = 16  # tasks promoted at a time, from which on one row for all is cheaper than one for each
+PROMOTIONS_FROM = 16  # tasks promoted at a time, from which on one row for all is cheaper than one for each
 
 
 async def finish(session: Session, results: dict[Pair, str], workers: Mapping[Pair, str | None] | None = None) -> int:
@@ -34,7 +34,7 @@ async def finish(session: Session, results: dict[Pair, str], workers: Mapping[Pa
     await session.plan_for(len(ids))
     finished = 0
     given = ids, claims, list(results.values()), [*map((workers or {}).get, results)]
-    rows = await session.fetch("finish_tasks", *given, TURNS_FROM)
+    rows = await session.fetch("finish_tasks", *given, PROMOTIONS_FROM)
     for action, count, told, promoted, keys in rows:
         if count:
             session.has_told |= told > 0
@@ -69,12 +69,12 @@ async def find_claims(session: Session, by_attempt: Iterable[tuple[int, int]]) -
     return {(row["id"], row["attempts"]): row["claim"] for row in rows}
 
 
-async def fail(session: Session, failures: Sequence[Failure], *, hold_keys: bool = False) -> list[Settled]:
+async def fail(session: Session, failures: Sequence[Failure], *, hold_keys: bool = False) -> list[SettledTask]:
     """ACQUIRED to ERROR with its delay, or to CRITICAL_ERROR where there is none. Ids are distinct.
 
     hold_keys: the ordering key of a task in CRITICAL_ERROR stands still; otherwise its successor goes.
     """
-    settled: list[Settled] = []
+    settled: list[SettledTask] = []
     await session.plan_for(len(failures))
     again = [f for f in failures if f.delay_seconds is not None]
     if again:
@@ -86,17 +86,19 @@ async def fail(session: Session, failures: Sequence[Failure], *, hold_keys: bool
     buried = [f for f in failures if f.delay_seconds is None]
     if buried:
         given = [f.id for f in buried], [f.claim for f in buried], [f.error for f in buried]
-        settled += await _settle(session, "bury_tasks", *given, [f.worker for f in buried], hold_keys=hold_keys)
+        settled += await _settle(
+            session, "fail_tasks_permanently", *given, [f.worker for f in buried], hold_keys=hold_keys
+        )
     return settled
 
 
-async def spare(session: Session, failures: Sequence[Failure]) -> set[int]:
+async def refund(session: Session, failures: Sequence[Failure]) -> set[int]:
     """Give back the claims of lost attempts, which are kept as failures and not counted; from now on sent alone.
 
     Ids are distinct. Returns those that still held.
     """
     ids, claims = columns((failure.id, failure.claim) for failure in failures)
-    rows = await session.fetch("spare_tasks", ids, claims, [failure.error for failure in failures]) if ids else []
+    rows = await session.fetch("refund_attempts", ids, claims, [failure.error for failure in failures]) if ids else []
     return {row["id"] for row in rows}
 
 
@@ -119,7 +121,7 @@ async def cancel(session: Session, ids: Sequence[int], reason: str | None = None
     return {task.id for task in settled}
 
 
-async def _settle(session: Session, name: str, *args: Any, hold_keys: bool = False) -> list[Settled]:
+async def _settle(session: Session, name: str, *args: Any, hold_keys: bool = False) -> list[SettledTask]:
     """Run a statement that makes tasks final, then let their successors by ordering key go, or hold them.
 
     Must run inside a transaction: a crash between the two would leave a key standing still.
@@ -136,8 +138,8 @@ async def _settle(session: Session, name: str, *args: Any, hold_keys: bool = Fal
     return _count(rows, _STATE_AFTER[name])
 
 
-def _count(rows: Sequence[asyncpg.Record], state: State) -> list[Settled]:
-    settled = [Settled(row["id"], row["action"], row.get("waited", False)) for row in rows]
+def _count(rows: Sequence[asyncpg.Record], state: State) -> list[SettledTask]:
+    settled = [SettledTask(row["id"], row["action"], row.get("waited", False)) for row in rows]
     by_action: dict[str, int] = {}
     for task in settled:
         by_action[task.action] = by_action.get(task.action, 0) + 1

@@ -121,7 +121,7 @@ with failed as materialized (
 )
 select id, action from changed;
 
--- name: spare_tasks
+-- name: refund_attempts
 -- $1 ids (distinct), $2 claims, $3 errors as JSON text. ACQUIRED back to the state it came from, suspect from now on: the
 -- attempt was lost in company, so it is told among the failures and given back all the same. Returns ids.
 update penstock.task t
@@ -135,7 +135,7 @@ where t.id = f.id and t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED'
   and case when (t.id, t.claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
 returning t.id;
 
--- name: bury_tasks
+-- name: fail_tasks_permanently
 -- $1 ids (distinct), $2 claims, $3 errors as JSON text, $4 workers or null. ACQUIRED to CRITICAL_ERROR: the row moves to the history.
 with gone as (
     delete from penstock.task
@@ -304,9 +304,9 @@ select ordering_key as key, id, action from promoted
 union all
 select key, id, null from next where case when id in (select id from promoted) then false else true end;
 
--- name: take_turns_over
+-- name: take_overdue_promotions
 -- $1 how many, $2 whether those that are not over too, $3 seconds back from now to begin at, null for the front: behind the
--- dead entries of turns that were taken. Turns that have lasted too long, or of which the claim could not take
+-- dead entries of turns that were taken. Promotions that have lasted too long, or of which the claim could not take
 -- what it chose; once there are rules, all of them, for the claims by rules know of none. Returns (task_ids, keys, for how
 -- many seconds it was over) of each.
 delete from penstock.turn where id = any(array(

@@ -11,7 +11,7 @@ from penstock.protocol.task import EXPIRED
 from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import get_logger
 from penstock.tasks import settle
-from penstock.tasks.records import Stale
+from penstock.tasks.records import StaleTask
 
 log = get_logger()
 
@@ -35,7 +35,7 @@ async def expire(session: Session, limit: int, *, now: datetime | None = None) -
 
 
 async def release_unsent(session: Session, after_seconds: float, *, limit: int, now: datetime | None = None) -> int:
-    """Give back the claims of dispatches never confirmed; returns how many tasks."""
+    """Give back the claims of batches never confirmed; returns how many tasks."""
     return len(await session.fetch("release_unsent", after_seconds, limit, now))
 
 
@@ -45,13 +45,13 @@ async def find_stale(
     *,
     limit: int,
     now: datetime | None = None,
-    after: Stale | None = None,
+    after: StaleTask | None = None,
     since: datetime | None = None,
-) -> list[Stale]:
+) -> list[StaleTask]:
     """ACQUIRED tasks without a sign of life for that long, oldest claim first, from behind ``after``.
 
     since: where to begin without ``after``, the instant of a claim.
     """
     claimed_at, task_id = (after.claimed_at, after.id) if after else (since, 0)
     rows = await session.fetch("find_stale", after_seconds, limit, now, claimed_at, task_id)
-    return [Stale(**{name: row[name] for name in Stale.__slots__}) for row in rows]
+    return [StaleTask(**{name: row[name] for name in StaleTask.__slots__}) for row in rows]

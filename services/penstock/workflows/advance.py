@@ -25,7 +25,7 @@ from penstock.runtime.logs import get_logger
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.tasks import settle
-from penstock.tasks.objects import adopt
+from penstock.tasks.objects import reference_objects
 from penstock.workflows.commands import NewStep, StepOptions
 from penstock.workflows.definition import read_children, step_task
 from penstock.workflows.names import child_names
@@ -262,7 +262,7 @@ class Mover:
         if payload is None:
             return None
         kept = await self._session.codec.store(payload, payload_aad(step["action"], tenant))
-        await adopt(self._session, [(kept, task_id)])
+        await reference_objects(self._session, [(kept, task_id)])
         return kept
 
     async def _hand_over(self, steps: Sequence[Any]) -> None:

@@ -99,10 +99,10 @@ async def enqueue(store: Store, *tasks: NewTask) -> list[int]:
 async def fail_for_good(store: Store, task_id: int, error: dict[str, Any]) -> None:
     """Have the newest claim of a task fail, as a worker would tell it."""
     async with store.transaction() as session:
-        dispatch = await claim.claim(session, 100)
-        assert dispatch is not None
-        (task,) = (task for task in dispatch.tasks if task.id == task_id)
-        await claim.confirm(session, dispatch.id)
+        batch = await claim.claim(session, 100)
+        assert batch is not None
+        (task,) = (task for task in batch.tasks if task.id == task_id)
+        await claim.confirm(session, batch.id)
         failure = Failure(task.id, task.claim, json.dumps(error), None)
         await settle.fail(session, [failure])
 
@@ -988,9 +988,9 @@ async def furnish(store: Store, browser: Browser, tenant: str | None) -> dict[st
                  for key in (None, None, None, NOT_OURS)),
     )  # fmt: skip
     async with store.transaction() as session:
-        dispatch = await claim.claim(session, 100)
-        assert dispatch is not None
-        claims = {task.id: task.claim for task in dispatch.tasks}
+        batch = await claim.claim(session, 100)
+        assert batch is not None
+        claims = {task.id: task.claim for task in batch.tasks}
         await settle.finish(session, {(ids[0], claims[ids[0]]): payload})
         error = {"code": 1, "message": NOT_OURS, "data": {"traceback": NOT_OURS}}
         await settle.fail(session, [Failure(ids[1], claims[ids[1]], json.dumps(error), None)])

@@ -70,11 +70,11 @@ async def test_what_a_handler_raised_is_no_command_to_the_terminal(store: Store,
     async with store.session() as session:
         (task,) = await enqueue.enqueue(session, [NewTask("a", max_attempts=1)])
     async with store.transaction() as session:
-        dispatch = await claim.claim(session, 1)
-        assert dispatch is not None
-        await claim.confirm(session, dispatch.id)
+        batch = await claim.claim(session, 1)
+        assert batch is not None
+        await claim.confirm(session, batch.id)
         error = {"code": -32000, "message": f"boom {escape}", "data": {"traceback": f"Traceback {escape}\n  line 2"}}
-        await settle.fail(session, [Failure(task.id, dispatch.id, json.dumps(error), None)])
+        await settle.fail(session, [Failure(task.id, batch.id, json.dumps(error), None)])
 
     def use(url: str) -> None:
         told = (
@@ -155,10 +155,10 @@ async def test_held_ordering_keys_are_listed_and_let_go(store: Store, settings: 
     async def fail() -> None:
         other = Store(settings.require_database_url)
         async with other.transaction() as session:
-            dispatch = await claim.claim(session, 1)
-            assert dispatch is not None
+            batch = await claim.claim(session, 1)
+            assert batch is not None
             error = '{"code":1,"message":"boom"}'
-            await settle.fail(session, [Failure(t.id, t.claim, error, None) for t in dispatch.tasks], hold_keys=True)
+            await settle.fail(session, [Failure(t.id, t.claim, error, None) for t in batch.tasks], hold_keys=True)
         await other.close()
 
     async with running(store, settings) as api:
@@ -210,9 +210,9 @@ async def test_failures_of_a_task_are_told_readably_and_while_it_is_waited_for(
     async def fail_one() -> None:
         other = Store(settings.require_database_url)
         async with other.transaction() as session:
-            dispatch = await claim.claim(session, 1)
-            assert dispatch is not None
-            await settle.fail(session, [Failure(t.id, t.claim, error, 60.0) for t in dispatch.tasks], hold_keys=False)
+            batch = await claim.claim(session, 1)
+            assert batch is not None
+            await settle.fail(session, [Failure(t.id, t.claim, error, 60.0) for t in batch.tasks], hold_keys=False)
         await other.close()
 
     def use(url: str) -> None:

@@ -86,9 +86,9 @@ async def test_a_key_that_is_a_tenants_own_is_looked_up_with_the_tenant(store: S
 
     async with store.transaction() as session:
         await enqueue.enqueue(session, [NewTask("a", ordering_key="o", tenant=tenant) for tenant in ("acme", None)])
-        dispatch = await claim.claim(session, 100)
-        assert dispatch is not None
-        failures = [Failure(task.id, task.claim, '{"code": 1}', None) for task in dispatch.tasks]
+        batch = await claim.claim(session, 100)
+        assert batch is not None
+        failures = [Failure(task.id, task.claim, '{"code": 1}', None) for task in batch.tasks]
         await settle.fail(session, failures, hold_keys=True)
     async with running(store, settings) as api:
         await asyncio.to_thread(use, api.url)

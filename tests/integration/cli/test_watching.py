@@ -42,9 +42,9 @@ async def tasks(store: Store) -> None:
     async with store.session() as session:
         await enqueue.enqueue(session, [NewTask("export") for _ in range(5)])
         await enqueue.enqueue(session, [NewTask("mail", delay_seconds=3600)])
-        dispatch = await claim.claim(session, 2)
-        assert dispatch is not None
-        await claim.confirm(session, dispatch.id)
+        batch = await claim.claim(session, 2)
+        assert batch is not None
+        await claim.confirm(session, batch.id)
 
 
 @pytest.mark.usefixtures("tasks")

@@ -28,7 +28,7 @@ from penstock.protocol.api_key import digest_of
 from penstock.schedules.store import start_import
 from penstock.settings.model import Settings
 from penstock.supervisor.retention import Retention
-from penstock.supervisor.schedules import Firing, Imports
+from penstock.supervisor.schedules import Imports, ScheduleFiring
 from penstock.tasks import settle
 from tests.integration.apis import running
 from tests.integration.doors import postgres_away
@@ -636,7 +636,7 @@ async def test_runs_missed_in_downtime_are_skipped(door: Door, store: Store, set
     await door.jobs(job(project, spec="@every 2s"), job(project, spec="@every 25m"))
     await sql.execute("update penstock.schedule_clock set next_at = next_at - interval '2 hours', "
                       "due_at = due_at - interval '2 hours'")  # fmt: skip
-    await Firing(store=store, notifier=Notifier(store), settings=settings).run_once()
+    await ScheduleFiring(store=store, notifier=Notifier(store), settings=settings).run_once()
     ran = dict(await sql.fetch("select payload::json #>> '{job,spec}', count(*) from penstock.task group by 1"))
     assert ran.keys() <= {"@every 2s"}
     assert ran.get("@every 2s", 0) <= 1
@@ -688,7 +688,7 @@ async def test_executions_are_runs_with_what_came_of_them(door: Door, sql: Any) 
            values ('scheduler0:x', '@yearly', 'UTC', 'scheduler0.callback', '{}') returning id)
            insert into penstock.schedule_clock (schedule_id, next_at, due_at) select id, now(), now() from made"""
     )
-    firing = Firing(store=door.store, notifier=Notifier(door.store), settings=door.settings)
+    firing = ScheduleFiring(store=door.store, notifier=Notifier(door.store), settings=door.settings)
     now = await sql.fetchval("select date_trunc('second', now())")
     for instant in (now - timedelta(seconds=2), now):
         await sql.execute("update penstock.schedule_clock set next_at = $1, due_at = $1", instant)

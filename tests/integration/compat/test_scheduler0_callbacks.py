@@ -21,7 +21,7 @@ from penstock.scheduler.process import Scheduler
 from penstock.schedules.policy import render
 from penstock.settings.loading import load_settings
 from penstock.settings.model import Settings
-from penstock.supervisor.schedules import Firing
+from penstock.supervisor.schedules import ScheduleFiring
 from penstock.worker.deliveries.errors import NotDelivered
 from penstock.worker.deliveries.http_client import AddressRefused
 from penstock.worker.deliveries.registry import Deliveries
@@ -240,7 +240,7 @@ async def test_a_job_is_called_back_at_its_time_and_its_execution_is_seen(
         made = await door.jobs(*[job(await door.project(), callbackUrl=f"{server.url}/callback", data="x")] * 3)
         due = await sql.fetchval("select date_trunc('second', now())")
         await sql.execute("update penstock.schedule_clock set next_at = $1, due_at = $1", due)
-        firing = Firing(store=store, notifier=Notifier(store), settings=settings)
+        firing = ScheduleFiring(store=store, notifier=Notifier(store), settings=settings)
         assert (await firing.run_once()).tasks == 3
         deliveries = Deliveries(settings, registry, MODULES)
         scheduler = Scheduler(store=store, outbound=outbound, settings=settings, open_queue=no_routes)

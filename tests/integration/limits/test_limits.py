@@ -36,7 +36,7 @@ from penstock.protocol.task import NewTask
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
 from penstock.supervisor import limits
-from penstock.supervisor.limits import Rules
+from penstock.supervisor.limits import LimitUpkeep
 from penstock.supervisor.repair import Repair
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue as enqueuing
@@ -222,7 +222,7 @@ async def test_what_was_under_way_when_a_limit_was_set_is_adopted_in_a_few_round
         await set_limits(session, "a", {"max_in_flight": 1})
         await set_tenant(session, "t", {"max_in_flight": 1})
     await sql.execute("update penstock.task set gate = null")  # as if the claim had not been visible by then
-    duty = Rules(store=store, outbound=outbound, open_queue=open_none)
+    duty = LimitUpkeep(store=store, outbound=outbound, open_queue=open_none)
     gates = "select array_agg(gate order by id) from penstock.task"
     found = []
     for _ in range(3):
@@ -264,7 +264,7 @@ async def test_the_longest_names_pass_a_gate_and_hold_nobody_up(
     gate_of = "select id, gate from penstock.task where state = 'ACQUIRED' order by id"
     by_claim = await sql.fetch(gate_of)
     await sql.execute("update penstock.task set gate = null where state = 'ACQUIRED'")
-    await Rules(store=store, outbound=outbound, open_queue=open_none).run_once()  # adopts what is in flight
+    await LimitUpkeep(store=store, outbound=outbound, open_queue=open_none).run_once()  # adopts what is in flight
     assert await sql.fetch(gate_of) == by_claim
 
 
@@ -372,7 +372,7 @@ async def test_what_a_claim_took_while_its_limit_was_being_set_is_counted_after_
     await limit(store, "slow", max_in_flight=3)
     async with store.session() as session:  # as a claim that began before leaves it
         await session._connection.execute("update penstock.task set gate = null")
-    await Rules(store=store, outbound=outbound, open_queue=open_none).run_once()
+    await LimitUpkeep(store=store, outbound=outbound, open_queue=open_none).run_once()
     await run_until_idle(
         Scheduler(store=store, outbound=sent, settings=settings, open_queue=open_none)  # type: ignore[arg-type]
     )
@@ -603,7 +603,7 @@ async def test_what_waits_for_a_deleted_route_goes_by_the_other_rules(
         return transport.queue(name, label=label)
 
     scheduler = Scheduler(store=store, outbound=outbound, settings=full, open_queue=open_queue)
-    upkeep = Rules(store=store, outbound=outbound, open_queue=open_queue)
+    upkeep = LimitUpkeep(store=store, outbound=outbound, open_queue=open_queue)
     name = f"{settings.outbound_queue}-video"
     async with queue_named(settings, transport, name):
         await route(store, "video", name, "video")
@@ -631,7 +631,7 @@ async def test_a_silent_task_of_a_route_waits_while_the_routes_own_queue_holds_a
         await route(store, "video", name, "video")
         (task_id,) = await enqueue(store, NewTask("video"))
         await run_until_idle(routed)
-        upkeep = Rules(
+        upkeep = LimitUpkeep(
             store=store, outbound=outbound, open_queue=lambda name, label: transport.queue(name, label=label)
         )
         await upkeep.run_once()

@@ -22,8 +22,8 @@ from penstock.protocol.requests import ClaimId
 from penstock.settings.loading import load_settings
 from penstock.settings.model import Settings
 from penstock.settings.values import fingerprint, new_key, read_key
-from penstock.supervisor.payload_objects import Objects
-from penstock.supervisor.payload_retention import Emptying
+from penstock.supervisor.payload_objects import PayloadObjects
+from penstock.supervisor.payload_retention import PayloadRetention
 from penstock.supervisor.retention import Retention
 from penstock.supervisor.schedules import Imports
 from penstock.worker.handlers.actions import Registry
@@ -446,7 +446,7 @@ async def test_retention_and_emptying_take_objects_along(
             await pipe.call("enqueue", action="echo", payload=LARGE)
         await pipe.work(messages=3)
         await sql.execute("update penstock.task_history set finished_at = finished_at - interval '3 days'")
-        emptying = Emptying(store=pipe.store, settings=changed)
+        emptying = PayloadRetention(store=pipe.store, settings=changed)
         assert await emptying.run_once() == 3
         assert await pipe.objects.run_once() == 3
         assert len(s3.objects()) == 3
@@ -513,7 +513,7 @@ async def test_several_sweep_at_once(settings: Settings, s3: S3Bucket, registry:
         for _ in range(5):
             await pipe.call("enqueue", action="echo", payload=LARGE, delay=3600)
         await sql.execute("delete from penstock.task")
-        duties = [Objects(store=pipe.store, settings=pipe.settings) for _ in range(3)]
+        duties = [PayloadObjects(store=pipe.store, settings=pipe.settings) for _ in range(3)]
         await asyncio.gather(*(duty.run_once() for duty in duties))
         await duties[0].run_once()
         assert s3.objects() == {}

@@ -19,7 +19,7 @@ from penstock.protocol.requests import TIMEOUT_ATTRIBUTE, parse_claim_id
 from penstock.protocol.task import Claimed, Failure, NewTask
 from penstock.runtime.loop import Loop
 from penstock.scheduler import scan_bounds
-from penstock.scheduler.packing import RunTimes, pack_parcels
+from penstock.scheduler.packing import RunTimes, pack_messages
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
 from penstock.tasks import claim, settle, stale
@@ -167,16 +167,16 @@ def claimed(number: int, payload: str = "{}", timeout: float | None = None) -> C
 
 
 @pytest.mark.parametrize(
-    ("tasks", "max_tasks", "messages"), [(1, 100, 1), (10, 100, 10), (19, 100, 19), (20, 100, 10), (999, 7, 143)]
+    ("tasks", "max_tasks", "expected"), [(1, 100, 1), (10, 100, 10), (19, 100, 19), (20, 100, 10), (999, 7, 143)]
 )
-def test_packs_grow_with_the_claim_and_keep_their_order(tasks: int, max_tasks: int, messages: int) -> None:
+def test_packs_grow_with_the_claim_and_keep_their_order(tasks: int, max_tasks: int, expected: int) -> None:
     tasks_ = [claimed(n) for n in range(tasks)]
-    parcels = pack_parcels(tasks_, RunTimes(), max_tasks=max_tasks, max_bytes=1_000_000, max_seconds=math.inf)
-    assert len(parcels) == messages
-    assert [task.id for parcel in parcels for task in parcel.tasks] == list(range(tasks))
-    for parcel in parcels:
-        body = json.loads(parcel.message.body)
-        assert [f"{t.id}:{t.claim}" for t in parcel.tasks] == [
+    messages = pack_messages(tasks_, RunTimes(), max_tasks=max_tasks, max_bytes=1_000_000, max_seconds=math.inf)
+    assert len(messages) == expected
+    assert [task.id for packed in messages for task in packed.tasks] == list(range(tasks))
+    for packed in messages:
+        body = json.loads(packed.message.body)
+        assert [f"{t.id}:{t.claim}" for t in packed.tasks] == [
             call["id"] for call in (body if isinstance(body, list) else [body])
         ]
 
@@ -278,10 +278,10 @@ async def test_a_suspect_is_sent_in_a_message_of_its_own(
         await settle.note_run_times(session, {"a": (1000, 1.0)})
     (suspect,) = await enqueue(store, NewTask("a"))
     async with store.session() as session:
-        dispatch = await claim.claim(session, 1)
-        assert dispatch is not None
-        await settle.spare(session, [Failure(suspect, dispatch.id, '{"code":-32000,"message":"silent"}', None)])
-        await claim.confirm(session, dispatch.id)
+        batch = await claim.claim(session, 1)
+        assert batch is not None
+        await settle.refund(session, [Failure(suspect, batch.id, '{"code":-32000,"message":"silent"}', None)])
+        await claim.confirm(session, batch.id)
     await enqueue(store, *(NewTask("a") for _ in range(99)))
     assert await scheduler.run_once() == 100
     messages = await take(outbound)
@@ -351,7 +351,7 @@ async def test_an_urgent_task_of_a_new_priority_is_found_at_once_behind_the_boun
 
 @pytest.mark.parametrize("known", [(), (0,), (5, 0), (7, 0, -3), tuple(range(scan_bounds.LEVELS))])
 async def test_the_next_task_is_known_whether_its_priority_is_or_not(store: Store, known: Sequence[int]) -> None:
-    here = scan_bounds.Bounds()
+    here = scan_bounds.ScanBounds()
     here.set_levels(known, 0.0)
     delays = {0: 90.0, 5: 60.0, 7: 0.0, -3: 70.0}
     await enqueue(store, *(NewTask("a", priority=level, delay_seconds=delay) for level, delay in delays.items()))
@@ -444,8 +444,8 @@ async def test_a_claim_that_postgres_could_not_confirm_is_given_back_later(
     """The scheduler dies between its claim and its send."""
     (task_id,) = await enqueue(store, NewTask("a"))
     scheduler = Scheduler(open_queue=no_routes, store=store, outbound=outbound, settings=settings)
-    dispatch, _ = await scheduler._claim()
-    assert dispatch is not None
+    batch, _ = await scheduler._claim()
+    assert batch is not None
     assert await unconfirmed(store) == 1
     later = datetime.now(UTC) + timedelta(seconds=settings.unsent_after_seconds + 1)
     async with store.session() as session:

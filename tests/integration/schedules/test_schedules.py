@@ -30,7 +30,7 @@ from penstock.settings.loading import load_settings
 from penstock.settings.model import Settings
 from penstock.supervisor.process import Supervisor
 from penstock.supervisor.retention import Retention
-from penstock.supervisor.schedules import Firing, Imports
+from penstock.supervisor.schedules import Imports, ScheduleFiring
 from penstock.tasks import claim, enqueue, settle
 from tests.integration.doors import no_routes
 from tests.integration.schedule_changes import change_schedule
@@ -56,8 +56,8 @@ def do(store: Store, limits: Settings) -> Change:
 
 
 @pytest.fixture
-def firing(store: Store, limits: Settings) -> Firing:
-    return Firing(store=store, notifier=Notifier(store), settings=limits)
+def firing(store: Store, limits: Settings) -> ScheduleFiring:
+    return ScheduleFiring(store=store, notifier=Notifier(store), settings=limits)
 
 
 async def make(do: Change, name: str = "n", **params: Any) -> ScheduleRecord:
@@ -101,12 +101,12 @@ async def tasks_of(sql: Any) -> list[Any]:
 
 async def finish_all(store: Store) -> None:
     async with store.transaction() as session:
-        dispatch = await claim.claim(session, 1000)
-        assert dispatch is not None
-        await settle.finish(session, {(task.id, task.claim): "null" for task in dispatch.tasks})
+        batch = await claim.claim(session, 1000)
+        assert batch is not None
+        await settle.finish(session, {(task.id, task.claim): "null" for task in batch.tasks})
 
 
-async def fire_all(firing: Firing) -> int:
+async def fire_all(firing: ScheduleFiring) -> int:
     """Rounds until nothing is due; returns how many tasks."""
     total = 0
     while (fired := await firing.run_once()).schedules:
@@ -137,7 +137,9 @@ async def test_a_name_is_taken_once_unless_it_is_to_be_replaced(do: Change, stor
     assert (await get(store)).schedule.payload == '{"v": 2}'
 
 
-async def test_replacing_a_schedule_by_itself_loses_no_fire_that_is_due(do: Change, firing: Firing, sql: Any) -> None:
+async def test_replacing_a_schedule_by_itself_loses_no_fire_that_is_due(
+    do: Change, firing: ScheduleFiring, sql: Any
+) -> None:
     await make(do)
     due = await hour_ago(sql)
     await set_clock(sql, due)
@@ -165,7 +167,7 @@ async def test_every_counts_from_the_making_of_the_schedule(do: Change) -> None:
     assert begun.next_at == datetime(2040, 1, 1, 0, 0, 1, tzinfo=UTC)
 
 
-async def test_every_is_fired_at_even_distances(do: Change, store: Store, firing: Firing, sql: Any) -> None:
+async def test_every_is_fired_at_even_distances(do: Change, store: Store, firing: ScheduleFiring, sql: Any) -> None:
     record = await make(do, expression="@every 100s", missed="all")
     for minutes in range(2):
         await sql.execute("update penstock.schedule set created_at = created_at - interval '100 seconds'")
@@ -220,7 +222,9 @@ async def test_a_schedule_that_is_not_there_is_not_found(do: Change, method: str
         await do(f"schedule.{method}", name="gone", **more)
 
 
-async def test_a_deleted_schedule_fires_no_more_and_frees_its_name(do: Change, firing: Firing, sql: Any) -> None:
+async def test_a_deleted_schedule_fires_no_more_and_frees_its_name(
+    do: Change, firing: ScheduleFiring, sql: Any
+) -> None:
     first = await make(do)
     await set_clock(sql, await hour_ago(sql))
     await do("schedule.delete", name="n")
@@ -233,7 +237,7 @@ async def test_a_deleted_schedule_fires_no_more_and_frees_its_name(do: Change, f
 
 
 async def test_a_fire_makes_a_task_as_enqueue_would_and_moves_the_clock(
-    do: Change, store: Store, firing: Firing, sql: Any
+    do: Change, store: Store, firing: ScheduleFiring, sql: Any
 ) -> None:
     record = await make(
         do, action="export", payload={"a": 1.50}, priority=7, max_attempts=3, timeout=9.5, ordering_key="k"
@@ -253,7 +257,9 @@ async def test_a_fire_makes_a_task_as_enqueue_would_and_moves_the_clock(
     assert (await firing.run_once()).schedules == 0
 
 
-async def test_the_run_tells_what_became_of_the_task(do: Change, store: Store, firing: Firing, sql: Any) -> None:
+async def test_the_run_tells_what_became_of_the_task(
+    do: Change, store: Store, firing: ScheduleFiring, sql: Any
+) -> None:
     await make(do)
     await set_clock(sql, await hour_ago(sql))
     await fire_all(firing)
@@ -265,7 +271,7 @@ async def test_the_run_tells_what_became_of_the_task(do: Change, store: Store, f
 
 
 async def test_templates_are_filled_in_inside_string_values_alone(
-    do: Change, store: Store, firing: Firing, sql: Any
+    do: Change, store: Store, firing: ScheduleFiring, sql: Any
 ) -> None:
     name = 'back\\slash "quote" {{run}} é'
     payload = {"at": "{{scheduled_time}}", "{{schedule}}": ["<{{ schedule }}>", "{{run}}"], "other": "{{else}} {{"}
@@ -294,7 +300,7 @@ async def test_many_supervisors_at_once_fire_each_instant_once(
     due = await hour_ago(sql, 2)
     await set_clock(sql, due, name=None)
     small = load_settings(database_url=limits.require_database_url, schedule_batch_size=37)
-    several = [Firing(store=store, notifier=Notifier(store), settings=small) for _ in range(4)]
+    several = [ScheduleFiring(store=store, notifier=Notifier(store), settings=small) for _ in range(4)]
     counts = await asyncio.gather(*map(fire_all, several))
     # Two instants have passed of each: one is missed and not made up for, since the other is on time or newer.
     runs = await sql.fetch("select outcome, count(*), sum(instants) from penstock.schedule_run group by 1 order by 1")
@@ -306,7 +312,7 @@ async def test_many_supervisors_at_once_fire_each_instant_once(
 
 
 async def test_a_supervisor_that_dies_in_the_middle_leaves_the_fire_to_the_next(
-    do: Change, store: Store, firing: Firing, sql: Any, monkeypatch: pytest.MonkeyPatch
+    do: Change, store: Store, firing: ScheduleFiring, sql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await make(do)
     due = await hour_ago(sql)
@@ -325,7 +331,7 @@ async def test_a_supervisor_that_dies_in_the_middle_leaves_the_fire_to_the_next(
 
 
 async def test_one_whose_values_postgres_refuses_is_stopped_and_harms_no_other(
-    do: Change, store: Store, firing: Firing, sql: Any
+    do: Change, store: Store, firing: ScheduleFiring, sql: Any
 ) -> None:
     bad = await make(do, name="bad")
     for number in range(5):
@@ -347,7 +353,7 @@ async def test_one_whose_values_postgres_refuses_is_stopped_and_harms_no_other(
 
 
 async def test_a_zone_that_is_known_no_more_stops_its_schedule_alone(
-    do: Change, store: Store, firing: Firing, sql: Any
+    do: Change, store: Store, firing: ScheduleFiring, sql: Any
 ) -> None:
     await make(do, name="lost")
     await make(do)
@@ -357,7 +363,7 @@ async def test_a_zone_that_is_known_no_more_stops_its_schedule_alone(
     assert "'Mars/Olympus' is no IANA zone" in str((await get(store, "lost")).problem)
 
 
-async def test_it_ends_after_its_last_instant(do: Change, store: Store, firing: Firing, sql: Any) -> None:
+async def test_it_ends_after_its_last_instant(do: Change, store: Store, firing: ScheduleFiring, sql: Any) -> None:
     record = await make(do)
     assert record.next_at is not None
     await do("schedule.update", name="n", end_at=record.next_at.isoformat())
@@ -380,7 +386,7 @@ async def test_jitter_delays_each_fire_by_the_same_for_the_same_instant(do: Chan
     assert len(delays) > 15
 
 
-async def test_what_is_not_due_for_its_jitter_is_not_fired(do: Change, firing: Firing, sql: Any) -> None:
+async def test_what_is_not_due_for_its_jitter_is_not_fired(do: Change, firing: ScheduleFiring, sql: Any) -> None:
     await make(do, jitter=7200)
     now = await clock_of(sql)
     await set_clock(sql, await hour_ago(sql), due_at=now + timedelta(seconds=60))
@@ -404,7 +410,7 @@ async def test_what_is_not_due_for_its_jitter_is_not_fired(do: Change, firing: F
     ],
 )
 async def test_what_becomes_of_instants_that_were_missed(
-    do: Change, store: Store, firing: Firing, sql: Any, policy: str, more: dict[str, Any], fired: list[int],
+    do: Change, store: Store, firing: ScheduleFiring, sql: Any, policy: str, more: dict[str, Any], fired: list[int],
     lost: tuple[int, int, int] | None,
 ) -> None:  # fmt: skip
     """Five hours of a day one week ago, the schedule having ended since: none of them is on time."""
@@ -429,7 +435,7 @@ async def test_what_becomes_of_instants_that_were_missed(
 
 
 async def test_what_is_within_the_grace_is_on_time_whatever_the_policy(
-    do: Change, store: Store, firing: Firing, sql: Any
+    do: Change, store: Store, firing: ScheduleFiring, sql: Any
 ) -> None:
     await make(do, expression="* * * * * *", missed="skip")
     first = (await clock_of(sql)).replace(microsecond=0) - timedelta(seconds=20)
@@ -440,7 +446,9 @@ async def test_what_is_within_the_grace_is_on_time_whatever_the_policy(
     assert runs[-1].scheduled_at == first
 
 
-async def test_a_long_outage_of_many_instants_is_one_row(do: Change, store: Store, firing: Firing, sql: Any) -> None:
+async def test_a_long_outage_of_many_instants_is_one_row(
+    do: Change, store: Store, firing: ScheduleFiring, sql: Any
+) -> None:
     await make(do, expression="* * * * * *")
     start = (await clock_of(sql)).replace(microsecond=0) - timedelta(days=30)
     await set_clock(sql, start)
@@ -452,7 +460,7 @@ async def test_a_long_outage_of_many_instants_is_one_row(do: Change, store: Stor
 
 
 async def test_a_backlog_that_takes_long_to_decide_on_goes_over_rounds_and_lets_the_process_breathe(
-    do: Change, firing: Firing, sql: Any, monkeypatch: pytest.MonkeyPatch
+    do: Change, firing: ScheduleFiring, sql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is due every second and days behind, a walk of ten thousand instants, with an expression of its own."""
     monkeypatch.setattr(fires, "DECIDING_SECONDS", 0.2)
@@ -482,7 +490,7 @@ async def test_a_backlog_that_takes_long_to_decide_on_goes_over_rounds_and_lets_
 
 
 async def test_a_fire_is_skipped_while_the_task_before_is_not_settled(
-    do: Change, store: Store, firing: Firing, sql: Any
+    do: Change, store: Store, firing: ScheduleFiring, sql: Any
 ) -> None:
     await make(do, overlap="skip")
     base = await hour_ago(sql, 10)
@@ -500,7 +508,7 @@ async def test_a_fire_is_skipped_while_the_task_before_is_not_settled(
 
 
 async def test_of_several_instants_made_up_for_at_once_one_is_run_when_they_must_not_overlap(
-    do: Change, store: Store, firing: Firing, sql: Any
+    do: Change, store: Store, firing: ScheduleFiring, sql: Any
 ) -> None:
     await make(do, overlap="skip", missed="all")
     await set_clock(sql, await hour_ago(sql, 4))
@@ -508,7 +516,7 @@ async def test_of_several_instants_made_up_for_at_once_one_is_run_when_they_must
     assert sorted(run.outcome for run in await runs_of(store)) == ["FIRED", "SKIPPED", "SKIPPED", "SKIPPED"]
 
 
-async def test_fires_that_queue_run_one_after_the_other(do: Change, firing: Firing, sql: Any) -> None:
+async def test_fires_that_queue_run_one_after_the_other(do: Change, firing: ScheduleFiring, sql: Any) -> None:
     record = await make(do, overlap="queue", missed="all")
     await set_clock(sql, await hour_ago(sql, 3))
     await fire_all(firing)
@@ -517,7 +525,7 @@ async def test_fires_that_queue_run_one_after_the_other(do: Change, firing: Firi
     assert {task["ordering_key"] for task in tasks} == {f"schedule:{record.id}"}
 
 
-async def test_fires_may_overlap_unless_told_otherwise(do: Change, firing: Firing, sql: Any) -> None:
+async def test_fires_may_overlap_unless_told_otherwise(do: Change, firing: ScheduleFiring, sql: Any) -> None:
     await make(do, missed="all")
     await set_clock(sql, await hour_ago(sql, 3))
     await fire_all(firing)
@@ -527,7 +535,7 @@ async def test_fires_may_overlap_unless_told_otherwise(do: Change, firing: Firin
 # Paused, and run by hand
 
 
-async def test_a_pause_is_not_made_up_for(do: Change, store: Store, firing: Firing, sql: Any) -> None:
+async def test_a_pause_is_not_made_up_for(do: Change, store: Store, firing: ScheduleFiring, sql: Any) -> None:
     await make(do, missed="all")
     await set_clock(sql, await hour_ago(sql, 3))
     paused = await do("schedule.pause", name="n")
@@ -550,7 +558,7 @@ async def test_a_pause_outlives_the_making_anew_of_the_schedule(do: Change) -> N
     assert resumed.next_at is not None
 
 
-async def test_run_now_is_a_run_beside_the_clock(do: Change, store: Store, firing: Firing, sql: Any) -> None:
+async def test_run_now_is_a_run_beside_the_clock(do: Change, store: Store, firing: ScheduleFiring, sql: Any) -> None:
     record = await make(do, payload={"run": "{{run}}"}, paused=True)
     first = await do("schedule.run_now", name="n")
     second = await do("schedule.run_now", name="n")
@@ -612,7 +620,7 @@ async def test_the_loop_works_off_a_backlog_of_many_batches(
         await make(do, name=f"n{number}")
     await set_clock(sql, await hour_ago(sql), name=None)
     small = load_settings(database_url=limits.require_database_url, schedule_batch_size=7)
-    running = asyncio.create_task(Firing(store=store, notifier=Notifier(store), settings=small).run())
+    running = asyncio.create_task(ScheduleFiring(store=store, notifier=Notifier(store), settings=small).run())
     try:
         until = asyncio.get_running_loop().time() + 30
         while await sql.fetchval("select count(*) from penstock.schedule_run") < 100:
@@ -628,7 +636,7 @@ async def test_the_loop_finds_a_clock_that_was_set_to_an_instant_before_what_its
     do: Change, store: Store, limits: Settings, sql: Any
 ) -> None:
     await make(do)
-    running = asyncio.create_task(Firing(store=store, notifier=Notifier(store), settings=limits).run())
+    running = asyncio.create_task(ScheduleFiring(store=store, notifier=Notifier(store), settings=limits).run())
     try:
         for fires in (1, 2):
             await set_clock(sql, await hour_ago(sql, hours=fires))
@@ -740,7 +748,7 @@ async def test_due_schedules_are_found_by_their_index(store: Store, do: Change, 
 
 
 async def test_a_live_task_is_the_newest_one_of_the_schedule(
-    store: Store, do: Change, firing: Firing, sql: Any
+    store: Store, do: Change, firing: ScheduleFiring, sql: Any
 ) -> None:
     """A task that somebody else enqueued for the same action does not count as the schedule's own."""
     await make(do, overlap="skip")

@@ -29,7 +29,7 @@ from penstock.supervisor.repair import Repair
 from penstock.supervisor.retention import Retention
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue, settle
-from penstock.tasks.records import Dispatch
+from penstock.tasks.records import ClaimBatch
 from tests.integration.doors import no_routes, put, sample, take
 
 TaskOf = Callable[[int], Any]
@@ -54,28 +54,26 @@ def repair(
     return Repair(store=store, queue_of=lambda _: outbound, results=results, settings=settings, empty_seconds=0)
 
 
-async def claimed(store: Store, *tasks: NewTask, confirm: bool = True) -> Dispatch:
+async def claimed(store: Store, *tasks: NewTask, confirm: bool = True) -> ClaimBatch:
     """New tasks, claimed and, unless told otherwise, confirmed as sent."""
     async with store.transaction() as session:
         await enqueue.enqueue(session, tasks)
     return await claim(store, confirm=confirm)
 
 
-async def claim(store: Store, *, confirm: bool = True, now: datetime | None = None) -> Dispatch:
+async def claim(store: Store, *, confirm: bool = True, now: datetime | None = None) -> ClaimBatch:
     async with store.session() as session:
-        dispatch = await claims.claim(session, 2000, now=now)
-        assert dispatch is not None
+        batch = await claims.claim(session, 2000, now=now)
+        assert batch is not None
         if confirm:
-            await claims.confirm(session, dispatch.id)
-    return dispatch
+            await claims.confirm(session, batch.id)
+    return batch
 
 
-async def beat(store: Store, *dispatches: Dispatch) -> None:
+async def beat(store: Store, *batches: ClaimBatch) -> None:
     """A worker reports that it has taken these tasks."""
     async with store.session() as session:
-        await settle.note_heartbeats(
-            session, {(t.id, t.claim): None for dispatch in dispatches for t in dispatch.tasks}
-        )
+        await settle.note_heartbeats(session, {(t.id, t.claim): None for batch in batches for t in batch.tasks})
 
 
 async def age(sql: Any, seconds: float) -> None:
@@ -94,12 +92,12 @@ async def age(sql: Any, seconds: float) -> None:
 async def test_a_claim_that_was_never_sent_is_given_back_with_its_attempt(
     repair: Repair, store: Store, settings: Settings, task_of: TaskOf, sql: Any
 ) -> None:
-    dispatch = await claimed(store, NewTask("a"), NewTask("a"), confirm=False)
+    batch = await claimed(store, NewTask("a"), NewTask("a"), confirm=False)
     assert await repair.run_once() == 0
     await age(sql, settings.unsent_after_seconds + 1)
     before = sample("penstock_released_total", reason="unsent")
     assert await repair.run_once() == 2
-    for task in dispatch.tasks:
+    for task in batch.tasks:
         row = await task_of(task.id)
         assert (row["state"], row["attempts"]) == ("SCHEDULED", 0)
     assert sample("penstock_released_total", reason="unsent") == before + 2
@@ -122,13 +120,13 @@ async def test_many_unsent_dispatches_are_given_back_in_one_round(
 async def test_a_task_whose_worker_fell_silent_is_a_failed_attempt_counted_once(
     repair: Repair, store: Store, settings: Settings, task_of: TaskOf, sql: Any
 ) -> None:
-    dispatch = await claimed(store, NewTask("a"))
-    await beat(store, dispatch)
+    batch = await claimed(store, NewTask("a"))
+    await beat(store, batch)
     assert await repair.run_once() == 0
     await age(sql, settings.stale_after_seconds + 1)
     before = sample("penstock_repaired_total")
     assert await repair.run_once() == 1
-    row = await task_of(dispatch.tasks[0].id)
+    row = await task_of(batch.tasks[0].id)
     assert (row["state"], row["attempts"]) == ("ERROR", 1)
     assert row["run_at"] > row["updated_at"]
     error = json.loads(row["error"])
@@ -143,22 +141,22 @@ async def test_a_silent_claim_older_than_any_known_is_found_by_a_sweep(
     """As a claim whose transaction committed late."""
     monkeypatch.setattr(repair_of, "_SWEEP_SECONDS", 600.0)
     assert await repair.run_once() == 0
-    dispatch = await claimed(store, NewTask("a"))
-    await beat(store, dispatch)
+    batch = await claimed(store, NewTask("a"))
+    await beat(store, batch)
     await age(sql, settings.stale_after_seconds + repair_of._LATE_SECONDS + 10)
     assert await repair.run_once() == 0
     monkeypatch.setattr(repair, "_sweep_at", 0.0)
     assert await repair.run_once() == 1
-    assert (await task_of(dispatch.tasks[0].id))["state"] == "ERROR"
+    assert (await task_of(batch.tasks[0].id))["state"] == "ERROR"
 
 
 async def test_a_claim_that_holds_for_long_is_looked_at_in_every_round(
     repair: Repair, store: Store, settings: Settings, sql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repair_of, "_SWEEP_SECONDS", 600.0)
-    dispatch = await claimed(store, NewTask("a"))
+    batch = await claimed(store, NewTask("a"))
     await age(sql, 10 * settings.stale_after_seconds)
-    await beat(store, dispatch)
+    await beat(store, batch)
     for _ in range(2):
         assert await repair.run_once() == 0
     await sql.execute(
@@ -170,11 +168,11 @@ async def test_a_claim_that_holds_for_long_is_looked_at_in_every_round(
 async def test_a_late_result_after_repair_is_ignored(
     repair: Repair, store: Store, settings: Settings, task_of: TaskOf, sql: Any
 ) -> None:
-    dispatch = await claimed(store, NewTask("a"))
-    await beat(store, dispatch)
+    batch = await claimed(store, NewTask("a"))
+    await beat(store, batch)
     await age(sql, settings.stale_after_seconds + 1)
     await repair.run_once()
-    (task,) = dispatch.tasks
+    (task,) = batch.tasks
     async with store.transaction() as session:
         assert await settle.finish(session, {(task.id, task.claim): "1"}) == 0
     assert (await task_of(task.id))["state"] == "ERROR"
@@ -183,16 +181,16 @@ async def test_a_late_result_after_repair_is_ignored(
 async def test_a_task_that_kills_every_worker_is_given_up_within_its_cap(
     repair: Repair, store: Store, settings: Settings, task_of: TaskOf, sql: Any
 ) -> None:
-    dispatch = await claimed(store, NewTask("poison", max_attempts=4))
+    batch = await claimed(store, NewTask("poison", max_attempts=4))
     for attempt in range(1, 5):
-        await beat(store, dispatch)
+        await beat(store, batch)
         await age(sql, settings.stale_after_seconds + 1)
         assert await repair.run_once() == 1
-        row = await task_of(dispatch.tasks[0].id)
+        row = await task_of(batch.tasks[0].id)
         assert row["attempts"] == attempt
         if attempt < 4:
             assert row["state"] == "ERROR"
-            dispatch = await claim(store, now=datetime.now(UTC) + timedelta(minutes=1))
+            batch = await claim(store, now=datetime.now(UTC) + timedelta(minutes=1))
     assert row["state"] == "CRITICAL_ERROR"
     assert len(json.loads(row["failures"])) == 4
 
@@ -200,10 +198,10 @@ async def test_a_task_that_kills_every_worker_is_given_up_within_its_cap(
 async def test_an_attempt_lost_in_company_is_given_back_and_told_among_the_failures(
     repair: Repair, store: Store, settings: Settings, task_of: TaskOf, sql: Any
 ) -> None:
-    dispatch = await claimed(store, NewTask("a", max_attempts=1), NewTask("a", max_attempts=1))
-    (first, second) = dispatch.tasks
+    batch = await claimed(store, NewTask("a", max_attempts=1), NewTask("a", max_attempts=1))
+    (first, second) = batch.tasks
     async with store.session() as session:
-        beats = {(task.id, task.claim): '{"percent":50}' for task in dispatch.tasks}
+        beats = {(task.id, task.claim): '{"percent":50}' for task in batch.tasks}
         await settle.note_heartbeats(session, beats, dict.fromkeys(beats, "worker-7"))
     await age(sql, settings.stale_after_seconds + 1)
     async with store.transaction() as session:
@@ -229,11 +227,11 @@ async def test_an_attempt_lost_in_company_is_given_back_and_told_among_the_failu
 async def test_a_task_with_a_recent_heartbeat_is_left_alone_however_old_its_claim(
     repair: Repair, store: Store, settings: Settings, task_of: TaskOf, sql: Any
 ) -> None:
-    dispatch = await claimed(store, NewTask("a"))
+    batch = await claimed(store, NewTask("a"))
     await age(sql, 100 * settings.stale_after_seconds)
-    await beat(store, dispatch)
+    await beat(store, batch)
     assert await repair.run_once() == 0
-    assert (await task_of(dispatch.tasks[0].id))["state"] == "ACQUIRED"
+    assert (await task_of(batch.tasks[0].id))["state"] == "ACQUIRED"
 
 
 # Repair: sent, and never reported
@@ -242,16 +240,16 @@ async def test_a_task_with_a_recent_heartbeat_is_left_alone_however_old_its_clai
 async def test_a_task_that_waits_in_its_queue_burns_no_attempt_and_is_sent_anew_when_overdue(
     repair: Repair, store: Store, outbound: SqsQueue, settings: Settings, task_of: TaskOf, sql: Any
 ) -> None:
-    dispatch = await claimed(store, NewTask("a"))
+    batch = await claimed(store, NewTask("a"))
     await put(outbound, '"the message"')
     await age(sql, settings.stale_after_seconds + 1)
     for _ in range(4):
         assert await repair.run_once() == 0
-    assert (await task_of(dispatch.tasks[0].id))["state"] == "ACQUIRED"
+    assert (await task_of(batch.tasks[0].id))["state"] == "ACQUIRED"
     await age(sql, settings.untaken_after_seconds)
     before = sample("penstock_released_total", reason="untaken")
     assert await repair.run_once() == 1
-    row = await task_of(dispatch.tasks[0].id)
+    row = await task_of(batch.tasks[0].id)
     assert (row["state"], row["attempts"]) == ("SCHEDULED", 0)
     assert sample("penstock_released_total", reason="untaken") == before + 1
 
@@ -270,11 +268,11 @@ async def test_a_message_that_a_worker_holds_is_not_taken_for_gone(
 async def test_a_message_gone_without_an_answer_is_a_failed_attempt_after_two_looks(
     repair: Repair, store: Store, settings: Settings, task_of: TaskOf, sql: Any
 ) -> None:
-    dispatch = await claimed(store, NewTask("a"))
+    batch = await claimed(store, NewTask("a"))
     await age(sql, settings.stale_after_seconds + 1)
     assert await repair.run_once() == 0
     assert await repair.run_once() == 1
-    row = await task_of(dispatch.tasks[0].id)
+    row = await task_of(batch.tasks[0].id)
     assert (row["state"], row["attempts"]) == ("ERROR", 1)
     assert "its message is gone" in json.loads(row["error"])["message"]
 
@@ -315,8 +313,8 @@ async def test_no_attempt_fails_while_answers_wait_unread(
     await age(sql, settings.stale_after_seconds + 1)
     for _ in range(4):
         assert await repair.run_once() == 0
-    for dispatch in (answered, taken):
-        assert (await task_of(dispatch.tasks[0].id))["state"] == "ACQUIRED"
+    for batch in (answered, taken):
+        assert (await task_of(batch.tasks[0].id))["state"] == "ACQUIRED"
     await results.delete(await take(results))
     assert await repair.run_once() == 2
 
@@ -421,9 +419,9 @@ async def test_an_unconfirmed_claim_of_which_a_worker_has_told_is_left_to_it(
     repair: Repair, store: Store, settings: Settings, sql: Any
 ) -> None:
     """The messages went, and the confirmation did not."""
-    dispatch = await claimed(store, NewTask("a"), NewTask("a"), confirm=False)
+    batch = await claimed(store, NewTask("a"), NewTask("a"), confirm=False)
     async with store.session() as session:
-        await settle.note_heartbeats(session, {(dispatch.tasks[0].id, dispatch.tasks[0].claim): None})
+        await settle.note_heartbeats(session, {(batch.tasks[0].id, batch.tasks[0].claim): None})
     await sql.execute("update penstock.task set claimed_at = claimed_at - interval '1 hour'")
     await sql.execute("update penstock.dispatch set claimed_at = claimed_at - interval '1 hour'")
     assert await repair.run_once() == 1
@@ -448,8 +446,8 @@ async def test_a_queue_has_to_look_empty_for_a_minute(
 async def test_a_silent_task_behind_pages_of_waiting_ones_of_the_same_claim_is_found(
     repair: Repair, store: Store, outbound: SqsQueue, settings: Settings, task_of: TaskOf, sql: Any
 ) -> None:
-    dispatch = await claimed(store, *(NewTask("a") for _ in range(1200)))
-    silent = max(dispatch.tasks, key=lambda task: task.id)
+    batch = await claimed(store, *(NewTask("a") for _ in range(1200)))
+    silent = max(batch.tasks, key=lambda task: task.id)
     async with store.session() as session:
         await settle.note_heartbeats(session, {(silent.id, silent.claim): None})
     await put(outbound, '"the others"')
@@ -503,8 +501,8 @@ def keeping(settings: Settings, **seconds: float) -> Settings:
 
 async def settled(store: Store, state: State, **more: Any) -> int:
     """A task that has just reached that final state; its id."""
-    dispatch = await claimed(store, NewTask("a", **more))
-    (task,) = dispatch.tasks
+    batch = await claimed(store, NewTask("a", **more))
+    (task,) = batch.tasks
     async with store.transaction() as session:
         if state is State.SUCCESS:
             await settle.finish(session, {(task.id, task.claim): "1"})
@@ -554,9 +552,9 @@ async def test_cleaning_goes_in_bounded_batches(
 ) -> None:
     monkeypatch.setattr(retention, "_BATCH", 3)
     monkeypatch.setattr(retention, "_BATCHES_PER_ROUND", 2)
-    dispatch = await claimed(store, *(NewTask("a") for _ in range(10)))
+    batch = await claimed(store, *(NewTask("a") for _ in range(10)))
     async with store.transaction() as session:
-        await settle.finish(session, {(task.id, task.claim): "1" for task in dispatch.tasks})
+        await settle.finish(session, {(task.id, task.claim): "1" for task in batch.tasks})
     duty = Retention(store=store, settings=keeping(settings, success=0.0))
     assert [await duty.run_once() for _ in range(3)] == [6, 4, 0]
     assert await counts(store) == {}
@@ -660,9 +658,9 @@ def by_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 async def many_settled(store: Store, count: int) -> list[int]:
     async with store.transaction() as session:
         added = await enqueue.enqueue(session, [NewTask("a", payload=json.dumps("x" * 500)) for _ in range(count)])
-    dispatch = await claim(store)
+    batch = await claim(store)
     async with store.transaction() as session:
-        await settle.finish(session, {(task.id, task.claim): "1" for task in dispatch.tasks})
+        await settle.finish(session, {(task.id, task.claim): "1" for task in batch.tasks})
     return [one.id for one in added]
 
 
@@ -870,9 +868,9 @@ async def expired_day(store: Store, sql: Any, records: int) -> str:
         await enqueue.enqueue(
             session, [NewTask("a", payload=json.dumps("x" * 500), unique_key=f"k{n}") for n in range(records)]
         )
-    dispatch = await claim(store)
+    batch = await claim(store)
     async with store.transaction() as session:
-        await settle.finish(session, {(task.id, task.claim): "1" for task in dispatch.tasks})
+        await settle.finish(session, {(task.id, task.claim): "1" for task in batch.tasks})
     noon = datetime.now(UTC).replace(hour=12, minute=0) - timedelta(days=10)
     await sql.execute("update penstock.task_history set finished_at = $1", noon)
     return name
@@ -1105,7 +1103,7 @@ def depths() -> Mapping[str, float]:
 
 
 async def test_gauges_tell_what_waits_and_fall_again(store: Store, queues: dict[str, SqsQueue], sql: Any) -> None:
-    dispatch = await claimed(store, *(NewTask("a") for _ in range(2)))
+    batch = await claimed(store, *(NewTask("a") for _ in range(2)))
     async with store.transaction() as session:
         await enqueue.enqueue(
             session, [NewTask("a", ordering_key="k"), NewTask("a", ordering_key="k"), NewTask("a", delay_seconds=99)]
@@ -1129,7 +1127,7 @@ async def test_gauges_tell_what_waits_and_fall_again(store: Store, queues: dict[
         "outbound in_flight": 0, "results visible": 0, "results in_flight": 1,
     }  # fmt: skip
     async with store.transaction() as session:
-        await settle.finish(session, {(task.id, task.claim): "1" for task in dispatch.tasks})
+        await settle.finish(session, {(task.id, task.claim): "1" for task in batch.tasks})
         await settle.cancel(
             session, [row["id"] for row in await sql.fetch("select id from penstock.task where state <> 'ACQUIRED'")]
         )

@@ -21,11 +21,11 @@ from penstock.methods.table import METHODS
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.task import TRANSITIONS, Failure, NewTask, State
 from penstock.settings.model import Settings
-from penstock.supervisor.bulk_jobs import Jobs
+from penstock.supervisor.bulk_jobs import BulkJobs
 from penstock.supervisor.retention import Retention
 from penstock.tasks import bulk, claim, enqueue, ordering, settle
 from penstock.tasks.bulk import preview
-from penstock.tasks.bulk_jobs import Job, JobState, Step, create_job, end_job, read_job
+from penstock.tasks.bulk_jobs import BatchResult, BulkJob, JobState, create_job, end_job, read_job
 from tests.integration.doors import request, sample
 
 FINAL = {"SUCCESS", "CRITICAL_ERROR", "CANCELLED"}
@@ -40,23 +40,23 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def jobs(store: Store) -> Jobs:
-    return Jobs(store=store, changed=lambda: None)
+def jobs(store: Store) -> BulkJobs:
+    return BulkJobs(store=store, changed=lambda: None)
 
 
-async def start(store: Store, method: str, settings: Settings, **params: Any) -> Job:
+async def start(store: Store, method: str, settings: Settings, **params: Any) -> BulkJob:
     command = read_command(method, json.dumps(params).encode(), settings)
     async with store.transaction() as session:
         started = await METHODS[method].carry_out(within(session, settings), command)
         return await read_job(session, started.job)
 
 
-async def look(store: Store, job: Job) -> Job:
+async def look(store: Store, job: BulkJob) -> BulkJob:
     async with store.session() as session:
         return await read_job(session, job.id)
 
 
-async def finish(store: Store, jobs: Jobs, job: Job) -> Job:
+async def finish(store: Store, jobs: BulkJobs, job: BulkJob) -> BulkJob:
     """Move on until the job has ended."""
     for _ in range(2000):
         job = await look(store, job)
@@ -138,7 +138,7 @@ def expect_legal(before: dict[int, str], after: dict[int, str], steps: int = 1) 
 
 
 async def test_cancel_takes_every_live_task_of_the_filter_and_no_other(
-    store: Store, sql: Any, settings: Settings, jobs: Jobs, small: None
+    store: Store, sql: Any, settings: Settings, jobs: BulkJobs, small: None
 ) -> None:
     await populate(store)
     before = await states(sql)
@@ -157,7 +157,7 @@ async def test_cancel_takes_every_live_task_of_the_filter_and_no_other(
 
 
 async def test_cancel_of_some_of_a_key_lets_the_others_go_on(
-    store: Store, sql: Any, settings: Settings, jobs: Jobs, small: None
+    store: Store, sql: Any, settings: Settings, jobs: BulkJobs, small: None
 ) -> None:
     await populate(store)
     first = await sql.fetchval("select min(id) from penstock.task where action = 'report'")
@@ -187,7 +187,7 @@ async def test_cancel_of_some_of_a_key_lets_the_others_go_on(
     ],
 )
 async def test_a_filter_means_what_it_says(
-    store: Store, sql: Any, settings: Settings, jobs: Jobs, params: dict[str, Any], where: str
+    store: Store, sql: Any, settings: Settings, jobs: BulkJobs, params: dict[str, Any], where: str
 ) -> None:
     await populate(store)
     await sql.execute("update penstock.task set created_at = now() - interval '1 hour' where id % 3 = 0")
@@ -202,7 +202,7 @@ async def test_a_filter_means_what_it_says(
 
 
 async def test_retry_starts_failed_and_cancelled_tasks_anew(
-    store: Store, sql: Any, settings: Settings, jobs: Jobs, small: None
+    store: Store, sql: Any, settings: Settings, jobs: BulkJobs, small: None
 ) -> None:
     await populate(store)
     before = await states(sql)
@@ -219,7 +219,7 @@ async def test_retry_starts_failed_and_cancelled_tasks_anew(
 
 
 async def test_what_a_retry_cannot_restart_is_counted_and_each_told_its_reason(
-    store: Store, sql: Any, settings: Settings, jobs: Jobs
+    store: Store, sql: Any, settings: Settings, jobs: BulkJobs
 ) -> None:
     await populate(store)
     await sql.execute(
@@ -245,7 +245,7 @@ async def test_what_a_retry_cannot_restart_is_counted_and_each_told_its_reason(
 
 
 async def test_delete_removes_records_with_their_keys_and_counts(
-    store: Store, sql: Any, settings: Settings, jobs: Jobs, small: None
+    store: Store, sql: Any, settings: Settings, jobs: BulkJobs, small: None
 ) -> None:
     await populate(store)
     before = await states(sql)
@@ -261,7 +261,7 @@ async def test_delete_removes_records_with_their_keys_and_counts(
 
 
 async def test_reschedule_spreads_evenly_and_leaves_states_and_others_alone(
-    store: Store, sql: Any, settings: Settings, jobs: Jobs, small: None
+    store: Store, sql: Any, settings: Settings, jobs: BulkJobs, small: None
 ) -> None:
     await populate(store)
     before = await states(sql)
@@ -279,7 +279,7 @@ async def test_reschedule_spreads_evenly_and_leaves_states_and_others_alone(
 
 
 async def test_reschedule_by_delay_counts_from_the_job_and_sets_the_priority(
-    store: Store, sql: Any, settings: Settings, jobs: Jobs, small: None
+    store: Store, sql: Any, settings: Settings, jobs: BulkJobs, small: None
 ) -> None:
     await populate(store)
     job = await start(store, "bulk.reschedule", settings, action="mail.drop", delay=50, priority=7)
@@ -288,7 +288,7 @@ async def test_reschedule_by_delay_counts_from_the_job_and_sets_the_priority(
     assert [tuple(row) for row in rows] == [(job.created_at + timedelta(seconds=50), 7)]
 
 
-async def test_priority_alone_leaves_the_time(store: Store, sql: Any, settings: Settings, jobs: Jobs) -> None:
+async def test_priority_alone_leaves_the_time(store: Store, sql: Any, settings: Settings, jobs: BulkJobs) -> None:
     await populate(store)
     before = await sql.fetch("select id, run_at from penstock.task order by id")
     job = await finish(store, jobs, await start(store, "bulk.reschedule", settings, all=True, priority=-3))
@@ -300,7 +300,7 @@ async def test_priority_alone_leaves_the_time(store: Store, sql: Any, settings: 
 # The set of tasks
 
 
-async def test_tasks_added_later_are_not_touched(store: Store, sql: Any, settings: Settings, jobs: Jobs) -> None:
+async def test_tasks_added_later_are_not_touched(store: Store, sql: Any, settings: Settings, jobs: BulkJobs) -> None:
     await populate(store)
     job = await start(store, "bulk.cancel", settings, all=True)
     async with store.transaction() as session:
@@ -353,7 +353,7 @@ async def test_a_batch_that_dies_before_its_commit_is_done_again_and_nothing_twi
     class Killed(BaseException):
         pass
 
-    async def dying(session: Session, job: Job) -> Step:
+    async def dying(session: Session, job: BulkJob) -> BatchResult:
         nonlocal done
         done += 1
         step = await bulk.run_batch(session, job)
@@ -362,7 +362,7 @@ async def test_a_batch_that_dies_before_its_commit_is_done_again_and_nothing_twi
         return step
 
     for _ in range(100):
-        instance = Jobs(store=store, changed=lambda: None, kinds={"bulk.cancel": dying})
+        instance = BulkJobs(store=store, changed=lambda: None, kinds={"bulk.cancel": dying})
         try:
             while await instance.run_once():
                 pass
@@ -388,7 +388,7 @@ async def test_several_supervisors_do_every_task_once(store: Store, sql: Any, se
     expected = [await sql.fetchval("select count(*) from penstock.task where action like 'mail.%'"), 1000, 300]
 
     async def supervise() -> None:
-        instance = Jobs(store=store, changed=lambda: None)
+        instance = BulkJobs(store=store, changed=lambda: None)
         while [job for job in made if (await look(store, job)).state is JobState.RUNNING]:
             await instance.run_once()
 
@@ -403,7 +403,7 @@ async def test_several_supervisors_do_every_task_once(store: Store, sql: Any, se
 
 
 async def test_claims_and_results_beside_a_cancel_lose_nothing(
-    store: Store, sql: Any, settings: Settings, jobs: Jobs, small: None
+    store: Store, sql: Any, settings: Settings, jobs: BulkJobs, small: None
 ) -> None:
     async with store.transaction() as session:
         await enqueue.enqueue(
@@ -432,14 +432,14 @@ async def test_claims_and_results_beside_a_cancel_lose_nothing(
     assert sum(counts.values()) == 3000
     await sql.execute("update penstock.turn set ends_at = now()")  # of tasks that were cancelled in their turn
     async with store.transaction() as session:
-        await ordering.end_turns(session, 1000)
+        await ordering.promote_overdue(session, 1000)
     assert await sql.fetchval("select count(*) from penstock.turn") == 0
     await expect_order_holds(sql)
     await expect_tally_agrees(store, sql)
 
 
 async def test_a_record_that_somebody_holds_is_waited_for_without_a_lock_and_then_passed_over(
-    store: Store, sql: Any, settings: Settings, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+    store: Store, sql: Any, settings: Settings, jobs: BulkJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulk, "HELD_TRIES", 4)
     monkeypatch.setattr(bulk, "HELD_REST_SECONDS", 0.001)
@@ -459,7 +459,7 @@ async def test_a_record_that_somebody_holds_is_waited_for_without_a_lock_and_the
 
 
 async def test_large_tasks_make_small_batches(
-    store: Store, settings: Settings, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+    store: Store, settings: Settings, jobs: BulkJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulk, "PICKED_BYTES", 5000)
     async with store.transaction() as session:
@@ -499,7 +499,7 @@ async def test_a_batch_reads_no_more_than_it_looks_at_whatever_the_statistics_sa
 # Jobs
 
 
-async def test_a_cancelled_job_stops_where_it_is(store: Store, settings: Settings, jobs: Jobs, small: None) -> None:
+async def test_a_cancelled_job_stops_where_it_is(store: Store, settings: Settings, jobs: BulkJobs, small: None) -> None:
     await populate(store)
     job = await start(store, "bulk.cancel", settings, all=True)
     for _ in range(4):
@@ -516,11 +516,11 @@ async def test_a_cancelled_job_stops_where_it_is(store: Store, settings: Setting
 async def test_another_kind_of_job_can_be_plugged_in(store: Store) -> None:
     changed: list[int] = []
 
-    async def count_up(session: Session, job: Job) -> Step:
+    async def count_up(session: Session, job: BulkJob) -> BatchResult:
         at = job.cursor["at"] + 1 if job.cursor else 1
-        return Step({"at": at}, seen=1, changed=1, total=3, done=at == job.params["until"])
+        return BatchResult({"at": at}, seen=1, changed=1, total=3, done=at == job.params["until"])
 
-    jobs = Jobs(store=store, changed=lambda: changed.append(1), kinds={"count": count_up})
+    jobs = BulkJobs(store=store, changed=lambda: changed.append(1), kinds={"count": count_up})
     async with store.transaction() as session:
         job = await create_job(session, "count", b'{"until": 3}')
     ended = await finish(store, jobs, job)
@@ -529,10 +529,10 @@ async def test_another_kind_of_job_can_be_plugged_in(store: Store) -> None:
 
 
 async def test_a_job_that_raises_fails_loudly_and_harms_no_other(store: Store, settings: Settings) -> None:
-    async def broken(session: Session, job: Job) -> Step:
+    async def broken(session: Session, job: BulkJob) -> BatchResult:
         raise RuntimeError("no such luck")
 
-    jobs = Jobs(store=store, changed=lambda: None, kinds={**bulk.BATCHES, "broken": broken})
+    jobs = BulkJobs(store=store, changed=lambda: None, kinds={**bulk.BATCHES, "broken": broken})
     async with store.transaction() as session:
         bad = await create_job(session, "broken", b"{}")
         unknown = await create_job(session, "of a newer version", b"{}")
@@ -547,10 +547,10 @@ async def test_a_job_that_raises_fails_loudly_and_harms_no_other(store: Store, s
 
 
 async def test_a_job_that_cannot_go_on_for_now_leaves_the_turn_to_the_others(store: Store, settings: Settings) -> None:
-    async def away(session: Session, job: Job) -> Step:
+    async def away(session: Session, job: BulkJob) -> BatchResult:
         raise Unavailable("not now")
 
-    jobs = Jobs(store=store, changed=lambda: None, kinds={**bulk.BATCHES, "away": away})
+    jobs = BulkJobs(store=store, changed=lambda: None, kinds={**bulk.BATCHES, "away": away})
     async with store.transaction() as session:
         stuck = await create_job(session, "away", b"{}")
     good = await start(store, "bulk.cancel", settings, all=True)
@@ -563,7 +563,7 @@ async def test_a_job_that_cannot_go_on_for_now_leaves_the_turn_to_the_others(sto
 async def test_the_runner_does_a_job_by_itself_and_promptly(store: Store, sql: Any, settings: Settings) -> None:
     changed: list[int] = []
     await populate(store)
-    running = asyncio.create_task(Jobs(store=store, changed=lambda: changed.append(1)).run())
+    running = asyncio.create_task(BulkJobs(store=store, changed=lambda: changed.append(1)).run())
     job = await start(store, "bulk.retry", settings, all=True)
     async with asyncio.timeout(20):
         while (await look(store, job)).state is JobState.RUNNING:

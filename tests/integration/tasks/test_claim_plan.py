@@ -17,7 +17,7 @@ from penstock.db.statements import SQL
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.task import BEGINNING, EVERYTHING, Position, Stretch
 from penstock.runtime.sweeps import RECENT_SECONDS
-from penstock.scheduler.scan_bounds import Bounds
+from penstock.scheduler.scan_bounds import ScanBounds
 from tests.conftest import reachable_folder
 
 FINISHED, READY, FUTURE, ACQUIRED = 50_000, 20_000, 20_000, 2_000
@@ -341,7 +341,7 @@ async def test_claim_tokens_grow_whichever_connection_claims(database_url: str) 
 
 _SETTLING: dict[str, Callable[[list[int], list[int]], tuple[Any, ...]]] = {
     "finish_tasks": lambda ids, claims: (ids, claims, ["{}"] * len(ids), ["w:1"] * len(ids), 16),
-    "bury_tasks": lambda ids, claims: (ids, claims, ["{}"] * len(ids), ["w:1"] * len(ids)),
+    "fail_tasks_permanently": lambda ids, claims: (ids, claims, ["{}"] * len(ids), ["w:1"] * len(ids)),
     "delay_tasks": lambda ids, claims: (
         ids,
         claims,
@@ -352,7 +352,7 @@ _SETTLING: dict[str, Callable[[list[int], list[int]], tuple[Any, ...]]] = {
     ),
     "note_heartbeats": lambda ids, claims: (ids, claims, [None] * len(ids), ["w:1"] * len(ids)),
     "release_tasks": lambda ids, claims: (ids, claims),
-    "spare_tasks": lambda ids, claims: (ids, claims, ["{}"] * len(ids)),
+    "refund_attempts": lambda ids, claims: (ids, claims, ["{}"] * len(ids)),
     "postpone_tasks": lambda ids, claims: (ids, claims, [30.0] * len(ids), ["{}"] * len(ids)),
     "read_attempts": lambda ids, claims: (ids, claims),
     "cancel_tasks": lambda ids, claims: (ids, "expired"),
@@ -484,7 +484,7 @@ async def test_tasks_that_no_rule_concerns_are_not_looked_at_one_by_one(swinging
         await swinging.execute("delete from penstock.action")
 
 
-# Turns in ordering keys
+# Promotions in ordering keys
 
 _WAITING = (
     "insert into penstock.task (state, action, payload, priority, run_at, max_attempts, ordering_key, created_at,"
@@ -656,7 +656,7 @@ async def test_the_claim_keeps_its_plan_on_postgres_16(older: Any) -> None:
 
 async def test_a_claim_of_twenty_priorities_does_not_read_the_future_on_postgres_16(older: Any) -> None:
     """There a scan across several priorities reads all that is due later; so each has a look of its own."""
-    bounds = Bounds()
+    bounds = ScanBounds()
     await older.execute("vacuum penstock.task")  # of what other tests rolled back
     transaction = older.transaction()
     await transaction.start()
@@ -788,7 +788,7 @@ async def test_a_claim_passes_no_dead_turns(dead_url: str) -> None:
             "turn",
             "insert into penstock.turn (priority, run_at, task_id, size, task_ids, run_ats, keys, ends_at)"
             " select 0, now(), n, 1, array[n], array[now()], array['k' || n], now() - {} from generate_series(1, {}) n",
-            {"take_turns_over": (10, False)},
+            {"take_overdue_promotions": (10, False)},
         ),
         (
             "schedule_clock",

@@ -46,9 +46,9 @@ from penstock.protocol.task import (
     Stretch,
     is_legal,
 )
-from penstock.results.apply import Applied, apply_reports, delay_after
-from penstock.results.wait_answers import Answered, answer_wait, give_up_overdue
-from penstock.scheduler.scan_bounds import LEVELS, Bounds
+from penstock.results.apply import ApplySummary, apply_reports, delay_after
+from penstock.results.wait_answers import AnswerOutcome, answer_wait, give_up_overdue
+from penstock.scheduler.scan_bounds import LEVELS, ScanBounds
 from penstock.settings.loading import load_settings
 from penstock.settings.model import Settings
 from penstock.tasks import claim as claims
@@ -58,7 +58,7 @@ from penstock.tasks import reschedule as rescheduling
 from penstock.tasks import settle as settling
 from penstock.tasks import stale as stale_tasks
 from penstock.tasks.commands import AnswerWait
-from penstock.tasks.records import Dispatch, Pair
+from penstock.tasks.records import ClaimBatch, Pair
 from tests.rounds import run_rounds
 from tests.unit.protocol.test_message_properties import payloads
 
@@ -67,7 +67,7 @@ LATER_SECONDS = 50_000.0
 RETRY_SECONDS = 10_000.0
 STALE_AFTER_SECONDS = 60.0
 ALIVE = '{"percent":40.0,"note":null}'
-TABLES = "task, task_history, unique_key, ordering_head, dispatch, tally, wait, turn"
+TABLES = "task, task_history, unique_key, ordering_head, batch, tally, wait, turn"
 FEWEST_STEPS = 2000
 STEPS: set[str] = set()
 # What the run must have met, beside each of its steps, to count as having tried the interleavings.
@@ -187,14 +187,14 @@ class Lives(RuleBasedStateMachine):
         self.heads: dict[str, int] = {}
         self.held: set[str] = set()
         self.tokens: dict[str, Token] = {}
-        self.dispatches: dict[int, list[Pair]] = {}
+        self.batches: dict[int, list[Pair]] = {}
         self.handed_out: list[Pair] = []
         self.reported: set[Pair] = set()
         self.missed: set[int] = set()
         self.seen: dict[int, State] = {}
         self.now = 0.0
         self.turned: set[int] = set()  # SCHEDULED here, and there WAITING with their turn
-        self.bounds = [Bounds(), Bounds()]  # of two schedulers, each of which knows only its own claims
+        self.bounds = [ScanBounds(), ScanBounds()]  # of two schedulers, each of which knows only its own claims
 
     # Running the real thing
 
@@ -308,7 +308,7 @@ class Lives(RuleBasedStateMachine):
 
     @initialize(batch=batches, turns_from=st.sampled_from([1, 1000]))
     def begin_with_a_few_tasks_in_empty_tables(self, batch: list[NewTask], turns_from: int) -> None:
-        settling.TURNS_FROM = turns_from
+        settling.PROMOTIONS_FROM = turns_from
 
         async def work() -> None:
             async with self.store.session() as session:
@@ -373,9 +373,9 @@ class Lives(RuleBasedStateMachine):
     def in_state(self, *states: State) -> list[int]:
         return [task_id for task_id, task in self.tasks.items() if task.state in states]
 
-    # Turns
+    # Promotions
 
-    def end_turns(self) -> None:
+    def promote_overdue(self) -> None:
         """As a scheduler does; it would find out about the moved and the cancelled ones by and by."""
 
         async def work() -> tuple[int, set[int]]:
@@ -385,7 +385,7 @@ class Lives(RuleBasedStateMachine):
                     " e (id, run_at) left join penstock.task t on t.id = e.id and t.run_at = e.run_at"
                     " and t.priority = u.priority where t.id is null)"
                 )
-                promoted = await ordering.end_turns(session, 100)
+                promoted = await ordering.promote_overdue(session, 100)
                 rows = await session._connection.fetch("select unnest(task_ids) as id from penstock.turn")
                 return promoted, {row["id"] for row in rows}
 
@@ -407,11 +407,11 @@ class Lives(RuleBasedStateMachine):
         """The bounds may be as old as they like: what stands before them is not found, and nothing else is missed."""
         bounds = self.bounds[scheduler]
         stretches = bounds.from_bounds()
-        self.end_turns()
+        self.promote_overdue()
         missed = set(self.due_in(EVERYTHING, much_later)) - set(self.due_in(stretches, much_later))
-        dispatch = self.claim_out_of(stretches, limit, much_later)
-        found = len(dispatch.tasks) if dispatch else 0
-        bounds.claimed(dispatch.reached if dispatch else {}, found < limit)
+        batch = self.claim_out_of(stretches, limit, much_later)
+        found = len(batch.tasks) if batch else 0
+        bounds.claimed(batch.reached if batch else {}, found < limit)
         assert not (missed and found < limit) or bounds.sweep_is_due(self.now + 3600), "nobody will look for these"
         self.missed |= missed
         self.met["bounded claim"] += bool(found)
@@ -428,9 +428,9 @@ class Lives(RuleBasedStateMachine):
         bounds.set_levels(self.read_levels(), self.now)
         stretches = bounds.from_front()
         assert self.due_in(stretches, much_later) == self.due_in(EVERYTHING, much_later)
-        dispatch = self.claim_out_of(stretches, limit, much_later)
-        found = {task.id for task in dispatch.tasks} if dispatch else set()
-        bounds.swept(dispatch.reached if dispatch else {}, len(found) < limit, self.now)
+        batch = self.claim_out_of(stretches, limit, much_later)
+        found = {task.id for task in batch.tasks} if batch else set()
+        bounds.swept(batch.reached if batch else {}, len(found) < limit, self.now)
         self.met["sweep that found them"] += bool(found & self.missed)
         self.missed -= found
 
@@ -469,23 +469,23 @@ class Lives(RuleBasedStateMachine):
             found |= {i for i in due if low <= self.tasks[i].priority <= high and (low < high or at[i] > after)}
         return sorted(found, key=lambda i: (-self.tasks[i].priority, at[i]))
 
-    def claim_out_of(self, stretches: Sequence[Stretch], limit: int, much_later: bool) -> Dispatch | None:
-        self.end_turns()
+    def claim_out_of(self, stretches: Sequence[Stretch], limit: int, much_later: bool) -> ClaimBatch | None:
+        self.promote_overdue()
         at = self.positions()
         expected = self.due_in(stretches, much_later)[:limit]
 
-        async def work() -> Dispatch | None:
+        async def work() -> ClaimBatch | None:
             async with self.store.session() as session:
                 return await claims.claim(session, limit, stretches=stretches, now=in_a_day() if much_later else None)
 
-        dispatch = self.run(work())
-        if dispatch is None:
+        batch = self.run(work())
+        if batch is None:
             assert expected == []
             return None
-        assert [task.id for task in dispatch.tasks] == expected
-        for claimed in dispatch.tasks:
+        assert [task.id for task in batch.tasks] == expected
+        for claimed in batch.tasks:
             task = self.tasks[claimed.id]
-            assert claimed.claim == dispatch.id > task.claim
+            assert claimed.claim == batch.id > task.claim
             assert (claimed.action, claimed.payload) == (task.new.action, task.payload)
             assert claimed.suspect == task.suspect
             self.met["suspect sent again"] += claimed.suspect
@@ -495,11 +495,11 @@ class Lives(RuleBasedStateMachine):
         self.turned -= took
         self.met["claim of a turn"] += bool(took)
         self.met["turn left"] += bool(took and self.turned)
-        assert dispatch.reached == {self.tasks[i].priority: at[i] for i in expected}  # the last of each stays
-        self.dispatches[dispatch.id] = [(task.id, task.claim) for task in dispatch.tasks]
-        self.handed_out += self.dispatches[dispatch.id]
+        assert batch.reached == {self.tasks[i].priority: at[i] for i in expected}  # the last of each stays
+        self.batches[batch.id] = [(task.id, task.claim) for task in batch.tasks]
+        self.handed_out += self.batches[batch.id]
         self.met["claim"] += 1
-        return dispatch
+        return batch
 
     @precondition(lambda self: self.in_state(*READY_STATES))
     @rule(limit=st.integers(1, 5))
@@ -510,25 +510,25 @@ class Lives(RuleBasedStateMachine):
         self.release_unsent()
         self.claim_out_of(EVERYTHING, limit, much_later=True)
 
-    @precondition(lambda self: self.dispatches)
+    @precondition(lambda self: self.batches)
     @rule(data=st.data())
     @step
     def confirm_a_dispatch_some_of_which_could_not_be_sent(self, data: st.DataObject) -> None:
-        dispatch_id = data.draw(st.sampled_from(list(self.dispatches)))
-        pairs = self.dispatches.pop(dispatch_id)
+        batch_id = data.draw(st.sampled_from(list(self.batches)))
+        pairs = self.batches.pop(batch_id)
         unsent = data.draw(st.just([]) | st.lists(st.sampled_from(pairs), unique=True))
 
         async def work() -> int:
             async with self.store.session() as session:
                 released = await claims.release(session, unsent)
-                await claims.confirm(session, dispatch_id)
+                await claims.confirm(session, batch_id)
                 return released
 
         released = self.run(work())
         assert released == self.release_model(unsent)
         self.met["send failure"] += bool(released)
 
-    @precondition(lambda self: self.dispatches)
+    @precondition(lambda self: self.batches)
     @rule()
     @step
     def release_what_a_dead_scheduler_left(self) -> None:
@@ -540,10 +540,10 @@ class Lives(RuleBasedStateMachine):
                 assert await stale_tasks.release_unsent(session, 60, limit=100) == 0, "too early"
                 return await stale_tasks.release_unsent(session, 60, limit=100, now=in_a_day())
 
-        pairs = [pair for pairs in self.dispatches.values() for pair in pairs if self.holds(*pair)]
+        pairs = [pair for pairs in self.batches.values() for pair in pairs if self.holds(*pair)]
         silent = [(task_id, claim) for task_id, claim in pairs if self.tasks[task_id].beat != claim]
         expected = self.release_model(silent)
-        self.dispatches.clear()
+        self.batches.clear()
         assert self.run(work()) == expected
         self.met["unsent release"] += bool(expected)
         self.met["unsent claim with a heartbeat"] += len(silent) < len(pairs)
@@ -566,7 +566,7 @@ class Lives(RuleBasedStateMachine):
     def report(self, drawn: list[tuple[Pair, str]]) -> None:
         entries = [self.entry(pair, kind) for pair, kind in drawn]
 
-        async def work() -> Applied:
+        async def work() -> ApplySummary:
             async with self.store.transaction() as session:
                 return await apply_reports(
                     session, decode_reports(join_batch(entries), batch_limit=100, bare_ids=True), self.settings
@@ -686,7 +686,7 @@ class Lives(RuleBasedStateMachine):
         command = read_command(method, json.dumps({"token": token, **params}).encode(), self.settings)
         assert isinstance(command, AnswerWait)
 
-        async def work() -> Answered | RpcError:
+        async def work() -> AnswerOutcome | RpcError:
             async with self.store.transaction() as session:
                 try:
                     return await answer_wait(session, command)
@@ -697,7 +697,7 @@ class Lives(RuleBasedStateMachine):
         known = self.tokens.get(token)
         if known is None:
             self.tokens[token] = Token(is_kept=True, answer=kind)
-            assert got == Answered(None, None, kept=True)
+            assert got == AnswerOutcome(None, None, kept=True)
             self.met["event kept"] += 1
         elif known.is_active:
             assert known.pair is not None
@@ -707,11 +707,11 @@ class Lives(RuleBasedStateMachine):
             self.end_tokens_of(task_id)
             self.tokens[token] = Token(known.pair, answer=kind)
             self.settle_by(task_id, kind)
-            assert got == Answered(task_id, self.tasks[task_id].state)
+            assert got == AnswerOutcome(task_id, self.tasks[task_id].state)
             self.met["event"] += 1
         elif known.is_kept:
             if known.answer == kind:
-                assert got == Answered(None, None, kept=True, duplicate=True)
+                assert got == AnswerOutcome(None, None, kept=True, duplicate=True)
                 self.met["event again"] += 1
             else:
                 assert isinstance(got, AnsweredAlready)
@@ -720,7 +720,7 @@ class Lives(RuleBasedStateMachine):
             task_id = known.pair[0]
             state = self.tasks[task_id].state if task_id in self.tasks else None
             if known.answer == kind:
-                assert got == Answered(task_id, state, duplicate=True)
+                assert got == AnswerOutcome(task_id, state, duplicate=True)
                 self.met["event again"] += 1
             elif state is None:
                 assert isinstance(got, TaskNotFound)
@@ -728,7 +728,7 @@ class Lives(RuleBasedStateMachine):
                 assert isinstance(got, StateConflict)
                 self.met["late event refused"] += 1
             else:
-                assert got == Answered(None, None, kept=True)
+                assert got == AnswerOutcome(None, None, kept=True)
                 self.tokens[token] = Token(is_kept=True, answer=kind)
                 self.met["next event kept"] += 1
 
@@ -765,7 +765,7 @@ class Lives(RuleBasedStateMachine):
                 if not lost:
                     return await claims.release(session, pairs)
                 return len(
-                    await settling.spare(
+                    await settling.refund(
                         session, [Failure(*pair, '{"code":1,"message":"lost"}', None) for pair in pairs]
                     )
                 )
@@ -1077,8 +1077,8 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def the_database_agrees_with_the_model(self) -> None:
-        self.end_turns()
-        live, settled, unique, heads, held, dispatches, counts, found_tokens = self.run(self.look())
+        self.promote_overdue()
+        live, settled, unique, heads, held, batches, counts, found_tokens = self.run(self.look())
         for task_id in self.turned:
             assert live[task_id]["state"] == State.WAITING
             live[task_id] = dict(live[task_id]) | {"state": State.SCHEDULED.value}
@@ -1093,7 +1093,7 @@ class Lives(RuleBasedStateMachine):
         assert unique == self.unique
         assert heads.keys() == self.heads.keys()
         assert held == {key: self.heads[key] for key in self.held}
-        assert dispatches == self.dispatches.keys()
+        assert batches == self.batches.keys()
         assert found_tokens == {
             name: (token.pair, token.is_active, token.is_kept, token.answer is not None)
             for name, token in self.tokens.items()
@@ -1116,7 +1116,7 @@ class Lives(RuleBasedStateMachine):
             assert len({row["id"] for row in settled}) == len(settled), "a task is settled twice"
             unique = await ask("select action, key, task_id from penstock.unique_key")
             heads = await ask("select key, task_id, held from penstock.ordering_head")
-            dispatches = await ask("select id from penstock.dispatch")
+            batches = await ask("select id from penstock.dispatch")
             counts = await count_all(session)
             waits = await ask(
                 "select token, task_id, claim, deadline is not null as active, answer is not null as kept, "
@@ -1128,7 +1128,7 @@ class Lives(RuleBasedStateMachine):
             {(row["action"], row["key"]): row["task_id"] for row in unique},
             {row["key"]: row["task_id"] for row in heads},
             {row["key"]: row["task_id"] for row in heads if row["held"]},
-            {row["id"] for row in dispatches},
+            {row["id"] for row in batches},
             counts,
             {
                 row["token"]: (
@@ -1182,7 +1182,7 @@ async def count_all(session: Session) -> Counter[tuple[str, str]]:
 
 
 def test_any_interleaving_of_what_can_happen_to_tasks_agrees_with_the_model(database_url: str) -> None:
-    usual = settling.TURNS_FROM
+    usual = settling.PROMOTIONS_FROM
     with asyncio.Runner() as runner:
         store = Store(database_url, application_name="penstock-test")
 
@@ -1202,7 +1202,7 @@ def test_any_interleaving_of_what_can_happen_to_tasks_agrees_with_the_model(data
         try:
             run_rounds(OfThisTest, is_enough, examples=45, steps=60)
         finally:
-            settling.TURNS_FROM = usual
+            settling.PROMOTIONS_FROM = usual
             runner.run(store.close())
     print(f"{OfThisTest.steps.total()} steps: {dict(OfThisTest.steps)}; met: {dict(OfThisTest.met)}")
     assert OfThisTest.steps.total() >= FEWEST_STEPS
@@ -1234,7 +1234,7 @@ async def _release(session: Session, pair: Pair) -> int:
 
 
 async def _spare(session: Session, pair: Pair) -> int:
-    return len(await settling.spare(session, [Failure(*pair, BOOM, None)]))
+    return len(await settling.refund(session, [Failure(*pair, BOOM, None)]))
 
 
 async def _postpone(session: Session, pair: Pair) -> int:
@@ -1252,9 +1252,9 @@ async def test_no_statement_touches_a_task_by_an_older_claim(
         async with store.session() as session:
             if pairs:
                 await claims.release(session, pairs)
-            dispatch = await claims.claim(session, 1)
-        assert dispatch is not None
-        pairs += [(task.id, task.claim) for task in dispatch.tasks]
+            batch = await claims.claim(session, 1)
+        assert batch is not None
+        pairs += [(task.id, task.claim) for task in batch.tasks]
     old, new = pairs
     async with store.transaction() as session:
         before = await session.fetch("read_tasks", [old[0]])

@@ -17,8 +17,8 @@ from penstock.tasks import claim as claims
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import reschedule, settle
 from penstock.tasks import stale as stale_tasks
-from penstock.tasks.promotion import Turns
-from penstock.tasks.records import Dispatch, Pace
+from penstock.tasks.promotion import Promotions
+from penstock.tasks.records import ActionThroughput, ClaimBatch
 
 ERROR = json.dumps({"code": -32000, "message": "boom"})
 TaskOf = Callable[[int], Any]
@@ -29,21 +29,21 @@ async def enqueue(store: Store, *tasks: NewTask) -> list[int]:
         return [answer.id for answer in await enqueuing.enqueue(session, tasks)]
 
 
-async def claim(store: Store, limit: int = 100, *, now: datetime | None = None) -> Dispatch:
+async def claim(store: Store, limit: int = 100, *, now: datetime | None = None) -> ClaimBatch:
     async with store.session() as session:
-        dispatch = await claims.claim(session, limit, now=now)
-    assert dispatch is not None
-    return dispatch
+        batch = await claims.claim(session, limit, now=now)
+    assert batch is not None
+    return batch
 
 
-async def finish(store: Store, dispatch: Dispatch, result: str = '{"ok":true}') -> int:
+async def finish(store: Store, batch: ClaimBatch, result: str = '{"ok":true}') -> int:
     async with store.transaction() as session:
-        return await settle.finish(session, {(task.id, task.claim): result for task in dispatch.tasks})
+        return await settle.finish(session, {(task.id, task.claim): result for task in batch.tasks})
 
 
-async def fail(store: Store, dispatch: Dispatch, delay: float | None) -> int:
+async def fail(store: Store, batch: ClaimBatch, delay: float | None) -> int:
     async with store.transaction() as session:
-        return len(await settle.fail(session, [Failure(task.id, task.claim, ERROR, delay) for task in dispatch.tasks]))
+        return len(await settle.fail(session, [Failure(task.id, task.claim, ERROR, delay) for task in batch.tasks]))
 
 
 async def test_answers_of_a_batch_stand_in_the_order_of_its_tasks(store: Store, task_of: TaskOf) -> None:
@@ -97,8 +97,8 @@ async def test_claim_takes_by_priority_then_run_at_then_id(store: Store) -> None
         NewTask("a", run_at=late, priority=5),
         NewTask("a", run_at=early, priority=-5),
     )
-    dispatch = await claim(store)
-    assert [task.id for task in dispatch.tasks] == [ids[3], ids[1], ids[2], ids[0], ids[4]]
+    batch = await claim(store)
+    assert [task.id for task in batch.tasks] == [ids[3], ids[1], ids[2], ids[0], ids[4]]
 
 
 async def test_a_task_is_not_claimed_before_its_time(store: Store) -> None:
@@ -108,7 +108,7 @@ async def test_a_task_is_not_claimed_before_its_time(store: Store) -> None:
     assert len((await claim(store, now=datetime.now(UTC) + timedelta(seconds=3700))).tasks) == 1
 
 
-async def claim_in(store: Store, limit: int, stretches: Sequence[Stretch]) -> Dispatch | None:
+async def claim_in(store: Store, limit: int, stretches: Sequence[Stretch]) -> ClaimBatch | None:
     async with store.session() as session:
         return await claims.claim(session, limit, stretches=stretches)
 
@@ -129,9 +129,9 @@ async def test_a_claim_of_a_stretch_takes_only_what_stands_behind_its_position(s
     ids = await enqueue(store, *(NewTask("a", run_at=at + timedelta(seconds=n // 2)) for n in range(6)))
     other = await enqueue(store, NewTask("a", priority=1, run_at=at), NewTask("a", priority=-1, run_at=at))
     behind_third = Stretch(0, 0, Position(at + timedelta(seconds=1), ids[2]))
-    dispatch = await claim_in(store, 10, [behind_third])
-    assert dispatch is not None
-    assert [task.id for task in dispatch.tasks] == ids[3:]
+    batch = await claim_in(store, 10, [behind_third])
+    assert batch is not None
+    assert [task.id for task in batch.tasks] == ids[3:]
     assert await claim_in(store, 10, [behind_third]) is None
     rest = await claim_in(store, 3, [Stretch(1, 9, BEGINNING), Stretch(0, 0, BEGINNING), Stretch(-9, -1, BEGINNING)])
     assert rest is not None
@@ -141,9 +141,9 @@ async def test_a_claim_of_a_stretch_takes_only_what_stands_behind_its_position(s
 
 async def test_a_limit_holds_over_all_stretches_together(store: Store) -> None:
     await enqueue(store, *(NewTask("a", priority=level) for level in range(4) for _ in range(3)))
-    dispatch = await claim_in(store, 4, [Stretch(level, level, BEGINNING) for level in (3, 2, 1, 0)])
-    assert dispatch is not None
-    assert len(dispatch.tasks) == 4
+    batch = await claim_in(store, 4, [Stretch(level, level, BEGINNING) for level in (3, 2, 1, 0)])
+    assert batch is not None
+    assert len(batch.tasks) == 4
     async with store.session() as session:
         assert (await claims.count_in_flight(session, 100)).count == 4
 
@@ -172,8 +172,8 @@ async def test_priorities_in_use_are_those_of_tasks_that_run_now_or_later(store:
 
 async def test_concurrent_claims_never_share_a_task(store: Store) -> None:
     ids = await enqueue(store, *(NewTask("a") for _ in range(500)))
-    dispatches = await asyncio.gather(*(claim(store, 50) for _ in range(10)))
-    claimed = [task.id for dispatch in dispatches for task in dispatch.tasks]
+    batches = await asyncio.gather(*(claim(store, 50) for _ in range(10)))
+    claimed = [task.id for batch in batches for task in batch.tasks]
     assert sorted(claimed) == ids
 
 
@@ -234,7 +234,7 @@ async def test_a_suspect_is_claimed_as_one_until_it_begins_a_new_life(store: Sto
     async with store.transaction() as session:
         for task in first.tasks:
             if how == "sparing" and task.id == suspect:
-                await settle.spare(session, [Failure(task.id, task.claim, ERROR, None)])
+                await settle.refund(session, [Failure(task.id, task.claim, ERROR, None)])
             else:
                 await settle.fail(session, [Failure(task.id, task.claim, ERROR, 0.0, suspect=task.id == suspect)])
     for _ in range(2):  # a release of another cause does not clear it
@@ -277,24 +277,24 @@ async def test_restart_begins_a_new_life_that_late_results_cannot_reach(store: S
 @pytest.mark.parametrize("state", ["SCHEDULED", "ACQUIRED", "ERROR"])
 async def test_cancel_takes_a_task_from_any_live_state(store: Store, task_of: TaskOf, state: str) -> None:
     (task_id,) = await enqueue(store, NewTask("a"))
-    dispatch = await claim(store) if state != "SCHEDULED" else None
-    if state == "ERROR" and dispatch:
-        await fail(store, dispatch, 60.0)
+    batch = await claim(store) if state != "SCHEDULED" else None
+    if state == "ERROR" and batch:
+        await fail(store, batch, 60.0)
     async with store.transaction() as session:
         assert await settle.cancel(session, [task_id]) == {task_id}
         assert await settle.cancel(session, [task_id]) == set()
     assert (await task_of(task_id))["state"] == "CANCELLED"
-    if dispatch:
-        assert await finish(store, dispatch) == 0
+    if batch:
+        assert await finish(store, batch) == 0
 
 
 async def test_an_ordering_key_lets_one_task_go_at_a_time_in_order(store: Store, task_of: TaskOf) -> None:
     ids = await enqueue(store, *(NewTask("a", ordering_key="k", priority=n) for n in range(3)), NewTask("free"))
     for n, expected in enumerate(ids[:3]):
-        dispatch = await claim(store)
-        assert expected in [task.id for task in dispatch.tasks]
-        assert not {task.id for task in dispatch.tasks} & set(ids[:3]) - {expected}
-        mine = Dispatch(dispatch.id, [task for task in dispatch.tasks if task.id == expected], {})
+        batch = await claim(store)
+        assert expected in [task.id for task in batch.tasks]
+        assert not {task.id for task in batch.tasks} & set(ids[:3]) - {expected}
+        mine = ClaimBatch(batch.id, [task for task in batch.tasks if task.id == expected], {})
         if n == 1:
             await fail(store, mine, 0.0)  # a task in retry holds its successors back
             assert (await task_of(ids[2]))["state"] == "WAITING"
@@ -321,12 +321,10 @@ async def test_enqueueing_while_the_last_of_a_key_settles_never_strands_the_newc
     for round_number in range(15):
         key = f"k{round_number}"
         await enqueue(store, NewTask("a", ordering_key=key))
-        dispatch = await claim(store)
-        await asyncio.gather(
-            finish(store, dispatch), *(enqueue(store, NewTask("a", ordering_key=key)) for _ in range(3))
-        )
+        batch = await claim(store)
+        await asyncio.gather(finish(store, batch), *(enqueue(store, NewTask("a", ordering_key=key)) for _ in range(3)))
         # A key that an enqueue held when its task settled is noted, and looked at by the resulter's side task.
-        await Turns(store=store, notifier=Notifier(store)).end_all()
+        await Promotions(store=store, notifier=Notifier(store)).end_all()
         for _ in range(3):
             assert await finish(store, await claim(store)) == 1
 
@@ -347,9 +345,9 @@ async def test_an_unconfirmed_dispatch_is_given_back_and_a_confirmed_one_is_not(
 
 async def test_a_stale_task_tells_whether_a_worker_ever_took_it(store: Store) -> None:
     quiet, alive = await enqueue(store, NewTask("a"), NewTask("a"))
-    dispatch = await claim(store)
+    batch = await claim(store)
     async with store.transaction() as session:
-        beats = {(t.id, t.claim): '{"percent":40.0,"note":null}' for t in dispatch.tasks if t.id == alive}
+        beats = {(t.id, t.claim): '{"percent":40.0,"note":null}' for t in batch.tasks if t.id == alive}
         assert await settle.note_heartbeats(session, beats) == 1
         later = datetime.now(UTC) + timedelta(seconds=61)
         stale = await stale_tasks.find_stale(session, 60, limit=10, now=later)
@@ -358,18 +356,18 @@ async def test_a_stale_task_tells_whether_a_worker_ever_took_it(store: Store) ->
 
 async def test_a_heartbeat_keeps_a_task_from_being_stale(store: Store) -> None:
     await enqueue(store, NewTask("a"))
-    dispatch = await claim(store)
+    batch = await claim(store)
     await asyncio.sleep(0.3)
     async with store.session() as session:
         assert len(await stale_tasks.find_stale(session, 0.2, limit=10)) == 1
-        await settle.note_heartbeats(session, {(task.id, task.claim): None for task in dispatch.tasks})
+        await settle.note_heartbeats(session, {(task.id, task.claim): None for task in batch.tasks})
         assert await stale_tasks.find_stale(session, 0.2, limit=10) == []
 
 
 async def test_tasks_in_flight_are_counted_by_age_and_up_to_a_limit(store: Store, sql: Any) -> None:
     await enqueue(store, *(NewTask("a") for _ in range(9)))
-    dispatch = await claim(store, 6)
-    old = [task.id for task in dispatch.tasks[:2]]
+    batch = await claim(store, 6)
+    old = [task.id for task in batch.tasks[:2]]
     await sql.execute("update penstock.task set claimed_at = now() - interval '1 hour' where id = any($1)", old)
     async with store.session() as session:
         everything = await claims.count_in_flight(session, 100)
@@ -382,25 +380,27 @@ async def test_tasks_in_flight_are_counted_by_age_and_up_to_a_limit(store: Store
 
 async def test_the_pace_of_an_action_is_what_ended_and_how_long_it_ran(store: Store) -> None:
     await enqueue(store, *(NewTask("a") for _ in range(3)))
-    dispatch = await claim(store)
-    mine = [[task] for task in dispatch.tasks if task.action == "a"]
-    await finish(store, Dispatch(0, mine[0], {}))
-    await fail(store, Dispatch(0, mine[1], {}), 60)
-    await fail(store, Dispatch(0, mine[2], {}), None)
+    batch = await claim(store)
+    mine = [[task] for task in batch.tasks if task.action == "a"]
+    await finish(store, ClaimBatch(0, mine[0], {}))
+    await fail(store, ClaimBatch(0, mine[1], {}), 60)
+    await fail(store, ClaimBatch(0, mine[2], {}), None)
     async with store.transaction() as session:
         await settle.note_run_times(session, {"a": (2, 0.5), "b": (1, 9.0)})
         await settle.note_run_times(session, {"a": (2, 0.5)})
         await settle.note_run_times(session, {})
     async with store.session() as session:
-        assert {pace.action: pace for pace in await claims.read_pace(session, 60)} == {
-            "a": Pace("a", ended=3, timed=4, seconds=1.0), "b": Pace("b", ended=0, timed=1, seconds=9.0),
-        }  # fmt: skip
+        assert {one.action: one for one in await claims.read_throughput(session, 60)} == {
+            "a": ActionThroughput("a", ended=3, timed=4, seconds=1.0),
+            "b": ActionThroughput("b", ended=0, timed=1, seconds=9.0),
+        }
         rates = {row["event"] for row in await session.fetch("read_rates", 60.0)}
         assert "RAN" not in rates  # no change of state
         await session.fetch("compact_tally", 0.0, 0.0, 1000, 500, "other")
-        assert sum(pace.seconds for pace in await claims.read_pace(session, 1e10)) == 10.0  # sums stand at the epoch
+        everything = await claims.read_throughput(session, 1e10)  # sums stand at the epoch
+        assert sum(one.seconds for one in everything) == 10.0
         await asyncio.sleep(0.05)
-        assert await claims.read_pace(session, 0.01) == []
+        assert await claims.read_throughput(session, 0.01) == []
 
 
 async def test_a_unique_key_is_found_under_every_action_though_the_tally_knows_none(store: Store, sql: Any) -> None:
@@ -415,11 +415,11 @@ async def test_a_unique_key_is_found_under_every_action_though_the_tally_knows_n
 
 async def test_counts_follow_every_change_of_state(store: Store) -> None:
     ids = await enqueue(store, *(NewTask("a") for _ in range(4)))
-    dispatch = await claim(store, 3)
-    one, two, three = ([task] for task in dispatch.tasks)
-    await finish(store, Dispatch(0, one, {}))
-    await fail(store, Dispatch(0, two, {}), None)
-    await fail(store, Dispatch(0, three, {}), 60)
+    batch = await claim(store, 3)
+    one, two, three = ([task] for task in batch.tasks)
+    await finish(store, ClaimBatch(0, one, {}))
+    await fail(store, ClaimBatch(0, two, {}), None)
+    await fail(store, ClaimBatch(0, three, {}), 60)
     async with store.transaction() as session:
         await settle.cancel(session, [ids[3]])
 
@@ -436,9 +436,9 @@ async def test_counts_follow_every_change_of_state(store: Store) -> None:
 
 async def test_the_older_conventions_attempt_finds_the_current_claim(store: Store) -> None:
     (task_id,) = await enqueue(store, NewTask("a"))
-    dispatch = await claim(store)
+    batch = await claim(store)
     async with store.session() as session:
-        assert await settle.find_claims(session, [(task_id, 1)]) == {(task_id, 1): dispatch.tasks[0].claim}
+        assert await settle.find_claims(session, [(task_id, 1)]) == {(task_id, 1): batch.tasks[0].claim}
         assert await settle.find_claims(session, [(task_id, 2), (99, 2**40)]) == {}
 
 

@@ -655,9 +655,9 @@ async def test_a_task_of_a_function_settles_as_any_other(store: Store, sql: Any)
     await sql.execute("select penstock_enqueue('a', ordering_key => 'o'), penstock_enqueue('a', ordering_key => 'o')")
     for task_id in (1, 2):
         async with store.transaction() as session:
-            dispatch = await claim.claim(session, 10)
-            assert dispatch is not None
-            assert [task.id for task in dispatch.tasks] == [task_id]
-            assert await settle.finish(session, {(task_id, dispatch.id): "1"}) == 1
+            batch = await claim.claim(session, 10)
+            assert batch is not None
+            assert [task.id for task in batch.tasks] == [task_id]
+            assert await settle.finish(session, {(task_id, batch.id): "1"}) == 1
     assert await sql.fetchval("select count(*) from penstock.task_history") == 2
     assert "penstock.task_history" in SQL["finish_tasks"]

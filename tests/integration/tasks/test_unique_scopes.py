@@ -218,9 +218,9 @@ async def test_a_retry_takes_back_a_key_that_nobody_has(store: Store, settings: 
     await cancel(store, first.id)
     (second,) = await enqueue(store, live())
     async with store.transaction() as session:
-        dispatch = await claim.claim(session, 1)
-        assert dispatch
-        await settle.fail(session, [Failure(second.id, dispatch.id, '{"code":1,"message":"x"}', None)])
+        batch = await claim.claim(session, 1)
+        assert batch
+        await settle.fail(session, [Failure(second.id, batch.id, '{"code":1,"message":"x"}', None)])
         assert await reschedule.restart(session, [first.id]) == {}
     await sql.execute("update penstock.task_history set finished_at = now() - interval '2 s' where id = $1", second.id)
     short = settings.model_copy(update={"retention_critical_error_seconds": 1.0})

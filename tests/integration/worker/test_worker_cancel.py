@@ -30,12 +30,12 @@ async def sent(store: Store, outbound: SqsQueue, *actions: str) -> list[int]:
     """New tasks of these actions, claimed and sent in one message."""
     async with store.transaction() as session:
         await enqueue.enqueue(session, [NewTask(name) for name in actions])
-        dispatch = await claim.claim(session, len(actions))
-        assert dispatch is not None
-        await claim.confirm(session, dispatch.id)
-    calls = [encode_call(task.id, task.claim, task.action, task.payload) for task in dispatch.tasks]
+        batch = await claim.claim(session, len(actions))
+        assert batch is not None
+        await claim.confirm(session, batch.id)
+    calls = [encode_call(task.id, task.claim, task.action, task.payload) for task in batch.tasks]
     assert (await outbound.send([Outgoing(join_batch(calls))])).failed == []
-    return [task.id for task in dispatch.tasks]
+    return [task.id for task in batch.tasks]
 
 
 @asynccontextmanager

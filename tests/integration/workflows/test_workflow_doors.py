@@ -24,7 +24,7 @@ from penstock.results.apply import apply_reports
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
 from penstock.supervisor.retention import Retention
-from penstock.supervisor.workflows import Advancing
+from penstock.supervisor.workflows import WorkflowAdvancer
 from penstock.tasks import claim, enqueue
 from penstock.worker.handlers.actions import Registry, action
 from penstock.worker.handlers.context import Context
@@ -72,9 +72,9 @@ async def test_the_answer_of_the_page_makes_its_child(store: Store, settings: Se
     async with store.transaction() as session:
         (parent,) = await enqueue.enqueue(session, [NewTask("scan", "{}")])
     async with store.session() as session:
-        dispatch = await claim.claim(session, 1)
-    assert dispatch is not None
-    told = answer.replace("42:7", f"{parent.id}:{dispatch.tasks[0].claim}")
+        batch = await claim.claim(session, 1)
+    assert batch is not None
+    told = answer.replace("42:7", f"{parent.id}:{batch.tasks[0].claim}")
     async with store.transaction() as session:
         applied = await apply_reports(session, decode_reports(told, batch_limit=1), settings)
     assert applied.succeeded == 1
@@ -157,7 +157,7 @@ async def test_a_handler_spawns_children_over_the_queues(
     scheduler = Scheduler(store=store, outbound=outbound, settings=settings, open_queue=no_routes)
     worker = Worker(outbound=outbound, results=results, settings=settings, registry=registry)
     resulter = Resulter(store=store, results=results, settings=settings)
-    advancing = Advancing(store=store, notifier=Notifier(store), settings=settings)
+    advancing = WorkflowAdvancer(store=store, notifier=Notifier(store), settings=settings)
     await worker.open()
     tasks = [asyncio.create_task(side()) for side in worker.side_tasks().values()]
     try:
@@ -198,7 +198,7 @@ async def test_a_workflow_that_cannot_be_moved_on_holds_up_no_other(store: Store
     # What no statement of ours would write.
     await sql.execute("update penstock.workflow_step set options = '[]' where workflow_id = $1", flows[1])
     await lives.work(await lives.claim(), lambda *_: None)
-    advancing = Advancing(store=store, notifier=Notifier(store), settings=settings)
+    advancing = WorkflowAdvancer(store=store, notifier=Notifier(store), settings=settings)
     failed = 0
     for _ in range(6):
         try:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.requests import SUSPECT_ATTRIBUTE, TIMEOUT_ATTRIBUTE
 from penstock.protocol.task import Claimed
-from penstock.scheduler.packing import Parcel, RunTimes, pack_parcels, parcel_of
-from penstock.tasks.records import Pace
+from penstock.scheduler.packing import PackedMessage, RunTimes, message_of, pack_messages
+from penstock.tasks.records import ActionThroughput
 from tests.integration.doors import sample
 
 
@@ -24,16 +24,18 @@ def claimed(
 
 def times(**seconds: float) -> RunTimes:
     known = RunTimes()
-    known.learn([Pace(action, 10, 10, mean * 10) for action, mean in seconds.items()])
+    known.learn([ActionThroughput(action, 10, 10, mean * 10) for action, mean in seconds.items()])
     return known
 
 
-def packed(tasks: list[Claimed], known: RunTimes, *, max_tasks: int = 500, max_seconds: float = 1.0) -> list[Parcel]:
-    return pack_parcels(tasks, known, max_tasks=max_tasks, max_bytes=1_000_000, max_seconds=max_seconds)
+def packed_in(
+    tasks: list[Claimed], known: RunTimes, *, max_tasks: int = 500, max_seconds: float = 1.0
+) -> list[PackedMessage]:
+    return pack_messages(tasks, known, max_tasks=max_tasks, max_bytes=1_000_000, max_seconds=max_seconds)
 
 
-def sizes(parcels: list[Parcel]) -> list[int]:
-    return [len(parcel.tasks) for parcel in parcels]
+def sizes(messages: list[PackedMessage]) -> list[int]:
+    return [len(packed.tasks) for packed in messages]
 
 
 # Run times
@@ -42,10 +44,12 @@ def sizes(parcels: list[Parcel]) -> list[int]:
 def test_run_times_are_means_of_what_is_known_and_stay_for_actions_that_rest() -> None:
     known = RunTimes()
     assert (known.mean, known.of("a")) == (0.0, 0.1)
-    known.learn([Pace("a", 30, 20, 5.0), Pace("b", 80, 80, 5.0), Pace("untimed", 9, 0, 0.0)])
+    known.learn(
+        [ActionThroughput("a", 30, 20, 5.0), ActionThroughput("b", 80, 80, 5.0), ActionThroughput("untimed", 9, 0, 0.0)]
+    )
     assert (known.of("a"), known.of("b"), known.of("untimed")) == (0.25, 0.0625, 0.1)
     assert known.mean == 0.1
-    known.learn([Pace("a", 10, 10, 5.0)])
+    known.learn([ActionThroughput("a", 10, 10, 5.0)])
     assert (known.of("a"), known.of("b"), known.mean) == (0.5, 0.0625, 0.5)
     known.learn([])
     assert (known.of("a"), known.mean) == (0.5, 0.5)
@@ -56,52 +60,52 @@ def test_run_times_are_means_of_what_is_known_and_stay_for_actions_that_rest() -
 
 def test_a_message_holds_about_a_second_of_work() -> None:
     tasks = [claimed(n) for n in range(2000)]
-    assert sizes(packed(tasks, times(a=0.3))) == [3] * 666 + [2]
-    assert sizes(packed(tasks, times(a=0.125))) == [8] * 250
-    assert sizes(packed(tasks, times(a=0.001))) == [200] * 10
-    assert sizes(packed(tasks, times(a=0.0), max_tasks=50)) == [50] * 40
+    assert sizes(packed_in(tasks, times(a=0.3))) == [3] * 666 + [2]
+    assert sizes(packed_in(tasks, times(a=0.125))) == [8] * 250
+    assert sizes(packed_in(tasks, times(a=0.001))) == [200] * 10
+    assert sizes(packed_in(tasks, times(a=0.0), max_tasks=50)) == [50] * 40
 
 
 def test_a_task_of_more_than_a_second_travels_alone() -> None:
-    assert sizes(packed([claimed(n) for n in range(50)], times(a=20.0))) == [1] * 50
+    assert sizes(packed_in([claimed(n) for n in range(50)], times(a=20.0))) == [1] * 50
 
 
 def test_an_action_that_no_worker_has_reported_yet_is_taken_for_a_tenth_of_a_second() -> None:
-    assert sizes(packed([claimed(n) for n in range(200)], times(b=0.0))) == [10] * 20
+    assert sizes(packed_in([claimed(n) for n in range(200)], times(b=0.0))) == [10] * 20
 
 
 def test_slow_and_fast_tasks_share_a_message_only_up_to_its_seconds() -> None:
     tasks = [claimed(n, "slow" if n % 10 == 0 else "fast") for n in range(1000)]
     known = times(slow=0.5, fast=0.001)
-    for parcel in packed(tasks, known):
-        assert sum(known.of(task.action) for task in parcel.tasks) <= 1.0
+    for packed in packed_in(tasks, known):
+        assert sum(known.of(task.action) for task in packed.tasks) <= 1.0
 
 
 def test_a_suspect_travels_alone_and_the_others_in_their_order() -> None:
     tasks = [claimed(n, suspect=n % 100 == 7) for n in range(1000)]
-    parcels = packed(tasks, times(a=0.0))
-    alone = [parcel for parcel in parcels if parcel.tasks[0].suspect]
-    assert [task.id for parcel in alone for task in parcel.tasks] == [n for n in range(1000) if n % 100 == 7]
+    messages = packed_in(tasks, times(a=0.0))
+    alone = [packed for packed in messages if packed.tasks[0].suspect]
+    assert [task.id for packed in alone for task in packed.tasks] == [n for n in range(1000) if n % 100 == 7]
     assert sizes(alone) == [1] * 10
-    others = [parcel for parcel in parcels if not parcel.tasks[0].suspect]
-    assert [task.id for parcel in others for task in parcel.tasks] == [n for n in range(1000) if n % 100 != 7]
+    others = [packed for packed in messages if not packed.tasks[0].suspect]
+    assert [task.id for packed in others for task in packed.tasks] == [n for n in range(1000) if n % 100 != 7]
     assert max(sizes(others)) == 100
 
 
 def test_a_suspect_is_marked_and_keeps_its_time_limit() -> None:
-    (parcel,) = packed([claimed(1, suspect=True, timeout=2.5)], times())
-    assert parcel.message.attributes == {TIMEOUT_ATTRIBUTE: "2.5", SUSPECT_ATTRIBUTE: "1"}
+    (packed,) = packed_in([claimed(1, suspect=True, timeout=2.5)], times())
+    assert packed.message.attributes == {TIMEOUT_ATTRIBUTE: "2.5", SUSPECT_ATTRIBUTE: "1"}
 
 
 def test_tasks_of_one_limit_travel_in_one_message() -> None:
-    parcel = parcel_of([claimed(1, timeout=2.5), claimed(2, "b", timeout=2.5)])
-    assert [call["id"] for call in json.loads(parcel.message.body)] == ["1:1001", "2:1002"]
-    assert parcel.message.attributes == {TIMEOUT_ATTRIBUTE: "2.5"}
+    packed = message_of([claimed(1, timeout=2.5), claimed(2, "b", timeout=2.5)])
+    assert [call["id"] for call in json.loads(packed.message.body)] == ["1:1001", "2:1002"]
+    assert packed.message.attributes == {TIMEOUT_ATTRIBUTE: "2.5"}
 
 
 def test_the_number_of_tasks_in_each_message_is_observed() -> None:
     before = [sample(f"penstock_batch_size_{kind}", operation="outbound_message") for kind in ("count", "sum")]
-    packed([claimed(n) for n in range(100)], times(a=0.0))
+    packed_in([claimed(n) for n in range(100)], times(a=0.0))
     after = [sample(f"penstock_batch_size_{kind}", operation="outbound_message") for kind in ("count", "sum")]
     assert [after[0] - before[0], after[1] - before[1]] == [10, 100]
 
@@ -132,22 +136,22 @@ def test_parcels_hold_every_task_once_within_all_their_limits(
         claimed(n, action, payload=payload, timeout=timeout, suspect=suspect)
         for n, (action, payload, timeout, suspect) in enumerate(drawn)
     ]
-    parcels = pack_parcels(tasks, known, max_tasks=max_tasks, max_bytes=max_bytes, max_seconds=1.0)
-    assert sorted(task.id for parcel in parcels for task in parcel.tasks) == list(range(len(tasks)))
-    for parcel in parcels:
-        body = json.loads(parcel.message.body)
+    messages = pack_messages(tasks, known, max_tasks=max_tasks, max_bytes=max_bytes, max_seconds=1.0)
+    assert sorted(task.id for packed in messages for task in packed.tasks) == list(range(len(tasks)))
+    for packed in messages:
+        body = json.loads(packed.message.body)
         calls = body if isinstance(body, list) else [body]
-        assert [call["id"] for call in calls] == [f"{task.id}:{task.claim}" for task in parcel.tasks]
-        (limit,) = {task.timeout_seconds for task in parcel.tasks}
-        assert parcel.message.attributes.get(TIMEOUT_ATTRIBUTE) == (None if limit is None else repr(limit))
-        assert (SUSPECT_ATTRIBUTE in parcel.message.attributes) == parcel.tasks[0].suspect
-        if len(parcel.tasks) > 1:
-            assert len(parcel.tasks) <= max_tasks
-            assert not any(task.suspect for task in parcel.tasks)
-            assert utf8_size(parcel.message.body) <= max_bytes
-            assert sum(known.of(task.action) for task in parcel.tasks) <= 1.0 + 1e-9
+        assert [call["id"] for call in calls] == [f"{task.id}:{task.claim}" for task in packed.tasks]
+        (limit,) = {task.timeout_seconds for task in packed.tasks}
+        assert packed.message.attributes.get(TIMEOUT_ATTRIBUTE) == (None if limit is None else repr(limit))
+        assert (SUSPECT_ATTRIBUTE in packed.message.attributes) == packed.tasks[0].suspect
+        if len(packed.tasks) > 1:
+            assert len(packed.tasks) <= max_tasks
+            assert not any(task.suspect for task in packed.tasks)
+            assert utf8_size(packed.message.body) <= max_bytes
+            assert sum(known.of(task.action) for task in packed.tasks) <= 1.0 + 1e-9
 
 
 @pytest.mark.parametrize("seconds", [0.0, 5.0])
 def test_work_without_a_limit_in_seconds_is_cut_by_number_alone(seconds: float) -> None:
-    assert sizes(packed([claimed(n) for n in range(100)], times(a=seconds), max_seconds=math.inf)) == [10] * 10
+    assert sizes(packed_in([claimed(n) for n in range(100)], times(a=seconds), max_seconds=math.inf)) == [10] * 10

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.protocol.task import BEGINNING, EVERYTHING, PRIORITY_MAX, PRIORITY_MIN, Position, Stretch
-from penstock.scheduler.scan_bounds import LEVELS, Bounds
+from penstock.scheduler.scan_bounds import LEVELS, ScanBounds
 
 levels = st.integers(PRIORITY_MIN, PRIORITY_MAX) | st.sampled_from([PRIORITY_MIN, -1, 0, 1, PRIORITY_MAX])
 
@@ -23,8 +23,8 @@ def after(stretches: Sequence[Stretch]) -> dict[int, Position]:
     return {stretch.low: stretch.after for stretch in stretches if stretch.low == stretch.high}
 
 
-def swept(reached: dict[int, Position], *, is_short: bool = False) -> Bounds:
-    bounds = Bounds()
+def swept(reached: dict[int, Position], *, is_short: bool = False) -> ScanBounds:
+    bounds = ScanBounds()
     bounds.sweep_begins(0)
     bounds.swept(reached, is_short, 0)
     return bounds
@@ -34,7 +34,7 @@ def swept(reached: dict[int, Position], *, is_short: bool = False) -> Bounds:
 
 
 def test_before_anything_is_known_everything_is_looked_through_and_a_sweep_is_due() -> None:
-    bounds = Bounds()
+    bounds = ScanBounds()
     assert bounds.from_bounds() == bounds.from_front() == EVERYTHING
     assert bounds.sweep_is_due(0)
     assert bounds.levels_are_old(0)
@@ -129,7 +129,7 @@ def test_a_sweep_is_due_at_once_when_a_bounded_claim_found_less_than_it_had_room
 
 
 def test_a_costly_sweep_is_followed_by_a_rest_of_nine_times_its_duration() -> None:
-    bounds = Bounds()
+    bounds = ScanBounds()
     bounds.sweep_begins(10)
     assert not bounds.may_sweep(10.5)  # it is under way
     bounds.swept({0: at(5)}, True, 11.06)
@@ -138,7 +138,7 @@ def test_a_costly_sweep_is_followed_by_a_rest_of_nine_times_its_duration() -> No
 
 
 def test_a_process_that_stood_still_in_a_sweep_rests_for_no_more_than_ten_seconds() -> None:
-    bounds = Bounds()
+    bounds = ScanBounds()
     bounds.sweep_begins(10)
     bounds.swept({0: at(5)}, True, 3610)
     assert not bounds.sweep_is_due(3619)
@@ -146,7 +146,7 @@ def test_a_process_that_stood_still_in_a_sweep_rests_for_no_more_than_ten_second
 
 
 def test_looking_back_ends_the_rest() -> None:
-    bounds = Bounds()
+    bounds = ScanBounds()
     bounds.sweep_begins(10)
     bounds.swept({0: at(5)}, False, 12)
     bounds.look_back()
@@ -173,7 +173,7 @@ class Pipeline:
 
     def __init__(self, schedulers: int) -> None:
         self.tasks: list[Task] = []
-        self.bounds = [Bounds() for _ in range(schedulers)]
+        self.bounds = [ScanBounds() for _ in range(schedulers)]
         self.sweeping: list[tuple[Sequence[Stretch], int, float] | None] = [None] * schedulers
         self.now = 0.0
         self.claims: list[list[Task]] = []

@@ -14,8 +14,8 @@ from penstock.limits.token_bucket import Allowance, Gate
 from penstock.protocol.task import Claimed
 from penstock.protocol.task_tenants import decode_tenants
 from penstock.protocol.tenant import check_tenant, kept_key, own_key, tenant_of_key
-from penstock.scheduler.packing import RunTimes, pack_parcels
-from penstock.scheduler.tenant_limits import Tenants
+from penstock.scheduler.packing import RunTimes, pack_messages
+from penstock.scheduler.tenant_limits import TenantLimits
 
 names = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=128).filter(lambda t: t != "*")
 
@@ -67,25 +67,25 @@ def test_no_message_mixes_tenants_and_none_is_lost(tasks: list[Any], max_tasks: 
         Claimed(number, 7, "act", f'{{"a":"{text}"}}', timeout, 0.0, suspect, None, tenant)
         for number, (tenant, timeout, suspect, text) in enumerate(tasks, 1)
     ]
-    parcels = pack_parcels(
+    messages = pack_messages(
         claimed, RunTimes(), max_tasks=max_tasks, max_bytes=2000, max_seconds=1000, by_tenant=by_tenant
     )
-    for parcel in parcels:
-        assert len({task.timeout_seconds for task in parcel.tasks}) == 1
+    for packed in messages:
+        assert len({task.timeout_seconds for task in packed.tasks}) == 1
         if by_tenant:
-            assert {task.tenant for task in parcel.tasks} == {parcel.message.group}
+            assert {task.tenant for task in packed.tasks} == {packed.message.group}
         else:
-            assert parcel.message.group is None
-    assert sorted(task.id for parcel in parcels for task in parcel.tasks) == [task.id for task in claimed]
-    for parcel in parcels:
-        told = decode_tenants(parcel.message.attributes, (task.id for task in parcel.tasks))
-        assert {task.id: told.get(task.id) for task in parcel.tasks} == {task.id: task.tenant for task in parcel.tasks}
+            assert packed.message.group is None
+    assert sorted(task.id for packed in messages for task in packed.tasks) == [task.id for task in claimed]
+    for packed in messages:
+        told = decode_tenants(packed.message.attributes, (task.id for task in packed.tasks))
+        assert {task.id: told.get(task.id) for task in packed.tasks} == {task.id: task.tenant for task in packed.tasks}
     if not by_tenant:
         # The bodies are those of tasks without tenants, and so are messages whose tasks have none.
         nobodys = [task._replace(tenant=None) for task in claimed]
-        again = pack_parcels(nobodys, RunTimes(), max_tasks=max_tasks, max_bytes=2000, max_seconds=1000)
-        assert [parcel.message.body for parcel in parcels] == [parcel.message.body for parcel in again]
-        assert all("tenant" not in name for parcel in again for name in parcel.message.attributes)
+        again = pack_messages(nobodys, RunTimes(), max_tasks=max_tasks, max_bytes=2000, max_seconds=1000)
+        assert [packed.message.body for packed in messages] == [packed.message.body for packed in again]
+        assert all("tenant" not in name for packed in again for name in packed.message.attributes)
 
 
 @given(
@@ -96,7 +96,7 @@ def test_no_message_mixes_tenants_and_none_is_lost(tasks: list[Any], max_tasks: 
 def test_shares_keep_to_gates_to_tenants_and_to_the_room_and_waste_none(
     gates: list[tuple[str | None, int]], limits: dict[str, int], room: int
 ) -> None:
-    tenants = Tenants(
+    tenants = TenantLimits(
         allowances={name: Allowance(tasks, 0.1, None) for name, tasks in limits.items()},
         of={f"g{place}": tenant for place, (tenant, _) in enumerate(gates) if tenant is not None},
     )
@@ -118,7 +118,7 @@ def test_shares_keep_to_gates_to_tenants_and_to_the_room_and_waste_none(
 def test_a_flood_of_gates_of_one_tenant_gets_no_more_than_the_one_gate_of_another() -> None:
     many = [Gate(f"flood{n}", Allowance(100, 0.1, None)) for n in range(50)]
     one = Gate("quiet", Allowance(100, 0.1, None))
-    tenants = Tenants(of={gate.name: "flood" for gate in many} | {"quiet": "quiet"})
+    tenants = TenantLimits(of={gate.name: "flood" for gate in many} | {"quiet": "quiet"})
     shares = tenants.share_out(100, [*many, one])
     assert shares["quiet"] == 50
     assert sum(shares.values()) == 100
@@ -126,7 +126,7 @@ def test_a_flood_of_gates_of_one_tenant_gets_no_more_than_the_one_gate_of_anothe
 
 def test_gates_of_a_paused_tenant_are_left_out() -> None:
     gates = [Gate("g", Allowance(1, 0.1, None)), Gate("h", Allowance(1, 0.1, None))]
-    tenants = Tenants(of={"g": "a", "h": "b"}, paused=["g"], allowances={"a": Allowance(5, 0.1, None)})
+    tenants = TenantLimits(of={"g": "a", "h": "b"}, paused=["g"], allowances={"a": Allowance(5, 0.1, None)})
     assert [gate.name for gate in tenants.bound(gates)] == ["h"]
     assert tenants.share_out(5, tenants.bound(gates)) == {"h": 1}
 
@@ -135,8 +135,8 @@ def test_the_tenants_of_a_message_fit_beside_its_body() -> None:
     claimed = [
         Claimed(10**18 + n, 7, "act", "{}", None, 0.0, False, None, f"{n:04}" + "\U0001f600" * 92) for n in range(500)
     ]
-    parcels = pack_parcels(claimed * 4, RunTimes(), max_tasks=500, max_bytes=1_000_000, max_seconds=1000)
-    assert max(len(value) for parcel in parcels for value in parcel.message.attributes.values()) <= 32_768
-    assert sum(len(parcel.tasks) for parcel in parcels) == 2000
-    (parcel,) = pack_parcels(claimed[:1], RunTimes(), max_tasks=1, max_bytes=2500, max_seconds=1, by_tenant=True)
-    assert sum(len(key + value) for key, value in parcel.message.attributes.items()) < 1024 + 256
+    messages = pack_messages(claimed * 4, RunTimes(), max_tasks=500, max_bytes=1_000_000, max_seconds=1000)
+    assert max(len(value) for packed in messages for value in packed.message.attributes.values()) <= 32_768
+    assert sum(len(packed.tasks) for packed in messages) == 2000
+    (packed,) = pack_messages(claimed[:1], RunTimes(), max_tasks=1, max_bytes=2500, max_seconds=1, by_tenant=True)
+    assert sum(len(key + value) for key, value in packed.message.attributes.items()) < 1024 + 256

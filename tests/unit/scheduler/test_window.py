@@ -78,14 +78,14 @@ def test_the_window_follows_what_is_settled_up_and_down() -> None:
 def test_the_seconds_of_throughput_are_a_setting() -> None:
     patient = window(seconds=3)
     count(patient, 0, 0)
-    patient.learn_pace(5000, 0.0)
+    patient.learn_throughput(5000, 0.0)
     count(patient, 0, 1)
     assert patient.size == 15_000
 
 
 def test_tasks_that_run_long_are_kept_in_flight_twice_over() -> None:
     long = window()
-    long.learn_pace(500, 10)
+    long.learn_throughput(500, 10)
     count(long, 5000, 0)
     assert long.size == 500 * (1 + 2 * 10)
 
@@ -93,7 +93,7 @@ def test_tasks_that_run_long_are_kept_in_flight_twice_over() -> None:
 def test_tasks_found_gone_by_a_whole_count_are_no_burst_of_throughput() -> None:
     """They were carried over for a while; taken for what was settled since the last count, they would blow it up."""
     steady = window()
-    steady.learn_pace(1000, 1)
+    steady.learn_throughput(1000, 1)
     count(steady, 3000, 0, aged=3000)
     for now in (0.2, 0.4, 0.6, 0.8):
         steady.claimed(200)
@@ -138,7 +138,7 @@ def test_with_room_left_a_count_is_good_for_a_second() -> None:
 
 def test_a_full_window_waits_until_a_share_of_it_can_have_become_free() -> None:
     full = window()
-    full.learn_pace(10_000, 0)
+    full.learn_throughput(10_000, 0)
     count(full, 10_000, 0)
     assert full.size == full.in_flight
     assert full.full_for_seconds(0) == pytest.approx(0.05)
@@ -196,7 +196,7 @@ def run_pipeline(*, slots: int, run_seconds: float, seconds: float) -> Seen:
             paced_at = now
             while ended and ended[0] < now - pace_seconds:
                 ended.popleft()
-            tested.learn_pace(len(ended) / pace_seconds, run_seconds if ended else 0.0)
+            tested.learn_throughput(len(ended) / pace_seconds, run_seconds if ended else 0.0)
         if not tested.full_for_seconds(now):
             if tested.wants_count(now):
                 since = (tested.count_since(now) - EPOCH).total_seconds()

@@ -312,7 +312,7 @@ class Refund(BaseModel):
 
 
 @pydantic_dataclass
-class Parcel:
+class PackedMessage:
     weight: Annotated[float, Field(gt=0)]
 
 
@@ -331,7 +331,7 @@ ID = "6f1c2f0a-5f0c-4b8e-9d5c-7f7b6f0f3b11"
 def test_pydantic_parameters_arrive_as_models_however_they_are_nested() -> None:
     def handler(
         ctx: Context, one: Order, many: list[Order], named: dict[str, Order], maybe: Order | None,
-        either: Order | Refund, parcel: Parcel, positive: PositiveInt, path: Path, plain: int,
+        either: Order | Refund, parcel: PackedMessage, positive: PositiveInt, path: Path, plain: int,
     ) -> None: ...  # fmt: skip
 
     order = f'{{"id":"{ID}","quantity":"2"}}'
@@ -344,7 +344,7 @@ def test_pydantic_parameters_arrive_as_models_however_they_are_nested() -> None:
     assert given == {
         "one": made, "many": [made], "named": {"x": made}, "maybe": None,
         "either": Refund(refund=datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)),
-        "parcel": Parcel(weight=1), "positive": 1, "path": Path("/tmp"), "plain": 1,
+        "parcel": PackedMessage(weight=1), "positive": 1, "path": Path("/tmp"), "plain": 1,
     }  # fmt: skip
 
 
@@ -358,7 +358,7 @@ def test_pydantic_parameters_arrive_as_models_however_they_are_nested() -> None:
             f'[{{"id":"{ID}"}},{{"id":"{ID}","quantity":0}}]',
             "is wrong: Input should be greater than 0 - at `$[1].quantity`",
         ),
-        (Parcel, '{"weight":-1}', "is wrong: Input should be greater than 0 - at `$.weight`"),
+        (PackedMessage, '{"weight":-1}', "is wrong: Input should be greater than 0 - at `$.weight`"),
         (PositiveInt, "0", "is wrong: Input should be greater than 0"),
         (Picky, '{"name":"x"}', "is wrong: RuntimeError: the validator is broken"),
     ],

@@ -1,4 +1,4 @@
-"""Turns: many tasks whose ordering key has become theirs, told in one row in place of one written for each."""
+"""Promotions: many tasks whose ordering key has become theirs, told in one row in place of one written for each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.supervisor.process import Supervisor
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue, ordering, reschedule
 from penstock.tasks import settle as settling
-from penstock.tasks.records import Dispatch
+from penstock.tasks.records import ClaimBatch
 from tests.integration.doors import no_routes
 
 TaskOf = Callable[[int], Any]
@@ -35,27 +35,25 @@ async def add(store: Store, *tasks: NewTask) -> list[int]:
         return [answer.id for answer in await enqueue.enqueue(session, tasks)]
 
 
-async def claim(store: Store, limit: int = 1000, **options: Any) -> Dispatch | None:
+async def claim(store: Store, limit: int = 1000, **options: Any) -> ClaimBatch | None:
     async with store.session() as session:
         return await claims.claim(session, limit, **options)
 
 
 async def claimed(store: Store, limit: int = 1000) -> list[int]:
-    dispatch = await claim(store, limit)
-    return [] if dispatch is None else [task.id for task in dispatch.tasks]
+    batch = await claim(store, limit)
+    return [] if batch is None else [task.id for task in batch.tasks]
 
 
-async def finish(store: Store, dispatch: Dispatch | None) -> None:
-    assert dispatch is not None
+async def finish(store: Store, batch: ClaimBatch | None) -> None:
+    assert batch is not None
     async with store.transaction() as session:
-        assert await settling.finish(session, {(task.id, task.claim): DONE for task in dispatch.tasks}) == len(
-            dispatch.tasks
-        )
+        assert await settling.finish(session, {(task.id, task.claim): DONE for task in batch.tasks}) == len(batch.tasks)
 
 
-async def end_turns(store: Store) -> int:
+async def promote_overdue(store: Store) -> int:
     async with store.transaction() as session:
-        return await ordering.end_turns(session, 10)
+        return await ordering.promote_overdue(session, 10)
 
 
 async def states(store: Store, ids: Iterable[int]) -> set[str]:
@@ -86,12 +84,12 @@ async def test_what_a_batch_lets_go_is_told_in_one_row_and_claimed_as_it_is(stor
     assert sorted(named) == sorted((f"k{n}", tasks[1]) for n, tasks in enumerate(keys))
     assert (turn["size"], turn["run_at"], turn["task_id"]) == (MANY, min(turn["run_ats"]), min(turn["task_ids"]))
     assert await states(store, seconds_of(keys)) == {"WAITING"}
-    dispatch = await claim(store)
-    assert dispatch is not None
-    assert [task.id for task in dispatch.tasks] == seconds_of(keys)
+    batch = await claim(store)
+    assert batch is not None
+    assert [task.id for task in batch.tasks] == seconds_of(keys)
     assert await states(store, seconds_of(keys)) == {"ACQUIRED"}
     assert await turns(sql) == []
-    await finish(store, dispatch)
+    await finish(store, batch)
     assert await sql.fetchval("select count(*) from penstock.ordering_head") == 0
 
 
@@ -140,7 +138,7 @@ async def test_several_turns_are_claimed_in_one_order(store: Store, sql: Any) ->
     heads = await claim(store, 60)
     assert heads is not None
     for part in (heads.tasks[40:], heads.tasks[20:40], heads.tasks[:20]):
-        await finish(store, Dispatch(heads.id, part, {}))
+        await finish(store, ClaimBatch(heads.id, part, {}))
     assert len(await turns(sql)) == 3
     assert [await claimed(store, 25) for _ in range(3)] == [ids[60:85], ids[85:110], ids[110:]]
 
@@ -151,7 +149,7 @@ async def test_a_turn_of_one_that_is_cancelled_goes_to_the_next_of_its_key(store
         await settling.cancel(session, [keys[3][1]])
     assert await claimed(store) == [task for task in seconds_of(keys) if task != keys[3][1]]
     assert await states(store, [keys[3][2]]) == {"WAITING"}
-    assert await end_turns(store) == 1
+    assert await promote_overdue(store) == 1
     assert await claimed(store) == [keys[3][2]]
     assert await turns(sql) == []
 
@@ -162,7 +160,7 @@ async def test_a_key_whose_last_task_is_cancelled_in_its_turn_is_forgotten(store
         await settling.cancel(session, [keys[0][1]])
     await finish(store, await claim(store))
     assert await sql.fetchval("select count(*) from penstock.ordering_head") == 1
-    assert await end_turns(store) == 0
+    assert await promote_overdue(store) == 0
     assert await sql.fetchval("select count(*) from penstock.ordering_head") == 0
     (new,) = await add(store, NewTask("a", ordering_key="k0"))
     assert await claimed(store) == [new]
@@ -173,11 +171,11 @@ async def test_a_task_cancelled_in_its_turn_and_retried_keeps_its_place(store: S
     async with store.transaction() as session:
         await settling.cancel(session, [keys[0][1]])
         await reschedule.restart(session, [keys[0][1]])
-    dispatch = await claim(store)
-    assert dispatch is not None
-    took = {task.id for task in dispatch.tasks}
+    batch = await claim(store)
+    assert batch is not None
+    took = {task.id for task in batch.tasks}
     assert took == set(seconds_of(keys)) - {keys[0][1]}  # its run_at is another one
-    await end_turns(store)
+    await promote_overdue(store)
     assert await claimed(store) == [keys[0][1]]
 
 
@@ -190,7 +188,7 @@ async def test_a_task_moved_in_its_turn_is_claimed_when_it_should_be(
     async with store.session() as session:
         await reschedule.reschedule(session, [moved], **change)
     assert await claimed(store) == [task for task in seconds_of(keys) if task != moved]
-    assert await end_turns(store) == 1
+    assert await promote_overdue(store) == 1
     assert (await task_of(moved))["state"] == "SCHEDULED"
     assert await claimed(store) == ([moved] if "priority" in change else [])
 
@@ -205,7 +203,7 @@ async def test_a_task_that_somebody_holds_is_left_in_its_turn_and_loses_no_place
     await transaction.start()
     await other.execute("select from penstock.task where id = $1 for update", held)
     assert await claimed(store) == [task for task in seconds_of(keys) if task != held]
-    ending = asyncio.create_task(end_turns(store))
+    ending = asyncio.create_task(promote_overdue(store))
     await transaction.rollback()
     assert await ending == 1
     await other.close()
@@ -219,18 +217,18 @@ async def test_a_task_that_expires_in_its_turn_is_cancelled_and_the_next_goes(st
     assert late not in await claimed(store)
     assert await Expiry(store=store).run_once() == 1
     assert await states(store, [late]) == {"CANCELLED"}
-    await end_turns(store)
+    await promote_overdue(store)
     assert await claimed(store) == [keys[7][2]]
 
 
 async def test_a_turn_lasts_for_some_seconds_and_is_then_a_state(store: Store, sql: Any) -> None:
     keys = await turned(store)
-    assert await end_turns(store) == 0
+    assert await promote_overdue(store) == 0
     (turn,) = await turns(sql)
     assert 4 < (turn["ends_at"] - await sql.fetchval("select now()")).total_seconds() <= 5
     await sql.execute("update penstock.turn set ends_at = now() - interval '1 ms'")
     assert await claim(store) is None  # whoever promotes them has them
-    assert await end_turns(store) == MANY
+    assert await promote_overdue(store) == MANY
     assert await states(store, seconds_of(keys)) == {"SCHEDULED"}
     assert await turns(sql) == []
     assert await claimed(store) == seconds_of(keys)
@@ -249,8 +247,8 @@ async def test_where_there_are_rules_no_turn_is_given(store: Store, sql: Any) ->
     tasks = [NewTask("a", ordering_key=f"k{n % MANY}") for n in range(2 * MANY)]
     ids = await add(store, *tasks)
     async with store.session() as session:
-        dispatch, _ = await claims.claim_by_rules(session, 1000)
-    await finish(store, dispatch)
+        batch, _ = await claims.claim_by_rules(session, 1000)
+    await finish(store, batch)
     assert await turns(sql) == []
     assert await states(store, ids[MANY:]) == {"SCHEDULED"}
 
@@ -281,7 +279,7 @@ async def test_turns_given_before_there_were_rules_obey_them(store: Store, sql: 
     async with store.session() as session:
         await session._connection.execute("insert into penstock.action (name, paused) values ('a', true)")
     assert await scheduler.run_once() == 0
-    assert await end_turns(store) == MANY
+    assert await promote_overdue(store) == MANY
     assert await scheduler.run_once() == MANY  # put aside, for their action is paused
     assert await turns(sql) == []
     assert await states(store, seconds_of(keys)) == {"SCHEDULED"}
@@ -292,7 +290,7 @@ async def test_whatever_happens_at_once_no_key_is_broken_and_nothing_is_left(
     database_url: str, sql: Any, monkeypatch: pytest.MonkeyPatch, turns_from: int
 ) -> None:
     """Claims, results, releases, cancels, moves and ends of turns by several at once; each key keeps its order."""
-    monkeypatch.setattr(settling, "TURNS_FROM", turns_from)
+    monkeypatch.setattr(settling, "PROMOTIONS_FROM", turns_from)
     store = Store(database_url, application_name="penstock-test", pool_size=12)
     chance = random.Random(turns_from)
     count = 1500
@@ -324,30 +322,30 @@ async def test_whatever_happens_at_once_no_key_is_broken_and_nothing_is_left(
 
     async def claimer() -> None:
         while not stop.is_set():
-            dispatch = await claim(store, chance.choice([1, 7, 30]))
-            if dispatch is None:
+            batch = await claim(store, chance.choice([1, 7, 30]))
+            if batch is None:
                 await asyncio.sleep(0.002)
                 continue
-            for task in dispatch.tasks:
+            for task in batch.tasks:
                 key = key_of[task.id]
                 assert key not in running, f"{task.id} of {key} beside {running[key]}"
                 running[key] = task.id
             await asyncio.sleep(chance.random() * 0.004)
-            again = [task for task in dispatch.tasks if chance.random() < 0.05]
-            done = [task for task in dispatch.tasks if task not in again]
-            for task in dispatch.tasks:  # before the commit: from then on the next may run
+            again = [task for task in batch.tasks if chance.random() < 0.05]
+            done = [task for task in batch.tasks if task not in again]
+            for task in batch.tasks:  # before the commit: from then on the next may run
                 del running[key_of[task.id]]
             for task in done:
                 ran[key_of[task.id]].append(task.id)
 
-            await tried(settle, dispatch, done, again)
+            await tried(settle, batch, done, again)
             met["released"] += len(again)
 
-    async def settle(dispatch: Dispatch, done: list[Claimed], again: list[Claimed]) -> None:
+    async def settle(batch: ClaimBatch, done: list[Claimed], again: list[Claimed]) -> None:
         async with store.transaction() as session:
             await claims.release(session, ((task.id, task.claim) for task in again))
             await settling.finish(session, {(task.id, task.claim): DONE for task in done})
-            await claims.confirm(session, dispatch.id)
+            await claims.confirm(session, batch.id)
 
     async def changer() -> None:
         while not stop.is_set():
@@ -371,7 +369,7 @@ async def test_whatever_happens_at_once_no_key_is_broken_and_nothing_is_left(
         while not stop.is_set():
             if chance.random() < 0.3:
                 await sql.execute("update penstock.turn set ends_at = now() where random() < 0.5")
-            met["ended"] += await tried(end_turns, store)
+            met["ended"] += await tried(promote_overdue, store)
             met["turns"] += await sql.fetchval("select count(*) from penstock.turn")
             await asyncio.sleep(0.01)
 
@@ -389,7 +387,7 @@ async def test_whatever_happens_at_once_no_key_is_broken_and_nothing_is_left(
         async with asyncio.timeout(120), asyncio.TaskGroup() as group:
             for work in (claimer, claimer, claimer, changer, ender, watch):
                 group.create_task(work())
-        await end_turns(store)
+        await promote_overdue(store)
         assert await turns(sql) == []
         assert await sql.fetchval("select count(*) from penstock.ordering_head") == 0
         assert len(ids) == await sql.fetchval("select count(*) from penstock.task_history")
