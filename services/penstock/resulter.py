@@ -47,12 +47,12 @@ class Resulter(Consumer):
         self._store = store
         self._notifier = Notifier(store)
         super().__init__(database=store, notify=self._notifier.run, queue=results, settings=settings)
-        self._turns = Promotions(store=store, notifier=self._notifier)
+        self._promotions = Promotions(store=store, notifier=self._notifier)
         self._note = ReadingNote(store, hold_seconds=settings.visibility_timeout_seconds)
         self._rest: dict[str, list[Report]] = {}  # of messages whose other reports are stored, by receipt
 
     def side_tasks(self) -> Mapping[str, SideTask]:
-        return {**super().side_tasks(), "turns": self._turns.run, "watermark": self._note.run}
+        return {**super().side_tasks(), "turns": self._promotions.run, "watermark": self._note.run}
 
     async def run_once(self) -> int:
         try:
@@ -121,7 +121,7 @@ class Resulter(Consumer):
     async def drain(self, seconds: float) -> None:
         """Give back what was kept, and leave no turn to a version that knows of none."""
         await super().drain(seconds)
-        await self._turns.end_all()
+        await self._promotions.end_all()
         await self._note.forget()
 
     def forget(self, messages: Sequence[Message]) -> None:
@@ -155,7 +155,7 @@ class Resulter(Consumer):
         spans = active.active()
         if spans is not None:
             spans.passed("settle", "settle", _ways(reports), started_ns=started_ns, count=len(reports))
-        self._turns.settled()
+        self._promotions.settled()
         if summary.settled or summary.waiting:
             self._notifier.wake()  # there is room in the window
         for entry in summary.unreadable:

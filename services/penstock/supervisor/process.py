@@ -26,6 +26,8 @@ from penstock.supervisor.waits import Waits
 from penstock.supervisor.workflows import WorkflowAdvancer
 from penstock.tasks.promotion import Promotions
 
+_MAKE_TASKS_DUE = ("Rules", "Repair", "Expiry", "Waits")  # duties after which schedulers are woken
+
 
 class Duty(Protocol):
     """One kind of upkeep; ``run_once`` does one bounded round and returns how much it changed."""
@@ -71,34 +73,32 @@ class Supervisor(Service):
         self._interval_seconds = settings.supervisor_interval_seconds
         self._notifier = Notifier(store)
         self._guard = Guard()
-        self._rules = LimitUpkeep(store=store, outbound=queues["outbound"], open_queue=open_queue)
-        self._repair = Repair(store=store, queue_of=self._rules.queue_of, results=queues["results"], settings=settings)
+        self._limits = LimitUpkeep(store=store, outbound=queues["outbound"], open_queue=open_queue)
         self._jobs = BulkJobs(store=store, changed=self._notifier.wake)
-        self._expiry = Expiry(store=store)
-        self._waits = Waits(store=store, settings=settings)
         self._firing = ScheduleFiring(store=store, notifier=self._notifier, settings=settings)
         self._imports = Imports(store=store, settings=settings, names_of_import=names_of_import)
         self._advancing = WorkflowAdvancer(store=store, notifier=self._notifier, settings=settings)
-        self._turns = Promotions(store=store, notifier=self._notifier)
+        self._promotions = Promotions(store=store, notifier=self._notifier)
         self._additions = [
             make(store=store, notifier=self._notifier, listener=self._advancing.listener) for make in additions
         ]
-        self._duties: list[Duty] = [
-            self._rules,
-            self._repair,
-            self._expiry,
-            self._waits,
-            Retention(store=store, settings=settings),
-            PayloadRetention(store=store, settings=settings),
-            PayloadObjects(store=store, settings=settings),
-            *(duty for addition in self._additions for duty in addition.duties),
-            Gauges(
+        # By the names that metrics and log lines have.
+        self._duties: dict[str, Duty] = {
+            "Rules": self._limits,
+            "Repair": Repair(store=store, queue_of=self._limits.queue_of, results=queues["results"], settings=settings),
+            "Expiry": Expiry(store=store),
+            "Waits": Waits(store=store, settings=settings),
+            "Retention": Retention(store=store, settings=settings),
+            "Emptying": PayloadRetention(store=store, settings=settings),
+            "Objects": PayloadObjects(store=store, settings=settings),
+            **{type(duty).__name__: duty for addition in self._additions for duty in addition.duties},
+            "Gauges": Gauges(
                 store=store,
                 queues=queues,
                 dead_letters=dead_letters or {},
-                by_route=lambda: self._rules.queues,
+                by_route=lambda: self._limits.queues,
             ),
-        ]
+        }
 
     async def open(self) -> None:
         await self._store.open()
@@ -111,15 +111,15 @@ class Supervisor(Service):
             "jobs": self._jobs.run,
             "workflows": self._advancing.run,
             "listen": self._advancing.listener.run,
-            "turns": self._turns.run,
+            "turns": self._promotions.run,
             **{name: run for addition in self._additions for name, run in addition.side_tasks.items()},
         }
 
     async def run_once(self) -> int:
         """One round. A duty that fails does not keep the others from theirs. Raises Unavailable."""
-        for duty in self._duties:
-            changed = await self._guard.run(type(duty).__name__, duty.run_once)
-            if changed and duty in (self._rules, self._repair, self._expiry, self._waits):
+        for name, duty in self._duties.items():
+            changed = await self._guard.run(name, duty.run_once)
+            if changed and name in _MAKE_TASKS_DUE:
                 self._notifier.wake()
         self._guard.end_round()
         return 0
