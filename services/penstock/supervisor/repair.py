@@ -60,7 +60,7 @@ _BATCH = 500
 _UNSENT_DISPATCHES = 20
 _LATE_SECONDS = 60.0  # claims that become visible later than that after their instant wait for a sweep
 _SWEEP_SECONDS = 600.0
-_ERROR = "Stale"  # its type
+_ERROR = "StaleTask"  # its type
 
 log = get_logger()
 

@@ -67,7 +67,7 @@ LATER_SECONDS = 50_000.0
 RETRY_SECONDS = 10_000.0
 STALE_AFTER_SECONDS = 60.0
 ALIVE = '{"percent":40.0,"note":null}'
-TABLES = "task, task_history, unique_key, ordering_head, batch, tally, wait, turn"
+TABLES = "task, task_history, unique_key, ordering_head, dispatch, tally, wait, turn"
 FEWEST_STEPS = 2000
 STEPS: set[str] = set()
 # What the run must have met, beside each of its steps, to count as having tried the interleavings.
