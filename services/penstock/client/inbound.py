@@ -10,8 +10,8 @@ from typing import Any
 
 from penstock.brokers.base import Outgoing, Queue, Transport
 from penstock.brokers.opening import open_transport
-from penstock.client.async_client import AsyncScheduleChanges, AsyncWorkflowChanges
 from penstock.client.http import trace_headers
+from penstock.client.methods import ScheduleChanges, WorkflowChanges
 from penstock.client.requests import Params, Unfinished, given, request_text
 from penstock.payloads.codec import PayloadCodec, offered_aad
 from penstock.protocol.batching import join_batch, pack
@@ -59,8 +59,8 @@ class InboundClient:
         self._transport_url = transport_url
         self._transport: Transport | None = None
         self._queue: Queue | None = None
-        self.schedules = AsyncScheduleChanges(self.send)
-        self.workflows = AsyncWorkflowChanges(self.send)
+        self.schedules = ScheduleChanges(self.send)
+        self.workflows = WorkflowChanges(self.send)
 
     async def __aenter__(self) -> InboundClient:
         return self

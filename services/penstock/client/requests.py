@@ -7,8 +7,8 @@ return value is the result.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Any
 
 from penstock.protocol.batching import pack
 from penstock.protocol.errors import (
@@ -44,9 +44,6 @@ BATCH_BYTES = 4 * 1024 * 1024  # half of what the api takes by default
 
 Params = Mapping[str, Any] | Sequence[Any] | None
 Exchange = Generator[str, Any, Any]
-Answer = TypeVar("Answer")
-Send = Callable[[str, Params], Answer]
-AsyncSend = Callable[[str, Params], Awaitable[Answer]]
 
 _KINDS: dict[int, type[RpcError]] = {
     kind.code: kind
