@@ -7,6 +7,8 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from penstock.protocol.api_key import may_enqueue
 from penstock.protocol.errors import AccessDenied, InvalidParams
 
@@ -59,7 +61,8 @@ def own_tenant(given: str | None) -> str | None:
 
 def narrow_tenant(command: Any) -> Any:
     """A command with a ``tenant``, limited to the caller's. Raises InvalidParams."""
-    return replace(command, tenant=own_tenant(command.tenant))
+    change = msgspec.structs.replace if isinstance(command, msgspec.Struct) else replace
+    return change(command, tenant=own_tenant(command.tenant))
 
 
 def sees(tenant: str | None) -> bool:

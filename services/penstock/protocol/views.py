@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -11,6 +12,8 @@ from msgspec import Meta
 Instant = Annotated[
     str, Meta(description="RFC 3339 in UTC, with microseconds.", examples=["2030-01-31T08:00:00.000000Z"])
 ]
+
+View = TypeVar("View", bound=msgspec.Struct)
 
 
 def about(description: str) -> Meta:
@@ -28,3 +31,9 @@ def timestamp(instant: datetime) -> str:
 def raw(text: str | None) -> Any:
     """JSON text as it is put into an answer; None becomes null."""
     return None if text is None else msgspec.Raw(text.encode("utf-8"))
+
+
+def view_of(kind: type[View], values: Mapping[str, Any], **others: Any) -> View:
+    """A result of these values, instants as text. others: members that are not among the values, or not as they are."""
+    members = {name: values[name] for name in kind.__struct_fields__ if name not in others} | others
+    return kind(**{name: timestamp(one) if isinstance(one, datetime) else one for name, one in members.items()})

@@ -1,16 +1,21 @@
-"""The methods about schedules."""
+"""The methods about schedules.
+
+The name of a tenant's schedule is stored behind the tenant's name, and shown to the tenant without it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.db.context import Context
+from penstock.db.session import Session
 from penstock.protocol.api_key import Permission
 from penstock.protocol.caller import actions_of_caller, bound_to, check_actions, narrow_tenant, own_tenant
 from penstock.protocol.checks import HIGHEST_ID, read_cursor, read_id, read_limit
@@ -18,29 +23,11 @@ from penstock.protocol.errors import AccessDenied, InvalidParams, ScheduleNotFou
 from penstock.protocol.method import Scope, method
 from penstock.protocol.params import decode
 from penstock.protocol.task import BEGINNING, NewTask
-from penstock.protocol.tenant import read_tenant
-from penstock.schedules import store, views
-from penstock.schedules.model import (
-    IMPORT_LIMIT,
-    CreateSchedule,
-    ListRuns,
-    ListSchedules,
-    NewSchedule,
-    ScheduleCreateManyParams,
-    ScheduleCreateParams,
-    ScheduleImportStatusParams,
-    ScheduleListParams,
-    ScheduleName,
-    ScheduleRunsParams,
-    ScheduleUpdateParams,
-    UpdateSchedule,
-    new_schedule,
-    read_kept_name,
-    read_labels,
-    read_update,
-)
-from penstock.schedules.names import new_schedule_of_caller, schedule_of_caller, shown_name
-from penstock.schedules.policy import render
+from penstock.protocol.tenant import kept_key, own_key, read_tenant
+from penstock.protocol.views import timestamp, view_of
+from penstock.schedules import model, store
+from penstock.schedules.model import CreateSchedule, NewSchedule, UpdateSchedule
+from penstock.schedules.policy import render, run_name
 from penstock.settings.model import Settings
 from penstock.tasks.new_task import check_task_payload, new_task
 from penstock.tasks.params import EnqueueParams
@@ -49,11 +36,11 @@ PART_ENTRIES = 500  # of an import, read and written by the supervisor in one tr
 UPCOMING = 5
 
 
-def _read_create(given: ScheduleCreateParams, settings: Settings) -> CreateSchedule:
-    return CreateSchedule(new_schedule(given, _template(given, settings)), given.replace)
+def _read_create(given: model.ScheduleCreateParams, settings: Settings) -> CreateSchedule:
+    return CreateSchedule(model.new_schedule(given, _template(given, settings)), given.replace)
 
 
-def _template(given: ScheduleCreateParams, settings: Settings) -> NewTask:
+def _template(given: model.ScheduleCreateParams, settings: Settings) -> NewTask:
     """The task that each fire makes, but for what is filled into its payload, which must have room too."""
     task = new_task(
         EnqueueParams(
@@ -73,14 +60,15 @@ def _template(given: ScheduleCreateParams, settings: Settings) -> NewTask:
 
 def _narrow_create(command: CreateSchedule) -> CreateSchedule:
     check_actions({command.schedule.action})
-    return replace(command, schedule=replace(command.schedule, tenant=own_tenant(command.schedule.tenant)))
+    tenant = own_tenant(command.schedule.tenant)
+    return CreateSchedule(replace(command.schedule, tenant=tenant), command.replace)
 
 
 @method(
     "schedule.create", permission=Permission.ADMIN, scope=Scope.OWN, errors=(TooLarge,), read=_read_create,
     narrow=_narrow_create, by_queue=True,
 )  # fmt: skip
-async def create(context: Context, command: CreateSchedule) -> views.ScheduleDetail:
+async def create(context: Context, command: CreateSchedule) -> model.ScheduleDetail:
     """Have a task made by the clock, again and again."""
     async with context.transaction() as session:
         schedule = await new_schedule_of_caller(session, command.schedule)
@@ -88,11 +76,11 @@ async def create(context: Context, command: CreateSchedule) -> views.ScheduleDet
     return _detail(created)
 
 
-def _read_update(given: ScheduleUpdateParams, settings: Settings) -> UpdateSchedule:  # type: ignore[valid-type]
+def _read_update(given: model.ScheduleUpdateParams, settings: Settings) -> UpdateSchedule:  # type: ignore[valid-type]
     def whole(members: Mapping[str, Any]) -> NewSchedule:
-        return _read_create(decode(ScheduleCreateParams, msgspec.json.encode(members)), settings).schedule
+        return _read_create(decode(model.ScheduleCreateParams, msgspec.json.encode(members)), settings).schedule
 
-    return read_update(given, whole)
+    return model.read_update(given, whole)
 
 
 def _narrow_update(command: UpdateSchedule) -> UpdateSchedule:
@@ -107,63 +95,61 @@ def _narrow_update(command: UpdateSchedule) -> UpdateSchedule:
     "schedule.update", permission=Permission.ADMIN, scope=Scope.OWN, errors=(ScheduleNotFound, TooLarge),
     read=_read_update, narrow=_narrow_update, by_queue=True,
 )  # fmt: skip
-async def update(context: Context, command: UpdateSchedule) -> views.ScheduleDetail:
+async def update(context: Context, command: UpdateSchedule) -> model.ScheduleDetail:
     """Change what is named of a schedule and leave the rest."""
     async with context.transaction() as session:
         name = await schedule_of_caller(session, command.name, lock=True)
-        updated = await store.update_schedule(session, replace(command, name=name))
+        updated = await store.update_schedule(session, UpdateSchedule(name, command.given, command.check))
     return _detail(updated)
 
 
-def _read_name(given: ScheduleName, _settings: Settings) -> str:
-    return read_kept_name(given.name)
+def _read_name(given: model.ScheduleName, _settings: Settings) -> str:
+    return model.read_kept_name(given.name)
 
 
 @method(
     "schedule.get", permission=Permission.READ, scope=Scope.OWN, errors=(ScheduleNotFound,), read=_read_name
 )  # fmt: skip
-async def get(context: Context, name: str) -> views.ScheduleDetail:
+async def get(context: Context, name: str) -> model.ScheduleDetail:
     """Show a schedule, with its payload and the next few instants."""
     async with context.session() as session:
         return _detail(await store.read_schedule(session, await schedule_of_caller(session, name)))
 
 
-def _read_list(given: ScheduleListParams, _settings: Settings) -> ListSchedules:
-    return ListSchedules(
-        None if given.labels is None else read_labels(given.labels),
-        given.action,
-        given.paused,
-        read_limit(given.limit),
-        read_cursor(given.cursor),
-        read_tenant(given.tenant),
-    )
+def _check_list(given: model.ScheduleListParams, _settings: Settings) -> model.ScheduleListParams:
+    if given.labels is not None:
+        model.read_labels(given.labels)
+    read_limit(given.limit)
+    read_cursor(given.cursor)
+    read_tenant(given.tenant)
+    return given
 
 
-@method("schedule.list", permission=Permission.READ, scope=Scope.OWN, read=_read_list, narrow=narrow_tenant)
-async def list_schedules(context: Context, command: ListSchedules) -> views.SchedulePage:
+@method("schedule.list", permission=Permission.READ, scope=Scope.OWN, read=_check_list, narrow=narrow_tenant)
+async def list_schedules(context: Context, given: model.ScheduleListParams) -> model.SchedulePage:
     """List schedules, newest first, without their payloads."""
     async with context.session() as session:
-        records = await store.list_schedules(session, command)
-    cursor = str(records[-1].id) if len(records) == command.limit else None
-    return views.SchedulePage([views.schedule(record) for record in records], cursor)
+        records = await store.list_schedules(session, given)
+    cursor = str(records[-1].id) if len(records) == given.limit else None
+    return model.SchedulePage([view_of(model.Schedule, _members(record)) for record in records], cursor)
 
 
 @method(
     "schedule.delete", permission=Permission.ADMIN, scope=Scope.OWN, errors=(ScheduleNotFound,), read=_read_name,
     by_queue=True,
 )  # fmt: skip
-async def delete(context: Context, name: str) -> views.ScheduleDeleted:
+async def delete(context: Context, name: str) -> model.ScheduleDeleted:
     """Delete a schedule; tasks that it made stay as they are."""
     async with context.transaction() as session:
         deleted = await store.delete_schedule(session, await schedule_of_caller(session, name, lock=True))
-    return views.ScheduleDeleted(deleted.id, shown_name(deleted.schedule.name))
+    return model.ScheduleDeleted(deleted.id, shown_name(deleted.schedule.name))
 
 
 @method(
     "schedule.pause", permission=Permission.ADMIN, scope=Scope.OWN, errors=(ScheduleNotFound,), read=_read_name,
     by_queue=True,
 )  # fmt: skip
-async def pause(context: Context, name: str) -> views.ScheduleDetail:
+async def pause(context: Context, name: str) -> model.ScheduleDetail:
     """Stop a schedule; the instants of the pause are not made up for."""
     return await _pause(context, name, paused=True)
 
@@ -172,12 +158,12 @@ async def pause(context: Context, name: str) -> views.ScheduleDetail:
     "schedule.resume", permission=Permission.ADMIN, scope=Scope.OWN, errors=(ScheduleNotFound,), read=_read_name,
     by_queue=True,
 )  # fmt: skip
-async def resume(context: Context, name: str) -> views.ScheduleDetail:
+async def resume(context: Context, name: str) -> model.ScheduleDetail:
     """Let a schedule go on, from now."""
     return await _pause(context, name, paused=False)
 
 
-async def _pause(context: Context, name: str, *, paused: bool) -> views.ScheduleDetail:
+async def _pause(context: Context, name: str, *, paused: bool) -> model.ScheduleDetail:
     async with context.transaction() as session:
         name = await schedule_of_caller(session, name, lock=True)
         record = await store.pause_schedule(session, name, paused=paused)
@@ -188,38 +174,41 @@ async def _pause(context: Context, name: str, *, paused: bool) -> views.Schedule
     "schedule.run_now", permission=Permission.ADMIN, scope=Scope.OWN, errors=(ScheduleNotFound,), read=_read_name,
     by_queue=True,
 )  # fmt: skip
-async def run_now(context: Context, name: str) -> views.ScheduleRun:
+async def run_now(context: Context, name: str) -> model.ScheduleRun:
     """Run a schedule once, beside its clock, also when it is paused."""
     async with context.transaction() as session:
         name = await schedule_of_caller(session, name, lock=True)
         run = await store.run_schedule(session, name, max_attempts=context.settings.max_attempts)
     context.wake()
-    return views.run(run)
+    return _run(run)
 
 
-def _read_runs(given: ScheduleRunsParams, _settings: Settings) -> ListRuns:
-    return ListRuns(read_kept_name(given.name), read_limit(given.limit), read_cursor(given.cursor))
-
-
-@method(
-    "schedule.runs", permission=Permission.READ, scope=Scope.OWN, errors=(ScheduleNotFound,), read=_read_runs
-)  # fmt: skip
-async def list_runs(context: Context, command: ListRuns) -> views.SchedulePageOfRuns:
-    """List what became of a schedule's instants, newest first."""
-    async with context.session() as session:
-        name = await schedule_of_caller(session, command.name)
-        runs = await store.list_runs(session, name, before=command.before, limit=command.limit)
-    cursor = store.run_cursor(runs[-1]) if len(runs) == command.limit else None
-    return views.SchedulePageOfRuns([views.run(run) for run in runs], cursor)
-
-
-def _read_many(given: ScheduleCreateManyParams, _settings: Settings) -> ScheduleCreateManyParams:
-    if not 1 <= len(given.schedules) <= IMPORT_LIMIT:
-        raise InvalidParams("schedules", f"must hold 1 to {IMPORT_LIMIT} schedules, not {len(given.schedules)}")
+def _check_runs(given: model.ScheduleRunsParams, _settings: Settings) -> model.ScheduleRunsParams:
+    model.read_kept_name(given.name)
+    read_limit(given.limit)
+    read_cursor(given.cursor)
     return given
 
 
-def _narrow_many(given: ScheduleCreateManyParams) -> ScheduleCreateManyParams:
+@method(
+    "schedule.runs", permission=Permission.READ, scope=Scope.OWN, errors=(ScheduleNotFound,), read=_check_runs
+)  # fmt: skip
+async def list_runs(context: Context, given: model.ScheduleRunsParams) -> model.SchedulePageOfRuns:
+    """List what became of a schedule's instants, newest first."""
+    async with context.session() as session:
+        name = await schedule_of_caller(session, given.name)
+        runs = await store.list_runs(session, name, before=read_cursor(given.cursor), limit=given.limit)
+    cursor = store.run_cursor(runs[-1]) if len(runs) == given.limit else None
+    return model.SchedulePageOfRuns([_run(run) for run in runs], cursor)
+
+
+def _read_many(given: model.ScheduleCreateManyParams, _settings: Settings) -> model.ScheduleCreateManyParams:
+    if not 1 <= len(given.schedules) <= model.IMPORT_LIMIT:
+        raise InvalidParams("schedules", f"must hold 1 to {model.IMPORT_LIMIT} schedules, not {len(given.schedules)}")
+    return given
+
+
+def _narrow_many(given: model.ScheduleCreateManyParams) -> model.ScheduleCreateManyParams:
     if actions_of_caller() is not None:
         raise AccessDenied(403, "Not permitted: this API key is limited to actions: create schedules one by one")
     return given
@@ -229,17 +218,17 @@ def _narrow_many(given: ScheduleCreateManyParams) -> ScheduleCreateManyParams:
 @method(
     "schedule.create_many", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_many, narrow=_narrow_many
 )  # fmt: skip
-async def create_many(context: Context, given: ScheduleCreateManyParams) -> views.ImportStarted:
+async def create_many(context: Context, given: model.ScheduleCreateManyParams) -> model.ImportStarted:
     """Take many schedules, to be written by the supervisor; schedule.import_status tells how far it is."""
     entries = given.schedules
     cuts = [*range(0, len(entries), PART_ENTRIES), len(entries)]
     parts = ((start, msgspec.json.encode(entries[start:end]).decode("utf-8")) for start, end in pairwise(cuts))
     async with context.transaction() as session:
         import_id = await store.start_import(session, parts, total=len(entries), replaces=given.replace)
-    return views.ImportStarted(import_id, len(entries))
+    return model.ImportStarted(import_id, len(entries))
 
 
-def _read_import(given: ScheduleImportStatusParams, _settings: Settings) -> int:
+def _read_import(given: model.ScheduleImportStatusParams, _settings: Settings) -> int:
     return read_id(given.id, "id")
 
 
@@ -247,13 +236,15 @@ def _read_import(given: ScheduleImportStatusParams, _settings: Settings) -> int:
     "schedule.import_status", permission=Permission.READ, scope=Scope.CLOSED, errors=(ScheduleNotFound,),
     read=_read_import,
 )  # fmt: skip
-async def import_status(context: Context, import_id: int) -> views.ImportStatus:
+async def import_status(context: Context, import_id: int) -> model.ImportStatus:
     """Show how far a schedule.create_many has come."""
     async with context.session() as session:
-        return views.import_status(await store.read_import(session, import_id))
+        row = await store.read_import(session, import_id)
+    state = "RUNNING" if row["finished_at"] is None else "DONE"
+    return view_of(model.ImportStatus, row, state=state, errors=msgspec.json.decode(row["errors"]))
 
 
-def _detail(record: store.ScheduleRecord) -> views.ScheduleDetail:
+def _detail(record: model.ScheduleRecord) -> model.ScheduleDetail:
     upcoming: list[datetime] = []
     instant = record.next_at
     if instant is not None or (record.schedule.paused and record.problem is None):
@@ -263,4 +254,62 @@ def _detail(record: store.ScheduleRecord) -> views.ScheduleDetail:
         while instant is not None and len(upcoming) < UPCOMING:
             upcoming.append(instant)
             instant = rule.next_after(instant).at
-    return views.schedule_detail(record, upcoming)
+    return view_of(model.ScheduleDetail, _members(record), upcoming=[timestamp(one) for one in upcoming])
+
+
+def _members(record: model.ScheduleRecord) -> dict[str, Any]:
+    if record.problem is not None:
+        state = "STOPPED"
+    elif record.schedule.paused:
+        state = "PAUSED"
+    else:
+        state = "ENDED" if record.next_at is None else "ACTIVE"
+    clock = {name: getattr(record, name) for name in model.ScheduleRecord.__slots__ if name != "schedule"}
+    return record.schedule.params() | clock | {"name": shown_name(record.schedule.name), "state": state}
+
+
+def _run(record: model.RunRecord) -> model.ScheduleRun:
+    outcome = record.outcome
+    if outcome == "FIRED":
+        outcome = "CLEANED" if record.state is None else record.state.value
+    run = run_name(record.schedule_id, record.scheduled_at)
+    return view_of(model.ScheduleRun, asdict(record), run=run, outcome=outcome)
+
+
+# Names
+
+
+async def schedule_of_caller(session: Session, name: str, *, lock: bool = False) -> str:
+    """The name that a schedule is kept by which the caller calls so; ``lock``: hold its rows, for a change.
+
+    Raises ScheduleNotFound where the caller's tenant has none.
+    """
+    bound = bound_to()
+    if bound is None:
+        return name
+    found = await _kept_name(session, bound, name, lock=lock)
+    if found is None:
+        raise ScheduleNotFound(name)
+    return found
+
+
+async def new_schedule_of_caller(session: Session, schedule: NewSchedule) -> NewSchedule:
+    """The schedule with the name that it is to be kept by: a tenant's stand behind the tenant's name."""
+    bound = bound_to()
+    if bound is None:
+        return schedule
+    kept = await _kept_name(session, bound, schedule.name, lock=True) or kept_key(bound, schedule.name)
+    return replace(schedule, name=kept)
+
+
+def shown_name(kept: str) -> str:
+    """A schedule's name as the caller knows it."""
+    return kept if bound_to() is None else own_key(kept)
+
+
+async def _kept_name(session: Session, bound: str, name: str, *, lock: bool) -> str | None:
+    """What a tenant's key made comes first; then what a key that is bound to none made for the tenant."""
+    names = [kept_key(bound, name), name]
+    rows = await session.fetch("lock_schedules_of" if lock else "find_schedules_of", names, bound)
+    found = {row["name"] for row in rows}
+    return next((kept for kept in names if kept in found), None)

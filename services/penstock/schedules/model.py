@@ -1,20 +1,20 @@
-"""The methods about schedules: their parameters, and the commands that they become. Pure."""
+"""Records of schedules, the parameters of their methods, and the checks of these; without I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from penstock.protocol.checks import CONTROL, check_labels, read_instant
 from penstock.protocol.errors import InvalidParams
-from penstock.protocol.task import NewTask
+from penstock.protocol.task import NewTask, State
 from penstock.protocol.tenant import own_key, read_kept
-from penstock.protocol.views import CURSOR, about
+from penstock.protocol.views import CURSOR, Instant, about
 from penstock.schedules.cron import CronError, timing
 from penstock.schedules.policy import JOB_PREFIX, MAX_MISSED_LIMIT, Missed, Overlap, Rule
 
@@ -30,7 +30,7 @@ _LATEST = datetime(9000, 1, 1, tzinfo=UTC)
 
 AS_OF_ENQUEUE = about("As of enqueue.")
 
-Instant = str | int
+GivenInstant = str | int
 Labels = dict[str, str]
 
 
@@ -49,9 +49,9 @@ class ScheduleCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     ] = msgspec.Raw(b"{}")
     timezone: Annotated[str, about("A name of the IANA database, by whose wall clock the expression is read.")] = "UTC"
     start_at: Annotated[
-        Instant | None, about("No instant before this one: RFC 3339 with a zone, or epoch milliseconds.")
+        GivenInstant | None, about("No instant before this one: RFC 3339 with a zone, or epoch milliseconds.")
     ] = None
-    end_at: Annotated[Instant | None, about("No instant after this one.")] = None
+    end_at: Annotated[GivenInstant | None, about("No instant after this one.")] = None
     jitter: Annotated[
         float, about("Each fire is delayed by up to so many seconds, always the same for the same instant.")
     ] = 0.0
@@ -123,14 +123,121 @@ class ScheduleImportStatusParams(msgspec.Struct, frozen=True, forbid_unknown_fie
     id: Annotated[int | str, about("From schedule.create_many.")]
 
 
-# Commands
+# Results
+
+Standing = Literal["ACTIVE", "PAUSED", "ENDED", "STOPPED"]
+RunOutcome = Literal[
+    "WAITING",
+    "SCHEDULED",
+    "ACQUIRED",
+    "ERROR",
+    "SUCCESS",
+    "CRITICAL_ERROR",
+    "CANCELLED",
+    "SKIPPED",
+    "MISSED",
+    "CLEANED",
+]
 
 
-@dataclass(frozen=True, slots=True)
-class NewSchedule:
-    """A schedule as a caller asks for it, checked.
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+    id: int
+    name: str
+    state: Annotated[Standing, about("ENDED: nothing is to come; STOPPED: it cannot be fired, `problem` says why.")]
+    expression: str
+    timezone: str
+    action: str
+    next_at: Annotated[str | None, about("The instant to be fired next; null unless the state is ACTIVE.")]
+    last_at: Annotated[str | None, about("The last instant that was dealt with.")]
+    last_task_id: int | None
+    problem: str | None
+    start_at: Instant | None
+    end_at: Instant | None
+    jitter: float
+    missed: Missed
+    max_missed: int
+    max_lateness: float | None
+    overlap: Overlap
+    priority: int
+    max_attempts: int | None
+    timeout: float | None
+    ordering_key: str | None
+    labels: dict[str, str]
+    paused: bool
+    tenant: Annotated[str | None, about("For whom its tasks are.")]
+    created_at: Instant
+    updated_at: Instant
 
-    max_attempts: None for the setting's at the time of each fire. paused: None for what it is, a new one not being so.
+
+class ScheduleDetail(Schedule, frozen=True, kw_only=True):
+    payload: Any
+    upcoming: Annotated[list[str], about("The next few instants; of one that is paused, those if it were resumed now.")]
+
+
+class SchedulePage(msgspec.Struct, frozen=True):
+    schedules: list[Schedule]
+    cursor: Annotated[str | None, about("Pass it on for the next page; null at the end.")]
+
+
+class ScheduleDeleted(msgspec.Struct, frozen=True):
+    id: int
+    name: str
+    deleted: bool = True
+
+
+class ScheduleRun(msgspec.Struct, frozen=True, kw_only=True):
+    run: Annotated[str, about("What `{{run}}` in the payload became.")]
+    scheduled_at: Instant
+    fired_at: Instant
+    outcome: Annotated[
+        RunOutcome,
+        about(
+            "The task's state; SKIPPED: the task before it was not settled; MISSED: too late; "
+            "CLEANED: the task's record is gone."
+        ),
+    ]
+    task_id: int | None
+    manual: Annotated[bool, about("By schedule.run_now.")]
+    since: Annotated[str | None, about("MISSED: the row stands for every instant from this one.")]
+    instants: Annotated[int, about("How many instants the row stands for; 10000 stands for more, too.")]
+
+
+class SchedulePageOfRuns(msgspec.Struct, frozen=True):
+    runs: list[ScheduleRun]
+    cursor: Annotated[str | None, about("Pass it on for the next page; null at the end.")]
+
+
+class ImportStarted(msgspec.Struct, frozen=True):
+    id: Annotated[int, about("For schedule.import_status.")]
+    total: int
+
+
+class ImportStatus(msgspec.Struct, frozen=True, kw_only=True):
+    id: int
+    state: Literal["RUNNING", "DONE"]
+    total: int
+    seen: int
+    created: int
+    replaced: int
+    refused: int
+    errors: Annotated[list[Any], about("Of the first that were refused: `index`, `name`, `field`, `problem`.")]
+    created_at: Instant
+    updated_at: Instant
+    finished_at: Instant | None
+
+
+# Records
+
+
+class NewSchedule(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename={"jitter_seconds": "jitter", "max_lateness_seconds": "max_lateness", "timeout_seconds": "timeout"},
+):
+    """A checked schedule: columns by the names of the statements, encoded by the names of `schedule.create`.
+
+    max_attempts: None for the setting's at the time of each fire. paused: None to keep it, false for a new one.
     """
 
     name: str
@@ -151,7 +258,7 @@ class NewSchedule:
     ordering_key: str | None
     labels: Labels
     paused: bool | None
-    tenant: str | None = None
+    tenant: str | None
 
     @property
     def own_name(self) -> str:
@@ -159,7 +266,7 @@ class NewSchedule:
         return own_key(self.name)
 
     def rule(self, anchor: datetime) -> Rule:
-        """When and how it fires; anchor: when it was made, from where ``@every`` counts when there is no start."""
+        """When and how it fires. anchor: creation time, from which ``@every`` counts without a start."""
         return Rule(
             self.name,
             timing(self.expression, self.timezone, self.start_at or anchor.replace(microsecond=0)),
@@ -172,14 +279,53 @@ class NewSchedule:
         )
 
     @property
-    def clockwork(self) -> tuple[Any, ...]:
-        """What decides when it fires: while this is the same, its clock goes on."""
+    def timing_key(self) -> tuple[Any, ...]:
+        """What decides when it fires; while it is unchanged, the clock goes on."""
         return self.expression, self.timezone, self.start_at, self.end_at, self.jitter_seconds, self.paused
+
+    def params(self) -> dict[str, Any]:
+        """The parameters of `schedule.create` that make it."""
+        members = {f.encode_name: getattr(self, f.name) for f in msgspec.structs.fields(self)}
+        return members | {"name": self.own_name, "payload": msgspec.Raw(self.payload.encode("utf-8"))}
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRecord:
+    """A schedule and its clock. next_at: None if it is paused, has ended, or has a ``problem``."""
+
+    id: int
+    schedule: NewSchedule
+    next_at: datetime | None
+    due_at: datetime | None
+    last_at: datetime | None
+    last_task_id: int | None
+    problem: str | None
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """The outcome of an instant.
+
+    outcome: FIRED, SKIPPED (its predecessor was not settled) or MISSED. state: the task's; None without a task, or
+    after its record was deleted. since, instants: MISSED stands for so many instants, since that one.
+    """
+
+    schedule_id: int
+    scheduled_at: datetime
+    outcome: str
+    fired_at: datetime
+    task_id: int | None
+    manual: bool
+    since: datetime | None
+    instants: int
+    state: State | None
 
 
 @dataclass(frozen=True, slots=True)
 class CreateSchedule:
-    """``replace``: one of that name is made what this one says, and keeps its id and its runs."""
+    """replace: an existing one of that name becomes this one, and keeps its id and its runs."""
 
     schedule: NewSchedule
     replace: bool
@@ -187,37 +333,19 @@ class CreateSchedule:
 
 @dataclass(frozen=True, slots=True)
 class UpdateSchedule:
-    """``given``: members of ScheduleCreateParams as JSON; check: makes a schedule of all members, or raises
-    InvalidParams. They are checked together with what stays as it is."""
+    """given: members of ScheduleCreateParams as JSON, checked together with the unchanged ones. check: makes a schedule
+    of all members; raises InvalidParams."""
 
     name: str
     given: dict[str, msgspec.Raw]
     check: Callable[[Mapping[str, Any]], NewSchedule] = field(repr=False, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class ListSchedules:
-    """Newest first; ``before`` is the id that the page begins behind. labels: each of them, or None."""
-
-    labels: Labels | None
-    action: str | None
-    paused: bool | None
-    limit: int
-    before: int | None
-    tenant: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ListRuns:
-    """Newest first; ``before`` is the instant that the page begins behind, in microseconds of the epoch."""
-
-    name: str
-    limit: int
-    before: int | None
+# Checks
 
 
 def new_schedule(given: ScheduleCreateParams, task: NewTask) -> NewSchedule:
-    """Check all that is no part of a task; ``task``: what was checked as one. Raises InvalidParams."""
+    """Check what is not part of a task. task: the checked task of each fire. Raises InvalidParams."""
     start_at, end_at = _instant(given.start_at, "start_at"), _instant(given.end_at, "end_at")
     if start_at is not None and end_at is not None and end_at < start_at:
         raise InvalidParams("end_at", f"must not be before start_at, {given.start_at}, but is {given.end_at}")
@@ -226,57 +354,25 @@ def new_schedule(given: ScheduleCreateParams, task: NewTask) -> NewSchedule:
     if given.max_lateness is not None:
         # A fire is never made in the very instant: what is due is looked for each second.
         _between("max_lateness", given.max_lateness, 1, LATENESS_MAX_SECONDS, "seconds")
+    members = {f.name: getattr(given, f.encode_name) for f in msgspec.structs.fields(NewSchedule)}
     schedule = NewSchedule(
-        name=read_name(given.name),
-        expression=given.expression.strip(),
-        timezone=given.timezone,
-        start_at=start_at,
-        end_at=end_at,
-        jitter_seconds=given.jitter,
-        missed=given.missed,
-        max_missed=given.max_missed,
-        max_lateness_seconds=given.max_lateness,
-        overlap=given.overlap,
-        action=task.action,
-        payload=task.payload,
-        priority=task.priority,
-        max_attempts=given.max_attempts,
-        timeout_seconds=task.timeout_seconds,
-        ordering_key=task.ordering_key,
-        labels=read_labels(given.labels),
-        paused=given.paused,
-        tenant=task.tenant,
+        **members
+        | {
+            "name": read_name(given.name),
+            "expression": given.expression.strip(),
+            "start_at": start_at,
+            "end_at": end_at,
+            "payload": task.payload,
+            "priority": task.priority,
+            "labels": read_labels(given.labels),
+            "tenant": task.tenant,
+        }
     )
     try:
         schedule.rule(_EARLIEST)
     except CronError as exc:
         raise InvalidParams(exc.field, exc.problem) from None
     return schedule
-
-
-def members_of(schedule: NewSchedule) -> dict[str, Any]:
-    """A schedule as the parameters of schedule.create that make it; its name as its tenant knows it."""
-    return {
-        "name": schedule.own_name,
-        "expression": schedule.expression,
-        "action": schedule.action,
-        "payload": msgspec.Raw(schedule.payload.encode("utf-8")),
-        "timezone": schedule.timezone,
-        "start_at": schedule.start_at,
-        "end_at": schedule.end_at,
-        "jitter": schedule.jitter_seconds,
-        "missed": schedule.missed,
-        "max_missed": schedule.max_missed,
-        "max_lateness": schedule.max_lateness_seconds,
-        "overlap": schedule.overlap,
-        "priority": schedule.priority,
-        "max_attempts": schedule.max_attempts,
-        "timeout": schedule.timeout_seconds,
-        "ordering_key": schedule.ordering_key,
-        "labels": schedule.labels,
-        "paused": schedule.paused,
-        "tenant": schedule.tenant,
-    }
 
 
 def read_update(given: msgspec.Struct, check: Callable[[Mapping[str, Any]], NewSchedule]) -> UpdateSchedule:
@@ -318,7 +414,7 @@ def read_labels(labels: Labels) -> Labels:
     return labels
 
 
-def _instant(value: Instant | None, name: str) -> datetime | None:
+def _instant(value: GivenInstant | None, name: str) -> datetime | None:
     """An instant within the years that a schedule can have. Raises InvalidParams."""
     instant = read_instant(value, name)
     if instant is not None and not _EARLIEST <= instant <= _LATEST:

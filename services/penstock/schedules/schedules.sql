@@ -16,19 +16,17 @@ select name from penstock.schedule where name = any($1::text[]) and tenant = $2 
 select name from penstock.schedule where name = any($1::text[]) and tenant = $2;
 
 -- name: write_schedules
--- $1 to $17 arrays, one element a schedule: names (distinct), expressions, zones, start_at, end_at, jitter in seconds,
--- missed, max_missed, max_lateness in seconds or null, overlap, actions, payloads (JSON text), priorities, max_attempts
--- or null, timeout in seconds or null, ordering keys or null, labels (JSON text); $18 paused; $19 next_at and $20 due_at
--- or null; $21 whether one that exists is replaced; $22 tenants or null. Returns (id, name, fresh) of those written, in no order. By name, so
--- that two batches cannot deadlock.
+-- $1 to $21 arrays, one element a schedule, of distinct names: the fields of NewSchedule in their order, payloads and
+-- labels as JSON text; $20 next_at and $21 due_at or null. $22 whether one that exists is replaced. Returns (id, name,
+-- fresh) of those written, in no order. By name, so that two batches cannot deadlock.
 with input as materialized (
     select * from unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[], $5::timestamptz[], $6::float8[],
                          $7::text[], $8::int[], $9::float8[], $10::text[], $11::text[], $12::text[], $13::int2[],
-                         $14::int2[], $15::float8[], $16::text[], $17::text[], $18::bool[], $19::timestamptz[],
-                         $20::timestamptz[], $22::text[])
+                         $14::int2[], $15::float8[], $16::text[], $17::text[], $18::bool[], $19::text[],
+                         $20::timestamptz[], $21::timestamptz[])
         as i (name, expression, timezone, start_at, end_at, jitter_seconds, missed, max_missed, max_lateness_seconds,
-              overlap, action, payload, priority, max_attempts, timeout_seconds, ordering_key, labels, paused, next_at,
-              due_at, tenant)
+              overlap, action, payload, priority, max_attempts, timeout_seconds, ordering_key, labels, paused, tenant,
+              next_at, due_at)
 ), written as (
     insert into penstock.schedule as s (name, expression, timezone, start_at, end_at, jitter_seconds, missed, max_missed,
                                         max_lateness_seconds, overlap, action, payload, priority, max_attempts,
@@ -45,7 +43,7 @@ with input as materialized (
         max_attempts = excluded.max_attempts, timeout_seconds = excluded.timeout_seconds,
         ordering_key = excluded.ordering_key, labels = excluded.labels, paused = excluded.paused, tenant = excluded.tenant,
         updated_at = now()
-    where $21::boolean
+    where $22::boolean
     returning s.id, s.name, s.xmax = 0 as fresh
 ), clocks as (
     insert into penstock.schedule_clock (schedule_id, next_at, due_at)

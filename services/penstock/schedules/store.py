@@ -1,6 +1,7 @@
-"""Schedules in Postgres: made, changed, run by hand, listed, inside the caller's transaction.
+"""Schedules in Postgres: created, changed, triggered, listed, inside the caller's transaction.
 
-Instants are judged by the database's clock. Whoever changes a schedule holds its clock too: nobody fires it meanwhile.
+Instants are compared with the database's clock. A change locks the schedule's clock too, so that it is not fired
+meanwhile.
 """
 
 from __future__ import annotations
@@ -8,17 +9,27 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from msgspec.structs import replace
+
 from penstock.db.session import Session
+from penstock.protocol.checks import read_cursor
 from penstock.protocol.errors import InvalidParams, ScheduleNotFound
 from penstock.protocol.task import NewTask, State
 from penstock.protocol.tenant import tenant_of_key
 from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
-from penstock.schedules.model import ListSchedules, NewSchedule, UpdateSchedule, check_not_a_jobs, members_of
+from penstock.schedules.model import (
+    NewSchedule,
+    RunRecord,
+    ScheduleListParams,
+    ScheduleRecord,
+    UpdateSchedule,
+    check_not_a_jobs,
+)
 from penstock.schedules.policy import Missed, Next, Overlap, queue_of, render
 from penstock.tasks import enqueue as enqueuing
 
@@ -26,47 +37,11 @@ log = get_logger()
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ERRORS_KEPT = 100
 _MICROSECOND = timedelta(microseconds=1)
-_MISSED = {policy.value: policy for policy in Missed}
-_OVERLAP = {policy.value: policy for policy in Overlap}
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduleRecord:
-    """A schedule and where its clock stands. next_at: None when it is paused, has ended, or has a ``problem``."""
-
-    id: int
-    schedule: NewSchedule
-    next_at: datetime | None
-    due_at: datetime | None
-    last_at: datetime | None
-    last_task_id: int | None
-    problem: str | None
-    created_at: datetime
-    updated_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class RunRecord:
-    """What became of an instant.
-
-    outcome: FIRED, SKIPPED (its predecessor was not settled) or MISSED. state: the task's; None when there is none, or
-    no record of it any more. since, instants: MISSED stands for so many instants, since that one.
-    """
-
-    schedule_id: int
-    scheduled_at: datetime
-    outcome: str
-    fired_at: datetime
-    task_id: int | None
-    manual: bool
-    since: datetime | None
-    instants: int
-    state: State | None
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A schedule that was written; ``fresh``: there was none of that name."""
+    """A schedule that was written. fresh: it did not exist before."""
 
     id: int
     fresh: bool
@@ -85,7 +60,7 @@ async def create_schedule(session: Session, schedule: NewSchedule, *, replace_ex
 async def update_schedule(session: Session, command: UpdateSchedule) -> ScheduleRecord:
     """Raises InvalidParams, ScheduleNotFound."""
     current = await _lock(session, command.name)
-    changed = replace(command.check(members_of(current.schedule) | command.given), name=current.schedule.name)
+    changed = replace(command.check(current.schedule.params() | command.given), name=current.schedule.name)
     owner = tenant_of_key(changed.name)
     if owner not in (None, changed.tenant):
         raise InvalidParams("tenant", f"must stay {owner!r}, whose API key made the schedule")
@@ -150,7 +125,7 @@ async def create_batch(
         rows = await session.fetch(
             "write_schedules", *_columns([schedule for _, schedule, _ in given]),
             [following.at for _, _, following in given], [following.due for _, _, following in given],
-            replace_existing, [schedule.tenant for _, schedule, _ in given],
+            replace_existing,
         )  # fmt: skip
         for row in rows:
             outcomes[ready[row["name"]][0]] = Written(row["id"], row["fresh"])
@@ -168,7 +143,7 @@ def _first(schedule: NewSchedule, standing: ScheduleRecord | None, began: dateti
         return Next(None, None)
     after, anchor = now, began
     if standing is not None:
-        if standing.schedule.clockwork == schedule.clockwork and standing.problem is None:
+        if standing.schedule.timing_key == schedule.timing_key and standing.problem is None:
             return Next(standing.next_at, standing.due_at)
         anchor = standing.created_at
         after = now if standing.last_at is None else max(now, standing.last_at)
@@ -181,26 +156,10 @@ def _first(schedule: NewSchedule, standing: ScheduleRecord | None, began: dateti
 
 
 def _columns(schedules: Sequence[NewSchedule]) -> list[list[Any]]:
-    return [
-        [s.name for s in schedules],
-        [s.expression for s in schedules],
-        [s.timezone for s in schedules],
-        [s.start_at for s in schedules],
-        [s.end_at for s in schedules],
-        [s.jitter_seconds for s in schedules],
-        [s.missed.value for s in schedules],
-        [s.max_missed for s in schedules],
-        [s.max_lateness_seconds for s in schedules],
-        [s.overlap.value for s in schedules],
-        [s.action for s in schedules],
-        [s.payload for s in schedules],
-        [s.priority for s in schedules],
-        [s.max_attempts for s in schedules],
-        [s.timeout_seconds for s in schedules],
-        [s.ordering_key for s in schedules],
-        [json.dumps(s.labels) for s in schedules],
-        [s.paused for s in schedules],
-    ]
+    """The arrays of ``write_schedules``, except the clocks."""
+    columns = {name: [getattr(one, name) for one in schedules] for name in NewSchedule.__struct_fields__}
+    columns["labels"] = [json.dumps(labels) for labels in columns["labels"]]
+    return list(columns.values())
 
 
 async def _lock(session: Session, name: str) -> ScheduleRecord:
@@ -254,11 +213,12 @@ async def read_schedule(session: Session, name: str) -> ScheduleRecord:
     return _record(rows[0])
 
 
-async def list_schedules(session: Session, command: ListSchedules) -> list[ScheduleRecord]:
+async def list_schedules(session: Session, wanted: ScheduleListParams) -> list[ScheduleRecord]:
     """A page, newest first; without payloads."""
-    labels = None if command.labels is None else json.dumps(command.labels)
+    labels = None if wanted.labels is None else json.dumps(wanted.labels)
+    before = read_cursor(wanted.cursor)
     rows = await session.fetch(
-        "list_schedules", command.before, command.limit, labels, command.action, command.paused, command.tenant
+        "list_schedules", before, wanted.limit, labels, wanted.action, wanted.paused, wanted.tenant
     )
     return [_record(row) for row in rows]
 
@@ -273,20 +233,7 @@ async def list_runs(session: Session, name: str, *, before: int | None, limit: i
     rows = await session.fetch("list_runs", schedule.id, instant, limit)
     ids = [row["task_id"] for row in rows if row["task_id"] is not None]
     states = {row["id"]: State(row["state"]) for row in await session.fetch("read_states", ids)} if ids else {}
-    return [
-        RunRecord(
-            schedule.id,
-            row["scheduled_at"],
-            row["outcome"],
-            row["fired_at"],
-            row["task_id"],
-            row["manual"],
-            row["since"],
-            row["instants"],
-            states.get(row["task_id"]),
-        )
-        for row in rows
-    ]
+    return [RunRecord(schedule.id, state=states.get(row["task_id"]), **dict(row)) for row in rows]
 
 
 def run_cursor(run: RunRecord) -> str:
@@ -324,41 +271,16 @@ async def read_import(session: Session, import_id: int) -> Any:
     return rows[0]
 
 
-def _schedule(row: Any) -> NewSchedule:
-    return NewSchedule(
-        name=row["name"],
-        expression=row["expression"],
-        timezone=row["timezone"],
-        start_at=row["start_at"],
-        end_at=row["end_at"],
-        jitter_seconds=row["jitter_seconds"],
-        missed=_MISSED[row["missed"]],
-        max_missed=row["max_missed"],
-        max_lateness_seconds=row["max_lateness_seconds"],
-        overlap=_OVERLAP[row["overlap"]],
-        action=row["action"],
-        payload=row["payload"],
-        priority=row["priority"],
-        max_attempts=row["max_attempts"],
-        timeout_seconds=row["timeout_seconds"],
-        ordering_key=row["ordering_key"],
-        labels=json.loads(row["labels"]),
-        paused=row["paused"],
-        tenant=row["tenant"],
-    )
-
-
 def _record(row: Any) -> ScheduleRecord:
+    columns = {name: row[name] for name in NewSchedule.__struct_fields__}
+    columns |= {
+        "missed": Missed(row["missed"]),
+        "overlap": Overlap(row["overlap"]),
+        "labels": json.loads(row["labels"]),
+    }
     return ScheduleRecord(
-        id=row["id"],
-        schedule=_schedule(row),
-        next_at=row["next_at"],
-        due_at=row["due_at"],
-        last_at=row["last_at"],
-        last_task_id=row["last_task_id"],
-        problem=row["problem"],
-        created_at=row["created_at"],
-        updated_at=row["updated_at"],
+        schedule=NewSchedule(**columns),
+        **{name: row[name] for name in ScheduleRecord.__slots__ if name != "schedule"},
     )
 
 

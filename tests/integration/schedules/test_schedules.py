@@ -24,8 +24,9 @@ from penstock.protocol.task import NewTask, State
 from penstock.runtime.loop import Loop
 from penstock.schedules import firing as fires
 from penstock.schedules.methods import create_many
+from penstock.schedules.model import RunRecord, ScheduleRecord
 from penstock.schedules.policy import FEW_COUNTED
-from penstock.schedules.store import RunRecord, ScheduleRecord, list_runs, read_import, read_schedule
+from penstock.schedules.store import list_runs, read_import, read_schedule
 from penstock.settings.loading import load_settings
 from penstock.settings.model import Settings
 from penstock.supervisor.process import Supervisor
