@@ -80,6 +80,7 @@ CHECKED = (
     "services/penstock/payloads/*.py",
     "services/penstock/protocol/errors.py",
     "services/penstock/runtime/*.py",
+    "services/penstock/schedules/[cfrs]*",
     "services/penstock/settings/*.py",
     "terraform/*.md",
 )

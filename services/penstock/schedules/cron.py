@@ -1,12 +1,11 @@
-"""Cron expressions and zones to instants. Pure.
+"""Cron expressions and zones to instants, without I/O.
 
-Fields are matched against the wall clock by cronsim; what the wall clock does twice a year is settled here. An
-expression is *running* when its minute or its hour field begins with ``*`` or covers its whole range (``*/5 * * * *``,
-``0 * * * *``, ``* 0-23 * * *``): it fires whenever the wall clock matches, so it goes on in real time through a
-repeated hour, and falls silent only while there is no such time. Every other is *fixed* (``30 2 * * *``): each time of
-day fires once; one that the clock jumps over fires at the first instant after the gap, one that comes twice fires the
-first time. What begins with ``@robfig`` is read as robfig/cron reads it (:mod:`penstock.schedules.robfig`)
-and always running.
+cronsim matches the fields with the wall clock; changes of the zone's offset are handled here. An expression is
+*running* if its minute or its hour field begins with ``*`` or covers its whole range (``*/5 * * * *``,
+``0 * * * *``, ``* 0-23 * * *``): it fires whenever the wall clock matches, so it continues in real time through a
+repeated hour, and pauses in a skipped one. Every other is *fixed* (``30 2 * * *``): each time of day fires once; a
+skipped one fires at the first instant after the gap, a repeated one fires the first time. An expression that begins
+with ``@robfig`` is read as robfig/cron reads it (:mod:`penstock.schedules.robfig`), and is always running.
 """
 
 from __future__ import annotations
@@ -25,21 +24,10 @@ from penstock.protocol.spelling import did_you_mean
 from penstock.schedules import robfig
 
 EXPRESSION_MAX_CHARS = 200
-ROBFIG = "@robfig "
-"""Begins an expression of that dialect."""
+ROBFIG = "@robfig "  # begins an expression of that dialect
 LONGEST_EVERY_SECONDS = 10 * 366 * 86_400
-COUNTED = 10_000
-"""Instants of a cron expression that have passed are counted up to here; more are as many."""
-
-MACROS = {
-    "@yearly": "0 0 1 1 *",
-    "@annually": "0 0 1 1 *",
-    "@monthly": "0 0 1 * *",
-    "@weekly": "0 0 * * 0",
-    "@daily": "0 0 * * *",
-    "@midnight": "0 0 * * *",
-    "@hourly": "0 * * * *",
-}
+COUNTED = 10_000  # elapsed instants of a cron expression; counting stops there
+MACROS = {name: fields.removeprefix("0 ") for name, fields in robfig.MACROS.items()}  # without the seconds
 _FIELDS = {
     "second": "0 to 59",
     "minute": "0 to 59",
@@ -68,14 +56,14 @@ class CronError(ValueError):
 
 
 class Timing(Hashable, Protocol):
-    """When something is to happen, again and again. Instants are aware, in UTC, on whole seconds."""
+    """Recurring instants: aware, in UTC, on whole seconds."""
 
     def next_after(self, instant: datetime) -> datetime | None:
-        """The first instant later than that one; None when there is none within fifty years."""
+        """The first later instant; None if there is none within fifty years."""
 
 
-class Passed(NamedTuple):
-    """Instants that have passed: how many, as far as they were counted, and the newest of them, oldest first."""
+class Elapsed(NamedTuple):
+    """Elapsed instants: their number, as far as counted, and the newest, oldest first."""
 
     total: int
     newest: tuple[datetime, ...]
@@ -95,15 +83,15 @@ class Every:
         except OverflowError:
             return None
 
-    def passed(self, first: datetime, until: datetime, keep: int) -> Passed:
-        """See :func:`passed`; counted without a walk, so to the last one."""
+    def elapsed(self, first: datetime, until: datetime, keep: int) -> Elapsed:
+        """As :func:`elapsed`, but always counts all."""
         step = timedelta(seconds=self._seconds)
         total = (until - first) // step + 1
-        return Passed(total, tuple(first + place * step for place in range(max(0, total - keep), total)))
+        return Elapsed(total, tuple(first + place * step for place in range(max(0, total - keep), total)))
 
 
 class Cron:
-    """A cron expression in a zone. One thread at a time: the search has a state."""
+    """A cron expression in a zone; not thread-safe."""
 
     def __init__(self, expression: str, zone: ZoneInfo) -> None:
         self._matches = _read(expression)
@@ -131,7 +119,7 @@ class Cron:
         return found
 
     def _next_running(self, after: datetime) -> datetime | None:
-        """Go from one change of the zone's offset to the next: in between, the wall clock is as good as any."""
+        """Search from one change of the zone's offset to the next."""
         start, wall = after, after.astimezone(self._zone).replace(tzinfo=None)
         while start.year - after.year < _LONGEST_SEARCH_YEARS:
             offset = _offset(self._zone, start)
@@ -155,13 +143,13 @@ class Cron:
         return None
 
     def _match_after(self, wall: datetime) -> datetime | None:
-        """The first time later than that one that fits the fields, on a wall clock that nobody sets."""
+        """The first later match of the fields, on a wall clock without changes of the offset."""
         self._matches.dt = wall
         return next(self._matches, None)
 
 
 def timing(expression: str, timezone: str, anchor: datetime) -> Timing:
-    """What an expression means in a zone; anchor: where ``@every`` counts from. Raises CronError."""
+    """The instants of an expression in a zone. anchor: start of ``@every``. Raises CronError."""
     seconds = every_seconds(expression)
     if seconds is not None:
         read_zone(timezone)
@@ -195,21 +183,21 @@ def read_zone(timezone: str) -> ZoneInfo:
         raise CronError("timezone", f"{_shown(timezone)} is no IANA zone{hint}") from None
 
 
-def passed(when: Timing, first: datetime, until: datetime, keep: int, counted: int = COUNTED) -> Passed:
-    """Count the instants from ``first``, which is one, through ``until``, and keep the newest.
+def elapsed(when: Timing, first: datetime, until: datetime, keep: int, counted: int = COUNTED) -> Elapsed:
+    """Count the instants from ``first`` through ``until``, and keep the newest.
 
-    counted: where to stop counting those of a cron expression, no fewer than ``keep``.
+    counted: where to stop counting those of a cron expression, at least ``keep``.
     """
-    return when.passed(first, until, keep) if isinstance(when, Every) else _walk(when, first, until, keep, counted)
+    return when.elapsed(first, until, keep) if isinstance(when, Every) else _walk(when, first, until, keep, counted)
 
 
 @lru_cache(maxsize=_SHARED)  # after an outage thousands of schedules of one expression ask the same in one round
-def _walk(when: Timing, first: datetime, until: datetime, keep: int, counted: int) -> Passed:
+def _walk(when: Timing, first: datetime, until: datetime, keep: int, counted: int) -> Elapsed:
     instants = [first, *islice(_between(when, first, until), counted)]
     if len(instants) <= counted:
-        return Passed(len(instants), tuple(instants[-keep:]))
-    # So many that counting on is of no use: the newest are found from the end. Of a stretch that holds far more than
-    # wanted, which an expression of rare bursts has, a later part is tried.
+        return Elapsed(len(instants), tuple(instants[-keep:]))
+    # Too many to count: the newest are searched from the end. Of a stretch that holds far more than wanted, as an
+    # expression of rare bursts has, a later part is tried.
     few, many, back = timedelta(), None, timedelta(seconds=keep)
     while True:
         start = max(first, until - back)
@@ -217,7 +205,7 @@ def _walk(when: Timing, first: datetime, until: datetime, keep: int, counted: in
         if len(instants) > 4 * keep:
             many = back
         elif len(instants) >= keep or start == first:
-            return Passed(counted, tuple(instants[-keep:]))
+            return Elapsed(counted, tuple(instants[-keep:]))
         else:
             few = back
         back = back * 4 if many is None else few + (many - few) / 2
@@ -236,7 +224,7 @@ def _cron(expression: str, timezone: str) -> Cron:
 
 
 def _read(expression: str) -> CronSim:
-    """Raises CronError, which names the part that is wrong."""
+    """Raises CronError, naming the invalid part."""
     if len(expression) > EXPRESSION_MAX_CHARS:
         raise CronError("expression", f"is {len(expression)} characters long; the limit is {EXPRESSION_MAX_CHARS}")
     if expression.startswith(ROBFIG):
@@ -270,7 +258,7 @@ def _of_robfig(read: Callable[[str], Read], expression: str) -> Read:
 
 
 def _problem(fields: list[str], text: str) -> str:
-    """What is wrong, from the library's ``Bad <field>``."""
+    """The problem of the library's ``Bad <field>``."""
     values = dict(zip(_FIELDS, ["0", *fields] if len(fields) == 5 else fields, strict=True))
     name = text.removeprefix("Bad ")
     if name not in values:
@@ -294,7 +282,6 @@ def _shown(text: str) -> str:
 
 
 def _whole_second(instant: datetime) -> datetime:
-    """That instant, or the next whole second."""
     whole = instant.astimezone(UTC).replace(microsecond=0)
     return whole if whole == instant else whole + _SECOND
 
@@ -306,7 +293,7 @@ def _offset(zone: ZoneInfo, instant: datetime) -> timedelta:
 
 
 def _first_instant(zone: ZoneInfo, wall: datetime) -> datetime:
-    """The first instant at which a clock in the zone shows that time, or the first one after the gap it lies in."""
+    """The first instant at which a clock in the zone shows that time, or the first after the gap that holds it."""
     instant = wall.replace(tzinfo=zone).astimezone(UTC)
     if instant.astimezone(zone).replace(tzinfo=None) == wall:
         return instant
@@ -314,7 +301,7 @@ def _first_instant(zone: ZoneInfo, wall: datetime) -> datetime:
 
 
 def _next_change(zone: ZoneInfo, after: datetime) -> datetime:
-    """When the zone's offset changes next; in a zone without changes, an instant by which to look again."""
+    """The next change of the zone's offset; in a zone without changes, the instant to look again."""
     for year in (after.year, after.year + 1):
         for change in _changes(zone, year):
             if change > after:
@@ -324,7 +311,7 @@ def _next_change(zone: ZoneInfo, after: datetime) -> datetime:
 
 @lru_cache(maxsize=8192)
 def _changes(zone: ZoneInfo, year: int) -> tuple[datetime, ...]:
-    """The instants of a year (UTC) at which the zone's offset changes, day by day, then to the second."""
+    """The instants of a year (UTC) at which the zone's offset changes, found by day, then by the second."""
     found = []
     low = datetime(year, 1, 1, tzinfo=UTC)
     end = datetime(year + 1, 1, 1, tzinfo=UTC)

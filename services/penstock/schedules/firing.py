@@ -1,7 +1,7 @@
-"""Firing schedules that are due: clocks held, tasks made, runs recorded, clocks set, in the caller's transaction.
+"""Fires due schedules: locks their clocks, adds tasks, records runs, moves the clocks, in the caller's transaction.
 
-A clock's row is held while its schedule is fired, and its ``last_at`` only grows, so an instant is fired once, whatever
-number of supervisors there are.
+A clock's row is locked while its schedule is fired, and its ``last_at`` only grows, so any number of supervisors fire
+an instant once.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ from penstock.schedules.policy import Missed, Overlap, Plan, Rule, plan, queue_o
 from penstock.schedules.store import add_tasks
 
 log = get_logger()
-DECIDING_SECONDS = 2.0
-"""So long a round decides at the most: Postgres ends a transaction that stands idle for a minute."""
+DECIDING_SECONDS = 2.0  # of a round at most: Postgres ends a transaction that is idle for a minute
 _AT_A_STRETCH_SECONDS = 0.02
 _MISSED = {policy.value: policy for policy in Missed}
 PUT_OFF_SECONDS = 5.0  # a schedule whose keys another transaction holds; each look costs the others its wait
 
 
 @dataclass(frozen=True, slots=True)
-class Fired:
-    """One round: schedules that were due, tasks made of them, and instants skipped and missed."""
+class FiringSummary:
+    """One round: due schedules, tasks added for them, and instants skipped and missed."""
 
     schedules: int
     tasks: int
@@ -43,7 +42,7 @@ class Fired:
 
 
 class _Due(NamedTuple):
-    """A schedule that is due, with what is to be done about it; tasks: of the first instants of the plan."""
+    """A due schedule and its plan. tasks: of the first instants of the plan."""
 
     id: int
     name: str
@@ -53,17 +52,17 @@ class _Due(NamedTuple):
 
 async def fire_due(
     session: Session, *, limit: int, grace_seconds: float, max_attempts: int, sweeps: Sweeps | None = None
-) -> Fired:
-    """Fire up to so many schedules that are due, oldest first, and set their clocks.
+) -> FiringSummary:
+    """Fire up to ``limit`` due schedules, oldest first, and move their clocks.
 
-    grace_seconds: what counts as on time. max_attempts: for schedules that name no number of their own. sweeps: without
-    it, the look begins at the front.
+    grace_seconds: lateness that counts as on time. max_attempts: for schedules without a number of their own. sweeps:
+    None to search from the front.
     """
     sweeps = sweeps or Sweeps()
     with sweeps.look() as since:
         held = [row[0] for row in await session.fetch("claim_due_schedules", limit, since)]
     if not held:
-        return Fired(0, 0, 0, 0)
+        return FiringSummary(0, 0, 0, 0)
     rows = await session.fetch("read_due_schedules", held)
     sweeps.found(max((row["now"] - row["due_at"]).total_seconds() for row in rows))
     due: list[_Due] = []
@@ -73,7 +72,7 @@ async def fire_due(
     for row in rows:
         now = monotonic()
         if tasks >= limit or now - began > DECIDING_SECONDS:
-            break  # many instants were missed: the others have their turn in the next round
+            break  # many instants were missed: the other schedules follow in the next round
         if now - paused > _AT_A_STRETCH_SECONDS:
             await asyncio.sleep(0)  # the other duties of the process
             paused = monotonic()
@@ -91,7 +90,7 @@ async def fire_due(
 
 
 def _decide(row: Any, grace_seconds: float, max_attempts: int) -> _Due:
-    """A row of ``read_due_schedules`` to what is done about it: a hundred thousand may be due at once."""
+    """Decide about a row of ``read_due_schedules``; a hundred thousand may be due at once."""
     (schedule_id, name, expression, timezone, start_at, end_at, jitter_seconds, missed, max_missed, max_lateness,
      overlap, action, payload, priority, attempts, timeout_seconds, ordering_key, tenant, created_at, next_at, _due_at,
      now, busy) = row  # fmt: skip
@@ -104,7 +103,7 @@ def _decide(row: Any, grace_seconds: float, max_attempts: int) -> _Due:
     elif ordering_key is None and overlap == Overlap.QUEUE:
         ordering_key = queue_of(schedule_id)
     own_name = own_key(name)
-    # No run_at: in the order of what is due, an instant that has passed stands behind where claims have got to.
+    # No run_at: a past one sorts before the position that claims have reached.
     tasks = [
         NewTask(
             action, render(payload, own_name, schedule_id, instant), None, None, priority, None, ordering_key,
@@ -115,27 +114,27 @@ def _decide(row: Any, grace_seconds: float, max_attempts: int) -> _Due:
     return _Due(schedule_id, name, decided, tasks)
 
 
-async def _carry_out(session: Session, due: Sequence[_Due]) -> Fired:
-    """Store tasks, runs and clocks. One schedule whose values Postgres refuses is stopped, one whose keys another
-    transaction holds is fired later, and neither harms another."""
+async def _carry_out(session: Session, due: Sequence[_Due]) -> FiringSummary:
+    """Store tasks, runs and clocks. A schedule whose values Postgres rejects is stopped, and one whose keys another
+    transaction holds is fired later, without an effect on others."""
 
-    async def store(part: Sequence[_Due], hurried: bool) -> Fired:
+    async def store(part: Sequence[_Due], hurried: bool) -> FiringSummary:
         async with session.savepoint(hurried=hurried):
             return await _store(session, part)
 
-    async def stop(one: _Due, error: PenstockError) -> Fired:
+    async def stop(one: _Due, error: PenstockError) -> FiringSummary:
         if isinstance(error, Refused):
             await _stop(session, one.id, one.name, str(error))
-            return Fired(1, 0, 0, 0)
+            return FiringSummary(1, 0, 0, 0)
         return await put_off([one], error)
 
-    async def put_off(part: Sequence[_Due], error: PenstockError) -> Fired:
+    async def put_off(part: Sequence[_Due], error: PenstockError) -> FiringSummary:
         await session.fetch("put_clocks_off", [one.id for one in part], PUT_OFF_SECONDS)
         log.warning("schedules_put_off", schedules=len(part), first=part[0].name, reason=str(error))
-        return Fired(len(part), 0, 0, 0)
+        return FiringSummary(len(part), 0, 0, 0)
 
     parts = await in_halves(due, store, stop, put_off)
-    return Fired(
+    return FiringSummary(
         sum(part.schedules for part in parts),
         sum(part.tasks for part in parts),
         sum(part.skipped for part in parts),
@@ -143,7 +142,7 @@ async def _carry_out(session: Session, due: Sequence[_Due]) -> Fired:
     )
 
 
-async def _store(session: Session, due: Sequence[_Due]) -> Fired:
+async def _store(session: Session, due: Sequence[_Due]) -> FiringSummary:
     added = iter(await add_tasks(session, [task for one in due for task in one.tasks]))
     runs: list[tuple[Any, ...]] = []
     clocks: list[tuple[Any, ...]] = []
@@ -159,11 +158,11 @@ async def _store(session: Session, due: Sequence[_Due]) -> Fired:
             else:
                 skipped += 1
                 runs.append((one.id, instant, "SKIPPED", None, False, None, 1))
-        lost = decided.lost
-        if lost is not None:
-            missed += lost.instants
-            since = lost.since if lost.instants > 1 else None
-            runs.append((one.id, lost.until, "MISSED", None, False, since, lost.instants))
+        misfires = decided.misfires
+        if misfires is not None:
+            missed += misfires.instants
+            since = misfires.since if misfires.instants > 1 else None
+            runs.append((one.id, misfires.until, "MISSED", None, False, since, misfires.instants))
         clocks.append((one.id, decided.next.at, decided.next.due, decided.last, newest))
     await session.fetch("record_runs", *map(list, zip(*runs, strict=True)))
     await session.fetch("move_clocks", *map(list, zip(*clocks, strict=True)))
@@ -171,7 +170,7 @@ async def _store(session: Session, due: Sequence[_Due]) -> Fired:
     for outcome, count in (("FIRED", fired), ("SKIPPED", skipped), ("MISSED", missed)):
         if count:
             metrics.SCHEDULE_RUNS.labels(outcome).inc(count)
-    return Fired(len(due), fired, skipped, missed)
+    return FiringSummary(len(due), fired, skipped, missed)
 
 
 async def _stop(session: Session, schedule_id: int, name: str, problem: str) -> None:

@@ -41,7 +41,7 @@ def _read_create(given: model.ScheduleCreateParams, settings: Settings) -> Creat
 
 
 def _template(given: model.ScheduleCreateParams, settings: Settings) -> NewTask:
-    """The task that each fire makes, but for what is filled into its payload, which must have room too."""
+    """The task of each fire, checked with the longest values filled into its payload."""
     task = new_task(
         EnqueueParams(
             given.action,
@@ -276,14 +276,8 @@ def _run(record: model.RunRecord) -> model.ScheduleRun:
     return view_of(model.ScheduleRun, asdict(record), run=run, outcome=outcome)
 
 
-# Names
-
-
 async def schedule_of_caller(session: Session, name: str, *, lock: bool = False) -> str:
-    """The name that a schedule is kept by which the caller calls so; ``lock``: hold its rows, for a change.
-
-    Raises ScheduleNotFound where the caller's tenant has none.
-    """
+    """The stored name of the caller's schedule. lock: lock its row, for a change. Raises ScheduleNotFound."""
     bound = bound_to()
     if bound is None:
         return name
@@ -294,7 +288,7 @@ async def schedule_of_caller(session: Session, name: str, *, lock: bool = False)
 
 
 async def new_schedule_of_caller(session: Session, schedule: NewSchedule) -> NewSchedule:
-    """The schedule with the name that it is to be kept by: a tenant's stand behind the tenant's name."""
+    """The schedule with its stored name."""
     bound = bound_to()
     if bound is None:
         return schedule
@@ -303,12 +297,11 @@ async def new_schedule_of_caller(session: Session, schedule: NewSchedule) -> New
 
 
 def shown_name(kept: str) -> str:
-    """A schedule's name as the caller knows it."""
     return kept if bound_to() is None else own_key(kept)
 
 
 async def _kept_name(session: Session, bound: str, name: str, *, lock: bool) -> str | None:
-    """What a tenant's key made comes first; then what a key that is bound to none made for the tenant."""
+    """Prefers what a key of the tenant created to what another key created for the tenant."""
     names = [kept_key(bound, name), name]
     rows = await session.fetch("lock_schedules_of" if lock else "find_schedules_of", names, bound)
     found = {row["name"] for row in rows}

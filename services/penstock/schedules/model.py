@@ -345,14 +345,14 @@ class UpdateSchedule:
 
 
 def new_schedule(given: ScheduleCreateParams, task: NewTask) -> NewSchedule:
-    """Check what is not part of a task. task: the checked task of each fire. Raises InvalidParams."""
+    """Check the parameters that are not part of a task. task: the checked task of each fire. Raises InvalidParams."""
     start_at, end_at = _instant(given.start_at, "start_at"), _instant(given.end_at, "end_at")
     if start_at is not None and end_at is not None and end_at < start_at:
         raise InvalidParams("end_at", f"must not be before start_at, {given.start_at}, but is {given.end_at}")
     _between("jitter", given.jitter, 0, JITTER_MAX_SECONDS, "seconds")
     _between("max_missed", given.max_missed, 1, MAX_MISSED_LIMIT, "instants")
     if given.max_lateness is not None:
-        # A fire is never made in the very instant: what is due is looked for each second.
+        # Supervisors look for due schedules every second, so a fire is never on time to the instant.
         _between("max_lateness", given.max_lateness, 1, LATENESS_MAX_SECONDS, "seconds")
     members = {f.name: getattr(given, f.encode_name) for f in msgspec.structs.fields(NewSchedule)}
     schedule = NewSchedule(
@@ -376,7 +376,7 @@ def new_schedule(given: ScheduleCreateParams, task: NewTask) -> NewSchedule:
 
 
 def read_update(given: msgspec.Struct, check: Callable[[Mapping[str, Any]], NewSchedule]) -> UpdateSchedule:
-    """Raises InvalidParams when it changes nothing."""
+    """Raises InvalidParams if it changes nothing."""
     members = msgspec.json.decode(msgspec.json.encode(given), type=dict[str, msgspec.Raw])
     name: str = msgspec.json.decode(members.pop("name"))
     if not members:
@@ -385,7 +385,7 @@ def read_update(given: msgspec.Struct, check: Callable[[Mapping[str, Any]], NewS
 
 
 def read_name(name: str) -> str:
-    """A schedule's name. Raises InvalidParams."""
+    """Raises InvalidParams."""
     if not 1 <= len(name) <= NAME_MAX_CHARS:
         raise InvalidParams("name", f"must have 1 to {NAME_MAX_CHARS} characters, not {len(name)}")
     if CONTROL.search(name):
@@ -394,28 +394,27 @@ def read_name(name: str) -> str:
 
 
 def read_kept_name(name: str) -> str:
-    """The name of a schedule that there may be: of one that a tenant's key made, behind the tenant's name. Raises
-    InvalidParams."""
+    """Check the name of an existing schedule, which may be a stored one. Raises InvalidParams."""
     return read_kept(name, read_name, "name")
 
 
 def check_not_a_jobs(name: str) -> None:
-    """Raises InvalidParams for the name of a schedule that scheduler0's API makes.
+    """Raises InvalidParams for a name that is reserved for scheduler0's API.
 
-    A job's schedule is found by its name alone: one that a caller made first would be given that job's data.
+    A job's schedule is found by its name alone: one that a caller created first would receive that job's data.
     """
     if name.startswith(JOB_PREFIX):
         raise InvalidParams("name", f"must not begin with {JOB_PREFIX!r}, which is for jobs of scheduler0's API")
 
 
 def read_labels(labels: Labels) -> Labels:
-    """Labels of a schedule. Raises InvalidParams, which names the label."""
+    """Raises InvalidParams, naming the label."""
     check_labels(labels, most=LABELS_MAX, name_chars=LABEL_NAME_MAX_CHARS, value_chars=LABEL_MAX_CHARS)
     return labels
 
 
 def _instant(value: GivenInstant | None, name: str) -> datetime | None:
-    """An instant within the years that a schedule can have. Raises InvalidParams."""
+    """Raises InvalidParams."""
     instant = read_instant(value, name)
     if instant is not None and not _EARLIEST <= instant <= _LATEST:
         raise InvalidParams(name, f"must be between the years 1970 and 9000, not {str(value)[:60]!r}")

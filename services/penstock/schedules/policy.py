@@ -1,4 +1,4 @@
-"""What is to be done about a schedule that is due: which instants run, which are missed, when it is due next. Pure."""
+"""What a due schedule does: which instants run, which are misfires, when it is due next; without I/O."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import json
 import re
 import zlib
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
-from penstock.schedules.cron import COUNTED, Timing, passed
+from penstock.protocol.views import timestamp
+from penstock.schedules.cron import COUNTED, Timing, elapsed
 
-JOB_PREFIX = "scheduler0:"
-"""Begins the names of schedules that fire jobs of scheduler0's API, which alone makes them."""
+JOB_PREFIX = "scheduler0:"  # of the names of schedules that fire jobs of scheduler0's API; reserved for it
 MAX_MISSED_LIMIT = 1000
-FEW_COUNTED = 500
-"""How far missed instants of a cron expression are counted where at most one of them is made up for."""
-_KEPT = MAX_MISSED_LIMIT + 1  # of the instants that have passed: all that can be run, and one that is not
+FEW_COUNTED = 500  # misfires of a cron expression are counted up to this where at most one of them runs
+_KEPT = MAX_MISSED_LIMIT + 1  # of the elapsed instants: all that can run, and one that does not
 _PLACE = re.compile(r"\{\{\s*(scheduled_time|schedule|run)\s*\}\}")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"(\s*:)?')  # of JSON text; with the colon it is a name and no value
 
@@ -38,8 +37,8 @@ class Overlap(StrEnum):
     QUEUE = "queue"
 
 
-class Lost(NamedTuple):
-    """Instants that are not made up for: how many, the oldest, the newest."""
+class Misfires(NamedTuple):
+    """Skipped instants: their number, the oldest, the newest."""
 
     instants: int
     since: datetime
@@ -47,7 +46,7 @@ class Lost(NamedTuple):
 
 
 class Next(NamedTuple):
-    """The instant to be fired next, and when it is due: with its jitter."""
+    """The next instant, and when it is due, with its jitter."""
 
     at: datetime | None
     due: datetime | None
@@ -55,7 +54,7 @@ class Next(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """When and how a schedule fires. Times in seconds; max_lateness_seconds: None for any."""
+    """When and how a schedule fires. max_lateness_seconds: None: unlimited."""
 
     name: str
     timing: Timing
@@ -67,14 +66,14 @@ class Rule:
     max_lateness_seconds: float | None
 
     def due(self, instant: datetime) -> datetime:
-        """The instant with its jitter, which is the same whoever asks and whenever."""
+        """The instant with its jitter, which is always the same for one instant."""
         if not self.jitter_seconds:
             return instant
         share = zlib.crc32(f"{self.name}\n{int(instant.timestamp())}".encode()) / 2**32
         return instant + timedelta(seconds=self.jitter_seconds * share)
 
     def next_after(self, instant: datetime) -> Next:
-        """The first instant later than that one, within start and end; nothing when there is none."""
+        """The first later instant within start and end, if any."""
         if self.start_at is not None and instant < self.start_at:
             instant = self.start_at - timedelta(microseconds=1)
         found = self.timing.next_after(instant)
@@ -84,10 +83,10 @@ class Rule:
 
 
 class Plan(NamedTuple):
-    """What a round does about one schedule: instants to run, oldest first; those lost; where its clock goes."""
+    """What a round does about one schedule: instants to run, oldest first; misfires; the new state of its clock."""
 
     run: list[datetime]
-    lost: Lost | None
+    misfires: Misfires | None
     last: datetime
     next: Next
 
@@ -95,13 +94,13 @@ class Plan(NamedTuple):
 def plan(rule: Rule, next_at: datetime, now: datetime, grace_seconds: float) -> Plan:
     """Decide about a schedule whose ``next_at`` is due by ``now``.
 
-    grace_seconds: an instant no later than this is on time, whatever the policy says about missed ones.
+    grace_seconds: an instant that is no later runs, whatever the policy for missed ones.
     """
     following = rule.next_after(next_at)
     alone = following.due is None or following.due > now
     if alone and now - rule.due(next_at) <= timedelta(seconds=_tolerance(rule, grace_seconds)):
         return Plan([next_at], None, next_at, following)  # nearly always
-    # What lies within the jitter of now may not be due yet: it has rounds of its own.
+    # Instants within the jitter of now may not be due yet: they have rounds of their own.
     until = now - timedelta(seconds=rule.jitter_seconds)
     if rule.end_at is not None:
         until = min(until, rule.end_at)
@@ -109,7 +108,7 @@ def plan(rule: Rule, next_at: datetime, now: datetime, grace_seconds: float) -> 
     # Instants are whole seconds: those on time, and one that is not, are no more than this.
     keep = _KEPT if rule.missed is Missed.ALL else min(_KEPT, int(tolerance) + 2)
     counted = COUNTED if rule.missed is Missed.ALL else max(FEW_COUNTED, keep)
-    total, seen = passed(rule.timing, next_at, max(until, next_at), keep, counted)
+    total, seen = elapsed(rule.timing, next_at, max(until, next_at), keep, counted)
     longest = float("inf") if rule.max_lateness_seconds is None else rule.max_lateness_seconds
     lateness = {instant: (now - rule.due(instant)).total_seconds() for instant in seen}  # jitter mixes their order
     on_time = [instant for instant in seen if lateness[instant] <= tolerance]
@@ -121,8 +120,8 @@ def plan(rule: Rule, next_at: datetime, now: datetime, grace_seconds: float) -> 
         run = on_time
     chosen = set(run)
     left = [instant for instant in seen if instant not in chosen]
-    lost = Lost(total - len(run), next_at, left[-1] if left else next_at) if total > len(run) else None
-    return Plan(run, lost, seen[-1], rule.next_after(seen[-1]))
+    misfires = Misfires(total - len(run), next_at, left[-1] if left else next_at) if total > len(run) else None
+    return Plan(run, misfires, seen[-1], rule.next_after(seen[-1]))
 
 
 def _tolerance(rule: Rule, grace_seconds: float) -> float:
@@ -131,19 +130,18 @@ def _tolerance(rule: Rule, grace_seconds: float) -> float:
 
 def run_name(schedule_id: int, instant: datetime) -> str:
     """One name for each run of each schedule: ``7:2030-01-31T08:00:00.000000Z``."""
-    return f"{schedule_id}:{_text(instant)}"
+    return f"{schedule_id}:{timestamp(instant)}"
 
 
 def render(payload: str, name: str, schedule_id: int, instant: datetime) -> str:
     """The payload with ``{{scheduled_time}}``, ``{{schedule}}`` and ``{{run}}`` filled in, inside its string values.
 
-    Names of members stay as they are, and so does every other character of the text. What is filled in is not read
-    again, and cannot end the string that it stands in.
+    Nothing else changes, names of members included. What is filled in is not scanned again, and cannot end its string.
     """
     if "{{" not in payload:
         return payload
     values = {
-        "scheduled_time": _text(instant),
+        "scheduled_time": timestamp(instant),
         "schedule": json.dumps(name)[1:-1],
         "run": run_name(schedule_id, instant),
     }
@@ -155,10 +153,6 @@ def render(payload: str, name: str, schedule_id: int, instant: datetime) -> str:
     return _STRING.sub(fill, payload)
 
 
-def _text(instant: datetime) -> str:
-    return instant.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
-
-
 def queue_of(schedule_id: int) -> str:
-    """The ordering key of a schedule whose fires wait for each other and that names none."""
+    """The ordering key of tasks of a schedule with the policy `queue` and no key of its own."""
     return f"schedule:{schedule_id}"

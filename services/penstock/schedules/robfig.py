@@ -1,7 +1,7 @@
 """The cron dialect of robfig/cron 1.2.0, by its default parser, as an expression of :mod:`~penstock.schedules.cron`.
 
-Seconds come first and the day of the week may be left out; ``?`` is ``*`` in any field, ``N/step`` goes on to the end
-of the field, and ``@every`` takes durations as Go writes them. What that parser takes is taken here, its oddities too.
+Seconds come first and the day of the week is optional; ``?`` is ``*`` in any field, ``N/step`` continues to the end
+of the field, and ``@every`` takes durations as Go writes them. The same is accepted, oddities included.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ _FIELDS = (
 
 @lru_cache(maxsize=4096)  # thousands of schedules share a spec, and each fire asks
 def every_seconds(spec: str) -> int | None:
-    """The interval of ``@every 1h30m10s``, a second at the least, fractions cut; None for any other expression.
+    """The interval of ``@every 1h30m10s``, whole seconds, at least one; None for any other expression.
 
-    Raises ValueError for what is no duration of Go's.
+    Raises ValueError for anything but a duration of Go.
     """
     if not spec.startswith(_EVERY):
         return None
@@ -74,9 +74,9 @@ def every_seconds(spec: str) -> int | None:
 
 
 def translate(spec: str) -> str:
-    """Six fields that mean the same to :mod:`penstock.schedules.cron`, in lists of numbers; not of ``@every``.
+    """Six equivalent fields for :mod:`penstock.schedules.cron`, as lists of numbers; not for ``@every``.
 
-    Raises ValueError, which names the part that is wrong.
+    Raises ValueError, naming the invalid part.
     """
     if spec.startswith("@"):
         if spec not in MACROS:
@@ -90,13 +90,12 @@ def translate(spec: str) -> str:
 
 
 def is_shifted(spec: str) -> bool:
-    """Whether it has the five fields of a usual crontab, which mean something else here: seconds come first."""
+    """Whether it has five fields as a crontab, whose first is read as seconds here."""
     return not spec.startswith("@") and len(spec.split()) == 5
 
 
 def _field(text: str, field: _Field) -> str:
-    """A field in a form that both dialects read alike. With a star anywhere in it, it begins with one: both rules about
-    the two fields of days go by that."""
+    """A field that both dialects read alike. A star in it comes first: both decide by that about the fields of days."""
     values: set[int] = set()
     starred = ""
     for part in filter(None, text.split(",")):
@@ -112,7 +111,7 @@ def _field(text: str, field: _Field) -> str:
 
 
 def _part(text: str, field: _Field) -> tuple[int, int, int, bool]:
-    """First, last, step, and whether it was a star. What stands behind a hyphen after a star counts for nothing."""
+    """First, last, step, and whether it is a star; what follows a hyphen after a star is ignored."""
     span, *steps = text.split("/")
     ends = span.split("-")
     problem = f"has {field.name} {text[:60]!r}; it may be {field.low} to {field.high}"

@@ -1,14 +1,14 @@
--- Schedules: made and changed by callers, fired by the supervisors. Whoever fires a schedule holds its clock's row;
--- whoever changes it holds the row of the schedule and that of the clock, in this order.
+-- Schedules: changed by callers, fired by supervisors. Firing a schedule locks its clock's row; changing it locks the row
+-- of the schedule and that of the clock, in this order.
 
 -- name: lock_schedules
--- $1 names. Those that there are, as they are now, and held. Locking both rows is what makes both of them current.
+-- $1 names. The existing ones, current and locked. Locking both rows is what makes both of them current.
 select s.*, c.next_at, c.due_at, c.last_at, c.last_task_id, c.problem
 from penstock.schedule s join penstock.schedule_clock c on c.schedule_id = s.id
 where s.name = any($1::text[]) order by s.name for update;
 
 -- name: lock_schedules_of
--- $1 names, $2 tenant. Those of the tenant, held; the clock's row is locked after it, by whoever changes the schedule.
+-- $1 names, $2 tenant. Those of the tenant, locked; a change of the schedule locks the clock's row after it.
 select name from penstock.schedule where name = any($1::text[]) and tenant = $2 order by name for update;
 
 -- name: find_schedules_of
@@ -167,7 +167,7 @@ insert into penstock.schedule_import_part (import_id, place, entries)
 select $1, * from unnest($2::int[], $3::text[]);
 
 -- name: claim_import
--- The oldest import that nobody is at, held.
+-- The oldest import that no supervisor works on, locked.
 select id, replace from penstock.schedule_import where finished_at is null order by id limit 1 for update skip locked;
 
 -- name: take_import_part

@@ -40,14 +40,11 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """A schedule that was written. fresh: it did not exist before."""
+class WrittenSchedule:
+    """fresh: it did not exist before."""
 
     id: int
     fresh: bool
-
-
-# Changing
 
 
 async def create_schedule(session: Session, schedule: NewSchedule, *, replace_existing: bool) -> ScheduleRecord:
@@ -95,11 +92,11 @@ async def _write(session: Session, schedule: NewSchedule, *, replace_existing: b
 
 async def create_batch(
     session: Session, wanted: Sequence[NewSchedule], *, replace_existing: bool
-) -> list[Written | InvalidParams]:
-    """Write schedules, one outcome each, in their order; one that cannot be written harms no other.
+) -> list[WrittenSchedule | InvalidParams]:
+    """Write schedules, and return their outcomes in order; one that cannot be written does not affect others.
 
-    replace_existing: one that exists becomes what is wanted; its clock goes on if what decides when it fires is the
-    same, so that writing it anew at each start of a program costs no fire.
+    replace_existing: an existing one is replaced; its clock goes on while its ``timing_key`` is unchanged, so that a
+    program may write it at each start without losing a fire.
     """
     standing: dict[str, ScheduleRecord] = {}
     if replace_existing:
@@ -107,14 +104,14 @@ async def create_batch(
         standing = {row["name"]: _record(row) for row in rows}
     ((began, now),) = await session.fetch("read_instants")
     last_place = {schedule.name: place for place, schedule in enumerate(wanted)}
-    outcomes: list[Written | InvalidParams | None] = [None] * len(wanted)
+    outcomes: list[WrittenSchedule | InvalidParams | None] = [None] * len(wanted)
     ready: dict[str, tuple[int, NewSchedule, Next]] = {}
     for place, schedule in enumerate(wanted):
         if schedule.name in ready or (replace_existing and last_place[schedule.name] != place):
             outcomes[place] = InvalidParams("name", f"{schedule.own_name!r} comes more than once in this batch")
             continue
         before = standing.get(schedule.name)
-        if schedule.paused is None:  # to make it anew, as programs do at each start, takes back nobody's pause
+        if schedule.paused is None:  # creating it again, as programs do at each start, does not end a pause
             schedule = replace(schedule, paused=before is not None and before.schedule.paused)
         try:
             ready[schedule.name] = place, schedule, _first(schedule, before, began, now)
@@ -128,7 +125,7 @@ async def create_batch(
             replace_existing,
         )  # fmt: skip
         for row in rows:
-            outcomes[ready[row["name"]][0]] = Written(row["id"], row["fresh"])
+            outcomes[ready[row["name"]][0]] = WrittenSchedule(row["id"], row["fresh"])
     return [
         InvalidParams("name", f"{schedule.own_name!r} is a schedule's name already: pass replace, or take another one")
         if outcome is None
@@ -138,7 +135,7 @@ async def create_batch(
 
 
 def _first(schedule: NewSchedule, standing: ScheduleRecord | None, began: datetime, now: datetime) -> Next:
-    """Where the clock of a schedule begins, or goes on. Raises InvalidParams when it would never fire."""
+    """The next instant of a new or changed schedule. Raises InvalidParams if it would never fire."""
     if schedule.paused:
         return Next(None, None)
     after, anchor = now, began
@@ -170,9 +167,9 @@ async def _lock(session: Session, name: str) -> ScheduleRecord:
 
 
 async def run_schedule(session: Session, name: str, *, max_attempts: int) -> RunRecord:
-    """Run a schedule once beside its clock, even if paused; the overlap policy applies.
+    """Trigger a schedule once, even if paused; the overlap policy applies.
 
-    max_attempts: for a schedule that has no number of its own. Raises ScheduleNotFound.
+    max_attempts: for a schedule without a number of its own. Raises ScheduleNotFound.
     """
     standing = await _lock(session, name)
     instant: datetime = await session.value("read_instant")
@@ -224,7 +221,7 @@ async def list_schedules(session: Session, wanted: ScheduleListParams) -> list[S
 
 
 async def list_runs(session: Session, name: str, *, before: int | None, limit: int) -> list[RunRecord]:
-    """A page, newest first, from behind an instant in microseconds of the epoch. Raises ScheduleNotFound."""
+    """A page, newest first. before: instant after the page, in microseconds of the epoch. Raises ScheduleNotFound."""
     schedule = await read_schedule(session, name)
     try:
         instant = None if before is None else _EPOCH + timedelta(microseconds=before)
@@ -237,7 +234,6 @@ async def list_runs(session: Session, name: str, *, before: int | None, limit: i
 
 
 def run_cursor(run: RunRecord) -> str:
-    """What the page behind a run begins with."""
     return str((run.scheduled_at - _EPOCH) // _MICROSECOND)
 
 
@@ -245,7 +241,7 @@ def run_cursor(run: RunRecord) -> str:
 
 
 async def start_import(session: Session, parts: Iterable[tuple[int, str]], *, total: int, replaces: bool) -> int:
-    """Keep entries for the supervisor: pairs of the first one's place and a JSON array. Returns the import's id."""
+    """Store entries for the supervisor, as pairs of the first one's index and a JSON array; returns the import's id."""
     import_id: int = await session.value("create_import", replaces, total)
     places, entries = zip(*parts, strict=True)
     await session.fetch("insert_import_parts", import_id, list(places), list(entries))
@@ -253,11 +249,14 @@ async def start_import(session: Session, parts: Iterable[tuple[int, str]], *, to
 
 
 async def note_import(
-    session: Session, import_id: int, outcomes: Sequence[Written | InvalidParams], errors: Sequence[Mapping[str, Any]]
+    session: Session,
+    import_id: int,
+    outcomes: Sequence[WrittenSchedule | InvalidParams],
+    errors: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Count what became of a part; ``errors`` are those of its entries, of which the first hundred or so are kept."""
-    created = sum(1 for one in outcomes if isinstance(one, Written) and one.fresh)
-    replaced = sum(1 for one in outcomes if isinstance(one, Written) and not one.fresh)
+    """Count the outcomes of a part, and keep its ``errors`` until the import has about a hundred."""
+    created = sum(1 for one in outcomes if isinstance(one, WrittenSchedule) and one.fresh)
+    replaced = sum(1 for one in outcomes if isinstance(one, WrittenSchedule) and not one.fresh)
     refused = len(outcomes) - created - replaced
     kept = json.dumps(errors[:_ERRORS_KEPT])
     await session.fetch("note_import", import_id, created, replaced, refused, kept, _ERRORS_KEPT)
@@ -285,7 +284,7 @@ def _record(row: Any) -> ScheduleRecord:
 
 
 async def add_tasks(session: Session, tasks: Sequence[NewTask]) -> list[tuple[int, State]]:
-    """Add tasks that schedules make; returns id and state of each, in their order."""
+    """Add tasks of schedules; returns the id and state of each, in order."""
     added = await enqueuing.enqueue(session, tasks)
     for action, count in Counter(task.action for task in tasks).items():
         metrics.ENQUEUED.labels(action, "schedule").inc(count)

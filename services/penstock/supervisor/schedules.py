@@ -23,9 +23,9 @@ from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import get_logger
 from penstock.runtime.periodic import repeat
 from penstock.runtime.sweeps import Sweeps
-from penstock.schedules.firing import Fired, fire_due
+from penstock.schedules.firing import FiringSummary, fire_due
 from penstock.schedules.model import CreateSchedule, NewSchedule, check_not_a_jobs
-from penstock.schedules.store import Written, create_batch, note_import
+from penstock.schedules.store import WrittenSchedule, create_batch, note_import
 from penstock.settings.model import Settings
 
 LOOK_SECONDS = 1.0
@@ -51,7 +51,7 @@ class ScheduleFiring:
     async def run(self) -> None:
         await repeat("schedules", self._fire_or_wait)
 
-    async def run_once(self, sweeps: Sweeps | None = None) -> Fired:
+    async def run_once(self, sweeps: Sweeps | None = None) -> FiringSummary:
         """sweeps: without it, the look begins at the front. Raises Unavailable."""
         started = monotonic()
         async with self._store.transaction() as session:
@@ -121,9 +121,9 @@ class Imports:
 
     async def _write(
         self, session: Session, import_id: int, place: int, entries: list[msgspec.Raw], replaces: bool
-    ) -> tuple[list[Written | InvalidParams], list[dict[str, Any]]]:
+    ) -> tuple[list[WrittenSchedule | InvalidParams], list[dict[str, Any]]]:
         """Check and write; the outcomes stand in the order of the entries, each error names its entry."""
-        outcomes: dict[int, Written | InvalidParams] = {}
+        outcomes: dict[int, WrittenSchedule | InvalidParams] = {}
         wanted: dict[int, NewSchedule] = {}
         for number, entry in enumerate(entries):
             try:
@@ -171,14 +171,16 @@ class Imports:
         return command.schedule
 
 
-async def _write_all(session: Session, wanted: list[NewSchedule], replaces: bool) -> list[Written | InvalidParams]:
+async def _write_all(
+    session: Session, wanted: list[NewSchedule], replaces: bool
+) -> list[WrittenSchedule | InvalidParams]:
     """Write them; one that Postgres refuses harms no other."""
 
-    async def write(part: Sequence[NewSchedule], hurried: bool) -> Sequence[Written | InvalidParams]:
+    async def write(part: Sequence[NewSchedule], hurried: bool) -> Sequence[WrittenSchedule | InvalidParams]:
         async with session.savepoint(hurried=hurried):
             return await create_batch(session, part, replace_existing=replaces)
 
-    async def refuse(_one: NewSchedule, error: PenstockError) -> Sequence[Written | InvalidParams]:
+    async def refuse(_one: NewSchedule, error: PenstockError) -> Sequence[WrittenSchedule | InvalidParams]:
         return [InvalidParams("schedules", str(error))]
 
     # Behind a lock the part is tried again as a whole: an import reports the outcome of each entry.

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.schedules import cron
-from penstock.schedules.cron import CronError, Timing, every_seconds, passed, read_zone, timing
+from penstock.schedules.cron import CronError, Timing, elapsed, every_seconds, read_zone, timing
 
 ZONES = ("Europe/Berlin", "America/New_York", "Australia/Lord_Howe")
 FIRST, LAST = datetime(2025, 1, 1, tzinfo=UTC), datetime(2027, 1, 1, tzinfo=UTC)
@@ -340,27 +340,29 @@ def test_every_keeps_its_distance_from_its_anchor(interval: int, seconds: int, m
 # Instants that have passed
 
 
-def test_passed_counts_and_keeps_the_newest() -> None:
+def test_elapsed_counts_and_keeps_the_newest() -> None:
     when = timing("*/10 * * * *", "UTC", ANCHOR)
     first = utc("2026-01-01T00:00")
-    found = passed(when, first, utc("2026-01-01T01:05"), 3)
+    found = elapsed(when, first, utc("2026-01-01T01:05"), 3)
     assert found.total == 7
     assert found.newest == (utc("2026-01-01T00:40"), utc("2026-01-01T00:50"), utc("2026-01-01T01:00"))
 
 
 @pytest.mark.parametrize(("expression", "total"), [("* * * * * *", cron.COUNTED), ("@every 1s", 365 * 86_400 + 1)])
-def test_passed_finds_the_newest_of_a_year_of_seconds_without_walking_through_them(expression: str, total: int) -> None:
+def test_elapsed_finds_the_newest_of_a_year_of_seconds_without_walking_through_them(
+    expression: str, total: int
+) -> None:
     when = timing(expression, "Europe/Berlin", ANCHOR)
     until = utc("2026-06-01T00:00:00")
-    found = passed(when, utc("2025-06-01T00:00"), until, 100)
+    found = elapsed(when, utc("2025-06-01T00:00"), until, 100)
     assert found.total == total
     assert found.newest == tuple(until - timedelta(seconds=n) for n in reversed(range(100)))
 
 
-def test_passed_finds_the_newest_of_bursts_far_apart() -> None:
+def test_elapsed_finds_the_newest_of_bursts_far_apart() -> None:
     when = timing("* * 1 1 *", "UTC", ANCHOR)
     until = utc("2036-12-01T00:00")
-    found = passed(when, utc("2020-01-01T00:00"), until, 5)
+    found = elapsed(when, utc("2020-01-01T00:00"), until, 5)
     assert found.total == cron.COUNTED
     assert found.newest == tuple(utc(f"2036-01-01T23:5{n}") for n in range(5, 10))
 
@@ -384,12 +386,12 @@ def test_the_walk_through_what_has_passed_is_bounded_and_shared(expression: str)
     first = walked.next_after(utc("2000-01-01T00:00"))
     assert first is not None
     until = utc("2026-07-01T00:00")
-    found = passed(walked, first, until, keep=60, counted=300)
+    found = elapsed(walked, first, until, keep=60, counted=300)
     assert found.newest[-1] <= until
     assert len(found.newest) == min(60, found.total)
     assert walked.asked < 10_000
     asked = walked.asked
-    assert passed(walked, first, until, keep=60, counted=300) == found
+    assert elapsed(walked, first, until, keep=60, counted=300) == found
     assert walked.asked == asked
 
 
@@ -402,4 +404,4 @@ def test_every_counts_as_a_walk_would(seconds: int, keep: int, length: int) -> N
     walked = [first]
     while (following := when.next_after(walked[-1])) is not None and following <= until:
         walked.append(following)
-    assert passed(when, first, until, keep) == (len(walked), tuple(walked[-keep:]))
+    assert elapsed(when, first, until, keep) == (len(walked), tuple(walked[-keep:]))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.schedules.cron import COUNTED, timing
-from penstock.schedules.policy import FEW_COUNTED, Lost, Missed, Rule, plan, render, run_name
+from penstock.schedules.policy import FEW_COUNTED, Misfires, Missed, Rule, plan, render, run_name
 
 BASE = datetime(2026, 5, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -32,40 +32,40 @@ def minutes(*numbers: int) -> list[datetime]:
 def test_one_on_time_is_run_and_the_clock_goes_on() -> None:
     decided = plan(rule(), BASE, BASE + timedelta(seconds=1), 60)
     assert decided.run == [BASE]
-    assert (decided.lost, decided.last, decided.next.at) == (None, BASE, BASE + MINUTE)
+    assert (decided.misfires, decided.last, decided.next.at) == (None, BASE, BASE + MINUTE)
 
 
 @pytest.mark.parametrize(
     ("missed", "more", "run", "lost"),
     [
-        (Missed.SKIP, {}, minutes(9, 10), Lost(9, BASE, BASE + 8 * MINUTE)),
-        (Missed.ONE, {}, minutes(9, 10), Lost(9, BASE, BASE + 8 * MINUTE)),
+        (Missed.SKIP, {}, minutes(9, 10), Misfires(9, BASE, BASE + 8 * MINUTE)),
+        (Missed.ONE, {}, minutes(9, 10), Misfires(9, BASE, BASE + 8 * MINUTE)),
         (Missed.ALL, {}, minutes(*range(11)), None),
-        (Missed.ALL, {"max_missed": 4}, minutes(7, 8, 9, 10), Lost(7, BASE, BASE + 6 * MINUTE)),
-        (Missed.ALL, {"max_lateness_seconds": 240.0}, minutes(7, 8, 9, 10), Lost(7, BASE, BASE + 6 * MINUTE)),
-        (Missed.SKIP, {"max_lateness_seconds": 40.0}, minutes(10), Lost(10, BASE, BASE + 9 * MINUTE)),
+        (Missed.ALL, {"max_missed": 4}, minutes(7, 8, 9, 10), Misfires(7, BASE, BASE + 6 * MINUTE)),
+        (Missed.ALL, {"max_lateness_seconds": 240.0}, minutes(7, 8, 9, 10), Misfires(7, BASE, BASE + 6 * MINUTE)),
+        (Missed.SKIP, {"max_lateness_seconds": 40.0}, minutes(10), Misfires(10, BASE, BASE + 9 * MINUTE)),
     ],
 )
 def test_after_ten_minutes_without_a_supervisor(
-    missed: Missed, more: dict[str, Any], run: list[datetime], lost: Lost | None
+    missed: Missed, more: dict[str, Any], run: list[datetime], lost: Misfires | None
 ) -> None:
     """The grace is a minute and a half: the last two are on time."""
     decided = plan(rule(missed=missed, **more), BASE, BASE + 10 * MINUTE + timedelta(seconds=20), 90)
-    assert (decided.run, decided.lost) == (run, lost)
+    assert (decided.run, decided.misfires) == (run, lost)
     assert (decided.last, decided.next.at) == (BASE + 10 * MINUTE, BASE + 11 * MINUTE)
 
 
 @pytest.mark.parametrize(
     ("missed", "run", "lost"),
     [
-        (Missed.SKIP, [], Lost(1, BASE, BASE)),
+        (Missed.SKIP, [], Misfires(1, BASE, BASE)),
         (Missed.ONE, [BASE], None),
         (Missed.ALL, [BASE], None),
     ],
 )
-def test_a_single_instant_that_was_missed(missed: Missed, run: list[datetime], lost: Lost | None) -> None:
+def test_a_single_instant_that_was_missed(missed: Missed, run: list[datetime], lost: Misfires | None) -> None:
     decided = plan(rule("0 12 * * *", missed=missed), BASE, BASE + timedelta(hours=3), 60)
-    assert (decided.run, decided.lost) == (run, lost)
+    assert (decided.run, decided.misfires) == (run, lost)
     assert decided.next.at == BASE + timedelta(days=1)
 
 
@@ -101,7 +101,7 @@ def test_what_is_not_due_for_its_jitter_is_neither_run_nor_lost() -> None:
     run: list[datetime] = []
     while next_at is not None and jittered.due(next_at) <= now:
         decided = plan(jittered, next_at, now, 60)
-        assert decided.lost is None
+        assert decided.misfires is None
         assert all(jittered.due(instant) <= now for instant in decided.run)
         run += decided.run
         next_at = decided.next.at
@@ -113,7 +113,7 @@ def test_of_a_year_of_seconds_the_newest_are_made_up_for() -> None:
     now = BASE + timedelta(days=365)
     decided = plan(rule("* * * * * *", missed=Missed.ALL, max_missed=1000), BASE, now, 60)
     assert decided.run == [now - timedelta(seconds=n) for n in reversed(range(1000))]
-    assert decided.lost == Lost(COUNTED - 1000, BASE, now - timedelta(seconds=1000))
+    assert decided.misfires == Misfires(COUNTED - 1000, BASE, now - timedelta(seconds=1000))
     assert decided.next.at == now + timedelta(seconds=1)
 
 
@@ -123,14 +123,14 @@ def test_where_one_at_most_is_made_up_for_a_year_of_minutes_is_counted_in_part(m
     decided = plan(rule(missed=missed), BASE, now, 60)
     newest = now - timedelta(seconds=40)
     assert decided.run == [newest]
-    assert decided.lost == Lost(FEW_COUNTED - 1, BASE, newest - MINUTE)
+    assert decided.misfires == Misfires(FEW_COUNTED - 1, BASE, newest - MINUTE)
     assert decided.next.at == newest + MINUTE
 
 
 def test_every_minute_of_a_year_is_counted_to_the_last() -> None:
     decided = plan(rule("@every 1m", missed=Missed.SKIP), BASE, BASE + timedelta(days=365, seconds=50), 60)
     assert decided.run == [BASE + timedelta(days=365)]
-    assert decided.lost == Lost(365 * 1440, BASE, BASE + timedelta(days=365) - MINUTE)
+    assert decided.misfires == Misfires(365 * 1440, BASE, BASE + timedelta(days=365) - MINUTE)
 
 
 @given(
@@ -147,12 +147,12 @@ def test_every_instant_that_has_passed_is_run_or_lost_once(
     now = BASE + later * MINUTE + timedelta(seconds=more)
     decided = plan(rule(missed=missed, max_missed=most, max_lateness_seconds=lateness), BASE, now, grace)
     all_passed = minutes(*range(int((now - BASE) / MINUTE) + 1))
-    assert len(decided.run) + (decided.lost.instants if decided.lost else 0) == len(all_passed)
+    assert len(decided.run) + (decided.misfires.instants if decided.misfires else 0) == len(all_passed)
     assert decided.run == sorted(decided.run)
     assert set(decided.run) <= set(all_passed)
-    if decided.lost is not None:
-        assert decided.lost.since == BASE
-        assert decided.lost.until not in decided.run
+    if decided.misfires is not None:
+        assert decided.misfires.since == BASE
+        assert decided.misfires.until not in decided.run
     if lateness is not None:
         assert all((now - instant).total_seconds() <= lateness for instant in decided.run)
     if missed is Missed.ALL:
