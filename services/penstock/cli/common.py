@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
+from penstock.cli.parameters import HELP, Given, ParamsOf
 from penstock.cli.values import duration_option
 from penstock.protocol.errors import PenstockError, RpcError
 from penstock.runtime.printable import printable, printable_json
@@ -40,13 +41,10 @@ ApiUrlOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the api's result as JSON.")]
 
-RunAtOption = Annotated[
-    str | None,
-    typer.Option(show_default=False, help="Run no earlier than this: RFC 3339 with a zone, or epoch milliseconds."),
-]
-DelayOption = Annotated[float | None, duration_option(help="Run no earlier than this long from now.")]
-PriorityOption = Annotated[int | None, typer.Option(show_default=False, help="-32768 to 32767, higher first.")]
-CursorOption = Annotated[str | None, typer.Option(show_default=False, help="Continue where the last list ended.")]
+RunAtOption = Annotated[str | None, typer.Option(show_default=False, help=HELP["run_at"])]
+DelayOption = Annotated[float | None, duration_option(help=HELP["delay"])]
+PriorityOption = Annotated[int | None, typer.Option(show_default=False, help=HELP["priority"])]
+CursorOption = Annotated[str | None, typer.Option(show_default=False, help=HELP["cursor"])]
 
 
 def limit_option(what: str) -> Any:
@@ -108,17 +106,14 @@ class Api(Shown):
         return self.client.call(method, given(params))
 
 
-def naming(method: str, param: str, argument: Any, help: str, printer: Printer | None = None) -> Callable[..., None]:
-    """A command that names one thing, calls a method with it and prints the answer.
+def calling(method: str, params: ParamsOf, help: str, printer: Printer | None = None) -> Callable[..., None]:
+    """A command that calls a method with the parameters that are given, and prints the answer."""
 
-    param: of the method, what names the thing; argument: the argument of the command.
-    """
-
-    def command(*, name: Any, api: Api) -> None:
-        api.show(api.call(method, **{param: name}), printer)
+    def command(*, given: Given, api: Api) -> None:
+        api.show(api.client.call(method, given), printer)
 
     command.__doc__ = help
-    command.__annotations__ |= {"name": argument}
+    command.__annotations__ |= {"given": Annotated[Given, params]}
     return command
 
 

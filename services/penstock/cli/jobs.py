@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from penstock.cli.common import Api, CursorOption, limit_option, listing, naming, print_fields, say
+from penstock.cli.common import calling, listing, print_fields, say
 from penstock.cli.groups import Commands, add_group
+from penstock.cli.parameters import ParamsOf
 from penstock.protocol.errors import PenstockError
-
-JobId = Annotated[int, typer.Argument(metavar="ID", help="The job's id.")]
+from penstock.tasks.bulk_params import JobId, JobListParams
 
 
 def add_to(app: typer.Typer) -> None:
+    page = ParamsOf(JobListParams, limit="Maximum number of jobs.")
+    one = ParamsOf(JobId, id=typer.Argument(metavar="ID", help="The job's id."))
     commands: Commands = {
-        "list": list_jobs,
-        "show": naming("job.get", "id", JobId, "Show a job: its progress, and the tasks it refused.", print_job),
-        "cancel": naming("job.cancel", "id", JobId, "Stop a job; changes already made stay.", print_job),
+        "list": calling("job.list", page, "List jobs, newest first.", _print_jobs),
+        "show": calling("job.get", one, "Show a job: its progress, and the tasks it refused.", print_job),
+        "cancel": calling("job.cancel", one, "Stop a job; changes already made stay.", print_job),
     }
     add_group(app, "jobs", commands, panel="Tasks", help="Jobs that change many tasks, as `penstock tasks cancel`.")
-
-
-def list_jobs(*, limit: Annotated[int, limit_option("jobs")] = 50, cursor: CursorOption = None, api: Api) -> None:
-    """List jobs, newest first."""
-    api.show(api.call("job.list", limit=limit, cursor=cursor), _print_jobs)
 
 
 def print_job(job: dict[str, Any]) -> None:

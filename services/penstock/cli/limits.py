@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from penstock.cli.common import naming
+from penstock.cli.common import calling
+from penstock.cli.parameters import Given, ParamsOf
+from penstock.limits.model import SECONDS_OF
 
-
-class Per(StrEnum):
-    second = "second"
-    minute = "minute"
-    hour = "hour"
-
-
-PerOption = Annotated[Per, typer.Option(help="The unit of rates that are given without one.")]
 _ARTICLE = {"action": "an", "tenant": "a"}
-_PER_SECONDS = {Per.second: 1, Per.minute: 60, Per.hour: 3600}
 
 
 @dataclass(frozen=True)
@@ -28,81 +21,77 @@ class Rate:
     """A rate as typed; per: None if only a number was given."""
 
     number: float
-    per: Per | None
+    per: str | None
 
 
 def parse_rate(text: str) -> Rate:
     """`10` or `10/m`. Raises typer.BadParameter."""
     number, slash, unit = text.partition("/")
-    per = next((per for per in Per if unit and per.value.startswith(unit)), None)
+    per = next((per for per in SECONDS_OF if unit and per.startswith(unit)), None)
     try:
-        return Rate(float(number), per if per or not slash else Per(unit))
+        if slash and per is None:
+            raise ValueError
+        return Rate(float(number), per)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is not a rate: give a number, or 10/s, 10/m, 10/h") from None
 
 
-def rate_option(help: str) -> Any:
+def _rate(help: str) -> Any:
     return typer.Option(parser=parse_rate, metavar="N[/s|/m|/h]", show_default=False, help=help)
 
 
-def in_one_unit(rates: Mapping[str, Rate | None], per: Per) -> dict[str, Any]:
-    """The rates as the api takes them, in one unit, ``per``: their own if they share one."""
-    given = {name: rate for name, rate in rates.items() if rate is not None}
-    units = {rate.per or per for rate in given.values()}
-    per = units.pop() if len(units) == 1 else per
-    numbers = {name: rate.number * _PER_SECONDS[per] / _PER_SECONDS[rate.per or per] for name, rate in given.items()}
-    return {"per": per.value, **dict.fromkeys(rates), **numbers}
+def _count(help: str) -> Any:
+    return typer.Option(min=1, show_default=False, help=help)
 
 
-ALL = "all"  # of --none
+# Options of the parameters that set limits.
+OPTIONS = {
+    "max_in_flight": _count("Tasks that may be claimed and unsettled at a time."),
+    "rate": _rate("Tasks that may start per unit of time: 10/m; a plain number is per --per."),
+    "burst": _count("Burst size; default: one second's worth of --rate."),
+    "per": typer.Option(help="The unit of rates that are given without one."),
+}
+KEY_OPTIONS = {
+    "key_max_in_flight": _count("As --max-in-flight, for each limit key."),
+    "key_rate": _rate("As --rate, for each limit key."),
+    "key_burst": _count("As --burst, for each limit key."),
+}
 
 
-def changes(limits: Mapping[str, Any], none: Sequence[StrEnum] | None) -> dict[str, Any]:
-    """The limits that were given, and None for those to remove. Raises typer.BadParameter if there are none.
+def in_one_unit(given: Given) -> Given:
+    """The parameters with rates as numbers, in the unit ``per``: their own if they share one."""
+    rates = {name: value for name, value in given.items() if isinstance(value, Rate)}
+    units = {rate.per or given["per"] for rate in rates.values()}
+    per = units.pop() if len(units) == 1 else given["per"]
+    numbers = {
+        name: rate.number * SECONDS_OF[per] / SECONDS_OF[rate.per or given["per"]] for name, rate in rates.items()
+    }
+    return given | numbers | {"per": per}
 
-    limits: all of them, None if not given. none: the values of --none.
+
+def params_to_set(given: Given, none: Sequence[StrEnum] | None, names: Collection[str]) -> Given:
+    """The parameters of action.set or tenant.set. Raises typer.BadParameter if there is no change.
+
+    none: the limits to remove, `all` for all of ``names``.
     """
-    change: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
-    removed = limits if ALL in (none or ()) else [limit.name for limit in none or ()]
+    removed = [limit.name for limit in none or ()]
+    if "all" in removed:
+        removed = [*names]
     for name in removed:
-        if name in change:
+        if name in given:
             option = name.replace("_", "-")
             raise typer.BadParameter(f"--none {option} and --{option} exclude each other")
-        change[name] = None
-    if not change:
+    if not removed and not given.keys() & set(names):
         raise typer.BadParameter("name a limit to set, or one to remove with --none")
-    return change
+    return in_one_unit(given) | dict.fromkeys(removed)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Options that set the limits of an action or a tenant."""
-
-    max_in_flight: Annotated[
-        int | None, typer.Option(min=1, show_default=False, help="Tasks that may be claimed and unsettled at a time.")
-    ] = None
-    rate: Annotated[
-        Rate | None, rate_option("Tasks that may start per unit of time: 10/m; a plain number is per --per.")
-    ] = None
-    burst: Annotated[
-        int | None, typer.Option(min=1, show_default=False, help="Burst size; default: one second's worth of --rate.")
-    ] = None
-    per: PerOption = Per.second
-
-    def params(self, none: Sequence[StrEnum] | None) -> dict[str, Any]:
-        """The parameters of action.set or tenant.set. none: the limits to remove. Raises typer.BadParameter."""
-        limits = {name: value for name, value in vars(self).items() if name != "per"}
-        rates = in_one_unit({name: value for name, value in limits.items() if name.endswith("rate")}, self.per)
-        unit = rates.pop("per")
-        return {"per": unit, **changes(limits | rates, none)}
-
-
-def pausing(kind: str, argument: Any) -> dict[str, Callable[..., None]]:
+def pausing(kind: str, params: ParamsOf) -> dict[str, Callable[..., None]]:
     """The commands that pause and resume an action or a tenant."""
     return {
-        "pause": naming(
-            f"{kind}.pause", kind, argument,
+        "pause": calling(
+            f"{kind}.pause", params,
             f"Stop sending tasks of {_ARTICLE[kind]} {kind}. New tasks are accepted and wait; tasks in flight go on.",
         ),
-        "resume": naming(f"{kind}.resume", kind, argument, f"Send tasks of {_ARTICLE[kind]} {kind} again."),
+        "resume": calling(f"{kind}.resume", params, f"Send tasks of {_ARTICLE[kind]} {kind} again."),
     }  # fmt: skip

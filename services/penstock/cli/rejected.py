@@ -14,7 +14,6 @@ from penstock.cli.common import (
     CursorOption,
     limit_option,
     listing,
-    naming,
     print_fields,
     progress,
     say,
@@ -30,7 +29,6 @@ class Source(StrEnum):
     results = "results"
 
 
-RejectedId = Annotated[int, typer.Argument(metavar="ID", help="From `penstock rejected`.")]
 SourceOption = Annotated[Source | None, typer.Option(show_default=False, help="Only messages of this queue.")]
 
 
@@ -46,7 +44,7 @@ class Choice:
 def add_to(app: typer.Typer) -> None:
     commands: Commands = {
         "list": list_rejected,
-        "show": naming("rejected.show", "id", RejectedId, "Show one rejected message in full.", _print_message),
+        "show": show,
         "retry": retry,
         "purge": purge,
     }
@@ -62,6 +60,13 @@ def list_rejected(
 ) -> None:
     """List rejected messages with their reasons."""
     api.show(api.call("rejected.list", limit=limit, cursor=cursor, source=source), _print_rejected)
+
+
+def show(
+    *, rejected_id: Annotated[int, typer.Argument(metavar="ID", help="From `penstock rejected`.")], api: Api
+) -> None:
+    """Show one rejected message in full."""
+    api.show(api.call("rejected.show", id=rejected_id), _print_message)
 
 
 def retry(choice: Choice, api: Api) -> None:

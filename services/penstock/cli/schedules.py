@@ -6,95 +6,69 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.common import (
-    Api,
-    CursorOption,
-    Printer,
-    PriorityOption,
-    given,
-    limit_option,
-    listing,
-    naming,
-    print_fields,
-    progress,
-)
+from penstock.cli.common import Api, Printer, calling, listing, print_fields, progress
 from penstock.cli.groups import Commands, add_group
-from penstock.cli.values import duration_option, instant, json_value, labels
+from penstock.cli.parameters import Given, ParamsOf
 from penstock.protocol.errors import PenstockError
-from penstock.schedules.policy import Missed, Overlap
+from penstock.schedules.model import (
+    ScheduleCreateParams,
+    ScheduleListParams,
+    ScheduleName,
+    ScheduleRunsParams,
+    ScheduleUpdateParams,
+)
 
 LOOK_SECONDS = 0.3
 IMPORT_ENTRIES = 20_000  # a call, well below the largest request that the api accepts
 ERRORS_SHOWN = 20
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.")]
-TenantOption = Annotated[str | None, typer.Option(show_default=False, help="Only schedules of this tenant.")]
-LabelOption = Annotated[
-    list[str] | None,
-    typer.Option("--label", metavar="NAME=TEXT", show_default=False, help="A label of its tasks. Repeatable."),
-]
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options that create and update share."""
-
-    timezone: Annotated[
-        str | None, typer.Option("--timezone", "--tz", show_default=False, help="IANA zone; default UTC.")
-    ] = None
-    start_at: Annotated[
-        str | None,
-        typer.Option(show_default=False, help="No run before this: RFC 3339 with a zone, or epoch milliseconds."),
-    ] = None
-    end_at: Annotated[str | None, typer.Option(show_default=False, help="No run after this; as --start-at.")] = None
-    jitter: Annotated[float | None, duration_option(help="Delay each run at random by up to this.")] = None
-    missed: Annotated[
-        Missed | None, typer.Option(show_default=False, help="Which missed runs to make up; default one.")
-    ] = None
-    max_missed: Annotated[
-        int | None, typer.Option(show_default=False, help="With --missed all: at most this many; default 100.")
-    ] = None
-    max_lateness: Annotated[float | None, duration_option(help="Never run later than this after the set time.")] = None
-    overlap: Annotated[
-        Overlap | None,
-        typer.Option(show_default=False, help="What to do while the previous task has not settled; default allow."),
-    ] = None
-    priority: PriorityOption = None
-    max_attempts: Annotated[int | None, typer.Option(show_default=False, help="Attempts before a task fails.")] = None
-    timeout: Annotated[float | None, duration_option(help="Time limit of one attempt.")] = None
-    ordering_key: Annotated[
-        str | None, typer.Option(show_default=False, help="Tasks of one key run one at a time, in order.")
-    ] = None
-    label: LabelOption = None
-    tenant: Annotated[str | None, typer.Option(show_default=False, help="The tenant of its tasks.")] = None
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The options that were given, as the api takes them."""
-        options = vars(self) | {"start_at": instant(self.start_at), "end_at": instant(self.end_at)}
-        del options["label"]
-        return given(options | {"labels": labels(self.label)})
+_NAME = "The schedule's name."
+_OPTIONS = {
+    "timezone": typer.Option("--timezone", "--tz", show_default=False, help="IANA zone; default UTC."),
+    "start_at": "No run before this: RFC 3339 with a zone, or epoch milliseconds.",
+    "end_at": "No run after this; as --start-at.",
+    "jitter": "Delay each run at random by up to this.",
+    "missed": "Which missed runs to make up; default one.",
+    "max_missed": "With --missed all: at most this many; default 100.",
+    "max_lateness": "Never run later than this after the set time.",
+    "overlap": "What to do while the previous task has not settled; default allow.",
+    "max_attempts": "Attempts before a task fails.",
+    "timeout": "Time limit of one attempt.",
+    "ordering_key": "Tasks of one key run one at a time, in order.",
+    "labels": "A label of its tasks. Repeatable.",
+    "tenant": "The tenant of its tasks.",
+}
+_PAGE = ParamsOf(
+    ScheduleListParams,
+    labels="A label of its tasks. Repeatable.",
+    tenant="Only schedules of this tenant.",
+    action="Only schedules of this action.",
+    paused=typer.Option("--paused/--running", show_default=False, help="Only paused, or only running schedules."),
+    limit="Maximum number of schedules.",
+)
 
 
 def add_to(app: typer.Typer) -> None:
     def one(method: str, help: str, printer: Printer = _print_schedule) -> Callable[..., None]:
-        return naming(f"schedule.{method}", "name", NameArgument, help, printer)
+        return calling(f"schedule.{method}", ParamsOf(ScheduleName, name=_NAME), help, printer)
 
+    runs = ParamsOf(ScheduleRunsParams, name=_NAME, limit="Maximum number of runs.")
     commands: Commands = {
-        "list": list_schedules,
+        "list": calling("schedule.list", _PAGE, "List schedules, newest first.", _print_schedules),
         "show": one("get", "Show a schedule, its payload and its next few runs."),
         "create": create,
         "update": update,
         "delete": one("delete", "Delete a schedule; its tasks stay.", _print_deleted),
         "pause": one("pause", "Pause a schedule; runs in the meantime are not made up."),
         "resume": one("resume", "Resume a schedule, from now on."),
-        "runs": runs,
+        "runs": calling(
+            "schedule.runs", runs, "List the runs of a schedule and their outcomes, newest first.", _print_runs
+        ),
         "run-now": one("run_now", "Trigger a schedule now, even if paused.", _print_run),
         "import": import_schedules,
     }
@@ -103,41 +77,35 @@ def add_to(app: typer.Typer) -> None:
 
 def create(
     *,
-    name: NameArgument,
-    expression: Annotated[
-        str,
-        typer.Argument(
-            metavar="EXPRESSION", help='"*/5 * * * *", with seconds first "0 */5 * * * *", @daily, "@every 90s".'
+    schedule: Annotated[
+        Given,
+        ParamsOf(
+            ScheduleCreateParams, name=_NAME,
+            expression='"*/5 * * * *", with seconds first "0 */5 * * * *", @daily, "@every 90s".',
+            action="The action of its tasks, which a handler carries out.",
+            payload=typer.Argument(
+                metavar="JSON", help="The payload, an object or array; - reads standard input.", show_default="{}"
+            ),
+            **_OPTIONS,
+            paused=typer.Option("--paused", help="Create it paused, until `penstock schedules resume`."),
+            replace="Replace a schedule of the same name.",
         ),
     ],
-    action: Annotated[
-        str, typer.Argument(metavar="ACTION", help="The action of its tasks, which a handler carries out.")
-    ],
-    payload: Annotated[
-        str, typer.Argument(metavar="JSON", help="The payload, an object or array; - reads standard input.")
-    ] = "{}",
-    options: Options,
-    paused: Annotated[
-        bool, typer.Option("--paused", help="Create it paused, until `penstock schedules resume`.")
-    ] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace a schedule of the same name.")] = False,
     api: Api,
-) -> None:
+) -> None:  # fmt: skip
     """Create a schedule."""
-    more = options.params | {"paused": paused or None, "replace": replace}
-    body = json_value(payload, "payload")
-    api.show(api.client.schedules.create(name, expression, action, body, **more), _print_schedule)
+    api.show(api.client.call("schedule.create", schedule), _print_schedule)
 
 
 def update(
     *,
-    name: NameArgument,
-    expression: Annotated[str | None, typer.Option(show_default=False, help="As of create.")] = None,
-    action: Annotated[str | None, typer.Option(show_default=False, help="As of create.")] = None,
-    payload: Annotated[
-        str | None, typer.Option(metavar="JSON", show_default=False, help="As of create; - reads standard input.")
-    ] = None,
-    options: Options,
+    schedule: Annotated[
+        Given,
+        ParamsOf(
+            ScheduleUpdateParams, name=_NAME, expression="As of create.", action="As of create.",
+            payload="As of create; - reads standard input.", **_OPTIONS,
+        ),
+    ],
     clear: Annotated[
         list[str] | None,
         typer.Option(
@@ -146,45 +114,10 @@ def update(
         ),
     ] = None,
     api: Api,
-) -> None:
+) -> None:  # fmt: skip
     """Change the given fields of a schedule. --label replaces all labels."""
-    changes = options.params | given({"expression": expression, "action": action})
-    if payload is not None:
-        changes["payload"] = json_value(payload, "payload")
-    changes |= dict.fromkeys((field.replace("-", "_") for field in clear or ()), None)
-    api.show(api.client.schedules.update(name, **changes), _print_schedule)
-
-
-def list_schedules(
-    *,
-    label: LabelOption = None,
-    tenant: TenantOption = None,
-    action: Annotated[str | None, typer.Option(show_default=False, help="Only schedules of this action.")] = None,
-    paused: Annotated[
-        bool | None,
-        typer.Option("--paused/--running", show_default=False, help="Only paused, or only running schedules."),
-    ] = None,
-    limit: Annotated[int, limit_option("schedules")] = 50,
-    cursor: CursorOption = None,
-    api: Api,
-) -> None:
-    """List schedules, newest first."""
-    page = api.call(
-        "schedule.list",
-        action=action, paused=paused, limit=limit, cursor=cursor, tenant=tenant, labels=labels(label),
-    )  # fmt: skip
-    api.show(page, _print_schedules)
-
-
-def runs(
-    *,
-    name: NameArgument,
-    limit: Annotated[int, limit_option("runs")] = 50,
-    cursor: CursorOption = None,
-    api: Api,
-) -> None:
-    """List the runs of a schedule and their outcomes, newest first."""
-    api.show(api.call("schedule.runs", name=name, limit=limit, cursor=cursor), _print_runs)
+    unset = dict.fromkeys((field.replace("-", "_") for field in clear or ()), None)
+    api.show(api.client.call("schedule.update", schedule | unset), _print_schedule)
 
 
 def import_schedules(

@@ -17,7 +17,6 @@ from penstock.cli.common import (
     PriorityOption,
     RunAtOption,
     connect,
-    naming,
     print_fields,
     print_json,
     say,
@@ -46,10 +45,9 @@ TokenArgument = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    retry = "Re-run a failed (CRITICAL_ERROR) or CANCELLED task with a fresh attempt counter."
     commands: Commands = {
-        "show": show, "result": result, "cancel": cancel, "retry": naming("retry", "id", TaskId, retry, _print_change),
-        "reschedule": reschedule, "complete": complete, "fail": fail,
+        "show": show, "result": result, "cancel": cancel, "retry": retry, "reschedule": reschedule,
+        "complete": complete, "fail": fail,
     }  # fmt: skip
     add_group(app, "task", commands, panel="Tasks", help="One task: show it, change it, answer its wait.")
 
@@ -110,6 +108,11 @@ def cancel(
 ) -> None:
     """Cancel a task that has not settled; a later result is ignored, and its handler is asked to stop."""
     api.show(api.call("cancel", id=task_id, reason=reason), _print_change)
+
+
+def retry(task_id: TaskId, api: Api) -> None:
+    """Re-run a failed (CRITICAL_ERROR) or CANCELLED task with a fresh attempt counter."""
+    api.show(api.call("retry", id=task_id), _print_change)
 
 
 def reschedule(

@@ -12,10 +12,6 @@ import typer
 from penstock.cli.common import (
     Api,
     CursorOption,
-    DelayOption,
-    PriorityOption,
-    RunAtOption,
-    given,
     limit_option,
     print_cursor,
     print_table,
@@ -24,8 +20,10 @@ from penstock.cli.common import (
 )
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.jobs import print_job
-from penstock.cli.values import STATES_HELP, complete_state, duration_option, instant, labels, state_label
+from penstock.cli.parameters import Given, ParamsOf
+from penstock.cli.values import STATES_HELP, complete_state, instant, labels, state_label
 from penstock.cli.values import state as parse_state
+from penstock.tasks.bulk_params import BulkParams, BulkRescheduleParams
 
 if TYPE_CHECKING:
     from penstock.client.client import Client
@@ -42,56 +40,20 @@ LabelOption = Annotated[
 TenantOption = Annotated[str | None, typer.Option("--tenant", show_default=False, help="Only tasks of this tenant.")]
 
 
-@dataclass(frozen=True)
-class Filter:
-    """The tasks that a bulk command changes."""
-
-    action: Annotated[
-        str | None,
-        typer.Option("--action", show_default=False, help="Only tasks of this action; * matches any characters."),
-    ] = None
-    state: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--state",
-            parser=parse_state,
-            metavar="STATE",
-            show_default=False,
-            help=f"Only tasks in this state: {STATES_HELP}. Repeatable.",
-        ),
-    ] = None
-    label: LabelOption = None
-    older_than: Annotated[
-        float | None, duration_option("--older-than", help="Only tasks added at least this long ago.")
-    ] = None
-    newer_than: Annotated[
-        float | None, duration_option("--newer-than", help="Only tasks added less than this long ago.")
-    ] = None
-    from_id: Annotated[
-        int | None, typer.Option("--from-id", show_default=False, help="Only tasks with this id or a higher one.")
-    ] = None
-    to_id: Annotated[
-        int | None, typer.Option("--to-id", show_default=False, help="Only tasks with this id or a lower one.")
-    ] = None
-    tenant: TenantOption = None
-    everything: Annotated[bool, typer.Option("--all", help="All current tasks, instead of a filter.")] = False
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The filter as the api takes it. Raises typer.BadParameter without one."""
-        found = given(
-            {
-                "action": self.action, "states": self.state or None, "labels": labels(self.label),
-                "older_than": self.older_than, "newer_than": self.newer_than, "ids_from": self.from_id,
-                "ids_to": self.to_id, "all": self.everything or None, "tenant": self.tenant,
-            }
-        )  # fmt: skip
-        if not found:
-            raise typer.BadParameter(
-                "give at least one filter (--action, --state, --label, --older-than, --newer-than, --from-id, --to-id, "
-                "--tenant), or --all"
-            )
-        return found
+_FILTER = {
+    "action": "Only tasks of this action; * matches any characters.",
+    "states": typer.Option(
+        "--state", parser=parse_state, metavar="STATE", show_default=False,
+        help=f"Only tasks in this state: {STATES_HELP}. Repeatable.",
+    ),
+    "labels": "Only tasks with this label. Repeatable: all must match.",
+    "older_than": "Only tasks added at least this long ago.",
+    "newer_than": "Only tasks added less than this long ago.",
+    "ids_from": "Only tasks with this id or a higher one.",
+    "ids_to": "Only tasks with this id or a lower one.",
+    "tenant": "Only tasks of this tenant.",
+    "all": typer.Option("--all", help="All current tasks, instead of a filter."),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -103,7 +65,12 @@ class Bulk:
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the end, showing progress.")] = True
 
     def run(self, verb: str, params: dict[str, Any], api: Api) -> None:
-        """Count the tasks, ask, and change them."""
+        """Count the tasks, ask, and change them. Raises typer.BadParameter without a filter."""
+        if not _FILTER.keys() & params.keys():
+            raise typer.BadParameter(
+                "give at least one filter (--action, --state, --label, --older-than, --newer-than, --from-id, --to-id, "
+                "--tenant), or --all"
+            )
         method = f"bulk.{verb}"
         if self.dry_run:
             api.show(api.call(method, **params, dry_run=True), _print_preview)
@@ -143,8 +110,10 @@ def add_to(app: typer.Typer) -> None:
 def _changing(verb: str, help: str) -> Callable[..., None]:
     """A command that changes the tasks of a filter."""
 
-    def command(*, tasks: Filter, bulk: Bulk, api: Api) -> None:
-        bulk.run(verb, tasks.params, api)
+    def command(
+        *, tasks: Annotated[Given, ParamsOf(BulkParams, without=["dry_run"], **_FILTER)], bulk: Bulk, api: Api
+    ) -> None:
+        bulk.run(verb, tasks, api)
 
     command.__doc__ = help
     return command
@@ -191,19 +160,18 @@ def list_tasks(
 
 def reschedule(
     *,
-    tasks: Filter,
-    run_at: RunAtOption = None,
-    delay: DelayOption = None,
-    spread: Annotated[
-        float | None, duration_option(help="Spread the tasks evenly over this time from then on.")
-    ] = None,
-    priority: PriorityOption = None,
+    tasks: Annotated[
+        Given,
+        ParamsOf(
+            BulkRescheduleParams, without=["dry_run"], **_FILTER,
+            spread="Spread the tasks evenly over this time from then on.",
+        ),
+    ],
     bulk: Bulk,
     api: Api,
-) -> None:
+) -> None:  # fmt: skip
     """Move waiting tasks to another time or priority."""
-    changes = given({"run_at": instant(run_at), "delay": delay, "spread": spread, "priority": priority})
-    bulk.run("reschedule", tasks.params | changes, api)
+    bulk.run("reschedule", tasks, api)
 
 
 def _print_page(page: dict[str, Any]) -> None:

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.common import Api, CursorOption, given, limit_option, listing, print_cursor, print_fields, say
+from penstock.cli.common import Api, CursorOption, calling, limit_option, listing, print_cursor, print_fields, say
 from penstock.cli.groups import Commands, add_group
+from penstock.cli.parameters import Given, ParamsOf
 from penstock.cli.values import json_value, state_label
 from penstock.runtime.printable import printable
-from penstock.workflows.params import WorkflowState
+from penstock.workflows.params import WorkflowCreateParams, WorkflowListParams
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,11 @@ _MARKS = {
 
 
 def add_to(app: typer.Typer) -> None:
-    commands: Commands = {"list": list_workflows, "show": show, "create": create, "cancel": cancel, "retry": retry}
+    page = ParamsOf(WorkflowListParams, limit="Maximum number of workflows.")
+    commands: Commands = {
+        "list": calling("workflow.list", page, "List workflows, newest first.", _print_workflows),
+        "show": show, "create": create, "cancel": cancel, "retry": retry,
+    }  # fmt: skip
     add_group(app, "workflows", commands, panel="Tasks", help="Workflows: tasks that wait for each other.")
 
 
@@ -57,20 +62,20 @@ def create(
             "parameters of workflow.create. - reads standard input, @FILE a file.",
         ),
     ],
-    name: Annotated[str | None, typer.Option(show_default=False, help="Shown with the workflow.")] = None,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            show_default=False, help="Creating again with the same key and definition returns the first workflow."
+    options: Annotated[
+        Given,
+        ParamsOf(
+            WorkflowCreateParams, without=["steps", "chain"],
+            name=typer.Option("--name", show_default=False, help="Shown with the workflow."),
+            key="Creating again with the same key and definition returns the first workflow.",
+            tenant="The tenant of all its steps.",
         ),
-    ] = None,
-    tenant: Annotated[str | None, typer.Option(show_default=False, help="The tenant of all its steps.")] = None,
+    ],
     api: Api,
-) -> None:
+) -> None:  # fmt: skip
     """Create a workflow."""
     found = _definition(definition)
     params = {"chain": found} if isinstance(found, list) else found
-    options = given({"name": name, "key": key, "tenant": tenant})
     api.show(api.client.workflows.create(**params | options), _print_created)
 
 
@@ -79,20 +84,6 @@ def show(
 ) -> None:
     """Show a workflow and its steps as a tree; a step stands below the last step that it follows."""
     api.show(api.call("workflow.status", **which.params, limit=limit, cursor=cursor), _print_workflow)
-
-
-def list_workflows(
-    *,
-    state: Annotated[
-        WorkflowState | None, typer.Option(show_default=False, help="Only workflows in this state.")
-    ] = None,
-    tenant: Annotated[str | None, typer.Option(show_default=False, help="Only workflows of this tenant.")] = None,
-    limit: Annotated[int, limit_option("workflows")] = 50,
-    cursor: CursorOption = None,
-    api: Api,
-) -> None:
-    """List workflows, newest first."""
-    api.show(api.call("workflow.list", state=state, limit=limit, cursor=cursor, tenant=tenant), _print_workflows)
 
 
 def cancel(

@@ -91,18 +91,17 @@ def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
 
 
 def test_rates_have_units_and_are_given_to_the_api_in_one() -> None:
-    from penstock.cli.limits import Per, in_one_unit, parse_rate
+    from penstock.cli.limits import in_one_unit, parse_rate
 
-    def given(rate: str | None, key_rate: str | None, per: Per = Per.second) -> dict[str, object]:
-        rates = {"rate": rate and parse_rate(rate), "key_rate": key_rate and parse_rate(key_rate)}
-        return in_one_unit(rates, per)  # type: ignore[arg-type]
+    def given(per: str = "second", **rates: str) -> dict[str, object]:
+        return in_one_unit({"per": per} | {name: parse_rate(rate) for name, rate in rates.items()})
 
-    assert given("10/m", None) == {"per": "minute", "rate": 10, "key_rate": None}
-    assert given("10/hour", None, Per.minute) == {"per": "hour", "rate": 10, "key_rate": None}
-    assert given("10", "2", Per.minute) == {"per": "minute", "rate": 10, "key_rate": 2}
-    assert given("60/m", "3600/h") == {"per": "second", "rate": 1, "key_rate": 1}
-    assert given("6/m", "2", Per.minute) == {"per": "minute", "rate": 6, "key_rate": 2}
-    assert given(None, None) == {"per": "second", "rate": None, "key_rate": None}
+    assert given(rate="10/m") == {"per": "minute", "rate": 10}
+    assert given(rate="10/hour", per="minute") == {"per": "hour", "rate": 10}
+    assert given(rate="10", key_rate="2", per="minute") == {"per": "minute", "rate": 10, "key_rate": 2}
+    assert given(rate="60/m", key_rate="3600/h") == {"per": "second", "rate": 1, "key_rate": 1}
+    assert given(rate="6/m", key_rate="2", per="minute") == {"per": "minute", "rate": 6, "key_rate": 2}
+    assert given() == {"per": "second"}
 
 
 @pytest.mark.parametrize("text", ["10/x", "10/", "many", "/m"])

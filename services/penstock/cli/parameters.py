@@ -1,0 +1,107 @@
+"""Options and arguments of a command, made of the declared parameters of the method that it calls."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from enum import StrEnum
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+
+import msgspec
+import typer
+
+from penstock.cli.values import duration, instant, json_value, labels
+from penstock.protocol.method import described
+
+Given = dict[str, Any]  # parameters as the api takes them, without those that were not given
+
+
+class Form(NamedTuple):
+    """How people give a parameter, where its type does not say so.
+
+    kind: its type for typer. option: its option, without a help text. convert: to the value that the api takes.
+    """
+
+    kind: Any
+    option: dict[str, Any]
+    convert: Callable[[Any], Any]
+
+
+_DURATION = Form(float, {"parser": duration, "metavar": "DURATION"}, float)
+_INSTANT = Form(str, {}, instant)
+_FORMS = {
+    **dict.fromkeys(
+        ("delay", "expires_in", "jitter", "max_lateness", "newer_than", "older_than", "spread", "timeout"), _DURATION
+    ),
+    **dict.fromkeys(("end_at", "expires_at", "run_at", "start_at"), _INSTANT),
+    "labels": Form(list[str], {"metavar": "NAME=TEXT"}, labels),
+    "payload": Form(str, {"metavar": "JSON"}, lambda text: json_value(text, "payload")),
+    "unique": Form(str, {}, lambda text: duration(text) if text[:1].isdecimal() else text),
+}
+_NAMES = {"labels": "--label", "ids_from": "--from-id", "ids_to": "--to-id"}
+HELP = {
+    "cursor": "Continue where the last list ended.",
+    "delay": "Run no earlier than this long from now.",
+    "priority": "-32768 to 32767, higher first.",
+    "run_at": "Run no earlier than this: RFC 3339 with a zone, or epoch milliseconds.",
+}
+
+
+class ParamsOf:
+    """The parameters of a method: `given: Annotated[Given, ParamsOf(struct)]` is what the caller of a command gave.
+
+    Required ones are arguments, the others options; their descriptions are the help.
+    without: parameters that the command gives itself. shown: a help text that is better for people, or the whole
+    option or argument.
+    """
+
+    def __init__(self, struct: type[msgspec.Struct], *, without: Collection[str] = (), **shown: Any) -> None:
+        self._fields = {field.name: field for field in msgspec.structs.fields(struct) if field.name not in without}
+        self._shown = shown
+
+    def parameters(self) -> list[inspect.Parameter]:
+        """The parameters as typer reads them."""
+        return [self._parameter(field) for field in self._fields.values()]
+
+    def read(self, values: dict[str, Any]) -> Given:
+        """The parameters for the api, of the values that typer read. Raises typer.BadParameter."""
+        found = {}
+        for name, value in values.items():
+            if value is not None and value != [] and (value is not False or self._fields[name].default is not False):
+                found[name] = _FORMS[name].convert(value) if name in _FORMS else value
+        return found
+
+    def _parameter(self, field: msgspec.structs.FieldInfo) -> inspect.Parameter:
+        declared, description = described(field.type)
+        form = _FORMS.get(field.name) or Form(_kind(declared), {}, str)
+        shown = self._shown.get(field.name) or HELP.get(field.name) or description
+        if isinstance(shown, str):
+            shown = _option(field, form, shown)
+        default: Any = None
+        if field.required:
+            default = inspect.Parameter.empty
+        elif field.default is False or (isinstance(field.default, int | str) and shown.show_default is True):
+            default = form.kind(field.default)
+        kind = form.kind if default is not None else form.kind | None
+        return inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, shown]
+        )
+
+
+def _option(field: msgspec.structs.FieldInfo, form: Form, help: str) -> Any:
+    if field.required:
+        return typer.Argument(metavar=field.name.upper(), help=help)
+    if field.name == "limit":
+        return typer.Option(min=1, max=1000, help=help)
+    name = _NAMES.get(field.name) or "--" + field.name.replace("_", "-")
+    return typer.Option(name, show_default=False, help=help, **form.option)
+
+
+def _kind(declared: Any) -> Any:
+    """The type of one value that people give: of an id, which is a number or its text, the number."""
+    if get_origin(declared) in (Union, UnionType):
+        declared = next(kind for kind in get_args(declared) if kind not in (NoneType, msgspec.UnsetType))
+    if get_origin(declared) is Literal:
+        return StrEnum("Choice", {value: value for value in get_args(declared)})
+    return declared
