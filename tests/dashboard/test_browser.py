@@ -175,10 +175,10 @@ def test_a_task_is_rescheduled_cancelled_retried_and_run_again_edited(browser: A
     press(browser, "details[data-key=cancel] button")
     said(browser, f"Task {made.id} is cancelled")
     wait_live(browser)
-    press(browser, "#deeds form button.main")
+    press(browser, "#buttons form button.main")
     said(browser, f"Task {made.id} runs again")
     wait_live(browser)
-    press(browser, "#deeds a[href$='/edit']")
+    press(browser, "#buttons a[href$='/edit']")
     payload = css(browser, "textarea[name=payload]")
     payload.clear()
     payload.send_keys('{"n": ')
@@ -192,10 +192,10 @@ def test_a_task_is_rescheduled_cancelled_retried_and_run_again_edited(browser: A
 
 
 def test_ticked_tasks_are_cancelled_together(browser: Any, stand: Stand) -> None:
-    ids = [stand.run(stand.call("enqueue", action="ticked")).id for _ in range(3)]
-    opened(browser, stand, "/tasks?action=ticked")
+    ids = [stand.run(stand.call("enqueue", action="selected")).id for _ in range(3)]
+    opened(browser, stand, "/tasks?action=selected")
     press(browser, "input[data-all]")
-    wait(browser, lambda b: b.find_element("css selector", "[data-ticked]").text == "3")
+    wait(browser, lambda b: b.find_element("css selector", "[data-selected]").text == "3")
     press(browser, "#selection button.danger")
     said(browser, "3 of 3 tasks cancelled")
     assert {stand.run(stand.call("status", id=one)).state for one in ids} == {"CANCELLED"}

@@ -18,10 +18,10 @@ import pytest
 from penstock.api import key_cache
 from penstock.api.access import AUDITED
 from penstock.api.dashboard import overview
-from penstock.api.dashboard.form_actions import DEEDS
+from penstock.api.dashboard.form_actions import FORM_ACTIONS
 from penstock.api.dashboard.live import STREAMS_OF_ONE, Streams
 from penstock.api.dashboard.pages import PAGES
-from penstock.api.dashboard.process_probe import Alive
+from penstock.api.dashboard.process_probe import ProcessProbe
 from penstock.api.key_store import create_key
 from penstock.api.process import Api
 from penstock.brokers.base import Outgoing
@@ -341,7 +341,7 @@ async def test_the_dashboard_of_an_open_api_is_for_this_machine_alone(browser: B
 
 
 async def test_everything_that_a_form_can_ask_for_is_a_method_that_is_audited() -> None:
-    assert set(DEEDS) <= AUDITED
+    assert set(FORM_ACTIONS) <= AUDITED
 
 
 async def test_a_task_is_cancelled_retried_rescheduled_and_told_where_that_cannot_be(
@@ -627,7 +627,7 @@ async def test_who_may_read_sees_no_buttons_and_is_refused_what_changes_things(
     for path in ("/keys", "/audit", f"/tasks/{one}/edit"):
         await browser.get(path, 403)
     csrf = await browser.csrf("/")
-    for method in (*DEEDS, "enqueue", "keys.create", "cancel.selected"):
+    for method in (*FORM_ACTIONS, "enqueue", "keys.create", "cancel.selected"):
         fields = {"id": str(one), "name": "s", "action": "a", "queue": "inbound", "key": "k", "payload": "{}",
                   "permission": "read", "tenant": "t", "ids": str(one), "all": "yes", "delay": "1"}  # fmt: skip
         answer = await browser.http.post("/do", data={"csrf": csrf, "method": method, "back": "/", **fields})
@@ -695,11 +695,11 @@ async def test_processes_without_a_database_are_asked_whether_they_are_ready(sto
     asked = settings.model_copy(
         update={"dashboard_processes": (f"worker-1={server.url}", f"worker-2={gone}", server.url)}
     )
-    alive = Alive(asked.dashboard_processes)
+    probe = ProcessProbe(asked.dashboard_processes)
     try:
-        assert [one.ready for one in alive.look()] == [None] * 3
-        await alive.ask()
-        assert [tuple(one) for one in alive.look()] == [
+        assert [one.ready for one in probe.latest()] == [None] * 3
+        await probe.probe()
+        assert [tuple(one) for one in probe.latest()] == [
             ("worker-1", server.url, False, "starting"), ("worker-2", gone, False, "ConnectError"),
             ("", server.url, False, "starting"),
         ]  # fmt: skip
@@ -712,7 +712,7 @@ async def test_processes_without_a_database_are_asked_whether_they_are_ready(sto
                 assert time.monotonic() < deadline, found
                 await asyncio.sleep(0.2)
     finally:
-        alive.stop()
+        probe.stop()
         server.close()
 
 
@@ -1072,7 +1072,7 @@ async def test_a_session_of_a_bound_key_sees_and_changes_what_is_its_tenants_alo
     assert "No tasks match" in await browser.get(f"/tasks?key={NOT_OURS}")
     csrf = await browser.csrf("/tasks")
     for one in made:
-        for method in (*DEEDS, "keys.create", "cancel.selected", "retry.selected"):
+        for method in (*FORM_ACTIONS, "keys.create", "cancel.selected", "retry.selected"):
             kind = method.partition(".")[0]
             target = one["jobs"] if kind == "job" else one["workflows"] if kind == "workflow" else one["tasks"]
             fields = {"id": str(target[-1]), "ids": [str(task) for task in one["tasks"]], "name": one["schedules"][0],

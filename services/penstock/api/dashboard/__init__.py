@@ -1,6 +1,5 @@
-"""The dashboard: pages of HTML over the same methods that JSON-RPC has, live by server-sent events, no build step.
+"""The dashboard: HTML pages over the methods of JSON-RPC, live by server-sent events, without a build step.
 
-Pages are rendered here from templates; one that is open is rendered again every two seconds and sent what has changed.
-Whatever is done goes through :meth:`penstock.api.dispatch.Methods.call`, so permissions, checks and the audit are those
-of JSON-RPC.
+An open page is rendered again every two seconds, and sent if it has changed. Reads and changes go through
+:meth:`penstock.api.dispatch.Methods.call`, so permissions, checks and the audit are those of JSON-RPC.
 """

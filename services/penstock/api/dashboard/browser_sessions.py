@@ -1,9 +1,8 @@
-"""Who looks at the dashboard: signed in by an API key where keys are asked for, else whoever is on this machine.
+"""Sessions of browsers: signed in by an API key where keys are required, else open to this machine.
 
-A browser holds one cookie, a random token. With keys, Postgres knows the digest of the token and of the key that was
-shown for it, so every api process knows the browser, a key that is revoked ends its sessions, and neither the cookie
-nor the database leads back to the key. The token of every form is derived from the cookie, which no other origin can
-read.
+A browser holds one cookie, a random token. With keys, Postgres has the digest of the token and of the key used to sign
+in, so every api process knows the session, revoking a key ends its sessions, and neither the cookie nor the database
+leads back to the key. The token of every form is derived from the cookie, which no other origin can read.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ _FLASH_CHARS = 1000
 
 
 class Flash(msgspec.Struct, frozen=True):
-    """What came of the last action, shown once."""
+    """The outcome of the last form, shown once."""
 
     text: str
     kind: Literal["done", "failed"] = "done"
 
 
 @dataclass(frozen=True, slots=True)
-class Visitor:
-    """A browser. caller: what it may do, None before it has signed in. token: of its cookie."""
+class BrowserSession:
+    """caller: None before the sign-in. token: of the cookie. signs_in: whether keys are required."""
 
     caller: Caller | None
     token: str
@@ -53,7 +52,7 @@ class Visitor:
 
     @property
     def csrf(self) -> str:
-        """What a form of this browser must carry."""
+        """The token that each form of this browser carries."""
         return _digest(b"form", self.token).hex()
 
     @property
@@ -62,7 +61,7 @@ class Visitor:
 
     @property
     def tenant(self) -> str | None:
-        """To which the key is bound."""
+        """The tenant that the key is bound to."""
         return None if self.caller is None else self.caller.tenant
 
     @property
@@ -74,8 +73,8 @@ class Visitor:
         return self.caller is not None and self.caller.may(method)
 
 
-class Visitors:
-    """Tells browsers apart, lets them in and out. session: opens one."""
+class BrowserSessions:
+    """Identifies browsers, signs them in and out. session: opens a database session."""
 
     def __init__(
         self, guard: Guard, session: Callable[[], AbstractAsyncContextManager[Session]], *, session_seconds: float
@@ -85,31 +84,29 @@ class Visitors:
         self._session_seconds = session_seconds
         self._lookups = Lookups()
 
-    async def who(self, request: Request) -> Visitor:
+    async def identify(self, request: Request) -> BrowserSession:
         """Raises AccessDenied for a foreign host, RateLimited, Unavailable."""
         self._guard.check_host(request.headers)
         address = request.client.host if request.client else ""
         token = request.cookies.get(SESSION_COOKIE, "")
-        if not _is_token(token):
+        is_known = _is_token(token)
+        if not is_known:
             token = secrets.token_urlsafe(32)
-        elif self._guard.asks_for_keys:
+        caller = None
+        if not self._guard.asks_for_keys:
+            caller = self._guard.admit(request.headers, address)
+        elif is_known:
             digest = await self._lookups.find(_digest(b"session", token), address, partial(self._key_of, token))
             caller = None if digest is None else self._guard.admit_digest(bytes(digest))
-            return self._charged(request, Visitor(caller, token, address, True))
-        caller = None if self._guard.asks_for_keys else self._guard.admit(request.headers, address)
-        return self._charged(request, Visitor(caller, token, address, self._guard.asks_for_keys))
+        if caller is not None:
+            request.scope[ADMITTED] = True
+            caller.charge(1)
+        return BrowserSession(caller, token, address, self._guard.asks_for_keys)
 
     async def _key_of(self, token: str) -> bytes | None:
         async with self._session() as session:
             found: bytes | None = await session.value("read_session", _digest(b"session", token))
         return found
-
-    @staticmethod
-    def _charged(request: Request, visitor: Visitor) -> Visitor:
-        if visitor.caller is not None:
-            request.scope[ADMITTED] = True
-            visitor.caller.charge(1)
-        return visitor
 
     async def sign_in(self, secret: str) -> tuple[Caller, str] | None:
         """The caller and the token of a new session; None for a key that is not accepted. Raises Unavailable."""
@@ -117,32 +114,32 @@ class Visitors:
         if admitted is None:
             return None
         caller, key_digest = admitted
-        token = secrets.token_urlsafe(32)  # never one that was there before: somebody else may have set it
+        token = secrets.token_urlsafe(32)  # always new: a token from before the sign-in may be known to others
         async with self._session() as session:
             await session.fetch("begin_session", _digest(b"session", token), key_digest, self._session_seconds)
         return caller, token
 
-    async def sign_out(self, visitor: Visitor) -> None:
+    async def sign_out(self, browser: BrowserSession) -> None:
         async with self._session() as session:
-            await session.fetch("end_session", _digest(b"session", visitor.token))
+            await session.fetch("end_session", _digest(b"session", browser.token))
 
 
-def check_form(request: Request, visitor: Visitor, given: str) -> None:
-    """Refuse a form that no page of ours has sent. Raises AccessDenied, status 403."""
+def check_form(request: Request, browser: BrowserSession, token: str) -> None:
+    """Refuse a form that no page of the dashboard has sent. Raises AccessDenied, status 403."""
     origin = request.headers.get("origin")
     if origin is not None and urlsplit(origin).netloc.lower() != request.headers.get("host", "").lower():
         raise AccessDenied(403, "This form comes from another origin, or its origin is hidden: open the page itself")
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise AccessDenied(403, "This form comes from another site: open the page itself")
-    if not hmac.compare_digest(given.encode("utf-8"), visitor.csrf.encode("ascii")):
+    if not hmac.compare_digest(token.encode("utf-8"), browser.csrf.encode("ascii")):
         raise AccessDenied(403, "This form is out of date: open the page again, and send it from there")
 
 
 def set_cookie(request: Request, response: Response, token: str, seconds: float | None) -> None:
-    """Have the browser keep its token; None: until it is closed."""
+    """seconds: None: until the browser is closed."""
     response.set_cookie(
         SESSION_COOKIE, token, max_age=None if seconds is None else int(seconds), httponly=True, samesite="lax",
-        # Behind a proxy that speaks TLS only the browser knows, and says so with every form.
+        # Behind a proxy that terminates TLS only the browser knows its scheme, and sends it with every form.
         secure=request.headers.get("origin", "").startswith("https://"),
     )  # fmt: skip
 
@@ -160,10 +157,10 @@ def flash_of(request: Request) -> Flash | None:
         return None
 
 
-def local_path(given: str) -> str:
-    """Where a form asks to go next, as far as that is a page of ours."""
-    fine = given.startswith("/") and not given.startswith(("//", "/\\")) and given.isprintable() and "\\" not in given
-    return given if fine and given.isascii() and len(given) < 4000 else "/"
+def local_path(path: str) -> str:
+    """The path a form names as its next page; ``/`` unless it is one of the dashboard's own."""
+    is_local = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable() and "\\" not in path
+    return path if is_local and path.isascii() and len(path) < 4000 else "/"
 
 
 def _is_token(token: str) -> bool:

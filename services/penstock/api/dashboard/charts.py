@@ -1,4 +1,4 @@
-"""Charts as SVG, drawn here: shapes with classes, whose colours are the stylesheet's; no inline style. Pure."""
+"""Charts as SVG: shapes with classes that the stylesheet colours, no inline style. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HEIGHT = 100.0
 
 
 class Series(NamedTuple):
-    """What one colour shows; ``kind``: its class in the stylesheet."""
+    """kind: its class in the stylesheet."""
 
     label: str
     kind: str
@@ -22,7 +22,7 @@ class Series(NamedTuple):
 
 
 def nice_top(value: float) -> float:
-    """The next whole multiple of a power of ten whose half is a short number too."""
+    """The top of an axis: the next 1, 2, 3, 4, 5, 6, 8 or 10 times a power of ten."""
     if value < 1e-9:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
@@ -30,7 +30,7 @@ def nice_top(value: float) -> float:
 
 
 def columns(stacked: Sequence[Series], line: Series | None, labels: Sequence[str], unit: str) -> Markup:
-    """Stacked columns and a line over them, one place for each label; an axis at the left, a text for each column."""
+    """Stacked columns and a line, one value for each label, with an axis and a tooltip for each column."""
     count = len(labels)
     sums = [sum(series.values[place] for series in stacked) for place in range(count)]
     top = nice_top(max([*sums, *(line.values if line else [0.0]), 0.0]))
@@ -38,9 +38,9 @@ def columns(stacked: Sequence[Series], line: Series | None, labels: Sequence[str
     parts = [Markup('<line class="rule" x1="0" x2="{}" y1="{}" y2="{}"/>').format(width, y, y) for y in (0, 50, 100)]
     for place, label in enumerate(labels):
         floor = _HEIGHT
-        told = [f"{series.label} {number(series.values[place])}" for series in stacked]
+        texts = [f"{series.label} {number(series.values[place])}" for series in stacked]
         if line:
-            told.insert(0, f"{line.label} {number(line.values[place])}")
+            texts.insert(0, f"{line.label} {number(line.values[place])}")
         shapes = []
         for series in stacked:
             height = series.values[place] / top * _HEIGHT
@@ -50,7 +50,7 @@ def columns(stacked: Sequence[Series], line: Series | None, labels: Sequence[str
             shape = '<rect class="{}" x="{:.1f}" y="{:.2f}" width="8" height="{:.2f}"/>'
             shapes.append(Markup(shape).format(series.kind, place * 10 + 1, floor, height))
         hover = Markup('<rect class="hover" x="{}" y="0" width="10" height="100"/>').format(place * 10)
-        title = Markup("<title>{}\n{}</title>").format(label, f"{', '.join(told)} {unit}")
+        title = Markup("<title>{}\n{}</title>").format(label, f"{', '.join(texts)} {unit}")
         parts.append(Markup("<g>{}{}{}</g>").format(title, hover, Markup("").join(shapes)))
     if line:
         points = " ".join(f"{p * 10 + 5},{_HEIGHT - v / top * _HEIGHT:.2f}" for p, v in enumerate(line.values))
@@ -59,15 +59,15 @@ def columns(stacked: Sequence[Series], line: Series | None, labels: Sequence[str
         width, f"{unit}; highest {number(max(sums, default=0))}", Markup("").join(parts)
     )
     ticks = Markup("").join(Markup("<span>{}</span>").format(compact(value)) for value in (top, top / 2, 0))
-    shown = [labels[0], labels[count // 2], labels[-1]] if labels else []
-    below = Markup("").join(Markup("<span>{}</span>").format(label) for label in shown)
+    ends = [labels[0], labels[count // 2], labels[-1]] if labels else []
+    below = Markup("").join(Markup("<span>{}</span>").format(label) for label in ends)
     return Markup(
         '<div class="plot"><div class="y">{}</div><div class="field">{}</div><div class="x">{}</div></div>'
     ).format(ticks, drawn, below)
 
 
 def sparkline(values: Sequence[float], kind: str) -> Markup:
-    """A small area without axes, for a tile."""
+    """A small area chart without axes."""
     top = max([*values, 0.0]) or 1.0
     last = max(1, len(values) - 1)
     points = [f"{place / last * 100:.2f},{28 - value / top * 26:.2f}" for place, value in enumerate(values)]
@@ -78,7 +78,7 @@ def sparkline(values: Sequence[float], kind: str) -> Markup:
 
 
 def share_bar(parts: Mapping[str, float]) -> Markup:
-    """One bar cut by classes, each as wide as its share."""
+    """One bar divided by class, each part as wide as its share."""
     total = sum(parts.values()) or 1.0
     at, drawn = 0.0, []
     for kind, value in parts.items():
@@ -97,7 +97,7 @@ def share_bar(parts: Mapping[str, float]) -> Markup:
 
 
 def bar(value: float, top: float, kind: str) -> Markup:
-    """A bar as long as its share of the longest."""
+    """A bar as long as the share of ``value`` in ``top``."""
     return Markup(
         '<svg class="bar {}" viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true">'
         '<rect class="track" width="100" height="6" rx="3"/><rect width="{:.2f}" height="6" rx="3"/></svg>'
@@ -105,7 +105,7 @@ def bar(value: float, top: float, kind: str) -> Markup:
 
 
 def quantiles(values: tuple[float, float, float], low: float, top: float) -> Markup:
-    """p50 to p99 on a scale by powers of ten: a band, with a mark at p95."""
+    """p50 to p99 on a logarithmic scale: a band, with a mark at p95."""
 
     def place(seconds: float) -> float:
         if top <= low:
@@ -123,5 +123,5 @@ def quantiles(values: tuple[float, float, float], low: float, top: float) -> Mar
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Of values in order, the one below which ``share`` of them lie; 0 of none."""
+    """ordered: ascending; 0 if empty."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

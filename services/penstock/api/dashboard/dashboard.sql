@@ -1,7 +1,7 @@
--- What the dashboard reads beyond the methods, its sessions, and the record of who did what.
+-- Statements of the dashboard that no method has, its sessions, and the audit.
 
 -- name: begin_audit
--- $1 who, $2 addresses, $3 doors, $4 methods, $5 parameters, in parallel. Ids in their order.
+-- $1 who, $2 addresses, $3 sources, $4 methods, $5 parameters, in parallel. Ids in their order.
 insert into penstock.audit (who, address, door, method, params)
 select who, address, door, method, params
 from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[])
@@ -19,7 +19,7 @@ select id, at, who, address, door, method, params, outcome, ended_at from pensto
 where $1::bigint is null or id < $1 order by id desc limit $2;
 
 -- name: begin_session
--- $1 SHA-256 of the cookie, $2 of the API key, $3 seconds. Sessions that are over go on the way, a few at a time.
+-- $1 SHA-256 of the cookie, $2 of the API key, $3 seconds. Expired sessions are deleted along with it, a few at a time.
 with gone as (
     delete from penstock.dashboard_session where token_hash in (
         select token_hash from penstock.dashboard_session where expires_at < now()
@@ -37,8 +37,8 @@ select key_hash from penstock.dashboard_session where token_hash = $1 and expire
 delete from penstock.dashboard_session where token_hash = $1;
 
 -- name: read_history
--- $1 seconds to look back, $2 seconds of one step. Events by step, action and event, along tally_at. What is older than
--- three minutes is kept by the minute, so steps must not be shorter there.
+-- $1 seconds to look back, $2 seconds of one step. Events by step, action and event, along tally_at. Rows older
+-- than three minutes are stored by the minute, so steps must not be shorter there.
 select floor(extract(epoch from at) / $2::float8)::bigint as step, action, event, sum(count)::bigint as count,
        sum(seconds) as seconds
 from penstock.tally
@@ -53,7 +53,7 @@ select action, greatest(0, extract(epoch from claimed_at - greatest(run_at, crea
 from penstock.task_history where state = 'SUCCESS' order by id desc limit $1;
 
 -- name: read_recent_failures
--- $1 how many. The newest by id that failed for good, with what they failed by.
+-- $1 how many. The newest permanent failures by id, with their errors.
 select id, action, finished_at, attempts,
        left(coalesce(failures -> -1 -> 'error' -> 'data' ->> 'message', failures -> -1 -> 'error' ->> 'message'), 300)
            as message,
@@ -76,7 +76,7 @@ from pg_stat_activity where datname = current_database() and application_name li
 group by 1, 2 order by 1, 2;
 
 -- name: read_life
--- $1 id. Instants of a task that no method tells, in whichever table it is, and where it belongs.
+-- $1 id. Columns of a task that no method answers, from either table.
 select claimed_at, heartbeat_at, null::timestamptz as finished_at, workflow, route, gate, suspect,
        state = 'ACQUIRED' and exists (select from penstock.dispatch d where d.id = t.claim) as unsent,
        (select task_id from penstock.ordering_head h where h.key = t.ordering_key) as behind

@@ -1,274 +1,268 @@
-"""What forms do: their fields to the parameters of a method, which is then called as anybody would over JSON-RPC."""
+"""What forms do: their fields become the parameters of a method, which is called as over JSON-RPC."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from penstock.api.audit import Audit
-from penstock.api.dashboard.page_request import Ask, cleaned, labels_of, utc
+from penstock.api.dashboard.page_request import PageRequest, cleaned, labels_of, utc
 from penstock.methods.reading import read_command
 from penstock.protocol.checks import MAX_IDS
 from penstock.protocol.errors import AccessDenied, InvalidParams, MethodNotFound, RpcError
 from penstock.protocol.tenant import EVERY_TENANT
 
 _MINUTE, _DAY = 60, 86_400
-_PAYLOAD_FIELDS = ("action", "unique_key", "ordering_key", "limit_key", "tenant")
+_TEXT_FIELDS = ("action", "unique_key", "ordering_key", "limit_key", "tenant")
+_EDIT_FIELDS = ("id", "payload", "priority", "max_attempts", "timeout", "delay", "labels", *_TEXT_FIELDS)
+_TENANT_LIMITS = {"max_in_flight": int, "rate": float, "burst": int}
+_ACTION_LIMITS = _TENANT_LIMITS | {f"key_{name}": kind for name, kind in _TENANT_LIMITS.items()}
+_Number = TypeVar("_Number", int, float)
 
 
 class Form:
-    """A form as it was sent. first: each field by its first value."""
+    """values: the first value of each field, since a page's own hidden fields come first."""
 
     def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
         self._pairs = pairs
-        self.first: dict[str, str] = {}
-        for name, value in pairs:
-            self.first.setdefault(name, value)
+        self.values = dict(reversed(pairs))
 
     def text(self, name: str) -> str:
-        return self.first.get(name, "")
+        return self.values.get(name, "")
 
     def all(self, name: str) -> list[str]:
-        return [value for given, value in self._pairs if given == name]
+        return [value for field_name, value in self._pairs if field_name == name]
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """What came of it, to be told on the page that follows. whole: nothing was refused."""
+class FormOutcome:
+    """text: shown on the next page. next: its path; None: back to the form's. complete: no part was refused."""
 
     text: str
     next: str | None = None
-    whole: bool = True
+    complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What came of it is a page of its own, for it cannot be shown twice."""
+class ResultPage:
+    """A result that can be shown only once, as a page of its own."""
 
     template: str
     values: dict[str, Any] = field(repr=False)
 
 
-class Deed(NamedTuple):
-    """params: from the fields of a form; said: what to tell of the method's result."""
+class FormAction(NamedTuple):
+    """params: from the fields of a form. text, next: as of FormOutcome, formats of ``result`` and ``params``."""
 
     params: Callable[[Mapping[str, str]], dict[str, Any]]
-    said: Callable[[Mapping[str, Any], Any], str]
-    next: Callable[[Any], str] | None = None
+    text: str | Callable[[Any], str]
+    next: str | None = None
 
 
-async def carry_out(ask: Ask, form: Form) -> Done | Shown:
-    """Do what a form asks for. Raises RpcError, Unavailable."""
+async def carry_out(request: PageRequest, form: Form) -> FormOutcome | ResultPage:
+    """Call the method that a form names. Raises RpcError, Unavailable."""
     method = form.text("method")
-    if method == "enqueue":
-        return await _run_again(ask, form)
-    if method == "keys.create":
-        return await _create_key(ask, form)
-    if method.endswith(".selected"):
-        return await _selected(ask, method.removesuffix(".selected"), form)
-    deed = DEEDS.get(method)
-    if deed is None:
+    match method:
+        case "enqueue":
+            return await _run_again(request, form)
+        case "keys.create":
+            return await _create_key(request, form)
+        case "cancel.selected" | "retry.selected":
+            return await _change_selected(request, method.removesuffix(".selected"), form)
+    action = FORM_ACTIONS.get(method)
+    if action is None:
         raise MethodNotFound(f"Unknown form method {method[:100]!r}", None)
-    params = deed.params(ask.query)
-    result = await ask.call(method, **params)
-    return Done(deed.said(params, result), deed.next(result) if deed.next else None)
+    params = action.params(request.query)
+    result = await request.call(method, **params)
+    text = action.text(result) if callable(action.text) else action.text.format(result=result, params=params)
+    return FormOutcome(text, None if action.next is None else action.next.format(result=result))
 
 
 def page_again(form: Form, exc: RpcError) -> tuple[str, dict[str, Any]] | None:
-    """A page to show in place of a message alone, where somebody has typed what should not be lost."""
+    """The template and values of the form again after an error, if it holds text that must not be lost."""
     if form.text("method") != "enqueue":
         return None
-    names = ("id", "action", "priority", "max_attempts", "timeout", "labels", "payload", "delay", *_PAYLOAD_FIELDS[1:])
-    values: dict[str, Any] = {name: form.text(name) for name in names}
+    values: dict[str, Any] = {name: form.text(name) for name in _EDIT_FIELDS}
     return "edit.html", {"values": values | {"cancel": bool(form.text("cancel"))}, "problem": exc.message}
 
 
-async def _run_again(ask: Ask, form: Form) -> Done:
-    """A new task from an old one, as edited; the old one is called off first where that is asked for."""
-    # Payloads may be long and hold what other fields may not.
-    values = {name: value for name, value in cleaned(form.first).items() if name != "payload"}
+async def _run_again(request: PageRequest, form: Form) -> FormOutcome:
+    """Enqueue an edited copy of a task, cancelling that task first if requested."""
+    # Payloads may be longer than other fields, and are not cleaned.
+    values = {name: value for name, value in cleaned(form.values).items() if name != "payload"}
     params = {
-        **{name: values.get(name) for name in _PAYLOAD_FIELDS},
+        **{name: values.get(name) for name in _TEXT_FIELDS},
         "payload": msgspec.Raw(_json(form.text("payload") or "{}", "payload")),
-        "priority": _whole(values, "priority"),
-        "max_attempts": _whole(values, "max_attempts"),
-        "timeout": _float(values, "timeout"),
-        "delay": _float(values, "delay"),
+        "priority": _number(values, "priority", int),
+        "max_attempts": _number(values, "max_attempts", int),
+        "timeout": _number(values, "timeout", float),
+        "delay": _number(values, "delay", float),
         "labels": msgspec.json.decode(_json(values.get("labels", "{}"), "labels")),
     }
     params = {name: value for name, value in params.items() if value is not None}
     if "unique_key" in params:
-        params["unique"] = "live"  # the old task keeps its record, and the new one takes the key over
-    if not ask.visitor.may("enqueue"):
+        params["unique"] = "live"  # the old task keeps its record, and the new one takes over the key
+    if not request.browser.may("enqueue"):
         raise AccessDenied(403, "Your API key may not enqueue tasks")
     raw = msgspec.json.encode(params)
-    read_command("enqueue", raw, ask.settings)  # before the old task is called off
+    read_command("enqueue", raw, request.settings)  # before the old task is cancelled
     if values.get("cancel"):
-        await ask.call("cancel", id=_required(values, "id"), reason="edited and enqueued again")
-    audit: Audit = ask.methods.audit
-    async with audit.noting("enqueue", raw):
-        made = await ask.call("enqueue", **params)
-    if made.duplicate:
-        return Done(f"Task {made.id} already has this unique key; no task was added", f"/tasks/{made.id}", whole=False)
-    return Done(f"Enqueued as task {made.id}", f"/tasks/{made.id}")
+        await request.call("cancel", id=_required(values, "id"), reason="edited and enqueued again")
+    async with request.methods.audit.noting("enqueue", raw):
+        task = await request.call("enqueue", **params)
+    if task.duplicate:
+        text = f"Task {task.id} already has this unique key; no task was added"
+    else:
+        text = f"Enqueued as task {task.id}"
+    return FormOutcome(text, f"/tasks/{task.id}", complete=not task.duplicate)
 
 
-async def _create_key(ask: Ask, form: Form) -> Shown:
-    days = _float(ask.query, "days")
-    made = await ask.call(
-        "keys.create", name=_required(ask.query, "name"), permissions=form.all("permission"),
-        expires_in=None if days is None else days * _DAY, tenant=ask.query.get("tenant"),
-        actions=[one.strip() for one in ask.query["actions"].split(",")] if ask.query.get("actions") else None,
+async def _create_key(request: PageRequest, form: Form) -> ResultPage:
+    values = request.query
+    days = _number(values, "days", float)
+    key = await request.call(
+        "keys.create", name=_required(values, "name"), permissions=form.all("permission"),
+        expires_in=None if days is None else days * _DAY, tenant=values.get("tenant"),
+        actions=[one.strip() for one in values["actions"].split(",")] if "actions" in values else None,
     )  # fmt: skip
-    return Shown("new_key.html", {"key": made})
+    return ResultPage("new_key.html", {"key": key})
 
 
-async def _selected(ask: Ask, method: str, form: Form) -> Done:
-    """One call for each task that was ticked; those that are refused keep no other from it."""
+async def _change_selected(request: PageRequest, method: str, form: Form) -> FormOutcome:
+    """One call for each selected task; a refused one does not stop the others."""
     ids = form.all("ids")[:MAX_IDS]
-    if method not in ("cancel", "retry"):
-        raise MethodNotFound(f"Unknown form method {method[:100]!r}", None)
     if not ids:
         raise InvalidParams("ids", "must not be empty: select tasks first")
     refused: list[str] = []
     for task_id in ids:
         try:
-            await ask.call(method, id=task_id[:40])
+            await request.call(method, id=task_id[:40])
         except AccessDenied:
             raise
         except RpcError as exc:
             refused.append(exc.message)
     verb = "cancelled" if method == "cancel" else "retried"
     text = f"{len(ids) - len(refused)} of {len(ids)} tasks {verb}"
-    return Done(text + (f"; {refused[0]}" if refused else ""), whole=not refused)
+    return FormOutcome(text + (f"; {refused[0]}" if refused else ""), complete=not refused)
 
 
 def bulk_params(operation: str, values: Mapping[str, str]) -> dict[str, Any]:
-    """The filter of a bulk operation, and what it does, from a form."""
-    older, newer = _float(values, "older_than"), _float(values, "newer_than")
+    """Parameters of a bulk operation. Raises InvalidParams."""
     params: dict[str, Any] = {
         "action": values.get("action"),
         "states": [values["state"]] if "state" in values else None,
         "labels": labels_of(values.get("labels")),
         "tenant": values.get("tenant"),
-        "older_than": None if older is None else older * _MINUTE,
-        "newer_than": None if newer is None else newer * _MINUTE,
+        "older_than": _minutes(values, "older_than"),
+        "newer_than": _minutes(values, "newer_than"),
         "all": True if values.get("all") else None,
     }
     if operation == "bulk.reschedule":
-        delay, spread = _float(values, "delay"), _float(values, "spread")
         params |= {
-            "delay": None if delay is None else delay * _MINUTE, "spread": None if spread is None else spread * _MINUTE,
-            "priority": _whole(values, "priority"),
-        }  # fmt: skip
+            "delay": _minutes(values, "delay"),
+            "spread": _minutes(values, "spread"),
+            "priority": _number(values, "priority", int),
+        }
     return {name: value for name, value in params.items() if value is not None}
 
 
-def _bulk(operation: str) -> Deed:
-    return Deed(
-        lambda values: bulk_params(operation, values), lambda _, made: f"Job {made.job} has started",
-        lambda made: f"/jobs/{made.job}",
-    )  # fmt: skip
+def _bulk(operation: str) -> FormAction:
+    return FormAction(
+        lambda values: bulk_params(operation, values), "Job {result.job} has started", "/jobs/{result.job}"
+    )
 
 
 def _of(*names: str) -> Callable[[Mapping[str, str]], dict[str, Any]]:
-    """Parameters that a form must give as they are."""
+    """Parameters that are required fields of the same name."""
     return lambda values: {name: _required(values, name) for name in names}
 
 
-def _held_key(values: Mapping[str, str]) -> dict[str, Any]:
-    tenant = {"tenant": values["tenant"]} if "tenant" in values else {}
-    return {"key": _required(values, "key"), **tenant}
+def _limits(subject: str, limits: Mapping[str, type[int] | type[float]]) -> Callable[[Mapping[str, str]], Any]:
+    """Limits of an action or tenant. An empty one is removed: raw JSON, since a call leaves out None."""
 
+    def params(values: Mapping[str, str]) -> dict[str, Any]:
+        numbers = {name: _number(values, name, kind) for name, kind in limits.items()}
+        return {subject: _required(values, subject)} | {
+            name: msgspec.Raw(b"null") if value is None else value for name, value in numbers.items()
+        }
 
-def _limits(values: Mapping[str, str]) -> dict[str, Any]:
-    """Of a limit that is left empty, that it goes. The call leaves out what is None, so it is given as raw JSON."""
-    params: dict[str, Any] = {"action": _required(values, "action")}
-    for name in ("max_in_flight", "burst", "key_max_in_flight", "key_burst"):
-        params[name] = _whole(values, name)
-    for name in ("rate", "key_rate"):
-        params[name] = _float(values, name)
-    return {name: msgspec.Raw(b"null") if value is None else value for name, value in params.items()}
-
-
-def _tenant_limits(values: Mapping[str, str]) -> dict[str, Any]:
-    """As ``_limits``, of a tenant."""
-    params: dict[str, Any] = {
-        "max_in_flight": _whole(values, "max_in_flight"), "rate": _float(values, "rate"),
-        "burst": _whole(values, "burst"),
-    }  # fmt: skip
-    tenant = {"tenant": _required(values, "tenant")}
-    return tenant | {name: msgspec.Raw(b"null") if value is None else value for name, value in params.items()}
+    return params
 
 
 def _whom(tenant: str) -> str:
     return "tenants without their own" if tenant == EVERY_TENANT else tenant
 
 
-def _reschedule(values: Mapping[str, str]) -> dict[str, Any]:
-    delay = _float(values, "delay")
-    return {
-        "id": _required(values, "id"), "run_at": utc(values.get("run_at")),
-        "delay": None if delay is None else delay * _MINUTE, "priority": _whole(values, "priority"),
-    }  # fmt: skip
+def _messages(values: Mapping[str, str]) -> dict[str, Any]:
+    """One message by its id, or up to ``limit``."""
+    return {"ids": [values["id"]]} if "id" in values else {"limit": _number(values, "limit", int) or 1000}
 
 
 def _rejected(values: Mapping[str, str]) -> dict[str, Any]:
-    if "id" in values:
-        return {"ids": [values["id"]]}
-    return {"limit": _whole(values, "limit") or 1000, "source": values.get("source")}
+    return _messages(values) | ({} if "id" in values else {"source": values.get("source")})
 
 
 def _dead(values: Mapping[str, str]) -> dict[str, Any]:
-    which: dict[str, Any] = {"ids": [values["id"]]} if "id" in values else {"limit": _whole(values, "limit") or 1000}
     force = {"force": True} if values.get("force") else {}
-    return {"queue": _required(values, "queue"), **which, **force}
+    return {"queue": _required(values, "queue"), **_messages(values), **force}
 
 
-def _replayed(params: Mapping[str, Any], done: Any) -> str:
-    left = f"; {len(done.left)} stay: {done.left[0].reason}" if done.left else ""
-    return f"{done.replayed} messages replayed, {done.dropped} dropped as stale{left}"
+def _replayed(result: Any) -> str:
+    left = f"; {len(result.left)} stay: {result.left[0].reason}" if result.left else ""
+    return f"{result.replayed} messages replayed, {result.dropped} dropped as stale{left}"
 
 
-def _retried(params: Mapping[str, Any], done: Any) -> str:
-    still = (
-        f"; {len(done.still_rejected)} still rejected: {done.still_rejected[0].reason}" if done.still_rejected else ""
+def _retried(result: Any) -> str:
+    still = result.still_rejected
+    return f"{result.retried} messages accepted" + (
+        f"; {len(still)} still rejected: {still[0].reason}" if still else ""
     )
-    return f"{done.retried} messages accepted{still}"
 
 
-DEEDS: dict[str, Deed] = {
-    "cancel": Deed(
-        lambda values: {"id": _required(values, "id"), "reason": values.get("reason")},
-        lambda _, done: f"Task {done.id} is cancelled",
+FORM_ACTIONS: dict[str, FormAction] = {
+    "cancel": FormAction(
+        lambda values: {"id": _required(values, "id"), "reason": values.get("reason")}, "Task {result.id} is cancelled"
     ),
-    "retry": Deed(_of("id"), lambda _, done: f"Task {done.id} runs again"),
-    "reschedule": Deed(_reschedule, lambda _, done: f"Task {done.id} is rescheduled"),
-    "schedule.pause": Deed(_of("name"), lambda _, done: f"Schedule {done.name} is paused"),
-    "schedule.resume": Deed(_of("name"), lambda _, done: f"Schedule {done.name} is resumed"),
-    "schedule.run_now": Deed(_of("name"), lambda given, done: f"Schedule {given['name']} created task {done.task_id}"),
-    "schedule.delete": Deed(_of("name"), lambda _, done: f"Schedule {done.name} is deleted", lambda _: "/schedules"),
-    "workflow.cancel": Deed(_of("id"), lambda _, done: f"Workflow {done.id} is cancelled"),
-    "workflow.retry": Deed(_of("id"), lambda _, done: f"Workflow {done.id}: {done.restarted} steps run again"),
-    "action.pause": Deed(_of("action"), lambda _, done: f"Action {done.action} is paused"),
-    "action.resume": Deed(_of("action"), lambda _, done: f"Action {done.action} is resumed"),
-    "action.set": Deed(_limits, lambda _, done: f"Limits of {done.action} are set", lambda _: "/actions"),
-    "tenant.pause": Deed(_of("tenant"), lambda _, done: f"Tenant {done.tenant} is paused"),
-    "tenant.resume": Deed(_of("tenant"), lambda _, done: f"Tenant {done.tenant} is resumed"),
-    "tenant.set": Deed(_tenant_limits, lambda _, done: f"Limits of {_whom(done.tenant)} are set", lambda _: "/tenants"),
-    "tenant.delete": Deed(
-        _of("tenant"), lambda _, done: f"The rule of {_whom(done.tenant)} is removed", lambda _: "/tenants"
+    "retry": FormAction(_of("id"), "Task {result.id} runs again"),
+    "reschedule": FormAction(
+        lambda values: {
+            "id": _required(values, "id"),
+            "run_at": utc(values.get("run_at")),
+            "delay": _minutes(values, "delay"),
+            "priority": _number(values, "priority", int),
+        },
+        "Task {result.id} is rescheduled",
     ),
-    "rejected.retry": Deed(_rejected, _retried, lambda _: "/rejected"),
-    "rejected.purge": Deed(_rejected, lambda _, done: f"{done.purged} messages deleted", lambda _: "/rejected"),
-    "dlq.replay": Deed(_dead, _replayed),
-    "dlq.purge": Deed(_dead, lambda _, done: f"{done.purged} messages deleted"),
-    "keys.revoke": Deed(_of("id"), lambda _, done: f"Key {done.name} is revoked"),
-    "job.cancel": Deed(_of("id"), lambda _, done: f"Job {done.id} is {done.state.lower()}"),
-    "ordering.release": Deed(_held_key, lambda _, done: f"Ordering key {done.key} is released"),
+    "schedule.pause": FormAction(_of("name"), "Schedule {result.name} is paused"),
+    "schedule.resume": FormAction(_of("name"), "Schedule {result.name} is resumed"),
+    "schedule.run_now": FormAction(_of("name"), "Schedule {params[name]} created task {result.task_id}"),
+    "schedule.delete": FormAction(_of("name"), "Schedule {result.name} is deleted", "/schedules"),
+    "workflow.cancel": FormAction(_of("id"), "Workflow {result.id} is cancelled"),
+    "workflow.retry": FormAction(_of("id"), "Workflow {result.id}: {result.restarted} steps run again"),
+    "action.pause": FormAction(_of("action"), "Action {result.action} is paused"),
+    "action.resume": FormAction(_of("action"), "Action {result.action} is resumed"),
+    "action.set": FormAction(_limits("action", _ACTION_LIMITS), "Limits of {result.action} are set", "/actions"),
+    "tenant.pause": FormAction(_of("tenant"), "Tenant {result.tenant} is paused"),
+    "tenant.resume": FormAction(_of("tenant"), "Tenant {result.tenant} is resumed"),
+    "tenant.set": FormAction(
+        _limits("tenant", _TENANT_LIMITS), lambda result: f"Limits of {_whom(result.tenant)} are set", "/tenants"
+    ),
+    "tenant.delete": FormAction(
+        _of("tenant"), lambda result: f"The rule of {_whom(result.tenant)} is removed", "/tenants"
+    ),
+    "rejected.retry": FormAction(_rejected, _retried, "/rejected"),
+    "rejected.purge": FormAction(_rejected, "{result.purged} messages deleted", "/rejected"),
+    "dlq.replay": FormAction(_dead, _replayed),
+    "dlq.purge": FormAction(_dead, "{result.purged} messages deleted"),
+    "keys.revoke": FormAction(_of("id"), "Key {result.name} is revoked"),
+    "job.cancel": FormAction(_of("id"), lambda result: f"Job {result.id} is {result.state.lower()}"),
+    "ordering.release": FormAction(
+        lambda values: {"key": _required(values, "key"), "tenant": values.get("tenant")},
+        "Ordering key {result.key} is released",
+    ),
     **{f"bulk.{name}": _bulk(f"bulk.{name}") for name in ("cancel", "retry", "delete", "reschedule")},
 }
 
@@ -279,29 +273,27 @@ def _required(values: Mapping[str, str], name: str) -> str:
     return values[name]
 
 
-def _whole(values: Mapping[str, str], name: str) -> int | None:
+def _number(values: Mapping[str, str], name: str, kind: type[_Number]) -> _Number | None:
     if name not in values:
         return None
     try:
-        return int(values[name])
+        number = kind(values[name])
     except ValueError:
-        raise InvalidParams(name, f"must be a whole number, not {values[name][:60]!r}") from None
-
-
-def _float(values: Mapping[str, str], name: str) -> float | None:
-    if name not in values:
-        return None
-    try:
-        number = float(values[name])
-    except ValueError:
-        raise InvalidParams(name, f"must be a number, not {values[name][:60]!r}") from None
-    if number != number or number in (float("inf"), float("-inf")):
-        raise InvalidParams(name, f"must be a number, not {values[name][:60]!r}")
+        number = None
+    if number is None or (isinstance(number, float) and not math.isfinite(number)):
+        wanted = "a whole number" if kind is int else "a number"
+        raise InvalidParams(name, f"must be {wanted}, not {values[name][:60]!r}")
     return number
 
 
+def _minutes(values: Mapping[str, str], name: str) -> float | None:
+    """A field in minutes, in seconds."""
+    number = _number(values, name, float)
+    return None if number is None else number * _MINUTE
+
+
 def _json(text: str, name: str) -> bytes:
-    """The JSON that somebody typed, without the spaces. Raises InvalidParams."""
+    """Typed JSON without blanks. Raises InvalidParams."""
     try:
         return msgspec.json.format(text.encode("utf-8"), indent=-1)
     except (ValueError, RecursionError) as exc:

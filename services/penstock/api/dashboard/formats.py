@@ -1,4 +1,4 @@
-"""How values look on a page: filters of the templates. Pure."""
+"""Filters of the templates: values as text. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
 
 
 def number(value: float | None) -> str:
-    """``12,345``, or with what decimals it needs below 100."""
+    """``12,345``; below 100 with up to two decimals."""
     if value is None:
         return "–"
     if isinstance(value, int) or abs(value) >= 100 or value == int(value):
@@ -38,7 +38,7 @@ def compact(value: float | None) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """A length of time by its largest unit: ``3 ms``, ``1.2 s``, ``4 min``, ``2.5 h``."""
+    """A duration in its largest unit: ``3 ms``, ``1.2 s``, ``4 min``, ``2.5 h``."""
     if seconds is None:
         return "–"
     if seconds < 0.001:
@@ -54,12 +54,12 @@ def span(seconds: float | None) -> str:
 
 
 def instant_of(value: str | datetime | None) -> datetime | None:
-    """An instant as the views write it, or as it comes from Postgres."""
+    """value: RFC 3339, as methods answer it, or from Postgres."""
     return datetime.fromisoformat(value) if isinstance(value, str) else value
 
 
 def when(value: str | datetime | None, *, relative: bool = True) -> Markup:
-    """An instant; the script turns it into ``3 min ago`` and keeps that up."""
+    """An instant; the script shows it as ``3 min ago`` and updates that."""
     instant = instant_of(value)
     if instant is None:
         return Markup('<span class="faint">–</span>')
@@ -72,7 +72,7 @@ def when(value: str | datetime | None, *, relative: bool = True) -> Markup:
 
 
 def pretty(value: Any) -> str:
-    """JSON as ``indented``, cut where it is huge."""
+    """JSON as ``indented``, at most 64 KiB of it."""
     text = indented(value)
     if len(text) > _SHOWN_BYTES:
         return text[:_SHOWN_BYTES] + f"\n… {len(text) - _SHOWN_BYTES:,} more characters; `status` with `detail` has all"
@@ -80,19 +80,18 @@ def pretty(value: Any) -> str:
 
 
 def indented(value: Any) -> str:
-    """JSON with every number as it was written, with line ends and indentation unless it is large: what nests deeply
-    grows a hundredfold by them."""
+    """JSON with its numbers unchanged; indented unless it is large, since deep nesting would grow it a hundredfold."""
     raw = bytes(value) if isinstance(value, msgspec.Raw) else msgspec.json.encode(value)
     return (msgspec.json.format(raw, indent=2) if len(raw) <= _SHOWN_BYTES else raw).decode("utf-8")
 
 
 def plain(value: Any) -> Any:
-    """JSON that a method left as text, as Python values."""
+    """Decode JSON that a method answers undecoded."""
     return decode_any(bytes(value)) if isinstance(value, msgspec.Raw) else value
 
 
 def error_parts(value: Any) -> dict[str, Any]:
-    """Kind, message, traceback and the rest of an error object, whatever a worker made of it."""
+    """Kind, message, traceback and the rest of an error object of any shape."""
     error = plain(value)
     if not isinstance(error, dict):
         return {"kind": "", "message": "" if error is None else _text(error), "traceback": "", "rest": {}, "code": ""}
@@ -110,13 +109,13 @@ def _text(value: Any) -> str:
 
 
 def query(values: dict[str, Any] | None = None, **more: Any) -> str:
-    """A query string of what is given, ``?`` before it; empty for nothing."""
+    """A query string with its ``?``, without empty values."""
     given = {name: value for name, value in ({**(values or {}), **more}).items() if value not in (None, "", [])}
     return "?" + urlencode(given, doseq=True) if given else ""
 
 
 def segment(value: str) -> str:
-    """A value as a part of a path."""
+    """A value as a segment of a path."""
     return quote(str(value), safe="")
 
 
@@ -126,7 +125,7 @@ def word(value: str) -> str:
 
 
 def badge(state: str | None) -> Markup:
-    """A state with its colour; never by colour alone."""
+    """A state as coloured text."""
     if state is None:
         return Markup("")
     name = str(state)

@@ -1,4 +1,4 @@
-"""Workflows as drawings: steps in columns by how many come before them, lines between those that wait. Pure."""
+"""Workflow graphs as SVG: steps in columns by depth, lines along dependencies. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from penstock.workflows.views import Step
 
 NODE_WIDTH, NODE_HEIGHT = 156, 46
 _GAP_X, _GAP_Y, _EDGE = 52, 16, 12
-_FITS = 1500  # drawings up to this width are made to fit
+_FITS = 1500  # drawings up to this width are scaled to the page
 _SWEEPS = 4
 _NAME_CHARS = 20
 
 
 def draw(steps: Sequence[Step]) -> Markup:
-    """Steps of one workflow, those that were made by another behind it, in the colours of their states."""
+    """Steps of one workflow in the colours of their states; spawned steps follow their parent."""
     edges = _edges(steps)
     columns = _order(_columns(len(steps), edges), edges)
     tallest = max(map(len, columns), default=0)
@@ -29,7 +29,7 @@ def draw(steps: Sequence[Step]) -> Markup:
         top = (height - len(column) * (NODE_HEIGHT + _GAP_Y) + _GAP_Y) / 2
         for down, node in enumerate(column):
             places[node] = _EDGE + across * (NODE_WIDTH + _GAP_X), top + down * (NODE_HEIGHT + _GAP_Y)
-    lines = [_line(places[start], places[end], made) for start, end, made in edges]
+    lines = [_line(places[start], places[end], spawned) for start, end, spawned in edges]
     nodes = [_node(step, *places[place]) for place, step in enumerate(steps)]
     return Markup(
         '<svg class="{kind}" width="{w}" height="{h}" viewBox="0 0 {w} {h}" role="img" aria-label="{label}">'
@@ -46,7 +46,7 @@ def draw(steps: Sequence[Step]) -> Markup:
 
 
 def _edges(steps: Sequence[Step]) -> list[tuple[int, int, bool]]:
-    """(from, to, whether the first made the second), by places; only between steps that are shown."""
+    """(from, to, whether the first spawned the second), as indexes; only between these steps."""
     by_name: dict[str, int] = {}
     for place, step in enumerate(steps):
         by_name.setdefault(step.name, place)
@@ -59,11 +59,11 @@ def _edges(steps: Sequence[Step]) -> list[tuple[int, int, bool]]:
 
 
 def _columns(count: int, edges: Sequence[tuple[int, int, bool]]) -> list[list[int]]:
-    """Each step behind the last of those before it. Names that repeat could make a circle, so it ends by a count."""
+    """Each step in the column behind its last predecessor. Rounds are bounded: repeated names could form a cycle."""
     depth = [0] * count
     for _ in range(count):
         moved = False
-        for start, end, _made in edges:
+        for start, end, _spawned in edges:
             if depth[end] <= depth[start] and depth[start] + 1 < count:
                 depth[end] = depth[start] + 1
                 moved = True
@@ -76,10 +76,10 @@ def _columns(count: int, edges: Sequence[tuple[int, int, bool]]) -> list[list[in
 
 
 def _order(columns: list[list[int]], edges: Sequence[tuple[int, int, bool]]) -> list[list[int]]:
-    """Each column in the order of the middle of its neighbours, a few times to and fro, so that few lines cross."""
+    """Sort each column by the mean position of its neighbours, in sweeps both ways, so that few lines cross."""
     before: dict[int, list[int]] = defaultdict(list)
     after: dict[int, list[int]] = defaultdict(list)
-    for start, end, _made in edges:
+    for start, end, _spawned in edges:
         before[end].append(start)
         after[start].append(end)
     for sweep in range(_SWEEPS):
@@ -96,30 +96,30 @@ def _order(columns: list[list[int]], edges: Sequence[tuple[int, int, bool]]) -> 
     return columns
 
 
-def _line(start: tuple[float, float], end: tuple[float, float], made: bool) -> Markup:
+def _line(start: tuple[float, float], end: tuple[float, float], spawned: bool) -> Markup:
     x1, y1 = start[0] + NODE_WIDTH, start[1] + NODE_HEIGHT / 2
     x2, y2 = end[0] - 2, end[1] + NODE_HEIGHT / 2
     bend = max(24.0, (x2 - x1) / 2)
     curve = Markup("M{:.0f},{:.0f} C{:.0f},{:.0f} {:.0f},{:.0f} {:.0f},{:.0f}").format(
         x1, y1, x1 + bend, y1, x2 - bend, y2, x2, y2
     )
-    kind = "edge made" if made else "edge"
+    kind = "edge spawned" if spawned else "edge"
     return Markup('<path class="{}" marker-end="url(#tip)" d="{}"/>').format(kind, curve)
 
 
 def _node(step: Step, x: float, y: float) -> Markup:
     name = step.name if len(step.name) <= _NAME_CHARS else step.name[: _NAME_CHARS - 1] + "…"
-    told = word(step.state)
+    state = word(step.state)
     if step.children:
-        told += f" · {step.children - step.open_children}/{step.children} children"
+        state += f" · {step.children - step.open_children}/{step.children} children"
     inner = Markup(
         '<title>{title}</title><rect x="{x:.0f}" y="{y:.0f}" width="{w}" height="{h}" rx="8"/>'
         '<rect class="stripe" x="{x:.0f}" y="{y:.0f}" width="5" height="{h}" rx="2.5"/>'
         '<text class="name" x="{tx:.0f}" y="{ty:.0f}">{name}</text>'
-        '<text class="told" x="{tx:.0f}" y="{sy:.0f}">{told}</text>'
+        '<text class="state" x="{tx:.0f}" y="{sy:.0f}">{state}</text>'
     ).format(
         title=f"{step.name}: {word(step.state)}" + (f", {step.action}" if step.action else ""), x=x, y=y,
-        w=NODE_WIDTH, h=NODE_HEIGHT, tx=x + 16, ty=y + 19, sy=y + 35, name=name, told=told,
+        w=NODE_WIDTH, h=NODE_HEIGHT, tx=x + 16, ty=y + 19, sy=y + 35, name=name, state=state,
     )  # fmt: skip
     group = Markup('<g class="node s-{}">{}</g>').format(str(step.state).lower(), inner)
     return group if step.task_id is None else Markup('<a href="/tasks/{}">{}</a>').format(step.task_id, group)

@@ -1,4 +1,4 @@
-"""The overview: what Postgres knows of now and of the last hour, and who of us is there."""
+"""The overview: the state of now and of the last hour as Postgres has it, and the live processes."""
 
 from __future__ import annotations
 
@@ -15,68 +15,70 @@ from markupsafe import Markup
 
 from penstock.api.dashboard import charts
 from penstock.api.dashboard.charts import Series
-from penstock.api.dashboard.page_request import Ask
-from penstock.api.dashboard.process_probe import Alive
-from penstock.api.dashboard.tenants import show_tenant
+from penstock.api.dashboard.page_request import PageRequest
+from penstock.api.dashboard.pages import show_tenant
+from penstock.api.dashboard.process_probe import ProcessProbe
 from penstock.protocol.task import State
 from penstock.settings.model import Settings
 from penstock.tasks import views
 from penstock.tasks.stats import RATES_OVER_SECONDS
 
-KEPT_SECONDS = 1.0
-FIRST_WITHIN_SECONDS = 0.05  # of a page that nobody follows yet
-PAST_KEPT_SECONDS = 5.0
+CACHE_SECONDS = 1.0
+FIRST_WITHIN_SECONDS = 0.05  # of a page that no stream follows yet
+HISTORY_CACHE_SECONDS = 5.0
 SAMPLE = 1000  # of the newest successes, for percentiles
 FAILURES = 300  # of the newest, to be grouped
 COUNTED_IN_FLIGHT = 100_000
 HOUR_SECONDS, MINUTE_SECONDS = 3660.0, 60.0
-LATELY_SECONDS, LATELY_STEP_SECONDS = 170.0, 5.0  # within what is kept to the moment
+LATELY_SECONDS, LATELY_STEP_SECONDS = 170.0, 5.0  # within what is stored to the second
 LIVE = ("SCHEDULED", "WAITING", "ERROR", "ACQUIRED")
 _FAILED = ("ERROR", "CRITICAL_ERROR")
-_SHOWN_ACTIONS = 12
+_MAX_ACTIONS = 12
 _NAME = re.compile(r"penstock-(?P<process>\w+)(?:@(?P<host>.*?):(?P<pid>\d+))?(?P<listen>-listen)?")
 
 
 class Overview:
-    """Makes the page's values, once a second at the most, however many look."""
+    """Reads the page's values at most once a second, for all browsers."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._values: dict[str, Any] | None = None
-        self._made_at = 0.0
-        self._making: asyncio.Task[dict[str, Any]] | None = None
-        self._past: dict[str, Any] | None = None
-        self._past_at = 0.0
-        self._alive = Alive(settings.dashboard_processes)
+        self._read_at = 0.0
+        self._reading: asyncio.Task[dict[str, Any]] | None = None
+        self._history: dict[str, Any] | None = None
+        self._history_at = 0.0
+        self._probe = ProcessProbe(settings.dashboard_processes)
 
-    async def load(self, ask: Ask) -> dict[str, Any]:
-        """All there is to show, or where that takes longer than a first answer may, what is cheap to read of it: the
-        rest follows, for whoever looks. To a key that is bound to a tenant that tenant is all there is."""
-        if ask.visitor.tenant is not None:
-            return {"template": "tenant.html", **await show_tenant(ask, ask.visitor.tenant)}
-        if self._values is not None and monotonic() - self._made_at < KEPT_SECONDS:
+    async def load(self, request: PageRequest) -> dict[str, Any]:
+        """All values, or on the first request only the cheap ones if the others take too long: a stream brings them.
+
+        A key that is bound to a tenant gets that tenant's page.
+        """
+        if request.browser.tenant is not None:
+            return {"template": "tenant.html", **await show_tenant(request, request.browser.tenant)}
+        if self._values is not None and monotonic() - self._read_at < CACHE_SECONDS:
             return self._values
-        if self._making is None:
-            self._making = asyncio.create_task(self._make(ask), name="make overview")
-            self._making.add_done_callback(self._made)
-        waiting = asyncio.shield(self._making)
-        if ask.follows:
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read(request), name="read overview")
+            self._reading.add_done_callback(self._on_read)
+        waiting = asyncio.shield(self._reading)
+        if request.is_stream:
             return await waiting
         try:
             async with asyncio.timeout(FIRST_WITHIN_SECONDS):
                 return await waiting
         except TimeoutError:
-            return await self._read_cheap(ask)
+            return await self._read_cheap(request)
 
-    def _made(self, making: asyncio.Task[dict[str, Any]]) -> None:
-        self._making = None
-        if not making.cancelled() and making.exception() is None:  # whoever waits is told of an error
-            self._values, self._made_at = making.result(), monotonic()
+    def _on_read(self, reading: asyncio.Task[dict[str, Any]]) -> None:
+        self._reading = None
+        if not reading.cancelled() and reading.exception() is None:  # an error is raised to those that wait
+            self._values, self._read_at = reading.result(), monotonic()
 
-    async def _read_cheap(self, ask: Ask) -> dict[str, Any]:
-        """What costs the same however many tasks there are, in the form of the whole."""
-        now = await self._read_now(ask)
-        async with ask.session() as session:
+    async def _read_cheap(self, request: PageRequest) -> dict[str, Any]:
+        """Values that cost the same however many tasks there are."""
+        now = await self._read_now(request)
+        async with request.methods.session() as session:
             counted: dict[str, int] = dict(map(tuple, await session.fetch("read_rates", RATES_OVER_SECONDS)))
         return now | {
             "is_whole": False,
@@ -85,12 +87,14 @@ class Overview:
             "backlog": None,
         }
 
-    async def _make(self, ask: Ask) -> dict[str, Any]:
-        raw, now, past = await asyncio.gather(ask.call("stats"), self._read_now(ask), self._read_past(ask))
+    async def _read(self, request: PageRequest) -> dict[str, Any]:
+        raw, now, history = await asyncio.gather(
+            request.call("stats"), self._read_now(request), self._read_history(request)
+        )
         stats = msgspec.json.decode(raw)
         states = stats["states"]
         live = {f"s-{state.lower()}": states[state] for state in LIVE if states[state]}
-        values: dict[str, Any] = past | now | {
+        values: dict[str, Any] = history | now | {
             "is_whole": True,
             "rates": stats["rates"],
             "lag": stats["lag"],
@@ -103,9 +107,9 @@ class Overview:
         }  # fmt: skip
         return values
 
-    async def _read_now(self, ask: Ask) -> dict[str, Any]:
-        """What changes from one second to the next."""
-        async with ask.session() as session:
+    async def _read_now(self, request: PageRequest) -> dict[str, Any]:
+        """Values that change every second."""
+        async with request.methods.session() as session:
             lately = await session.fetch("read_history", LATELY_SECONDS, LATELY_STEP_SECONDS)
             flight = (await session.fetch("read_in_flight", COUNTED_IN_FLIGHT))[0]
             connections = await session.fetch("read_connections")
@@ -114,19 +118,19 @@ class Overview:
             "flight": flight,
             "last_result": _last_result(lately),
             "processes": _processes(connections),
-            "health": self._alive.look(),
+            "health": self._probe.latest(),
         }
 
-    async def _read_past(self, ask: Ask) -> dict[str, Any]:
-        """What is dearer to read and changes slowly; read anew when it is some seconds old."""
-        if self._past is not None and monotonic() - self._past_at < PAST_KEPT_SECONDS:
-            return self._past
-        async with ask.session() as session:
+    async def _read_history(self, request: PageRequest) -> dict[str, Any]:
+        """Values that are more expensive to read and change slowly; cached for some seconds."""
+        if self._history is not None and monotonic() - self._history_at < HISTORY_CACHE_SECONDS:
+            return self._history
+        async with request.methods.session() as session:
             hour = await session.fetch("read_history", HOUR_SECONDS, MINUTE_SECONDS)
             successes = await session.fetch("read_recent_successes", SAMPLE)
             failures = await session.fetch("read_recent_failures", FAILURES)
-        self._past_at = monotonic()
-        self._past = {
+        self._history_at = monotonic()
+        self._history = {
             "throughput": _by_minute(hour, time()),
             "latency": _latency(successes),
             "sample": len(successes),
@@ -134,27 +138,30 @@ class Overview:
             "failed_actions": _failed_actions(hour),
             "groups": _grouped(failures),
         }
-        return self._past
+        return self._history
 
     def stop(self) -> None:
-        self._alive.stop()
-        if self._making is not None:
-            self._making.cancel()
+        self._probe.stop()
+        if self._reading is not None:
+            self._reading.cancel()
 
 
-def _by_minute(rows: Iterable[Any], now: float) -> dict[str, Any]:
-    """The chart of the last hour up to the minute that is not over, and its sums."""
+def _per_step(rows: Iterable[Any], steps: Iterable[int], *events: str) -> list[float]:
+    """Events in each step."""
+    counts: dict[int, int] = defaultdict(int)
+    for row in rows:
+        if row["event"] in events:
+            counts[row["step"]] += row["count"]
+    return [counts[step] for step in steps]
+
+
+def _by_minute(rows: Sequence[Any], now: float) -> dict[str, Any]:
+    """The chart of the last hour without the current minute, and its sums."""
     last = int(now // MINUTE_SECONDS)
     steps = range(last - 60, last)
-    counts: dict[tuple[int, str], int] = defaultdict(int)
-    for row in rows:
-        counts[row["step"], row["event"]] += row["count"]
-
-    def of(*events: str) -> list[float]:
-        return [sum(counts[step, event] for event in events) for step in steps]
-
     labels = [datetime.fromtimestamp(step * MINUTE_SECONDS, UTC).strftime("%H:%M") for step in steps]
-    succeeded, failed, enqueued = of(State.SUCCESS), of(*_FAILED), of("ENQUEUED")
+    succeeded, failed = _per_step(rows, steps, State.SUCCESS), _per_step(rows, steps, *_FAILED)
+    enqueued = _per_step(rows, steps, "ENQUEUED")
     drawn = charts.columns(
         [Series("succeeded", "ok", succeeded), Series("failed", "bad", failed)], Series("enqueued", "in", enqueued),
         labels, "tasks a minute",
@@ -162,28 +169,22 @@ def _by_minute(rows: Iterable[Any], now: float) -> dict[str, Any]:
     return {"chart": drawn, "enqueued": sum(enqueued), "succeeded": sum(succeeded), "failed": sum(failed)}
 
 
-def _sparks(rows: Iterable[Any], now: float) -> dict[str, Markup]:
-    """Three small charts of the last minutes; the step that is not over yet is left out."""
+def _sparks(rows: Sequence[Any], now: float) -> dict[str, Markup]:
+    """Three small charts of the last minutes without the current step."""
     last = int(now // LATELY_STEP_SECONDS)
     steps = range(last - int(LATELY_SECONDS // LATELY_STEP_SECONDS), last)
-    counts: dict[tuple[int, str], int] = defaultdict(int)
-    for row in rows:
-        counts[row["step"], row["event"]] += row["count"]
-    kinds = {"in": ("ENQUEUED",), "ok": (str(State.SUCCESS),), "bad": _FAILED}
-    return {
-        kind: charts.sparkline([sum(counts[step, event] for event in events) for step in steps], kind)
-        for kind, events in kinds.items()
-    }
+    kinds = {"in": ("ENQUEUED",), "ok": (State.SUCCESS,), "bad": _FAILED}
+    return {kind: charts.sparkline(_per_step(rows, steps, *events), kind) for kind, events in kinds.items()}
 
 
 def _latency(rows: Sequence[Any]) -> list[dict[str, Any]]:
-    """Percentiles of the newest successes, of all and by action, those with most first."""
+    """Percentiles of the newest successes in seconds: of all, then of the most frequent actions."""
     by_action: dict[str, list[Any]] = defaultdict(list)
     for row in rows:
         by_action[row["action"]].append(row)
     groups = [("all", list(rows))] if rows else []
     if len(by_action) > 1:
-        groups += sorted(by_action.items(), key=lambda item: -len(item[1]))[: _SHOWN_ACTIONS - 1]
+        groups += sorted(by_action.items(), key=lambda item: -len(item[1]))[: _MAX_ACTIONS - 1]
     elif by_action:
         groups = list(by_action.items())
     found = []
@@ -202,7 +203,7 @@ def _latency(rows: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _handler_times(rows: Iterable[Any]) -> dict[str, float]:
-    """The mean run time of handlers by action over the hour, in seconds, as workers report it."""
+    """The mean run time of handlers over the hour by action and of all, in seconds, as workers report it."""
     counted: dict[str, int] = defaultdict(int)
     seconds: dict[str, float] = defaultdict(float)
     for row in rows:
@@ -216,7 +217,7 @@ def _handler_times(rows: Iterable[Any]) -> dict[str, float]:
 
 
 def _failed_actions(rows: Iterable[Any]) -> list[dict[str, Any]]:
-    """Failed attempts of the hour by action, most first, with those that failed for good."""
+    """Failed attempts of the hour by action, most first; final: those that failed permanently."""
     attempts: dict[str, int] = defaultdict(int)
     final: dict[str, int] = defaultdict(int)
     for row in rows:
@@ -225,7 +226,7 @@ def _failed_actions(rows: Iterable[Any]) -> list[dict[str, Any]]:
         if row["event"] == State.CRITICAL_ERROR:
             final[row["action"]] += row["count"]
     top = max(attempts.values(), default=0)
-    ordered = sorted(attempts, key=lambda action: (-attempts[action], action))[:_SHOWN_ACTIONS]
+    ordered = sorted(attempts, key=lambda action: (-attempts[action], action))[:_MAX_ACTIONS]
     return [
         {
             "action": name,
@@ -238,7 +239,7 @@ def _failed_actions(rows: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def _grouped(failures: Sequence[Any]) -> list[dict[str, Any]]:
-    """The newest failures by action and error, most first: numbers in messages do not tell errors apart."""
+    """The newest failures by action and error, most first; messages that differ only in numbers are one error."""
     groups: dict[tuple[str, str, str], dict[str, Any]] = {}
     for row in failures:
         message = row["message"] or "no message"
@@ -251,7 +252,7 @@ def _grouped(failures: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _processes(rows: Iterable[Any]) -> list[dict[str, Any]]:
-    """Processes by their connections to Postgres; of an older version, all of a kind are one."""
+    """Processes by their connections to Postgres; those of an older version name no host and are one of each kind."""
     found: dict[tuple[str, ...], dict[str, Any]] = {}
     for row in rows:
         match = _NAME.match(row["name"])
@@ -268,6 +269,6 @@ def _processes(rows: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def _last_result(rows: Iterable[Any]) -> datetime | None:
-    """About when an attempt last ended, to the step."""
+    """When an attempt last ended, rounded up to a step."""
     steps = [row["step"] for row in rows if row["event"] in (State.SUCCESS, *_FAILED)]
     return datetime.fromtimestamp((max(steps) + 1) * LATELY_STEP_SECONDS, UTC) if steps else None

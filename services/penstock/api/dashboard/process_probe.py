@@ -1,4 +1,4 @@
-"""Processes that have no connection to Postgres, asked over HTTP whether they are ready."""
+"""Readiness over HTTP of processes that have no connection to Postgres, such as workers."""
 
 from __future__ import annotations
 
@@ -11,49 +11,48 @@ import httpx
 
 from penstock.settings.values import named_url
 
-ASKED_EVERY_SECONDS = 5.0
+PROBE_EVERY_SECONDS = 5.0
 _ANSWER_SECONDS = 1.5
 
 
-class Seen(NamedTuple):
-    """A process. ready: None before it was first asked. said: what it answered, or why it did not."""
+class ProcessHealth(NamedTuple):
+    """ready: None before the first answer. text: of the answer, or the error."""
 
     name: str
     url: str
     ready: bool | None
-    said: str
+    text: str
 
 
-class Alive:
-    """What processes say of themselves, asked beside the pages: one that hangs keeps nobody waiting."""
+class ProcessProbe:
+    """Probes processes in the background, so that none delays a page."""
 
     def __init__(self, processes: Sequence[str]) -> None:
         self._urls = [named_url(entry) for entry in processes]
-        self._seen = [Seen(name, url, None, "being asked") for name, url in self._urls]
-        self._asked_at = float("-inf")
-        self._asking: asyncio.Task[None] | None = None
+        self._latest = [ProcessHealth(name, url, None, "checking") for name, url in self._urls]
+        self._probed_at = float("-inf")
+        self._probing: asyncio.Task[None] | None = None
 
-    def look(self) -> list[Seen]:
-        """What is known now; asks anew where that is some seconds old."""
-        is_asking = self._asking is not None and not self._asking.done()
-        if self._urls and not is_asking and monotonic() - self._asked_at > ASKED_EVERY_SECONDS:
-            self._asking = asyncio.create_task(self.ask(), name="ask processes")
-        return self._seen
+    def latest(self) -> list[ProcessHealth]:
+        """The last answers; starts a new round if these are some seconds old."""
+        is_probing = self._probing is not None and not self._probing.done()
+        if self._urls and not is_probing and monotonic() - self._probed_at > PROBE_EVERY_SECONDS:
+            self._probing = asyncio.create_task(self.probe(), name="probe processes")
+        return self._latest
 
-    async def ask(self) -> None:
-        """Ask all of them, at once."""
+    async def probe(self) -> None:
         async with httpx.AsyncClient(timeout=_ANSWER_SECONDS, trust_env=False) as client:
-            self._seen = list(await asyncio.gather(*(_ask(client, name, url) for name, url in self._urls)))
-        self._asked_at = monotonic()
+            self._latest = list(await asyncio.gather(*(_probe(client, name, url) for name, url in self._urls)))
+        self._probed_at = monotonic()
 
     def stop(self) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
+        if self._probing is not None:
+            self._probing.cancel()
 
 
-async def _ask(client: httpx.AsyncClient, name: str, url: str) -> Seen:
+async def _probe(client: httpx.AsyncClient, name: str, url: str) -> ProcessHealth:
     try:
         answer = await client.get(f"{url}/readyz")
     except httpx.HTTPError as exc:
-        return Seen(name, url, False, type(exc).__name__)
-    return Seen(name, url, answer.status_code == 200, answer.text.strip()[:200])
+        return ProcessHealth(name, url, False, type(exc).__name__)
+    return ProcessHealth(name, url, answer.status_code == 200, answer.text.strip()[:200])

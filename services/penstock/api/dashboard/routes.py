@@ -1,4 +1,4 @@
-"""The routes of the dashboard: pages, what is done from them, signing in, assets."""
+"""The routes of the dashboard: pages, their forms, the sign-in, assets."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from penstock.api.dashboard import form_actions, formats, overview
 from penstock.api.dashboard.browser_sessions import (
     FLASH_COOKIE,
     SESSION_COOKIE,
+    BrowserSession,
+    BrowserSessions,
     Flash,
-    Visitor,
-    Visitors,
     check_form,
     flash_of,
     local_path,
@@ -31,7 +31,7 @@ from penstock.api.dashboard.browser_sessions import (
     set_flash,
 )
 from penstock.api.dashboard.live import Streams
-from penstock.api.dashboard.page_request import Ask, Page, cleaned
+from penstock.api.dashboard.page_request import Page, PageRequest, cleaned
 from penstock.api.dashboard.pages import PAGES
 from penstock.api.dispatch import Methods
 from penstock.api.http import read_body
@@ -40,6 +40,7 @@ from penstock.protocol.caller import bind
 from penstock.protocol.errors import (
     AccessDenied,
     InvalidParams,
+    NotFound,
     Overloaded,
     RateLimited,
     RpcError,
@@ -50,13 +51,14 @@ from penstock.protocol.version import __version__
 from penstock.settings.model import Settings
 
 SIGN_IN_BYTES = 16 * 1024  # of a form that anyone may send
-FORM_LIMIT_BYTES = 8 * 1024 * 1024  # a payload of the greatest size, as a form writes it
+FORM_LIMIT_BYTES = 8 * 1024 * 1024  # the largest payload, as a form encodes it
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
 )
 _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _A_YEAR_SECONDS = 31_536_000
+_STATUSES: dict[type[RpcError], int] = {RateLimited: 429, Overloaded: 503, TooLarge: 413, InvalidParams: 400}
 
 NAVIGATION = (
     ("/", "Overview", "stats"), ("/tasks", "Tasks", "list"), ("/schedules", "Schedules", "schedule.list"),
@@ -73,19 +75,18 @@ class Dashboard:
     def __init__(self, methods: Methods, guard: Guard, settings: Settings) -> None:
         self._methods = methods
         self._settings = settings
-        self._visitors = Visitors(guard, methods.session, session_seconds=settings.dashboard_session_seconds)
+        self._sessions = BrowserSessions(guard, methods.session, session_seconds=settings.dashboard_session_seconds)
         self._streams = Streams()
         self._assets = _load_assets()
         self._templates = _templates()
         self._overview = overview.Overview(settings)
-        self.home = self._shows(Page("/", "overview.html", self._overview.load))
+        self.home = self._serve(Page("/", "overview.html", self._overview.load))
 
     @property
     def routes(self) -> list[Route]:
-        """All but the one at ``/``, which is ``home``: others than browsers are shown something else there."""
-        shown = [Route(page.path, self._shows(page), methods=["GET"]) for page in PAGES]
+        """All but the one at ``/``, which is ``home``: clients that are no browsers get another answer there."""
         return [
-            *shown,
+            *(Route(page.path, self._serve(page), methods=["GET"]) for page in PAGES),
             Route("/do", self._guarded(self._do), methods=["POST"]),
             Route("/login", self._guarded(self._login_page), methods=["GET"]),
             Route("/login", self._guarded(self._login), methods=["POST"]),
@@ -94,82 +95,80 @@ class Dashboard:
         ]
 
     async def may_read(self, request: Request) -> bool | None:
-        """Whether whoever has signed in may read tasks, which are then those of a tenant that the key is bound to; None
-        for a request that is not of a browser's session."""
+        """Whether the browser may read tasks, then limited to the tenant of its key; None outside of a session."""
         if SESSION_COOKIE not in request.cookies:
             return None
-        visitor = await self._visitors.who(request)
-        bind(visitor.tenant, visitor.actions)
-        return visitor.caller is not None and visitor.may("status")
+        browser = await self._identify(request)
+        return browser.may("status")
 
     def warm(self) -> None:
-        """Make the pages that people open first ready to be shown, which takes a while; from any thread."""
-        for name in ("overview.html", "tasks.html", "task.html", "login.html"):
+        """Compile the templates that are opened first; may run in any thread."""
+        for name in ("overview.html", "tasks.html", "task.html", "login.html", "base.html"):
             self._templates.get_template(name)
-        self._templates.get_template("base.html")
 
     def stop(self) -> None:
-        """End the streams, so that nobody who only looks keeps the api from stopping."""
+        """End the streams, so that open pages do not keep the api from stopping."""
         self._streams.stop()
         self._overview.stop()
 
+    async def _identify(self, request: Request) -> BrowserSession:
+        browser = await self._sessions.identify(request)
+        bind(browser.tenant, browser.actions)
+        return browser
+
     def _guarded(
-        self, handle: Callable[[Request, Visitor], Awaitable[Response]]
+        self, handle: Callable[[Request, BrowserSession], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """A handler that is told who asks, and whose failures are pages too."""
+        """Identify the browser for a handler, render its errors as pages, and add the headers that every page has."""
 
         async def answer(request: Request) -> Response:
-            visitor: Visitor | None = None
+            browser: BrowserSession | None = None
             try:
-                visitor = await self._visitors.who(request)
-                bind(visitor.tenant, visitor.actions)
-                doing(visitor.name, visitor.address, "dashboard")
-                return await handle(request, visitor)
+                browser = await self._identify(request)
+                doing(browser.name, browser.address, "dashboard")
+                response = await handle(request, browser)
             except ClientDisconnect:
                 return Response(status_code=400)
             except RpcError as exc:
-                return self._failure(request, visitor, exc)
+                response = self._failure(request, browser, exc, _status_of(exc))
             except Exception as exc:
                 status = 503 if isinstance(exc, Unavailable) else 500
-                return self._failure(request, visitor, masked(exc, "dashboard"), status)
+                response = self._failure(request, browser, masked(exc, "dashboard"), status)
+            return _secured(response)
 
         return answer
 
-    def _shows(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
-        async def show(request: Request, visitor: Visitor) -> Response:
-            follows = "text/event-stream" in request.headers.get("accept", "")
-            if visitor.caller is None:
-                if follows:
+    def _serve(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+        async def serve(request: Request, browser: BrowserSession) -> Response:
+            is_stream = "text/event-stream" in request.headers.get("accept", "")
+            if browser.caller is None:
+                if is_stream:
                     return Response(status_code=401)
-                there = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-                return RedirectResponse("/login?next=" + quote(local_path(there), safe=""), 303)
-            if not visitor.may(page.method):
+                return RedirectResponse("/login?next=" + quote(local_path(_address(request)), safe=""), 303)
+            if not browser.may(page.method):
                 raise AccessDenied(403, f"Your API key may not see this page: it needs the right to {page.method}")
-            if follows:
-                return self._follow(page, request, visitor)
-            shown = await page.load(self._ask(request, visitor))
-            if "redirect" in shown:
-                return _dressed(RedirectResponse(shown["redirect"], 303))
-            template = self._templates.get_template(shown.get("template", page.template))
-            html = template.render(self._context(request, visitor, page, shown))
-            return self._html(request, visitor, html)
+            if is_stream:
+                return self._stream(page, request, browser)
+            values = await page.load(self._page_request(request, browser))
+            if "redirect" in values:
+                return RedirectResponse(values["redirect"], 303)
+            return self._html(request, browser, values.get("template", page.template), values, live=page.live)
 
-        return self._guarded(show)
+        return self._guarded(serve)
 
-    def _follow(self, page: Page, request: Request, visitor: Visitor) -> Response:
-        """A stream of the live part of a page. Who looks is asked anew each time: a key may have been revoked."""
-        if not page.live or self._streams.full(visitor.name):
-            # 204 tells a browser not to come again; 503, to try later.
+    def _stream(self, page: Page, request: Request, browser: BrowserSession) -> Response:
+        """A stream of the live part of a page. The browser is identified each time: its key may have been revoked."""
+        if not page.live or self._streams.full(browser.name):
+            # 204 makes a browser stop asking; 503, try later.
             return Response(status_code=503 if page.live else 204)
 
         async def render() -> str | None:
             try:
-                looking = await self._visitors.who(request)
-                bind(looking.tenant, looking.actions)
-                if not looking.may(page.method):
+                current = await self._identify(request)
+                if not current.may(page.method):
                     return None
-                shown = await page.load(self._ask(request, looking, follows=True))
-                if "redirect" in shown:
+                values = await page.load(self._page_request(request, current, is_stream=True))
+                if "redirect" in values:
                     return None
             except RateLimited:
                 return None
@@ -178,74 +177,69 @@ class Dashboard:
             except Unavailable:
                 text = "Postgres is unavailable; this page shows the last known state. Retrying."
                 return str(self._templates.get_template("trouble.html").render(problem=text))
-            template = self._templates.get_template(shown.get("template", page.template))
-            context = template.new_context(self._context(request, looking, page, shown))
+            template = self._templates.get_template(values.get("template", page.template))
+            context = template.new_context(self._context(request, current, values, live=page.live))
             return "".join(template.blocks["live"](context))
 
-        response = StreamingResponse(self._streams.follow(visitor.name, render), media_type="text/event-stream")
-        return _dressed(response)
+        return StreamingResponse(self._streams.follow(browser.name, render), media_type="text/event-stream")
 
-    async def _do(self, request: Request, visitor: Visitor) -> Response:
-        """What a form asks for; back to its page with what came of it."""
-        if visitor.caller is None:
+    async def _do(self, request: Request, browser: BrowserSession) -> Response:
+        """Carry out a form; redirect to the next page with the outcome."""
+        if browser.caller is None:
             return RedirectResponse("/login", 303)
-        form = await self._form(request, FORM_LIMIT_BYTES)
-        check_form(request, visitor, form.text("csrf"))
-        ask = Ask(visitor, {}, cleaned(form.first), self._methods, self._settings)
+        form = await self._form(request, browser, FORM_LIMIT_BYTES)
+        page_request = PageRequest(browser, {}, cleaned(form.values), self._methods, self._settings)
         back = local_path(form.text("back"))
         try:
-            done = await form_actions.carry_out(ask, form)
+            outcome = await form_actions.carry_out(page_request, form)
         except RpcError as exc:
             again = form_actions.page_again(form, exc)
             if again is not None:
-                return self._page(request, visitor, *again, status=422)
+                return self._html(request, browser, *again, status=422)
             return _flashed(back, Flash(_sentence(exc), "failed"))
-        if isinstance(done, form_actions.Shown):
-            return self._page(request, visitor, done.template, done.values)
-        return _flashed(done.next or back, Flash(done.text, "done" if done.whole else "failed"))
+        if isinstance(outcome, form_actions.ResultPage):
+            return self._html(request, browser, outcome.template, outcome.values)
+        return _flashed(outcome.next or back, Flash(outcome.text, "done" if outcome.complete else "failed"))
 
-    async def _login_page(self, request: Request, visitor: Visitor) -> Response:
-        there = local_path(request.query_params.get("next", "/"))
-        if visitor.caller is not None:
-            return RedirectResponse(there, 303)
-        return self._page(request, visitor, "login.html", {"next": there, "problem": None})
+    async def _login_page(self, request: Request, browser: BrowserSession) -> Response:
+        next_path = local_path(request.query_params.get("next", "/"))
+        if browser.caller is not None:
+            return RedirectResponse(next_path, 303)
+        return self._html(request, browser, "login.html", {"next": next_path, "problem": None})
 
-    async def _login(self, request: Request, visitor: Visitor) -> Response:
-        form = await self._form(request, SIGN_IN_BYTES)
-        check_form(request, visitor, form.text("csrf"))
-        there = local_path(form.text("next"))
-        entered = await self._visitors.sign_in(form.text("key").strip()) if visitor.signs_in else None
+    async def _login(self, request: Request, browser: BrowserSession) -> Response:
+        form = await self._form(request, browser, SIGN_IN_BYTES)
+        next_path = local_path(form.text("next"))
+        entered = await self._sessions.sign_in(form.text("key").strip()) if browser.signs_in else None
         problem = "This key is not valid: it may be misspelt, revoked or expired."
         if entered is not None:
             caller, token = entered
             if caller.may("stats"):
-                response = RedirectResponse(there, 303)
+                response = RedirectResponse(next_path, 303)
                 set_cookie(request, response, token, self._settings.dashboard_session_seconds)
-                return _dressed(response)
+                return response
             problem = "This key may not read; the dashboard needs the permission read, or admin to make changes."
-        return self._page(request, visitor, "login.html", {"next": there, "problem": problem}, status=401)
+        return self._html(request, browser, "login.html", {"next": next_path, "problem": problem}, status=401)
 
-    async def _logout(self, request: Request, visitor: Visitor) -> Response:
-        form = await self._form(request, SIGN_IN_BYTES)
-        check_form(request, visitor, form.text("csrf"))
-        await self._visitors.sign_out(visitor)
+    async def _logout(self, request: Request, browser: BrowserSession) -> Response:
+        await self._form(request, browser, SIGN_IN_BYTES)
+        await self._sessions.sign_out(browser)
         response = RedirectResponse("/login", 303)
         response.delete_cookie(SESSION_COOKIE)
-        return _dressed(response)
+        return response
 
     async def _asset(self, request: Request) -> Response:
-        found = self._assets.get(request.path_params["name"])
+        name = request.path_params["name"]
+        found = self._assets.get(name)
         if found is None:
-            return _dressed(Response("no such file\n", 404, media_type="text/plain"))
+            return _secured(Response("no such file\n", 404, media_type="text/plain"))
         body, version = found
-        response = Response(body, media_type=_TYPES[request.path_params["name"].rpartition(".")[2]])
-        kept = (
-            f"public, max-age={_A_YEAR_SECONDS}, immutable" if request.query_params.get("v") == version else "no-cache"
-        )
-        return _dressed(response, cache=kept)
+        is_current = request.query_params.get("v") == version
+        response = Response(body, media_type=_TYPES[name.rpartition(".")[2]])
+        return _secured(response, f"public, max-age={_A_YEAR_SECONDS}, immutable" if is_current else "no-cache")
 
-    async def _form(self, request: Request, limit_bytes: int) -> form_actions.Form:
-        """Raises InvalidParams, TooLarge, Overloaded."""
+    async def _form(self, request: Request, browser: BrowserSession, limit_bytes: int) -> form_actions.Form:
+        """Read a form that a page of the dashboard sent. Raises AccessDenied, InvalidParams, TooLarge, Overloaded."""
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media != "application/x-www-form-urlencoded":
             raise InvalidParams("form", f"must be application/x-www-form-urlencoded, not {media[:100]!r}")
@@ -254,79 +248,75 @@ class Dashboard:
             pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=2000)
         except ValueError as exc:
             raise InvalidParams("form", f"cannot be read: {exc}") from None
-        return form_actions.Form(pairs)
+        form = form_actions.Form(pairs)
+        check_form(request, browser, form.text("csrf"))
+        return form
 
-    def _ask(self, request: Request, visitor: Visitor, *, follows: bool = False) -> Ask:
-        given, query = cleaned(request.path_params), cleaned(dict(request.query_params))
-        return Ask(visitor, given, query, self._methods, self._settings, follows)
+    def _page_request(self, request: Request, browser: BrowserSession, *, is_stream: bool = False) -> PageRequest:
+        path, query = cleaned(request.path_params), cleaned(dict(request.query_params))
+        return PageRequest(browser, path, query, self._methods, self._settings, is_stream)
 
-    def _context(self, request: Request, visitor: Visitor | None, page: Page | None, shown: Mapping[str, Any]) -> Any:
+    def _context(
+        self, request: Request, browser: BrowserSession | None, values: Mapping[str, Any], *, live: bool
+    ) -> dict[str, Any]:
         return {
-            "me": visitor,
-            "navigation": [entry for entry in NAVIGATION if visitor is not None and visitor.may(entry[2])],
+            "me": browser,
+            "navigation": [entry for entry in NAVIGATION if browser is not None and browser.may(entry[2])],
             "here": request.url.path,
-            "back": request.url.path + (f"?{request.url.query}" if request.url.query else ""),
+            "back": _address(request),
             "flash": flash_of(request),
-            "live": page is not None and page.live,
-            **shown,
+            "live": live,
+            **values,
         }
 
-    def _page(
-        self, request: Request, visitor: Visitor, template: str, shown: Mapping[str, Any], status: int = 200
-    ) -> Response:
-        """A page that no address leads to by itself."""
-        html = self._templates.get_template(template).render(self._context(request, visitor, None, shown))
-        return self._html(request, visitor, html, status)
-
-    def _failure(self, request: Request, visitor: Visitor | None, exc: RpcError, status: int | None = None) -> Response:
-        if status is None:
-            status = _status_of(exc)
-        data = exc.data if isinstance(exc.data, dict) else {}
-        shown = {"status": status, "problem": _sentence(exc), "reference": data.get("ref")}
-        html = self._templates.get_template("failure.html").render(self._context(request, visitor, None, shown))
-        response = _dressed(Response(html, status, media_type="text/html"))
-        if isinstance(exc, RateLimited | Overloaded):
-            response.headers["Retry-After"] = str(max(1, math.ceil(exc.retry_after_seconds)))
-        return response
-
-    def _html(self, request: Request, visitor: Visitor, html: str, status: int = 200) -> Response:
-        response = _dressed(Response(html, status, media_type="text/html"))
-        if request.cookies.get(SESSION_COOKIE) != visitor.token:
-            set_cookie(request, response, visitor.token, None)
+    def _html(
+        self, request: Request, browser: BrowserSession, template: str, values: Mapping[str, Any], *,
+        status: int = 200, live: bool = False,
+    ) -> Response:  # fmt: skip
+        html = self._templates.get_template(template).render(self._context(request, browser, values, live=live))
+        response = Response(html, status, media_type="text/html")
+        if request.cookies.get(SESSION_COOKIE) != browser.token:
+            set_cookie(request, response, browser.token, None)
         if FLASH_COOKIE in request.cookies:
             response.delete_cookie(FLASH_COOKIE)
         return response
 
+    def _failure(self, request: Request, browser: BrowserSession | None, exc: RpcError, status: int) -> Response:
+        data = exc.data if isinstance(exc.data, dict) else {}
+        values = {"status": status, "problem": _sentence(exc), "reference": data.get("ref")}
+        html = self._templates.get_template("failure.html").render(self._context(request, browser, values, live=False))
+        response = Response(html, status, media_type="text/html")
+        if isinstance(exc, RateLimited | Overloaded):
+            response.headers["Retry-After"] = str(max(1, math.ceil(exc.retry_after_seconds)))
+        return response
 
-def _flashed(there: str, flash: Flash) -> Response:
-    response = RedirectResponse(there, 303)
+
+def _address(request: Request) -> str:
+    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
+
+
+def _flashed(path: str, flash: Flash) -> Response:
+    response = RedirectResponse(path, 303)
     set_flash(response, flash)
-    return _dressed(response)
+    return response
 
 
-def _dressed(response: Response, cache: str = "no-store") -> Response:
-    """With what keeps a page from being framed, kept, or made to run what is not ours."""
+def _secured(response: Response, cache: str = "no-store") -> Response:
+    """Forbid a browser to frame or cache a response, and to run foreign scripts in it."""
     response.headers["Content-Security-Policy"] = _POLICY
     response.headers["Cache-Control"] = cache
-    # The server says no-referrer for all answers, with which a browser hides the origin of forms as well.
+    # The server sends no-referrer with all answers, with which a browser also hides the origin of forms.
     response.headers["Referrer-Policy"] = "same-origin"
     response.headers["Cross-Origin-Opener-Policy"] = "same-origin"
     return response
 
 
 def _status_of(exc: RpcError) -> int:
-    match exc:
-        case AccessDenied(status=status):
-            return status
-        case RateLimited():
-            return 429
-        case Overloaded():
-            return 503
-        case TooLarge():
-            return 413
-        case InvalidParams():
-            return 400
-    return getattr(exc, "status", 404 if "NotFound" in type(exc).__name__ else 409)
+    if isinstance(exc, AccessDenied):
+        return exc.status
+    if isinstance(exc, NotFound):
+        return 404
+    return _STATUSES.get(type(exc), 409)
 
 
 def _sentence(exc: RpcError) -> str:
@@ -335,7 +325,7 @@ def _sentence(exc: RpcError) -> str:
 
 @cache
 def _load_assets() -> dict[str, tuple[bytes, str]]:
-    """Each file of the folder with a version by its content, so that browsers may keep it."""
+    """Each file with a version that depends on its content, so that browsers may cache it."""
     found = {}
     for path in files(__package__).joinpath("assets").iterdir():
         if path.name.rpartition(".")[2] in _TYPES:
@@ -346,7 +336,6 @@ def _load_assets() -> dict[str, tuple[bytes, str]]:
 
 @cache
 def _templates() -> Environment:
-    """Those of this process; they are compiled when they are first shown, or by ``warm``."""
     versions = {name: version for name, (_, version) in _load_assets().items()}
     made = Environment(
         loader=PackageLoader("penstock.api.dashboard", "templates"), autoescape=True, undefined=StrictUndefined,
@@ -356,6 +345,6 @@ def _templates() -> Environment:
     made.globals |= {
         "asset": lambda name: f"/assets/{name}?v={versions[name]}", "query": formats.query, "version": __version__,
     }  # fmt: skip
-    # Blocks are rendered by themselves too, where no import of their template has happened.
+    # A global, since a stream renders one block of a page, without the page's imports.
     made.globals["ui"] = made.get_template("macros.html").module
     return made

@@ -11,7 +11,7 @@ from penstock.tasks.views import TaskDetail
 
 
 def timeline(task: TaskDetail, life: Any, now: datetime) -> list[dict[str, Any]]:
-    """Events with ``at``, ``kind``, ``title``, ``detail`` and, of a failure, ``error``. life: a row of read_life."""
+    """Events with ``at``, ``kind``, ``title``, ``detail``, ``later``; of a failure, ``error``. life: read_life's."""
     created, run_at = instant_of(task.created_at), instant_of(task.run_at)
     assert created is not None
     assert run_at is not None

@@ -153,13 +153,13 @@
     if (box.dataset?.all !== undefined) {
       for (const one of document.querySelectorAll("input[name=ids]")) one.checked = box.checked;
     }
-    if (box.name === "ids" || box.dataset?.all !== undefined) countTicks();
+    if (box.name === "ids" || box.dataset?.all !== undefined) countSelected();
     if (box.dataset?.submit !== undefined) box.form.requestSubmit();
   });
-  const countTicks = () => {
-    const ticked = document.querySelectorAll("input[name=ids]:checked").length;
-    for (const shown of document.querySelectorAll("[data-ticked]")) shown.textContent = String(ticked);
-    document.querySelector("#selection")?.toggleAttribute("hidden", ticked === 0);
+  const countSelected = () => {
+    const count = document.querySelectorAll("input[name=ids]:checked").length;
+    for (const label of document.querySelectorAll("[data-selected]")) label.textContent = String(count);
+    document.querySelector("#selection")?.toggleAttribute("hidden", count === 0);
   };
 
   document.addEventListener("keydown", (event) => {
@@ -175,6 +175,6 @@
 
   tellAges();
   setInterval(tellAges, 1000);
-  countTicks();
+  countSelected();
   follow();
 })();
