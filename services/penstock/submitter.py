@@ -24,7 +24,7 @@ from penstock.runtime.logs import get_logger
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue
-from penstock.workflows.commands import CreateWorkflow
+from penstock.workflows.model import CreateWorkflow
 
 _FIRST_PUT_OFF_SECONDS = 60
 _LONGEST_PUT_OFF_SECONDS = 3600

@@ -16,16 +16,14 @@ from penstock.protocol.task import Claimed
 from penstock.results.apply import apply_reports
 from penstock.settings.model import Settings
 from penstock.tasks import claim as claims
-from penstock.workflows.advance import Advanced
+from penstock.workflows.advance import AdvanceSummary
+from penstock.workflows.model import Step, Workflow, WorkflowAccepted, WorkflowChanged
 from penstock.workflows.store import (
-    Changed,
-    StepRecord,
-    WorkflowRecord,
     advance_workflows,
     cancel_workflow,
     count_steps,
     create_workflow,
-    find_told,
+    find_pending,
     read_steps,
     read_workflow,
     retry_workflow,
@@ -47,7 +45,7 @@ class Broken(Exception):
 
 Work = Callable[[str, Any], Any]
 
-CHANGES: dict[str, Callable[..., Awaitable[Changed]]] = {
+CHANGES: dict[str, Callable[..., Awaitable[WorkflowAccepted | WorkflowChanged]]] = {
     "workflow.create": create_workflow,
     "workflow.cancel": cancel_workflow,
     "workflow.retry": retry_workflow,
@@ -60,7 +58,7 @@ class Lives:
         self.settings = settings
         self.ran: list[tuple[str, Any]] = []
 
-    async def ask(self, method: str, **params: Any) -> Changed:
+    async def ask(self, method: str, **params: Any) -> Any:
         """Carry out a change, as a door would."""
         command = read_command(method, msgspec.json.encode(params), self.settings)
         async with self.store.transaction() as session:
@@ -76,13 +74,13 @@ class Lives:
             rounds += 1
         return rounds
 
-    async def advance_once(self, limit: int = 100) -> Advanced | None:
+    async def advance_once(self, limit: int = 100) -> AdvanceSummary | None:
         async with self.store.transaction() as session:
             return await self.advance_in(session, limit)
 
-    async def advance_in(self, session: Session, limit: int) -> Advanced | None:
+    async def advance_in(self, session: Session, limit: int) -> AdvanceSummary | None:
         """Inside a transaction of the caller's; None when no workflow has events."""
-        told = await find_told(session, after=0, limit=limit)
+        told = await find_pending(session, after=0, limit=limit)
         return await advance_workflows(session, told, self.settings) if told else None
 
     async def claim(self, limit: int = 1000) -> list[Claimed]:
@@ -127,12 +125,12 @@ class Lives:
                 return
             await self.work(tasks, handler)
 
-    async def look(self, workflow_id: int) -> WorkflowRecord:
+    async def look(self, workflow_id: int) -> Workflow:
         command = read_command("workflow.status", msgspec.json.encode({"id": workflow_id}), self.settings)
         async with self.store.session() as session:
             return await read_workflow(session, command.which)
 
-    async def steps(self, workflow_id: int) -> dict[str, StepRecord]:
+    async def steps(self, workflow_id: int) -> dict[str, Step]:
         command = read_command("workflow.status", b'{"id":%d,"limit":1000}' % workflow_id, self.settings)
         async with self.store.session() as session:
             steps = await read_steps(session, workflow_id, command)

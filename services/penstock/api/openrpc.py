@@ -34,7 +34,7 @@ from penstock.tasks.params import SUBMIT_PREFIX
 from penstock.tasks.reading import LONGEST_WAIT_SECONDS
 from penstock.tasks.tenant_stats import TenantStatistics
 from penstock.workflows import methods as workflows
-from penstock.workflows import views as workflow_views
+from penstock.workflows import model as workflow_views
 
 OPENRPC_VERSION = "1.3.2"
 _REFERENCE = "#/components/schemas/{name}"

@@ -13,7 +13,7 @@ from penstock.cli.groups import Commands, add_group
 from penstock.cli.parameters import Given, ParamsOf
 from penstock.cli.values import json_value, state_label
 from penstock.runtime.printable import printable
-from penstock.workflows.params import WorkflowCreateParams, WorkflowListParams
+from penstock.workflows.model import WorkflowCreateParams, WorkflowListParams
 
 
 @dataclass(frozen=True)

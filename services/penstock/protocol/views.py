@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 
@@ -33,7 +32,7 @@ def raw(text: str | None) -> Any:
     return None if text is None else msgspec.Raw(text.encode("utf-8"))
 
 
-def view_of(kind: type[View], values: Mapping[str, Any], **others: Any) -> View:
-    """A result of these values, instants as text. others: members that are not among the values, or not as they are."""
-    members = {name: values[name] for name in kind.__struct_fields__ if name not in others} | others
+def view_of(kind: type[View], row: Any, /, **others: Any) -> View:
+    """A result made of a row or a mapping, with instants as text. others: members that do not come from the row."""
+    members = {name: row[name] for name in kind.__struct_fields__ if name not in others} | others
     return kind(**{name: timestamp(one) if isinstance(one, datetime) else one for name, one in members.items()})

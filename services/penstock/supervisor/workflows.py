@@ -20,8 +20,8 @@ from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import get_logger
 from penstock.runtime.periodic import repeat
 from penstock.settings.model import Settings
-from penstock.workflows.advance import Advanced
-from penstock.workflows.store import advance_workflows, find_told
+from penstock.workflows.advance import AdvanceSummary
+from penstock.workflows.store import advance_workflows, find_pending
 
 LOOK_SECONDS = 1.0
 _WORKFLOWS_AT_ONCE = 100
@@ -55,32 +55,32 @@ class WorkflowAdvancer:
             return 0
         return 0 if advanced.events else _HELD_PAUSE_SECONDS  # another supervisor is at them
 
-    async def run_once(self) -> Advanced | None:
+    async def run_once(self) -> AdvanceSummary | None:
         """One round; None when no workflow has events that can be taken. Raises Unavailable."""
         started = monotonic()
         async with self._store.session() as session:
-            told = await find_told(session, after=self._after, limit=self._at_once)
-            if not told and self._after:
+            pending = await find_pending(session, after=self._after, limit=self._at_once)
+            if not pending and self._after:
                 self._after = 0  # from the front again
-                told = await find_told(session, after=0, limit=self._at_once)
-        if not told:
+                pending = await find_pending(session, after=0, limit=self._at_once)
+        if not pending:
             return None
         self._put_off = {workflow: until for workflow, until in self._put_off.items() if until > started}
-        able = [workflow for workflow in told if workflow not in self._put_off]
+        able = [workflow for workflow in pending if workflow not in self._put_off]
         try:
             parts = await in_halves(able, self._advance, self._pass_over)
         except Exception as exc:
             if isinstance(exc, Unavailable) and not isinstance(exc, PayloadUnavailable):
                 raise
             # One that cannot be moved on must not hold up the others: each alone, and then past the failing one.
-            self._after = told[0] if len(told) == 1 else self._after
+            self._after = pending[0] if len(pending) == 1 else self._after
             self._at_once = 1
             raise
-        self._after = told[-1] if len(told) == self._at_once else 0
+        self._after = pending[-1] if len(pending) == self._at_once else 0
         self._at_once = min(_WORKFLOWS_AT_ONCE, self._at_once * 2)
         if not able:
             return None
-        advanced = Advanced(
+        advanced = AdvanceSummary(
             sum(part.events for part in parts),
             sum(part.started for part in parts),
             sum((part.ended for part in parts), Counter()),
@@ -97,15 +97,15 @@ class WorkflowAdvancer:
             )  # fmt: skip
         return advanced
 
-    async def _advance(self, workflows: Sequence[int], hurried: bool) -> Advanced:
+    async def _advance(self, workflows: Sequence[int], hurried: bool) -> AdvanceSummary:
         async with self._store.transaction(hurried=hurried) as session:
             return await advance_workflows(session, workflows, self._settings)
 
-    async def _pass_over(self, workflow: int, error: PenstockError) -> Advanced:
+    async def _pass_over(self, workflow: int, error: PenstockError) -> AdvanceSummary:
         """Leave one that cannot be moved on now, for it needs what another transaction holds or Postgres refuses it."""
         self._put_off[workflow] = monotonic() + _PUT_OFF_SECONDS
         log.warning("workflow_put_off", workflow=workflow, reason=str(error))
-        return Advanced()
+        return AdvanceSummary()
 
     async def _wait(self) -> None:
         """Until a wake-up, or a second."""

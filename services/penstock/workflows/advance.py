@@ -1,8 +1,8 @@
-"""Moving workflows on: what has settled is noted, what may start is started, what has failed is dealt with.
+"""Advances workflows: applies the events of settled steps, starts successors, carries out failure policies.
 
-Settling a task only adds an event. Here the events of a workflow are taken, with its row held, and all that follows
-from them happens in the same transaction: successors start, children are made, policies are carried out, the workflow
-ends. Nothing is known outside the database, so a kill at any point loses nothing and repeats nothing.
+Settling a task only adds an event. Here the events of a workflow are taken, with its row locked, and all their effects
+happen in the same transaction: successors start, children are created, policies apply, the workflow ends. All state is
+in the database, so a kill at any point loses and repeats nothing.
 """
 
 from __future__ import annotations
@@ -26,18 +26,23 @@ from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.tasks import settle
 from penstock.tasks.objects import reference_objects
-from penstock.workflows.commands import NewStep, StepOptions
 from penstock.workflows.definition import read_children, step_task
-from penstock.workflows.names import child_names
-from penstock.workflows.params import MAX_CHILDREN, ChildParams, StepKind, WorkflowState
-from penstock.workflows.step_inputs import Handover, hand_over, list_result, undo_payload
-from penstock.workflows.steps import fallback_of, policy_of
+from penstock.workflows.model import (
+    MAX_CHILDREN,
+    NO_OPTIONS,
+    ChildParams,
+    NewStep,
+    StepKind,
+    StepOptions,
+    WorkflowState,
+)
+from penstock.workflows.step_inputs import StepInputs, compensation_payload, list_result, read_inputs
+from penstock.workflows.steps import child_names, fallback_of, policy_of
 
 EVENTS_AT_ONCE = 5000
-NO_TASK = 0
-"""In an event: a step of the workflow waits to be tried again, which is not to be where the workflow fails."""
+NO_TASK = 0  # in an event: a step of the workflow waits for a retry, and is cancelled if the workflow fails
 _MANY = 50
-_HANDED_OVER_AT_ONCE = 100
+_INPUTS_AT_ONCE = 100
 _REASON_CHARS = 500
 _LIMIT_NAMED = "PENSTOCK_PAYLOAD_LIMIT_BYTES, or with a bucket PENSTOCK_PAYLOAD_MAX_BYTES"
 
@@ -48,8 +53,8 @@ Node = tuple[int, int]  # (workflow, number of the step)
 
 
 @dataclass(slots=True)
-class Flow:
-    """A workflow that is held. ``undo``: None, or the action for steps that name none of their own, or empty."""
+class HeldWorkflow:
+    """A locked workflow. undo: see ``fallback_of``. added: steps added in this run."""
 
     id: int
     state: WorkflowState
@@ -63,54 +68,54 @@ class Flow:
 
 
 @dataclass(slots=True)
-class Advanced:
-    """What a round did. started: tasks that may run now. ended: workflows by the state that they ended in."""
+class AdvanceSummary:
+    """events: applied. started: tasks that may run now. ended: workflows by final state."""
 
     events: int = 0
     started: int = 0
     ended: Counter[str] = field(default_factory=Counter)
 
 
-class Mover:
-    """Moves workflows on inside one transaction; their rows are held by the caller."""
+class WorkflowRun:
+    """Advances workflows inside one transaction; the caller has locked their rows."""
 
     def __init__(self, session: Session, rows: Iterable[Any], settings: Settings) -> None:
         self._session = session
         self._settings = settings
-        self.flows = {row["id"]: Flow(**dict(row) | {"state": WorkflowState(row["state"])}) for row in rows}
-        self.advanced = Advanced()
+        self.held = {row["id"]: HeldWorkflow(**dict(row) | {"state": WorkflowState(row["state"])}) for row in rows}
+        self.summary = AdvanceSummary()
         self._refused = False
 
-    async def advance(self) -> Advanced:
-        """Take every event there is, and do all that follows from them."""
-        ids = list(self.flows)
+    async def advance(self) -> AdvanceSummary:
+        """Apply all events and their effects."""
+        ids = list(self.held)
         while True:
             events = await self._session.fetch("take_events", ids, EVENTS_AT_ONCE)
             if events:
-                self.advanced.events += len(events)
+                self.summary.events += len(events)
                 await self._take(events)
             stopped = False
-            for flow in self.flows.values():
-                if flow.to_stop:
-                    flow.to_stop = False
-                    stopped |= await self._stop(flow)
+            for workflow in self.held.values():
+                if workflow.to_stop:
+                    workflow.to_stop = False
+                    stopped |= await self._stop(workflow)
             refused, self._refused = self._refused, False
             if len(events) < EVENTS_AT_ONCE and not (stopped or refused or await self._compensate()):
                 break
-        for flow in self.flows.values():
-            if not flow.open and not flow.state.final:
-                is_well = flow.state == WorkflowState.RUNNING
-                flow.state = WorkflowState.SUCCESS if is_well else WorkflowState.FAILED
-                self.advanced.ended[flow.state] += 1
+        for workflow in self.held.values():
+            if not workflow.open and not workflow.state.final:
+                is_well = workflow.state == WorkflowState.RUNNING
+                workflow.state = WorkflowState.SUCCESS if is_well else WorkflowState.FAILED
+                self.summary.ended[workflow.state] += 1
         await self.write()
-        return self.advanced
+        return self.summary
 
     async def _take(self, events: Sequence[Any]) -> None:
         await self._session.plan_for(len(events))
         for event in events:
             if event["task_id"] == NO_TASK:
-                flow = self.flows[event["workflow_id"]]
-                flow.to_stop |= flow.state == WorkflowState.FAILING
+                workflow = self.held[event["workflow_id"]]
+                workflow.to_stop |= workflow.state == WorkflowState.FAILING
         events = [event for event in events if event["task_id"] != NO_TASK]
         asking = [event for event in events if event["children"] is not None]
         reasons = await self._spawn(asking) if asking else {}
@@ -125,9 +130,9 @@ class Mover:
         await self._ended(settled)
 
     def split_childless(self, steps: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Of steps that begin again: those that failed only because their children were refused, and the others.
+        """Split restarting steps: those that failed only because their children were rejected, and the others.
 
-        The task of such a step has succeeded and is not run again.
+        The task of the former has succeeded and is not run again.
         """
         split: tuple[list[Any], list[Any]] = [], []
         for step in steps:
@@ -136,7 +141,7 @@ class Mover:
         return split
 
     async def spawn_again(self, steps: Sequence[Any]) -> None:
-        """Make the children that could not be made of what these steps asked for; see ``split_childless``."""
+        """Create the rejected children of these steps; see ``split_childless``."""
         if steps:
             asked = {step["task_id"]: self._options(step).refused for step in steps}
             reasons = await self._make_children(steps, asked)
@@ -145,19 +150,17 @@ class Mover:
             await self._ended(await self._settle_nodes(ended))
 
     async def start(self, ready: Sequence[Any]) -> None:
-        """Start steps whose turn has come; rows of ready steps."""
-        nodes = await self._start(ready)
-        await self._ended(nodes)
+        """Start ready steps, given as rows."""
+        await self._ended(await self._start(ready))
 
-    # What follows from the end of steps
+    # Effects of ended steps
 
     async def _ended(self, steps: Sequence[Any]) -> None:
-        """All that follows when these steps have ended, as far as it happens at once."""
         while steps:
             await self._note_failures(steps)
             done = [step for step in steps if step["done"]]
             for step in done:
-                self.flows[step["workflow_id"]].open -= 1
+                self.held[step["workflow_id"]].open -= 1
             ready = await self._release(done)
             children = Counter(
                 (step["workflow_id"], step["parent"])
@@ -167,23 +170,23 @@ class Mover:
             steps = await self._release_parents(children) + await self._start(ready)
 
     async def _note_failures(self, steps: Sequence[Any]) -> None:
-        """Carry out the policies of steps that have failed; a workflow that fails already goes on doing so."""
+        """Apply the policies of failed steps."""
         changed = []
         for step in steps:
-            flow = self.flows[step["workflow_id"]]
+            workflow = self.held[step["workflow_id"]]
             policy: str = step["on_failure"]
             has_failed = step["state"] != State.SUCCESS and step["kind"] != StepKind.COMPENSATION
-            if not has_failed or policy == "continue" or flow.state.final:
+            if not has_failed or policy == "continue" or workflow.state.final:
                 continue
-            is_first = flow.state == WorkflowState.RUNNING
+            is_first = workflow.state == WorkflowState.RUNNING
             if is_first:
-                flow.state = WorkflowState.FAILING
-                flow.reason = f"step {step['name']} is {step['state']}"[:_REASON_CHARS]
-                flow.to_stop = True
-                changed.append(flow)
-            # What was cancelled because the workflow failed did not fail itself.
-            if flow.undo is None and (is_first or step["state"] == State.CRITICAL_ERROR):
-                flow.undo = fallback_of(policy)
+                workflow.state = WorkflowState.FAILING
+                workflow.reason = f"step {step['name']} is {step['state']}"[:_REASON_CHARS]
+                workflow.to_stop = True
+                changed.append(workflow)
+            # A step that was cancelled because the workflow failed is not a failure of its own.
+            if workflow.undo is None and (is_first or step["state"] == State.CRITICAL_ERROR):
+                workflow.undo = fallback_of(policy)
         if changed:
             await self.write(changed)
 
@@ -192,9 +195,7 @@ class Mover:
             (step["workflow_id"], step["number"])
             for step in done
             if step["passed"]
-            and (
-                self.flows[step["workflow_id"]].state == WorkflowState.RUNNING or step["kind"] == StepKind.COMPENSATION
-            )
+            and (self.held[step["workflow_id"]].state == WorkflowState.RUNNING or step["kind"] == StepKind.COMPENSATION)
         ]
         return await self._session.fetch("release_successors", *_columns(passed)) if passed else []
 
@@ -214,7 +215,7 @@ class Mover:
         return _decode_options(self._session.codec.decode_inline(text, aad))
 
     async def _start(self, ready: Sequence[Any]) -> list[Any]:
-        """Start steps, each after its kind; returns those that have ended thereby."""
+        """Start steps by kind; returns those that end immediately."""
         if not ready:
             return []
         kinds: dict[str, list[Any]] = {}
@@ -224,8 +225,8 @@ class Mover:
         plain = [step for step in tasks if step["results_as"] is None and step["errors_as"] is None]
         await self._start_tasks({step["task_id"]: (step, None) for step in plain})
         taking = [step for step in tasks if step["results_as"] is not None or step["errors_as"] is not None]
-        for start in range(0, len(taking), _HANDED_OVER_AT_ONCE):
-            await self._hand_over(taking[start : start + _HANDED_OVER_AT_ONCE])
+        for start in range(0, len(taking), _INPUTS_AT_ONCE):
+            await self._start_with_inputs(taking[start : start + _INPUTS_AT_ONCE])
         for step in kinds.get(StepKind.COMPENSATION, []):
             await self._start_compensation(step)
         ended = [await self._expand(step) for step in kinds.get(StepKind.MAP, [])]
@@ -239,7 +240,7 @@ class Mover:
         return await self._session.fetch("settle_nodes", *nodes, [s for _, s, _ in ended], [r for _, _, r in ended])
 
     async def _start_tasks(self, steps: dict[int, tuple[Any, str | None]]) -> None:
-        """By task: the step, and its payload where that has changed."""
+        """steps: by task, the step and its changed payload, if any."""
         if not steps:
             return
         if self._session.codec.is_on:
@@ -253,22 +254,22 @@ class Mover:
             "start_steps", list(steps), [o.ordering_key for o in options], [o.delay for o in options],
             [o.expires_in for o in options], [payload for _, payload in steps.values()],
         )  # fmt: skip
-        self.advanced.started += len(rows)
+        self.summary.started += len(rows)
         for action, count in Counter(row["action"] for row in rows if row["state"] == State.SCHEDULED).items():
             metrics.TRANSITIONS.labels(action, State.SCHEDULED).inc(count)
 
     async def _keep(self, task_id: int, step: Any, payload: str | None, tenant: str | None) -> str | None:
-        """A changed payload as it is stored. Raises PayloadUnavailable: then all of this is done again later."""
+        """A changed payload, encoded for storage. Raises PayloadUnavailable: the transaction is repeated later."""
         if payload is None:
             return None
         kept = await self._session.codec.store(payload, payload_aad(step["action"], tenant))
         await reference_objects(self._session, [(kept, task_id)])
         return kept
 
-    async def _hand_over(self, steps: Sequence[Any]) -> None:
-        """Start tasks with the results of their predecessors; one that cannot have them is cancelled, with why."""
+    async def _start_with_inputs(self, steps: Sequence[Any]) -> None:
+        """Start tasks with the results of their predecessors, or cancel them with the reason."""
         limit = self._settings.largest_payload_bytes
-        handovers = await hand_over(self._session, steps, limit_bytes=limit)
+        inputs = await read_inputs(self._session, steps, limit_bytes=limit)
         found = await self._session.fetch("read_payloads", [step["task_id"] for step in steps])
         actions = {step["task_id"]: step["action"] for step in steps}
         payloads: dict[int, str] = {}
@@ -280,13 +281,13 @@ class Mover:
             except PayloadLost as exc:
                 payloads[row["id"]], lost[row["id"]] = "{}", f"its payload cannot be had: {exc}"
         startable: dict[int, tuple[Any, str | None]] = {}
-        for step, handover in zip(steps, handovers, strict=True):
+        for step, given in zip(steps, inputs, strict=True):
             task_id: int = step["task_id"]
             if task_id not in payloads:
-                continue  # somebody has just cancelled it
-            problem = handover.problem or lost.get(task_id)
+                continue  # just cancelled
+            problem = given.problem or lost.get(task_id)
             if problem is None:
-                merged = _merged(payloads[task_id], step, handover)
+                merged = _merged(payloads[task_id], step, given)
                 size = utf8_size(merged)
                 if size <= limit:
                     startable[task_id] = (step, merged)
@@ -299,13 +300,13 @@ class Mover:
         await self._start_tasks(startable)
 
     async def _refuse(self, step: Any, problem: str) -> None:
-        """A step that cannot start, told as a cancelled task."""
+        """Cancel the task of a step that cannot start."""
         self._refused = True
         log.warning("step_refused", workflow=step["workflow_id"], step=step["name"], reason=problem)
         await settle.cancel(self._session, [step["task_id"]], problem[:_REASON_CHARS])
 
     async def _start_compensation(self, step: Any) -> None:
-        payload, problem = await undo_payload(self._session, step)
+        payload, problem = await compensation_payload(self._session, step)
         size = utf8_size(payload or "")
         limit = self._settings.largest_payload_bytes
         if problem is None and size > limit:
@@ -318,7 +319,7 @@ class Mover:
     # Children
 
     async def _expand(self, step: Any) -> tuple[Any, State, str | None]:
-        """Make a child for each item of a list; the step itself has ended thereby, well or not."""
+        """Create a child for each item of a list; returns the step, its final state and the reason."""
         try:
             options = self._options(step)
         except PayloadLost as exc:
@@ -344,10 +345,10 @@ class Mover:
         return step, State.SUCCESS, None
 
     async def _spawn(self, events: Sequence[Any]) -> dict[int, str]:
-        """Make the children that accepted results ask for; returns the tasks of which that cannot be done, with why.
+        """Create the children that accepted results request; returns the reasons for those that are rejected, by task.
 
-        They were checked when the result was accepted, so that only happens where the settings of two processes differ.
-        What was asked for is kept with the step, for a retry of its workflow.
+        They were checked when the result was accepted, so a rejection means that two processes have different settings.
+        Rejected requests are stored with the step, for a retry of its workflow.
         """
         asked = {event["task_id"]: event["children"] for event in events}
         steps = []
@@ -363,7 +364,7 @@ class Mover:
         return reasons
 
     async def _make_children(self, steps: Sequence[Any], asked: Mapping[int, str | None]) -> dict[int, str]:
-        """Make what tasks have asked for, as it was told; returns why not, of those of which that cannot be done."""
+        """Create requested children; returns the reasons for those that are rejected, by task."""
         made = []
         reasons: dict[int, str] = {}
         for step in steps:
@@ -381,110 +382,114 @@ class Mover:
     async def _add_children(
         self, made: Sequence[tuple[Any, Sequence[ChildParams], Sequence[NewTask]]], *, as_step: bool
     ) -> None:
-        """Add children and start them; those of a workflow that does not run are made to be cancelled at once.
+        """Add children and start them; those of a workflow that is not running are cancelled at once.
 
-        as_step: they fail as their parent would; otherwise each has a policy of its own.
+        as_step: they have the failure policy of their parent; otherwise each has its own.
         """
         rows: list[tuple[int, int, int | None, NewStep]] = []
         parents: list[tuple[int, int, int]] = []
         for parent, children, tasks in made:
             if not children:
                 continue
-            flow = self.flows[parent["workflow_id"]]
-            first = flow.steps + flow.added
+            workflow = self.held[parent["workflow_id"]]
+            first = workflow.steps + workflow.added
             names = child_names(parent["name"], children)
             for place, (child, task, name) in enumerate(zip(children, tasks, names, strict=True)):
                 policy, undo = (parent["on_failure"], parent["undo"]) if as_step else policy_of(child)
                 options = StepOptions(task.ordering_key, task.delay_seconds, task.expires_in_seconds)
                 step = NewStep(name, StepKind.TASK, task.action, task, (), policy, undo, options=options)
-                rows.append((flow.id, first + place, parent["number"], step))
-            flow.added += len(children)
-            flow.open += len(children)
-            flow.to_stop |= flow.state != WorkflowState.RUNNING
-            parents.append((flow.id, parent["number"], len(children)))
+                rows.append((workflow.id, first + place, parent["number"], step))
+            workflow.added += len(children)
+            workflow.open += len(children)
+            workflow.to_stop |= workflow.state != WorkflowState.RUNNING
+            parents.append((workflow.id, parent["number"], len(children)))
         if rows:
             await self._session.fetch("add_children", *map(list, zip(*parents, strict=True)))
-            running = {flow.id for flow in self.flows.values() if flow.state == WorkflowState.RUNNING}
-            self.advanced.started += await insert_steps(self._session, rows, start=running)
-            for flow_id in running & {row[0] for row in rows}:
-                first = min(number for flow, number, _, _ in rows if flow == flow_id)
-                await self._start(await self._session.fetch("find_ready", flow_id, first))
+            running = {workflow.id for workflow in self.held.values() if workflow.state == WorkflowState.RUNNING}
+            self.summary.started += await insert_steps(self._session, rows, start=running)
+            for workflow_id in running & {row[0] for row in rows}:
+                first = min(number for workflow, number, _, _ in rows if workflow == workflow_id)
+                await self._start(await self._session.fetch("find_ready", workflow_id, first))
 
     # Failing
 
-    async def _stop(self, flow: Flow) -> bool:
-        """Cancel what has not started, or all of a workflow that was cancelled; whether there was any."""
-        everything = flow.state == WorkflowState.CANCELLED
-        ids = [row["id"] for row in await self._session.fetch("hold_unstarted_steps", flow.id, everything)]
+    async def _stop(self, workflow: HeldWorkflow) -> bool:
+        """Cancel unstarted steps, or all of a cancelled workflow; returns whether there were any."""
+        everything = workflow.state == WorkflowState.CANCELLED
+        ids = [row["id"] for row in await self._session.fetch("hold_unstarted_steps", workflow.id, everything)]
         await self._session.plan_for(len(ids))
-        why = flow.reason if everything else f"workflow {flow.id} has failed: {flow.reason}"
-        reason = (why or f"workflow {flow.id} was cancelled")[:_REASON_CHARS]
+        why = workflow.reason if everything else f"workflow {workflow.id} has failed: {workflow.reason}"
+        reason = (why or f"workflow {workflow.id} was cancelled")[:_REASON_CHARS]
         if ids:
             await settle.cancel(self._session, ids, reason)
-        nodes = await self._session.fetch("cancel_nodes", flow.id, reason)
+        nodes = await self._session.fetch("cancel_nodes", workflow.id, reason)
         await self._ended(nodes)
         return bool(ids or nodes)
 
     async def _compensate(self) -> bool:
-        """Have what has succeeded undone, where everything else has ended; whether anything was begun."""
+        """Add compensations to failing workflows whose steps have ended; returns whether there were any."""
         begun = False
-        for flow in self.flows.values():
-            if flow.state != WorkflowState.FAILING or flow.open or flow.undo is None or flow.compensated:
+        for workflow in self.held.values():
+            if (
+                workflow.state != WorkflowState.FAILING
+                or workflow.open
+                or workflow.undo is None
+                or workflow.compensated
+            ):
                 continue
-            found = await self._session.fetch("find_undoable", flow.id, flow.undo)
+            found = await self._session.fetch("find_undoable", workflow.id, workflow.undo)
             if not found:
                 continue
-            flow.compensated = True
-            first = flow.steps + flow.added
+            workflow.compensated = True
+            first = workflow.steps + workflow.added
             rows: list[tuple[int, int, int | None, NewStep]] = []
             for place, row in enumerate(found):
                 task = NewTask(row["undo"], max_attempts=self._settings.max_attempts)
                 after = [first + place - 1] if place else []
                 step = NewStep(f"{row['name']}/undo", StepKind.COMPENSATION, task.action, task, after, "continue")
-                rows.append((flow.id, first + place, row["number"], step))
-            flow.added += len(rows)
-            flow.open += len(rows)
+                rows.append((workflow.id, first + place, row["number"], step))
+            workflow.added += len(rows)
+            workflow.open += len(rows)
             await self._session.plan_for(len(rows))
             await insert_steps(self._session, rows, start=())
-            ready = await self._session.fetch("find_ready", flow.id, first)
+            ready = await self._session.fetch("find_ready", workflow.id, first)
             await self._start(ready)
             begun = True
-            log.info("workflow_compensates", workflow=flow.id, steps=len(rows))
+            log.info("workflow_compensates", workflow=workflow.id, steps=len(rows))
         return begun
 
     # The workflows themselves
 
-    async def write(self, flows: Sequence[Flow] | None = None) -> None:
-        """Write what these workflows are now, or all of them."""
-        written = list(self.flows.values()) if flows is None else flows
+    async def write(self, workflows: Sequence[HeldWorkflow] | None = None) -> None:
+        """Store these workflows, or all."""
+        written = list(self.held.values()) if workflows is None else workflows
         await self._session.fetch(
             "update_workflows", [f.id for f in written], [f.state for f in written], [f.added for f in written],
             [f.open for f in written], [f.undo for f in written], [f.compensated for f in written],
             [f.reason for f in written],
         )  # fmt: skip
-        for flow in written:
-            flow.steps += flow.added
-            flow.added = 0
+        for workflow in written:
+            workflow.steps += workflow.added
+            workflow.added = 0
 
 
 async def insert_steps(
     session: Session, rows: Sequence[tuple[int, int, int | None, NewStep]], *, start: Iterable[int]
 ) -> int:
-    """Add steps, (workflow, number, parent, step) each, in one statement.
+    """Add steps, each as (workflow, number, parent, step), with one statement; returns how many start at once.
 
-    start: the workflows of which steps that wait for nothing start at once; the others are for the caller to start.
-    Returns how many have.
+    start: workflows whose steps start at once if nothing has to be looked up; the caller starts the others.
     """
     await session.plan_for(len(rows))
     starting = set(start)
     trace = await _traces(session, rows)
-    at_once = [flow in starting and _starts_at_once(step) for flow, _, _, step in rows]
+    at_once = [workflow in starting and _starts_at_once(step) for workflow, _, _, step in rows]
     steps = [step for _, _, _, step in rows]
     tasks = [step.task for step in steps]
-    tenants = await _tenants(session, (flow for flow, _, _, _ in rows))
+    tenants = await _tenants(session, (workflow for workflow, _, _, _ in rows))
     await session.fetch(
         "insert_steps",
-        [flow for flow, _, _, _ in rows],
+        [workflow for workflow, _, _, _ in rows],
         [number for _, number, _, _ in rows],
         [s.name for s in steps],
         [s.kind for s in steps],
@@ -497,10 +502,10 @@ async def insert_steps(
         [s.undo for s in steps],
         [s.results_as for s in steps],
         [s.errors_as for s in steps],
-        [_kept(session, flow, number, step.options) for flow, number, _, step in rows],
+        [_kept(session, workflow, number, step.options) for workflow, number, _, step in rows],
         [
-            step.task and session.codec.encode(step.task.payload, payload_aad(step.task.action, tenants.get(flow)))
-            for flow, _, _, step in rows
+            step.task and session.codec.encode(step.task.payload, payload_aad(step.task.action, tenants.get(workflow)))
+            for workflow, _, _, step in rows
         ],
         [t and t.run_at for t in tasks],
         [t.priority if t else 0 for t in tasks],
@@ -516,32 +521,33 @@ async def insert_steps(
     return sum(at_once)
 
 
-async def _tenants(session: Session, flows: Iterable[int]) -> dict[int, str | None]:
+async def _tenants(session: Session, workflows: Iterable[int]) -> dict[int, str | None]:
     """Tenants by workflow, for the associated data of encrypted payloads; empty without encryption."""
     if not session.codec.encrypts:
         return {}
-    return {row["id"]: row["tenant"] for row in await session.fetch("read_flow_tenants", list(set(flows)))}
+    return {row["id"]: row["tenant"] for row in await session.fetch("read_flow_tenants", list(set(workflows)))}
 
 
 async def _traces(session: Session, rows: Sequence[tuple[int, int, int | None, NewStep]]) -> list[str | None]:
-    """What the tasks of new steps carry: the trace of who makes them, or that of the step that they belong to."""
+    """Trace contexts of the tasks of new steps: the current one, or that of the parent step."""
     if active.active() is None:
         return [None] * len(rows)
     here = trace_context.current()
     given = [(None if step.task is None else step.task.trace) or (here and here.text) for _, _, _, step in rows]
     if all(given):
         return given
-    parents = sorted({(flow, parent) for flow, _, parent, _ in rows if parent is not None})
-    found = await session.fetch("read_step_traces", [flow for flow, _ in parents], [parent for _, parent in parents])
+    parents = sorted({(workflow, parent) for workflow, _, parent, _ in rows if parent is not None})
+    found = await session.fetch(
+        "read_step_traces", [workflow for workflow, _ in parents], [parent for _, parent in parents]
+    )
     of_step = {(row["workflow_id"], row["number"]): row["trace"] for row in found}
     return [
-        trace or (None if parent is None else of_step.get((flow, parent)))
-        for trace, (flow, _, parent, _) in zip(given, rows, strict=True)
+        trace or (None if parent is None else of_step.get((workflow, parent)))
+        for trace, (workflow, _, parent, _) in zip(given, rows, strict=True)
     ]
 
 
 def _starts_at_once(step: NewStep) -> bool:
-    """Whether nothing has to be looked up to start it."""
     options = step.options
     return (
         step.kind == StepKind.TASK
@@ -553,8 +559,8 @@ def _starts_at_once(step: NewStep) -> bool:
 
 
 def _kept(session: Session, workflow_id: int, number: int, options: StepOptions) -> str | None:
-    """Options as they are stored; those of a map, which hold its items and the payload of its children, sealed."""
-    if not options.is_needed:
+    """Encoded options; those of a map, which hold payloads, are encrypted."""
+    if options == NO_OPTIONS:
         return None
     text = msgspec.json.encode(options).decode()
     return text if options.template is None else session.codec.encode(text, options_aad(workflow_id, number))
@@ -565,10 +571,10 @@ def _of_item(template: ChildParams, item_as: str, item: msgspec.Raw) -> ChildPar
     return msgspec.structs.replace(template, payload=msgspec.Raw(msgspec.json.encode(members)))
 
 
-def _merged(payload: str, step: Any, handover: Handover) -> str:
-    """The payload with what its predecessors came to; of an earlier life of the workflow nothing is left in it."""
+def _merged(payload: str, step: Any, inputs: StepInputs) -> str:
+    """The payload with the inputs of the step, which replace those of an earlier run."""
     members = _decode_members(payload)
-    for name, text in ((step["results_as"], handover.results), (step["errors_as"], handover.errors)):
+    for name, text in ((step["results_as"], inputs.results), (step["errors_as"], inputs.errors)):
         if name is not None:
             members[name] = msgspec.Raw(text.encode())
     return escape_for_sqs(msgspec.json.encode(members).decode())

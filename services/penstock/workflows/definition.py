@@ -1,4 +1,4 @@
-"""From parameters to commands: all checks of ``workflow.create``, of children that a result asks for, of ids. Pure."""
+"""Reads definitions of workflows, children requested by a result, and ids; without I/O."""
 
 from __future__ import annotations
 
@@ -15,22 +15,30 @@ from penstock.protocol.tenant import read_tenant
 from penstock.settings.model import Settings
 from penstock.tasks.new_task import new_task
 from penstock.tasks.params import EnqueueParams
-from penstock.workflows.chains import linked_steps
-from penstock.workflows.commands import CreateWorkflow, WhichWorkflow
-from penstock.workflows.names import check_action, check_name
-from penstock.workflows.params import (
+from penstock.workflows.model import (
     MAX_CHILDREN,
     MAX_EDGES,
     MAX_STEPS,
     NAME_MAX_CHARS,
     ChildParams,
+    CreateWorkflow,
+    WhichWorkflow,
     WorkflowCreateParams,
 )
-from penstock.workflows.steps import MakeTask, check_order, made_task, new_step, number_steps
+from penstock.workflows.steps import (
+    MakeTask,
+    check_action,
+    check_name,
+    check_order,
+    linked_steps,
+    made_task,
+    new_step,
+    number_steps,
+)
 
 
 def read_create(given: WorkflowCreateParams, make: MakeTask) -> CreateWorkflow:
-    """Check a whole definition. Raises InvalidParams, naming the step, and TooLarge."""
+    """Raises InvalidParams, naming the step, and TooLarge."""
     if (given.steps is None) == (given.chain is None):
         raise InvalidParams("steps", "or chain must be given, not both")
     listed, field = (given.steps, "steps") if given.steps is not None else (linked_steps(given.chain or []), "chain")
@@ -50,7 +58,7 @@ def read_create(given: WorkflowCreateParams, make: MakeTask) -> CreateWorkflow:
 
 
 def read_children(text: str, make: MakeTask) -> list[ChildParams]:
-    """The children that a result asks for. Raises InvalidParams, TooLarge."""
+    """The children that a result requests. Raises InvalidParams, TooLarge."""
     try:
         children = _decode_children(text)
     except (ValueError, RecursionError) as exc:
@@ -88,7 +96,7 @@ def _definition(given: WorkflowCreateParams) -> bytes:
     encoded = msgspec.json.encode([given.name, given.steps, given.chain])
     try:
         plain = msgspec.json.decode(encoded)
-    except msgspec.ValidationError:  # of numbers beyond a double, which are compared as they were written
+    except msgspec.ValidationError:  # numbers beyond a double are compared as they were written
         plain = json.loads(encoded, parse_int=str, parse_float=str)
     return hashlib.sha256(msgspec.json.encode(plain, order="sorted")).digest()
 
@@ -106,7 +114,7 @@ def _label(name: str) -> str:
 
 
 def step_task(given: ChildParams, settings: Settings) -> NewTask:
-    """The task of a step of a workflow, or of a spawned child. Raises InvalidParams, TooLarge."""
+    """The task of a step or of a spawned child. Raises InvalidParams, TooLarge."""
     members = {name: getattr(given, name) for name in _OF_A_STEP}
     return new_task(EnqueueParams(**members), settings)
 

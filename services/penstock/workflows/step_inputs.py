@@ -1,8 +1,8 @@
-"""What a step is given of those before it: results and errors by name, and lists to fan out over.
+"""Inputs of a step: results and errors of its predecessors by name, and lists to fan out over.
 
-A step without an action passes on what it joins. A step that made children passes on their results too: as an array
-in the order of the list where it fanned out over one, by their own names where a handler spawned them. What is read is
-bounded by what a payload may hold, however many predecessors there are.
+A step without an action passes on the inputs that it joins. A step with children passes on their results too: of a
+fan-out as an array in the order of the list, of spawned children by their names. Reading stops at the limit of a
+payload, however many predecessors there are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.protocol.errors import PayloadLost
 from penstock.protocol.json_text import utf8_size
 from penstock.protocol.sealed import reference_of
 from penstock.protocol.task import State
-from penstock.workflows.params import StepKind
+from penstock.workflows.model import StepKind
 
 _READ_AT_ONCE = 200
 
@@ -28,8 +28,8 @@ Node = tuple[int, int]
 
 
 @dataclass(slots=True)
-class Handover:
-    """JSON texts of objects by the names of steps. problem: why they cannot be handed over, None where they can."""
+class StepInputs:
+    """JSON objects by the names of steps. problem: why they are unavailable, if they are."""
 
     results: str = "{}"
     errors: str = "{}"
@@ -37,29 +37,29 @@ class Handover:
 
 
 @dataclass(slots=True)
-class _Gathered:
-    """What is found for one step: (name, ids of tasks, whether they make up an array), and how much it is so far."""
+class _Sources:
+    """Sources of the inputs of one step: (name, rows of steps, whether their results form an array). size: in bytes."""
 
     sources: list[tuple[str, list[Any], bool]] = field(default_factory=list)
     size: int = 0
     problem: str | None = None
 
 
-async def hand_over(session: Session, steps: Sequence[Any], *, limit_bytes: int) -> list[Handover]:
-    """For each of these ready steps what its predecessors came to."""
+async def read_inputs(session: Session, steps: Sequence[Any], *, limit_bytes: int) -> list[StepInputs]:
+    """The inputs of each of these ready steps."""
     known = await _with_relatives(session, ((s["workflow_id"], n) for s in steps for n in s["after"]))
-    gathered = [_sources_of(step, known) for step in steps]
-    outcomes = await _read(session, gathered, limit_bytes)
-    return [_written(one, outcomes) for one in gathered]
+    by_step = [_sources_of(step, known) for step in steps]
+    outcomes = await _read(session, by_step, limit_bytes)
+    return [_written(one, outcomes) for one in by_step]
 
 
 async def list_result(
     session: Session, step: Any, over: int, *, limit_bytes: int
 ) -> tuple[list[msgspec.Raw] | None, str | None]:
-    """The list that the result of the predecessor of number ``over`` is, or None and why it is none."""
+    """The result of the predecessor of number ``over`` as a list, or None and the reason."""
     known = await _with_relatives(session, [(step["workflow_id"], over)])
     source = known.steps[step["workflow_id"], over]
-    one = _Gathered(_sources_of_one(source, known)[:1])
+    one = _Sources(_sources_of_one(source, known)[:1])
     outcomes = await _read(session, [one], limit_bytes)
     written = _written(one, outcomes)
     if written.problem is not None:
@@ -73,8 +73,8 @@ async def list_result(
         return None, f"the result of {source['name']} is no array to fan out over"
 
 
-async def undo_payload(session: Session, step: Any) -> tuple[str | None, str | None]:
-    """What a compensation is given: the step that it undoes, its payload and its result; or None and why not."""
+async def compensation_payload(session: Session, step: Any) -> tuple[str | None, str | None]:
+    """The payload of a compensation: the step that it undoes, its payload and its result; or None and the reason."""
     rows = await session.fetch("find_undone", step["workflow_id"], step["number"])
     outcomes = await session.fetch("read_outcomes", [rows[0]["task_id"]])
     if not outcomes:
@@ -88,16 +88,14 @@ async def undo_payload(session: Session, step: Any) -> tuple[str | None, str | N
 
 
 @dataclass(slots=True)
-class _Known:
-    """Steps by node, and the children of those that have any."""
-
+class _Steps:
     steps: dict[Node, Any] = field(default_factory=dict)
     children: dict[Node, list[Any]] = field(default_factory=dict)
 
 
-async def _with_relatives(session: Session, nodes: Iterable[Node]) -> _Known:
-    """These steps, those that they join, and the children of all of them."""
-    known = _Known()
+async def _with_relatives(session: Session, nodes: Iterable[Node]) -> _Steps:
+    """These steps, the steps that they join, and the children of all."""
+    known = _Steps()
     wanted = set(nodes)
     while wanted:
         rows = await session.fetch("read_steps", [n[0] for n in wanted], [n[1] for n in wanted])
@@ -115,8 +113,8 @@ async def _with_relatives(session: Session, nodes: Iterable[Node]) -> _Known:
     return known
 
 
-def _sources_of(step: Any, known: _Known) -> _Gathered:
-    gathered = _Gathered()
+def _sources_of(step: Any, known: _Steps) -> _Sources:
+    found = _Sources()
     seen: set[int] = set()
     stack = list(reversed(step["after"]))
     while stack:
@@ -128,12 +126,12 @@ def _sources_of(step: Any, known: _Known) -> _Gathered:
         if source["kind"] == StepKind.JOIN:
             stack += reversed(source["after"])
         else:
-            gathered.sources += _sources_of_one(source, known)
-    return gathered
+            found.sources += _sources_of_one(source, known)
+    return found
 
 
-def _sources_of_one(source: Any, known: _Known) -> list[tuple[str, list[Any], bool]]:
-    """The step's own, then its children and theirs: those of a map in one array, others by their names."""
+def _sources_of_one(source: Any, known: _Steps) -> list[tuple[str, list[Any], bool]]:
+    """The step, then its descendants: children of a map in one array, others by their names."""
     children = known.children.get((source["workflow_id"], source["number"]), [])
     if source["kind"] == StepKind.MAP:
         if source["state"] != State.SUCCESS:
@@ -148,10 +146,10 @@ def _sources_of_one(source: Any, known: _Known) -> list[tuple[str, list[Any], bo
     return found
 
 
-async def _read(session: Session, gathered: Sequence[_Gathered], limit_bytes: int) -> dict[int, Any]:
-    """The outcomes of all tasks that are named, until what one step is given exceeds the limit."""
-    takers: dict[int, list[_Gathered]] = {}
-    for one in gathered:
+async def _read(session: Session, by_step: Sequence[_Sources], limit_bytes: int) -> dict[int, Any]:
+    """The outcomes of the sources' tasks, without those of steps whose inputs exceed the limit."""
+    takers: dict[int, list[_Sources]] = {}
+    for one in by_step:
         for _, sources, _ in one.sources:
             for source in sources:
                 if source["task_id"] is not None:
@@ -171,7 +169,7 @@ async def _read(session: Session, gathered: Sequence[_Gathered], limit_bytes: in
                 if one.size > limit_bytes and one.problem is None:
                     one.problem = f"the results of its predecessors are more than the {limit_bytes} bytes allowed"
             if all(one.problem for one in taken):
-                continue  # nobody asks for it any more
+                continue  # no longer needed
             try:
                 outcomes[stored["id"]] = await load_outcome(session.codec, stored)
             except PayloadLost as exc:
@@ -180,9 +178,9 @@ async def _read(session: Session, gathered: Sequence[_Gathered], limit_bytes: in
     return outcomes
 
 
-def _written(one: _Gathered, outcomes: dict[int, Any]) -> Handover:
+def _written(one: _Sources, outcomes: dict[int, Any]) -> StepInputs:
     if one.problem is not None:
-        return Handover(problem=one.problem)
+        return StepInputs(problem=one.problem)
     results: list[str] = []
     errors: list[str] = []
     for name, sources, is_array in one.sources:
@@ -191,17 +189,17 @@ def _written(one: _Gathered, outcomes: dict[int, Any]) -> Handover:
             row = outcomes.get(source["task_id"])
             if source["state"] == State.SUCCESS:
                 if row is None or row["result"] is None:
-                    return Handover(problem=f"the result of {source['name']} is no longer kept")
+                    return StepInputs(problem=f"the result of {source['name']} is no longer kept")
                 texts.append(row["result"])
                 continue
             texts.append("null")
-            told = {"state": source["state"], "reason": source["reason"] if row is None else row["reason"]}
-            shown = json.dumps({key: value for key, value in told.items() if value is not None})
+            reason = source["reason"] if row is None else row["reason"]
+            error = json.dumps({"state": source["state"]} | ({} if reason is None else {"reason": reason}))
             if row is not None and row["error"] is not None:
-                shown = f'{shown[:-1]}, "error": {row["error"]}}}'
-            errors.append(f"{json.dumps(source['name'])}:{shown}")
+                error = f'{error[:-1]}, "error": {row["error"]}}}'
+            errors.append(f"{json.dumps(source['name'])}:{error}")
         if is_array:
             results.append(f"{json.dumps(name)}:[{','.join(texts)}]")
         elif sources[0]["state"] == State.SUCCESS:
             results.append(f"{json.dumps(name)}:{texts[0]}")
-    return Handover("{" + ",".join(results) + "}", "{" + ",".join(errors) + "}")
+    return StepInputs("{" + ",".join(results) + "}", "{" + ",".join(errors) + "}")

@@ -1,8 +1,9 @@
-"""Each step of a definition, checked, and the order among them. Pure."""
+"""Checks of steps: each alone, their names, and their order; without I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -11,16 +12,23 @@ import msgspec
 from penstock.protocol.checks import CONTROL
 from penstock.protocol.errors import InvalidParams, TooLarge
 from penstock.protocol.task import NewTask
-from penstock.workflows.commands import NewStep, StepOptions
-from penstock.workflows.names import check_action, check_name, name_of
-from penstock.workflows.params import MAX_CHILDREN, NAME_MAX_CHARS, ChildParams, Compensate, StepKind, StepParams
+from penstock.workflows.model import (
+    MAX_CHILDREN,
+    NAME_MAX_CHARS,
+    ChildParams,
+    Compensate,
+    NewStep,
+    StepKind,
+    StepOptions,
+    StepParams,
+)
 
 MakeTask = Callable[[ChildParams], NewTask]
-"""Checks what is a task's own of a step. Raises InvalidParams, TooLarge."""
+"""Makes the task of a step. Raises InvalidParams, TooLarge."""
 
 
 def number_steps(steps: Sequence[StepParams], field: str) -> dict[str, int]:
-    """The place of each step, by name. Raises InvalidParams."""
+    """The index of each step by name. Raises InvalidParams."""
     numbers: dict[str, int] = {}
     for place, step in enumerate(steps):
         name = name_of(step)
@@ -36,7 +44,7 @@ def number_steps(steps: Sequence[StepParams], field: str) -> dict[str, int]:
 
 
 def new_step(step: StepParams, place: int, numbers: dict[str, int], field: str, make: MakeTask) -> NewStep:
-    """Checks one step alone. Raises InvalidParams, TooLarge."""
+    """Raises InvalidParams, TooLarge."""
     name = name_of(step)
     at = f"{field}[{place}]"
     after = _predecessors(step, name, numbers, at)
@@ -122,20 +130,20 @@ def _check_member(member: str | None, field: str, step: StepParams, at: str) -> 
 
 
 def policy_of(child: ChildParams) -> tuple[str, str | None]:
-    """What is kept of a failure policy: its name, and for `compensate` with an action both, joined by a colon."""
+    """The stored failure policy, as `compensate:ACTION` if it has an action, and the action that undoes the step."""
     if isinstance(child.on_failure, Compensate):
         return f"compensate:{child.on_failure.compensate}", child.compensate
     return child.on_failure, child.compensate
 
 
 def fallback_of(policy: str) -> str | None:
-    """Of a kept policy: None where nothing is undone, else the action for steps that name none, or empty."""
+    """The action of a stored policy for steps without one of their own, or empty; None: nothing is undone."""
     name, _, action = policy.partition(":")
     return action if name == "compensate" else None
 
 
 def made_task(step: ChildParams, at: str, make: MakeTask) -> NewTask:
-    """The task of a step; what is wrong with it is told of the step. Raises InvalidParams, TooLarge."""
+    """The task of a step. Raises InvalidParams and TooLarge, naming the step."""
     try:
         if step.action is None:
             raise InvalidParams("action", "is missing")
@@ -147,7 +155,7 @@ def made_task(step: ChildParams, at: str, make: MakeTask) -> NewTask:
 
 
 def check_order(steps: Sequence[NewStep], field: str) -> None:
-    """Raises InvalidParams when steps wait for each other in a circle, naming one."""
+    """Raises InvalidParams for a cycle of steps, naming it."""
     try:
         TopologicalSorter({number: step.after for number, step in enumerate(steps)}).prepare()
     except CycleError as exc:
@@ -155,3 +163,70 @@ def check_order(steps: Sequence[NewStep], field: str) -> None:
         circle = [steps[number].name for number in numbers]
         shown = " after ".join(repr(name) for name in [*circle[:5], *(["..."] if len(circle) > 5 else []), circle[0]])
         raise InvalidParams(f"{field}[{numbers[0]}].after", f"goes in a circle: {shown}") from None
+
+
+def linked_steps(chain: list[StepParams | list[StepParams]]) -> list[StepParams]:
+    """The steps of a chain. Two groups are joined by a step without an action, so that their edges add up, and do not
+    multiply. Raises InvalidParams."""
+    steps: list[StepParams] = []
+    names = FreeNames(step.name for link in chain for step in (link if isinstance(link, list) else [link]))
+    before: list[str] = []
+    for place, link in enumerate(chain):
+        group = link if isinstance(link, list) else [link]
+        if not group:
+            raise InvalidParams(f"chain[{place}]", "is an empty group")
+        if len(group) > 1 and len(before) > 1:
+            joint = names.free("join")
+            steps.append(StepParams(name=joint, after=before))
+            before = [joint]
+        called = []
+        for step in group:
+            if step.after:
+                raise InvalidParams(f"chain[{place}].after", "goes with steps; in a chain the place says it")
+            name = step.name if step.name is not None else names.free((step.action or "join").replace("/", "-"))
+            called.append(name)
+            steps.append(msgspec.structs.replace(step, name=name, after=before))
+        before = called
+    return steps
+
+
+def check_name(name: str, at: str) -> None:
+    """Raises InvalidParams."""
+    if not 1 <= len(name) <= NAME_MAX_CHARS:
+        raise InvalidParams(f"{at}.name", f"must have 1 to {NAME_MAX_CHARS} characters, not {len(name)}")
+    if CONTROL.search(name):
+        raise InvalidParams(f"{at}.name", "holds a control character")
+    if "/" in name:
+        raise InvalidParams(f"{at}.name", f"holds a /, which names of children have: {name!r}")
+
+
+def check_action(action: str | None, field: str) -> None:
+    """Check an action that undoes a step. Raises InvalidParams."""
+    if action is not None and (not 1 <= len(action) <= NAME_MAX_CHARS or CONTROL.search(action)):
+        raise InvalidParams(field, f"must be an action's name, of 1 to {NAME_MAX_CHARS} characters")
+
+
+def name_of(step: ChildParams) -> str:
+    """The step's name, or that of its action, or empty."""
+    return step.name if step.name is not None else (step.action or "").replace("/", "-")
+
+
+def child_names(parent: str, children: Iterable[ChildParams], first: int = 0) -> list[str]:
+    return [f"{parent}/{number if child.name is None else child.name}" for number, child in enumerate(children, first)]
+
+
+class FreeNames:
+    """Names for unnamed steps of a chain: that of the action, with a number if it is taken."""
+
+    def __init__(self, given: Iterable[str | None]) -> None:
+        self._taken = set(given)
+        self._counts: Counter[str] = Counter()
+
+    def free(self, name: str) -> str:
+        while True:
+            self._counts[name] += 1
+            count = self._counts[name]
+            free = name if count == 1 else f"{name}-{count}"
+            if free not in self._taken:
+                self._taken.add(free)
+                return free

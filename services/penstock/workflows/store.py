@@ -1,79 +1,39 @@
-"""Workflows in Postgres: made, cancelled, begun again, looked at, inside the caller's transaction."""
+"""Workflows in Postgres: created, cancelled, retried, read, inside the caller's transaction."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from penstock.db.session import Session
+from penstock.protocol.checks import read_cursor
 from penstock.protocol.errors import WorkflowConflict, WorkflowNotFound
 from penstock.protocol.task import State
 from penstock.protocol.tenant import own_key
+from penstock.protocol.views import view_of
 from penstock.runtime.logs import get_logger
 from penstock.settings.model import Settings
-from penstock.workflows.advance import Advanced, Mover, insert_steps
-from penstock.workflows.commands import (
+from penstock.workflows.advance import AdvanceSummary, WorkflowRun, insert_steps
+from penstock.workflows.model import (
+    STEP_NAMES_SHOWN,
     CancelWorkflow,
     CreateWorkflow,
     GetWorkflow,
-    ListWorkflows,
+    Step,
+    StepKind,
     WhichWorkflow,
+    Workflow,
+    WorkflowAccepted,
+    WorkflowChanged,
+    WorkflowListParams,
+    WorkflowState,
 )
-from penstock.workflows.params import STEP_NAMES_SHOWN, WorkflowState
 
 log = get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class WorkflowRecord:
-    """A workflow as it stands. steps: those made so far; open: those not done. compensated: undoing has begun."""
-
-    id: int
-    key: str | None
-    name: str
-    state: WorkflowState
-    steps: int
-    open: int
-    reason: str | None
-    compensated: bool
-    created_at: datetime
-    updated_at: datetime
-    finished_at: datetime | None
-    tenant: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """A step. after: names of predecessors, the first of ``after_count``. parent: the step that made it."""
-
-    number: int
-    name: str
-    kind: str
-    action: str | None
-    task_id: int | None
-    state: State
-    reason: str | None
-    parent: str | None
-    children: int
-    open_children: int
-    after: Sequence[str]
-    after_count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """What became of a request. duplicate: the workflow was there. restarted: steps that begin again."""
-
-    id: int
-    state: WorkflowState
-    duplicate: bool = False
-    restarted: int = 0
-
-
-async def create_workflow(session: Session, command: CreateWorkflow, settings: Settings) -> Changed:
-    """Make a workflow, or find the one of its key. Raises WorkflowConflict where that has another definition."""
+async def create_workflow(session: Session, command: CreateWorkflow, settings: Settings) -> WorkflowAccepted:
+    """Create a workflow, or find the one of its key. Raises WorkflowConflict if that has another definition."""
     workflow_id = await _insert(session, command)
     if workflow_id is None:
         assert command.key is not None
@@ -85,17 +45,17 @@ async def create_workflow(session: Session, command: CreateWorkflow, settings: S
                     found, state,
                     f"has the key {command.key!r} and another definition: give this one a key of its own",
                 )  # fmt: skip
-            return Changed(found, state, duplicate=True)
+            return WorkflowAccepted(found, state, duplicate=True)
         workflow_id = await _insert(session, command)  # retention has just removed it
         if workflow_id is None:
             raise WorkflowConflict(0, WorkflowState.RUNNING, f"with the key {command.key!r} was just made: try again")
     steps = [(workflow_id, number, None, step) for number, step in enumerate(command.steps)]
     started = await insert_steps(session, steps, start={workflow_id})
     if started < sum(not step.after for step in command.steps):
-        mover = Mover(session, await session.fetch("hold_workflow", workflow_id), settings)
-        await mover.start(await session.fetch("find_ready", workflow_id, 0))
-        await mover.advance()
-    return Changed(workflow_id, WorkflowState.RUNNING)
+        run = WorkflowRun(session, await session.fetch("hold_workflow", workflow_id), settings)
+        await run.start(await session.fetch("find_ready", workflow_id, 0))
+        await run.advance()
+    return WorkflowAccepted(workflow_id, WorkflowState.RUNNING, duplicate=False)
 
 
 async def _insert(session: Session, command: CreateWorkflow) -> int | None:
@@ -105,71 +65,71 @@ async def _insert(session: Session, command: CreateWorkflow) -> int | None:
     return made
 
 
-async def cancel_workflow(session: Session, command: CancelWorkflow, settings: Settings) -> Changed:
-    """Cancel all that has not ended; a workflow that is cancelled already stays so.
+async def cancel_workflow(session: Session, command: CancelWorkflow, settings: Settings) -> WorkflowChanged:
+    """Cancel all steps that have not ended; a cancelled workflow is left unchanged.
 
     Raises WorkflowNotFound, WorkflowConflict.
     """
-    mover = await _hold(session, command.which, settings)
-    (flow,) = mover.flows.values()
-    if not flow.state.final:
-        # Once its tasks are locked none of them can settle, and what has settled until then is noted before anything is
-        # cancelled: a workflow with nothing left to cancel has ended, and is not cancelled.
-        await session.fetch("hold_unstarted_steps", flow.id, True)
-        await mover.advance()
-    if flow.state in (WorkflowState.SUCCESS, WorkflowState.FAILED):
-        raise WorkflowConflict(flow.id, flow.state, f"is {flow.state}; it cannot be cancelled")
-    if flow.state != WorkflowState.CANCELLED:
-        flow.state, flow.reason, flow.to_stop = WorkflowState.CANCELLED, command.reason, True
-        # Before its steps are: what is cancelled with it must not count as a failure of its own.
-        await mover.write()
-        await mover.advance()
-        log.info("workflow_cancelled", workflow=flow.id, reason=command.reason)
-    return Changed(flow.id, flow.state)
+    run = await _hold(session, command.which, settings)
+    (workflow,) = run.held.values()
+    if not workflow.state.final:
+        # Locked tasks cannot settle. Those that settled before are recorded first: a workflow that they end is not
+        # cancelled.
+        await session.fetch("hold_unstarted_steps", workflow.id, True)
+        await run.advance()
+    if workflow.state in (WorkflowState.SUCCESS, WorkflowState.FAILED):
+        raise WorkflowConflict(workflow.id, workflow.state, f"is {workflow.state}; it cannot be cancelled")
+    if workflow.state != WorkflowState.CANCELLED:
+        workflow.state, workflow.reason, workflow.to_stop = WorkflowState.CANCELLED, command.reason, True
+        # Written before its steps are cancelled, so that they do not count as failures.
+        await run.write()
+        await run.advance()
+        log.info("workflow_cancelled", workflow=workflow.id, reason=command.reason)
+    return WorkflowChanged(workflow.id, workflow.state, restarted=0)
 
 
-async def retry_workflow(session: Session, which: WhichWorkflow, settings: Settings) -> Changed:
-    """Begin again with what has not succeeded; a running workflow is left unchanged.
+async def retry_workflow(session: Session, which: WhichWorkflow, settings: Settings) -> WorkflowChanged:
+    """Restart the steps that have not succeeded; a running workflow is left unchanged.
 
     Raises WorkflowNotFound, WorkflowConflict.
     """
-    mover = await _hold(session, which, settings)
-    (flow,) = mover.flows.values()
-    if flow.state == WorkflowState.RUNNING:
-        return Changed(flow.id, flow.state)
-    if flow.state not in (WorkflowState.FAILED, WorkflowState.CANCELLED):
-        why = "steps of it still run" if flow.state == WorkflowState.FAILING else "there is nothing left to do"
-        raise WorkflowConflict(flow.id, flow.state, f"is {flow.state}; it cannot be retried, for {why}")
-    steps = await session.fetch("reopen_steps", flow.id, flow.compensated)
+    run = await _hold(session, which, settings)
+    (workflow,) = run.held.values()
+    if workflow.state == WorkflowState.RUNNING:
+        return WorkflowChanged(workflow.id, workflow.state, restarted=0)
+    if workflow.state not in (WorkflowState.FAILED, WorkflowState.CANCELLED):
+        why = "steps of it still run" if workflow.state == WorkflowState.FAILING else "there is nothing left to do"
+        raise WorkflowConflict(workflow.id, workflow.state, f"is {workflow.state}; it cannot be retried, for {why}")
+    steps = await session.fetch("reopen_steps", workflow.id, workflow.compensated)
     again = [step for step in steps if step["again"]]
-    if not again and flow.compensated:
+    if not again and workflow.compensated:
         raise WorkflowConflict(
-            flow.id, flow.state, f"is {flow.state} and what had succeeded was undone: create a new one"
+            workflow.id, workflow.state, f"is {workflow.state} and what had succeeded was undone: create a new one"
         )
-    childless, again = mover.split_childless(again)
+    childless, again = run.split_childless(again)
     tasks = [step["task_id"] for step in again if step["task_id"] is not None]
     await session.plan_for(len(tasks))
     restarted = await session.fetch("restart_steps", tasks)
     if len(restarted) != len(tasks):
         raise WorkflowConflict(
-            flow.id, flow.state,
+            workflow.id, workflow.state,
             f"cannot be retried: the records of {len(tasks) - len(restarted)} of its tasks are no longer kept",
         )  # fmt: skip
-    flow.open = len(steps)
-    flow.state = WorkflowState.FAILING if flow.compensated else WorkflowState.RUNNING
-    if not flow.compensated:
-        flow.reason, flow.undo = None, None
-    await mover.write()
-    await mover.spawn_again(childless)
-    await mover.start([step for step in again if not step["pending"]])
-    await mover.advance()
+    workflow.open = len(steps)
+    workflow.state = WorkflowState.FAILING if workflow.compensated else WorkflowState.RUNNING
+    if not workflow.compensated:
+        workflow.reason, workflow.undo = None, None
+    await run.write()
+    await run.spawn_again(childless)
+    await run.start([step for step in again if not step["pending"]])
+    await run.advance()
     restarting = len(again) + len(childless)
-    log.info("workflow_retried", workflow=flow.id, steps=restarting)
-    return Changed(flow.id, flow.state, restarted=restarting)
+    log.info("workflow_retried", workflow=workflow.id, steps=restarting)
+    return WorkflowChanged(workflow.id, workflow.state, restarted=restarting)
 
 
-async def _hold(session: Session, which: WhichWorkflow, settings: Settings) -> Mover:
-    """Lock a workflow and take note of all that has happened to it. Raises WorkflowNotFound."""
+async def _hold(session: Session, which: WhichWorkflow, settings: Settings) -> WorkflowRun:
+    """Lock a workflow and apply its events. Raises WorkflowNotFound."""
     workflow_id = which.id
     if workflow_id is None:
         rows = await session.fetch("find_workflow", which.key, which.tenant)
@@ -177,50 +137,47 @@ async def _hold(session: Session, which: WhichWorkflow, settings: Settings) -> M
     held = await session.fetch("hold_workflow", workflow_id) if workflow_id is not None else []
     if not held:
         raise WorkflowNotFound(which.id if which.key is None else which.key)  # type: ignore[arg-type]
-    mover = Mover(session, held, settings)
-    await mover.advance()
-    return mover
+    run = WorkflowRun(session, held, settings)
+    await run.advance()
+    return run
 
 
-async def find_told(session: Session, *, after: int, limit: int) -> list[int]:
-    """Workflows that have events, by id, from behind ``after``."""
+async def find_pending(session: Session, *, after: int, limit: int) -> list[int]:
+    """Workflows with events, in the order of their ids, which are above ``after``."""
     return [row["workflow_id"] for row in await session.fetch("find_told_workflows", after, limit)]
 
 
-async def advance_workflows(session: Session, ids: Sequence[int], settings: Settings) -> Advanced:
-    """Move these workflows on, inside a transaction, as far as nobody else is at them."""
+async def advance_workflows(session: Session, ids: Sequence[int], settings: Settings) -> AdvanceSummary:
+    """Apply the events of these workflows, inside a transaction, except of those that another process has locked."""
     held = await session.fetch("hold_workflows", list(ids))
-    return await Mover(session, held, settings).advance() if held else Advanced()
+    return await WorkflowRun(session, held, settings).advance() if held else AdvanceSummary()
 
 
-async def read_workflow(session: Session, which: WhichWorkflow) -> WorkflowRecord:
+async def read_workflow(session: Session, which: WhichWorkflow) -> Workflow:
     """Raises WorkflowNotFound."""
     rows = await session.fetch("read_workflow", which.id, which.key, which.tenant)
     if not rows:
         raise WorkflowNotFound(which.id if which.key is None else which.key)  # type: ignore[arg-type]
-    return _record(rows[0])
+    return _workflow(rows[0])
 
 
-async def read_steps(session: Session, workflow_id: int, command: GetWorkflow) -> list[StepRecord]:
+async def read_steps(session: Session, workflow_id: int, command: GetWorkflow) -> list[Step]:
     """A page of its steps, by number."""
     rows = await session.fetch("page_steps", workflow_id, command.after, command.limit, STEP_NAMES_SHOWN)
-    return [
-        StepRecord(**{name: row[name] for name in StepRecord.__slots__} | {"state": State(row["state"])})
-        for row in rows
-    ]
+    return [view_of(Step, row, kind=StepKind(row["kind"]), state=State(row["state"])) for row in rows]
 
 
-async def count_steps(session: Session, workflow_id: int) -> dict[str, int]:
-    """How many steps there are by state, as last seen."""
-    return {row["state"]: row["count"] for row in await session.fetch("count_steps", workflow_id)}
+async def count_steps(session: Session, workflow_id: int) -> dict[State, int]:
+    """The number of steps by recorded state."""
+    return {State(row["state"]): row["count"] for row in await session.fetch("count_steps", workflow_id)}
 
 
-async def list_workflows(session: Session, command: ListWorkflows) -> list[WorkflowRecord]:
-    """Newest first."""
-    rows = await session.fetch("list_workflows", command.before, command.limit, command.state, command.tenant)
-    return [_record(row) for row in rows]
+async def list_workflows(session: Session, wanted: WorkflowListParams) -> list[Workflow]:
+    """A page, newest first."""
+    before = read_cursor(wanted.cursor)
+    rows = await session.fetch("list_workflows", before, wanted.limit, wanted.state, wanted.tenant)
+    return [_workflow(row) for row in rows]
 
 
-def _record(row: Any) -> WorkflowRecord:
-    values = {name: row[name] for name in WorkflowRecord.__slots__}
-    return WorkflowRecord(**values | {"state": WorkflowState(row["state"]), "key": own_key(row["key"])})
+def _workflow(row: Any) -> Workflow:
+    return view_of(Workflow, row, key=own_key(row["key"]), state=WorkflowState(row["state"]))

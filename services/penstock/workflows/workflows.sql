@@ -1,5 +1,5 @@
--- Workflows: made, moved on, looked at. Whoever settles a task of a workflow adds an event to workflow_event in the
--- statement that settles it, and takes no lock of the workflow's. Whoever moves a workflow on holds its row, takes its
+-- Workflows: created, advanced, read. A statement that settles a task of a workflow adds an event to workflow_event,
+-- and takes no lock of the workflow's. Advancing a workflow locks its row, takes its
 -- events, and changes its steps; so of one workflow everything happens one after the other, and different ones go side
 -- by side. A step is known by (workflow, number). Locks are taken in one order: workflow, task, ordering head.
 
@@ -68,7 +68,7 @@ from unnest($1::bigint[], $2::int[], $3::int[]) i (workflow_id, number, n)
 where s.workflow_id = i.workflow_id and s.number = i.number;
 
 -- name: hold_workflow
--- $1 id. Waits for whoever moves it on.
+-- $1 id. Waits for a process that advances it.
 select id, state, steps, open, undo, compensated, reason from penstock.workflow where id = $1 for update;
 
 -- name: find_told_workflows
@@ -83,13 +83,13 @@ with recursive next as (
 select workflow_id from next where workflow_id is not null limit $2;
 
 -- name: hold_workflows
--- $1 ids. Those that nobody else moves on at the moment.
+-- $1 ids. Those that no other process advances at the moment.
 select id, state, steps, open, undo, compensated, reason from penstock.workflow
 where id = any($1::bigint[]) order by id for update skip locked;
 
 -- name: take_events
 -- $1 workflows, held before by a statement of its own, whose snapshot may be older than the events; $2 how many. By
--- ctid, for nobody else touches them; a join with the ids would be tried for every pair of workflow and event.
+-- ctid, as no other process changes them; a join with the ids would be tried for every pair of workflow and event.
 with gone as (
     delete from penstock.workflow_event where ctid = any(array(
         select ctid from penstock.workflow_event where workflow_id = any($1::bigint[])
@@ -178,7 +178,7 @@ select {ready_step} from changed s where s.pending = 0;
 -- name: start_steps
 -- $1 tasks (distinct), $2 ordering keys or null, $3 delays in seconds or null, $4 expires in so many seconds or null,
 -- $5 payloads (JSON text), null where it stays. WAITING to SCHEDULED, or on as WAITING behind the head of the ordering
--- key that the task takes its place behind only now; a head is read as in restart_tasks. The rows are locked first: a key must not get a head that somebody
+-- key that the task takes its place behind only now; a head is read as in restart_tasks. The rows are locked first: a key must not get a head that another process
 -- is just cancelling.
 with held as materialized (
     select id, tenant from penstock.task
@@ -370,7 +370,7 @@ from penstock.workflow_step s
 where s.workflow_id = $1 and s.number > $2 order by s.number limit $3;
 
 -- name: find_old_workflows
--- $1 seconds since they ended, $2 how many steps at the most, all together, but for one workflow. Locked.
+-- $1 seconds since they ended, $2 how many steps at most, all together, but for one workflow. Locked.
 with old as (
     select id, steps from penstock.workflow
     where finished_at < now() - make_interval(secs => $1) order by finished_at limit 1000 for update skip locked

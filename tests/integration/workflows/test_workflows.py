@@ -18,8 +18,8 @@ from penstock.results.apply import apply_reports
 from penstock.settings.loading import load_settings
 from penstock.settings.model import Settings
 from penstock.tasks import claim, enqueue, ordering, settle, stale
-from penstock.workflows.commands import GetWorkflow, WhichWorkflow
-from penstock.workflows.store import StepRecord, read_steps
+from penstock.workflows.model import GetWorkflow, Step, WhichWorkflow
+from penstock.workflows.store import read_steps
 from tests.integration.lives import Broken, Lives, Spawned
 
 
@@ -629,7 +629,7 @@ async def test_a_group_and_a_fan_in_of_a_thousand(lives: Lives) -> None:
     assert (await lives.look(flow)).state == "SUCCESS"
 
 
-async def _all_steps(lives: Lives, flow: int) -> list[StepRecord]:
+async def _all_steps(lives: Lives, flow: int) -> list[Step]:
     which = WhichWorkflow(flow, None)
     async with lives.store.session() as session:
         return await read_steps(session, flow, GetWorkflow(which, 100_000, -1))

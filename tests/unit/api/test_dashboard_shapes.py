@@ -21,8 +21,7 @@ from penstock.protocol.errors import InvalidParams
 from penstock.protocol.task import State
 from penstock.protocol.views import timestamp
 from penstock.tasks import views
-from penstock.workflows.params import StepKind
-from penstock.workflows.views import Step
+from penstock.workflows.model import Step, StepKind
 
 NOW = datetime(2030, 1, 31, 8, tzinfo=UTC)
 texts = st.text(max_size=30)

@@ -47,7 +47,7 @@ from penstock.tasks.commands import (
     Stats,
     Status,
 )
-from penstock.workflows.commands import CreateWorkflow
+from penstock.workflows.model import CreateWorkflow
 
 
 @pytest.fixture(scope="module")

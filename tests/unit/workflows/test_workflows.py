@@ -8,8 +8,7 @@ import pytest
 from penstock.methods.reading import read_command
 from penstock.protocol.errors import InvalidParams, TooLarge
 from penstock.settings.loading import load_settings
-from penstock.workflows.commands import CreateWorkflow
-from penstock.workflows.params import StepKind
+from penstock.workflows.model import CreateWorkflow, StepKind
 
 SETTINGS = load_settings()
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from penstock.api.dashboard.formats import word
-from penstock.workflows.views import Step
+from penstock.workflows.model import Step
 
 NODE_WIDTH, NODE_HEIGHT = 156, 46
 _GAP_X, _GAP_Y, _EDGE = 52, 16, 12

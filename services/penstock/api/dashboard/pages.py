@@ -19,7 +19,7 @@ from penstock.protocol.task import State
 from penstock.protocol.tenant import EVERY_TENANT
 from penstock.tasks.bulk import COUNTED
 from penstock.tasks.filters import Operation
-from penstock.workflows.params import WorkflowState
+from penstock.workflows.model import WorkflowState
 
 GRAPH_STEPS = 150
 DEAD_SHOWN = 20

@@ -1,0 +1,266 @@
+"""Workflows and their steps: parameters, results, and checked definitions; without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Literal
+
+import msgspec
+
+from penstock.protocol.task import KEY_MAX_CHARS, REASON_MAX_CHARS, NewTask, State
+from penstock.protocol.views import CURSOR, Instant, about
+
+NAME_MAX_CHARS = 200
+MAX_STEPS = 50_000  # of one call
+MAX_EDGES = 500_000
+MAX_CHILDREN = 50_000  # of one step
+STEP_NAMES_SHOWN = 20  # predecessors of one step that `workflow.status` names
+
+
+class WorkflowState(StrEnum):
+    """FAILING: a step has failed; those that run come to their end, and what is to be undone is undone."""
+
+    RUNNING = "RUNNING"
+    FAILING = "FAILING"
+    SUCCESS = "SUCCESS"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def final(self) -> bool:
+        return self not in (WorkflowState.RUNNING, WorkflowState.FAILING)
+
+
+class StepKind(StrEnum):
+    """map: makes a child for each item of a list. join: no task, done when its predecessors are. compensation: undoes
+    another step."""
+
+    TASK = "task"
+    MAP = "map"
+    JOIN = "join"
+    COMPENSATION = "compensation"
+
+
+OnFailure = Literal["fail", "continue", "compensate"]
+
+
+class Compensate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The policy `compensate` with an action for the steps that name none of their own."""
+
+    compensate: str
+
+
+class ChildParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A task that a handler spawns, and what every step may say."""
+
+    action: str | None = None
+    payload: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))  # OpenRPC writes no other default
+    name: str | None = None
+    on_failure: OnFailure | Compensate = "fail"
+    compensate: str | None = None
+    run_at: str | int | None = None
+    delay: float | None = None
+    priority: int | None = None
+    ordering_key: str | None = None
+    max_attempts: int | None = None
+    timeout: float | None = None
+    labels: dict[str, str] | None = None
+    expires_at: str | int | None = None
+    expires_in: float | None = None
+    limit_key: str | None = None
+
+
+class StepParams(ChildParams, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    after: list[str] = msgspec.field(default_factory=list)
+    results_as: str | None = None
+    errors_as: str | None = None
+    over: str | list[msgspec.Raw] | None = None
+    item_as: str | None = None
+
+
+_Id = Annotated[int | str | None, about("The workflow.")]
+_Key = Annotated[str | None, about("In place of id: the key that it was created with.")]
+_TenantOfKey = Annotated[str | None, about("With key: whose key it is; null for nobody's.")]
+
+
+class WorkflowCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    steps: Annotated[
+        list[StepParams] | None,
+        about(f"Objects, each a step with the names of those that it comes after; 1 to {MAX_STEPS}."),
+    ] = None
+    chain: Annotated[
+        list[StepParams | list[StepParams]] | None,
+        about("In place of steps: steps one after the other, an array standing for a group side by side."),
+    ] = None
+    name: Annotated[str, about(f"Shown with it; up to {NAME_MAX_CHARS} characters.")] = ""
+    key: Annotated[
+        str | None,
+        about(
+            "The same key and definition again get the first workflow; another definition is an error. "
+            f"1 to {KEY_MAX_CHARS} characters."
+        ),
+    ] = None
+    tenant: Annotated[str | None, about("For whom all its steps are, and whose the key is; null for nobody.")] = None
+
+
+class WorkflowStatusParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: _Id = None
+    key: _Key = None
+    limit: Annotated[int, about("Steps at the most; 1 to 1000.")] = 100
+    cursor: Annotated[str | None, CURSOR] = None
+    tenant: _TenantOfKey = None
+
+
+class WorkflowListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    state: Annotated[WorkflowState | None, about("Only workflows in this state.")] = None
+    limit: Annotated[int, about("Workflows at the most; 1 to 1000.")] = 50
+    cursor: Annotated[str | None, CURSOR] = None
+    tenant: Annotated[str | None, about("Only workflows of this tenant.")] = None
+
+
+class WorkflowCancelParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: _Id = None
+    key: _Key = None
+    reason: Annotated[str | None, about(f"Shown with it and its steps; 1 to {REASON_MAX_CHARS} characters.")] = None
+    tenant: _TenantOfKey = None
+
+
+class WorkflowRetryParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: _Id = None
+    key: _Key = None
+    tenant: _TenantOfKey = None
+
+
+# Results
+
+
+class WorkflowAccepted(msgspec.Struct, frozen=True):
+    id: int
+    state: WorkflowState
+    duplicate: Annotated[bool, about("True: this key was used before with this definition; nothing was added.")]
+
+
+class WorkflowChanged(msgspec.Struct, frozen=True):
+    id: int
+    state: WorkflowState
+    restarted: Annotated[int, about("How many steps begin again.")]
+
+
+class Workflow(msgspec.Struct, frozen=True, kw_only=True):
+    id: int
+    key: str | None
+    name: str
+    state: WorkflowState
+    steps: Annotated[int, about("How many there are, children and compensations included.")]
+    open: Annotated[int, about("How many have not come to their end.")]
+    reason: Annotated[str | None, about("Which step it failed by, or why it was cancelled.")]
+    compensated: Annotated[bool, about("What had succeeded is being undone, or was.")]
+    created_at: Instant
+    updated_at: Instant
+    finished_at: Instant | None
+    tenant: Annotated[str | None, about("For whom its steps are.")]
+
+
+class WorkflowPage(msgspec.Struct, frozen=True):
+    workflows: list[Workflow]
+    cursor: Annotated[str | None, about("Pass it on for the next page; null at the end.")]
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    number: int
+    name: str
+    kind: StepKind
+    state: Annotated[State, about("Of its task; of a step without one, SCHEDULED while its children run.")]
+    action: str | None = None
+    task_id: int | None = None
+    reason: str | None = None
+    parent: Annotated[str | None, about("The step that made it; of a compensation, the one that it undoes.")] = None
+    after: Annotated[list[str], about("Its predecessors, the first 20 of them.")] = msgspec.field(default_factory=list)
+    after_count: Annotated[int, about("How many predecessors it has.")] = 0
+    children: Annotated[int, about("How many steps it has made.")] = 0
+    open_children: Annotated[int, about("How many of these have not come to their end.")] = 0
+
+
+class WorkflowDetail(Workflow, frozen=True, kw_only=True):
+    counts: Annotated[Mapping[State, int], about("Steps by state; SCHEDULED: let go and not settled.")]
+    tree: Annotated[list[Step], about("A page of its steps, by number.")]
+    cursor: Annotated[str | None, about("Pass it on for the next page; null at the end.")]
+
+
+# Checked parameters
+
+
+class StepOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Options that are stored with a step until it starts.
+
+    ordering_key, delay, expires_in: of its task. over: the step whose result is the list, items: the list itself.
+    template: of the children of a map. refused: requested children that could not be created, as JSON.
+    """
+
+    ordering_key: str | None = None
+    delay: float | None = None
+    expires_in: float | None = None
+    over: int | None = None
+    items: list[msgspec.Raw] | None = None
+    item_as: str | None = None
+    template: ChildParams | None = None
+    refused: str | None = None
+
+
+NO_OPTIONS = StepOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class NewStep:
+    """A checked step. after: numbers of its predecessors. undo: the action that undoes it."""
+
+    name: str
+    kind: StepKind
+    action: str | None
+    task: NewTask | None
+    after: Sequence[int] = ()
+    on_failure: str = "fail"
+    undo: str | None = None
+    results_as: str | None = None
+    errors_as: str | None = None
+    options: StepOptions = NO_OPTIONS
+
+
+@dataclass(frozen=True, slots=True)
+class CreateWorkflow:
+    """definition: SHA-256 of all but the key."""
+
+    key: str | None
+    name: str
+    steps: Sequence[NewStep]
+    definition: bytes
+    tenant: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WhichWorkflow:
+    """By id or by key, of which one is None. tenant: owner of the key."""
+
+    id: int | None
+    key: str | None
+    tenant: str | None = None
+
+    def __str__(self) -> str:
+        return str(self.id) if self.key is None else repr(self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class GetWorkflow:
+    """after: number of the step before the page."""
+
+    which: WhichWorkflow
+    limit: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelWorkflow:
+    which: WhichWorkflow
+    reason: str | None
