@@ -73,6 +73,7 @@ CHECKED = (
     "examples/*.y*ml",
     "services/penstock/api/dashboard/*.html",
     "services/penstock/api/dashboard/*.py",
+    "services/penstock/brokers/*.py",
     "services/penstock/cli/*.py",
     "services/penstock/client/*.py",
     "services/penstock/db/*.py",

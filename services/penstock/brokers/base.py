@@ -1,4 +1,4 @@
-"""What Penstock asks of a message queue: a handful of operations, and the limits as data."""
+"""The contract of a message queue: a handful of operations, and the limits as data."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.protocol.errors import Unavailable
-from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX as DEAD_LETTER_SUFFIX
 
 ORIGINAL_ID_ATTRIBUTE = "penstock_original_id"  # of a message sent again: the id that it had the first time
 
-MESSAGE_ID = re.compile(r"[0-9A-Za-z_-]{1,100}")  # what an id of a message, given by whoever sent it, may look like
+MESSAGE_ID = re.compile(r"[0-9A-Za-z_-]{1,100}")  # what a message id given by its sender may look like
 MAX_RECEIVES = 5  # deliveries before a message goes to the dead-letter queue
 
 
 class QueueMissing(Unavailable):
-    """There is no such queue, and it was not made."""
+    """The queue does not exist, and was not made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +24,17 @@ class Limits:
     """What one call and one message may hold, and what the queue can do.
 
     max_message_bytes: body and attributes, UTF-8. max_call_bytes: all messages of one call together.
-    max_call_messages: that one receive brings at the most.
-    max_extend_seconds: how far a message may be held from others, counted from its receive.
+    max_call_messages: in one receive.
+    max_extend_seconds: the longest lease of a message, counted from its receive.
     max_receives: deliveries of a message; after the last it goes to the dead-letter queue.
-    counts_held: a depth counts messages that receivers hold. Where it does not, a queue that looks empty may be one
-    whose messages are all held; nobody holds one for longer than ``max_extend_seconds``.
-    deletes_overdue: whoever has held a message for so long deletes it, and the signs of life of its tasks stand in for
-    it: kept, it would cost all else that is held with it. Where this is false, the message is simply others' again.
-    outlives_connection: a message stays held when the connection to the broker is lost.
-    makes_queues: processes make what is missing, unless they may not.
-    fair_groups: the queue is told the group of a message and keeps a group with many messages from delaying others.
-    Where it is not, a group is left out.
+    counts_held: a depth counts leased messages. Where False, the messages of a queue that looks empty may all be
+    leased, none for longer than ``max_extend_seconds``.
+    deletes_overdue: a receiver deletes a message at the end of its longest lease, and relies on the heartbeats of its
+    tasks: kept, it would hold up all others of the connection. Where False, others receive the message again.
+    outlives_connection: a lease survives the loss of the connection to the broker.
+    makes_queues: processes make missing queues, unless they may not.
+    fair_groups: the queue knows the group of a message and keeps a group with many messages from delaying others.
+    Where False, groups are not sent.
     """
 
     max_message_bytes: int
@@ -53,7 +52,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message to send. group: whose it is, for queues that are fair between groups; any text, None for nobody's."""
+    """A message to send. group: any text, for queues that are fair between groups."""
 
     body: str
     attributes: Mapping[str, str] = field(default_factory=dict)
@@ -64,8 +63,9 @@ class Outgoing:
 class Message:
     """A received message. ``id`` stays over redeliveries, ``receipt`` is of this one.
 
-    receive_count: 1 for the first delivery; RabbitMQ counts one more for a message that comes just as a receive ends
-    and is handed to a later one. sent_at: epoch seconds by the queue's clock, None if it does not tell.
+    receive_count: 1 for the first delivery; RabbitMQ counts one more for a message that arrives just as a receive ends
+    and is handed to a later one. sent_at: epoch seconds by the queue's clock, None if unknown. group: as it was sent.
+    sender: as the broker itself names it, None if it does not.
     """
 
     id: str
@@ -74,12 +74,12 @@ class Message:
     receive_count: int
     sent_at: float | None
     attributes: Mapping[str, str]
-    group: str | None = None  # as the queue was told it; with it the message is sent again
-    sender: str | None = None  # who the broker itself says has sent it, None where it does not say
+    group: str | None = None
+    sender: str | None = None
 
     @property
     def original_id(self) -> str:
-        """The id that stays when the message is sent again; one that no id of ours can look like is not believed."""
+        """The id that stays when the message is sent again; a given one that no message can have is ignored."""
         given = self.attributes.get(ORIGINAL_ID_ATTRIBUTE, "")
         return given if MESSAGE_ID.fullmatch(given) else self.id
 
@@ -98,10 +98,7 @@ class SendReport:
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """Approximate counts: ready to be received, held by a receiver, delayed.
-
-    in_flight: None where the queue does not tell them; see :class:`Limits` for whether ``total`` has them.
-    """
+    """Approximate counts: ready to be received, leased (None if unknown), delayed. See :class:`Limits` on ``total``."""
 
     visible: int
     in_flight: int | None
@@ -115,10 +112,11 @@ class Depth:
 class Queue(Protocol):
     """One queue. Every operation takes any number of messages, cuts them into calls and survives partial failure.
 
-    Raises Unavailable only where nothing at all could be done.
+    Raises Unavailable only where nothing at all could be done. label: inbound, outbound or results, for metrics and
+    logs.
     """
 
-    label: str  # inbound, outbound, results: for metrics and logs
+    label: str
     limits: Limits
 
     async def send(self, messages: Sequence[Outgoing]) -> SendReport: ...
@@ -132,7 +130,7 @@ class Queue(Protocol):
         ...
 
     async def extend(self, messages: Sequence[Message], seconds: int) -> list[Message]:
-        """Hide for so many seconds from now; returns those whose hold is lost."""
+        """Hide for so many seconds from now; returns those whose lease has ended."""
         ...
 
     async def release(self, messages: Sequence[Message]) -> None:
@@ -150,7 +148,7 @@ class Transport(Protocol):
     def queue(self, name: str, *, label: str) -> Queue: ...
 
     async def make_queues(self, names: Mapping[str, str]) -> dict[str, str]:
-        """Make queues, given by label, each with its dead-letter queue; what is there already stays with its messages.
+        """Make queues, given by label, each with its dead-letter queue; existing ones keep their messages.
 
         Returns where each can be reached, by label. Raises Unavailable.
         """

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from penstock.brokers.base import Depth, Limits, Message, Outgoing, Queue, SendReport
 from penstock.runtime.chaos import Edge, Faults
@@ -11,9 +12,9 @@ _REASON = "injected by PENSTOCK_CHAOS_SEND"
 
 
 class FaultyQueue:
-    """A queue before which faults are put; see :class:`penstock.brokers.base.Queue` for the contract.
+    """A queue with injected faults; see :class:`penstock.brokers.base.Queue` for the contract.
 
-    An entry that fails may have had its effect all the same: SQS loses replies as well as requests.
+    An entry that fails may have had its effect: SQS loses replies as well as requests.
     """
 
     label: str
@@ -41,7 +42,7 @@ class FaultyQueue:
         await self._faults.delay()
         reply_is_lost = self._faults.is_even()
         if not reply_is_lost:
-            self._faults.fail("receive", "the queue is away")
+            self._faults.fail("receive", "the queue is unavailable")
         again, self._again = self._again, []
         messages = await self._queue.receive(
             wait_seconds=0 if again else wait_seconds, visibility_seconds=visibility_seconds
@@ -53,33 +54,34 @@ class FaultyQueue:
         return again + messages
 
     async def delete(self, messages: Sequence[Message]) -> list[Message]:
-        await self._faults.delay()
-        failed, lost = self._draw("delete", len(messages))
-        rest = [message for position, message in enumerate(messages) if position not in lost]
-        really = await self._queue.delete(rest) if rest else []
-        return really + [messages[position] for position in sorted(failed) if messages[position] not in really]
+        return await self._partly("delete", messages, self._queue.delete)
 
     async def extend(self, messages: Sequence[Message], seconds: int) -> list[Message]:
-        await self._faults.delay()
-        failed, lost = self._draw("extend", len(messages))
-        rest = [message for position, message in enumerate(messages) if position not in lost]
-        really = await self._queue.extend(rest, seconds) if rest else []
-        return really + [messages[position] for position in sorted(failed) if messages[position] not in really]
+        return await self._partly("extend", messages, partial(self._queue.extend, seconds=seconds))
 
     async def release(self, messages: Sequence[Message]) -> None:
+        await self._partly("extend", messages, self._queue.release)
+
+    async def _partly(
+        self,
+        edge: Edge,
+        messages: Sequence[Message],
+        call: Callable[[Sequence[Message]], Awaitable[list[Message] | None]],
+    ) -> list[Message]:
+        """Call without the lost messages; returns those that failed."""
         await self._faults.delay()
-        _, lost = self._draw("extend", len(messages))
+        failed, lost = self._draw(edge, len(messages))
         rest = [message for position, message in enumerate(messages) if position not in lost]
-        if rest:
-            await self._queue.release(rest)
+        really = (await call(rest) if rest else None) or []
+        return really + [messages[position] for position in sorted(failed) if messages[position] not in really]
 
     async def depth(self) -> Depth:
         await self._faults.delay()
-        self._faults.fail("receive", "the queue is away")
+        self._faults.fail("receive", "the queue is unavailable")
         return await self._queue.depth()
 
     def _draw(self, edge: Edge, count: int) -> tuple[set[int], set[int]]:
-        """Positions that are to be called failed, and those among them that are not even tried."""
+        """Positions that are reported as failed, and those among them that are not even tried."""
         if not count or not self._faults.strikes(edge):
             return set(), set()
         failed = set(self._faults.victims(count))

@@ -1,4 +1,4 @@
-"""Consumer: what the submitter and the resulter share, a queue emptied into Postgres, deleted only after the commit."""
+"""Consumer: what submitter and resulter share. Messages are stored in Postgres, and deleted after the commit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = get_logger()
 class Left:
     """Messages that a commit has not stored, or not whole: they are not deleted. error: why, of one of them.
 
-    put_off: the queue brings them again later. locked: another transaction holds what they need. slow: Postgres did not
+    put_off: the queue delivers them again later. locked: another transaction holds their rows. slow: Postgres did not
     finish with them in time.
     """
 
@@ -36,7 +36,7 @@ class Left:
     error: PenstockError | None = None
 
     def add(self, message: Message, error: PenstockError) -> None:
-        """Leave a message for that Locked or TooSlow; raises any other error."""
+        """Leave a message for Locked or TooSlow; raises any other error."""
         if not isinstance(error, Locked | TooSlow):
             raise error
         self.error = error
@@ -70,28 +70,28 @@ class Consumer(Service):
         self.idle_seconds = 0.0 if settings.receive_wait_seconds else 0.1
 
     async def commit(self, messages: Sequence[Message]) -> Left:
-        """Store what the messages say; when this returns they are deleted, but for those that it returns.
+        """Store what the messages say; they are deleted then, except those returned.
 
-        Raises Unavailable when it is no one message's fault.
+        Raises Unavailable when no single message causes the failure.
         """
         raise NotImplementedError  # abstract
 
     def forget(self, messages: Sequence[Message]) -> None:
-        """These go back to the queue: what is known of them here is of no use any more."""
+        """These go back to the queue: forget what was read from them."""
 
     async def open(self) -> None:
         await self._database.open()
         await self._queue.depth()
 
     def side_tasks(self) -> Mapping[str, SideTask]:
-        return {"notify": self._notify, "hold": self._hold}
+        return {"notify": self._notify, "hold": self._extend}
 
     async def run_once(self) -> int:
         """Receive, commit, delete; returns how many messages came.
 
-        Each receive counts, and after a few the queue gives a message up. So nothing is received while Postgres is
-        away; and while it answers but commits nothing (read-only, its disk full), what was received is kept here and
-        tried again. So is a message that needs what another transaction holds, while its neighbours are stored.
+        Each receive counts, and after a few the message is a dead letter. So nothing is received while Postgres is
+        unavailable; while it answers but commits nothing (read-only, its disk full), received messages are kept here
+        and tried again. So is one whose rows another transaction holds, while its neighbours are stored.
         """
         kept = self._kept.pop() if self._kept else None
         if self._is_doubtful:
@@ -138,8 +138,7 @@ class Consumer(Service):
         return locked
 
     async def _keep(self, left: Left, *, is_alone: bool) -> None:
-        """Keep what is to be tried again here. Of a message that alone took too long the queue counts how often it
-        came, and gives it up; one in company is tried alone first."""
+        """Keep messages to try again. One that was slow alone goes back to the queue, which counts its deliveries."""
         if left.locked:
             log.warning("messages_locked", messages=len(left.locked), reason=str(left.error))
             self._locked += left.locked
@@ -150,14 +149,14 @@ class Consumer(Service):
         else:
             self._kept += [[message] for message in left.slow]
 
-    async def _hold(self) -> None:
-        """Keep what is in hand hidden from other receivers, beside the passes."""
+    async def _extend(self) -> None:
+        """Extend the leases of all messages here; a side task."""
         seconds = self._settings.visibility_timeout_seconds
         while True:
             await asyncio.sleep(seconds / 3)
             messages = [message for part in (*self._in_work, *self._kept, self._locked) for message in part]
             try:
-                # One whose hold is lost comes again; committed here as well, it changes nothing.
+                # One whose lease has ended is delivered again; committed twice, it changes nothing.
                 await self._queue.extend(messages, seconds)
             except Unavailable as exc:
                 log.warning("messages_not_held", messages=len(messages), reason=str(exc))
@@ -166,7 +165,7 @@ class Consumer(Service):
         self._receiver.stop()
 
     async def drain(self, seconds: float) -> None:
-        """Give back what was kept; the passes have ended."""
+        """Give back kept messages; the passes have ended."""
         kept, self._kept = [*self._kept, self._locked], []
         self._locked = []
         for messages in kept:

@@ -10,9 +10,9 @@ from penstock.settings.model import Settings
 
 
 def open_transport(settings: Settings, *, makes_queues: bool = True) -> Transport:
-    """The transport of PENSTOCK_TRANSPORT_URL; it connects when it is first used, and is to be closed.
+    """The transport of PENSTOCK_TRANSPORT_URL, which connects when it is first used.
 
-    makes_queues: where that is usual of the broker, queues that are missing are made at their first use.
+    makes_queues: missing queues are made at their first use, where the broker's limits say so.
     Raises SettingsError when the broker's library is not installed.
     """
     kind = settings.transport.kind

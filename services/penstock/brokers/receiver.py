@@ -13,8 +13,8 @@ _ON_ITS_WAY_SECONDS = 0.5
 class Receiver:
     """Receives from a queue until it is stopped, which cuts off the long poll that waits.
 
-    An answer that is on its way then still arrives. What a broker hands out later to a caller that has left comes again
-    after the visibility timeout; RabbitMQ, Kafka and the embedded SQS see at once that it has left.
+    An answer on its way still arrives. Messages that a broker hands out later are delivered again after the visibility
+    timeout; RabbitMQ, Kafka and the embedded SQS notice at once that the caller has left.
     """
 
     def __init__(self, queue: Queue, settings: Settings) -> None:
@@ -25,7 +25,7 @@ class Receiver:
         self._stopped = False
 
     async def receive(self, *, wait_seconds: int | None = None) -> list[Message]:
-        """One receive, by a poll as long as the settings say or as given; nothing once it is stopped."""
+        """One receive; nothing once stopped. wait_seconds: None for the settings'."""
         if self._stopped:
             return []
         poll = asyncio.timeout(None)
@@ -44,7 +44,7 @@ class Receiver:
             self._polls.discard(poll)
 
     def stop(self) -> None:
-        """Have each receive that is under way return soon."""
+        """Have each receive under way return soon."""
         self._stopped = True
         at = asyncio.get_running_loop().time() + _ON_ITS_WAY_SECONDS
         for poll in self._polls:

@@ -1,4 +1,4 @@
-"""SQS by aiobotocore: batch calls within its limits, partial failures told apart, every call counted.
+"""SQS by aiobotocore: batch calls within its limits, partial failures by entry, every call counted.
 
 Facts relied on (AWS, 2025): 10 entries and 1 MiB a call, sizes in UTF-8 bytes with attributes counted; a reply of
 HTTP 200 may hold ``Failed`` entries, of which those with SenderFault never succeed; a missing list means empty.
@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -24,6 +24,7 @@ from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError, ClientError
 
 from penstock.brokers.base import MAX_RECEIVES, Depth, Limits, Message, Outgoing, QueueMissing, SendReport
+from penstock.protocol.batching import pack
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.json_text import escape_for_sqs, utf8_size
 from penstock.protocol.version import __version__
@@ -49,21 +50,20 @@ _GROUP_ID = re.compile(r"[!-~]{1,128}")  # letters, digits and punctuation of AS
 _RETENTION_SECONDS = 4 * 86_400
 _DEAD_LETTER_RETENTION_SECONDS = 14 * 86_400  # a dead letter keeps its first send time, so its queue must keep longer
 _BILLED_UNIT_BYTES = 65_536
-_AWAY = (BotoCoreError, ClientError, aiohttp.ClientError, OSError, TimeoutError)
+UNAVAILABLE = (BotoCoreError, ClientError, aiohttp.ClientError, OSError, TimeoutError)
 _MISSING_QUEUE = {"NonExistentQueue", "QueueDoesNotExist"}
-# Of a message's size or characters; of a call, one of its messages may be to blame.
+# For a message's size or characters; one message may cause it for its whole call.
 _REFUSALS = {"BatchRequestTooLong", "InvalidMessageContents", "InvalidParameterValue"}
-_NO_GROUPS = re.compile(r"MessageGroupId|not valid for this queue type")  # in what an endpoint says that takes none
+_NO_GROUPS = re.compile(r"MessageGroupId|not valid for this queue type")  # in errors of endpoints without groups
 _BAD_CREDENTIALS = {
     "ExpiredToken", "ExpiredTokenException", "InvalidAccessKeyId", "InvalidClientTokenId", "InvalidSecurity",
     "SignatureDoesNotMatch", "UnrecognizedClientException",
 }  # fmt: skip
 _LOOK_FOR_CREDENTIALS_SECONDS = 5.0
 
+_UNANSWERED = {"Code": "NoAnswer", "Message": "the answer does not name it"}
+
 log = get_logger()
-
-
-_UNANSWERED = {"Code": "NoAnswer", "Message": "the answer does not say what became of it"}
 
 
 class _CallRefused(Unavailable):
@@ -123,13 +123,13 @@ class SqsTransport:
         return SqsQueue(self, name, label)
 
     async def make_queues(self, names: Mapping[str, str]) -> dict[str, str]:
-        """See :class:`penstock.brokers.base.Transport`; doing so again sets the attributes anew."""
+        """As :class:`penstock.brokers.base.Transport` says; existing queues get today's attributes."""
         urls = {}
         try:
             client = await self.client()
             for label, given in names.items():
                 urls[label] = await self._make(client, given.rsplit("/", 1)[-1])
-        except _AWAY as exc:
+        except UNAVAILABLE as exc:
             raise Unavailable(f"the queues could not be made: {exc}") from exc
         return urls
 
@@ -155,7 +155,6 @@ class SqsTransport:
         return url
 
     async def greet(self) -> str:
-        """Where SQS is; it has no word for itself."""
         return f"SQS at {self._endpoint_url or 'AWS'}"
 
     async def client(self) -> Any:
@@ -165,10 +164,8 @@ class SqsTransport:
                     connect_timeout=5,
                     read_timeout=self._longest_poll_seconds + self._answer_seconds,
                     max_pool_connections=64,
-                    # What costs CPU in every call and gives nothing here: requests are built in one place, by tests
-                    # that run against a real endpoint, and SQS has its own digests.
-                    # A user agent of our own is a constant; botocore builds its long one anew in each call.
-                    user_agent=f"penstock/{__version__}",
+                    user_agent=f"penstock/{__version__}",  # a constant; botocore builds its own in each call
+                    # These cost CPU in every call: tests check requests at a real endpoint, and SQS has own digests.
                     parameter_validation=False,
                     disable_request_compression=True,
                     request_checksum_calculation="when_required",
@@ -192,10 +189,9 @@ class SqsTransport:
         return self._client
 
     async def renew_credentials(self, refused: Any) -> None:
-        """Have the next call use other credentials than this client's, if the SDK's own chain finds any now.
+        """Have the next call use other credentials than the refused client's, if the SDK's own chain finds any now.
 
-        A client keeps those that it found in the environment or in a file at its beginning, though somebody may have
-        put fresh ones there since. Those that it can renew by itself, such as a role's, it does renew.
+        A client keeps for its lifetime those that it found in the environment or in a file; it renews a role's.
         """
         if refused is not self._client or self._access_key[0] or monotonic() < self._look_for_credentials_at:
             return
@@ -250,7 +246,6 @@ class SqsQueue:
                 entry["MessageGroupId"] = group_id(message.group)
             entries.append(entry)
             sizes.append(utf8_size(body) + sum(utf8_size(k + v) + 6 for k, v in message.attributes.items()))
-        # Sized in one go with the entries, since a call is bounded by bytes too.
         outcome = await self._in_batches("send_message_batch", entries, sizes)
         ungrouped = [
             position
@@ -258,7 +253,7 @@ class SqsQueue:
             if _NO_GROUPS.search(reason) and entries[position].pop("MessageGroupId", None)
         ]
         if ungrouped:
-            # Standard queues take groups since 2025, and not every endpoint that stands in for SQS does.
+            # Standard queues take groups since 2025, and not every substitute of SQS does.
             if self._takes_groups:
                 self._takes_groups = False
                 log.warning("queue_takes_no_groups", queue=self.label, reason=outcome.failed[ungrouped[0]])
@@ -331,7 +326,7 @@ class SqsQueue:
         """Run a batch operation over any number of entries, whose ids are their positions.
 
         Entries that fail for the queue's reasons get one more try. A call that fails whole fails its entries; one
-        that is refused for what it holds is repeated entry by entry, so that only the guilty entry fails.
+        that is refused for its contents is repeated entry by entry, so that only the failing entry fails.
         """
         outcome = _Outcome()
 
@@ -349,7 +344,7 @@ class SqsQueue:
                     outcome.add(entry, str(exc))
                 return
             self._bill(operation, [bytes_in_call])
-            # What is in neither list was not done for all that is known: a proxy may answer 200 in the place of SQS.
+            # An entry in neither list may not be done: a proxy may answer 200 instead of SQS.
             done = {item["Id"] for item in reply.get("Successful", ())}
             if len(done) == len(batch):
                 return
@@ -362,14 +357,15 @@ class SqsQueue:
                 item = faults.get(entry["Id"], _UNANSWERED)
                 if item.get("SenderFault") or tries <= 1:
                     reason = f"{item.get('Code')}: {item.get('Message', '')}"
-                    is_final = _is_final(_plain(item.get("Code")), str(item.get("Message")))
+                    is_final = _is_final(error_code(item.get("Code")), str(item.get("Message")))
                     outcome.add(entry, reason, refused=is_final)
                 else:
                     again.append(entry)
             if again:
                 await run(again, bytes_in_call, tries - 1)
 
-        await _gather(run(batch, size) for batch, size in _cut(entries, sizes))
+        slices = pack(sizes, max_bytes=LIMITS.max_call_bytes, max_items=LIMITS.max_call_messages)
+        await _gather(run(list(entries[start:end]), sum(sizes[start:end])) for start, end in slices)
         if outcome.failed:
             log.warning(
                 "sqs_entries_failed", operation=operation, queue=self.label, failed=len(outcome.failed),
@@ -383,16 +379,16 @@ class SqsQueue:
             client = await self._transport.client()
             call: Callable[..., Awaitable[Mapping[str, Any]]] = getattr(client, operation)
             reply = await call(**arguments)
-        except _AWAY as exc:
+        except UNAVAILABLE as exc:
             metrics.SQS_CALLS.labels(operation, self.label, "failed").inc()
-            code = _plain(exc.response.get("Error", {}).get("Code")) if isinstance(exc, ClientError) else ""
+            code = error_code(exc.response.get("Error", {}).get("Code")) if isinstance(exc, ClientError) else ""
             if code in _BAD_CREDENTIALS:
                 await self._transport.renew_credentials(client)
             if code in _REFUSALS:
                 raise _CallRefused(f"SQS refuses {operation}: {exc}", is_final=_is_final(code, str(exc))) from exc
             if code in _MISSING_QUEUE:
                 if "://" not in self._name:
-                    self._url = None  # it may be made anew, under another URL
+                    self._url = None  # it may be made again, under another URL
                 raise QueueMissing(
                     f"queue {self._name!r} does not exist: make it with terraform/, or for a local endpoint "
                     "with `penstock create-queues`"
@@ -408,7 +404,7 @@ class SqsQueue:
 
 @dataclass(slots=True)
 class _Outcome:
-    """Of a batch operation: positions that failed and why, and those among them that must not be tried again."""
+    """The failed positions of a batch operation with the reasons, and those among them that are final."""
 
     failed: dict[int, str] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
@@ -419,26 +415,26 @@ class _Outcome:
             self.refused.add(int(entry["Id"]))
 
     def without(self, positions: Sequence[int], again: _Outcome) -> _Outcome:
-        """With what became of these positions when they were tried again."""
+        """The outcome after these positions were tried again."""
         failed = {position: reason for position, reason in self.failed.items() if position not in positions}
         return _Outcome(failed | again.failed, self.refused - set(positions) | again.refused)
 
 
 def _is_final(code: str, message: str) -> bool:
-    """Whether SQS will never take the message. It says InvalidParameterValue of its size, and of much else."""
+    """Whether SQS will never take the message; InvalidParameterValue may be its size, or something else."""
     return code in _REFUSALS and (code != "InvalidParameterValue" or "shorter than" in message)
 
 
 async def _credentials(session: Any) -> Any:
-    """What the SDK's chain finds, comparable; None when it finds nothing."""
+    """What the SDK's chain finds, comparable, or None."""
     try:
         credentials = await session.get_credentials()
         return credentials and await credentials.get_frozen_credentials()
-    except _AWAY:
+    except UNAVAILABLE:
         return None
 
 
-def _plain(code: str | None) -> str:
+def error_code(code: str | None) -> str:
     """An error code without the prefix that one of the two SQS protocols puts before it."""
     return (code or "").removeprefix("AWS.SimpleQueueService.")
 
@@ -449,19 +445,6 @@ async def _gather(calls: Iterable[Awaitable[None]]) -> None:
         await listed[0]
     elif listed:
         await asyncio.gather(*listed)
-
-
-def _cut(entries: Sequence[dict[str, Any]], sizes: Sequence[int]) -> Iterator[tuple[list[dict[str, Any]], int]]:
-    batch: list[dict[str, Any]] = []
-    used = 0
-    for entry, size in zip(entries, sizes, strict=True):
-        if batch and (len(batch) >= LIMITS.max_call_messages or used + size > LIMITS.max_call_bytes):
-            yield batch, used
-            batch, used = [], 0
-        batch.append(entry)
-        used += size
-    if batch:
-        yield batch, used
 
 
 def _message(raw: Mapping[str, Any]) -> Message:

@@ -12,8 +12,8 @@ import pytest
 
 from penstock.brokers.kafka.consumer import KafkaConsumer
 from penstock.brokers.kafka.library import consumer_config, producer_config
+from penstock.brokers.kafka.messages import Partition, Position, Received, Record
 from penstock.brokers.kafka.producer import KafkaProducer
-from penstock.brokers.kafka.records import Partition, Position, Received, Record
 from penstock.protocol.errors import SettingsError, Unavailable
 from penstock.settings.loading import load_settings
 from penstock.settings.model import Settings
@@ -51,6 +51,10 @@ class Members:
     async def close(self) -> None:
         for member in self._opened:
             await member.close()
+
+
+def after(record: Received) -> Position:
+    return Position(record.topic, record.partition, record.offset + 1)
 
 
 async def take(consumer: KafkaConsumer, count: int) -> list[Received]:
@@ -155,7 +159,7 @@ async def test_a_group_goes_on_behind_what_was_committed(
     members = Members(kafka_settings, [topic])
     first = await members.join()
     seen = await take(first, 10)
-    assert await first.commit([seen[6].next_position]) == []
+    assert await first.commit([after(seen[6])]) == []
     assert await first.committed([Partition(topic, 0)]) == [Position(topic, 0, 7)]
     assert await first.bounds(Partition(topic, 0)) == (0, 10)
     await first.close()
@@ -195,7 +199,7 @@ async def _second_member_joins(members: Members) -> bool:
 
     first = await members.join(on_revoked=commit, on_lost=lose)
     for record in await take(first, PARTITIONS):
-        done[Partition(record.topic, record.partition)] = record.next_position
+        done[Partition(record.topic, record.partition)] = after(record)
     second = await members.join()
     again: list[Received] = []
     async with asyncio.timeout(LIMIT_SECONDS):
@@ -220,7 +224,7 @@ async def test_a_call_does_not_wait_for_the_receive_that_waits_for_records(
     consumer = await members.join()
     (record,) = await take(consumer, 1)
     receiving = asyncio.create_task(consumer.receive(max_records=1, wait_seconds=LIMIT_SECONDS))
-    assert await consumer.commit([record.next_position]) == []
+    assert await consumer.commit([after(record)]) == []
     assert [one.offset for one in await consumer.committed([Partition(topic, 0)])] == [record.offset + 1]
     assert not receiving.done()
     await producer.send([Record(topic, b"2")])

@@ -20,7 +20,7 @@ import fastavro
 import pytest
 
 from penstock.api.replay import retry_rejected
-from penstock.brokers.kafka.records import Received
+from penstock.brokers.kafka.messages import Received
 from penstock.compat import delayed_records
 from penstock.compat.topics.feeds import ClockworkFeed, Feed, ScheduleFeed, SourceRecord
 from penstock.compat.topics.process import Source

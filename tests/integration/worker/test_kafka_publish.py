@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.brokers.kafka.allowed_topics import topic_problem
+from penstock.brokers.kafka.topics import topic_problem
 from penstock.protocol.errors import InvalidParams, SettingsError
 from penstock.settings.loading import load_settings
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable

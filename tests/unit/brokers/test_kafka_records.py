@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.brokers.base import MESSAGE_ID
-from penstock.brokers.kafka.messages import message_of, record_again
-from penstock.brokers.kafka.records import Received
+from penstock.brokers.kafka.messages import Received, message_of, record_again
 
 FIRST = Received(
     topic="penstock-inbound", partition=0, offset=0, key=None, value=b"{}", headers=[], timestamp_ms=1_700_000_000_000

@@ -1,26 +1,29 @@
 """A member of a consumer group for asyncio, whose offsets are committed by hand.
 
-All calls are made in one thread of the consumer's own, where librdkafka tells of partitions that come and go in the
-middle of a receive. The coroutines given for that run on the event loop, and the thread makes their calls meanwhile.
+All calls are made in one thread of the consumer's own: since confluent-kafka 2.16 a call from another thread waits
+until the one that runs has ended, and a receive may run for long. In the middle of a receive librdkafka reports
+partitions that come and go; the coroutines given for that run on the event loop, and the thread makes their calls.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
+from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
 
-from penstock.brokers.kafka.futures import CallThread
-from penstock.brokers.kafka.library import confluent, open_client, told
-from penstock.brokers.kafka.records import Partition, Position, Received
+from penstock.brokers.kafka.library import confluent, error_text, open_client
+from penstock.brokers.kafka.messages import Partition, Position, Received
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.logs import get_logger
 
 _CALLBACK_SECONDS = 30.0
 _SLICE_SECONDS = 0.01  # a receive lets other calls in after so long
-_REBALANCE_SECONDS = 2.0  # so long a commit waits until all members have heard of their partitions
+_REBALANCE_SECONDS = 2.0  # so long a commit waits until all members have their partitions
 _AGAIN_SECONDS = 0.05
 _LATE = ("ILLEGAL_GENERATION", "UNKNOWN_MEMBER_ID", "FENCED_INSTANCE_ID")
 
@@ -37,9 +40,9 @@ class KafkaConsumer:
     """Reads topics as a member of a group. Records of one partition come in their order.
 
     config: as :func:`penstock.brokers.kafka.library.consumer_config` makes it.
-    on_assigned, on_revoked, on_lost: told of partitions that come, that are about to go (positions may still be
-    committed), and that are gone: somebody else's already, or left by :meth:`close`. They are awaited for half a
-    minute at the most, and the group waits with them. They may ask everything of the consumer but a receive.
+    on_assigned, on_revoked, on_lost: called with partitions that come, that are about to go (positions may still be
+    committed), and that are gone: another member's already, or left by :meth:`close`. They are awaited for at most half
+    a minute, and the group waits with them. They may call every method of the consumer but a receive.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class KafkaConsumer:
         self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
         self._consumer: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: CallThread | None = None
+        self._thread: _CallThread | None = None
         self._receiving = asyncio.Lock()  # a receive lets other calls in, but neither another receive nor the close
         self._failure: str | None = None
         self._ended: set[Partition] = set()
@@ -67,7 +70,7 @@ class KafkaConsumer:
         """Subscribe; the group is joined by the first receives. Raises SettingsError, Unavailable."""
         self._loop = asyncio.get_running_loop()
         self._closing = False
-        self._thread = CallThread("kafka-consumer")
+        self._thread = _CallThread()
         self._consumer = open_client("Consumer", dict(self._config) | {"error_cb": self._erred})
         self._consumer.subscribe(
             self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost_partitions
@@ -87,26 +90,24 @@ class KafkaConsumer:
                 messages = await self._call(self._take, max_records, wait_seconds)
         except confluent().KafkaException as exc:  # after an error that the library calls fatal
             self._fatal = True
-            raise Unavailable(f"Kafka gives no records: {told(exc)}") from exc
-        records = [received_from(message) for message in messages if message.error() is None]
-        failures = []
+            raise Unavailable(f"Kafka gives no records: {error_text(exc)}") from exc
+        records = []
         for message in messages:
             error = message.error()
-            if error is not None and error.name() == "_PARTITION_EOF":
+            if error is None:
+                records.append(received_from(message))
+            elif error.name() == "_PARTITION_EOF":
                 self._ended.add(Partition(message.topic(), message.partition()))
-            elif error is not None:
-                failures.append(error)
-        for error in failures:
-            self._fatal = self._fatal or error.fatal()
-        if failures:
-            self._failure = told(failures[-1])
+            else:
+                self._fatal = self._fatal or error.fatal()
+                self._failure = error_text(error)
         if self._failure is not None and not records:
             failure, self._failure = self._failure, None
             raise Unavailable(f"Kafka gives no records: {failure}")
         return records
 
     def take_ended(self) -> set[Partition]:
-        """Partitions whose end was reached since this was asked last, all up to there having been received.
+        """Partitions whose end was reached since the last call, all records up to there having been received.
 
         With the option ``enable.partition.eof`` alone.
         """
@@ -114,10 +115,10 @@ class KafkaConsumer:
         return ended
 
     async def commit(self, positions: Sequence[Position]) -> list[Partition]:
-        """Keep positions for the group; returns the partitions for which that failed, ours no more as a rule.
+        """Keep positions for the group; returns the partitions for which that failed, as a rule another member's now.
 
-        Raises Unavailable when the group cannot be reached. What is not committed is read again by whoever has the
-        partition next.
+        Raises Unavailable when the group cannot be reached. What is not committed is read again by the next member
+        that has the partition.
         """
         if not positions:
             return []
@@ -131,59 +132,48 @@ class KafkaConsumer:
             except module.KafkaException as exc:
                 error = exc.args[0]
                 if error.name() in _LATE:
-                    log.info("kafka_commit_late", reason=told(error), partitions=len(positions))
+                    log.info("kafka_commit_late", reason=error_text(error), partitions=len(positions))
                     return [Partition(position.topic, position.partition) for position in positions]
                 if error.name() != "REBALANCE_IN_PROGRESS" or monotonic() >= deadline:
-                    raise Unavailable(f"Kafka does not keep the positions: {told(error)}") from exc
+                    raise Unavailable(f"Kafka does not keep the positions: {error_text(error)}") from exc
             await asyncio.sleep(_AGAIN_SECONDS)
         failed = [one for one in kept if one.error is not None]
         for one in failed:
-            log.warning("kafka_commit_failed", topic=one.topic, partition=one.partition, reason=told(one.error))
-        return [Partition(one.topic, one.partition) for one in failed]
+            log.warning("kafka_commit_failed", topic=one.topic, partition=one.partition, reason=error_text(one.error))
+        return _partitions(failed)
 
     async def assignment(self) -> list[Partition]:
-        """The partitions that are ours as far as we know."""
+        """The partitions that are this member's as far as it knows."""
         return _partitions(await self._ask("assignment"))
 
     async def pause(self, partitions: Sequence[Partition]) -> None:
         """Receive nothing of these until they are resumed; the membership is kept by further receives."""
-        await self._ask("pause", [confluent().TopicPartition(*partition) for partition in partitions])
+        await self._ask("pause", _topic_partitions(partitions))
 
     async def resume(self, partitions: Sequence[Partition]) -> None:
-        """Take up what was paused. Partitions that are not ours any more are passed over."""
+        """Resume paused partitions; those of other members by now are ignored."""
         mine = set(await self.assignment())
-        wanted = [confluent().TopicPartition(*partition) for partition in partitions if partition in mine]
+        wanted = [partition for partition in partitions if partition in mine]
         if wanted:
-            await self._ask("resume", wanted)
+            await self._ask("resume", _topic_partitions(wanted))
 
     async def seek(self, position: Position) -> None:
         """Read this partition from here on. Raises Unavailable."""
-        module = confluent()
-        try:
-            await self._ask("seek", module.TopicPartition(*position))
-        except module.KafkaException as exc:
-            raise Unavailable(f"Kafka does not go to {position}: {told(exc)}") from exc
+        at = confluent().TopicPartition(*position)
+        await self._ask_for(f"Kafka cannot seek to {position}", "seek", at)
 
     async def bounds(self, partition: Partition, *, seconds: float = 5) -> tuple[int, int]:
         """The offsets of the first record and of the one that will be written next. Raises Unavailable."""
-        module = confluent()
-        try:
-            low, high = await self._ask("get_watermark_offsets", module.TopicPartition(*partition), timeout=seconds)
-        except module.KafkaException as exc:
-            raise Unavailable(f"Kafka does not tell how far {partition} goes: {told(exc)}") from exc
+        at = confluent().TopicPartition(*partition)
+        failure = f"Kafka does not say how far {partition} goes"
+        low, high = await self._ask_for(failure, "get_watermark_offsets", at, timeout=seconds)
         return low, high
 
     async def committed(self, partitions: Sequence[Partition], *, seconds: float = 5) -> list[Position]:
         """The group's positions, of those partitions that have one. Raises Unavailable."""
-        module = confluent()
-        asked = [module.TopicPartition(*partition) for partition in partitions]
-        try:
-            told_of = await self._ask("committed", asked, timeout=seconds)
-        except module.KafkaException as exc:
-            raise Unavailable(f"Kafka does not tell the positions of the group: {told(exc)}") from exc
-        return [
-            Position(one.topic, one.partition, one.offset, one.metadata or "") for one in told_of if one.offset >= 0
-        ]
+        failure = "Kafka does not say the positions of the group"
+        found = await self._ask_for(failure, "committed", _topic_partitions(partitions), timeout=seconds)
+        return [Position(one.topic, one.partition, one.offset, one.metadata or "") for one in found if one.offset >= 0]
 
     async def close(self) -> None:
         """Leave the group, so that others take over at once. Commit before it: within it nothing is kept any more."""
@@ -213,33 +203,40 @@ class KafkaConsumer:
             raise Unavailable("Kafka is not asked: this consumer is closed, or being opened again")
         return await self._call(partial(getattr(self._consumer, name), *arguments, **named))
 
+    async def _ask_for(self, failure: str, name: str, *arguments: Any, **named: Any) -> Any:
+        """As :meth:`_ask`; raises Unavailable, with ``failure``, for errors of the library too."""
+        try:
+            return await self._ask(name, *arguments, **named)
+        except confluent().KafkaException as exc:
+            raise Unavailable(f"{failure}: {error_text(exc)}") from exc
+
     async def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
         assert self._thread is not None  # opened first
         return await self._thread.call(call, *arguments)
 
     def _assigned(self, _consumer: Any, partitions: Sequence[Any]) -> None:
-        self._tell("assigned", self._on_assigned, partitions)
+        self._report("assigned", self._on_assigned, partitions)
 
     def _revoked(self, _consumer: Any, partitions: Sequence[Any]) -> None:
         if self._closing:
-            self._tell("left", self._on_lost, partitions)
+            self._report("left", self._on_lost, partitions)
         else:
-            self._tell("revoked", self._on_revoked, partitions)
+            self._report("revoked", self._on_revoked, partitions)
 
     def _lost_partitions(self, _consumer: Any, partitions: Sequence[Any]) -> None:
-        self._tell("lost", self._on_lost, partitions)
+        self._report("lost", self._on_lost, partitions)
 
-    def _tell(self, change: str, callback: Rebalance, partitions: Sequence[Any]) -> None:
+    def _report(self, change: str, callback: Rebalance, partitions: Sequence[Any]) -> None:
         """Runs in the consumer's thread, which goes on making calls: those of the callback, and those it waits for."""
         if not partitions:
             return
-        told_of = _partitions(partitions)
-        log.info("kafka_partitions", change=change, partitions=",".join(f"{one[0]}/{one[1]}" for one in told_of))
+        changed = _partitions(partitions)
+        log.info("kafka_partitions", change=change, partitions=",".join(f"{one[0]}/{one[1]}" for one in changed))
         assert self._loop is not None
         assert self._thread is not None
         if callback is _nothing or self._loop.is_closed():
             return
-        running = asyncio.run_coroutine_threadsafe(_as_coroutine(callback, told_of), self._loop)
+        running = asyncio.run_coroutine_threadsafe(_as_coroutine(callback, changed), self._loop)
         try:
             self._thread.serve_until(running, _CALLBACK_SECONDS)
         except Exception as exc:  # an exception here would end the receive, and with it what it has fetched
@@ -248,8 +245,65 @@ class KafkaConsumer:
 
     def _erred(self, error: Any) -> None:
         self._fatal = self._fatal or error.fatal()
-        self._failure = told(error)
+        self._failure = error_text(error)
         log.warning("kafka_away", client="consumer", reason=self._failure)
+
+
+class _CallThread:
+    """Makes calls in the order in which they come. ``serve`` and ``serve_until`` let others in during a call."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._ended = False
+        threading.Thread(target=self._run, name="kafka-consumer", daemon=True).start()
+
+    async def call(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """The call's result, or what it raised. A cancelled caller waits for its end: it cannot be broken off."""
+        assert not self._ended
+        future: Future[Any] = Future()
+        self._calls.put((future, partial(call, *arguments)))
+        running = asyncio.wrap_future(future)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait([running])
+            raise
+
+    def end(self) -> None:
+        """Let the thread end after the calls that were given to it."""
+        self._ended = True
+        self._calls.put(None)
+
+    def serve(self) -> None:
+        """Make the calls that wait. From within a call."""
+        while not self._calls.empty():
+            self._make_next()
+
+    def serve_until(self, future: Future[Any], seconds: float) -> Any:
+        """Make calls until the future is done, and return its result. From within a call. Raises TimeoutError."""
+        future.add_done_callback(lambda _future: self._calls.put(None))
+        deadline = monotonic() + seconds
+        while not future.done():
+            try:
+                self._make_next(max(0.0, deadline - monotonic()))
+            except Empty:
+                raise TimeoutError from None
+        return future.result()
+
+    def _run(self) -> None:
+        while not (self._ended and self._calls.empty()):
+            self._make_next()
+
+    def _make_next(self, seconds: float | None = None) -> None:
+        """Wait for a call, and make it. None wakes the thread without one. Raises Empty after so long."""
+        given = self._calls.get(timeout=seconds)
+        if given is None:
+            return
+        future, call = given
+        try:
+            future.set_result(call())
+        except BaseException as exc:  # whatever it is, it is the caller's
+            future.set_exception(exc)
 
 
 async def _as_coroutine(callback: Rebalance, partitions: Sequence[Partition]) -> None:
@@ -258,6 +312,10 @@ async def _as_coroutine(callback: Rebalance, partitions: Sequence[Partition]) ->
 
 def _partitions(given: Sequence[Any]) -> list[Partition]:
     return [Partition(one.topic, one.partition) for one in given]
+
+
+def _topic_partitions(partitions: Sequence[Partition]) -> list[Any]:
+    return [confluent().TopicPartition(*partition) for partition in partitions]
 
 
 def received_from(message: Any) -> Received:

@@ -1,9 +1,8 @@
-"""Receiving dead letters: whoever looks sees all partitions, for as long as the look takes.
+"""Receiving dead letters: a reader sees those of all partitions, for as long as its look takes.
 
 A consumer group would show each of several apis a part of the dead letters. So a look belongs to no group: it reads
-from the group's positions to the ends, and what was deleted meanwhile is put behind the positions when all that it held
-is given back. Of two looks at once each sees everything; what both replay is replayed twice, which the fence and the
-receipts make harmless.
+from the group's positions to the ends, and commits what was deleted meanwhile once all its leases have ended. Of two
+looks at once each sees everything; what both replay is replayed twice, which fencing and receipts make harmless.
 """
 
 from __future__ import annotations
@@ -11,31 +10,41 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeVar
 
 from penstock.brokers.base import Limits, Message
 from penstock.brokers.kafka.consumer import received_from
 from penstock.brokers.kafka.group_reader import Write
-from penstock.brokers.kafka.library import confluent, consumer_config, open_client, told
-from penstock.brokers.kafka.messages import message_of, receives_of, record_again
-from penstock.brokers.kafka.records import Received
+from penstock.brokers.kafka.library import (
+    ANSWER_SECONDS,
+    ask,
+    committed_offsets,
+    confluent,
+    consumer_config,
+    open_client,
+    unread_ranges,
+)
+from penstock.brokers.kafka.messages import Received, message_of, receives_of, record_again
 from penstock.brokers.leases import MessageLeases
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.logs import get_logger
 from penstock.settings.model import Settings
 
-_ANSWER_SECONDS = 10.0
 _POLL_SECONDS = 0.25
 
 log = get_logger()
 
+T = TypeVar("T")
 
-class LetterReader:
+
+class DeadLetterReader:
     """Receives from a dead-letter topic. write: publishes records."""
 
+    closed: str | None = None
+
     def __init__(self, settings: Settings, name: str, write: Write, limits: Limits) -> None:
-        # What is asked of a broker waits for a fetch that is under way.
+        # Questions to a broker wait for a fetch that is under way.
         self._config = consumer_config(settings, name) | {"fetch.wait.max.ms": 100}
         self._name = name
         self._write = write
@@ -64,13 +73,12 @@ class LetterReader:
             await asyncio.to_thread(self._consumer.close)
 
     async def receive(self, wait_seconds: float, visibility_seconds: float) -> list[Message]:
-        """Some that this look has not brought yet; none at the ends. Raises Unavailable."""
+        """Some that this look has not returned yet; none at the ends. Raises Unavailable."""
         async with self._turn:
             if not self._token:
                 await self._ask(self._begin)
             messages: list[Message] = []
-            some = await self._ask(self._take)
-            for received in some:
+            for received in await self._ask(self._take):
                 receipt = f"{self._token}:{received.partition}:{received.offset}"
                 self._leases.add(receipt, received, visibility_seconds)
                 messages.append(message_of(received, receipt, 0))
@@ -78,40 +86,35 @@ class LetterReader:
                 await self._end()
             return messages
 
-    async def delete(self, receipts: Sequence[str]) -> set[str]:
-        """Returns those that were held, and are done with now."""
-        gone = set()
-        for receipt in receipts:
-            received = self._leases.remove(receipt)
-            if received is not None:
-                self._done[received.partition].add(received.offset)
-                gone.add(receipt)
-        await self._close_if_idle()
-        return gone
+    async def delete(self, receipts: Sequence[str]) -> Collection[str]:
+        deleted = self._leases.remove(receipts)
+        for received in deleted.values():
+            self._done[received.partition].add(received.offset)
+        await self._end_if_idle()
+        return deleted.keys()
 
     def extend(self, receipt: str, seconds: float) -> bool:
         return self._leases.extend(receipt, seconds)
 
-    async def release(self, receipts: Sequence[str]) -> int:
-        """Returns how many were held."""
-        released = sum(self._leases.remove(receipt) is not None for receipt in receipts)
-        await self._close_if_idle()
-        return released
+    async def release(self, receipts: Sequence[str]) -> Collection[str]:
+        released = self._leases.remove(receipts)
+        await self._end_if_idle()
+        return released.keys()
 
     async def _overdue(self, _: list[Received]) -> None:
-        await self._close_if_idle()
+        await self._end_if_idle()
 
-    async def _close_if_idle(self) -> None:
+    async def _end_if_idle(self) -> None:
         async with self._turn:
             if self._token and not len(self._leases):
                 try:
                     await self._end()
                 except Unavailable as exc:
-                    # What was deleted is there again at the next look.
+                    # The next look finds again what was deleted.
                     log.warning("dead_letters_not_committed", topic=self._name, reason=str(exc))
 
     async def _end(self) -> None:
-        """Put what was deleted behind the positions. What stands before it and was not deleted is written again."""
+        """Commit behind the deleted records. Those before it that were not deleted are written again."""
         positions, again = {}, []
         for partition, done in self._done.items():
             if done:
@@ -130,32 +133,19 @@ class LetterReader:
             raise Unavailable(f"Kafka does not take what is to stay in {self._name!r}: {reason}")
         await self._ask(lambda: self._commit(positions))
 
-    async def _ask(self, question: Any) -> Any:
-        module = confluent()
-        try:
-            return await asyncio.to_thread(question)
-        except module.KafkaException as exc:
-            raise Unavailable(f"Kafka gives no records of {self._name!r}: {told(exc)}") from exc
+    async def _ask(self, question: Callable[[], T]) -> T:
+        return await ask(question, f"Kafka gives no records of {self._name!r}")
 
     # In a thread
 
-    def _partition(self, number: int, offset: int) -> Any:
-        return confluent().TopicPartition(self._name, number, offset)
-
-    def _positions(self) -> dict[int, int]:
-        found = self._consumer.list_topics(self._name, timeout=_ANSWER_SECONDS).topics[self._name]
-        asked = [confluent().TopicPartition(self._name, number) for number in found.partitions]
-        return {at.partition: at.offset for at in self._consumer.committed(asked, timeout=_ANSWER_SECONDS)}
-
     def _begin(self) -> None:
-        for number, offset in self._positions().items():
-            low, high = self._consumer.get_watermark_offsets(
-                confluent().TopicPartition(self._name, number), timeout=_ANSWER_SECONDS
-            )
-            self._next[number] = max(low, offset)
-            self._ends[number] = high
-        self._consumer.assign([self._partition(number, offset) for number, offset in self._next.items()])
+        for number, (start, end) in unread_ranges(self._consumer, self._name).items():
+            self._next[number], self._ends[number] = start, end
+        self._consumer.assign([self._position(number, offset) for number, offset in self._next.items()])
         self._token = secrets.token_hex(4)
+
+    def _position(self, partition: int, offset: int) -> Any:
+        return confluent().TopicPartition(self._name, partition, offset)
 
     def _take(self) -> list[Received]:
         """Those up to the ends, a few at a time."""
@@ -165,7 +155,7 @@ class LetterReader:
             message = self._consumer.poll(0 if some else _POLL_SECONDS)
             if message is None:
                 waited += _POLL_SECONDS
-                if some or waited >= _ANSWER_SECONDS:
+                if some or waited >= ANSWER_SECONDS:
                     break
                 continue
             if message.error() is not None:
@@ -178,11 +168,11 @@ class LetterReader:
         return some
 
     def _commit(self, positions: dict[int, int]) -> None:
-        # Another look may have come further.
+        before = committed_offsets(self._consumer, self._name)  # another look may have come further
         further = [
-            self._partition(number, positions[number])
-            for number, offset in self._positions().items()
-            if number in positions and positions[number] > offset
+            self._position(number, offset)
+            for number, offset in positions.items()
+            if offset > before.get(number, offset)
         ]
         if further:
             self._consumer.commit(offsets=further, asynchronous=False)

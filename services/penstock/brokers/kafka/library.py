@@ -1,19 +1,24 @@
-"""confluent-kafka: imported late, configured from the settings, its errors told apart."""
+"""confluent-kafka: imported late, configured from the settings, its errors worded."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
-from penstock.protocol.errors import SettingsError
+from penstock.protocol.errors import SettingsError, Unavailable
 from penstock.settings.model import Settings
 
-# Nothing that is sent again as it is will be taken. Everything else may pass: brokers away, leaders that move,
-# topics that are being made, rights that are being given.
+ANSWER_SECONDS = 10.0
+
+# No later attempt succeeds with these. All other errors may pass: brokers down, leaders that move, topics that are
+# being made, rights that are being given.
 _REFUSALS = ("MSG_SIZE_TOO_LARGE", "INVALID_MSG", "INVALID_RECORD", "TOPIC_EXCEPTION", "RECORD_LIST_TOO_LARGE")
 
 _LOGGER = logging.getLogger("librdkafka")  # at warning and above it reaches our log, as the event library_log
+
+T = TypeVar("T")
 
 
 def confluent() -> Any:
@@ -28,7 +33,7 @@ def confluent() -> Any:
 
 
 def client_config(settings: Settings) -> dict[str, Any]:
-    """What every client of ours tells librdkafka; it holds secrets, so show it nowhere. Raises SettingsError."""
+    """The options of every client, secrets included: never show them. Raises SettingsError."""
     config: dict[str, Any] = {
         "bootstrap.servers": settings.require_kafka_brokers,
         "client.id": "penstock",
@@ -84,11 +89,37 @@ def open_client(kind: str, config: Mapping[str, Any]) -> Any:
     try:
         return getattr(module, kind)(options, logger=logger)
     except (module.KafkaException, ValueError, TypeError) as exc:
-        raise SettingsError(f"Kafka cannot be used as the settings PENSTOCK_KAFKA_* say: {told(exc)}") from exc
+        raise SettingsError(f"Kafka cannot be used as the settings PENSTOCK_KAFKA_* say: {error_text(exc)}") from exc
 
 
-def told(error: Any) -> str:
-    """An error of the library in words, with the name that its documents give it."""
+async def ask(question: Callable[[], T], failure: str) -> T:
+    """Call the library in a thread. failure: begins the error's text. Raises Unavailable."""
+    module = confluent()
+    try:
+        return await asyncio.to_thread(question)
+    except module.KafkaException as exc:
+        raise Unavailable(f"{failure}: {error_text(exc)}") from exc
+
+
+def committed_offsets(consumer: Any, topic: str) -> dict[int, int]:
+    """The group's offset in each partition, below 0 for none. Blocks."""
+    found = consumer.list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
+    asked = [confluent().TopicPartition(topic, number) for number in found.partitions]
+    return {at.partition: at.offset for at in consumer.committed(asked, timeout=ANSWER_SECONDS)}
+
+
+def unread_ranges(consumer: Any, topic: str) -> dict[int, tuple[int, int]]:
+    """Of each partition, the first offset that the group has not committed, and the end. Blocks."""
+    ranges = {}
+    for number, offset in committed_offsets(consumer, topic).items():
+        partition = confluent().TopicPartition(topic, number)
+        low, high = consumer.get_watermark_offsets(partition, timeout=ANSWER_SECONDS)
+        ranges[number] = max(low, offset), high
+    return ranges
+
+
+def error_text(error: Any) -> str:
+    """An error of the library in words, with its name in the library's documentation."""
     if isinstance(error, BaseException):
         error = error.args[0] if error.args else error
     name, text = getattr(error, "name", None), getattr(error, "str", None)
@@ -96,5 +127,5 @@ def told(error: Any) -> str:
 
 
 def is_refusal(error: Any) -> bool:
-    """Whether what was refused with this error will always be."""
+    """Whether the same record will always be refused."""
     return error.name() in _REFUSALS

@@ -1,26 +1,77 @@
-"""Messages as records of Kafka, and back."""
+"""Records of Kafka, and messages as records."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.brokers.base import MESSAGE_ID, Message, Outgoing
-from penstock.brokers.kafka.records import Received, Record
-from penstock.protocol.json_text import utf8_size
 
 ID_HEADER = "penstock_id"
 SENT_HEADER = "penstock_sent_ms"  # epoch
 RECEIVES_HEADER = "penstock_receives"  # of a record that was written again: how often the message was received before
 _OURS = (ID_HEADER, SENT_HEADER, RECEIVES_HEADER)
-_HEADER_BYTES = 8  # of each, beside name and value
+
+Headers = Sequence[tuple[str, bytes | None]]
 
 
-def size_of(message: Outgoing) -> int:
-    """Bytes of a record's value and headers."""
-    return utf8_size(message.body) + sum(utf8_size(k + v) + _HEADER_BYTES for k, v in message.attributes.items())
+class Partition(NamedTuple):
+    topic: str
+    partition: int
+
+
+class Position(NamedTuple):
+    """``offset`` is that of the next record to read, as Kafka keeps it for a group; ``note`` is kept beside it."""
+
+    topic: str
+    partition: int
+    offset: int
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record to publish. ``value`` None is a tombstone; ``partition`` None leaves the choice to the key."""
+
+    topic: str
+    value: bytes | None
+    key: bytes | None = None
+    headers: Headers = ()
+    partition: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """The place of a published record (-1 where the broker gave none), or the error.
+
+    refused: the broker, or the client, will never take this record; otherwise trying again may work.
+    """
+
+    partition: int = -1
+    offset: int = -1
+    error: str | None = None
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A record that was read. ``timestamp_ms`` is by the clock that the topic is set to, None if there is none."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    timestamp_ms: int | None
+
+    @property
+    def topic_partition(self) -> Partition:
+        return Partition(self.topic, self.partition)
 
 
 def record_of(topic: str, message: Outgoing) -> Record:
@@ -31,7 +82,7 @@ def record_of(topic: str, message: Outgoing) -> Record:
 
 
 def record_again(topic: str, received: Received, receives: int) -> Record:
-    """The record to write in place of one that was received so often."""
+    """The record to write instead of one that was received so often."""
     kept = [(name, value) for name, value in received.headers if name not in _OURS]
     given = _headers(received)
     ours: list[tuple[str, bytes | None]] = [
@@ -64,9 +115,9 @@ def message_of(received: Received, receipt: str, times_before: int) -> Message:
 
 
 def message_id(received: Received, headers: Mapping[str, str]) -> str:
-    """The id that stays when the message is written again; of one that others wrote, its first place and time.
+    """The id that stays when the message is written again; without one of ours, its first place and time.
 
-    A topic that is made again begins at offset 0 too: the time tells its records from those of the one before.
+    A topic that was made again begins at offset 0 too: the time distinguishes its records from those before.
     """
     given = headers.get(ID_HEADER, "")
     if MESSAGE_ID.fullmatch(given):

@@ -1,8 +1,8 @@
-"""How far a partition is: which records are done with, what may be committed, how often each was handed out.
+"""Progress in a partition: which records are done with, the offset to commit, and how often each was handed out.
 
-Kafka keeps one offset for a group: everything before it is done. Records are done in any order, so what is committed is
-the end of the finished ones that follow each other without a gap. It does not count deliveries either; that is kept in
-the note beside the offset, written before a record is handed out: a process that dies of a record has left a trace.
+Kafka keeps one offset for a group: everything before it is done. Records are done in any order, so the end of the
+finished ones without a gap is committed. Kafka does not count deliveries either; they are kept in the note beside the
+offset, committed before a record is handed out, so that a crash of the receiver is counted.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ _MOST_STRETCHES = 16
 
 
 class Progress:
-    """One partition while it is ours.
-
-    position: the offset committed before, None where there is none. note: the note beside it.
-    """
+    """One partition while it is this member's. position: the committed offset, or None. note: the note beside it."""
 
     def __init__(self, position: int | None = None, note: str = "") -> None:
         self._taken: deque[int] = deque()  # handed out or finished, in the order of the partition
@@ -26,19 +23,14 @@ class Progress:
         self._before = _read(note)
 
     def hand_out(self, offset: int) -> int:
-        """Note that a record goes to a receiver; returns how often it went to one before, in earlier lives."""
+        """Count the delivery of a record; returns its deliveries during earlier assignments of the partition."""
         self._taken.append(offset)
         self._next = offset + 1
         if self._position is None:
             self._position = offset
-        return self.times_before(offset)
-
-    def times_before(self, offset: int) -> int:
-        """How often it was handed out in earlier lives."""
         return next((times for end, times in self._before if offset < end), 0)
 
     def finish(self, offset: int) -> None:
-        """A record that was handed out is done with."""
         self._finished.add(offset)
         while self._taken and self._taken[0] in self._finished:
             done = self._taken.popleft()
@@ -47,12 +39,12 @@ class Progress:
 
     @property
     def position(self) -> int | None:
-        """What may be committed; None before the first record."""
+        """The offset to commit; None before the first record."""
         return self._position
 
     @property
     def note(self) -> str:
-        """What to keep beside it: ends of stretches of records, and how often each stretch was handed out by now."""
+        """The note to commit: ends of stretches of records, and how often each stretch was handed out by now."""
         stretches: list[tuple[int, int]] = []
         reached = self._next if self._next is not None else 0
         for end, times in self._before:
@@ -70,7 +62,7 @@ class Progress:
 
 
 def _read(note: str) -> list[tuple[int, int]]:
-    """Stretches by their end, ascending; what is no note of ours counts as none."""
+    """Stretches by their end, ascending; none of a note that cannot be read."""
     stretches = []
     try:
         for part in filter(None, note.split(",")):

@@ -1,7 +1,7 @@
 """A producer for asyncio: any number of tasks share one, and librdkafka's batches with it.
 
-librdkafka gathers records for 5 ms, sends them by partition, and reports them to whoever calls ``poll``: here a thread
-of its own, which hands over what one call of ``poll`` brought at once, since waking the event loop is what costs.
+librdkafka gathers records for 5 ms, sends them by partition, and reports them to the caller of ``poll``: here a thread
+of its own, which hands over all reports of one ``poll`` at once, since waking the event loop is what costs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from penstock.brokers.kafka.library import is_refusal, open_client, told
-from penstock.brokers.kafka.records import Delivery, Record
+from penstock.brokers.kafka.library import error_text, is_refusal, open_client
+from penstock.brokers.kafka.messages import Delivery, Record
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.logs import get_logger
 
@@ -27,10 +27,9 @@ log = get_logger()
 class KafkaProducer:
     """Publishes records; what one caller sends to one partition arrives in its order.
 
-    config: made by :func:`penstock.brokers.kafka.library.producer_config`.
-    Opened by :meth:`open`, or by the first send,
-    which often takes half a second then: librdkafka asks for a producer's id before a broker is connected, and again
-    after so long.
+    config: made by :func:`penstock.brokers.kafka.library.producer_config`. Opened by :meth:`open`, or by the first
+    send, which then often takes half a second: librdkafka asks for a producer's id before a broker is connected, and
+    again after so long.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -43,7 +42,7 @@ class KafkaProducer:
             self._engine = self._renewed()
 
     async def send(self, records: Sequence[Record]) -> list[Delivery]:
-        """Publish, wait for the brokers' word about each record and return it, in the records' order.
+        """Publish, wait for the outcome of each record and return it, in the records' order.
 
         Raises SettingsError where Kafka cannot be used at all.
         """
@@ -54,7 +53,7 @@ class KafkaProducer:
         return await self._engine.send(records)
 
     async def close(self, seconds: float = 10) -> None:
-        """Let what is under way arrive, for so long at the most."""
+        """Wait for the records under way, at most so long."""
         engine, self._engine = self._engine, None
         if engine is not None:
             await asyncio.to_thread(engine.stop, seconds)
@@ -111,7 +110,7 @@ class _Engine:
         except Exception as exc:  # the client refuses this record at once: its size, the name of its topic
             error = exc.args[0] if exc.args and hasattr(exc.args[0], "name") else None
             refused = is_refusal(error) if error is not None else isinstance(exc, TypeError | ValueError)
-            _settle([(*report.args, Delivery(error=told(exc), refused=refused))])
+            _settle([(*report.args, Delivery(error=error_text(exc), refused=refused))])
         return True
 
     def _report(self, pending: _Pending, index: int, error: Any, message: Any) -> None:
@@ -119,7 +118,7 @@ class _Engine:
         if error is None:
             delivery = Delivery(message.partition(), message.offset())
         else:
-            delivery = Delivery(error=told(error), refused=is_refusal(error))
+            delivery = Delivery(error=error_text(error), refused=is_refusal(error))
         self._reported.append((pending, index, delivery))
 
     def _poll(self) -> None:
@@ -138,13 +137,12 @@ class _Engine:
         try:
             call(seconds)
         except Exception as exc:
-            self.broken = self.broken or told(exc)
+            self.broken = self.broken or error_text(exc)
             log.warning("kafka_producer_broken", reason=self.broken)
             return False
         return True
 
     def _abandon(self) -> None:
-        """Nobody will report what was not reported by now."""
         for pending in self._pending:
             if not pending.done.done():
                 pending.done.set_result(pending.deliveries)
@@ -156,8 +154,8 @@ class _Engine:
 
     def _erred(self, error: Any) -> None:
         if error.fatal():
-            self.broken = told(error)
-        log.warning("kafka_away", client="producer", reason=told(error))
+            self.broken = error_text(error)
+        log.warning("kafka_away", client="producer", reason=error_text(error))
 
 
 class _Pending:

@@ -1,30 +1,58 @@
-"""Topics of queues: made where they are missing, and counted."""
+"""Topics: made where a queue's are missing, counted, and allowed to tasks that publish."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
+import re
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, TypeVar
 
 from penstock.brokers.base import QueueMissing
-from penstock.brokers.kafka.library import client_config, confluent, consumer_config, open_client, told
-from penstock.protocol.errors import Unavailable
+from penstock.brokers.kafka.library import (
+    ANSWER_SECONDS,
+    ask,
+    client_config,
+    confluent,
+    consumer_config,
+    error_text,
+    open_client,
+    unread_ranges,
+)
 from penstock.runtime.logs import get_logger
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings
 
-_ANSWER_SECONDS = 10.0
 _MAKE_SECONDS = 5.0
+_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_SHOWN_CHARS = 300
 
 log = get_logger()
 
 T = TypeVar("T")
 
 
+def topic_problem(topic: str, settings: Settings) -> str | None:
+    """Why tasks and schedules may not publish to a topic, and what to do; None where they may."""
+    if not _NAME.fullmatch(topic) or topic in (".", ".."):
+        return (
+            f"topic {topic[:_SHOWN_CHARS]!r} is no name of a topic: use letters, digits, dots, dashes, underscores, "
+            "up to 249 of them"
+        )
+    if topic.startswith("__"):
+        return f"topic {topic!r} is one of Kafka's own: name another"
+    if settings.is_own_queue(topic):
+        return f"topic {topic!r} is Penstock's own: a right to enqueue is none to write it"
+    allowed = settings.kafka_publish_topics
+    if allowed and not any(fnmatchcase(topic, pattern) for pattern in allowed):
+        return f"topic {topic!r} is not among PENSTOCK_KAFKA_PUBLISH_TOPICS: name another, or add it there"
+    return None
+
+
 class Topics:
-    """Asks the brokers about topics; each question in a thread. shown: the URL, for errors."""
+    """The topics of queues; each question to the brokers is asked in a thread. shown: the URL, for errors."""
 
     def __init__(self, settings: Settings, shown: str) -> None:
         self._settings = settings
@@ -33,21 +61,18 @@ class Topics:
         self._asking = asyncio.Lock()
         self._admin: Any = None
         self._cannot_make = ""  # why, once it was tried
-        self._groups: dict[str, Any] = {}  # a consumer that reads nothing, by the group that it asks about
+        self._groups: dict[str, Any] = {}  # consumers that read nothing, by the group that they ask about
 
     async def ensure(self, name: str, *, make: bool) -> None:
-        """See to it once that a queue's topic is there, and that of its dead letters.
-
-        Raises QueueMissing, Unavailable.
-        """
+        """Check once that the topics of a queue and of its dead letters exist. Raises QueueMissing, Unavailable."""
         if name in self._known:
             return
         async with self._asking:
             wanted = [name] if name.endswith(DEAD_LETTER_SUFFIX) else [name + DEAD_LETTER_SUFFIX, name]
-            there = await self._in_thread(self._list)
+            there = await self._ask(lambda: self._open_admin().list_topics(timeout=ANSWER_SECONDS).topics)
             for topic in wanted:
                 if topic not in there and make:
-                    await self._in_thread(partial(self._make, topic))
+                    await self._ask(partial(self._make, topic))
             if name not in there and not make:
                 raise QueueMissing(
                     f"topic {name!r} does not exist at {self._shown}: make it with `penstock create-queues`"
@@ -56,24 +81,20 @@ class Topics:
 
     async def count_brokers(self) -> int:
         """Raises Unavailable."""
-        return await self._in_thread(lambda: len(self._open_admin().list_topics(timeout=_ANSWER_SECONDS).brokers))
+        return await self._ask(lambda: len(self._open_admin().list_topics(timeout=ANSWER_SECONDS).brokers))
 
     async def lag(self, name: str) -> int:
         """Records behind the group's positions, over all partitions. Raises Unavailable."""
         async with self._asking:
-            return await self._in_thread(lambda: self._lag(name))
+            return await self._ask(lambda: self._lag(name))
 
     async def close(self) -> None:
         groups, self._groups, self._admin = self._groups, {}, None
         for consumer in groups.values():
             await asyncio.to_thread(consumer.close)
 
-    async def _in_thread(self, ask: Callable[[], T]) -> T:
-        module = confluent()
-        try:
-            return await asyncio.to_thread(ask)
-        except module.KafkaException as exc:
-            raise Unavailable(f"Kafka at {self._shown} is unavailable or rejected the request: {told(exc)}") from exc
+    async def _ask(self, question: Callable[[], T]) -> T:
+        return await ask(question, f"Kafka at {self._shown} is unavailable or rejected the request")
 
     # In a thread
 
@@ -84,9 +105,6 @@ class Topics:
             self._admin = library.AdminClient(config, logger=config.pop("logger"))
         return self._admin
 
-    def _list(self) -> set[str]:
-        return set(self._open_admin().list_topics(timeout=_ANSWER_SECONDS).topics)
-
     def _make(self, topic: str) -> None:
         admin = self._open_admin()
         if not self._cannot_make:
@@ -94,14 +112,14 @@ class Topics:
             if not self._cannot_make:
                 return
         # Brokers may make topics that are asked for, though they do not let us make them.
-        found = admin.list_topics(topic, timeout=_ANSWER_SECONDS).topics[topic]
+        found = admin.list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
         if found.error is not None and found.error.name() != "LEADER_NOT_AVAILABLE":
             raise QueueMissing(
                 f"topic {topic!r} does not exist at {self._shown} and cannot be made: {self._cannot_make}"
             )
 
     def _create(self, topic: str) -> str:
-        """Returns why it could not be made, "" when it is there."""
+        """Returns why it could not be made, "" when it exists."""
         library: Any = importlib.import_module("confluent_kafka.admin")
         partitions, copies = self._settings.kafka_partitions, self._settings.kafka_replication
         new = library.NewTopic(topic, num_partitions=partitions, replication_factor=copies)
@@ -110,23 +128,14 @@ class Topics:
             made.result(2 * _MAKE_SECONDS)
         except confluent().KafkaException as exc:
             name = exc.args[0].name() if exc.args else ""
-            return "" if name == "TOPIC_ALREADY_EXISTS" else told(exc)
+            return "" if name == "TOPIC_ALREADY_EXISTS" else error_text(exc)
         except TimeoutError:
             return "no answer"
         log.info("topic_made", topic=topic, partitions=partitions)
         return ""
 
     def _lag(self, name: str) -> int:
-        module = confluent()
         consumer = self._groups.get(name)
         if consumer is None:
             consumer = self._groups[name] = open_client("Consumer", consumer_config(self._settings, name))
-        found = consumer.list_topics(name, timeout=_ANSWER_SECONDS).topics[name]
-        asked = [module.TopicPartition(name, number) for number in found.partitions]
-        lag = 0
-        for at in consumer.committed(asked, timeout=_ANSWER_SECONDS):
-            low, high = consumer.get_watermark_offsets(
-                module.TopicPartition(name, at.partition), timeout=_ANSWER_SECONDS
-            )
-            lag += max(0, high - max(low, at.offset))
-        return lag
+        return sum(max(0, end - start) for start, end in unread_ranges(consumer, name).values())

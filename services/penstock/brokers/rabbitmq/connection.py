@@ -1,7 +1,7 @@
 """A connection to RabbitMQ: opened again when it is lost, its calls bounded in time, its errors worded.
 
-Not aio-pika's robust connection: that declares and consumes anew behind our back, while delivery tags of the lost
-connection mean nothing any more, which whoever holds messages has to be told.
+Not aio-pika's robust connection: that declares and consumes again on its own, while the delivery tags of the lost
+connection are void, which the owner of a lease has to know.
 """
 
 from __future__ import annotations
@@ -37,24 +37,20 @@ from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX, BrokerUrl, parse_b
 ANSWER_SECONDS = 10.0  # of any call but a wait for messages
 _AWAY = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError, EOFError)
 _MOST_PUBLISHERS = 32
-_NO_LIMIT = (
-    1_000_000_000  # deliveries of a dead letter, which is looked at again and again; newer brokers have a default
-)
-
-_REST_SECONDS = 0.5  # after a connection that failed, of those who would try it one after the other
+_NO_LIMIT = 1_000_000_000  # deliveries of a dead letter, which is received often; newer brokers have a default
+_REST_SECONDS = 0.5  # after a connection that failed, before the next try
 
 log = get_logger()
-logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # it logs what it raises, and we tell that
+logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # it logs what it raises, and so do we
 
 T = TypeVar("T")
 
 
 class TooLargeForBroker(Unavailable):
-    """The broker is set to take less than a message has."""
+    """The message is larger than the broker is set to take."""
 
 
 def queue_arguments(name: str) -> FieldTable:
-    """What a queue is declared with."""
     arguments: FieldTable = {"x-queue-type": "quorum"}
     if name.endswith(DEAD_LETTER_SUFFIX):
         return arguments | {"x-delivery-limit": _NO_LIMIT}
@@ -73,7 +69,7 @@ class Links:
     """Opens a link, and another one when it is lost; several callers share it."""
 
     def __init__(self, url: str, *, heartbeat_seconds: int, makes_queues: bool) -> None:
-        self._url: BrokerUrl = parse_broker_url(url)
+        self.url: BrokerUrl = parse_broker_url(url)
         given = URL(url)
         if "heartbeat" not in given.query:
             given = given.update_query(heartbeat=str(heartbeat_seconds))
@@ -83,14 +79,6 @@ class Links:
         self._opening = asyncio.Lock()
         self._failure = ""
         self._rest_until = float("-inf")
-
-    @property
-    def shown(self) -> str:
-        return self._url.shown
-
-    @property
-    def has_path(self) -> bool:
-        return bool(self._url.path)
 
     async def link(self) -> Link:
         """Raises Unavailable."""
@@ -112,14 +100,16 @@ class Links:
         except (AuthenticationError, ProbableAuthenticationError) as exc:
             metrics.TRANSPORT_CALLS.labels("amqp", "connect", "", "failed").inc()
             raise Unavailable(
-                f"RabbitMQ at {self.shown} refuses the user, the password or the virtual host: "
+                f"RabbitMQ at {self.url.shown} refuses the user, the password or the virtual host: "
                 "correct PENSTOCK_TRANSPORT_URL"
             ) from exc
         except _AWAY as exc:
             metrics.TRANSPORT_CALLS.labels("amqp", "connect", "", "failed").inc()
-            raise Unavailable(f"RabbitMQ at {self.shown} cannot be reached: {self._url.scrub(reason_of(exc))}") from exc
+            raise Unavailable(
+                f"RabbitMQ at {self.url.shown} cannot be reached: {self.url.scrub(reason_of(exc))}"
+            ) from exc
         metrics.TRANSPORT_CALLS.labels("amqp", "connect", "", "ok").inc()
-        return Link(connection, self._url, makes_queues=self._makes_queues)
+        return Link(connection, self.url, makes_queues=self._makes_queues)
 
     async def close(self) -> None:
         link, self._link = self._link, None
@@ -146,8 +136,8 @@ class Link:
 
     @property
     def product(self) -> str:
-        told = self._connection.server_properties or {}
-        return f"{told.get('product', 'an AMQP broker')} {told.get('version', '')}".strip()
+        properties = self._connection.server_properties or {}
+        return f"{properties.get('product', 'an AMQP broker')} {properties.get('version', '')}".strip()
 
     async def close(self) -> None:
         try:
@@ -173,7 +163,7 @@ class Link:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # The library cancels what waits on a channel that it loses.
+            # The library cancels calls on a channel that it loses.
             raise Unavailable(self._worded(what, exc)) from exc
 
     def _worded(self, what: str, exc: BaseException) -> str:
@@ -189,7 +179,7 @@ class Link:
     # Queues
 
     async def ensure(self, name: str, *, make: bool | None = None) -> None:
-        """See to it once that the queue is there, with its dead-letter queue. Raises QueueMissing, Unavailable."""
+        """Check once that the queue exists, with its dead-letter queue. Raises QueueMissing, Unavailable."""
         async with self._declaring:
             if name in self._known and not make:
                 return
@@ -202,7 +192,7 @@ class Link:
             self._known.add(name)
 
     def unknown(self, name: str) -> None:
-        """The queue is gone; it is seen to again when it is used next."""
+        """The queue is gone; check it again when it is used next."""
         self._known.discard(name)
 
     async def _declare(self, name: str) -> None:
@@ -219,7 +209,7 @@ class Link:
         except _AWAY as exc:
             raise Unavailable(self._worded(f"queue {name!r}", exc)) from exc
         finally:
-            await self._let_go(channel)
+            await self._close_channel(channel)
 
     async def count(self, name: str) -> int:
         """Messages that are ready. Raises QueueMissing, Unavailable."""
@@ -248,7 +238,7 @@ class Link:
         exchange: str = "",
         mandatory: bool = True,
     ) -> Unavailable | None:
-        """Publish to a queue, or by an exchange, and wait until the broker has it; returns why it has not."""
+        """Publish to a queue, or by an exchange, and wait for the confirmation; returns why there is none."""
         what = f"queue {name!r}" if not exchange else f"exchange {exchange!r}"
         try:
             channel = await self._publisher(exchange)
@@ -265,7 +255,7 @@ class Link:
         return None
 
     async def _publisher(self, exchange: str) -> Any:
-        """A channel for each exchange: a broker closes the one on which an exchange is named that there is not."""
+        """A channel for each exchange: a broker closes the channel on which an unknown exchange is named."""
         async with self._opening:
             channel = self._publishing.pop(exchange, None)
             if channel is None or channel.is_closed:
@@ -274,10 +264,10 @@ class Link:
             idle = next(iter(self._publishing)) if len(self._publishing) > _MOST_PUBLISHERS else None
             dropped = None if idle is None else self._publishing.pop(idle)
         if dropped is not None:
-            await self._let_go(dropped)
+            await self._close_channel(dropped)
         return channel
 
-    async def _let_go(self, channel: Any) -> None:
+    async def _close_channel(self, channel: Any) -> None:
         if not channel.is_closed:
             try:
                 await self.call(channel.close(), "the end of a channel")
@@ -286,12 +276,9 @@ class Link:
 
 
 def _why(done: Any) -> BaseException:
-    if done.cancelled():
-        return ConnectionError("it was closed")
-    return done.exception() or ConnectionError("it was closed")
+    failure = None if done.cancelled() else done.exception()
+    return failure or ConnectionError("it was closed")
 
 
 def reason_of(exc: BaseException) -> str:
-    """A few words about an error of the library."""
-    text = str(exc).strip()
-    return text or type(exc).__name__
+    return str(exc).strip() or type(exc).__name__

@@ -2,10 +2,10 @@
 
 Facts relied on (RabbitMQ 3.10 to 4): a message that is returned more often than ``x-delivery-limit`` goes to the
 dead-letter exchange; a channel whose messages stay unacknowledged for longer than ``consumer_timeout`` is closed, and
-all that it holds is delivered anew; a passive declaration counts the messages that are ready, not those that are held.
+all its messages are delivered again; a passive declaration counts the messages that are ready, not the leased ones.
 
 A receive consumes with a prefetch of what it may return, and cancels when something has come: a consumer that stays
-would go on taking messages into a process that is busy, where nobody else can reach them.
+would go on taking messages into a busy process, where no other receiver can reach them.
 """
 
 from __future__ import annotations
@@ -14,19 +14,17 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from aiormq import spec
 from aiormq.abc import DeliveredMessage
 
-from penstock.brokers.base import MAX_RECEIVES, MESSAGE_ID, Depth, Limits, Message, Outgoing, QueueMissing, SendReport
-from penstock.brokers.leases import MessageLeases
+from penstock.brokers.base import MAX_RECEIVES, MESSAGE_ID, Limits, Message, Outgoing, QueueMissing
+from penstock.brokers.leases import LeasedQueue, MessageLeases, Unsent
 from penstock.brokers.rabbitmq.connection import Link, Links, TooLargeForBroker
 from penstock.protocol.errors import Unavailable
-from penstock.protocol.json_text import utf8_size
-from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
 
 DEFAULT_CONSUMER_TIMEOUT_SECONDS = 1800
@@ -44,9 +42,8 @@ LIMITS = Limits(
 )
 SENT_HEADER = "penstock_sent_ms"  # epoch; AMQP's own timestamp has whole seconds
 _DELIVERIES_HEADER = "x-delivery-count"  # of quorum queues: how often it was returned
-_HEADER_BYTES = 6  # of each, beside name and value
 _IN_ONE_GO = 100  # publishes that wait for their confirmation at once
-_LATE_TAGS = 8  # consumers that are cancelled, and whose last deliveries may still come
+_LATE_TAGS = 8  # cancelled consumers whose last deliveries may still come
 
 log = get_logger()
 
@@ -54,8 +51,8 @@ log = get_logger()
 class AmqpTransport:
     """One connection, made when first used and again when it is lost.
 
-    heartbeat_seconds: a peer that is silent for twice as long is given up, and what it held is others'.
-    consumer_timeout_seconds: as the broker is set. makes_queues: make a queue that is missing, when it is first used.
+    heartbeat_seconds: a peer that is silent for twice as long is given up, and its messages are redelivered.
+    consumer_timeout_seconds: as the broker is set. makes_queues: make a missing queue when it is first used.
     """
 
     def __init__(
@@ -66,7 +63,7 @@ class AmqpTransport:
         consumer_timeout_seconds: float = DEFAULT_CONSUMER_TIMEOUT_SECONDS,
         makes_queues: bool = True,
     ) -> None:
-        self.limits = _limits(consumer_timeout_seconds)
+        self.limits = replace(LIMITS, max_extend_seconds=max(1, int(consumer_timeout_seconds * 0.8)))
         self._links = Links(url, heartbeat_seconds=heartbeat_seconds, makes_queues=makes_queues)
         self._queues: list[AmqpQueue] = []
 
@@ -77,156 +74,70 @@ class AmqpTransport:
         return queue
 
     async def make_queues(self, names: Mapping[str, str]) -> dict[str, str]:
-        """See :class:`penstock.brokers.base.Transport`."""
         link = await self._links.link()
         for name in names.values():
             await link.ensure(name, make=True)
-        return {label: f"{self._links.shown}{'' if self._links.has_path else '/'}#{n}" for label, n in names.items()}
+        url = self._links.url
+        return {label: f"{url.shown}{'' if url.path else '/'}#{name}" for label, name in names.items()}
 
     async def greet(self) -> str:
-        """Product and version of the broker. Raises Unavailable."""
         link = await self._links.link()
-        return f"{link.product} at {self._links.shown}"
+        return f"{link.product} at {self._links.url.shown}"
 
     async def close(self) -> None:
         for queue in self._queues:
-            queue.forget()
+            await queue.close()
         await self._links.close()
 
 
-class AmqpQueue:
-    """One RabbitMQ queue; see :class:`penstock.brokers.base.Queue` for the contract."""
+class AmqpQueue(LeasedQueue):
+    """One RabbitMQ queue."""
+
+    broker, sending, header_bytes = "amqp", "publish", 6
 
     def __init__(self, links: Links, name: str, label: str, limits: Limits) -> None:
-        self.label = label
-        self.limits = limits
+        super().__init__(name, label, limits)
         self._links = links
-        self._name = name
-        self._reader: _Reader | None = None
-        self._opening = asyncio.Lock()
 
-    async def send(self, messages: Sequence[Outgoing]) -> SendReport:
-        failed: set[int] = set()
-        refused: set[int] = set()
-        reasons: list[str] = []
-        going = []
-        for position, message in enumerate(messages):
-            size = _size(message)
-            if size <= self.limits.max_message_bytes:
-                going.append(position)
-                continue
-            failed.add(position)
-            refused.add(position)
-            reasons.append(f"a message of {size} bytes is over the limit of {self.limits.max_message_bytes}")
-        for start in range(0, len(going), _IN_ONE_GO):
-            some = going[start : start + _IN_ONE_GO]
-            outcomes = await self._publish([messages[position] for position in some])
+    async def _publish(self, messages: Sequence[Outgoing]) -> list[Unsent | None]:
+        problems: list[Unavailable | None] = []
+        for start in range(0, len(messages), _IN_ONE_GO):
+            some = messages[start : start + _IN_ONE_GO]
+            outcomes = await self._publish_at_once(some)
             if any(isinstance(outcome, TooLargeForBroker) for outcome in outcomes):
-                # It has closed the channel, whoever was to blame.
-                outcomes = [(await self._publish([messages[position]]))[0] for position in some]
-            for position, outcome in zip(some, outcomes, strict=True):
-                if outcome is not None:
-                    failed.add(position)
-                    reasons.append(str(outcome))
-                    if isinstance(outcome, TooLargeForBroker):
-                        refused.add(position)
-        sent = len(messages) - len(failed)
-        self._count("publish", sent=sent, failed=len(failed))
-        if sent:
-            metrics.MESSAGES.labels(self.label, "sent").inc(sent)
-        return SendReport(sorted(failed), next(iter(reasons), None), frozenset(refused))
+                # It has closed the channel, and so failed its neighbours.
+                outcomes = [(await self._publish_at_once([message]))[0] for message in some]
+            problems += outcomes
+        return [None if exc is None else (str(exc), isinstance(exc, TooLargeForBroker)) for exc in problems]
 
-    async def _publish(self, messages: Sequence[Outgoing]) -> list[Unavailable | None]:
-        """Of each message, why it did not go."""
+    async def _publish_at_once(self, messages: Sequence[Outgoing]) -> list[Unavailable | None]:
         try:
-            link = await self._links.link()
-            await link.ensure(self._name)
+            link = await self._ensured()
         except Unavailable as exc:
             return [exc] * len(messages)
-        outcomes = await asyncio.gather(
-            *(link.publish(self._name, message.body.encode("utf-8", "surrogatepass"), _properties(message))
-              for message in messages),
-            return_exceptions=True,
-        )  # fmt: skip
-        told: list[Unavailable | None] = []
-        for outcome in outcomes:
-            if outcome is None or isinstance(outcome, Unavailable):
-                told.append(outcome)
-            else:
-                raise outcome
-        return told
+        publishes = [
+            link.publish(self._name, message.body.encode("utf-8", "surrogatepass"), _properties(message))
+            for message in messages
+        ]
+        return await asyncio.gather(*publishes)
 
-    async def receive(self, *, wait_seconds: int, visibility_seconds: int) -> list[Message]:
-        try:
-            reader = await self._open_reader()
-            messages = await reader.receive(wait_seconds, visibility_seconds)
-        except Unavailable:
-            self._count("receive", failed=1)
-            raise
-        self._count("receive", sent=1)
-        if messages:
-            metrics.MESSAGES.labels(self.label, "received").inc(len(messages))
-        return messages
-
-    async def delete(self, messages: Sequence[Message]) -> list[Message]:
-        failed = await self._settle(messages, delete=True)
-        if len(messages) > len(failed):
-            metrics.MESSAGES.labels(self.label, "deleted").inc(len(messages) - len(failed))
-        return failed
-
-    async def extend(self, messages: Sequence[Message], seconds: int) -> list[Message]:
-        reader = self._reader
-        return [m for m in messages if reader is None or not reader.extend(m.receipt, seconds)]
-
-    async def release(self, messages: Sequence[Message]) -> None:
-        failed = await self._settle(messages, delete=False)
-        if len(messages) > len(failed):
-            metrics.MESSAGES.labels(self.label, "released").inc(len(messages) - len(failed))
-
-    async def depth(self) -> Depth:
-        try:
-            link = await self._links.link()
-            await link.ensure(self._name)
-            ready = await link.count(self._name)
-        except Unavailable:
-            self._count("depth", failed=1)
-            raise
-        self._count("depth", sent=1)
-        return Depth(visible=ready, in_flight=None, delayed=0)
-
-    def forget(self) -> None:
-        """Nothing is held here any more."""
-        if self._reader is not None:
-            self._reader.close()
-
-    async def _settle(self, messages: Sequence[Message], *, delete: bool) -> list[Message]:
-        """Acknowledge or give back; returns those that are not held here any more."""
-        reader = self._reader
-        failed = list(messages) if reader is None else await reader.settle(messages, delete=delete)
-        if failed:
-            log.debug("receipts_stale", queue=self.label, messages=len(failed))
-        return failed
+    async def _count_ready(self) -> int:
+        return await (await self._ensured()).count(self._name)
 
     async def _open_reader(self) -> _Reader:
-        async with self._opening:
-            if self._reader is None or self._reader.closed is not None:
-                link = await self._links.link()
-                await link.ensure(self._name)
-                self._reader = _Reader(link, self._name, self.limits.max_call_messages)
-                await self._reader.open()
-            return self._reader
+        reader = _Reader(await self._ensured(), self._name, self.limits.max_call_messages)
+        await reader.open()
+        return reader
 
-    def _count(self, operation: str, *, sent: int = 0, failed: int = 0) -> None:
-        for outcome, number in (("ok", sent), ("failed", failed)):
-            if number:
-                metrics.TRANSPORT_CALLS.labels("amqp", operation, self.label, outcome).inc(number)
+    async def _ensured(self) -> Link:
+        """The connection, on which the queue exists. Raises QueueMissing, Unavailable."""
+        link = await self._links.link()
+        await link.ensure(self._name)
+        return link
 
 
 class _Reader:
-    """A channel on which messages of one queue are received and held; what it holds is lost with it.
-
-    closed: why it is of no more use.
-    """
+    """A channel on which messages of one queue are received and leased; the leases are lost with it."""
 
     def __init__(self, link: Link, name: str, most: int) -> None:
         self.closed: str | None = None
@@ -249,10 +160,9 @@ class _Reader:
         self._channel.on_consumer_cancel_callbacks.add(self._queue_gone)
 
     async def receive(self, wait_seconds: float, visibility_seconds: float) -> list[Message]:
-        """Raises Unavailable when the channel is lost meanwhile."""
         self._seconds = visibility_seconds
         if not self._came:
-            # Cut off in the middle of a call, the channel would be closed, and with it all holds.
+            # Cut off in the middle of a call, the channel would be closed, and all leases lost.
             fetch = asyncio.get_running_loop().create_task(self._fetch(wait_seconds), name="receive")
             self._fetches.add(fetch)
             fetch.add_done_callback(self._fetches.discard)
@@ -290,7 +200,7 @@ class _Reader:
         finally:
             if self.closed is None:
                 await self._link.call(self._channel.basic_cancel(tag))
-                # What was under way is taken too: nobody else is told of it.
+                # Deliveries under way are taken too: no other receiver gets them.
                 self._channel.consumers[tag] = self._deliver
                 self._late.append(tag)
                 if len(self._late) > _LATE_TAGS:
@@ -306,17 +216,24 @@ class _Reader:
     def extend(self, receipt: str, seconds: float) -> bool:
         return self.closed is None and self._leases.extend(receipt, seconds)
 
-    async def settle(self, messages: Sequence[Message], *, delete: bool) -> list[Message]:
-        """Acknowledge or give back; returns those that are not held. The broker answers to neither."""
-        tags = {message.receipt: self._leases.remove(message.receipt) for message in messages}
-        said = await self._say([tag for tag in tags.values() if tag is not None], delete=delete)
-        return [message for message in messages if not said or tags[message.receipt] is None]
+    async def delete(self, receipts: Sequence[str]) -> Collection[str]:
+        return await self._settle(receipts, delete=True)
+
+    async def release(self, receipts: Sequence[str]) -> Collection[str]:
+        return await self._settle(receipts, delete=False)
+
+    async def _settle(self, receipts: Sequence[str], *, delete: bool) -> Collection[str]:
+        tags = self._leases.remove(receipts)
+        return tags.keys() if await self._say(list(tags.values()), delete=delete) else ()
 
     async def _overdue(self, tags: list[int]) -> None:
         await self._say(tags, delete=False)
 
     async def _say(self, tags: Sequence[int], *, delete: bool) -> bool:
-        """Returns when all of it is on its way, so that a connection which is closed next takes it along."""
+        """Acknowledge or give back; returns once all is sent, so that closing the connection next loses none.
+
+        The broker answers to neither.
+        """
         if self.closed is not None:
             return False
         method = self._channel.basic_ack if delete else self._channel.basic_nack
@@ -331,27 +248,20 @@ class _Reader:
         if self.closed is None:
             if self._leases:
                 log.warning("holds_lost", queue=self._name, messages=len(self._leases), reason=reason)
-            self.closed = reason
-            self.close()
+            self._end(reason)
 
     def _queue_gone(self, _: Any) -> None:
         self._link.unknown(self._name)
         self._any_came.set()
 
-    def close(self) -> None:
-        """Hold nothing any more."""
-        self.closed = self.closed or "the queue is closed"
+    async def close(self) -> None:
+        self._end("the queue is closed")
+
+    def _end(self, reason: str) -> None:
+        self.closed = self.closed or reason
         self._came.clear()
         self._leases.close()
         self._any_came.set()
-
-
-def _limits(consumer_timeout_seconds: float) -> Limits:
-    return replace(LIMITS, max_extend_seconds=max(1, int(consumer_timeout_seconds * 0.8)))
-
-
-def _size(message: Outgoing) -> int:
-    return utf8_size(message.body) + sum(utf8_size(k + v) + _HEADER_BYTES for k, v in message.attributes.items())
 
 
 def _properties(message: Outgoing) -> spec.Basic.Properties:
@@ -371,7 +281,7 @@ def _message(receipt: str, delivered: DeliveredMessage) -> Message:
     if properties.timestamp is not None and not isinstance(sent, int):
         sent = int(properties.timestamp.timestamp() * 1000)
     return Message(
-        # Without an id of its sender there is none that stays; a redelivery is then taken for another message.
+        # Without an id of its sender none stays, and a redelivery is taken for another message.
         id=given if MESSAGE_ID.fullmatch(given) else secrets.token_hex(16),
         receipt=receipt,
         body=delivered.body.decode("utf-8", "surrogateescape"),

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from penstock.brokers.kafka.allowed_topics import topic_problem
+from penstock.brokers.kafka.topics import topic_problem
 from penstock.compat.delayed_records import DelayedRecord, key_of, ordering_key_of
 from penstock.protocol.errors import PenstockError
 from penstock.protocol.json_text import escape_for_sqs, utf8_size

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from penstock.brokers.kafka.records import Received
+from penstock.brokers.kafka.messages import Received
 from penstock.compat import delayed_records
 from penstock.compat.clockwork import schedules
 from penstock.compat.clockwork.store import create_schedules

@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.brokers.kafka.consumer import KafkaConsumer
 from penstock.brokers.kafka.library import consumer_config
-from penstock.brokers.kafka.records import Partition, Position, Received
+from penstock.brokers.kafka.messages import Partition, Position, Received
 from penstock.compat.topics.feeds import ClockworkFeed, Feed, ScheduleFeed, SourceRecord
 from penstock.compat.topics.schedules import source_of
 from penstock.db.notify import DELAYED_RECORDS, Notifier

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from penstock.brokers.kafka.allowed_topics import topic_problem
-from penstock.brokers.kafka.records import Received
+from penstock.brokers.kafka.messages import Received
+from penstock.brokers.kafka.topics import topic_problem
 from penstock.compat.delayed_records import DelayedRecord, key_of, ordering_key_of
 from penstock.protocol.errors import PenstockError, SettingsError
 from penstock.settings.model import Settings

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from penstock.brokers.kafka.allowed_topics import topic_problem
 from penstock.brokers.kafka.library import confluent, producer_config
+from penstock.brokers.kafka.messages import Delivery, Record
 from penstock.brokers.kafka.producer import KafkaProducer
-from penstock.brokers.kafka.records import Delivery, Record
+from penstock.brokers.kafka.topics import topic_problem
 from penstock.runtime import metrics
 from penstock.settings.model import Settings
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
