@@ -84,6 +84,7 @@ CHECKED = (
     "services/penstock/runtime/*.py",
     "services/penstock/schedules/[cfrs]*",
     "services/penstock/settings/*.py",
+    "services/penstock/worker/*.py",
     "terraform/*.md",
 )
 

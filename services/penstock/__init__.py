@@ -47,10 +47,8 @@ if TYPE_CHECKING:
     from penstock.tasks.transactional import enqueue, enqueue_many, enqueue_many_sync, enqueue_sync
     from penstock.worker.handlers.actions import action
     from penstock.worker.handlers.batches import Call
-    from penstock.worker.handlers.cancellation import TaskCancelled
-    from penstock.worker.handlers.context import Context
-    from penstock.worker.handlers.outcomes import Fail, Retry
-    from penstock.worker.handlers.waiting import Wait
+    from penstock.worker.handlers.context import Context, TaskCancelled
+    from penstock.worker.handlers.outcomes import Fail, Retry, Wait
 
 _HOMES = {
     "AsyncClient": "client.async_client",
@@ -78,7 +76,7 @@ _HOMES = {
     "Settings": "settings.model",
     "SettingsError": "protocol.errors",
     "StateConflict": "protocol.errors",
-    "TaskCancelled": "worker.handlers.cancellation",
+    "TaskCancelled": "worker.handlers.context",
     "TaskFailed": "protocol.errors",
     "TaskLogFilter": "runtime.logs",
     "TaskNotFound": "protocol.errors",
@@ -86,7 +84,7 @@ _HOMES = {
     "TooManyWaits": "protocol.errors",
     "Unavailable": "protocol.errors",
     "Unfinished": "client.requests",
-    "Wait": "worker.handlers.waiting",
+    "Wait": "worker.handlers.outcomes",
     "Workflow": "client.workflows",
     "WorkflowConflict": "protocol.errors",
     "WorkflowNotFound": "protocol.errors",

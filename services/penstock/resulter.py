@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from time import time_ns
 
 from penstock.brokers.base import Message, Queue
-from penstock.brokers.consumer import Consumer, Left
+from penstock.brokers.consumer import Consumer, Uncommitted
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
 from penstock.protocol.errors import HANDLER_ERROR, Locked, PenstockError, Refused, TooSlow, Unavailable
@@ -63,8 +63,8 @@ class Resulter(Consumer):
             self._note.interrupted()
             raise
 
-    async def commit(self, messages: Sequence[Message]) -> Left:
-        left = Left()
+    async def commit(self, messages: Sequence[Message]) -> Uncommitted:
+        left = Uncommitted()
         rest: dict[str, list[Report]] = {}
         stored: set[int] = set()
         await self._store.read_fence()

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from penstock.brokers.base import Message, Queue
-from penstock.brokers.consumer import Consumer, Left
+from penstock.brokers.consumer import Consumer, Uncommitted
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
 from penstock.methods.inbound import Inbound, accept_inbound, read_inbound, take_in
@@ -42,8 +42,8 @@ class Submitter(Consumer):
         self._notifier = Notifier(store)
         super().__init__(database=store, notify=self._notifier.run, queue=inbound, settings=settings)
 
-    async def commit(self, messages: Sequence[Message]) -> Left:
-        left = Left()
+    async def commit(self, messages: Sequence[Message]) -> Uncommitted:
+        left = Uncommitted()
         read: list[tuple[Message, Inbound]] = []
         for message in messages:
             try:

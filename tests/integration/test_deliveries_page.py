@@ -20,8 +20,8 @@ from penstock.protocol.task import BUILT_IN_ACTIONS
 from penstock.settings.features import NamedStatement
 from penstock.settings.model import Settings
 from penstock.worker.deliveries import http, kafka
-from penstock.worker.deliveries.amqp import Publishing
-from penstock.worker.deliveries.sqs import Sending
+from penstock.worker.deliveries.amqp import AmqpMessage
+from penstock.worker.deliveries.sqs import SqsMessage
 from tests.integration import apis, lines
 from tests.integration.http_servers import answer, serving
 from tests.integration.test_protocol_page import same
@@ -97,10 +97,10 @@ def rows_of(text: str) -> list[str]:
 def test_each_delivery_has_its_section_with_every_parameter() -> None:
     parameters = inspect.signature(http.Requests.request).parameters
     assert rows_of(section("http.request")) == [name for name in parameters if name not in ("self", "ctx")]
-    assert rows_of(section("sqs.send")) == [field.name for field in msgspec.structs.fields(Sending)]
+    assert rows_of(section("sqs.send")) == [field.name for field in msgspec.structs.fields(SqsMessage)]
     published = inspect.signature(kafka.Publisher.publish).parameters
     assert rows_of(section("kafka.publish")) == [name for name in published if name not in ("self", "ctx")]
-    assert rows_of(section("amqp.publish")) == [field.name for field in msgspec.structs.fields(Publishing)]
+    assert rows_of(section("amqp.publish")) == [field.name for field in msgspec.structs.fields(AmqpMessage)]
     assert rows_of(section("sql.execute")) == list(NamedStatement.model_fields)
     assert set(re.findall(r"^## ([a-z0-9]+\.[a-z]+)$", PAGE, re.MULTILINE)) <= BUILT_IN_ACTIONS
 

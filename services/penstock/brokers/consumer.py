@@ -23,7 +23,7 @@ log = get_logger()
 
 
 @dataclass(slots=True)
-class Left:
+class Uncommitted:
     """Messages that a commit has not stored, or not whole: they are not deleted. error: why, of one of them.
 
     put_off: the queue delivers them again later. locked: another transaction holds their rows. slow: Postgres did not
@@ -69,7 +69,7 @@ class Consumer(Service):
         self._in_work: list[Sequence[Message]] = []
         self.idle_seconds = 0.0 if settings.receive_wait_seconds else 0.1
 
-    async def commit(self, messages: Sequence[Message]) -> Left:
+    async def commit(self, messages: Sequence[Message]) -> Uncommitted:
         """Store what the messages say; they are deleted then, except those returned.
 
         Raises Unavailable when no single message causes the failure.
@@ -137,7 +137,7 @@ class Consumer(Service):
         await self._queue.extend(locked, self._settings.visibility_timeout_seconds)
         return locked
 
-    async def _keep(self, left: Left, *, is_alone: bool) -> None:
+    async def _keep(self, left: Uncommitted, *, is_alone: bool) -> None:
         """Keep messages to try again. One that was slow alone goes back to the queue, which counts its deliveries."""
         if left.locked:
             log.warning("messages_locked", messages=len(left.locked), reason=str(left.error))

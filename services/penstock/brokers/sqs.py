@@ -51,7 +51,7 @@ _RETENTION_SECONDS = 4 * 86_400
 _DEAD_LETTER_RETENTION_SECONDS = 14 * 86_400  # a dead letter keeps its first send time, so its queue must keep longer
 _BILLED_UNIT_BYTES = 65_536
 UNAVAILABLE = (BotoCoreError, ClientError, aiohttp.ClientError, OSError, TimeoutError)
-_MISSING_QUEUE = {"NonExistentQueue", "QueueDoesNotExist"}
+MISSING_QUEUE = {"NonExistentQueue", "QueueDoesNotExist"}
 # For a message's size or characters; one message may cause it for its whole call.
 _REFUSALS = {"BatchRequestTooLong", "InvalidMessageContents", "InvalidParameterValue"}
 _NO_GROUPS = re.compile(r"MessageGroupId|not valid for this queue type")  # in errors of endpoints without groups
@@ -386,7 +386,7 @@ class SqsQueue:
                 await self._transport.renew_credentials(client)
             if code in _REFUSALS:
                 raise _CallRefused(f"SQS refuses {operation}: {exc}", is_final=_is_final(code, str(exc))) from exc
-            if code in _MISSING_QUEUE:
+            if code in MISSING_QUEUE:
                 if "://" not in self._name:
                     self._url = None  # it may be made again, under another URL
                 raise QueueMissing(
@@ -398,8 +398,7 @@ class SqsQueue:
         return reply
 
     def _bill(self, operation: str, sizes: Sequence[int]) -> None:
-        units = max(1, -(-sum(sizes) // _BILLED_UNIT_BYTES))
-        metrics.SQS_BILLED_UNITS.labels(operation, self.label).inc(units)
+        metrics.SQS_BILLED_UNITS.labels(operation, self.label).inc(billed_units(sizes))
 
 
 @dataclass(slots=True)
@@ -437,6 +436,11 @@ async def _credentials(session: Any) -> Any:
 def error_code(code: str | None) -> str:
     """An error code without the prefix that one of the two SQS protocols puts before it."""
     return (code or "").removeprefix("AWS.SimpleQueueService.")
+
+
+def billed_units(sizes: Iterable[int]) -> int:
+    """Of a call with messages of these sizes, in bytes."""
+    return max(1, -(-sum(sizes) // _BILLED_UNIT_BYTES))
 
 
 async def _gather(calls: Iterable[Awaitable[None]]) -> None:

@@ -1,82 +1,79 @@
-"""An attempt: a task in this worker, from its message to its response."""
+"""Attempts: tasks in this worker, from their message to their response."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from penstock.protocol.reports import add_trace
 from penstock.protocol.requests import ClaimId
 from penstock.protocol.task_traces import CarriedTrace
 from penstock.worker.handlers.actions import Handler
-from penstock.worker.handlers.cancellation import Cancellation
-from penstock.worker.handlers.context import Context
+from penstock.worker.handlers.context import Cancellation, Context
 from penstock.worker.leases import Lease
 from penstock.worker.threads import Call
 
 if TYPE_CHECKING:
-    from penstock.runtime.tracing.spans import AttemptSpan
+    from penstock.runtime.tracing.spans import AttemptSpan, Spans
 
 
-class Attempt:
+@dataclass(slots=True, eq=False)
+class HandlerCall:
+    """One call of a handler, which occupies one slot of the worker: an attempt, or a batch of attempts.
+
+    limit_seconds: run time; of an attempt before its start, the message's own limit or None.
+    overdue: stopped at its time limit. cut: stopped with the process. where: the stack at which it was stopped.
+    thread_call: of a plain function.
+    """
+
+    handler: Handler
+    limit_seconds: float | None
+    received_at: float
+    _: KW_ONLY
+    started_at: float = 0.0
+    ran_seconds: float = 0.0
+    where: str | None = None
+    deadline: float = math.inf
+    task: asyncio.Task[None] | None = None
+    thread_call: Call | None = None
+    span: AttemptSpan | None = None
+    overdue: bool = False
+    cut: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Attempt(HandlerCall):
     """One attempt of a task by this worker.
 
     params: raw JSON; of a batched handler, decoded when it joins a batch, and ``started_at`` counts from then.
-    limit_seconds: run time; before the start, the message's own limit or None. seen_at: last heartbeat.
-    overdue: stopped at its time limit. cut: stopped with the process. where: the stack at which it was stopped.
-    spawned: tasks that go with its result. carried: trace context of the message; span: set at the start.
+    seen_at: last heartbeat. spawned: tasks that go with its result. carried: trace context of the message.
     report_progress: called in the handler's thread.
     """
 
-    __slots__ = (
-        "answered", "call", "cancellation", "carried", "claim", "claim_id", "cut", "deadline", "handler",
-        "lease", "limit_seconds", "overdue", "params", "ran_seconds", "report_progress", "seen_at", "span", "spawned",
-        "started_at", "task", "tenant", "where",
-    )  # fmt: skip
+    claim_id: str
+    claim: ClaimId
+    params: Any
+    lease: Lease
+    report_progress: Callable[[Attempt, float | None, str | None], None]
+    _: KW_ONLY
+    seen_at: float
+    tenant: str | None = None
+    carried: CarriedTrace | None = None
+    answered: bool = False
+    cancellation: Cancellation = field(default_factory=Cancellation)
+    spawned: list[str] = field(default_factory=list)
 
-    def __init__(
-        self,
-        claim_id: str,
-        claim: ClaimId,
-        handler: Handler,
-        params: Any,
-        lease: Lease,
-        limit_seconds: float | None,
-        report_progress: Callable[[Attempt, float | None, str | None], None],
-    ) -> None:
-        self.claim_id = claim_id
-        self.claim = claim
-        self.handler = handler
-        self.params = params
-        self.lease = lease
-        self.limit_seconds = limit_seconds
-        self.report_progress = report_progress
-        self.seen_at = lease.received_at
-        self.started_at = 0.0
-        self.ran_seconds = 0.0
-        self.where: str | None = None
-        self.deadline = math.inf
-        self.task: asyncio.Task[None] | None = None
-        self.call: Call | None = None
-        self.overdue = False
-        self.cut = False
-        self.answered = False
-        self.cancellation = Cancellation()
-        self.spawned: list[str] = []
-        self.carried: CarriedTrace | None = None
-        self.span: AttemptSpan | None = None
-        self.tenant: str | None = None
+    @property
+    def attempts(self) -> Sequence[Attempt]:
+        return (self,)
 
     @property
     def is_lost(self) -> bool:
         """Whether its claim has ended, so that the response would be ignored."""
         return self.cancellation.is_set
-
-    @property
-    def received_at(self) -> float:
-        """When its message was received."""
-        return self.lease.received_at
 
     def context(self) -> Context:
         """The context for the handler."""
@@ -90,3 +87,138 @@ class Attempt:
     def report(self, percent: float | None, note: str | None) -> None:
         """Report progress, from the handler's thread."""
         self.report_progress(self, percent, note)
+
+    def log_fields(self) -> dict[str, Any]:
+        return {"task_id": self.claim.task_id, "claim": self.claim.claim, "action": self.handler.name}
+
+    def begin_span(self, spans: Spans) -> AttemptSpan:
+        redelivered = self.lease.message.receive_count > 1
+        self.span = spans.attempt(
+            self.handler.name, self.claim.task_id, self.claim.claim, self.carried, redelivered=redelivered
+        )
+        return self.span
+
+    def end_span(self, error: str, answer: str = "") -> str:
+        """End the span; returns the response, with the trace context if it is sampled or the attempt spawned tasks.
+
+        error: the kind of failure; empty for a success.
+        """
+        if self.span is None:
+            return answer
+        self.span.end(error)
+        trace = self.span.context
+        if not answer or trace is None or not (trace.is_sampled or self.spawned):
+            return answer
+        return add_trace(answer, trace)
+
+
+@dataclass(slots=True, eq=False)
+class Batch(HandlerCall):
+    """Attempts of one batched call. queued: ready to start."""
+
+    attempts: list[Attempt]
+    _: KW_ONLY
+    timer: asyncio.TimerHandle | None = None
+    queued: bool = False
+
+    @classmethod
+    def of(cls, attempt: Attempt) -> Batch:
+        """A batch for the attempt's handler and time limit, with this first attempt."""
+        return cls(attempt.handler, attempt.limit_seconds, attempt.received_at, [attempt])
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.attempts) >= (self.handler.batch or 1)
+
+    def drop_lost(self) -> list[Attempt]:
+        """Remove and return the attempts whose claim has ended."""
+        lost = [attempt for attempt in self.attempts if attempt.is_lost]
+        if lost:
+            self.attempts = [attempt for attempt in self.attempts if not attempt.is_lost]
+        return lost
+
+    def take_back(self) -> list[Lease]:
+        """Remove the attempts of messages of which no task has started; returns the leases of these messages."""
+        leases = [attempt.lease for attempt in self.attempts if not attempt.lease.begun]
+        self.attempts = [attempt for attempt in self.attempts if attempt.lease.begun]
+        return leases
+
+    def log_fields(self) -> dict[str, Any]:
+        """Those of the first task, and the number of tasks."""
+        return {**self.attempts[0].log_fields(), "tasks": len(self.attempts)}
+
+    def begin_span(self, spans: Spans) -> AttemptSpan:
+        """Start the span of the call, which the handler's own spans are children of, and those of its attempts."""
+        self.span = spans.batch(self.handler.name, [attempt.begin_span(spans) for attempt in self.attempts])
+        return self.span
+
+
+class OpenBatches:
+    """Batches that accept attempts, one for each handler and time limit.
+
+    queue: called once with each batch, when it is full or its first attempt has waited for the handler's batching
+    delay. A batch that is not full accepts attempts until it starts.
+    """
+
+    def __init__(self, queue: Callable[[Batch], None]) -> None:
+        self._queue = queue
+        self._loop = asyncio.get_running_loop()
+        self._open: dict[tuple[Handler, float | None], Batch] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def add(self, attempt: Attempt) -> None:
+        """Add an attempt to the batch of its handler and time limit."""
+        key = attempt.handler, attempt.limit_seconds
+        batch = self._open.get(key)
+        if batch is None:
+            batch = self._open[key] = Batch.of(attempt)
+            batch.timer = self._loop.call_later(attempt.handler.linger_seconds, self._ready, batch)
+        else:
+            batch.attempts.append(attempt)
+        if batch.is_full:
+            del self._open[key]
+            self._ready(batch)
+
+    def _ready(self, batch: Batch) -> None:
+        self._stop_timer(batch)
+        if not batch.queued:
+            batch.queued = True
+            self._queue(batch)
+
+    @staticmethod
+    def _stop_timer(batch: Batch) -> None:
+        if batch.timer is not None:
+            batch.timer.cancel()
+            batch.timer = None
+
+    def unqueued(self) -> list[Batch]:
+        """Batches within their batching delay."""
+        return [batch for batch in self._open.values() if not batch.queued]
+
+    def close(self, batch: Batch) -> None:
+        """Stop adding attempts to a batch."""
+        self._stop_timer(batch)
+        key = batch.handler, batch.limit_seconds
+        if self._open.get(key) is batch:
+            del self._open[key]
+
+    def flush(self) -> None:
+        """End every batching delay now."""
+        for batch in list(self._open.values()):
+            self._ready(batch)
+
+    def take_back(self) -> list[Lease]:
+        """As :meth:`Batch.take_back`, of the batches within their batching delay."""
+        leases: list[Lease] = []
+        for batch in self.unqueued():
+            leases += batch.take_back()
+            if not batch.attempts:
+                self.close(batch)
+        return leases
+
+    def clear(self) -> None:
+        """Forget all batches."""
+        for batch in list(self._open.values()):
+            self.close(batch)

@@ -8,20 +8,49 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from time import monotonic, time
 
 from penstock.brokers.base import Message, Queue
 from penstock.protocol.errors import Unavailable
 from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
-from penstock.worker.linger import Linger
 
 _SHORTEST_LINGER_SECONDS = 0.005  # messages that finish within it are deleted by one call
 _LONGEST_LINGER_SECONDS = 0.05
+_RATE_MEMORY_SECONDS = 0.25
+_SHORTEST_DELAY_SECONDS = 0.002
 _DELETE_TRIES = 5
 
 log = get_logger()
+
+
+class Linger:
+    """An adaptive batching delay (Kafka's linger), which grows with the rate of items; none below a certain rate.
+
+    full: items in a call worth waiting for. longest_seconds: the wait at the rate that brings ``full`` items within it.
+    """
+
+    def __init__(self, full: int, *, longest_seconds: float) -> None:
+        self._full = full
+        self._longest_seconds = longest_seconds
+        self._rate = 0.0
+        self._seen_at = monotonic()
+
+    def record(self, items: int) -> None:
+        """Count items sent since the last call."""
+        now = monotonic()
+        gone = max(now - self._seen_at, 1e-3)
+        self._seen_at = now
+        self._rate += (items / gone - self._rate) * min(1.0, gone / _RATE_MEMORY_SECONDS)
+
+    def seconds(self, waiting: int) -> float:
+        """The delay now, in seconds, with so many items waiting."""
+        if waiting >= self._full:
+            return 0.0
+        wait = self._longest_seconds * min(1.0, self._rate * self._longest_seconds / self._full)
+        return wait if wait >= _SHORTEST_DELAY_SECONDS else 0.0
 
 
 class Lease:
@@ -46,6 +75,8 @@ class Lease:
 
     def begin(self) -> None:
         """Record the start of the message's first task."""
+        if self.begun:
+            return
         self.begun = True
         if self.sent_ago is not None:
             metrics.OUTBOUND_WAIT_SECONDS.observe(self.sent_ago + monotonic() - self.received_at)
@@ -124,23 +155,27 @@ class Leases:
 
     async def _delete(self, finished: Sequence[Lease]) -> list[Lease]:
         """Returns the leases to retry. A message given up is redelivered, and the claim fence rejects its responses."""
-        messages = [lease.message for lease in finished]
+        again = []
+        for lease in await self._failed(finished, self._queue.delete):
+            lease.delete_tries += 1
+            if lease.delete_tries < _DELETE_TRIES:
+                again.append(lease)
+            else:
+                log.warning("message_not_deleted", message_id=lease.message.id, tries=lease.delete_tries)
+        return again
+
+    @staticmethod
+    async def _failed(
+        leases: Sequence[Lease], call: Callable[[Sequence[Message]], Awaitable[list[Message]]]
+    ) -> list[Lease]:
+        """Call the queue; returns the leases of the messages for which that failed."""
+        messages = [lease.message for lease in leases]
         try:
-            failed = await self._queue.delete(messages) if messages else []
+            failed = await call(messages) if messages else []
         except Unavailable:
             failed = messages
-        if not failed:
-            return []
         receipts = {message.receipt for message in failed}
-        again = []
-        for lease in finished:
-            if lease.message.receipt in receipts:
-                lease.delete_tries += 1
-                if lease.delete_tries < _DELETE_TRIES:
-                    again.append(lease)
-                else:
-                    log.warning("message_not_deleted", message_id=lease.message.id, tries=lease.delete_tries)
-        return again
+        return [lease for lease in leases if lease.message.receipt in receipts] if receipts else []
 
     async def extend_unfinished(self) -> None:
         """Extend the leases of unfinished messages; a side task."""
@@ -167,11 +202,10 @@ class Leases:
         for lease in due:
             by_seconds[min(self._visibility_seconds, int(lease.received_at + longest - now))].append(lease)
         for seconds, group in by_seconds.items():
-            failed = (
-                await self._extend_by(seconds, group) if seconds > 0 else {lease.message.receipt for lease in group}
-            )
+            extend = partial(self._queue.extend, seconds=seconds)
+            failed = set(await self._failed(group, extend) if seconds > 0 else group)
             for lease in group:
-                if lease.message.receipt not in failed:
+                if lease not in failed:
                     lease.until = now + seconds
                 elif monotonic() >= lease.until:
                     # Its tasks go on: the claim decides whose response counts.
@@ -182,21 +216,11 @@ class Leases:
                     )  # fmt: skip
 
     async def _delete_overdue(self, overdue: Sequence[Lease]) -> None:
-        """Delete messages at the broker's longest lease. Their tasks go on, and the supervisor watches their
-        heartbeats."""
+        """Delete messages at the broker's longest lease; the supervisor watches the heartbeats of their tasks."""
         await self._delete(overdue)
         for lease in overdue:
             lease.lost = True
             log.info("message_deleted_early", message_id=lease.message.id, unanswered=lease.unanswered)
-
-    async def _extend_by(self, seconds: int, group: Sequence[Lease]) -> set[str]:
-        """Returns the receipts that were not extended."""
-        messages = [lease.message for lease in group]
-        try:
-            failed = await self._queue.extend(messages, seconds)
-        except Unavailable:
-            failed = messages
-        return {message.receipt for message in failed}
 
     async def release(self, leases: Sequence[Lease]) -> None:
         """Give messages back, for any worker to receive at once."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -37,12 +37,6 @@ class _Response(msgspec.Struct):
     method: str | None = None
     traceparent: str = ""
     tracestate: str = ""
-
-
-class StoredResponse(NamedTuple):
-    """An outcome whose result is stored as an object: the response that refers to it."""
-
-    answer: str
 
 
 _decode_answer = msgspec.json.Decoder(_Response).decode

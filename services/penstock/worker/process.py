@@ -2,6 +2,10 @@
 
 It needs the two queues only. A message is deleted when the responses to all its tasks are in the results
 queue; a slow task delays neither the others of its message nor their responses.
+
+Suspects, which may crash the worker, start alone: messages delivered for the third time, and tasks that stopped
+heartbeating before. Almost all are harmless, so each runs alone for a moment only: long enough for a task that crashes
+at once, too short to delay others.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from itertools import chain
 
 from penstock.brokers.base import Message, Queue
@@ -19,7 +23,15 @@ from penstock.brokers.receiver import Receiver
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import RpcError
 from penstock.protocol.reports import encode_progress
-from penstock.protocol.requests import TIMEOUT_ATTRIBUTE, ClaimId, Invalid, Request, decode_body, parse_claim_id
+from penstock.protocol.requests import (
+    SUSPECT_ATTRIBUTE,
+    TIMEOUT_ATTRIBUTE,
+    ClaimId,
+    Invalid,
+    Request,
+    decode_body,
+    parse_claim_id,
+)
 from penstock.protocol.task_tenants import decode_tenants
 from penstock.protocol.task_traces import CarriedTrace, decode_traces
 from penstock.runtime.logs import get_logger
@@ -29,20 +41,17 @@ from penstock.settings.model import Settings
 from penstock.worker.attempt import Attempt
 from penstock.worker.cancellation_poll import CancellationPoll
 from penstock.worker.handlers.actions import Registry
-from penstock.worker.isolation import Isolation, is_suspect
 from penstock.worker.leases import Lease, Leases
 from penstock.worker.payload_io import seal_answer, seal_note
 from penstock.worker.responses import no_task_answer, unknown_action_answer
-from penstock.worker.result_sender import ResultSender
+from penstock.worker.result_sender import ResultSender, Timings
 from penstock.worker.runner import Runner, log_failure
 from penstock.worker.threads import Threads
-from penstock.worker.timings import Timings
 from penstock.worker.watchdog import Watchdog
 
-__all__ = ["Worker"]
-
+_SUSPECT_DELIVERIES = 3
+_ALONE_SECONDS = 1.0  # for which a suspect waits for the others to end, and then runs alone
 _LAST_SECONDS = 2.0  # of the grace period, for sending responses and releasing messages
-
 _HOST_CHARS = 80  # of a worker's default name
 
 log = get_logger()
@@ -63,22 +72,13 @@ class Worker(Service):
         self._leases = Leases(outbound, visibility_seconds=settings.visibility_timeout_seconds)
         self._timings = Timings()
         name = settings.worker_name or name_of_process()
-        self._sender = ResultSender(results, sent=self._leases.answered, run_times=self._timings.unsent, worker=name)
+        self._sender = ResultSender(results, sent=self._leases.answered, timings=self._timings, worker=name)
         self._threads = Threads(settings.worker_threads)
         self._runner = Runner(
-            concurrency=settings.worker_concurrency,
-            threads=self._threads,
-            timeout_seconds=settings.task_timeout_seconds,
-            bad_params_attempts=settings.bad_params_attempts,
-            log_details=settings.log_failure_details and not self._codec.encrypts,
-            result_limit_bytes=settings.largest_result_bytes,
-            result_compress_bytes=None if self._codec.is_on else settings.result_compress_bytes,
-            codec=self._codec,
-            timings=self._timings,
-            answer=self._answer,
+            settings, threads=self._threads, codec=self._codec, timings=self._timings, answer=self._answer,
             progress=self._progress,
-        )
-        self._isolation = Isolation(self._runner, clear=self._clear)
+        )  # fmt: skip
+        self._starting = asyncio.Lock()
         self._watchdog = Watchdog(self._runner.action_of)
         self._cancellation_poll = None if settings.control_url is None else self._polling(settings.control_url)
         self._stopping = False
@@ -131,7 +131,7 @@ class Worker(Service):
             attempts = self._take(message)
             if not attempts:
                 continue
-            if is_suspect(message):
+            if message.receive_count >= _SUSPECT_DELIVERIES or SUSPECT_ATTRIBUTE in message.attributes:
                 suspects.append(attempts)
             elif message.receive_count > 1:
                 announced += attempts
@@ -145,9 +145,23 @@ class Worker(Service):
         return len(messages)
 
     async def _start(self, attempts: Sequence[Attempt], *, alone: bool = False) -> None:
-        started = await (self._isolation.add_alone(attempts) if alone else self._isolation.add(attempts))
-        if not started:
-            await self._leases.release(list({attempt.lease: None for attempt in attempts if not attempt.lease.begun}))
+        """Start attempts beside others. ``alone``: of one suspect, once the others have ended and been answered."""
+        async with self._starting:
+            if alone:
+                await _within(_ALONE_SECONDS, self._wait_clear())
+            if self._stopping:
+                leases = {attempt.lease: None for attempt in attempts if not attempt.lease.begun}
+                await self._leases.release(list(leases))
+                return
+            if alone:
+                message = attempts[0].lease.message
+                log.warning(
+                    "suspect_started_alone", message_id=message.id, tasks=len(attempts),
+                    deliveries=message.receive_count,
+                )  # fmt: skip
+            self._runner.add(attempts, alone=alone)
+            if alone:
+                await _within(_ALONE_SECONDS, self._wait_clear())
 
     async def settle(self) -> None:
         """Wait until every response is in the results queue and every message deleted."""
@@ -155,8 +169,11 @@ class Worker(Service):
         await self._sender.wait_empty()
         await self._leases.wait_empty()
 
-    async def _clear(self) -> None:
+    async def _wait_clear(self) -> None:
         await self._runner.wait_empty()
+        await self._wait_saved()
+
+    async def _wait_saved(self) -> None:
         await self._sender.wait_empty()
         await self._leases.wait_deleted()
 
@@ -201,7 +218,11 @@ class Worker(Service):
             if handler is None:
                 self._answer_unknown(request, claim_id, claim, lease)
             else:
-                attempt = Attempt(claim_id, claim, handler, request.params, lease, limit, self._runner.report)
+                received_at = lease.received_at
+                attempt = Attempt(
+                    handler, limit, received_at, claim_id, claim, request.params, lease, self._runner.report,
+                    seen_at=received_at,
+                )  # fmt: skip
                 if traces:
                     attempt.carried = traces.get(claim.task_id)
                 if tenants:
@@ -215,8 +236,7 @@ class Worker(Service):
         self._sender.answer(no_task_answer(entry, reason), None)
 
     def _answer_unknown(self, request: Request, claim_id: str, claim: ClaimId, lease: Lease) -> None:
-        if not lease.begun:
-            lease.begin()
+        lease.begin()
         self._timings.add("unknown", "error", 0.0)
         attempts = self._settings.unknown_action_attempts
         answer, problem = unknown_action_answer(claim_id, request.method, self._registry, attempts)
@@ -277,7 +297,6 @@ class Worker(Service):
         """Stop receiving, and release messages that have not started."""
         self._stopping = True
         self._receiver.stop()
-        self._isolation.stop()
         untouched = self._runner.take_back()
         self._releasing = asyncio.get_running_loop().create_task(
             self._leases.release(untouched), name="release messages"
@@ -294,11 +313,12 @@ class Worker(Service):
         if self._releasing is None:
             self.stop_taking()
         asyncio.get_running_loop().call_later(seconds / 2, self._runner.stop_starting)
-        if not await self._settled(seconds - min(_LAST_SECONDS, seconds / 4)):
+        if not await _within(max(0.0, seconds - min(_LAST_SECONDS, seconds / 4)), self.settle()):
             cut = await self._runner.cut(min(_LAST_SECONDS, seconds / 4) / 2)
             if cut:
                 log.warning("tasks_cut", tasks=cut, hint="they run again elsewhere; PENSTOCK_GRACE_SECONDS is the time")
-        await self._saved(deadline - time.monotonic())
+        if not await _within(max(0.1, deadline - time.monotonic()), self._wait_saved()):
+            log.warning("answers_not_saved", hint="their messages come again after the visibility timeout")
         unfinished = self._leases.unfinished()
         if unfinished:
             log.warning("messages_given_back", messages=len(unfinished))
@@ -306,26 +326,20 @@ class Worker(Service):
         if self._releasing is not None:
             await self._releasing
 
-    async def _settled(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(max(0.0, seconds)):
-                await self.settle()
-        except TimeoutError:
-            return False
-        return True
-
-    async def _saved(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(max(0.1, seconds)):
-                await self._sender.wait_empty()
-                await self._leases.wait_deleted()
-        except TimeoutError:
-            log.warning("answers_not_saved", hint="their messages come again after the visibility timeout")
-
     async def close(self) -> None:
         self._runner.close()
         self._threads.close()
         await self._codec.close()
+
+
+async def _within(seconds: float, awaited: Awaitable[None]) -> bool:
+    """Whether it ends within so many seconds; else it is cancelled."""
+    try:
+        async with asyncio.timeout(seconds):
+            await awaited
+    except TimeoutError:
+        return False
+    return True
 
 
 def _task_of(entry: Request | Invalid) -> tuple[Request, str, ClaimId] | None:

@@ -1,7 +1,7 @@
-"""Answers: what a handler returned or raised, as the JSON-RPC response that goes to the results queue. Pure.
+"""Responses: what a handler returned or raised, as the JSON-RPC response that goes to the results queue. Pure.
 
-Whatever a handler does has an answer, in characters that SQS takes, bounded in size, with no room for an exception in
-the making of it: an unanswered task would be run again until nobody wants it.
+Whatever a handler does has a response, in characters that SQS accepts and of bounded size, and making it raises nothing
+unforeseen: a task without a response would run again and again.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import math
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,8 +23,7 @@ from penstock.protocol.reports import encode_error, encode_packed_result, encode
 from penstock.protocol.requests import Invalid, Request, parse_claim_id
 from penstock.protocol.task import BUILT_IN_ACTIONS
 from penstock.worker.handlers.actions import Handler, Registry
-from penstock.worker.handlers.outcomes import Fail, Retry
-from penstock.worker.handlers.waiting import Wait
+from penstock.worker.handlers.outcomes import Fail, Retry, Wait
 
 TEXT_LIMIT_BYTES = 2048  # of a message, as JSON
 TRACEBACK_LIMIT_BYTES = 8192  # of a traceback, as JSON; its end is kept
@@ -32,11 +32,13 @@ _ACTION_SHOWN_CHARS = 200
 _encode = msgspec.json.Encoder(enc_hook=foreign).encode
 _decode = msgspec.json.Decoder().decode
 
+Error = tuple[int, str, dict[str, Any]]  # code, message and data
+
 
 class Refusal(Exception):
-    """What went in or came out of a handler is of no use: parameters that do not fit, a result that is no JSON.
+    """The worker itself rejects an attempt, such as for parameters that do not fit.
 
-    attempts: after so many there are no more; None leaves it to the action and the task.
+    attempts: of the task, at most; None leaves it to the action and the task.
     """
 
     is_final = False
@@ -52,19 +54,19 @@ class Refusal(Exception):
         self.data = data or {}
 
 
+class Unfit(Refusal):
+    """A handler returned what cannot be a result. It has done its work, and would return the same: no more attempts."""
+
+    is_final = True
+
+
 class Problem(NamedTuple):
-    """What is wrong with an attempt, for the log. is_asked: the handler has asked to be tried again."""
+    """What is wrong with an attempt, for the log. is_asked: the handler asked for a retry."""
 
     kind: str
     message: str
     traceback: str | None = None
     is_asked: bool = False
-
-
-class Unfit(Refusal):
-    """What a handler returned is of no use. It has done its work, and would return the same again: no more attempts."""
-
-    is_final = True
 
 
 def answer_of(
@@ -76,37 +78,44 @@ def answer_of(
     compress_bytes: int | None = None,
     spawned: Sequence[str] = (),
 ) -> str:
-    """The answer of a handler that returned: a result, or that its task waits. Raises Refusal."""
-    if type(result) is not Wait:
-        return result_answer(claim_id, result, limit_bytes=limit_bytes, compress_bytes=compress_bytes, spawned=spawned)
+    """The response of a handler that returned: a result, packed where it is over ``compress_bytes``, or a wait.
+
+    spawned: tasks that come with it, as JSON text. Raises Refusal.
+    """
+    if type(result) is Wait:
+        return _wait_answer(claim_id, handler, result, spawned)
+    if spawned:
+        size = sum(map(len, spawned)) + len(spawned) + 1  # it is ASCII
+        if size > limit_bytes:
+            raise _too_large("TooManyChildren", "the spawned tasks are", size, limit_bytes)
+    if result is None:
+        return encode_result(claim_id, "null", spawned)
+    text = _encoded(result)
+    size = len(text) if text.isascii() else len(text.encode())
+    if size > limit_bytes:
+        raise _too_large("BadResult", "the result is", size, limit_bytes)
+    if compress_bytes is not None and size > compress_bytes:
+        packed = pack_result(text)
+        if len(packed) < size:
+            return encode_packed_result(claim_id, packed, spawned)
+    return encode_result(claim_id, text, spawned)
+
+
+def _wait_answer(claim_id: str, handler: Handler, wait: Wait, spawned: Sequence[str]) -> str:
     if spawned:
         raise Unfit("BadResult", "ctx.spawn() goes with a result, and a task that waits has none: do one of the two")
-    return _wait_answer(claim_id, handler, result)
-
-
-def _wait_answer(claim_id: str, handler: Handler, wait: Wait) -> str:
     if parse_claim_id(claim_id) != wait.attempt:
         raise Unfit("BadResult", "the wait was made by the context of another attempt; return your own ctx.wait()")
     return encode_wait(claim_id, wait.token, timeout=wait.timeout, on_timeout=wait.on_timeout, hints=_hints(handler))
 
 
-def result_answer(
-    claim_id: str, result: Any, *, limit_bytes: int, compress_bytes: int | None = None, spawned: Sequence[str] = ()
-) -> str:
-    """The response with a result, packed where it is over ``compress_bytes``. Raises Refusal.
+def _too_large(kind: str, what: str, size: int, limit_bytes: int) -> Unfit:
+    text = f"{what} {size} bytes; the limit is {limit_bytes} (PENSTOCK_RESULT_LIMIT_BYTES)"
+    return Unfit(kind, text, code=TOO_LARGE, data={"size": size, "limit": limit_bytes})
 
-    spawned: tasks that come with it, as JSON text.
-    """
-    if spawned:
-        size = sum(map(len, spawned)) + len(spawned) + 1  # it is ASCII
-        if size > limit_bytes:
-            raise Unfit(
-                "TooManyChildren",
-                f"the spawned tasks are {size} bytes; the limit is {limit_bytes} (PENSTOCK_RESULT_LIMIT_BYTES)",
-                code=TOO_LARGE, data={"size": size, "limit": limit_bytes},
-            )  # fmt: skip
-    if result is None:
-        return encode_result(claim_id, "null", spawned)
+
+def _encoded(result: Any) -> str:
+    """A result as JSON text. Raises Unfit."""
     try:
         encoded = _encode(result)
     except RecursionError:
@@ -116,26 +125,13 @@ def result_answer(
     except Exception as exc:
         problem = f"the handler returned {type(result).__name__}, which is not JSON-serialisable: {text_of(exc)}"
         raise Unfit("BadResult", problem) from None
-    # msgspec writes null for them without a word.
+    # msgspec silently writes null for them.
     if b"null" in encoded and _holds_no_number(to_builtins(result)):
         raise Unfit("BadResult", "the result holds NaN or Infinity, which JSON cannot")
     if encoded.count(b"{") + encoded.count(b"[") > MAX_DEPTH and _depth(_decode(encoded)) > MAX_DEPTH:
         raise Unfit("BadResult", f"the result is nested deeper than {MAX_DEPTH} levels")
     text = encoded.decode()
-    if not text.isascii():
-        text = escape_for_sqs(text)  # here, where it still counts towards the limit
-    size = len(text) if text.isascii() else len(text.encode())
-    if size > limit_bytes:
-        raise Unfit(
-            "BadResult",
-            f"the result is {size} bytes; the limit is {limit_bytes} (PENSTOCK_RESULT_LIMIT_BYTES)",
-            code=TOO_LARGE, data={"size": size, "limit": limit_bytes},
-        )  # fmt: skip
-    if compress_bytes is not None and size > compress_bytes:
-        packed = pack_result(text)
-        if len(packed) < size:
-            return encode_packed_result(claim_id, packed, spawned)
-    return encode_result(claim_id, text, spawned)
+    return text if text.isascii() else escape_for_sqs(text)  # here, where it still counts towards the limit
 
 
 def _holds_no_number(value: Any) -> bool:
@@ -165,77 +161,46 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def refusal_answer(claim_id: str, handler: Handler, exc: Refusal) -> str:
-    """The answer when the worker itself found fault."""
-    message = text_of(exc)
-    data = {key: head(value) if isinstance(value, str) else value for key, value in exc.data.items()}
-    if exc.is_final:
-        data["final"] = True
-    hints = _hints(handler)
-    if exc.attempts is not None:
-        hints["max_attempts"] = min(exc.attempts, hints.get("max_attempts", exc.attempts))
-    return encode_error(claim_id, exc.code, message, {"type": exc.kind, "message": message, **data, **hints})
-
-
 def one_for_each(returned: Any, tasks: int) -> Sequence[Any]:
-    """What a batched handler returned, one item a task. Raises Refusal when it is not that."""
+    """What a batched handler returned, one item per task. Raises Unfit for anything else."""
     if not isinstance(returned, list | tuple):
         problem = f"a batched handler returns a list with one answer for each task, not a {type(returned).__name__}"
     elif len(returned) != tasks:
-        problem = f"the handler returned {len(returned)} answers to {tasks} tasks: whose they are cannot be told"
+        problem = f"the handler returned {len(returned)} answers to {tasks} tasks: it is unknown which is whose"
     else:
         return returned
     raise Unfit("BadBatch", problem)
 
 
-class Failures:
-    """Answers to the tasks of one call; what failed several of them is written down once."""
+def failure_answer(
+    claim_id: str, handler: Handler, exc: BaseException, errors: dict[int, Error] | None = None
+) -> tuple[str, Problem]:
+    """The response to an exception, and what is wrong.
 
-    def __init__(self, handler: Handler) -> None:
-        self._handler = handler
-        self._errors: dict[int, tuple[int, str, dict[str, Any]]] = {}
-
-    def answer_to(
-        self,
-        claim_id: str,
-        outcome: Any,
-        *,
-        limit_bytes: int,
-        compress_bytes: int | None = None,
-        spawned: Sequence[str] = (),
-    ) -> tuple[str, Problem | None]:
-        """The answer of a task, and what is wrong with it."""
-        if not isinstance(outcome, BaseException):
-            try:
-                answer = answer_of(
-                    claim_id, self._handler, outcome,
-                    limit_bytes=limit_bytes, compress_bytes=compress_bytes, spawned=spawned,
-                )  # fmt: skip
-                return answer, None
-            except Refusal as exc:
-                outcome = exc
-        if isinstance(outcome, Refusal):
-            return refusal_answer(claim_id, self._handler, outcome), Problem(outcome.kind, text_of(outcome))
-        error = self._errors.get(id(outcome))  # all of them live as long as the list that they stand in
-        if error is not None:
-            return encode_error(claim_id, *error), _problem_of(outcome, error)._replace(traceback=None)
-        error = self._errors[id(outcome)] = _error_of(self._handler, outcome)
-        return encode_error(claim_id, *error), _problem_of(outcome, error)
+    errors: of the same call, which hold the traceback of an exception of several tasks once.
+    """
+    if isinstance(exc, Refusal):
+        message = text_of(exc)
+        data = {key: head(value) if isinstance(value, str) else value for key, value in exc.data.items()}
+        if exc.is_final:
+            data["final"] = True
+        hints = _hints(handler)
+        if exc.attempts is not None:
+            hints["max_attempts"] = min(exc.attempts, hints.get("max_attempts", exc.attempts))
+        text = encode_error(claim_id, exc.code, message, {"type": exc.kind, "message": message, **data, **hints})
+        return text, Problem(exc.kind, message)
+    error = errors.get(id(exc)) if errors else None  # the exceptions of a call live as long as it
+    is_first = error is None
+    if error is None:
+        error = _error_of(handler, exc)
+        if errors is not None:
+            errors[id(exc)] = error
+    shown = error[2].get("traceback") if is_first else None
+    problem = Problem(type(exc).__name__, error[2]["message"], shown, isinstance(exc, Retry))
+    return encode_error(claim_id, *error), problem
 
 
-def exception_answer(claim_id: str, handler: Handler, exc: BaseException) -> tuple[str, Problem]:
-    """The answer of a handler that raised, and what is wrong."""
-    error = _error_of(handler, exc)
-    return encode_error(claim_id, *error), _problem_of(exc, error)
-
-
-def _problem_of(exc: BaseException, error: tuple[int, str, dict[str, Any]]) -> Problem:
-    data = error[2]
-    return Problem(type(exc).__name__, data["message"], data.get("traceback"), isinstance(exc, Retry))
-
-
-def _error_of(handler: Handler, exc: BaseException) -> tuple[int, str, dict[str, Any]]:
-    """Code, message and data."""
+def _error_of(handler: Handler, exc: BaseException) -> Error:
     kind = head(type(exc).__name__, 200)
     message = text_of(exc)
     data = {"type": kind, "message": message, **_hints(handler)}
@@ -250,21 +215,18 @@ def _error_of(handler: Handler, exc: BaseException) -> tuple[int, str, dict[str,
 
 def timeout_answer(
     claim_id: str, handler: Handler, *, ran_seconds: float, limit_seconds: float, where: str | None = None
-) -> str:
-    """The answer of a task that was stopped. ``where``: the stack at which it was found."""
-    message = timeout_text(ran_seconds, limit_seconds)
+) -> tuple[str, Problem]:
+    """The response of a task that was stopped, and what is wrong. ``where``: the stack at which it was stopped."""
+    message = f"stopped after {ran_seconds:.3g} s; one attempt may run {limit_seconds:g} s"
     data = {"type": "TaskTimeout", "message": message, "limit_seconds": limit_seconds, **_hints(handler)}
-    return encode_error(claim_id, TASK_TIMEOUT, message, {**data, "traceback": where})
-
-
-def timeout_text(ran_seconds: float, limit_seconds: float) -> str:
-    return f"stopped after {ran_seconds:.3g} s; one attempt may run {limit_seconds:g} s"
+    text = encode_error(claim_id, TASK_TIMEOUT, message, {**data, "traceback": where})
+    return text, Problem("TaskTimeout", message, where)
 
 
 def unknown_action_answer(
     claim_id: str, action: str, registry: Registry, attempts: int | None = None
 ) -> tuple[str, Problem]:
-    """The answer for an action that no handler is registered for; after so many attempts there are no more."""
+    """The response for an action without a handler, and what is wrong. attempts: of the task, at most."""
     shown = head(action[:_ACTION_SHOWN_CHARS])
     near = registry.nearest(action[:_ACTION_SHOWN_CHARS])
     message = f"this worker has no handler for action {shown!r}"
@@ -279,7 +241,7 @@ def unknown_action_answer(
 
 
 def no_task_answer(entry: Request | Invalid, reason: str) -> str:
-    """The answer to an entry that names no task: by JSON-RPC its id is null; the resulter keeps it as rejected."""
+    """The response to an entry that names no task: its id is null, by JSON-RPC; the resulter stores it as rejected."""
     if isinstance(entry, Invalid):
         shown, code = entry.text, entry.error.code
     else:
@@ -290,16 +252,6 @@ def no_task_answer(entry: Request | Invalid, reason: str) -> str:
         "data": {"entry": head(shown, TRACEBACK_LIMIT_BYTES)},
     }
     return json.dumps({"jsonrpc": "2.0", "error": error, "id": None}, separators=(",", ":"))
-
-
-def refused_answer(answer: str, size: int) -> str:
-    """The answer in place of one that the results queue does not take."""
-    message = f"the answer is {size} bytes, more than the results queue is set to take (its MaximumMessageSize)"
-    named = _decode_id(answer)
-    final = not bytes(named.error)  # the handler has done its work
-    data = {"type": "BadResult", "message": message, "size": size, "final": final}
-    claim_id = named.id if named.params is None else named.params.id
-    return encode_error(claim_id, TOO_LARGE, message, data)
 
 
 class _Params(msgspec.Struct):
@@ -317,28 +269,32 @@ class _Identified(msgspec.Struct):
 _decode_id = msgspec.json.Decoder(_Identified).decode
 
 
+def refused_answer(answer: str, size: int) -> str:
+    """The response instead of one that the results queue does not accept."""
+    message = f"the answer is {size} bytes, more than the results queue is set to take (its MaximumMessageSize)"
+    named = _decode_id(answer)
+    final = not bytes(named.error)  # the handler has done its work
+    data = {"type": "BadResult", "message": message, "size": size, "final": final}
+    claim_id = named.id if named.params is None else named.params.id
+    return encode_error(claim_id, TOO_LARGE, message, data)
+
+
 def _hints(handler: Handler) -> dict[str, Any]:
-    """What the action's registration says about retries; see wire.Hints."""
+    """What the action's registration says about retries."""
     hints: dict[str, Any] = {}
     if handler.max_attempts is not None:
         hints["max_attempts"] = handler.max_attempts
     if handler.backoff is not None:
-        own = handler.backoff
-        hints["backoff"] = {
-            "base_seconds": own.base_seconds,
-            "factor": own.factor,
-            "cap_seconds": own.cap_seconds,
-            "jitter": own.jitter,
-        }
+        hints["backoff"] = asdict(handler.backoff)
     return hints
 
 
 def text_of(exc: BaseException) -> str:
-    """An exception's text, bounded, even when the exception cannot tell it."""
+    """An exception's text, bounded, even when the exception fails to give it."""
     try:
         return head(str(exc))
     except BaseException as broken:
-        return f"<{type(exc).__name__}, whose text cannot be had: {type(broken).__name__}>"
+        return f"<{type(exc).__name__}, whose text is not available: {type(broken).__name__}>"
 
 
 def traceback_of(exc: BaseException) -> str:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Iterable
+from time import monotonic
 
 from penstock.brokers.base import Outgoing, Queue, SendReport
 from penstock.protocol.batching import join_batch, pack
 from penstock.protocol.compression import PACKED_PER_MESSAGE, PACKED_PREFIX
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.json_text import utf8_size
+from penstock.protocol.reports import encode_run_times
 from penstock.protocol.worker_names import WORKER_ATTRIBUTE
 from penstock.runtime import metrics
 from penstock.runtime.backoff import Pauses
 from penstock.runtime.logs import get_logger
-from penstock.worker.leases import Lease
-from penstock.worker.linger import Linger
+from penstock.worker.leases import Lease, Linger
 from penstock.worker.responses import refused_answer
 
 MAX_ENTRIES = 1000  # in one message
 _SMALLEST_MESSAGE_BYTES = 1024  # that a queue can be set to
 _ATTRIBUTES_BYTES = 256  # that a message takes beside its body, whatever the broker
 _LONGEST_LINGER_SECONDS = 0.05
+_RUN_TIMES_SECONDS = 0.25  # between two notifications of run times
+_MAX_ACTIONS = 1000  # in one of them
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 10.0
 
@@ -31,20 +35,57 @@ log = get_logger()
 Entry = tuple[str, Lease | None, str | None]
 
 
+class Timings:
+    """Run times of handlers, for the metrics and for the scheduler, which packs messages by them; adding is cheap."""
+
+    def __init__(self) -> None:
+        self._new: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+        self._exemplars: defaultdict[tuple[str, str], list[tuple[float, str]]] = defaultdict(list)
+        self._unsent: dict[str, tuple[int, float]] = {}
+        self._sent_at = float("-inf")
+
+    def add(self, action: str, outcome: str, seconds: float, trace_id: str | None = None) -> None:
+        """Add the run time of an attempt. outcome: ok, error or timeout. trace_id: of a recorded trace."""
+        self._new[action, outcome].append(seconds)
+        if trace_id is not None:
+            self._exemplars[action, outcome].append((seconds, trace_id))
+
+    def flush(self) -> None:
+        """Move added run times into the metrics."""
+        if not self._new:
+            return
+        new, self._new = self._new, defaultdict(list)
+        exemplars, self._exemplars = self._exemplars, defaultdict(list)
+        for (action, outcome), seconds in new.items():
+            metrics.RUN_SECONDS.labels(action, outcome).observe_many(seconds, exemplars[action, outcome])
+            count, total = self._unsent.get(action, (0, 0.0))
+            self._unsent[action] = count + len(seconds), total + sum(seconds)
+
+    def unsent(self) -> str | None:
+        """The notification of unsent run times; None when there are none, or the last one is recent."""
+        self.flush()
+        now = monotonic()
+        if not self._unsent or now - self._sent_at < _RUN_TIMES_SECONDS:
+            return None
+        self._sent_at = now
+        sent = dict(list(self._unsent.items())[:_MAX_ACTIONS])
+        for action in sent:
+            del self._unsent[action]
+        return encode_run_times(sent)
+
+
 class ResultSender:
     """Sends at once under little load, and in batches with a growing delay under much.
 
-    sent: called with the lease of each response that has reached the queue. run_times: returns a notification to add
-    to a send, or None. worker: the name in every message's attributes.
+    sent: called with the lease of each response that has reached the queue. timings: sent with the responses.
+    worker: the name in every message's attributes.
     """
 
-    def __init__(
-        self, queue: Queue, *, sent: Callable[[Lease], None], run_times: Callable[[], str | None], worker: str
-    ) -> None:
+    def __init__(self, queue: Queue, *, sent: Callable[[Lease], None], timings: Timings, worker: str) -> None:
         self._queue = queue
         self._attributes = {WORKER_ATTRIBUTE: worker}
         self._sent = sent
-        self._run_times = run_times
+        self._timings = timings
         self._linger = Linger(MAX_ENTRIES, longest_seconds=_LONGEST_LINGER_SECONDS)
         self._answers: list[Entry] = []
         self._progress: dict[str, str] = {}
@@ -106,7 +147,7 @@ class ResultSender:
         entries, self._answers = self._answers, []
         progress, self._progress = self._progress, {}
         entries += [(text, None, claim_id) for claim_id, text in progress.items()]
-        run_times = self._run_times()
+        run_times = self._timings.unsent()
         if run_times is not None:
             entries.append((run_times, None, None))
         return entries

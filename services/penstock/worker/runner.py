@@ -20,16 +20,15 @@ from penstock.protocol.requests import ClaimId
 from penstock.runtime import metrics
 from penstock.runtime.logs import bind_task, get_logger
 from penstock.runtime.tracing import active
+from penstock.settings.model import Settings
 from penstock.worker import responses
-from penstock.worker.attempt import Attempt
-from penstock.worker.attempt_spans import begin_attempt, begin_batch, end_attempt
-from penstock.worker.batch_calls import Batch, OpenBatches
+from penstock.worker.attempt import Attempt, Batch, OpenBatches
 from penstock.worker.handlers.batches import Call
 from penstock.worker.handlers.parameters import Arguments
 from penstock.worker.leases import Lease
-from penstock.worker.payload_io import StoredResponse, needs_opening, open_params, store_result
+from penstock.worker.payload_io import needs_opening, open_params, store_result
+from penstock.worker.result_sender import Timings
 from penstock.worker.threads import Threads
-from penstock.worker.timings import Timings
 
 _CANCEL_SECONDS = 5.0  # clean-up time of a cancelled handler before the task is answered without it
 _SHORT_SECONDS = 1.0  # shorter tasks are fetched ahead
@@ -37,41 +36,33 @@ _MEAN_WEIGHT = 0.05
 
 log = get_logger()
 
-
 Unit = Attempt | Batch
-"""What occupies one slot: an attempt, or a batched call."""
+Answer = tuple[str, responses.Problem | None]
 
 
 class Runner:
-    """Runs attempts, at most ``concurrency`` calls at once, plain functions in free threads.
+    """Runs attempts, at most ``worker_concurrency`` calls at once, plain functions in free threads.
 
-    timeout_seconds: time limit where neither task nor action sets one. bad_params_attempts: attempts of a task with
-    invalid parameters, where its action sets none. log_details: log message and traceback of failures.
     answer: called once with each attempt and its response. progress: called with each report of a handler.
     """
 
     def __init__(
         self,
+        settings: Settings,
         *,
-        concurrency: int,
         threads: Threads,
-        timeout_seconds: float,
-        bad_params_attempts: int | None,
-        log_details: bool,
-        result_limit_bytes: int,
-        result_compress_bytes: int | None,
         codec: PayloadCodec,
         timings: Timings,
         answer: Callable[[Attempt, str], None],
         progress: Callable[[Attempt, float | None, str | None], None],
     ) -> None:
-        self._concurrency = concurrency
+        self._concurrency = settings.worker_concurrency
         self._threads = threads
-        self._timeout_seconds = timeout_seconds
-        self._bad_params_attempts = bad_params_attempts
-        self._log_details = log_details
-        self._result_limit_bytes = result_limit_bytes
-        self._result_compress_bytes = result_compress_bytes
+        self._timeout_seconds = settings.task_timeout_seconds
+        self._bad_params_attempts = settings.bad_params_attempts
+        self._log_details = settings.log_failure_details and not codec.encrypts
+        self._result_limit_bytes = settings.largest_result_bytes
+        self._result_compress_bytes = None if codec.is_on else settings.result_compress_bytes
         self._codec = codec
         self._timings = timings
         self._answer = answer
@@ -113,8 +104,16 @@ class Runner:
             if attempt.handler.batch is not None:
                 self._join(attempt, alone)
             else:
-                (self._waiting if attempt.handler.is_async else self._waiting_for_thread).append(attempt)
+                self._queue_of(attempt).append(attempt)
         self._empty.clear()
+        self._start_waiting()
+
+    def _queue_of(self, unit: Unit) -> deque[Unit]:
+        return self._waiting if unit.handler.is_async else self._waiting_for_thread
+
+    def _queue(self, batch: Batch) -> None:
+        """Queue a batch; it accepts attempts until it starts."""
+        self._queue_of(batch).append(batch)
         self._start_waiting()
 
     def _join(self, attempt: Attempt, alone: bool) -> None:
@@ -122,25 +121,31 @@ class Runner:
         attempt.started_at = monotonic()
         if not needs_opening(attempt.params):  # else it is fitted when its batch starts
             try:
-                attempt.params = attempt.handler.fit(attempt.params)
-            except InvalidParams as exc:
-                if not attempt.lease.begun:
-                    attempt.lease.begin()
-                self._refuse(attempt, self._bad_params(attempt, exc))
+                attempt.params = self._fitted(attempt)
+            except responses.Refusal as exc:
+                attempt.lease.begin()
+                self._refuse(attempt, exc)
                 return
         if alone:
-            self._queue(Batch(attempt.handler, attempt.limit_seconds, [attempt]))
+            self._queue(Batch.of(attempt))
         else:
             self._open_batches.add(attempt)
 
     def _refuse(self, attempt: Attempt, refusal: responses.Refusal) -> None:
         """Answer an attempt of a batch without calling its handler."""
-        answer = responses.refusal_answer(attempt.claim_id, attempt.handler, refusal)
-        self._settle(attempt, answer, "error", responses.Problem(refusal.kind, responses.text_of(refusal)), 0.0)
+        answer, problem = responses.failure_answer(attempt.claim_id, attempt.handler, refusal)
+        self._settle(attempt, answer, "error", problem, 0.0)
 
     def _arguments(self, attempt: Attempt) -> Arguments:
         try:
             return attempt.handler.arguments(attempt.params)
+        except InvalidParams as exc:
+            raise self._bad_params(attempt, exc) from None
+
+    def _fitted(self, attempt: Attempt) -> Any:
+        """The parameters of an attempt in a batch. Raises Refusal."""
+        try:
+            return attempt.handler.fit(attempt.params)
         except InvalidParams as exc:
             raise self._bad_params(attempt, exc) from None
 
@@ -151,29 +156,15 @@ class Runner:
             attempts=self._bad_params_attempts if own is None else own,
         )  # fmt: skip
 
-    def _queue(self, batch: Batch) -> None:
-        """Queue a batch; it accepts attempts until it starts."""
-        (self._waiting if batch.handler.is_async else self._waiting_for_thread).append(batch)
-        self._start_waiting()
-
-    def _units(self) -> Iterator[Unit]:
-        yield from chain(self._running, self._waiting, self._waiting_for_thread, self._open_batches.unqueued())
-
     def attempts(self) -> Iterator[Attempt]:
         """Every attempt without a response, running or waiting."""
-        for unit in self._units():
-            if isinstance(unit, Batch):
-                yield from (attempt for attempt in unit.attempts if not attempt.answered)
-            else:
-                yield unit
+        for unit in chain(self._running, self._waiting, self._waiting_for_thread, self._open_batches.unqueued()):
+            yield from (attempt for attempt in unit.attempts if not attempt.answered)
 
     def lose(self, attempt: Attempt) -> None:
         """Cancel the handler of an attempt that lost its claim, and drop its outcome."""
         if not attempt.answered:
-            log.info(
-                "task_lost", task_id=attempt.claim.task_id, claim=attempt.claim.claim, action=attempt.handler.name,
-                ran_seconds=round(monotonic() - attempt.started_at, 3),
-            )  # fmt: skip
+            log.info("task_lost", **attempt.log_fields(), ran_seconds=round(monotonic() - attempt.started_at, 3))
             attempt.cancellation.set()
 
     def action_of(self, task: asyncio.Task[Any]) -> str | None:
@@ -189,7 +180,6 @@ class Runner:
 
     def _start_waiting(self) -> None:
         running, waiting, plain = self._running, self._waiting, self._waiting_for_thread
-        create_task = self._loop.create_task
         while self._may_start and len(running) < self._concurrency:
             if plain and self._threads.has_room and self._is_thread_next():
                 unit = plain.popleft()
@@ -198,218 +188,162 @@ class Runner:
                 unit = waiting.popleft()
             else:
                 break
-            if isinstance(unit, Batch):
-                self._start_batch(unit)
+            if isinstance(unit, Batch) and not self._close_batch(unit):
                 continue
-            if not unit.lease.begun:
-                unit.lease.begin()
+            for attempt in unit.attempts:
+                attempt.lease.begin()
             running.add(unit)
-            unit.task = create_task(self._run(unit))
+            unit.task = self._loop.create_task(self._run(unit))
         if not (running or waiting or plain or self._open_batches):
             self._empty.set()
 
-    def _start_batch(self, batch: Batch) -> None:
-        """Start a batch without its lost attempts."""
+    def _close_batch(self, batch: Batch) -> bool:
+        """Let no more attempts join a batch, and drop the lost ones; False when none is left."""
         self._open_batches.close(batch)
-        lost = batch.drop_lost()
-        if batch.attempts:
-            for attempt in batch.attempts:
-                if not attempt.lease.begun:
-                    attempt.lease.begin()
-            self._running.add(batch)
-            batch.task = self._loop.create_task(self._run_batch(batch))
-        elif not batch.handler.is_async:
-            self._threads.release()
-        for attempt in lost:
+        for attempt in batch.drop_lost():
             attempt.answered = True
             self._answer(attempt, "")
         self.changed.set()
+        if not batch.attempts and not batch.handler.is_async:
+            self._threads.release()
+        return bool(batch.attempts)
 
     def _is_thread_next(self) -> bool:
         """Whether the oldest waiting call is a plain function's, so that neither kind delays the other."""
         waiting, plain = self._waiting, self._waiting_for_thread
         return not (waiting and waiting[0].received_at < plain[0].received_at)
 
-    async def _run(self, attempt: Attempt) -> None:
-        self._set_deadline(attempt)
-        if self._spans is not None:
-            begin_attempt(self._spans, attempt).activate()
-        bind_task(attempt.claim.task_id, attempt.claim.claim, attempt.handler.name)
-        outcome, problem = "error", None
+    async def _run(self, unit: Unit) -> None:
+        """Run one call, and answer its attempts."""
+        self._set_deadline(unit)
+        error = ""
         try:
-            if needs_opening(attempt.params):
-                await self._open(attempt)
-            if attempt.handler.is_async:
-                args, kwargs = self._arguments(attempt)
-                result = await attempt.handler.function(attempt.context(), *args, **kwargs)
-            else:
-                result = await self._in_thread(attempt)
-            answer = responses.answer_of(
-                attempt.claim_id,
-                attempt.handler,
-                result,
-                limit_bytes=self._result_limit_bytes,
-                compress_bytes=self._result_compress_bytes,
-                spawned=attempt.spawned,
-            )
-            if self._codec.bucket is not None:
-                attempt.deadline = math.inf  # the handler has done its work
-                answer = await store_result(self._codec, attempt.claim, answer)
-            outcome = "ok"
-        except responses.Refusal as exc:
-            answer = responses.refusal_answer(attempt.claim_id, attempt.handler, exc)
-            problem = responses.Problem(exc.kind, responses.text_of(exc))
+            try:
+                answers = await (self._run_batch(unit) if isinstance(unit, Batch) else self._run_attempt(unit))
+            finally:
+                if unit.thread_call is None and not unit.handler.is_async:
+                    self._threads.release()  # the handler was not called
         except BaseException as exc:
-            # SystemExit, or a CancelledError of the handler's own, fails one task and not the worker.
-            if attempt.cut and isinstance(exc, asyncio.CancelledError):
-                attempt.answered = True  # by the worker that receives its message next
-                end_attempt(attempt, "cut")
-                self._end(attempt)
+            # SystemExit, or a CancelledError of the handler's own, fails one call and not the worker.
+            if unit.cut and isinstance(exc, asyncio.CancelledError):
+                self._abandon(unit)
                 return
-            if attempt.overdue:
-                attempt.where = attempt.where or responses.traceback_of(exc)
-            if attempt.span is not None and not self._codec.encrypts:
-                attempt.span.raised(exc)
-            answer, problem = responses.exception_answer(attempt.claim_id, attempt.handler, exc)
-        if attempt.overdue:
-            self._finish_overdue(attempt)
+            if unit.overdue:
+                unit.where = unit.where or responses.traceback_of(exc)
+            if unit.span is not None and not (self._codec.encrypts or isinstance(exc, responses.Refusal)):
+                unit.span.raised(exc)
+            error = type(exc).__name__
+            errors: dict[int, responses.Error] = {}
+            answers = [
+                responses.failure_answer(attempt.claim_id, unit.handler, exc, errors) for attempt in unit.attempts
+            ]
+        if isinstance(unit, Batch) and unit.span is not None:
+            unit.span.end(error)
+        if unit.overdue:
+            self._finish_overdue(unit)
         else:
-            self._finish(attempt, answer, outcome, problem)
+            self._finish(unit, answers)
 
-    async def _run_batch(self, batch: Batch) -> None:
-        self._set_deadline(batch)
-        bind_task(None, None, batch.handler.name)
+    async def _run_attempt(self, attempt: Attempt) -> Sequence[Answer]:
+        handler = attempt.handler
+        if self._spans is not None:
+            attempt.begin_span(self._spans).activate()
+        bind_task(attempt.claim.task_id, attempt.claim.claim, handler.name)
+        if needs_opening(attempt.params):
+            await open_params(self._codec, attempt)
+        args, kwargs = self._arguments(attempt)
+        if handler.is_async:
+            result = await handler.function(attempt.context(), *args, **kwargs)
+        else:
+            result = await self._in_thread(attempt, partial(handler.function, attempt.context(), *args, **kwargs))
+        answer = self._answer_of(attempt, result)
+        if self._codec.bucket is not None:
+            attempt.deadline = math.inf  # the handler has done its work
+            return (await self._stored(attempt, answer),)
+        return (answer,)
+
+    async def _run_batch(self, batch: Batch) -> Sequence[Answer]:
+        handler = batch.handler
+        bind_task(None, None, handler.name)
         for attempt in batch.attempts:
             attempt.started_at = batch.started_at
-        call = None
-        function = batch.handler.function
-        outcomes: Sequence[Any]
-        try:
-            if any(needs_opening(attempt.params) for attempt in batch.attempts):
-                await self._open_batch(batch)
-                if not batch.attempts:
-                    self._end(batch)
-                    return
-            call = None if self._spans is None else begin_batch(self._spans, batch)
-            calls = [
-                Call(attempt.context(), attempt.params, partial(self._answer_early, batch, attempt))
-                for attempt in batch.attempts
-            ]
-            if batch.handler.is_async:
-                returned = await function(calls)
-            else:
-                returned = await self._call_in_thread(batch, partial(function, calls))
-            outcomes = responses.one_for_each(returned, len(batch.attempts))
-            if self._codec.bucket is not None:
-                batch.deadline = math.inf
-                outcomes = await self._store_results(batch, outcomes)
-        except BaseException as exc:
-            if batch.cut and isinstance(exc, asyncio.CancelledError):
-                for attempt in batch.attempts:
-                    if not attempt.answered:
-                        attempt.answered = True
-                        end_attempt(attempt, "cut")
-                if call is not None:
-                    call.end("cut")
-                self._end(batch)
-                return
-            if batch.overdue:
-                batch.where = batch.where or responses.traceback_of(exc)
-            outcomes = [exc] * len(batch.attempts)
-            if call is not None:
-                if not self._codec.encrypts:
-                    call.raised(exc)
-                call.end(type(exc).__name__)
+        await self._open_batch(batch)
+        if not batch.attempts:
+            return ()
+        if self._spans is not None:
+            batch.begin_span(self._spans).activate()
+        calls = [
+            Call(attempt.context(), attempt.params, partial(self._on_loop, self._answer_early, batch, attempt))
+            for attempt in batch.attempts
+        ]
+        if handler.is_async:
+            returned = await handler.function(calls)
         else:
-            if call is not None:
-                call.end("")
-        if batch.overdue:
-            self._finish_overdue(batch)
-        else:
-            self._finish_batch(batch, outcomes)
-
-    async def _open(self, attempt: Attempt) -> None:
-        """Open a payload; on failure the reserved thread is released."""
-        try:
-            await open_params(self._codec, attempt)
-        except BaseException:
-            if not attempt.handler.is_async:
-                self._threads.release()
-            raise
+            returned = await self._in_thread(batch, partial(handler.function, calls))
+        errors: dict[int, responses.Error] = {}
+        outcomes = responses.one_for_each(returned, len(batch.attempts))
+        answers = [
+            ("", None) if attempt.answered else self._answer_to(attempt, outcome, errors)
+            for attempt, outcome in zip(batch.attempts, outcomes, strict=True)
+        ]
+        if self._codec.bucket is not None:
+            batch.deadline = math.inf
+            return await asyncio.gather(*map(self._stored, batch.attempts, answers))
+        return answers
 
     async def _open_batch(self, batch: Batch) -> None:
-        """Open and decode payloads; attempts that fail here are answered and leave the batch."""
+        """Open and fit payloads; attempts for which that fails are answered and leave the batch."""
 
-        async def of(attempt: Attempt) -> None:
+        async def open_one(attempt: Attempt) -> None:
             try:
                 await open_params(self._codec, attempt)
-                attempt.params = attempt.handler.fit(attempt.params)
-            except InvalidParams as exc:
-                self._refuse(attempt, self._bad_params(attempt, exc))
+                attempt.params = self._fitted(attempt)
             except responses.Refusal as exc:
                 self._refuse(attempt, exc)
 
-        opened = False
-        try:
-            await asyncio.gather(*(of(attempt) for attempt in batch.attempts if needs_opening(attempt.params)))
-            opened = True
-        finally:
-            batch.attempts = [attempt for attempt in batch.attempts if not attempt.answered]
-            if not batch.handler.is_async and not (opened and batch.attempts):
-                self._threads.release()
-
-    async def _store_results(self, batch: Batch, outcomes: Sequence[Any]) -> Sequence[Any]:
-        """The outcomes, with each large result replaced by the response that refers to its object."""
-        failures = responses.Failures(batch.handler)
-
-        async def of(attempt: Attempt, outcome: Any) -> Any:
-            if attempt.answered:
-                return outcome
-            answer, problem = self._answer_to(failures, attempt, outcome)
-            if problem or len(answer) <= self._codec.threshold_bytes:
-                return outcome
+        closed = [attempt for attempt in batch.attempts if needs_opening(attempt.params)]
+        if closed:
             try:
-                return StoredResponse(await store_result(self._codec, attempt.claim, answer))
-            except responses.Refusal as exc:
-                return exc
+                await asyncio.gather(*map(open_one, closed))
+            finally:
+                batch.attempts = [attempt for attempt in batch.attempts if not attempt.answered]
 
-        return await asyncio.gather(*map(of, batch.attempts, outcomes))
-
-    def _answer_to(
-        self, failures: responses.Failures, attempt: Attempt, outcome: Any
-    ) -> tuple[str, responses.Problem | None]:
-        """The response of an attempt in a batch, and its problem."""
-        if type(outcome) is StoredResponse:
-            return outcome.answer, None
-        return failures.answer_to(
+    def _answer_of(self, attempt: Attempt, result: Any) -> Answer:
+        """The response to what a handler returned. Raises Refusal."""
+        answer = responses.answer_of(
             attempt.claim_id,
-            outcome,
+            attempt.handler,
+            result,
             limit_bytes=self._result_limit_bytes,
             compress_bytes=self._result_compress_bytes,
             spawned=attempt.spawned,
         )
+        return answer, None
 
-    def _finish_batch(self, batch: Batch, outcomes: Sequence[Any]) -> None:
-        """Answer the attempts, each with its share of the call's run time."""
-        now = monotonic()
-        share = (now - batch.started_at) / len(batch.attempts)
-        failures = responses.Failures(batch.handler)
-        for attempt, outcome in zip(batch.attempts, outcomes, strict=True):
-            if not attempt.answered:
-                answer, problem = self._answer_to(failures, attempt, outcome)
-                self._settle(attempt, answer, "error" if problem else "ok", problem, share)
-        self._ran(now, now - batch.started_at)
-        self._end(batch)
+    def _answer_to(self, attempt: Attempt, outcome: Any, errors: dict[int, responses.Error]) -> Answer:
+        """The response to an outcome in a batch: a result, or an exception."""
+        if not isinstance(outcome, BaseException):
+            try:
+                return self._answer_of(attempt, outcome)
+            except responses.Refusal as exc:
+                outcome = exc
+        return responses.failure_answer(attempt.claim_id, attempt.handler, outcome, errors)
+
+    async def _stored(self, attempt: Attempt, answer: Answer) -> Answer:
+        """The response, with a large result stored as an object."""
+        text, problem = answer
+        if problem is not None or attempt.answered:
+            return answer
+        try:
+            return await store_result(self._codec, attempt.claim, text), None
+        except responses.Refusal as exc:
+            return responses.failure_answer(attempt.claim_id, attempt.handler, exc)
 
     def _answer_early(self, batch: Batch, attempt: Attempt, outcome: Any) -> None:
-        """Answer a task of a batch whose others still run, from any thread."""
-        if threading.get_ident() != self._thread_id:
-            with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._answer_early, batch, attempt, outcome)
-            return
+        """Answer a task of a batch whose others still run."""
         if attempt.answered or batch.overdue or batch.cut:
             return
-        answer, problem = self._answer_to(responses.Failures(batch.handler), attempt, outcome)
+        answer, problem = self._answer_to(attempt, outcome, {})
         if self._codec.bucket is not None and problem is None and len(answer) > self._codec.threshold_bytes:
             return  # stored with the others' when the call ends
         share = (monotonic() - batch.started_at) / len(batch.attempts)
@@ -417,55 +351,54 @@ class Runner:
         if not self.changed.is_set():
             self.changed.set()
 
-    async def _in_thread(self, attempt: Attempt) -> Any:
+    async def _in_thread(self, unit: Unit, function: Callable[[], Any]) -> Any:
+        unit.thread_call = self._threads.start(function)
         try:
-            args, kwargs = self._arguments(attempt)
-        except BaseException:
-            self._threads.release()
-            raise
-        return await self._call_in_thread(
-            attempt, partial(attempt.handler.function, attempt.context(), *args, **kwargs)
-        )
-
-    async def _call_in_thread(self, unit: Unit, function: Callable[[], Any]) -> Any:
-        unit.call = self._threads.start(function)
-        try:
-            result, raised = await unit.call.outcome
+            result, raised = await unit.thread_call.outcome
         except asyncio.CancelledError:
-            self._threads.leave(unit.call)
-            log.warning("thread_left_behind", **_named(unit), left=self._threads.left)
+            self._threads.leave(unit.thread_call)
+            log.warning("thread_left_behind", **unit.log_fields(), left=self._threads.left)
             raise
         if raised is not None:
             raise raised
         # A plain function may return a coroutine: a decorator that is not async around one that is.
         return await result if inspect.iscoroutine(result) else result
 
-    def _finish(self, attempt: Attempt, answer: str, outcome: str, problem: responses.Problem | None) -> None:
-        if attempt.answered:
-            return
+    # Answering
+
+    def _finish(self, unit: Unit, answers: Sequence[Answer]) -> None:
+        """Answer the attempts, each with its share of the call's run time."""
         now = monotonic()
-        ran = now - attempt.started_at
-        self._settle(attempt, answer, outcome, problem, ran)
+        ran = now - unit.started_at
+        for attempt, (answer, problem) in zip(unit.attempts, answers, strict=True):
+            if not attempt.answered:
+                self._settle(attempt, answer, "error" if problem else "ok", problem, ran / len(answers))
         self._ran(now, ran)
-        self._end(attempt)
+        self._end(unit)
+
+    def _abandon(self, unit: Unit) -> None:
+        """Leave the attempts to the worker that receives their messages next."""
+        for attempt in unit.attempts:
+            if not attempt.answered:
+                attempt.answered = True
+                attempt.end_span("cut")
+        if isinstance(unit, Batch) and unit.span is not None:
+            unit.span.end("cut")
+        self._end(unit)
 
     def _settle(
         self, attempt: Attempt, answer: str, outcome: str, problem: responses.Problem | None, ran: float
     ) -> None:
         attempt.answered = True
-        action = attempt.handler.name
         trace_id = None
         if attempt.span is not None:
             trace_id = attempt.span.trace_id
-            answer = end_attempt(attempt, "" if problem is None else problem.kind, answer)
-        self._timings.add(action, outcome, ran, trace_id)
+            answer = attempt.end_span("" if problem is None else problem.kind, answer)
+        self._timings.add(attempt.handler.name, outcome, ran, trace_id)
         if attempt.is_lost:
-            log.info(
-                "task_dropped", task_id=attempt.claim.task_id, claim=attempt.claim.claim, action=action,
-                ran_seconds=round(ran, 3),
-            )  # fmt: skip
+            log.info("task_dropped", **attempt.log_fields(), ran_seconds=round(ran, 3))
         elif problem is not None:
-            log_failure(attempt.claim, action, problem, details=self._log_details)
+            log_failure(attempt.claim, attempt.handler.name, problem, details=self._log_details)
         self._answer(attempt, answer)
 
     def _ran(self, now: float, seconds: float) -> None:
@@ -509,32 +442,31 @@ class Runner:
             unit.overdue = True
             unit.ran_seconds = now - unit.started_at
             unit.deadline = now + _CANCEL_SECONDS
-            if unit.call is not None:
-                unit.where = unit.call.stack()
+            if unit.thread_call is not None:
+                unit.where = unit.thread_call.stack()
             if unit.task is not None:
                 unit.task.cancel()
             return
         hint = "it goes on beside the others; do not swallow CancelledError"
-        log.warning("task_ignores_cancel", **_named(unit), hint=hint)
+        log.warning("task_ignores_cancel", **unit.log_fields(), hint=hint)
         self._finish_overdue(unit)
 
     def _finish_overdue(self, unit: Unit) -> None:
-        attempts = [
-            attempt for attempt in (unit.attempts if isinstance(unit, Batch) else [unit]) if not attempt.answered
-        ]
+        attempts = [attempt for attempt in unit.attempts if not attempt.answered]
         if not attempts:
             return  # its tasks were answered before, while it went on
-        text = responses.timeout_text(unit.ran_seconds, unit.limit_seconds or 0.0)
-        problem = responses.Problem("TaskTimeout", text, unit.where)
         now = monotonic()
         ran = now - unit.started_at
+        is_logged = True
         for attempt in attempts:
-            answer = responses.timeout_answer(
+            answer, problem = responses.timeout_answer(
                 attempt.claim_id, attempt.handler, ran_seconds=unit.ran_seconds,
                 limit_seconds=unit.limit_seconds or 0.0, where=unit.where,
             )  # fmt: skip
+            if not is_logged:
+                problem = problem._replace(traceback=None)  # the stack of one call is logged once
             self._settle(attempt, answer, "timeout", problem, ran / len(attempts))
-            problem = problem._replace(traceback=None)  # of one call; its stack is logged once
+            is_logged = False
         self._ran(now, ran)
         self._end(unit)
 
@@ -542,18 +474,20 @@ class Runner:
 
     def report(self, attempt: Attempt, percent: float | None, note: str | None) -> None:
         """Pass on progress, from any thread."""
-        if threading.get_ident() == self._thread_id:
-            self._pass_on(attempt, percent, note)
-            return
-        try:
-            self._loop.call_soon_threadsafe(self._pass_on, attempt, percent, note)
-        except RuntimeError:
-            pass  # the loop is closed
+        self._on_loop(self._pass_on, attempt, percent, note)
 
     def _pass_on(self, attempt: Attempt, percent: float | None, note: str | None) -> None:
         if not attempt.answered:
             attempt.seen_at = monotonic()
             self._progress(attempt, percent, note)
+
+    def _on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Call a function on the event loop, from any thread."""
+        if threading.get_ident() == self._thread_id:
+            function(*arguments)
+            return
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(function, *arguments)
 
     # Stopping
 
@@ -617,10 +551,3 @@ def log_failure(claim: ClaimId, action: str, problem: responses.Problem, *, deta
         "task_failed", task_id=claim.task_id, claim=claim.claim, action=action, error=problem.kind,
         **{name: value for name, value in details_of.items() if value},
     )  # fmt: skip
-
-
-def _named(unit: Unit) -> dict[str, Any]:
-    """Fields of a log line; of a batch, its first task and the number of tasks."""
-    if isinstance(unit, Batch):
-        return {**_named(unit.attempts[0]), "tasks": len(unit.attempts)}
-    return {"task_id": unit.claim.task_id, "claim": unit.claim.claim, "action": unit.handler.name}

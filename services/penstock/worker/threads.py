@@ -1,8 +1,8 @@
 """Threads for handlers that are plain functions.
 
-Not a ThreadPoolExecutor, for three reasons: its threads are waited for when the process ends, so that one stuck handler
-would keep a stopped worker alive; a thread left behind after a timeout would keep its place permanently; and it would
-take more calls than it has threads, so that a call's time would run while it waits.
+Not a ThreadPoolExecutor: at its end the process waits for the executor's threads, so that one stuck handler would keep
+a stopped worker alive; a thread left behind after a timeout would keep its place permanently; and an executor accepts
+more calls than it has threads, so that a call's time would run while it waits.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -31,7 +32,6 @@ class Call:
         self._thread_id: int | None = None
 
     def stack(self) -> str | None:
-        """Where the function is just now."""
         frame = sys._current_frames().get(self._thread_id or 0)
         return None if frame is None else "".join(traceback.format_stack(frame))
 
@@ -72,17 +72,16 @@ class Threads:
         self._busy -= 1
 
     def start(self, function: Callable[[], Any]) -> Call:
-        """Run a function in the reserved place. Raises RuntimeError when the system has no thread left."""
+        """Run a function in the reserved place, and in the caller's context.
+
+        Raises RuntimeError when the system has no thread left; the place stays reserved then.
+        """
         loop = asyncio.get_running_loop()
-        call = Call(_in_context(function), loop.create_future())
+        call = Call(partial(contextvars.copy_context().run, function), loop.create_future())
         if self._idle_threads:
             self._idle_threads -= 1
         else:
-            try:
-                threading.Thread(target=self._work, args=(loop,), name="handler", daemon=True).start()
-            except RuntimeError:
-                self._busy -= 1
-                raise
+            threading.Thread(target=self._work, args=(loop,), name="handler", daemon=True).start()
         self._calls.put(call)
         return call
 
@@ -96,7 +95,7 @@ class Threads:
             self._exhausted.set()
 
     async def wait_exhausted(self) -> None:
-        """Until every thread there may be is stuck in a call that was left behind."""
+        """Until every possible thread is stuck in a call that was left behind."""
         await self._exhausted.wait()
 
     def close(self) -> None:
@@ -127,8 +126,3 @@ class Threads:
             self._busy -= 1
         if not call.outcome.done():
             call.outcome.set_result(outcome)
-
-
-def _in_context(function: Callable[[], Any]) -> Callable[[], Any]:
-    context = contextvars.copy_context()
-    return lambda: context.run(function)

@@ -14,7 +14,7 @@ import pytest
 from penstock.brokers.rabbitmq.connection import Links
 from penstock.protocol.errors import SettingsError
 from penstock.settings.loading import load_settings
-from penstock.worker.deliveries.amqp import Publisher, Publishing
+from penstock.worker.deliveries.amqp import AmqpMessage, Publisher
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
 from penstock.worker.deliveries.registry import Deliveries
 from penstock.worker.handlers.actions import Registry
@@ -46,10 +46,10 @@ async def publisher(rabbitmq: RabbitMq) -> AsyncIterator[Publisher]:
     await links.close()
 
 
-def calls(*payloads: dict[str, Any]) -> list[Call[Publishing]]:
+def calls(*payloads: dict[str, Any]) -> list[Call[AmqpMessage]]:
     """As a worker has them: through JSON, each with its task."""
     return [
-        Call(Context(task_id, 1, "amqp.publish"), msgspec.convert(payload, Publishing))
+        Call(Context(task_id, 1, "amqp.publish"), msgspec.convert(payload, AmqpMessage))
         for task_id, payload in enumerate(payloads, 1)
     ]
 

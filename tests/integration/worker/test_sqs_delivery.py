@@ -15,7 +15,7 @@ from penstock.db.pool import Store
 from penstock.settings.loading import load_settings
 from penstock.settings.model import Settings
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
-from penstock.worker.deliveries.sqs import Sender, Sending
+from penstock.worker.deliveries.sqs import Sender, SqsMessage
 from penstock.worker.handlers.batches import Call
 from penstock.worker.handlers.context import Context
 from tests.integration.doors import SqsProxy, sqs_proxy
@@ -68,10 +68,10 @@ async def ground(sqs_url: str) -> AsyncIterator[Ground]:
         await transport.close()
 
 
-def calls(*payloads: dict[str, Any], first_id: int = 1) -> list[Call[Sending]]:
+def calls(*payloads: dict[str, Any], first_id: int = 1) -> list[Call[SqsMessage]]:
     """As a worker has them: through JSON, each with its task."""
     return [
-        Call(Context(task_id, 1, "sqs.send"), msgspec.convert(payload, Sending))
+        Call(Context(task_id, 1, "sqs.send"), msgspec.convert(payload, SqsMessage))
         for task_id, payload in enumerate(payloads, first_id)
     ]
 
@@ -142,7 +142,7 @@ async def test_a_queue_may_be_named_by_its_url_or_by_its_name(ground: Ground) ->
         ({"body": "a", "attributes": {"AWS.x": "1"}}, "'AWS.x' is no name"),
         ({"body": "a", "attributes": {"": "1"}}, "'' is no name"),
         ({"body": "a", "attributes": {"x": True}}, "attribute x is true"),
-        ({"body": "a", "attributes": {"x": {"base64": "*"}}}, "attribute x is"),
+        ({"body": "a", "attributes": {"x": {"base64": "*"}}}, "attribute x holds"),
         ({"body": "a", "attributes": {str(n): "1" for n in range(11)}}, "11 attributes"),
         ({"body": "a", "delay": 901}, "delay must be 0 to 900"),
         ({"body": "a", "deduplication_id": "x"}, "is for FIFO queues"),

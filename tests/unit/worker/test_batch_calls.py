@@ -19,15 +19,16 @@ from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import InvalidParams, SettingsError
 from penstock.protocol.reports import Failed, Succeeded, Waiting, decode_report
 from penstock.protocol.requests import ClaimId
+from penstock.settings.loading import load_settings
 from penstock.worker.attempt import Attempt
 from penstock.worker.handlers.actions import Handler, Registry, action
 from penstock.worker.handlers.batches import Call
 from penstock.worker.handlers.context import Context
 from penstock.worker.handlers.outcomes import Fail, Retry
 from penstock.worker.leases import Lease
+from penstock.worker.result_sender import Timings
 from penstock.worker.runner import Runner
 from penstock.worker.threads import Threads
-from penstock.worker.timings import Timings
 
 if TYPE_CHECKING:
     from decimal import Decimal as OnlyForCheckers
@@ -130,15 +131,13 @@ class World:
     def __init__(self, concurrency: int) -> None:
         self.threads = Threads(2)
         self.answers: list[tuple[Attempt, str]] = []
+        settings = load_settings(
+            worker_concurrency=concurrency, task_timeout_seconds=60, result_limit_bytes=1024, result_compress_bytes=None
+        )
         self.runner = Runner(
-            concurrency=concurrency,
+            settings,
             threads=self.threads,
             codec=PayloadCodec(),
-            timeout_seconds=60,
-            bad_params_attempts=None,
-            log_details=True,
-            result_limit_bytes=1000,
-            result_compress_bytes=None,
             timings=Timings(),
             answer=lambda attempt, text: self.answers.append((attempt, text)),
             progress=lambda *_: None,
@@ -146,7 +145,10 @@ class World:
 
     def attempt(self, handler: Handler, task_id: int, lease: Lease) -> Attempt:
         params = msgspec.Raw(f'{{"n":{task_id}}}'.encode())
-        return Attempt(f"{task_id}:1", ClaimId(task_id, 1), handler, params, lease, None, self.runner.report)
+        return Attempt(
+            handler, None, lease.received_at, f"{task_id}:1", ClaimId(task_id, 1), params, lease, self.runner.report,
+            seen_at=lease.received_at,
+        )  # fmt: skip
 
 
 EXPECTED = {

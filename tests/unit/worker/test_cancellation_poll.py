@@ -18,8 +18,7 @@ from aiohttp.test_utils import TestServer
 
 from penstock.protocol.requests import ClaimId, parse_claim_id
 from penstock.worker.cancellation_poll import CancellationPoll
-from penstock.worker.handlers.cancellation import Cancellation, TaskCancelled
-from penstock.worker.handlers.context import Context
+from penstock.worker.handlers.context import Cancellation, Context, TaskCancelled
 
 
 class Api:

@@ -8,9 +8,9 @@ import json
 import pytest
 
 from penstock.protocol.reports import RunTimes, decode_reports
-from penstock.worker import linger, timings
-from penstock.worker.linger import Linger
-from penstock.worker.timings import Timings
+from penstock.worker import leases, result_sender
+from penstock.worker.leases import Linger
+from penstock.worker.result_sender import Timings
 from tests.integration.doors import sample
 
 _numbers = itertools.count()
@@ -27,8 +27,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(timings, "monotonic", clock)
-    monkeypatch.setattr(linger, "monotonic", clock)
+    monkeypatch.setattr(result_sender, "monotonic", clock)
+    monkeypatch.setattr(leases, "monotonic", clock)
     return clock
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -29,7 +29,7 @@ _LATE = ("ILLEGAL_GENERATION", "UNKNOWN_MEMBER_ID", "FENCED_INSTANCE_ID")
 
 log = get_logger()
 
-Rebalance = Callable[[Sequence[Partition]], Awaitable[None]]
+Rebalance = Callable[[Sequence[Partition]], Coroutine[Any, Any, None]]
 
 
 async def _nothing(partitions: Sequence[Partition]) -> None:
@@ -236,7 +236,7 @@ class KafkaConsumer:
         assert self._thread is not None
         if callback is _nothing or self._loop.is_closed():
             return
-        running = asyncio.run_coroutine_threadsafe(_as_coroutine(callback, changed), self._loop)
+        running = asyncio.run_coroutine_threadsafe(callback(changed), self._loop)
         try:
             self._thread.serve_until(running, _CALLBACK_SECONDS)
         except Exception as exc:  # an exception here would end the receive, and with it what it has fetched
@@ -304,10 +304,6 @@ class _CallThread:
             future.set_result(call())
         except BaseException as exc:  # whatever it is, it is the caller's
             future.set_exception(exc)
-
-
-async def _as_coroutine(callback: Rebalance, partitions: Sequence[Partition]) -> None:
-    await callback(partitions)
 
 
 def _partitions(given: Sequence[Any]) -> list[Partition]:

@@ -52,10 +52,9 @@ class KafkaTransport:
         confluent()
         self._url = settings.transport
         self.settings = settings.model_copy(update={"kafka_brokers": ",".join(self._url.hosts)})
-        self._makes_queues = makes_queues
         # Without it, all that is sent at once is in one partition, and so with one receiver.
         self._producer = KafkaProducer(producer_config(self.settings) | {"sticky.partitioning.linger.ms": 0})
-        self.topics = Topics(self.settings, self._url.shown)
+        self.topics = Topics(self.settings, self._url.shown, makes=makes_queues)
         self._queues: list[KafkaQueue] = []
 
     def queue(self, name: str, *, label: str) -> KafkaQueue:
@@ -78,12 +77,6 @@ class KafkaTransport:
         await self._producer.close()
         await self.topics.close()
 
-    # For queues
-
-    async def ensure(self, name: str) -> None:
-        """Raises QueueMissing, Unavailable."""
-        await self.topics.ensure(name, make=self._makes_queues)
-
     async def write(self, records: Sequence[Record]) -> list[Unsent | None]:
         """Publish; returns None for each record that the brokers have."""
         try:
@@ -104,17 +97,17 @@ class KafkaQueue(LeasedQueue):
 
     async def _publish(self, messages: Sequence[Outgoing]) -> list[Unsent | None]:
         try:
-            await self._transport.ensure(self._name)
+            await self._transport.topics.ensure(self._name)
         except Unavailable as exc:
             return [(str(exc), False)] * len(messages)
         return await self._transport.write([record_of(self._name, message) for message in messages])
 
     async def _count_ready(self) -> int:
-        await self._transport.ensure(self._name)
+        await self._transport.topics.ensure(self._name)
         return await self._transport.topics.lag(self._name)
 
     async def _open_reader(self) -> GroupReader | DeadLetterReader:
-        await self._transport.ensure(self._name)
+        await self._transport.topics.ensure(self._name)
         kind = DeadLetterReader if self._name.endswith(DEAD_LETTER_SUFFIX) else GroupReader
         reader = kind(self._transport.settings, self._name, self._transport.write, self.limits)
         await reader.open()

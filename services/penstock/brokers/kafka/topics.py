@@ -52,22 +52,27 @@ def topic_problem(topic: str, settings: Settings) -> str | None:
 
 
 class Topics:
-    """The topics of queues; each question to the brokers is asked in a thread. shown: the URL, for errors."""
+    """The topics of queues; each question to the brokers is asked in a thread.
 
-    def __init__(self, settings: Settings, shown: str) -> None:
+    shown: the URL, for errors. makes: make missing topics of a queue when it is first used.
+    """
+
+    def __init__(self, settings: Settings, shown: str, *, makes: bool) -> None:
         self._settings = settings
         self._shown = shown
+        self._makes = makes
         self._known: set[str] = set()
         self._asking = asyncio.Lock()
         self._admin: Any = None
         self._cannot_make = ""  # why, once it was tried
         self._groups: dict[str, Any] = {}  # consumers that read nothing, by the group that they ask about
 
-    async def ensure(self, name: str, *, make: bool) -> None:
+    async def ensure(self, name: str, *, make: bool | None = None) -> None:
         """Check once that the topics of a queue and of its dead letters exist. Raises QueueMissing, Unavailable."""
         if name in self._known:
             return
         async with self._asking:
+            make = self._makes if make is None else make
             wanted = [name] if name.endswith(DEAD_LETTER_SUFFIX) else [name + DEAD_LETTER_SUFFIX, name]
             there = await self._ask(lambda: self._open_admin().list_topics(timeout=ANSWER_SECONDS).topics)
             for topic in wanted:

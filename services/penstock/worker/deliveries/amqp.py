@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +15,7 @@ from penstock.brokers.rabbitmq.connection import Links, TooLargeForBroker
 from penstock.protocol.errors import SettingsError, Unavailable
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
-from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
+from penstock.worker.deliveries.errors import NotDelivered, Undeliverable, decode_base64
 from penstock.worker.deliveries.registry import Deliveries
 from penstock.worker.handlers.batches import Call
 
@@ -29,8 +28,8 @@ _LONGEST_NAME_BYTES = 255  # of exchanges, routing keys and ids, in AMQP
 Outcome = dict[str, str] | Undeliverable | NotDelivered
 
 
-class Publishing(msgspec.Struct, forbid_unknown_fields=True):
-    """The payload of one task; docs/deliveries.md tells about each."""
+class AmqpMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """The payload of one task; docs/deliveries.md describes each member."""
 
     routing_key: str
     exchange: str = ""
@@ -64,18 +63,18 @@ class Publisher:
         self._links = links
         self._settings = settings
 
-    async def publish(self, calls: list[Call[Publishing]]) -> list[Outcome]:
+    async def publish(self, calls: list[Call[AmqpMessage]]) -> list[Outcome]:
         """Publish each task's message; its result is the id of the message."""
         return list(await asyncio.gather(*(self._one(call.ctx.task_id, call.params) for call in calls)))
 
-    async def _one(self, task_id: int, given: Publishing) -> Outcome:
+    async def _one(self, task_id: int, given: AmqpMessage) -> Outcome:
         try:
             body, content_type = _body(given)
             self._check(given)
             properties = spec.Basic.Properties(
                 content_type=content_type,
                 delivery_mode=2 if given.persistent else 1,
-                # The same over the attempts of a task, for receivers that look for duplicates.
+                # The same in all attempts of a task, for receivers that detect duplicates.
                 message_id=given.message_id or f"penstock-{task_id}",
                 headers={name: _header(name, value) for name, value in given.headers.items()},
             )
@@ -97,7 +96,7 @@ class Publisher:
             return NotDelivered(f"no queue takes a message for {where}: {problem}")
         return NotDelivered(f"the message for {where} was not confirmed: {problem}")
 
-    def _check(self, given: Publishing) -> None:
+    def _check(self, given: AmqpMessage) -> None:
         """Raises Undeliverable."""
         for name in ("exchange", "routing_key", "message_id", "content_type"):
             value = getattr(given, name) or ""
@@ -113,8 +112,8 @@ def _is_plain(text: str) -> bool:
     return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _body(given: Publishing) -> tuple[bytes, str]:
-    """The bytes, and what they are. Raises Undeliverable."""
+def _body(given: AmqpMessage) -> tuple[bytes, str]:
+    """The bytes, and their content type. Raises Undeliverable."""
     if [given.body is None, given.json is msgspec.UNSET, given.base64 is None].count(False) != 1:
         raise Undeliverable("give one of body, a text, json, any value, and base64, bytes")
     if given.body is not None:
@@ -122,10 +121,7 @@ def _body(given: Publishing) -> tuple[bytes, str]:
     if given.base64 is None:
         text = json.dumps(given.json, ensure_ascii=False, separators=(",", ":"))
         return text.encode("utf-8", "replace"), given.content_type or "application/json"
-    try:
-        return base64.b64decode(given.base64, validate=True), given.content_type or "application/octet-stream"
-    except ValueError:
-        raise Undeliverable(f"base64 holds {given.base64[:60]!r}, which is not base64") from None
+    return decode_base64("base64", given.base64), given.content_type or "application/octet-stream"
 
 
 def _header(name: str, value: Any) -> Any:
@@ -134,17 +130,12 @@ def _header(name: str, value: Any) -> Any:
         raise Undeliverable(f"{name[:100]!r} is no name of a header")
     if name in _ROUTING_HEADERS:
         raise Undeliverable(f"the header {name} has RabbitMQ route the message to other queues too: leave it out")
-    if isinstance(value, str) and _is_plain(value):
-        return value
-    if value is None or isinstance(value, bool | float):
+    if value is None or isinstance(value, bool | float) or (isinstance(value, str) and _is_plain(value)):
         return value
     if isinstance(value, int) and -(2**63) <= value < 2**63:
         return value
     if isinstance(value, Mapping) and set(value) == {"base64"} and isinstance(value["base64"], str):
-        try:
-            return bytearray(base64.b64decode(value["base64"], validate=True))
-        except ValueError:
-            pass
+        return bytearray(decode_base64(f"the header {name}", value["base64"]))
     raise Undeliverable(
         f"the header {name} is {json.dumps(value)[:100]}: take a text, a number, true, false, null, or bytes as "
         '{"base64": ...}'

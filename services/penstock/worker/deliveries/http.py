@@ -8,26 +8,24 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from penstock.protocol.webhook_signatures import signature_headers
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
-from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
+from penstock.worker.deliveries.errors import NotDelivered, Undeliverable, decode_base64
 from penstock.worker.deliveries.http_client import MAX_REDIRECTS, HttpClient, Response, read_url
 from penstock.worker.deliveries.registry import Deliveries
-
-if TYPE_CHECKING:
-    from penstock.worker.handlers.context import Context
+from penstock.worker.handlers.context import Context
 
 ACTION = "http.request"
 DEFAULT_EXPECTED = ("200-299",)
-# What another attempt would only hear again. 408, 425 and 429 ask to come again later, and 5xx is the server's affair.
+# Another attempt would get the same. 408, 425 and 429 ask for a later one, and 5xx may pass.
 DEFAULT_FINAL = ("300-407", "409-424", "426-428", "430-499")
 DEFAULT_KEPT_HEADERS = ("content-type", "date", "etag", "last-modified", "location", "retry-after", "x-request-id")
 _SHOWN_CHARS = 300  # of an unexpected answer's body, in the error
@@ -81,10 +79,9 @@ class Requests:
         keep_headers: list[str] | None = None,
         keep_bytes: int | None = None,
     ) -> dict[str, Any]:
-        """Make the request; its answer is the result.
+        """Make the request; its answer is the result. docs/deliveries.md describes the parameters.
 
-        docs/deliveries.md has every parameter. Raises Undeliverable for parameters that cannot be and for an answer
-        that is final, NotDelivered for one that may be another next time.
+        Raises Undeliverable for invalid parameters and a final answer, NotDelivered for one that may change.
         """
         content, content_type = _content(body, body_base64, json)
         expected = statuses("expected_status", DEFAULT_EXPECTED if expected_status is None else expected_status)
@@ -93,7 +90,8 @@ class Requests:
         names = {name.lower() for name in sent}
         if content_type is not None and "content-type" not in names:
             sent["Content-Type"] = content_type
-        key = _key(ctx.task_id) if idempotency_key is None else idempotency_key
+        # The same in all attempts of a task.
+        key = f"penstock-{ctx.task_id}" if idempotency_key is None else idempotency_key
         if _IDEMPOTENCY_HEADER.lower() not in names:
             sent[_IDEMPOTENCY_HEADER] = key
         if sign is not None:
@@ -128,7 +126,7 @@ class Requests:
     def _signature(self, name: str, key: str, content: bytes | None, names: set[str]) -> dict[str, str]:
         secrets = self._secrets.get(name)
         if secrets is None:
-            # Not final: workers are told of a new secret one after the other.
+            # Not final: workers get a new secret one after the other.
             known = ", ".join(sorted(self._secrets)) or "none"
             raise NotDelivered(f"there is no secret {name[:100]!r} in {PREFIX}HTTP_SIGNING_SECRETS; there is {known}")
         given = signature_headers(secrets, message_id=key, timestamp=int(self._clock()), body=content or b"")
@@ -149,7 +147,7 @@ class Requests:
         raise NotDelivered(text, self._pause_seconds(reply))
 
     def _pause_seconds(self, reply: Response) -> float | None:
-        """What Retry-After asks for, and a little more so that not all come at once; None where it does not."""
+        """The pause of Retry-After, and a little more so that not all come at once; None without one."""
         asked = retry_after_seconds(reply.headers, now=self._clock())
         if asked is None:
             return None
@@ -174,24 +172,16 @@ class Requests:
         return result
 
 
-def _key(task_id: int) -> str:
-    """The same over all attempts of a task."""
-    return f"penstock-{task_id}"
-
-
 def _content(body: str | None, body_base64: str | None, value: Any) -> tuple[bytes | None, str | None]:
     """The body, and its type. Raises Undeliverable."""
-    given = [name for name, is_there in (("body", body is not None), ("body_base64", body_base64 is not None),
-                                         ("json", value is not msgspec.UNSET)) if is_there]  # fmt: skip
+    contents = {"body": body, "body_base64": body_base64, "json": None if value is msgspec.UNSET else ...}
+    given = [name for name, content in contents.items() if content is not None]
     if len(given) > 1:
         raise Undeliverable(f"the payload has {' and '.join(given)}: give one of them")
     if body is not None:
         return body.encode("utf-8", "surrogatepass"), "text/plain; charset=utf-8"
     if body_base64 is not None:
-        try:
-            return base64.b64decode(body_base64, validate=True), "application/octet-stream"
-        except ValueError as exc:
-            raise Undeliverable(f"body_base64 is no base64: {exc}") from None
+        return decode_base64("body_base64", body_base64), "application/octet-stream"
     if value is msgspec.UNSET:
         return None, None
     return _encode_json(value), "application/json"
@@ -213,7 +203,7 @@ def statuses(name: str, given: Statuses) -> frozenset[int]:
 
 
 def retry_after_seconds(headers: Mapping[str, str], *, now: float) -> float | None:
-    """Seconds that an answer asks to wait, None where it says nothing that can be read.
+    """Seconds of an answer's Retry-After, None without a valid one.
 
     A date is counted from the answer's own Date, where it has one: the two clocks need not agree.
     """
@@ -231,12 +221,11 @@ def _date(text: str) -> float | None:
         found = parsedate_to_datetime(text)
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
-    aware: datetime = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
-    return aware.timestamp()
+    return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
 
 
 def _shown_body(body: bytes, is_whole: bool, room: int) -> tuple[dict[str, str], bool]:
-    """A body as text, or in base64 where it is none, within so many bytes of JSON; and whether it fits."""
+    """A body as text, or else in base64, within so many bytes of JSON; and whether it fits."""
     try:
         text = body.decode()
     except UnicodeDecodeError as exc:

@@ -1,8 +1,8 @@
 """The guarded HTTP client: one pool of connections for a worker, public addresses alone unless settings allow more.
 
 A name is resolved once, its addresses are checked, and the connection goes to a checked address, with the name kept for
-TLS and the Host header; so a name that leads elsewhere at the next look-up gains nothing. A redirect is a request like
-the first. No proxy, no netrc, no cookies are taken from the surroundings.
+TLS and the Host header; so a name that leads elsewhere at the next look-up gains nothing. A redirect is checked like
+the first request. Proxies, netrc and cookies of the environment are ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.protocol.version import __version__
 from penstock.runtime.logs import get_logger
 from penstock.settings.address_policy import AddressPolicy, address_of
 from penstock.settings.values import PREFIX
-from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
+from penstock.worker.deliveries.errors import NotDelivered, Undeliverable, short_text
 
 MAX_URL_CHARS = 8192
 MAX_REDIRECTS = 20
@@ -34,15 +34,15 @@ _METHOD = re.compile(r"[A-Z][A-Z0-9_-]{0,31}")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?")
-# They are the connection's, or would have a server see another request than the one that was checked.
+# They belong to the connection, or would show the server another request than the one that was checked.
 _OWN_HEADERS = frozenset(
     (
         "connection", "content-length", "expect", "host", "keep-alive", "proxy-authorization", "proxy-connection", "te",
         "trailer", "transfer-encoding", "upgrade",
     )
 )  # fmt: skip
-# All that another origin is told; any other header may be a secret meant for the first one.
-_KEPT_FOR_OTHERS = frozenset(("accept", "accept-language", "content-type", "user-agent"))
+# Sent to another origin; any other header may be a secret meant for the first one.
+_KEPT_FOR_OTHERS = frozenset(("accept", "accept-encoding", "accept-language", "content-type", "user-agent"))
 _CONTENT = frozenset(("content-type", "content-encoding", "content-language"))
 _DNS_SECONDS = 10
 _IDLE_SECONDS = 30.0
@@ -74,10 +74,10 @@ class Response:
 
 
 class HttpClient:
-    """Makes requests to addresses that its policy lets through.
+    """Makes requests to addresses that its policy allows.
 
     connections: open at once, to all hosts together; further requests wait for one within their own time.
-    ca_file: of authorities beside the system's that servers' certificates are checked by.
+    ca_file: certificate authorities beside the system's.
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class HttpClient:
     ) -> Response:
         """One request and its answer, whatever its status.
 
-        timeout_seconds: for all of it, redirects and body included. redirects: how many are followed; 0 makes one an
-        answer like any other. limit_bytes: of the body; what is beyond is not read.
+        timeout_seconds: redirects and body included. redirects: how many are followed; 0 returns one as the answer.
+        limit_bytes: of the body; the rest is not read.
         Raises AddressRefused; Undeliverable for what cannot be sent; NotDelivered when no answer came.
         """
         target, sent = read_url(url), _headers(headers or {})
@@ -135,7 +135,7 @@ class HttpClient:
                     try:
                         kept, is_whole = await _read(reply, limit_bytes)
                     except (aiohttp.ClientError, OSError) as exc:
-                        raise NotDelivered(f"{shown(url)} broke off its answer: {_text(exc)}") from None
+                        raise NotDelivered(f"{shown(url)} broke off its answer: {short_text(exc)}") from None
                     return Response(reply.status, answered, kept, is_whole, shown(url), followed)
                 reply.close()
                 status = reply.status
@@ -147,8 +147,7 @@ class HttpClient:
                 method, body = ("HEAD" if method == "HEAD" else "GET"), b""
                 headers = CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _CONTENT)
             if following.origin() != url.origin():
-                kept_names = _KEPT_FOR_OTHERS | {"accept-encoding"}
-                headers = CIMultiDict((name, value) for name, value in headers.items() if name.lower() in kept_names)
+                headers = CIMultiDict((n, value) for n, value in headers.items() if n.lower() in _KEPT_FOR_OTHERS)
             url = following
 
     async def _send(self, method: str, url: URL, headers: CIMultiDict[str], body: bytes) -> aiohttp.ClientResponse:
@@ -163,12 +162,12 @@ class HttpClient:
             except _Refused as exc:
                 raise self._refused(exc.host, exc.address, exc.kind) from None
             except aiohttp.InvalidURL as exc:
-                raise Undeliverable(f"the URL cannot be requested: {_text(exc)}") from None
+                raise Undeliverable(f"the URL cannot be requested: {short_text(exc)}") from None
             except (aiohttp.ClientError, ssl.SSLError, OSError) as exc:
-                # A connection of the pool that the server has closed meanwhile, most of the time. Were it not, the
-                # pipeline would send the request again all the same.
+                # Mostly a connection of the pool that the server has closed meanwhile. In any other case the
+                # pipeline would send the request again too.
                 if is_last or not _is_closed(exc):
-                    raise NotDelivered(f"{shown(url)} cannot be reached: {_text(exc)}") from None
+                    raise NotDelivered(f"{shown(url)} cannot be reached: {short_text(exc)}") from None
             except ValueError as exc:  # what the library refuses to put on the wire
                 raise Undeliverable(f"the request to {shown(url)} cannot be sent: {exc}") from None
         raise AssertionError  # the loop returns or raises
@@ -210,7 +209,7 @@ class HttpClient:
         return self._session
 
     def _socket(self, info: aiohttp.AddrInfoType) -> socket.socket:
-        """A socket for an address about to be connected to: the last look, whichever way it has come here."""
+        """A socket for an address about to be connected to: the last check, wherever it comes from."""
         family, kind, protocol, _, where = info
         address = str(where[0])
         if (refusal := self._policy.refusal(address)) is not None and address not in self._resolver.trusted:
@@ -225,7 +224,7 @@ class HttpClient:
 
 
 class _Refused(Exception):
-    """All addresses of a host are refused; no OSError, which the library would hide in one of its own."""
+    """All addresses of a host are refused; not an OSError, which the library would wrap in its own."""
 
     def __init__(self, host: str, address: str, kind: str) -> None:
         super().__init__(f"{host} leads to {address}, which is {kind}")
@@ -243,7 +242,7 @@ class _Resolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """Raises _Refused when none of the addresses may be reached, OSError when there is none."""
+        """Raises _Refused when no address is allowed, OSError when there is none."""
         found = list(dict.fromkeys(await self._resolve(host, port)))
         refusals = {address: self._policy.refusal(address) for address in found}
         if self._policy.trusts(host):
@@ -294,7 +293,7 @@ def read_url(text: str) -> URL:
 
 
 def _parsed(text: str) -> URL:
-    """As it was written, where that can be: another quoting of the same would spoil a signed URL."""
+    """As it was written where possible: another quoting would break a signed URL."""
     return URL(text, encoded=text.isascii())
 
 
@@ -328,14 +327,11 @@ def _headers(given: Mapping[str, str]) -> CIMultiDict[str]:
 
 
 def _readable(headers: CIMultiDictProxy[str]) -> CIMultiDictProxy[str]:
-    """Headers without half surrogate pairs, in which the library hides bytes that are no UTF-8; JSON has no place."""
+    """Headers as valid UTF-8: the library hides other bytes in half surrogate pairs, which JSON cannot hold."""
     if all(value.isascii() for value in headers.values()):
         return headers
-    return CIMultiDictProxy(CIMultiDict((name, _without_surrogates(value)) for name, value in headers.items()))
-
-
-def _without_surrogates(text: str) -> str:
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    valid = ((n, v.encode("utf-8", "surrogateescape").decode("utf-8", "replace")) for n, v in headers.items())
+    return CIMultiDictProxy(CIMultiDict(valid))
 
 
 async def _read(reply: aiohttp.ClientResponse, limit_bytes: int) -> tuple[bytes, bool]:
@@ -358,10 +354,3 @@ def _is_closed(exc: BaseException) -> bool:
 def shown(url: URL) -> str:
     """A URL for people: without its query, which may hold secrets."""
     return str(url.with_query(None).with_fragment(None))
-
-
-def _text(exc: BaseException) -> str:
-    return str(exc)[:300].encode("utf-8", "replace").decode() or type(exc).__name__
-
-
-__all__ = ["MAX_REDIRECTS", "AddressRefused", "HttpClient", "Resolve", "Response"]

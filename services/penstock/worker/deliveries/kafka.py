@@ -1,4 +1,4 @@
-"""kafka.publish: records to Kafka, the brokers' word about each as the task's result.
+"""kafka.publish: records to Kafka, the place of each as the task's result.
 
 All tasks of a worker share one producer, so a burst of them shares its batches. A task that holds several records has
 them published together, and those of ``then`` once the brokers have all of the others.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -20,9 +20,7 @@ from penstock.runtime import metrics
 from penstock.settings.model import Settings
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
 from penstock.worker.deliveries.registry import Deliveries
-
-if TYPE_CHECKING:
-    from penstock.worker.handlers.context import Context
+from penstock.worker.handlers.context import Context
 
 ACTION = "kafka.publish"
 _SHOWN_CHARS = 300
@@ -32,7 +30,7 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class RecordParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A record as a payload has it; docs/deliveries.md tells every member."""
+    """A record in a payload; docs/deliveries.md describes each member."""
 
     topic: str
     key: str | None = None
@@ -48,25 +46,19 @@ class RecordParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 def add_to(deliveries: Deliveries) -> None:
     confluent()
-    publisher = Publisher(KafkaProducer(producer_config(deliveries.settings)), deliveries.settings)
-    deliveries.at_open(publisher.open)
-    deliveries.at_close(publisher.close)
-    deliveries.action(ACTION, publisher.publish)
+    producer = KafkaProducer(producer_config(deliveries.settings))
+    deliveries.at_open(producer.open)
+    deliveries.at_close(producer.close)
+    deliveries.action(ACTION, Publisher(producer, deliveries.settings).publish)
 
 
 class Publisher:
-    """The handler. clock: epoch seconds, by which alone ``due_at`` is looked at, for a metric."""
+    """The handler. clock: epoch seconds, for the metric of ``due_at``."""
 
     def __init__(self, producer: KafkaProducer, settings: Settings, *, clock: Callable[[], float] = time.time) -> None:
         self._producer = producer
         self._settings = settings
         self._clock = clock
-
-    def open(self) -> None:
-        self._producer.open()
-
-    async def close(self) -> None:
-        await self._producer.close()
 
     async def publish(
         self,
@@ -88,8 +80,8 @@ class Publisher:
     ) -> dict[str, Any]:
         """Publish one record, or those of ``records`` in their order, and then those of ``then``.
 
-        Returns the place of each. Raises Undeliverable for what Kafka will not take, NotDelivered for what it may take
-        another time; everything is published anew then.
+        Returns the place of each. Raises Undeliverable for records that Kafka never accepts, NotDelivered for those
+        that it may accept later; everything is published again then.
         """
         if (topic is None) == (records is None):
             raise Undeliverable("a task of kafka.publish has either a topic, or records: give one of them")
@@ -105,11 +97,11 @@ class Publisher:
         places = await self._send(first)
         self._note_lateness(wanted)
         places += await self._send(last)
-        told = [
+        published = [
             {"topic": record.topic, "partition": place.partition, "offset": place.offset}
             for record, place in zip((*first, *last), places, strict=True)
         ]
-        return told[0] if topic is not None and not last else {"records": told}
+        return published[0] if topic is not None and not last else {"records": published}
 
     async def _send(self, records: Sequence[Record]) -> list[Delivery]:
         deliveries = await self._producer.send(records)
@@ -128,7 +120,7 @@ class Publisher:
             f"{size} bytes: {str(delivery.error)[:_SHOWN_CHARS]}"
         )
         if refused:
-            raise Undeliverable(f"{text}; Kafka will not take it as it is: enqueue another one")
+            raise Undeliverable(f"{text}; Kafka will never take it: enqueue another one")
         raise NotDelivered(text)
 
     def _note_lateness(self, records: Sequence[RecordParams]) -> None:
@@ -154,15 +146,12 @@ def record_of(params: RecordParams, settings: Settings) -> Record:
 
 
 def _value_of(params: RecordParams) -> bytes | None:
-    given = [
-        name
-        for name, is_given in (
-            ("value", params.value is not msgspec.UNSET),
-            ("value_base64", params.value_base64 is not None),
-            ("json", params.json is not msgspec.UNSET),
-        )
-        if is_given
-    ]
+    is_given = {
+        "value": params.value is not msgspec.UNSET,
+        "value_base64": params.value_base64 is not None,
+        "json": params.json is not msgspec.UNSET,
+    }
+    given = [name for name in is_given if is_given[name]]
     if len(given) != 1:
         raise Undeliverable(
             f"a record has one of value, value_base64 and json; this one has {' and '.join(given) or 'none'} "

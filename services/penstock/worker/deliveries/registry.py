@@ -27,8 +27,8 @@ log = get_logger()
 class Deliveries:
     """The deliveries of one worker: those that PENSTOCK_DELIVERIES names, registered when this is made.
 
-    settings: the worker's. registry: where their handlers go. modules: where actions of other packages are, by action.
-    Raises SettingsError for a name that is none, for a library that is missing, and for an action that is taken.
+    registry: gets their handlers. modules: of actions of other packages, by action.
+    Raises SettingsError for an unknown name, a missing library, and an action that is taken.
     """
 
     def __init__(self, settings: Settings, registry: Registry, modules: Mapping[str, str] | None = None) -> None:
@@ -68,11 +68,11 @@ class Deliveries:
         action(name, registry=self.registry, **options)(function)
 
     def at_open(self, open_: Callable[[], None]) -> None:
-        """Have a connection begun before the first task, by the running loop; it is not waited for."""
+        """Begin a connection before the first task, on the running loop, without waiting for it."""
         self._opens.append(open_)
 
     def at_close(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Have something closed when the worker has drained, the newest first."""
+        """Close something when the worker has drained, the newest first."""
         self._closes.append(close)
 
     @cached_property
@@ -90,12 +90,12 @@ class Deliveries:
         return client
 
     def open(self) -> None:
-        """Begin to connect. Raises SettingsError where that cannot be, whatever the other side says."""
+        """Begin to connect. Raises SettingsError for unusable settings."""
         for open_ in self._opens:
             open_()
 
     async def close(self) -> None:
-        """Close what was opened; one that cannot be closed does not keep the others open."""
+        """Close everything; an error is logged, and the others are closed."""
         while self._closes:
             close = self._closes.pop()
             try:

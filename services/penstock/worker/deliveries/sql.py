@@ -1,6 +1,6 @@
 """sql.execute: a statement that the operator has named, with the payload's parameters, in one transaction.
 
-It has a pool of its own for each database and shares nothing with Penstock's storage, which workers do not have.
+It has a pool for each database and shares nothing with Penstock's storage, which workers do not reach.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import json
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
 
@@ -19,9 +19,7 @@ from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
 from penstock.worker.deliveries.registry import Deliveries
-
-if TYPE_CHECKING:
-    from penstock.worker.handlers.context import Context
+from penstock.worker.handlers.context import Context
 
 ACTION = "sql.execute"
 _CONNECTIONS = 10  # to one database
@@ -61,7 +59,7 @@ class Statements:
         """Run the statement of that name; returns its ``status`` and, where it returns rows, ``rows``.
 
         Raises Undeliverable for a name that is not allowed and for parameters that the statement refuses, NotDelivered
-        for what may pass: a database that is away, a lock, a statement that took too long.
+        for what may pass: an unavailable database, a lock, a statement that took too long.
         """
         named = self._statements.get(statement)
         if named is None:
@@ -113,7 +111,7 @@ class Statements:
         return {"rows": kept, "truncated": len(kept) < len(rows)}
 
     def _fitting(self, rows: list[Any]) -> list[Any]:
-        """As many of the first rows as a result has room for: the statement must not fail for what it returns."""
+        """As many of the first rows as a result has room for: the statement must not fail for its rows."""
         room = self._result_limit_bytes - _ENVELOPE_BYTES
         for position, row in enumerate(rows):
             room -= len(json.dumps(row)) + 1
@@ -144,7 +142,7 @@ class Statements:
 
 
 async def _as_json(connection: Any) -> None:
-    """Have values be what JSON can hold, on the way in and on the way out."""
+    """Convert values from and to what JSON can hold."""
     for kind in _AS_TEXT:
         await connection.set_type_codec(kind, schema="pg_catalog", encoder=_text_of, decoder=str, format="text")
     for kind in _AS_JSON:
@@ -162,7 +160,7 @@ def _row(row: Any) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Any:
-    """A value as JSON has it; floats that it has not, and kinds without a codec of their own, as text."""
+    """A value of JSON; infinite floats and kinds without a codec become text."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

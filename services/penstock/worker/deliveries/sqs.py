@@ -3,45 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
 import msgspec
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import ClientError
 
-from penstock.brokers.sqs import LIMITS, SqsTransport
+from penstock.brokers.sqs import LIMITS, MISSING_QUEUE, UNAVAILABLE, SqsTransport, billed_units, error_code
+from penstock.protocol.batching import pack
 from penstock.protocol.json_text import escape_for_sqs, utf8_size
 from penstock.runtime import metrics
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
-from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
+from penstock.worker.deliveries.errors import NotDelivered, Undeliverable, decode_base64, short_text
 from penstock.worker.deliveries.registry import Deliveries
 from penstock.worker.handlers.batches import Call
 
 ACTION = "sqs.send"
-_LABEL = "delivery"  # of metrics: the queues' own names would be as many as there are
+_LABEL = "delivery"  # of metrics: there is no bound to the number of queues
 _BATCH = 200
 _LINGER_SECONDS = 0.02
 _CALLS_AT_ONCE = 8  # to one queue; of a FIFO queue one, for the sake of order
 _FIFO = ".fifo"
 _MAX_ATTRIBUTES = 10
-_AWAY = (BotoCoreError, ClientError, aiohttp.ClientError, OSError, TimeoutError)
 _NOT_IN_SQS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff\ud800-\udfff]")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 _ID = re.compile(r"[!-~]{1,128}")  # group and deduplication ids
-# Another attempt would hear the same.
+# Another attempt would be refused too.
 _REFUSALS = frozenset(("InvalidMessageContents", "InvalidParameterValue", "MissingParameter", "InvalidAttributeValue"))
 
 Outcome = dict[str, str] | Undeliverable | NotDelivered
 
 
-class Sending(msgspec.Struct, forbid_unknown_fields=True):
-    """The payload of one task; docs/deliveries.md tells about each."""
+class SqsMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """The payload of one task; docs/deliveries.md describes each member."""
 
     queue: str
     body: str | None = None
@@ -79,8 +77,8 @@ class Sender:
         }
         self._urls: dict[str, str] = {}
 
-    async def send(self, calls: list[Call[Sending]]) -> list[Outcome]:
-        """Send each task's message; what SQS answers to it is its result, ``message_id`` and ``sequence_number``."""
+    async def send(self, calls: list[Call[SqsMessage]]) -> list[Outcome]:
+        """Send each task's message; its result is the ``message_id`` and ``sequence_number`` that SQS answers."""
         outcomes: list[Outcome] = [NotDelivered("it was not sent")] * len(calls)
         queues: dict[str, list[_Entry]] = {}
         for position, call in enumerate(calls):
@@ -93,7 +91,7 @@ class Sender:
         await asyncio.gather(*(self._send_to(queue, entries, outcomes) for queue, entries in queues.items()))
         return outcomes
 
-    def _entry(self, position: int, task_id: int, sending: Sending) -> _Entry:
+    def _entry(self, position: int, task_id: int, sending: SqsMessage) -> _Entry:
         """Raises Undeliverable."""
         queue = self._allowed.get(sending.queue)
         if queue is None:
@@ -118,7 +116,7 @@ class Sender:
         elif is_fifo:
             raise Undeliverable(f"{sending.queue} is a FIFO queue: give group_id")
         if is_fifo:
-            # The same over the attempts of a task: SQS drops the second of two within five minutes.
+            # The same in all attempts of a task: SQS drops the second of two within five minutes.
             given = sending.deduplication_id
             arguments["MessageDeduplicationId"] = (
                 f"penstock-{task_id}" if given is None else _id("deduplication_id", given)
@@ -133,8 +131,8 @@ class Sender:
     async def _send_to(self, queue: str, entries: Sequence[_Entry], outcomes: list[Outcome]) -> None:
         try:
             url = await self._url(queue)
-        except _AWAY as exc:
-            reason = NotDelivered(f"the queue {queue} cannot be looked up: {_text(exc)}")
+        except UNAVAILABLE as exc:
+            reason = NotDelivered(f"the queue {queue} cannot be looked up: {short_text(exc)}")
             for entry in entries:
                 outcomes[entry.position] = reason
             return
@@ -155,30 +153,32 @@ class Sender:
                 if going:
                     await self._call(queue, url, going, outcomes)
 
-        await asyncio.gather(*(run(batch) for batch in _cut(entries)))
+        sizes = [entry.size for entry in entries]
+        slices = pack(sizes, max_bytes=LIMITS.max_call_bytes, max_items=LIMITS.max_call_messages)
+        await asyncio.gather(*(run(entries[start:end]) for start, end in slices))
 
     async def _call(self, queue: str, url: str, batch: Sequence[_Entry], outcomes: list[Outcome]) -> None:
         operation = "send_message_batch"
         try:
             client = await self._client()
             reply = await client.send_message_batch(QueueUrl=url, Entries=[entry.arguments for entry in batch])
-        except _AWAY as exc:
+        except UNAVAILABLE as exc:
             metrics.SQS_CALLS.labels(operation, _LABEL, "failed").inc()
-            code = exc.response.get("Error", {}).get("Code", "") if isinstance(exc, ClientError) else ""
-            if "NonExistentQueue" in code or "QueueDoesNotExist" in code:
-                self._urls.pop(queue, None)  # it may be made anew, under another URL
-            if _plain(code) in _REFUSALS and len(batch) > 1:
-                for entry in batch:  # so that only the guilty one fails
+            code = error_code(exc.response.get("Error", {}).get("Code")) if isinstance(exc, ClientError) else ""
+            if code in MISSING_QUEUE:
+                self._urls.pop(queue, None)  # it may be made again, under another URL
+            if code in _REFUSALS and len(batch) > 1:
+                for entry in batch:  # so that only the failing one fails
                     await self._call(queue, url, [entry], outcomes)
                 return
-            kind = Undeliverable if _plain(code) in _REFUSALS else NotDelivered
+            kind = Undeliverable if code in _REFUSALS else NotDelivered
             for entry in batch:
-                outcomes[entry.position] = kind(f"SQS did not take the message for {queue}: {_text(exc)}")
+                outcomes[entry.position] = kind(f"SQS did not take the message for {queue}: {short_text(exc)}")
             return
         failed = {item["Id"]: item for item in reply.get("Failed", ())}
         sent = {item["Id"]: item for item in reply.get("Successful", ())}
         metrics.SQS_CALLS.labels(operation, _LABEL, "partial" if len(sent) < len(batch) else "ok").inc()
-        metrics.SQS_BILLED_UNITS.labels(operation, _LABEL).inc(max(1, -(-sum(e.size for e in batch) // 65_536)))
+        metrics.SQS_BILLED_UNITS.labels(operation, _LABEL).inc(billed_units(entry.size for entry in batch))
         for entry in batch:
             outcomes[entry.position] = _outcome(queue, sent.get(str(entry.position)), failed.get(str(entry.position)))
 
@@ -198,7 +198,7 @@ def _outcome(queue: str, sent: Mapping[str, Any] | None, failed: Mapping[str, An
             result["sequence_number"] = sent["SequenceNumber"]
         return result
     if failed is None:
-        return NotDelivered(f"SQS did not say what became of the message for {queue}")
+        return NotDelivered(f"the answer of SQS does not name the message for {queue}")
     text = f"SQS did not take the message for {queue}: {failed.get('Code')}: {failed.get('Message', '')}"
     return Undeliverable(text) if failed.get("SenderFault") else NotDelivered(text)
 
@@ -214,20 +214,7 @@ def _groups_that_failed(
     )
 
 
-def _cut(entries: Iterable[_Entry]) -> Iterator[list[_Entry]]:
-    batch: list[_Entry] = []
-    used = 0
-    for entry in entries:
-        if batch and (len(batch) >= LIMITS.max_call_messages or used + entry.size > LIMITS.max_call_bytes):
-            yield batch
-            batch, used = [], 0
-        batch.append(entry)
-        used += entry.size
-    if batch:
-        yield batch
-
-
-def _body(sending: Sending) -> str:
+def _body(sending: SqsMessage) -> str:
     """Raises Undeliverable."""
     if (sending.body is None) == (sending.json is msgspec.UNSET):
         raise Undeliverable("give one of body, a text, and json, any value")
@@ -260,10 +247,7 @@ def _attribute(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return {"DataType": "Number", "StringValue": str(value)}
     if isinstance(value, dict) and set(value) == {"base64"} and isinstance(value["base64"], str):
-        try:
-            decoded = base64.b64decode(value["base64"], validate=True)
-        except ValueError:
-            decoded = b""
+        decoded = decode_base64(f"the attribute {name}", value["base64"])
         if decoded:
             return {"DataType": "Binary", "BinaryValue": decoded}
     raise Undeliverable(
@@ -280,11 +264,3 @@ def _id(field: str, value: str) -> str:
     if not _ID.fullmatch(value):
         raise Undeliverable(f"{field} must be 1 to 128 letters, digits and marks of ASCII, not {value[:130]!r}")
     return value
-
-
-def _plain(code: str) -> str:
-    return code.removeprefix("AWS.SimpleQueueService.")
-
-
-def _text(exc: BaseException) -> str:
-    return str(exc)[:300] or type(exc).__name__

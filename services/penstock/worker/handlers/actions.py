@@ -1,4 +1,4 @@
-"""Handlers: functions registered with ``@action``, the Context they are given, and how they steer retries."""
+"""Handlers: functions registered with ``@action``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.protocol.retry import Backoff
 from penstock.protocol.spelling import nearest
 from penstock.protocol.task import ACTION_MAX_CHARS, MAX_ATTEMPTS_LIMIT
 from penstock.runtime.logs import get_logger
-from penstock.worker.handlers.batches import DEFAULT_LINGER_SECONDS, MAX_BATCH, MAX_LINGER_SECONDS, BatchParameters
+from penstock.worker.handlers.batches import DEFAULT_LINGER_SECONDS, MAX_BATCH, MAX_LINGER_SECONDS, batch_fit
 from penstock.worker.handlers.context import Context
 from penstock.worker.handlers.parameters import Arguments, Parameters, is_number, place
 
@@ -26,13 +26,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Handler:
-    """A registered function, made ready for many calls.
+    """A registered function with its options; those that are None are left to the task or the settings.
 
-    timeout_seconds, max_attempts, bad_params_attempts, backoff: None leaves it to the task or the settings. batch: how
-    many tasks one call takes, None for a handler of one task; linger_seconds: how long the first of them waits for the
-    others. arguments: fits a task's parameters, raw JSON, to the function; raises InvalidParams. fit: the same of one
-    task of a batch.
-    Raises SettingsError for a function that cannot be a handler, a bad name, or numbers that make no sense.
+    batch: the tasks of one call, None for a handler of one task; linger_seconds: how long the first of them waits for
+    the others. arguments: fits a task's parameters, raw JSON, to the function; raises InvalidParams. fit: the same for
+    one task of a batch.
+    Raises SettingsError for a function that cannot be a handler, an invalid name or invalid numbers.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Handler:
         if batch is None:
             self.arguments = Parameters(name, function, Context).fit
         else:
-            self.fit = BatchParameters(name, function).fit
+            self.fit = batch_fit(name, function)
 
 
 def _check_batch(name: str, batch: object, linger_seconds: object) -> None:
@@ -113,11 +112,10 @@ class Registry:
         return self._handlers.get(name)
 
     def nearest(self, name: str) -> str | None:
-        """The registered name most like ``name``, for a hint."""
         return nearest(name, self._handlers)
 
     def add(self, handler: Handler) -> None:
-        """Raises SettingsError when another function has the name. The same one again, reloaded, takes its place."""
+        """Raises SettingsError when another function has the name; the same function, reloaded, replaces itself."""
         known = self._handlers.get(handler.name)
         if known is not None and not _is_same(known.function, handler.function):
             raise SettingsError(
@@ -166,13 +164,13 @@ def action(
     guessing: ``"1"`` is no int. ``async def`` runs on the event loop, ``def`` in a thread. The function itself is
     returned unchanged.
     max_attempts: lowers the task's own cap. bad_params_attempts: of a task whose parameters do not fit, None for
-    PENSTOCK_BAD_PARAMS_ATTEMPTS. timeout: seconds that one attempt may run, unless the task says
-    otherwise. backoff: delays between attempts.
+    PENSTOCK_BAD_PARAMS_ATTEMPTS. timeout: seconds that one attempt may run, unless the task has its own. backoff:
+    delays between attempts.
     batch: the function takes up to so many tasks at once, as a ``list[Call[MyParams]]`` alone, and returns a list with
     one answer for each, in their order: a result, an exception (Retry, Fail or any other) that fails this task alone,
-    or its ``ctx.wait()``. linger: seconds that the first task waits for company, 0.05 unless given.
-    Raises SettingsError for a name that is taken, numbers that make no sense, a function that takes no Context, an
-    annotation that cannot be checked.
+    or its ``ctx.wait()``. linger: seconds that the first task waits for others, 0.05 unless given.
+    Raises SettingsError for a name that is taken, invalid numbers, a function that takes no Context, an annotation
+    that cannot be checked.
     """
     if callable(name):
         return action()(name)
@@ -217,7 +215,8 @@ def load_app(module: str, *, registry: Registry = REGISTRY) -> None:
         importlib.import_module(module)
     except (Exception, SystemExit) as exc:
         raise SettingsError(_why_not_loaded(module, exc, here)) from exc
-    if not any(_belongs(handler, module) or handler.name not in before for handler in registry):
+    added = (handler for handler in registry if handler.name not in before)
+    if not any(added) and not any(f"{place(handler.function)}.".startswith(f"{module}.") for handler in registry):
         log.warning("app_registers_nothing", app=module, hint="decorate its handlers with @penstock.action")
 
 
@@ -229,7 +228,3 @@ def _why_not_loaded(module: str, exc: BaseException, here: str) -> str:
             "run the worker from the folder that holds it, or install it"
         )
     return f"--app {module} cannot be loaded: its import ended in {type(exc).__name__}: {exc}"
-
-
-def _belongs(handler: Handler, module: str) -> bool:
-    return f"{place(handler.function)}.".startswith(f"{module}.")

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 
 from penstock.protocol.errors import InvalidParams, SettingsError
-from penstock.protocol.json_text import decode_any
-from penstock.worker.handlers.parameters import converter, place, resolve, uncheckable
+from penstock.worker.handlers.parameters import converter, place, read_params, resolve, uncheckable
 
 if TYPE_CHECKING:
     from penstock.worker.handlers.context import Context
@@ -34,56 +33,50 @@ class Call(Generic[Params]):
     _answer: Callable[[Any], None] = field(default=lambda outcome: None, repr=False, compare=False)
 
     def answer(self, outcome: Any) -> None:
-        """Record this task's outcome now, while the handler still works on others of the batch; from any thread.
+        """Answer this task now, while the handler still works on others of the batch; from any thread.
 
-        outcome: as in the list that the handler returns, whose entry for this task no longer counts.
+        outcome: as in the list that the handler returns, whose entry for this task is ignored then.
         """
         self._answer(outcome)
 
 
-class BatchParameters:
-    """The parameters of each task of a batched handler.
+def batch_fit(action: str, function: Callable[..., Any]) -> Callable[[msgspec.Raw | bytes], Any]:
+    """Converts a task's parameters, raw JSON, to the type that a batched handler takes; raises InvalidParams.
 
     Raises SettingsError for a function that does not take one list of calls.
     """
+    parameters = list(inspect.signature(function).parameters.values())
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if not parameters or parameters[0].kind not in by_position or required not in ([], [parameters[0]]):
+        raise SettingsError(
+            f"action {action!r}: {place(function)} is batched, so it must take one parameter, "
+            "such as calls: list[Call[MyParams]]"
+        )
+    try:
+        convert = converter(_params_of(action, function, parameters[0]))
+    except SettingsError:
+        raise
+    except Exception as exc:
+        raise uncheckable(action, function, str(parameters[0]), exc) from None
 
-    def __init__(self, action: str, function: Callable[..., Any]) -> None:
-        parameters = list(inspect.signature(function).parameters.values())
-        by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        required = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        if not parameters or parameters[0].kind not in by_position or required not in ([], [parameters[0]]):
-            raise SettingsError(
-                f"action {action!r}: {place(function)} is batched, so it must take one parameter, "
-                "such as calls: list[Call[MyParams]]"
-            )
-        try:
-            self._convert = converter(_params_of(action, function, parameters[0]))
-        except SettingsError:
-            raise
-        except Exception as exc:
-            raise uncheckable(action, function, str(parameters[0]), exc) from None
-
-    def fit(self, params: msgspec.Raw | bytes) -> Any:
-        """A task's parameters, raw JSON, as the type that the handler takes. Raises InvalidParams."""
-        try:
-            value = decode_any(params) if params else {}
-        except (ValueError, RecursionError) as exc:
-            raise InvalidParams("params", f"cannot be read: {exc}") from None
-        if self._convert is None:
+    def fit(params: msgspec.Raw | bytes) -> Any:
+        value = read_params(params)
+        if convert is None:
             return value
         try:
-            return self._convert(value)
+            return convert(value)
         except msgspec.ValidationError as exc:
-            text = str(exc)
-            problem, _, where = text.partition(" - at `$")
-            field = where.rstrip("`").lstrip(".") or "params"
-            raise InvalidParams(field, f"is wrong: {problem}") from None
+            problem, _, where = str(exc).partition(" - at `$")
+            raise InvalidParams(where.rstrip("`").lstrip(".") or "params", f"is wrong: {problem}") from None
         except Exception as exc:  # of a validator, or a __post_init__
             raise InvalidParams("params", f"is wrong: {type(exc).__name__}: {exc}") from exc
 
+    return fit
+
 
 def _params_of(action: str, function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """The type in ``list[Call[...]]``; Any where the handler does not say."""
+    """The type in ``list[Call[...]]``, or Any."""
     if parameter.annotation is parameter.empty:
         return Any
     wanted = resolve(parameter.annotation, function)

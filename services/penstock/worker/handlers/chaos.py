@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from penstock.protocol.errors import InjectedFault
@@ -26,25 +28,25 @@ def _faulty(handler: Handler, faults: Faults) -> Handler:
 
         @functools.wraps(function)
         async def run(*args: Any, **kwargs: Any) -> Any:
-            fails, is_late = faults.strikes("handler"), faults.is_even()
-            if fails and not is_late:
-                raise InjectedFault("injected by PENSTOCK_CHAOS_HANDLER, before the work")
-            result = await function(*args, **kwargs)
-            if fails:
-                raise InjectedFault("injected by PENSTOCK_CHAOS_HANDLER, after the work")
-            return result
+            with _failing(faults):
+                return await function(*args, **kwargs)
 
     else:
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            fails, is_late = faults.strikes("handler"), faults.is_even()
-            if fails and not is_late:
-                raise InjectedFault("injected by PENSTOCK_CHAOS_HANDLER, before the work")
-            result = function(*args, **kwargs)
-            if fails:
-                raise InjectedFault("injected by PENSTOCK_CHAOS_HANDLER, after the work")
-            return result
+            with _failing(faults):
+                return function(*args, **kwargs)
 
     made.function = run
     return made
+
+
+@contextmanager
+def _failing(faults: Faults) -> Iterator[None]:
+    fails, is_late = faults.strikes("handler"), faults.is_even()
+    if fails and not is_late:
+        raise InjectedFault("injected by PENSTOCK_CHAOS_HANDLER, before the work")
+    yield
+    if fails:
+        raise InjectedFault("injected by PENSTOCK_CHAOS_HANDLER, after the work")

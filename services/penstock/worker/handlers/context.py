@@ -1,8 +1,10 @@
-"""Context: the task that a handler runs, and what it may ask of its worker."""
+"""Context: the task that a handler runs, its cancellation, and requests to the worker."""
 
 from __future__ import annotations
 
+import asyncio
 import math
+import threading
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
@@ -12,9 +14,8 @@ from penstock.protocol.requests import prepared
 from penstock.protocol.task import ACTION_MAX_CHARS
 from penstock.protocol.wait_tokens import make_token
 from penstock.runtime.logs import get_logger
-from penstock.worker.handlers.cancellation import Cancellation, TaskCancelled
+from penstock.worker.handlers.outcomes import OnTimeout, Wait
 from penstock.worker.handlers.parameters import is_number
-from penstock.worker.handlers.waiting import OnTimeout, Wait
 
 _NOTE_KEPT_CHARS = 1000
 _SPAWN_OPTIONS = frozenset(
@@ -24,11 +25,13 @@ _SPAWN_OPTIONS = frozenset(
     )
 )  # fmt: skip
 
+_lock = threading.Lock()  # for all cancellations: it is held briefly
+
 Report = Callable[[float | None, str | None], None]
 
 
 class _Done:
-    """Something to await that has happened already; nothing warns when nobody awaits it."""
+    """An already-completed awaitable; safe to ignore."""
 
     __slots__ = ()
 
@@ -40,15 +43,53 @@ class _Done:
 _DONE = _Done()
 
 
-class Context:
-    """What a handler knows of its task.
+class TaskCancelled(Exception):
+    """Raised by ``ctx.raise_if_cancelled()``: this attempt's result would be ignored."""
 
-    task_id, claim: together they name this attempt; later attempts have a higher claim.
+
+class Cancellation:
+    """Set once, when a task's claim has ended; ``is_set`` may be read, and ``wait`` awaited, from any thread."""
+
+    __slots__ = ("_waiting", "is_set")
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    def set(self) -> None:
+        with _lock:
+            self.is_set = True
+            waiting, self._waiting = self._waiting, []
+        for loop, event in waiting:
+            try:
+                loop.call_soon_threadsafe(event.set)
+            except RuntimeError:
+                pass  # that loop is closed
+
+    async def wait(self) -> None:
+        event = asyncio.Event()
+        with _lock:
+            if self.is_set:
+                return
+            entry = asyncio.get_running_loop(), event
+            self._waiting.append(entry)
+        try:
+            await event.wait()
+        finally:
+            with _lock:
+                if entry in self._waiting:
+                    self._waiting.remove(entry)
+
+
+class Context:
+    """The task of a handler, and what it may do with it.
+
+    task_id, claim: together they identify this attempt; later attempts have a higher claim.
     redelivered: the message was delivered before, so an earlier worker may have done part of the work.
-    report: where progress goes, callable from any thread; without one it goes nowhere, as in a test of a handler.
-    cancellation: set when the task is no longer this worker's; without one it never is.
-    spawned: the tasks that go with the result, as JSON texts of what ``spawn`` was given.
-    tenant: for whom the task is, None where it is for none; it is the scheduler's word, not the payload's.
+    report: receives progress, from any thread; without one progress is dropped, as in a test of a handler.
+    cancellation: set when the task is no longer this worker's.
+    spawned: the tasks that go with the result, as JSON texts of the arguments of ``spawn``.
+    tenant: of the task, or None; from the scheduler, not the payload.
     """
 
     __slots__ = ("_cancellation", "_report", "_token", "action", "claim", "redelivered", "spawned", "task_id", "tenant")
@@ -76,27 +117,27 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for the result any more: the task was cancelled, or is somebody else's by now.
+        """True once the task was cancelled or reassigned to another worker.
 
-        It turns true within seconds where the worker has PENSTOCK_CONTROL_URL, and never where it has not.
+        It turns true within seconds where the worker has PENSTOCK_CONTROL_URL, and never elsewhere.
         """
         return self._cancellation.is_set
 
     async def wait_cancelled(self) -> None:
-        """Until ``cancelled``, to be raced against the work."""
+        """Wait until ``cancelled``, beside the work."""
         await self._cancellation.wait()
 
     def raise_if_cancelled(self) -> None:
-        """Raises TaskCancelled, at a place where the handler may stop; what it raises or returns then is dropped."""
+        """Raises TaskCancelled once ``cancelled``; the handler's outcome is dropped then."""
         if self._cancellation.is_set:
             raise TaskCancelled(f"task {self.task_id} is no longer claim {self.claim}'s")
 
     def spawn(self, action: str, payload: Any = None, **options: Any) -> None:
-        """Have another task made when, and only if, this attempt's result is accepted.
+        """Enqueue another task when, and only if, this attempt's result is accepted.
 
         It travels with the result, so a retried or lost attempt makes none twice. In a workflow it is a child of this
-        step: what comes after the step waits for it too, and is given its result as ``<step>/<name>``, the name
-        being its number unless given. Otherwise it is a plain task.
+        step: the following steps wait for it too, and get its result as ``<step>/<name>``, the name being its number
+        unless given. Otherwise it is a plain task.
         options: those of ``enqueue`` but unique_key, unique and on_duplicate; and name, on_failure, compensate.
         Raises ValueError for an unknown option, an empty action, or a payload that is no JSON object or array.
         """
@@ -115,20 +156,17 @@ class Context:
         self.spawned.append(f'{more[:-1]},"payload":{given}}}')
 
     def wait_token(self) -> str:
-        """A token that cannot be guessed, to hand out before :meth:`wait`; the same one throughout this run.
-
-        It answers this attempt and no other.
-        """
+        """A token that cannot be guessed, to hand out before :meth:`wait`; each attempt has its own."""
         if self._token is None:
             self._token = make_token(self.task_id, self.claim)
         return self._token
 
     def wait(self, token: str | None = None, timeout: float | None = None, *, on_timeout: OnTimeout = "retry") -> Wait:
-        """To be returned: the task waits for ``task.complete`` or ``task.fail`` with this token, and takes no room.
+        """Return this from a handler to suspend the task until ``task.complete`` or ``task.fail`` with this token.
 
-        token: one that is yours, or None for :meth:`wait_token`. timeout: seconds, None for
-        PENSTOCK_WAIT_TIMEOUT_SECONDS. on_timeout: "retry" makes it a failed attempt, "fail" the last one.
-        Raises ValueError for a token or a time that cannot be.
+        token: your own, or None for :meth:`wait_token`. timeout: seconds, None for PENSTOCK_WAIT_TIMEOUT_SECONDS.
+        on_timeout: "retry" makes it a failed attempt, "fail" the last one.
+        Raises ValueError for an invalid token or time.
         """
         if on_timeout not in ("retry", "fail"):
             raise ValueError(f'on_timeout is "retry" or "fail", not {on_timeout!r}')
@@ -142,11 +180,11 @@ class Context:
         return get_logger().bind(task_id=self.task_id, claim=self.claim, action=self.action)
 
     def progress(self, percent: float | None = None, note: str | None = None) -> Awaitable[None]:
-        """Report how far the work is, which `status` shows, and that it is alive.
+        """Report progress, which `status` shows, as a heartbeat.
 
         It returns at once, awaited or not, in an ``async def`` and in a thread; the newest report is sent with the
-        next results. Raises ValueError for a percent that is no finite number, TypeError for
-        a note that is no text; a note is cut after 1000 characters.
+        next results. A note is cut after 1000 characters. Raises ValueError for a percent that is no finite number,
+        TypeError for a note that is no text.
         """
         if percent is not None and not (is_number(percent) and math.isfinite(percent)):
             raise ValueError(f"percent must be a finite number, not {percent!r}")

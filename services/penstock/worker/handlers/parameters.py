@@ -1,6 +1,6 @@
 """Parameters: a task's JSON fitted to the signature of its handler.
 
-Everything that can be found out beforehand is, when the handler is registered; a call costs a comparison of names.
+Signatures are analysed when the handler is registered; a call costs a comparison of names.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _PYDANTIC = frozenset(("pydantic", "pydantic_core", "annotated_types"))
 
 
 class Parameters:
-    """The parameters of a handler, the context not among them.
+    """The parameters of a handler after the context.
 
-    context: the class of what comes first. Raises SettingsError for a function that does not take one first, and for
-    an annotation that no value can be checked against.
+    Raises SettingsError for a function that does not take the context first, and for an annotation that no value can
+    be checked against.
     """
 
     def __init__(self, action: str, function: Callable[..., Any], context_type: type) -> None:
@@ -51,22 +51,19 @@ class Parameters:
         self._required_alone = tuple(p.name for p in rest if p.kind is p.KEYWORD_ONLY and p.default is p.empty)
         self._known = frozenset(p.name for p in by_name)
         self._any_name = any(p.kind is p.VAR_KEYWORD for p in rest)
-        # A payload's member of the context's own name would be its second value.
+        # A payload's member with the context's name would be its second value.
         self._reserved = context.name if context.kind is context.POSITIONAL_OR_KEYWORD else None
-        # One without a name to be given by can never come from an object: it is always missing there.
+        # A parameter by position only cannot come from an object: it is always missing there.
         self._required = frozenset(p.name for p in (*by_position, *by_name) if p.default is p.empty)
         self._only_position = frozenset(p.name for p in by_position if p.kind is p.POSITIONAL_ONLY)
         self._conversions = dict(_conversions(action, function, {p.name: p for p in (*by_position, *by_name)}.values()))
 
     def fit(self, params: msgspec.Raw | bytes) -> Arguments:
-        """Fit a task's parameters, raw JSON, to the function; the context is not among the arguments returned.
+        """Fit a task's parameters, raw JSON, to the function; returns the arguments after the context.
 
-        Annotated parameters are checked and converted. Raises InvalidParams, naming the parameter at fault.
+        Annotated parameters are checked and converted. Raises InvalidParams, naming the invalid parameter.
         """
-        try:
-            value = decode_any(params) if params else {}
-        except (ValueError, RecursionError) as exc:
-            raise InvalidParams("params", f"cannot be read: {exc}") from None
+        value = read_params(params)
         if type(value) is dict:
             keys = value.keys()
             if (
@@ -108,8 +105,16 @@ class Parameters:
             raise InvalidParams("params", f"has {len(given)} items; {self._action} takes {len(self._positions)}")
 
 
+def read_params(params: msgspec.Raw | bytes) -> Any:
+    """A task's parameters, decoded. Raises InvalidParams."""
+    try:
+        return decode_any(params) if params else {}
+    except (ValueError, RecursionError) as exc:
+        raise InvalidParams("params", f"cannot be read: {exc}") from None
+
+
 def _takes_context(parameter: inspect.Parameter, function: Callable[..., Any], context_type: type) -> bool:
-    """Whether a function's first parameter may be the context. One without an annotation may be anything."""
+    """Whether a function's first parameter may be the context; without an annotation it may be anything."""
     if parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD):
         return False
     if parameter.annotation is parameter.empty or parameter.kind is parameter.VAR_POSITIONAL:
@@ -131,7 +136,7 @@ def _takes_context(parameter: inspect.Parameter, function: Callable[..., Any], c
 def _conversions(
     action: str, function: Callable[..., Any], parameters: Iterable[inspect.Parameter]
 ) -> Iterator[tuple[str, Callable[[Any], Any]]]:
-    """What to do with each parameter that has an annotation."""
+    """The conversion of each parameter with an annotation."""
     for parameter in parameters:
         if parameter.annotation is parameter.empty:
             continue
@@ -144,7 +149,7 @@ def _conversions(
 
 
 def uncheckable(action: str, function: Callable[..., Any], shown: str, exc: Exception) -> SettingsError:
-    """The error for an annotation that cannot be used, with what can be done about it."""
+    """The error for an unusable annotation, with the next step."""
     reason = str(exc).partition("\n")[0].partition(". ")[0].rstrip(".")
     if isinstance(exc, NameError):
         why = f"{reason}: import its names outside of TYPE_CHECKING and functions"
@@ -157,7 +162,7 @@ def uncheckable(action: str, function: Callable[..., Any], shown: str, exc: Exce
 
 
 def resolve(annotation: Any, function: Callable[..., Any]) -> Any:
-    """An annotation as a type. Raises NameError, or what else its text leads to, where it cannot be one."""
+    """An annotation as a type. Raises NameError, or another error of its text."""
     holder = types.SimpleNamespace(__annotations__={"it": annotation})
     inner = inspect.unwrap(function)
     names = getattr(inner, "__globals__", None) or getattr(type(inner).__call__, "__globals__", {})
@@ -165,7 +170,7 @@ def resolve(annotation: Any, function: Callable[..., Any]) -> Any:
 
 
 def converter(wanted: Any) -> Callable[[Any], Any] | None:
-    """What checks decoded JSON against a type and converts it, raising msgspec.ValidationError; None for any value.
+    """Checks decoded JSON against a type and converts it, raising msgspec.ValidationError; None for any value.
 
     Raises TypeError, or an error of pydantic, for a type that neither msgspec nor pydantic can check.
     """
@@ -198,7 +203,7 @@ def _by_pydantic(wanted: Any) -> Callable[[Any], Any]:
 
 
 def _is_pydantics(wanted: Any, seen: list[Any]) -> bool:
-    """Whether a type is pydantic's, or has one in it that is: msgspec would know it not, or not its constraints."""
+    """Whether a type is pydantic's, or contains one that is: msgspec would not know it, or not its constraints."""
     if any(wanted is known for known in seen):
         return False
     seen.append(wanted)
@@ -209,7 +214,7 @@ def _is_pydantics(wanted: Any, seen: list[Any]) -> bool:
         if any(type(mark).__module__.partition(".")[0] in _PYDANTIC for mark in parts[1:]):
             return True
     elif isinstance(wanted, type):
-        with suppress(Exception):  # names that are not there: msgspec will say so
+        with suppress(Exception):  # unknown names: msgspec will say so
             parts += typing.get_type_hints(wanted, include_extras=True).values()
     return any(_is_pydantics(part, seen) for part in parts)
 
@@ -223,11 +228,11 @@ def _is_msgspecs(wanted: Any) -> bool:
 
 
 def _holds_custom(info: Any, seen: set[int]) -> bool:
-    """Whether a type has a class in it that msgspec does not know: it would refuse every value."""
+    """Whether a type contains a class that msgspec does not know: it would refuse every value."""
     if isinstance(info, msgspec.inspect.CustomType):
         return True
     if id(info) in seen:
-        return False  # a type that holds itself
+        return False  # a recursive type
     seen.add(id(info))
     if isinstance(info, tuple):
         return any(_holds_custom(item, seen) for item in info)
