@@ -12,8 +12,9 @@ import gc
 import os
 import random
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, suppress
+from typing import Any
 
 from penstock.protocol.errors import Locked, Unavailable
 from penstock.runtime import metrics
@@ -26,7 +27,7 @@ log = get_logger()
 
 _LOCKED_PAUSE_SECONDS = 0.3  # one transaction may hold up one task, and other work comes
 
-SideTask = Callable[[], Awaitable[None]]
+SideTask = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Service:
@@ -114,7 +115,7 @@ class Loop:
     async def _repeat_until_stopped(self) -> None:
         loop = asyncio.get_running_loop()
         repeats = [loop.create_task(self._repeat(), name=f"pass-{i}") for i in range(self._passes)]
-        sides = [loop.create_task(_as_coroutine(run), name=name) for name, run in self._service.side_tasks().items()]
+        sides = [loop.create_task(run(), name=name) for name, run in self._service.side_tasks().items()]
         sides.append(loop.create_task(self._health.pulse(), name="pulse"))
         for task in (*repeats, *sides):
             task.add_done_callback(self._watch)
@@ -210,10 +211,6 @@ class Loop:
 def _log_failure(event: str, exc: Unavailable, pauses: Pauses) -> None:
     if pauses.is_reported:
         log.warning(event, reason=str(exc), failures=pauses.failures + 1)
-
-
-async def _as_coroutine(run: SideTask) -> None:
-    await run()
 
 
 def _spare_the_collector() -> None:

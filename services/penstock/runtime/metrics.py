@@ -18,15 +18,15 @@ from prometheus_client.samples import Exemplar
 
 from penstock.protocol.task import MAX_ACTIONS_TOLD, OTHER_ACTIONS
 
-_told_actions: set[str] = set()
+_labelled_actions: set[str] = set()
 
 
-def told_action(action: str) -> str:
+def action_label(action: str) -> str:
     """The action as a label's value: its name, of the first ones that this process meets."""
-    if action not in _told_actions:
-        if len(_told_actions) >= MAX_ACTIONS_TOLD:
+    if action not in _labelled_actions:
+        if len(_labelled_actions) >= MAX_ACTIONS_TOLD:
             return OTHER_ACTIONS
-        _told_actions.add(action)
+        _labelled_actions.add(action)
     return action
 
 
@@ -35,7 +35,7 @@ class _ByAction(MetricWrapperBase):
 
     def labels(self, *values: Any, **named: Any) -> Self:
         if values and self._labelnames[:1] == ("action",):
-            values = told_action(values[0]), *values[1:]
+            values = action_label(values[0]), *values[1:]
         return super().labels(*values, **named)
 
 

@@ -1,18 +1,31 @@
-"""OpenTelemetry traces: an optional extra, off unless PENSTOCK_TRACES says so, and nothing of it is loaded then.
+"""OpenTelemetry traces: an optional extra, off unless PENSTOCK_TRACES is set, and not loaded then.
 
-Code that makes spans asks for :func:`active` and makes none where it is None. Like the metrics it is one for the
-process: its spans have to meet those of the handlers, which know the process' tracer alone.
+Code that makes spans calls :func:`active` and makes none where it is None. Like the metrics it is one for the process:
+its spans have to meet those of the handlers, which know the process' tracer alone.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from penstock.protocol.errors import SettingsError
+from penstock.protocol.version import __version__
 
 if TYPE_CHECKING:
     from penstock.runtime.tracing.spans import Spans
     from penstock.settings.model import Settings
 
-__all__ = ["active", "setup_tracing", "stop_tracing", "use"]
+_EXTRA = 'PENSTOCK_TRACES is on and OpenTelemetry is not installed: pip install "penstock[otel]"'
+_EXPORTERS = ("otlp", "console", "none")
+_PROTOCOLS = {
+    "http/protobuf": (
+        "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+        "opentelemetry-exporter-otlp-proto-http",
+    ),
+    "grpc": ("opentelemetry.exporter.otlp.proto.grpc.trace_exporter", "opentelemetry-exporter-otlp-proto-grpc"),
+}
 
 _active: Spans | None = None
 
@@ -23,11 +36,9 @@ def active() -> Spans | None:
 
 
 def setup_tracing(process: str, settings: Settings) -> None:
-    """Begin tracing in this process, if the settings want it. Raises SettingsError where it cannot be."""
+    """Begin tracing in this process, if the settings say so. Raises SettingsError."""
     if settings.traces:
-        from penstock.runtime.tracing.provider import open_provider
-
-        provider = open_provider(process)  # first, for it says what to install
+        provider = _open_provider(process)  # first, for its error says what to install
         from penstock.runtime.tracing.spans import Spans
 
         use(Spans(provider))
@@ -45,3 +56,65 @@ def stop_tracing() -> None:
     use(None)
     if spans is not None:
         spans.shutdown()
+
+
+def _open_provider(process: str) -> Any:
+    """The application's tracer provider, or else a new one, which becomes the global one.
+
+    Exporter, sampler and name are set by OpenTelemetry's own variables, ``OTEL_*``. Raises SettingsError: no library,
+    or an invalid variable.
+    """
+    try:
+        from opentelemetry import trace
+        from opentelemetry.sdk.trace import TracerProvider
+    except ImportError as exc:
+        raise SettingsError(_EXTRA) from exc
+    given = trace.get_tracer_provider()
+    if isinstance(given, TracerProvider):
+        return given
+    provider = _make_provider(process)
+    trace.set_tracer_provider(provider)
+    return provider
+
+
+def _make_provider(process: str) -> Any:
+    from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SimpleSpanProcessor
+
+    processors: list[Any] = []
+    for name in _exporters():
+        if name == "otlp":
+            processors.append(BatchSpanProcessor(_otlp()))
+        elif name == "console":
+            processors.append(SimpleSpanProcessor(ConsoleSpanExporter()))
+    resource = Resource({SERVICE_VERSION: __version__}).merge(Resource.create())
+    if str(resource.attributes.get(SERVICE_NAME, "unknown_service")).startswith("unknown_service"):
+        resource = resource.merge(Resource({SERVICE_NAME: f"penstock-{process}"}))
+    provider = TracerProvider(resource=resource)
+    for processor in processors:
+        provider.add_span_processor(processor)
+    return provider
+
+
+def _exporters() -> list[str]:
+    given = [name.strip() for name in os.environ.get("OTEL_TRACES_EXPORTER", "otlp").split(",") if name.strip()]
+    for name in given:
+        if name not in _EXPORTERS:
+            raise SettingsError(f"OTEL_TRACES_EXPORTER is {name!r}: choose of {', '.join(_EXPORTERS)}")
+    return given or ["otlp"]
+
+
+def _otlp() -> Any:
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get(
+        "OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"
+    )
+    if protocol not in _PROTOCOLS:
+        raise SettingsError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}: choose of {', '.join(_PROTOCOLS)}")
+    module, package = _PROTOCOLS[protocol]
+    try:
+        return import_module(module).OTLPSpanExporter()
+    except ImportError as exc:
+        if protocol == "http/protobuf":
+            raise SettingsError(_EXTRA) from exc
+        raise SettingsError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}: pip install {package}") from exc

@@ -1,7 +1,7 @@
 """Spans: one trace from the enqueue of a task through every process and every attempt.
 
 Names and attributes are those of OpenTelemetry's conventions for messaging, with the action as the destination and the
-task's id as that of the message. The enqueue is what a row remembers; the rest of a task's spans are its children.
+task's id as that of the message. A task's row stores the span of its enqueue, the parent of all its others.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _ROOT = contexts.Context()
 
 
 @dataclass(slots=True)
-class Producing:
-    """Tasks with the contexts that they will carry. spans: of their enqueue, each with the places it stands for."""
+class TracedTasks:
+    """Tasks with the contexts that they will carry. spans: of their enqueue, each with the positions of its tasks."""
 
     tasks: Sequence[NewTask]
     spans: list[tuple[Span, list[int]]]
 
     def stored(self, enqueued: Sequence[Enqueued]) -> None:
-        """Name the tasks that were made."""
+        """Record the ids of the new tasks."""
         for span, places in self.spans:
             if len(places) == 1 and span.is_recording():
                 made = enqueued[places[0]]
@@ -60,11 +60,11 @@ class AttemptSpan:
 
     @property
     def context(self) -> TraceContext | None:
-        """The context for what follows."""
-        return _told(self._span)
+        """The context for spans that follow."""
+        return _trace_context(self._span)
 
     def activate(self) -> None:
-        """Have what this task of the event loop, and the threads that it starts, do from now on belong to the span."""
+        """Make it the current span of this task of the event loop, and of the threads that it starts."""
         contexts.attach(trace.set_span_in_context(self._span))
 
     def raised(self, exc: BaseException) -> None:
@@ -73,7 +73,7 @@ class AttemptSpan:
             self._span.record_exception(exc)
 
     def end(self, error: str, why: str = "") -> None:
-        """error: kind of the failure, empty for a success. why: in words, where there is more to say."""
+        """error: kind of the failure, empty for a success. why: in words."""
         if error:
             _fail(self._span, error, why)
         self._span.end()
@@ -92,7 +92,7 @@ class Spans:
 
     @contextmanager
     def serving(self, path: str, headers: Mapping[str, str]) -> Iterator[Span]:
-        """A request over HTTP, which continues the trace of its headers; what is done inside belongs to it."""
+        """A request over HTTP, which continues the trace of its headers, as the current span."""
         span = self._tracer.start_span(
             f"POST {path}",
             _under(trace_context.of_headers(headers)),
@@ -104,16 +104,15 @@ class Spans:
 
     @staticmethod
     def answered(span: Span, status: int) -> None:
-        """A request got its answer."""
         span.set_attribute("http.response.status_code", status)
         if status >= 500:
             _fail(span, str(status))
 
     @contextmanager
-    def enqueuing(self, tasks: Sequence[NewTask]) -> Iterator[Producing]:
+    def enqueuing(self, tasks: Sequence[NewTask]) -> Iterator[TracedTasks]:
         """The enqueue of tasks, which gives each the context that it carries from now on.
 
-        Tasks of one caller share a span. Those of none belong to what is active here, or else begin a trace each.
+        Tasks of one caller share a span. Those without one are of the current span, or else begin a trace each.
         """
         here = trace_context.current()
         places_of: dict[object, list[int]] = defaultdict(list)
@@ -125,11 +124,11 @@ class Spans:
             parent = trace_context.of_text(caller) if isinstance(caller, str) else here
             span = self._enqueue(parent, [tasks[place] for place in places])
             spans.append((span, places))
-            told = _told(span)
+            carried = _trace_context(span)
             for place in places:
-                traced[place] = replace(tasks[place], trace=told and told.text)
+                traced[place] = replace(tasks[place], trace=carried and carried.text)
         try:
-            yield Producing(traced, spans)
+            yield TracedTasks(traced, spans)
         except BaseException as exc:
             for span, _ in spans:
                 _fail(span, type(exc).__name__)
@@ -139,65 +138,51 @@ class Spans:
                 span.end()
 
     def _enqueue(self, parent: TraceContext | None, tasks: Sequence[NewTask]) -> Span:
-        attributes = _about("enqueue", "create")
-        name, actions = "enqueue", {task.action for task in tasks}
-        if len(actions) == 1:
-            (action,) = actions
-            name = f"enqueue {action}"
-            attributes["messaging.destination.name"] = action
+        actions = {task.action for task in tasks}
+        action = actions.pop() if len(actions) == 1 else None
+        name = "enqueue" if action is None else f"enqueue {action}"
+        attributes = _about("enqueue", "create", action)
         if len(tasks) > 1:
             attributes["messaging.batch.message_count"] = len(tasks)
         span: Span = self._tracer.start_span(name, _under(parent), SpanKind.PRODUCER, attributes)
         return span
 
-    def passed(self, operation: str, kind: str, ways: Sequence[Hop], *, started_ns: int, count: int) -> None:
-        """Tasks have passed this process together, ``count`` of them; those that are sampled get a span each.
+    def passed(self, operation: str, kind: str, hops: Sequence[Hop], *, started_ns: int, count: int) -> None:
+        """``count`` tasks have passed this process together; those that are sampled get a span each.
 
-        A span has one parent, and what was done with many tasks at once has many. So where there are several, a span
-        of its own stands for that; it links to the tasks' traces, and their spans to it. kind: create, send or settle.
+        A span has one parent, and several tasks have several. So a span of the batch links to the tasks' traces, and
+        their spans to it. kind: create, send or settle.
         """
-        ways = [way for way in ways if way.parent.is_sampled]
-        if not ways:
+        hops = [hop for hop in hops if hop.parent.is_sampled]
+        if not hops:
             return
         ended_ns = time_ns()
         links = []
-        if len(ways) > 1:
+        if len(hops) > 1:
             attributes = {**_about(operation, kind), "messaging.batch.message_count": count}
-            to_all = [Link(_context(way.parent)) for way in ways[:_LINKS]]
+            to_all = [Link(_context(hop.parent)) for hop in hops[:_LINKS]]
             batch = self._tracer.start_span(
                 f"{operation} batch", _ROOT, SpanKind.CLIENT, attributes, to_all, start_time=started_ns
             )
-            if any(way.error for way in ways):
-                _fail(batch, next(way.error for way in ways if way.error))
+            if error := next((hop.error for hop in hops if hop.error), None):
+                _fail(batch, error)
             batch.end(ended_ns)
             links = [Link(batch.get_span_context())]
-        for way in ways:
+        span_kind = SpanKind.PRODUCER if kind == "send" else SpanKind.CLIENT
+        for hop in hops:
+            attributes = _about(operation, kind, hop.name, hop.task_id)
             span = self._tracer.start_span(
-                f"{operation} {way.name}",
-                _under(way.parent),
-                SpanKind.PRODUCER if kind == "send" else SpanKind.CLIENT,
-                {
-                    **_about(operation, kind),
-                    "messaging.destination.name": way.name,
-                    "messaging.message.id": str(way.task_id),
-                },
-                links,
-                start_time=started_ns,
+                f"{operation} {hop.name}", _under(hop.parent), span_kind, attributes, links, start_time=started_ns
             )
-            if way.error is not None:
-                _fail(span, way.error)
+            if hop.error is not None:
+                _fail(span, hop.error)
             span.end(ended_ns)
 
     def attempt(
         self, action: str, task_id: int, claim: int, carried: CarriedTrace | None, *, redelivered: bool
     ) -> AttemptSpan:
         """An attempt begins: child of the enqueue, linked to the attempt before it; without either it is a root."""
-        attributes = {
-            **_about("process", "process"),
-            "messaging.destination.name": action,
-            "messaging.message.id": str(task_id),
-            "penstock.claim": claim,
-        }
+        attributes = {**_about("process", "process", action, task_id), "penstock.claim": claim}
         if redelivered:
             attributes["penstock.redelivered"] = True
         parent = _ROOT if carried is None else _under(carried.context)
@@ -207,16 +192,11 @@ class Spans:
     def lost(
         self, action: str, task_id: int, claim: int, carried: CarriedTrace, *, worker: str | None, held_seconds: float
     ) -> AttemptSpan:
-        """A span in the trace for an attempt whose end is never reported, so that its own span never comes.
+        """A span for an attempt whose end is never reported, so that its own span never comes.
 
-        It is no consumer, lest a map of services be drawn by it. worker: the one that had it, if known.
+        It is internal, and so on no map of services. worker: the one that had it, if known.
         """
-        attributes = {
-            **_about("lost", "process"),
-            "messaging.destination.name": action,
-            "messaging.message.id": str(task_id),
-            "penstock.claim": claim,
-        }
+        attributes = {**_about("lost", "process", action, task_id), "penstock.claim": claim}
         if worker is not None:
             attributes["penstock.worker"] = worker
         started_ns = time_ns() - round(held_seconds * 1e9)  # the claim was at the database's clock, which is not ours
@@ -229,24 +209,25 @@ class Spans:
     def batch(self, action: str, attempts: Sequence[AttemptSpan]) -> AttemptSpan:
         """One call of a handler for many tasks begins, linked to the attempt of each."""
         links = [Link(attempt._span.get_span_context()) for attempt in attempts[:_LINKS]]
-        attributes = {
-            **_about("process", "process"),
-            "messaging.destination.name": action,
-            "messaging.batch.message_count": len(attempts),
-        }
-        # Of one task it is part of its trace.
+        attributes = {**_about("process", "process", action), "messaging.batch.message_count": len(attempts)}
+        # The call of one task is part of its trace.
         parent = trace.set_span_in_context(attempts[0]._span, _ROOT) if len(attempts) == 1 else _ROOT
         return AttemptSpan(
             self._tracer.start_span(f"process batch {action}", parent, SpanKind.INTERNAL, attributes, links)
         )
 
 
-def _about(operation: str, kind: str) -> dict[str, Any]:
-    return {
+def _about(operation: str, kind: str, action: str | None = None, task_id: int | None = None) -> dict[str, Any]:
+    attributes = {
         "messaging.system": "penstock",
         "messaging.operation.name": operation,
         "messaging.operation.type": kind,
     }
+    if action is not None:
+        attributes["messaging.destination.name"] = action
+    if task_id is not None:
+        attributes["messaging.message.id"] = str(task_id)
+    return attributes
 
 
 def _context(of: TraceContext) -> SpanContext:
@@ -263,7 +244,7 @@ def _under(parent: TraceContext | None) -> contexts.Context:
     return _ROOT if parent is None else trace.set_span_in_context(NonRecordingSpan(_context(parent)), _ROOT)
 
 
-def _told(span: Span) -> TraceContext | None:
+def _trace_context(span: Span) -> TraceContext | None:
     of = span.get_span_context()
     if not of.is_valid:
         return None
@@ -273,7 +254,6 @@ def _told(span: Span) -> TraceContext | None:
 
 
 def _former(carried: CarriedTrace | None) -> list[Link]:
-    """The link to the attempt before, if there was one."""
     if carried is None or carried.former is None:
         return []
     return [Link(_context(carried.former), {"penstock.link": "former_attempt"})]
