@@ -77,7 +77,7 @@ def _memory() -> Path | None:
 @pytest.fixture(autouse=True)
 def _no_action_met(monkeypatch: pytest.MonkeyPatch) -> None:
     """Metrics tell apart the first actions that a process meets: here those of this test."""
-    monkeypatch.setattr(metrics, "_told_actions", set())
+    monkeypatch.setattr(metrics, "_labelled_actions", set())
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ def test_every_metric_is_set_somewhere(name: str) -> None:
 
 
 def test_further_actions_count_as_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "_told_actions", {f"known-{n}" for n in range(499)})
+    monkeypatch.setattr(metrics, "_labelled_actions", {f"known-{n}" for n in range(499)})
     registry = CollectorRegistry()
     counter = metrics.Counter("made_total", "m", ["action", "state"], registry=registry)
     waits = metrics.Histogram("wait_seconds", "w", ["action"], registry=registry)
