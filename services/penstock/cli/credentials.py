@@ -42,13 +42,13 @@ def create(database: Database) -> None:
     from penstock.compat.scheduler0 import store
 
     readable = database.settings.scheduler0_readable_secrets
-    made, secret = database.run(lambda session: store.create_credential(session, readable=readable))
+    made = database.run(lambda session: store.create_credential(session, readable=readable))
 
     def show(_: Any) -> None:
-        typer.echo(f"API_KEY={made.api_key}\nAPI_SECRET={secret}")
+        typer.echo(f"API_KEY={made.api_key}\nAPI_SECRET={made.api_secret}")
         typer.echo(f"credential {made.id} is valid now; its secret is not shown again", err=True)
 
-    database.show(_members(made) | {"apiSecret": secret}, show)
+    database.show(_members(made) | {"apiSecret": made.api_secret}, show)
     if not database.settings.scheduler0:
         typer.echo(
             "note: with these settings no api serves scheduler0's API; set PENSTOCK_SCHEDULER0=true where it runs",
@@ -63,7 +63,7 @@ def list_credentials(database: Database) -> None:
     async def read(session: Session) -> list[Credential]:
         found: list[Credential] = []
         while True:
-            _, page = await store.list_credentials(session, limit=PAGE, offset=len(found))
+            page = await store.list_credentials(session, limit=PAGE, offset=len(found))
             found += page
             if len(page) < PAGE:
                 return found
@@ -95,5 +95,5 @@ def _members(credential: Credential) -> dict[str, Any]:
         "id": credential.id,
         "apiKey": credential.api_key,
         "archived": credential.archived,
-        "dateCreated": shown_instant(credential.created_at),
+        "dateCreated": shown_instant(credential.date_created),
     }

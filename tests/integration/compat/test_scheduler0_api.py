@@ -18,9 +18,9 @@ from pydantic import SecretStr
 
 from penstock.api.process import Api
 from penstock.compat.scheduler0 import store as scheduler0store
-from penstock.compat.scheduler0.http.tasks import AsyncTasks
+from penstock.compat.scheduler0.http.tasks import AsyncTasks, Progress
 from penstock.compat.scheduler0.jobs import ACTION
-from penstock.compat.scheduler0.store import Progress, names_of_import
+from penstock.compat.scheduler0.store import names_of_import
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
@@ -102,8 +102,8 @@ def job(project: int, **more: Any) -> dict[str, Any]:
 async def opened(store: Store, settings: Settings, prefix: str = "/v1", **changes: Any) -> AsyncIterator[Door]:
     settings = settings.model_copy(update={"scheduler0": True} | changes)
     async with store.session() as session:
-        made, secret = await scheduler0store.create_credential(session, readable=False)
-    headers = {"x-api-key": made.api_key, "x-secret-key": secret}
+        made = await scheduler0store.create_credential(session, readable=False)
+    headers = {"x-api-key": made.api_key, "x-secret-key": made.api_secret}
     async with (
         running(store, settings) as api,
         httpx.AsyncClient(base_url=api.url + prefix, headers=headers, timeout=60) as client,

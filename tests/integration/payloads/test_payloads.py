@@ -650,8 +650,8 @@ async def test_what_stays_in_the_clear_is_what_the_page_names(settings: Settings
         await pipe.call("schedule.create_many", schedules=[{"name": "t", "expression": "@yearly", "payload": secret}])
         api = await stack.enter_async_context(running(pipe.store, changed))
         async with pipe.store.session() as session:
-            made, password = await store.create_credential(session, readable=False)
-        headers = {"x-api-key": made.api_key, "x-secret-key": password}
+            made = await store.create_credential(session, readable=False)
+        headers = {"x-api-key": made.api_key, "x-secret-key": made.api_secret}
         http = await stack.enter_async_context(httpx.AsyncClient(headers=headers))
         armed = {
             "clientId": "c", "scheduleKey": "k", "orderingKey": "o", "taskData": json.dumps(secret),

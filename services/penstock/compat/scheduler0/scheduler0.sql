@@ -1,10 +1,23 @@
 -- scheduler0's API: credentials, projects, jobs and the requests that made them. A job is fired by the schedule
 -- scheduler0:<id>.
 
+-- part: credential
+    id, archived, api_key, coalesce(secret, '') as api_secret, created_at as date_created
+
+-- part: project
+    id, name, description, created_at as date_created
+
+-- part: job
+-- Of a job j; instants that are not set as scheduler0 writes them.
+    j.id, j.project_id, j.spec, j.callback_url, j.data, j.execution_type, j.timezone, j.timezone_offset,
+    coalesce(j.start_date, '0001-01-01T00:00:00Z') as start_date,
+    coalesce(j.end_date, '0001-01-01T00:00:00Z') as end_date, j.created_at as date_created
+
 -- name: create_credential
 -- $1 API key, $2 SHA-256 of the secret, $3 the secret in clear or null.
 insert into penstock.scheduler0_credential (api_key, secret_hash, secret) values ($1, $2, $3)
-returning id, api_key, secret, archived, created_at;
+returning
+{credential};
 
 -- name: find_credential
 -- $1 API key. The one that is in use.
@@ -12,20 +25,28 @@ select id, secret_hash from penstock.scheduler0_credential where api_key = $1 an
 
 -- name: list_credentials
 -- Newest first. $1 limit, $2 offset.
-select id, api_key, secret, archived, created_at from penstock.scheduler0_credential
-order by id desc limit $1 offset $2;
+select
+{credential}
+from penstock.scheduler0_credential order by id desc limit $1 offset $2;
 
 -- name: count_credentials
 select count(*) from penstock.scheduler0_credential;
 
 -- name: read_credential
 -- $1 id.
-select id, api_key, secret_hash, secret, archived, created_at from penstock.scheduler0_credential where id = $1;
+select
+{credential}
+from penstock.scheduler0_credential where id = $1;
+
+-- name: read_credential_digest
+-- $1 id. Its API key and the digest of its secret.
+select api_key, secret_hash from penstock.scheduler0_credential where id = $1;
 
 -- name: archive_credential
 -- $1 id, $2 whether it is archived.
 update penstock.scheduler0_credential set archived = $2 where id = $1
-returning id, api_key, secret, archived, created_at;
+returning
+{credential};
 
 -- name: delete_credential
 -- $1 id.
@@ -34,18 +55,23 @@ delete from penstock.scheduler0_credential where id = $1;
 -- name: create_project
 -- $1 name, $2 description. No row: the name is taken.
 insert into penstock.scheduler0_project (name, description) values ($1, $2)
-on conflict (name) do nothing returning id, name, description, created_at;
+on conflict (name) do nothing returning
+{project};
 
 -- name: list_projects
 -- Oldest first. $1 limit, $2 offset.
-select id, name, description, created_at from penstock.scheduler0_project order by id limit $1 offset $2;
+select
+{project}
+from penstock.scheduler0_project order by id limit $1 offset $2;
 
 -- name: count_projects
 select count(*) from penstock.scheduler0_project;
 
 -- name: read_project
 -- $1 id.
-select id, name, description, created_at from penstock.scheduler0_project where id = $1;
+select
+{project}
+from penstock.scheduler0_project where id = $1;
 
 -- name: find_projects
 -- $1 ids. Those that there are.
@@ -54,7 +80,8 @@ select id from penstock.scheduler0_project where id = any($1::bigint[]);
 -- name: update_project
 -- $1 id, $2 name, $3 description or null for what it is.
 update penstock.scheduler0_project set name = $2, description = coalesce($3, description) where id = $1
-returning id, name, description, created_at;
+returning
+{project};
 
 -- name: delete_project
 -- $1 id. One that has jobs is refused by the reference of theirs.
@@ -87,7 +114,10 @@ select count(*) from penstock.scheduler0_job where project_id = $1;
 with page as materialized (
     select id from penstock.scheduler0_job where project_id = $1 order by id limit $2 offset $3
 )
-select j.*, c.last_at from page
+select
+{job},
+    coalesce(c.last_at, '0001-01-01T00:00:00Z') as last_execution_date
+from page
 join penstock.scheduler0_job j on j.id = page.id
 left join penstock.schedule s on s.name = 'scheduler0:' || j.id
 left join penstock.schedule_clock c on c.schedule_id = s.id
@@ -95,14 +125,19 @@ order by j.id;
 
 -- name: read_callback_job
 -- $1 id.
-select j.*, c.last_at from penstock.scheduler0_job j
+select
+{job},
+    coalesce(c.last_at, '0001-01-01T00:00:00Z') as last_execution_date
+from penstock.scheduler0_job j
 left join penstock.schedule s on s.name = 'scheduler0:' || j.id
 left join penstock.schedule_clock c on c.schedule_id = s.id
 where j.id = $1;
 
 -- name: lock_callback_job
--- $1 id. The job, held, and whether the import that makes its schedule is still at work.
-select j.*, exists (select from penstock.schedule_import i where i.id = j.import_id and i.finished_at is null) as making
+-- $1 id. The job, locked, and whether the import that makes its schedule is still at work.
+select
+{job},
+    exists (select from penstock.schedule_import i where i.id = j.import_id and i.finished_at is null) as making
 from penstock.scheduler0_job j where j.id = $1 for update of j;
 
 -- name: find_jobs_of_import

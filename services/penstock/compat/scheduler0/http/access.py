@@ -1,4 +1,4 @@
-"""Who may use scheduler0's API: those who have one of its credentials, and its command line in peer mode."""
+"""Access to scheduler0's API: by its credentials, and by the command line's peer mode."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import base64
 import binascii
 import hashlib
 import hmac
-from functools import partial
 
 from starlette.datastructures import Headers
 
@@ -19,11 +18,11 @@ from penstock.settings.model import Settings
 
 UNAUTHORIZED = "unauthorized requests"
 _PEERS = frozenset({"cmd", "peer"})
-_LONGEST = 512  # characters of a key or a secret, or nobody is asked about it
+_MAX_CHARS = 512  # of a key or a secret that is looked up
 
 
-class Doorkeeper:
-    """Checks the headers of a request, each time anew: a credential that was archived is refused from then on.
+class Authenticator:
+    """Checks the headers of a request in Postgres, so that an archived credential is refused at once.
 
     rates: None for any rate.
     """
@@ -38,7 +37,7 @@ class Doorkeeper:
             self._peer = f"{settings.scheduler0_auth_username}:{password.get_secret_value()}".encode()
 
     async def admit(self, headers: Headers, address: str) -> str:
-        """The name of the sender: ``scheduler0:`` and the number of its credential, or ``peer``.
+        """The name of the caller: ``scheduler0:`` and the number of its credential, or ``peer``.
 
         Raises AccessDenied with the status 401, RateLimited, Unavailable.
         """
@@ -50,26 +49,26 @@ class Doorkeeper:
         return name
 
     async def _name_of(self, headers: Headers, address: str) -> str | None:
-        """Of whoever sent the request, as the rate is counted."""
         api_key = headers.get("x-api-key", "")
         secret = headers.get("x-secret-key") or headers.get("x-api-secret", "")
         if api_key and secret:
-            if max(len(api_key), len(secret)) > _LONGEST or "\0" in api_key:
+            if max(len(api_key), len(secret)) > _MAX_CHARS or "\0" in api_key:
                 return None
             digest = hashlib.sha256(f"{api_key}\0{secret}".encode()).digest()
-            found = await self._lookups.find(digest, address, partial(self._find, api_key, secret))
+
+            async def find() -> int | None:
+                async with self._store.session() as session:
+                    return await find_credential(session, api_key, secret)
+
+            found = await self._lookups.find(digest, address, find)
             return None if found is None else f"scheduler0:{found}"
         if self._peer is not None and headers.get("x-peer") in _PEERS:
             return "scheduler0:peer" if hmac.compare_digest(_basic(headers), self._peer) else None
         return None
 
-    async def _find(self, api_key: str, secret: str) -> int | None:
-        async with self._store.session() as session:
-            return await find_credential(session, api_key, secret)
-
 
 def _basic(headers: Headers) -> bytes:
-    """User, colon and password of Basic; nothing where there is none that can be read."""
+    """User, colon and password of HTTP Basic; empty if missing or invalid."""
     scheme, _, encoded = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "basic":
         return b""

@@ -1,4 +1,4 @@
-"""scheduler0's API, served beside JSON-RPC under ``/v1`` and ``/api/v1`` to those who have its credentials."""
+"""scheduler0's API, served beside JSON-RPC under ``/v1`` and ``/api/v1``."""
 
 from __future__ import annotations
 
@@ -16,20 +16,17 @@ from penstock.api.audit import Audit, doing
 from penstock.api.http import read_body, refusal
 from penstock.api.http_limits import ADMITTED
 from penstock.api.rates import Rates
-from penstock.compat.scheduler0.http.access import UNAUTHORIZED, Doorkeeper
-from penstock.compat.scheduler0.http.answers import Problem, answer
+from penstock.compat.scheduler0.http.access import UNAUTHORIZED, Authenticator
 from penstock.compat.scheduler0.http.credentials import Credentials
 from penstock.compat.scheduler0.http.executions import Executions
 from penstock.compat.scheduler0.http.jobs import Jobs
-from penstock.compat.scheduler0.http.node import Node
+from penstock.compat.scheduler0.http.messages import Problem, answer
 from penstock.compat.scheduler0.http.projects import Projects
 from penstock.compat.scheduler0.http.tasks import AsyncTasks
 from penstock.db.pool import Store
 from penstock.protocol.errors import AccessDenied, Refused, RpcError, TooSlow, Unavailable
 from penstock.runtime.logs import get_logger
 from penstock.settings.model import Settings
-
-__all__ = ["Scheduler0"]
 
 NOT_READY = "peer cannot accept requests"
 Handle = Callable[[Request, bytes], Awaitable[Response]]
@@ -38,8 +35,8 @@ _CHANGES = frozenset({"POST", "PUT", "DELETE"})
 log = get_logger()
 
 
-class _Noted(msgspec.Struct, rename="camel", omit_defaults=True):
-    """What the audit shows of a body: no secret, no data of a job and no URL, which may hold a token."""
+class _Audited(msgspec.Struct, rename="camel", omit_defaults=True):
+    """Members of a body that the audit shows: no secret, and no data or URL of a job, which may hold a token."""
 
     name: Any = None
     archived: Any = None
@@ -49,15 +46,15 @@ class _Noted(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 class Scheduler0:
-    """The routes and what stands behind them. rates: None for any rate."""
+    """The routes and their resources. rates: None for any rate."""
 
     def __init__(self, store: Store, settings: Settings, rates: Rates | None, audit: Audit) -> None:
+        self._store = store
         self._settings = settings
         self._audit = audit
-        self._doorkeeper = Doorkeeper(store, settings, rates)
+        self._authenticator = Authenticator(store, settings, rates)
         self._tasks = AsyncTasks(store)
-        credentials, projects, jobs = Credentials(store, settings), Projects(store), Jobs(store, settings)
-        executions, node = Executions(store), Node(store)
+        credentials, projects, jobs = Credentials(store, settings), Projects(store, settings), Jobs(store, settings)
         routes = [
             self._route("/credentials", GET=credentials.list, POST=credentials.create),
             self._route(
@@ -69,30 +66,35 @@ class Scheduler0:
             self._route("/jobs", GET=jobs.list, POST=jobs.create),
             self._route("/jobs/{id}", GET=jobs.get, PUT=jobs.update, DELETE=jobs.delete),
             self._route("/async-tasks/{id}", GET=self._tasks.get),
-            self._route("/executions", GET=executions.list),
-            self._route("/healthcheck", is_open=True, GET=node.health),
-            self._route("/start-jobs", changes=False, POST=node.accepted),
-            self._route("/stop-jobs", changes=False, POST=node.accepted),
-            self._route("/peer-handshake", GET=node.health),
-            self._route("/execution-logs", GET=node.accepted),
+            self._route("/executions", GET=Executions(store).list),
+            self._route("/healthcheck", is_open=True, GET=self._health),
+            self._route("/start-jobs", changes=False, POST=_accept),
+            self._route("/stop-jobs", changes=False, POST=_accept),
+            self._route("/peer-handshake", GET=self._health),
+            self._route("/execution-logs", GET=_accept),
         ]  # fmt: skip
-        self._app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
-
-    @property
-    def routes(self) -> list[BaseRoute]:
-        """Where it is served: as the original's server, its README and its clients have it."""
-        return [Mount("/v1", app=self._app), Mount("/api/v1", app=self._app)]
+        app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+        # Both prefixes are used by scheduler0's clients.
+        self.routes: list[BaseRoute] = [Mount("/v1", app=app), Mount("/api/v1", app=app)]
 
     def stop(self) -> None:
-        """Answer those who wait for an async task."""
+        """End all long polls."""
         self._tasks.stop()
+
+    async def _health(self, request: Request, body: bytes) -> Response:
+        """Every api is the leader of a cluster without peers. Raises Unavailable."""
+        async with self._store.session() as session:
+            await session.fetch("read_clock")
+        address = f"{request.url.scheme}://{request.url.netloc}"
+        stats = {"state": "Leader", "num_peers": "0", "backend": "postgres"}
+        return answer({"leaderAddress": address, "leaderId": "1", "raftStats": stats})
 
     def _route(self, path: str, *, is_open: bool = False, changes: bool = True, **by_method: Handle) -> Route:
         async def endpoint(request: Request) -> Response:
             try:
                 if not is_open:
                     address = request.client.host if request.client else ""
-                    doing(await self._doorkeeper.admit(request.headers, address), address, "scheduler0")
+                    doing(await self._authenticator.admit(request.headers, address), address, "scheduler0")
                     request.scope[ADMITTED] = True
                 limit = 0 if is_open else self._settings.request_limit_bytes
                 body = await read_body(request, limit, self._settings.request_timeout_seconds)
@@ -104,25 +106,30 @@ class Scheduler0:
             except Problem as exc:
                 return answer(exc.data, exc.status, success=False)
             except ClientDisconnect:
-                return Response(status_code=400)  # nobody is there to read it
+                return Response(status_code=400)  # sent to no one
             except Exception as exc:
                 return _failed(exc)
 
         return Route(path, endpoint, methods=list(by_method))
 
 
+async def _accept(request: Request, body: bytes) -> Response:
+    """Requests to a node have no effect: supervisors fire the jobs."""
+    return answer(None, 202)
+
+
 def _shown(path_params: Mapping[str, Any], body: bytes) -> bytes:
-    """Parameters of a request as they are noted, as JSON."""
+    """Parameters of a request for the audit, as JSON; of a list of jobs or an invalid body the size alone."""
     shown: dict[str, Any] = {**path_params, "body": f"({len(body)} bytes)"}
     try:
-        shown |= msgspec.to_builtins(msgspec.json.decode(body, type=_Noted))
+        shown |= msgspec.to_builtins(msgspec.json.decode(body, type=_Audited))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass  # of a list of jobs its size; what cannot be read is refused
+        pass
     return msgspec.json.encode(shown)
 
 
 def _failed(exc: Exception) -> Response:
-    """The answer when a request could not be carried out, with no more than its sender should know."""
+    """The answer to a failed request, without internal details."""
     match exc:
         case AccessDenied():
             refusal(exc)

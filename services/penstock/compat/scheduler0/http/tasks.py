@@ -1,23 +1,44 @@
-"""Async tasks: the requests that make jobs, waited for by long polls."""
+"""Async tasks: the requests that create jobs, with long polls for their progress."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
+from datetime import datetime
+from enum import IntEnum
 from time import monotonic
+from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.compat.scheduler0 import store as stored
-from penstock.compat.scheduler0.http.answers import AsyncTaskShown, Problem, answer
-from penstock.compat.scheduler0.store import Progress
+from penstock.compat.scheduler0.http.messages import Problem, answer
 from penstock.db.pool import Store
 
 LOOK_SECONDS = 0.25
 LONGEST_SECONDS = 25.0  # less than most proxies wait
-WAITS_LIMIT = 200  # at once; whoever comes on top of them is answered with how things stand
-_NOT_FOUND = "message: task doesn't exist, code: 404"
+WAITS_LIMIT = 200  # at once; further requests are answered without waiting
+
+
+class Progress(IntEnum):
+    NOT_STARTED = 0
+    IN_PROGRESS = 1
+    SUCCESS = 2
+    FAILED = 3
+
+
+class AsyncTask(msgspec.Struct, rename="camel"):
+    """output: JSON, once it has succeeded or failed."""
+
+    id: int
+    request_id: str
+    input: str
+    output: str
+    service: str
+    state: Progress
+    date_created: datetime
 
 
 class AsyncTasks:
@@ -27,52 +48,50 @@ class AsyncTasks:
         self._waits = 0
 
     def stop(self) -> None:
-        """Answer those who wait."""
+        """End all long polls."""
         self._stopping.set()
 
     async def get(self, request: Request, body: bytes) -> Response:
-        """At once when it is done or has failed, else at its next change."""
+        """Answer at once if it has succeeded or failed, else at its next change."""
         request_id = await self._request_id(request.path_params["id"])
         progress = await self._wait(request, request_id)
-        async with self._store.session() as session:
-            found = await stored.read_request(session, request_id)
-        if found is None:
-            raise Problem(404, _NOT_FOUND)
+        row = await self._row("read_request", request_id)
         match progress:
             case Progress.SUCCESS:
-                output = found.output
+                output = row["output"]
             case Progress.FAILED:
-                what = "; ".join(f"{error.get('name')}: {error.get('message')}" for error in found.errors[:5])
+                errors = msgspec.json.decode(row["errors"]) if row["errors"] else []
+                what = "; ".join(f"{error.get('name')}: {error.get('message')}" for error in errors[:5])
                 output = json.dumps({"Message": f"failed to create jobs: {what or 'see the log'}", "Type": 500})
             case _:
                 output = ""
-        shown = AsyncTaskShown(
-            found.id, found.request_id, found.input, output, "create_job", progress.value, found.created_at
-        )
-        return answer(shown)
+        return answer(AsyncTask(row["id"], request_id, row["input"], output, "create_job", progress, row["created_at"]))
+
+    async def _row(self, statement: str, argument: int | str) -> Any:
+        """The row that a statement returns. Raises Problem, 404."""
+        async with self._store.session() as session:
+            rows = await session.fetch(statement, argument)
+        if not rows:
+            raise Problem(404, "message: task doesn't exist, code: 404")
+        return rows[0]
 
     async def _request_id(self, text: str) -> str:
-        """The name of a request; its number, which POST /jobs answers with, does as well."""
+        """The id of a request; callers may also give its number, with which POST /jobs answers."""
         if not (text.isascii() and text.isdigit() and len(text) < 19):
             return text.replace("\0", "")
-        async with self._store.session() as session:
-            name = await stored.find_request_name(session, int(text))
-        if name is None:
-            raise Problem(404, _NOT_FOUND)
-        return name
+        found: str = (await self._row("find_request_name", int(text)))["request_id"]
+        return found
 
     async def _wait(self, request: Request, request_id: str) -> Progress:
         began, first = monotonic(), await self._look(request_id)
-        if first.is_final or self._waits >= WAITS_LIMIT:
+        if first >= Progress.SUCCESS or self._waits >= WAITS_LIMIT:
             return first
         self._waits += 1
         try:
             while not self._stopping.is_set() and monotonic() - began < LONGEST_SECONDS:
-                try:
+                with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_SECONDS):
                         await self._stopping.wait()
-                except TimeoutError:
-                    pass
                 now = await self._look(request_id)
                 if now != first or await request.is_disconnected():
                     return now
@@ -82,8 +101,9 @@ class AsyncTasks:
 
     async def _look(self, request_id: str) -> Progress:
         """Raises Problem, 404."""
-        async with self._store.session() as session:
-            progress = await stored.progress_of(session, request_id)
-        if progress is None:
-            raise Problem(404, _NOT_FOUND)
-        return progress
+        row = await self._row("find_request", request_id)
+        if not row["known"]:  # a deleted import had finished
+            return Progress.SUCCESS
+        if row["finished"]:
+            return Progress.FAILED if row["refused"] else Progress.SUCCESS
+        return Progress.IN_PROGRESS if row["seen"] else Progress.NOT_STARTED
