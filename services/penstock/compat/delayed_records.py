@@ -1,8 +1,7 @@
 """Delayed records for Kafka: stored, replaced, cancelled, and published by tasks of kafka.publish when they are due.
 
-A delayed record is identified by its source and key. A task publishes it with other due records of its ordering key, in
-the order of due time and arrival. One supervisor publishes at a time, and an ordering key has one task at a time, so
-records of a key keep their order even if processes are killed.
+A task publishes the due records of one ordering key by due time and arrival. One supervisor publishes at a time, and an
+ordering key has one task at a time, so records of a key keep their order even if processes are killed.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ log = get_logger()
 class DelayedRecord:
     """A delayed record to store.
 
-    key: within its source, from :func:`key_of`. variant: distinguishes several records of one key.
-    due_ms: epoch milliseconds. record, last: JSON of records for kafka.publish, the second published after the first.
-    partition: of the topic it was read from. held: that partition has not been read to its end.
+    key: unique in its source, from :func:`key_of`. variant: distinguishes several records of one key. due_ms: epoch
+    milliseconds. record, last: JSON of records for kafka.publish, the second published after the first. partition: of
+    the topic it was read from. held: that partition has not been read to its end.
     """
 
     source: str
@@ -88,11 +87,8 @@ async def put(session: Session, wanted: Sequence[DelayedRecord], *, replaces: bo
     fresh: list[bool | None] = [None] * len(wanted)
     for row in rows:
         fresh[row["place"] - 1] = row["fresh"]
-    counts = Counter(
-        (one.source, "known" if new is None else "stored" if new else "replaced")
-        for one, new in zip(wanted, fresh, strict=True)
-    )
-    _count(counts)
+    outcomes = {True: "stored", False: "replaced", None: "known"}
+    _count(Counter((one.source, outcomes[new]) for one, new in zip(wanted, fresh, strict=True)))
     return fresh
 
 
@@ -101,24 +97,20 @@ async def cancel(session: Session, source: str, keys: Sequence[bytes]) -> set[by
     if not keys:
         return set()
     await session.plan_for(len(keys))
-    gone = [row["key"] for row in await session.fetch("cancel_delayed_records", source, list(keys))]
-    if gone:
-        _count({(source, "cancelled"): len(gone)})
-    return set(gone)
+    cancelled = [row["key"] for row in await session.fetch("cancel_delayed_records", source, list(keys))]
+    _count(Counter((source, "cancelled") for _ in cancelled))
+    return set(cancelled)
 
 
 async def publish_due(session: Session, *, limit: int = MAX_AT_ONCE) -> int | None:
-    """Enqueue tasks for up to ``limit`` due records; None while another supervisor does. Inside a transaction."""
+    """Enqueue tasks for up to ``limit`` due records, inside a transaction; None while another supervisor does.
+
+    Stops records that Postgres rejects, and postpones ordering keys that other transactions lock. Returns the number of
+    records published or stopped.
+    """
     if not await session.value("lock_publishing"):
         return None
-    return await _publish(session, await session.fetch("claim_due_records", limit, KEY_WAIT_SECONDS))
-
-
-async def _publish(session: Session, rows: Sequence[Any]) -> int:
-    """Stop records that Postgres rejects, and postpone ordering keys locked by other transactions.
-
-    Returns the number of records published or stopped.
-    """
+    rows = await session.fetch("claim_due_records", limit, KEY_WAIT_SECONDS)
     locked: set[str] = set()  # ordering keys without further records in this round, which would overtake earlier ones
 
     async def publish(part: Sequence[Any], hurried: bool) -> int:
@@ -177,6 +169,6 @@ def _task(ordering_key: str, records: Sequence[str], last: str | None = None) ->
     return NewTask(ACTION, payload, ordering_key=ordering_key, max_attempts=MAX_ATTEMPTS_LIMIT)
 
 
-def _count(counts: Any) -> None:
-    for (source, outcome), count in counts.items():
+def _count(changes: Counter[tuple[str, str]]) -> None:
+    for (source, outcome), count in changes.items():
         metrics.DELAYED_RECORD_CHANGES.labels(source, outcome).inc(count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
 
@@ -28,23 +29,13 @@ class DelayedRecords:
     """The duties and side tasks of a supervisor for delayed records."""
 
     def __init__(self, *, store: Store, notifier: Notifier, listener: Listener) -> None:
-        self._publisher = DelayedRecordPublisher(store=store, notifier=notifier, listener=listener)
-        self._counter = DelayedRecordCounter(store=store)
-
-    @property
-    def duties(self) -> tuple[DelayedRecordCounter]:
-        return (self._counter,)
-
-    @property
-    def side_tasks(self) -> dict[str, SideTask]:
-        return {"delayed records": self._publisher.run}
+        publisher = DelayedRecordPublisher(store=store, notifier=notifier, listener=listener)
+        self.duties: Sequence[DelayedRecordCounter] = (DelayedRecordCounter(store),)
+        self.side_tasks: Mapping[str, SideTask] = {"delayed records": publisher.run}
 
 
 class DelayedRecordPublisher:
-    """Publishes due records; ``run_once`` is one transaction.
-
-    listener: wakes it when a record that is due soon was stored.
-    """
+    """Publishes due records. listener: wakes it when a record that is due soon was stored."""
 
     def __init__(self, *, store: Store, notifier: Notifier, listener: Listener) -> None:
         self._store = store
@@ -54,17 +45,8 @@ class DelayedRecordPublisher:
     async def run(self) -> None:
         await repeat("delayed records", self._publish_or_wait)
 
-    async def run_once(self) -> int | None:
-        """Returns the number of records published; None while another supervisor publishes. Raises Unavailable."""
-        started = monotonic()
-        async with self._store.transaction() as session:
-            published = await publish_due(session)
-        if published:
-            self._notifier.wake()
-            log.debug("delayed_records_published", records=published, seconds=round(monotonic() - started, 4))
-        return published
-
     async def _publish_or_wait(self) -> float:
+        """Wait until a record is due, or publish in one transaction; returns the pause in seconds."""
         self._woken.clear()
         async with self._store.session() as session:
             wait: float | None = await session.value("read_delayed_record_wait")
@@ -74,21 +56,22 @@ class DelayedRecordPublisher:
                     await self._woken.wait()
             return 0
         started = monotonic()
-        published = await self.run_once()
+        async with self._store.transaction() as session:
+            published = await publish_due(session)
+        seconds = monotonic() - started
         if published is None:
             return _HELD_SECONDS
-        if published >= MAX_AT_ONCE:
-            return 0
-        return _GATHER_SECONDS if published else max(_GATHER_SECONDS, _REST * (monotonic() - started))
+        if not published:
+            return max(_GATHER_SECONDS, _REST * seconds)
+        self._notifier.wake()
+        log.debug("delayed_records_published", records=published, seconds=round(seconds, 4))
+        return 0 if published >= MAX_AT_ONCE else _GATHER_SECONDS
 
 
 class DelayedRecordCounter:
-    """Sets the gauge once a minute.
+    """Sets the gauge once a minute, or less often: counting reads every record."""
 
-    Counting reads every record, so the pause after it is at least fifty times its duration.
-    """
-
-    def __init__(self, *, store: Store) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._next_at = float("-inf")
         self._sources: set[str] = set()

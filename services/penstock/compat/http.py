@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
@@ -13,25 +16,22 @@ from penstock.runtime.loop import SideTask
 
 
 class OlderApis:
-    """An addition to the api: scheduler0's API, and clockwork's, beside the others or on a port of its own."""
+    """scheduler0's API, and clockwork's beside the others or on a port of its own."""
 
     def __init__(self, parts: Parts) -> None:
         settings = parts.settings
-        self._notifier = Notifier(parts.store, DELAYED_RECORDS)
-        clockwork = Clockwork(store=parts.store, notifier=self._notifier, guard=parts.guard, settings=settings)
+        notifier = Notifier(parts.store, DELAYED_RECORDS)
+        clockwork = Clockwork(store=parts.store, notifier=notifier, guard=parts.guard, settings=settings)
         self._scheduler0 = Scheduler0(parts.store, settings, parts.rates, parts.audit) if settings.scheduler0 else None
-        self.routes: list[BaseRoute] = [
-            *(self._scheduler0.routes if self._scheduler0 is not None else ()),
-            *(clockwork.routes if settings.clockwork_api else ()),
-        ]
-        port = settings.clockwork_port
-        self.apps: dict[str, tuple[int, ASGIApp]] = {} if port is None else {"clockwork": (port, clockwork.app())}
-
-    @property
-    def side_tasks(self) -> dict[str, SideTask]:
-        return {"notify-delayed-records": self._notifier.run}
+        self.routes: list[BaseRoute] = [] if self._scheduler0 is None else self._scheduler0.routes
+        if settings.clockwork_api:
+            self.routes += clockwork.routes
+        self.apps: dict[str, tuple[int, ASGIApp]] = {}
+        if settings.clockwork_port is not None:
+            self.apps["clockwork"] = settings.clockwork_port, Starlette(routes=clockwork.routes)
+        self.side_tasks: Mapping[str, SideTask] = {"notify-delayed-records": notifier.run}
 
     def stop(self) -> None:
-        """Answer requests that wait for an async task."""
+        """End all long polls."""
         if self._scheduler0 is not None:
             self._scheduler0.stop()

@@ -1,39 +1,43 @@
-"""clockwork's requests: what a body must look like, and the delayed record it describes. No I/O.
+"""clockwork's schedules: what a body must look like, and the delayed records that schedules are stored as.
 
-Who a schedule is: the pair of clientId and scheduleKey, which no other pair can look like. One pair may be armed
-several times, with different contents, as clockwork itself has it; the same contents are one schedule.
+A schedule is identified by the pair of clientId and scheduleKey. As in clockwork, a pair may have several schedules
+with different contents; the same contents are stored once.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from penstock.brokers.kafka.topics import topic_problem
+from penstock.compat import delayed_records
 from penstock.compat.delayed_records import DelayedRecord, key_of, ordering_key_of
+from penstock.db.session import Session
 from penstock.protocol.errors import PenstockError
 from penstock.protocol.json_text import escape_for_sqs, utf8_size
+from penstock.runtime import metrics
 from penstock.settings.model import Settings
 
 SOURCE = "clockwork"
+OTHER_CONTENTS = "the pair of clientId and scheduleKey has a schedule with other contents"
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
+Shape = TypeVar("Shape")
 
 
 class BadRequest(PenstockError):
-    """The body is no request of clockwork's; the text tells why, for a log."""
+    """The body is not a request of clockwork's; the text is for the log."""
 
 
 class IllegalArgument(PenstockError):
-    """The request is well-formed and cannot be carried out; the text tells why, for a log."""
+    """A well-formed request cannot be carried out; the text is for the log."""
 
 
 class Destination(msgspec.Struct):
-    """Where a schedule is delivered."""
-
     topic: _Text
 
 
@@ -55,29 +59,17 @@ class CancelRequest(msgspec.Struct, rename="camel"):
     schedule_key: _Text
 
 
-_read_schedule = msgspec.json.Decoder(ScheduleRequest).decode
-_read_cancel = msgspec.json.Decoder(CancelRequest).decode
-
-
-def read_schedule(body: bytes) -> ScheduleRequest:
-    """Raises BadRequest."""
+def read(body: bytes, kind: type[Shape]) -> Shape:
+    """Decode a body. Raises BadRequest."""
     try:
-        return _read_schedule(body)
+        return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
         raise BadRequest(str(exc)[:300]) from None
 
 
-def read_cancel(body: bytes) -> CancelRequest:
-    """Raises BadRequest."""
-    try:
-        return _read_cancel(body)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
-        raise BadRequest(str(exc)[:300]) from None
-
-
-def identity_of(client_id: str, schedule_key: str) -> bytes:
+def identity_of(request: ScheduleRequest | CancelRequest) -> bytes:
     """The key of a delayed record; the length in front keeps ("a-b", "c") and ("a", "b-c") apart."""
-    client, key = client_id.encode(), schedule_key.encode()
+    client, key = request.client_id.encode(), request.schedule_key.encode()
     return key_of(b"%d:%s%s" % (len(client), client, key))
 
 
@@ -98,7 +90,7 @@ def delayed_record_of(request: ScheduleRequest, settings: Settings) -> DelayedRe
     contents = [request.schedule_time, request.ordering_key, request.task_data, topic]
     return DelayedRecord(
         source=SOURCE,
-        key=identity_of(request.client_id, request.schedule_key),
+        key=identity_of(request),
         variant=hashlib.sha256(msgspec.json.encode(contents)).digest(),
         due_ms=request.schedule_time,
         ordering_key=ordering_key_of(SOURCE, request.ordering_key),
@@ -107,5 +99,20 @@ def delayed_record_of(request: ScheduleRequest, settings: Settings) -> DelayedRe
 
 
 def _text(name: str, text: str) -> dict[str, str]:
-    """As it is where Postgres can hold it, else as base64."""
+    """A member as text, or in base64 where Postgres cannot store the text."""
     return {f"{name}_base64": base64.b64encode(text.encode()).decode()} if "\0" in text else {name: text}
+
+
+async def create_schedules(session: Session, wanted: Sequence[DelayedRecord], settings: Settings) -> list[bool]:
+    """Store delayed records inside a transaction; returns for each whether it is stored, now or before."""
+    chosen = {(one.key, one.variant): one for one in wanted}
+    if settings.clockwork_same_key == "reject":  # a record of a known key with other contents
+        keys = [one.key for one in wanted]
+        await session.fetch("lock_delayed_record_keys", [SOURCE] * len(keys), keys)
+        taken = {row["key"]: row["variant"] for row in await session.fetch("find_delayed_records", SOURCE, keys)}
+        refused = [one for one in wanted if taken.setdefault(one.key, one.variant) != one.variant]
+        for one in refused:
+            chosen.pop((one.key, one.variant), None)
+        metrics.DELAYED_RECORD_CHANGES.labels(SOURCE, "refused").inc(len(refused))
+    await delayed_records.put(session, list(chosen.values()), replaces=False)
+    return [(one.key, one.variant) in chosen for one in wanted]

@@ -1,28 +1,18 @@
-"""Feeds: what the records of a source's topics mean, stored in the transaction that moves the positions."""
+"""Feeds: records of a source's topics, stored in the transaction that moves the source's positions."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from penstock.brokers.kafka.messages import Received
 from penstock.compat import delayed_records
-from penstock.compat.clockwork import schedules
-from penstock.compat.clockwork.store import create_schedules
+from penstock.compat.clockwork import schedules as clockwork
 from penstock.compat.delayed_records import DelayedRecord, key_of
-from penstock.compat.topics.schedules import (
-    OverLimit,
-    Read,
-    Undecodable,
-    avro_reader,
-    delayed_record_of,
-    is_expired_mark,
-    read_json,
-    shown_key,
-    source_of,
-)
+from penstock.compat.topics import schedules
+from penstock.compat.topics.schedules import OverLimit, Undecodable, source_of
 from penstock.db.session import Session
 from penstock.protocol.errors import SettingsError
 from penstock.runtime import metrics
@@ -33,36 +23,18 @@ from penstock.tasks import enqueue
 
 log = get_logger()
 
-REJECTED_SOURCE = "kafka-source"
-"""Where a rejected message came from, when it was a record of a topic of schedules."""
+REJECTED_SOURCE = "kafka-source"  # of rejected messages that were records of a topic of schedules
 
 
 class SourceRecord(NamedTuple):
     """A record of a topic of schedules.
 
-    behind: its partition has not been read to its end since this process owns it. is_first_read: nor by any before.
+    behind: this process has not read its partition to the end yet. is_first_read: nor has any process before.
     """
 
     record: Received
     behind: bool
     is_first_read: bool
-
-
-class Feed(Protocol):
-    """begins_where_the_group_is: what nobody has read here begins at the group's position in Kafka, if it has one."""
-
-    @property
-    def group(self) -> str: ...
-
-    @property
-    def topics(self) -> Sequence[str]: ...
-
-    @property
-    def begins_where_the_group_is(self) -> bool: ...
-
-    async def store(self, session: Session, records: Sequence[SourceRecord]) -> None:
-        """Inside a transaction, records of one partition in their order. Raises Refused, Unavailable."""
-        ...
 
 
 class ScheduleFeed:
@@ -72,112 +44,108 @@ class ScheduleFeed:
     read, expiry marks identify schedules that another scheduler published. Raises SettingsError without topics.
     """
 
-    begins_where_the_group_is = False
+    begins_at_group_offset = False
 
     def __init__(self, settings: Settings) -> None:
+        json_topics, avro_topics = settings.kafka_source_json_topics, settings.kafka_source_avro_topics
         self.group = settings.kafka_source_group
-        self.topics = [*settings.kafka_source_json_topics, *settings.kafka_source_avro_topics]
-        both = set(settings.kafka_source_json_topics) & set(settings.kafka_source_avro_topics)
+        self.topics = [*json_topics, *avro_topics]
         if not self.topics:
             raise SettingsError(
                 f"no topics to read schedules from: set {PREFIX}KAFKA_SOURCE_JSON_TOPICS or "
                 f"{PREFIX}KAFKA_SOURCE_AVRO_TOPICS"
             )
+        both = set(json_topics) & set(avro_topics)
         if both:
             raise SettingsError(f"{min(both)} is given as a topic of JSON and of Avro: keep one of them")
-        self._cancels_undecodable = settings.kafka_source_on_undecodable == "cancel"
         self._settings = settings
-        read_avro = avro_reader() if settings.kafka_source_avro_topics else read_json
-        self._read: dict[str, Read] = dict.fromkeys(settings.kafka_source_json_topics, read_json)
-        self._read |= dict.fromkeys(settings.kafka_source_avro_topics, read_avro)
+        self._read: dict[str, schedules.Read] = dict.fromkeys(json_topics, schedules.read_json)
+        if avro_topics:
+            self._read |= dict.fromkeys(avro_topics, schedules.avro_reader())
 
     async def store(self, session: Session, records: Sequence[SourceRecord]) -> None:
-        last: dict[tuple[str, bytes], DelayedRecord | None] = {}  # by key, from its newest record; None: cancel
+        """Store records of a partition in their order, inside a transaction. Raises Refused, Unavailable."""
+        newest: dict[tuple[str, bytes], DelayedRecord | None] = {}  # by topic and key; None: cancel
         kinds: Counter[tuple[str, str]] = Counter()
         rejected: list[tuple[bytes, str]] = []
         for one in records:
             record = one.record
-            key = record.topic, key_of(record.key or b"")
             try:
                 kind, delayed = self._meaning_of(one)
+                changes = kind != "expired" or one.is_first_read
             except Undecodable as exc:
                 kind, delayed = exc.kind, None
-                cancels = self._cancels_undecodable and not isinstance(exc, OverLimit)
-                schedule = shown_key(record.key or b"")
+                changes = self._settings.kafka_source_on_undecodable == "cancel" and not isinstance(exc, OverLimit)
+                schedule = schedules.shown_key(record.key or b"")
                 log.warning(
-                    "schedule_undecodable", topic=record.topic, partition=record.partition, offset=record.offset,
-                    schedule=schedule, reason=str(exc), cancels=cancels,
-                )  # fmt: skip
+                    "schedule_undecodable", **place_of(record), schedule=schedule, reason=str(exc), cancels=changes
+                )
                 if isinstance(exc, OverLimit):
                     place = f"{record.topic}/{record.partition} at offset {record.offset}"
                     rejected.append((record.value or b"", f"schedule {schedule!r} of {place}: {exc}"))
-                if not cancels:
-                    kinds[source_of(record.topic), kind] += 1
-                    continue
             kinds[source_of(record.topic), kind] += 1
-            if kind != "expired" or one.is_first_read:
-                last[key] = delayed
-        for topic in {topic for topic, _ in last}:
-            cancelled = [key for (of, key), delayed in last.items() if of == topic and delayed is None]
+            if changes:
+                newest[record.topic, key_of(record.key or b"")] = delayed
+        for topic in {topic for topic, _ in newest}:
+            cancelled = [key for (of, key), delayed in newest.items() if of == topic and delayed is None]
             await delayed_records.cancel(session, source_of(topic), cancelled)
-        await delayed_records.put(
-            session, [delayed for _, delayed in sorted(last.items()) if delayed is not None], replaces=True
-        )
+        wanted = [delayed for _, delayed in sorted(newest.items()) if delayed is not None]
+        await delayed_records.put(session, wanted, replaces=True)
         await enqueue.insert_rejected(session, REJECTED_SOURCE, rejected)
-        _note(kinds, records)
+        _count(kinds, records)
 
     def _meaning_of(self, one: SourceRecord) -> tuple[str, DelayedRecord | None]:
         """The kind of a record, and its delayed record. Raises Undecodable."""
         record = one.record
         if record.value is None:
-            return ("expired" if is_expired_mark(record) else "canceled"), None
+            return ("expired" if schedules.is_expired_mark(record) else "canceled"), None
         schedule = self._read[record.topic](record.value)
-        return "update", delayed_record_of(schedule, record, settings=self._settings, held=one.behind)
+        return "update", schedules.delayed_record_of(schedule, record, settings=self._settings, held=one.behind)
 
 
 class ClockworkFeed:
     """clockwork's create topic: each record is the body of a POST /schedule."""
 
-    begins_where_the_group_is = True
+    begins_at_group_offset = True  # unless Postgres has a position
 
     def __init__(self, settings: Settings) -> None:
         self.group = settings.clockwork_group
         self.topics = [settings.clockwork_create_topic]
-        self._same_key = settings.clockwork_same_key
         self._settings = settings
 
     async def store(self, session: Session, records: Sequence[SourceRecord]) -> None:
+        """Store records of a partition in their order, inside a transaction. Raises Refused, Unavailable."""
         kinds: Counter[tuple[str, str]] = Counter()
         wanted: list[tuple[Received, DelayedRecord]] = []
+        refused: list[tuple[Received, str]] = []
         for record, _, _ in records:
             try:
-                request = schedules.read_schedule(record.value or b"")
-                delayed = schedules.delayed_record_of(request, self._settings)
-            except (schedules.BadRequest, schedules.IllegalArgument) as exc:
-                kinds[schedules.SOURCE, "invalid-json"] += 1
-                self._refused(record, str(exc))
-            else:
-                kinds[schedules.SOURCE, "update"] += 1
-                wanted.append((record, delayed))
-        kept = await create_schedules(session, [delayed for _, delayed in wanted], same_key=self._same_key)
-        for (record, _), is_stored in zip(wanted, kept, strict=True):
+                request = clockwork.read(record.value or b"", clockwork.ScheduleRequest)
+                wanted.append((record, clockwork.delayed_record_of(request, self._settings)))
+                kinds[clockwork.SOURCE, "update"] += 1
+            except (clockwork.BadRequest, clockwork.IllegalArgument) as exc:
+                kinds[clockwork.SOURCE, "invalid-json"] += 1
+                refused.append((record, str(exc)))
+        stored = await clockwork.create_schedules(session, [delayed for _, delayed in wanted], self._settings)
+        for (record, _), is_stored in zip(wanted, stored, strict=True):
             if not is_stored:
-                self._refused(record, "the pair of clientId and scheduleKey has a schedule with other contents")
-        _note(kinds, records)
-
-    @staticmethod
-    def _refused(record: Received, reason: str) -> None:
-        log.warning(
-            "clockwork_record_refused", topic=record.topic, partition=record.partition, offset=record.offset,
-            reason=reason,
-        )  # fmt: skip
+                refused.append((record, clockwork.OTHER_CONTENTS))
+        for record, reason in refused:
+            log.warning("clockwork_record_refused", **place_of(record), reason=reason)
+        _count(kinds, records)
 
 
-def _note(kinds: Counter[tuple[str, str]], records: Sequence[SourceRecord]) -> None:
+Feed = ScheduleFeed | ClockworkFeed
+
+
+def place_of(record: Received) -> dict[str, Any]:
+    """Where a record is, for a log."""
+    return {"topic": record.topic, "partition": record.partition, "offset": record.offset}
+
+
+def _count(kinds: Counter[tuple[str, str]], records: Sequence[SourceRecord]) -> None:
     for (source, kind), count in kinds.items():
         metrics.SOURCE_RECORDS.labels(source, kind).inc(count)
-    if not kinds:
-        return
     now = time.time()
     by_topic: dict[str, list[float]] = {}
     for record, behind, _ in records:

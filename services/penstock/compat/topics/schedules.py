@@ -1,7 +1,4 @@
-"""Schedules as kafka-message-scheduler reads them from topics, in Avro and in JSON. No I/O.
-
-Avro: the fields one after the other without any header, five of them or, where that cannot be, the first four.
-"""
+"""Schedules of kafka-message-scheduler in Avro (binary, without a header) and in JSON. No I/O."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ _FIELDS: list[dict[str, Any]] = [
 
 
 class Undecodable(PenstockError):
-    """A value that is no schedule; ``kind`` is its label in the metrics, as kafka-message-scheduler has it."""
+    """A value that is not a schedule. kind: its label in kafka-message-scheduler's metrics, and in ours."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(f"{kind}: {reason}")
@@ -38,19 +35,14 @@ class Undecodable(PenstockError):
 
 
 class OverLimit(Undecodable):
-    """A schedule that is too large for a task. It is kept as rejected and cancels nothing."""
-
-    def __init__(self, size: int, limit: int) -> None:
-        super().__init__(
-            "transformation", f"it is {size} bytes as a task; the limit is {limit} (PENSTOCK_PAYLOAD_LIMIT_BYTES)"
-        )
+    """A schedule that is too large for a task; it is stored as rejected and cancels nothing."""
 
 
 Time = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class Schedule(msgspec.Struct):
-    """What a value says. time: epoch milliseconds. value None: a tombstone is published."""
+    """time: epoch milliseconds. value: to publish, None for a tombstone."""
 
     time: Time
     topic: str
@@ -60,7 +52,7 @@ class Schedule(msgspec.Struct):
 
 
 class _JsonSchedule(msgspec.Struct):
-    """The members of a value in JSON, bytes in base64."""
+    """A schedule in JSON, bytes in base64."""
 
     time: Time
     topic: str
@@ -70,8 +62,6 @@ class _JsonSchedule(msgspec.Struct):
 
 
 _read_json = msgspec.json.Decoder(_JsonSchedule).decode
-_read_any = msgspec.json.Decoder().decode
-
 Read = Callable[[bytes], Schedule]
 
 
@@ -84,14 +74,14 @@ def read_json(value: bytes) -> Schedule:
         return Schedule(given.time, given.topic, _bytes_of(given.key), data, headers)
     except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
         try:
-            _read_any(value)
+            msgspec.json.decode(value)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             raise Undecodable("not-json", str(exc)[:200]) from None
         raise Undecodable("invalid-json", str(exc)[:200]) from None
 
 
 def _bytes_of(text: str) -> bytes:
-    """Base64 as Java's decoder takes it: padding is all there or left out. Raises ValueError."""
+    """Base64 as Java decodes it: the padding is complete or missing. Raises ValueError."""
     try:
         padded = text if "=" in text else text + "=" * (-len(text) % 4)
         if len(padded) % 4:
@@ -102,7 +92,7 @@ def _bytes_of(text: str) -> bytes:
 
 
 def avro_reader() -> Read:
-    """What reads a value in Avro. Raises SettingsError where fastavro is not installed."""
+    """A reader of values in Avro, with or without the field ``headers``. Raises SettingsError without fastavro."""
     try:
         import fastavro
     except ImportError as exc:
@@ -119,7 +109,7 @@ def avro_reader() -> Read:
         for schema in schemas:
             try:
                 return msgspec.convert(fastavro.schemaless_reader(io.BytesIO(value), schema, None), Schedule)
-            except Exception as exc:  # of junk, the library raises whatever its bytes lead to
+            except Exception as exc:  # the library raises errors of any kind for invalid bytes
                 reason = str(exc) or type(exc).__name__
         raise Undecodable("invalid-avro", reason[:200])
 
@@ -129,31 +119,32 @@ def avro_reader() -> Read:
 def delayed_record_of(schedule: Schedule, record: Received, *, settings: Settings, held: bool) -> DelayedRecord:
     """The delayed record of a schedule in a Kafka record.
 
-    Raises OverLimit for one that is too large, and Undecodable for what cannot be published.
+    Raises OverLimit for one that is too large, and Undecodable for an invalid topic.
     """
-    topic = schedule.topic
-    problem = topic_problem(topic, settings)
+    problem = topic_problem(schedule.topic, settings)
     if problem is not None:
         raise Undecodable("transformation", problem)
-    key = record.key or b""
-    members: dict[str, Any] = {"topic": topic, "key_base64": schedule.key, "due_at": max(0, schedule.time)}
+    key, source = record.key or b"", source_of(record.topic)
+    members: dict[str, Any] = {"topic": schedule.topic, "key_base64": schedule.key, "due_at": max(0, schedule.time)}
     members |= {"value": None} if schedule.value is None else {"value_base64": schedule.value}
     if schedule.headers:
         members["headers_base64"] = schedule.headers
-    # To the partition of the schedule itself: compaction, and whoever reads it again, look no further.
+    # In the partition of the schedule itself, where compaction and its readers look for it.
     tombstone = {
         "topic": record.topic, "partition": record.partition, "key_base64": key, "value": None,
         "headers": {MARKER: "true"},
     }  # fmt: skip
     published, last = msgspec.json.encode(members).decode(), msgspec.json.encode(tombstone).decode()
     size = len(published.encode()) + len(last.encode())
-    if size + 100 > settings.payload_limit_bytes:
-        raise OverLimit(size, settings.payload_limit_bytes)
+    limit = settings.payload_limit_bytes
+    if size + 100 > limit:
+        reason = f"it is {size} bytes as a task; the limit is {limit} (PENSTOCK_PAYLOAD_LIMIT_BYTES)"
+        raise OverLimit("transformation", reason)
     return DelayedRecord(
-        source=source_of(record.topic),
+        source=source,
         key=key_of(key),
         due_ms=schedule.time,
-        ordering_key=ordering_key_of(source_of(record.topic), shown_key(key)),
+        ordering_key=ordering_key_of(source, shown_key(key)),
         record=published,
         last=last,
         partition=record.partition,
@@ -166,12 +157,12 @@ def source_of(topic: str) -> str:
 
 
 def is_expired_mark(record: Received) -> bool:
-    """Whether a record without a value says that its schedule was fired, by us or by kafka-message-scheduler."""
+    """Whether a record without a value marks its schedule as published, by us or by kafka-message-scheduler."""
     return any(name.lower() == MARKER and (value or b"").lower() == b"true" for name, value in record.headers)
 
 
 def shown_key(key: bytes) -> str:
-    """A record's key as text, in base64 where it is not UTF-8."""
+    """A record's key as text, in base64 unless it is UTF-8."""
     try:
         return key.decode()
     except UnicodeDecodeError:
