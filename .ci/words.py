@@ -76,6 +76,8 @@ CHECKED = (
     "services/penstock/brokers/*.py",
     "services/penstock/cli/*.py",
     "services/penstock/client/*.py",
+    "services/penstock/compat/*.py",
+    "services/penstock/compat/*.sql",
     "services/penstock/db/*.py",
     "services/penstock/db/*.sql",
     "services/penstock/local/*.py",
