@@ -43,25 +43,31 @@ locals {
   }
 
   # Of the bucket of large payloads. Who reads may list too: else S3 says of an object that is gone that it is forbidden.
+  # Look is List of what Fetch reads.
   payload_actions = {
     Offer  = ["s3:PutObject"]
     Write  = ["s3:PutObject"]
     Read   = ["s3:GetObject"]
     Keep   = ["s3:PutObject"]
     Fetch  = ["s3:GetObject"]
+    Look   = ["s3:ListBucket"]
     List   = ["s3:ListBucket"]
     Remove = ["s3:DeleteObject"]
   }
-  # Names of objects are a day and a random part, so workers of one route cannot be kept from objects of another. A day
-  # begins with the 2 of its year: workers have no access to what clients offer.
-  payload_resources = {
-    Offer  = "/offered/*"
-    Write  = "/*"
-    Read   = "/*"
-    Keep   = "/2*"
-    Fetch  = "/2*"
-    List   = ""
-    Remove = "/*"
+  # What names of objects begin with. Those of a task are in the folder of the queue that its workers receive from, those
+  # that clients upload in a folder that workers have no access to. Objects of earlier versions have no folder.
+  payload_prefixes = {
+    Offer  = ["offered/"]
+    Write  = ["queues/"]
+    Read   = [""]
+    List   = [""]
+    Remove = [""]
+  }
+  worker_payload_prefixes = {
+    for queue in concat(["outbound"], keys(var.routes)) : queue => {
+      Keep  = ["queues/${local.queues[queue].name}/"]
+      Fetch = concat(["queues/${local.queues[queue].name}/"], lookup(var.worker_payload_prefixes, queue, []))
+    }
   }
   payload_key_actions = {
     Offer  = ["kms:Decrypt", "kms:GenerateDataKey"]
@@ -69,6 +75,7 @@ locals {
     Read   = ["kms:Decrypt"]
     Keep   = ["kms:Decrypt", "kms:GenerateDataKey"]
     Fetch  = ["kms:Decrypt"]
+    Look   = []
     List   = []
     Remove = []
   }
@@ -76,7 +83,7 @@ locals {
     producer     = ["Offer"]
     submitter    = ["Write", "Read", "List"]
     scheduler    = []
-    worker       = ["Keep", "Fetch", "List"]
+    worker       = ["Keep", "Fetch", "Look"]
     resulter     = []
     api          = ["Write", "Read", "List"]
     dlq_operator = []
@@ -89,6 +96,7 @@ locals {
       for process, queues in local.access : process => {
         queues   = queues
         payloads = var.create_payload_bucket ? local.payload_access[process] : []
+        prefixes = process == "worker" ? local.worker_payload_prefixes["outbound"] : local.payload_prefixes
         sends_to = process == "worker" ? var.sqs_send_queue_arns : []
       }
     },
@@ -96,6 +104,7 @@ locals {
       for route, queues in local.route_workers : "worker/${route}" => {
         queues   = queues
         payloads = var.create_payload_bucket ? local.payload_access["worker"] : []
+        prefixes = local.worker_payload_prefixes[route]
         sends_to = var.sqs_send_queue_arns
       }
     },
@@ -126,8 +135,25 @@ locals {
             Sid      = "${verb}Payloads"
             Effect   = "Allow"
             Action   = local.payload_actions[verb]
-            Resource = [for bucket in aws_s3_bucket.payloads : "${bucket.arn}${local.payload_resources[verb]}"]
-          }
+            Resource = [for prefix in grant.prefixes[verb] : "${aws_s3_bucket.payloads["payloads"].arn}/${prefix}*"]
+          } if !contains(["List", "Look"], verb)
+        ],
+        [
+          for verb in grant.payloads : {
+            Sid      = "${verb}Payloads"
+            Effect   = "Allow"
+            Action   = local.payload_actions[verb]
+            Resource = [aws_s3_bucket.payloads["payloads"].arn]
+          } if verb == "List"
+        ],
+        [
+          for verb in grant.payloads : {
+            Sid       = "${verb}Payloads"
+            Effect    = "Allow"
+            Action    = local.payload_actions[verb]
+            Resource  = [aws_s3_bucket.payloads["payloads"].arn]
+            Condition = { StringLike = { "s3:prefix" = [for prefix in grant.prefixes["Fetch"] : "${prefix}*"] } }
+          } if verb == "Look"
         ],
         [
           for actions in [distinct(concat(

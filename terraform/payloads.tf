@@ -84,14 +84,28 @@ resource "aws_s3_bucket_policy" "payloads" {
   bucket = aws_s3_bucket.payloads[each.key].id
   policy = jsonencode({
     Version = "2012-10-17"
-    Statement = [{
-      Sid       = "DenyInsecureTransport"
-      Effect    = "Deny"
-      Principal = "*"
-      Action    = "s3:*"
-      Resource  = [aws_s3_bucket.payloads[each.key].arn, "${aws_s3_bucket.payloads[each.key].arn}/*"]
-      Condition = { Bool = { "aws:SecureTransport" = "false" } }
-    }]
+    Statement = [
+      {
+        Sid       = "DenyInsecureTransport"
+        Effect    = "Deny"
+        Principal = "*"
+        Action    = "s3:*"
+        Resource  = [aws_s3_bucket.payloads[each.key].arn, "${aws_s3_bucket.payloads[each.key].arn}/*"]
+        Condition = { Bool = { "aws:SecureTransport" = "false" } }
+      },
+      {
+        # Every object has a new name. The second condition leaves out the parts of an upload, which have no such header.
+        Sid       = "DenyOverwriting"
+        Effect    = "Deny"
+        Principal = "*"
+        Action    = "s3:PutObject"
+        Resource  = ["${aws_s3_bucket.payloads[each.key].arn}/*"]
+        Condition = {
+          Null = { "s3:if-none-match" = "true" }
+          Bool = { "s3:ObjectCreationOperation" = "true" }
+        }
+      },
+    ]
   })
 
   # S3 refuses a second change of a bucket's settings while a first is under way.

@@ -173,6 +173,26 @@ variable "payload_expiration_days" {
   }
 }
 
+variable "worker_payload_prefixes" {
+  description = "Prefixes of objects that workers may read besides those of their own queue, by the route, or outbound: { video = [\"queues/penstock-outbound/\"] } while tasks wait that were stored before the route was made."
+  type        = map(list(string))
+  default     = {}
+  nullable    = false
+
+  validation {
+    condition     = length(setsubtract(keys(var.worker_payload_prefixes), concat(["outbound"], keys(var.routes)))) == 0
+    error_message = "worker_payload_prefixes is by outbound and the names of routes."
+  }
+
+  validation {
+    condition = alltrue([
+      for prefix in flatten(values(var.worker_payload_prefixes)) :
+      can(regex("^(queues/[^/*?$]+/|2[0-9]*)$", prefix))
+    ])
+    error_message = "worker_payload_prefixes must be folders of queues (queues/NAME/), or the beginning of a day (2026) for objects of earlier versions, without wildcards."
+  }
+}
+
 variable "sqs_send_queue_arns" {
   description = "ARNs of the queues that workers send to as PENSTOCK_SQS_SEND_QUEUES allows (the action sqs.send)."
   type        = list(string)

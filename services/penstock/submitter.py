@@ -116,7 +116,7 @@ class Submitter(Consumer):
     async def _read(self, message: Message, body: str) -> Inbound:
         """Read a body, or part of it, and take in its payloads; its tasks continue the trace of the message."""
         inbound = read_inbound(body, self._settings, sender=message.sender or "")
-        await take_in(inbound, self._store.codec, self._settings)
+        await take_in(inbound, self._store.codec, self._settings, self._store.session)
         if active.active() is not None:
             trace = of_headers(message.attributes)
             if trace is not None:

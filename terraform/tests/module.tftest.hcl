@@ -176,6 +176,64 @@ run "own_key_and_bucket" {
     condition     = [for statement in jsondecode(output.policies["supervisor"]).Statement : statement.Resource if statement.Sid == "ListPayloads"] == [[aws_s3_bucket.payloads["payloads"].arn]]
     error_message = "Objects are listed by the bucket."
   }
+  assert {
+    condition = contains(jsondecode(aws_s3_bucket_policy.payloads["payloads"].policy).Statement, {
+      Sid       = "DenyOverwriting"
+      Effect    = "Deny"
+      Principal = "*"
+      Action    = "s3:PutObject"
+      Resource  = ["${aws_s3_bucket.payloads["payloads"].arn}/*"]
+      Condition = { Null = { "s3:if-none-match" = "true" }, Bool = { "s3:ObjectCreationOperation" = "true" } }
+    })
+    error_message = "No object is overwritten."
+  }
+}
+
+run "each_route_has_its_own_objects" {
+  variables {
+    name_prefix             = "shop"
+    routes                  = { video = {}, mail = {} }
+    create_payload_bucket   = true
+    worker_payload_prefixes = { video = ["queues/shop-outbound/", "2026"] }
+  }
+  assert {
+    condition = alltrue([
+      for name, policy in { outbound = output.policies["worker"], mail = output.route_worker_policies["mail"] } :
+      [for statement in jsondecode(policy).Statement : statement if strcontains(jsonencode(statement), "s3:")] == [
+        {
+          Sid      = "KeepPayloads"
+          Effect   = "Allow"
+          Action   = ["s3:PutObject"]
+          Resource = ["${aws_s3_bucket.payloads["payloads"].arn}/queues/shop-${name}/*"]
+        },
+        {
+          Sid      = "FetchPayloads"
+          Effect   = "Allow"
+          Action   = ["s3:GetObject"]
+          Resource = ["${aws_s3_bucket.payloads["payloads"].arn}/queues/shop-${name}/*"]
+        },
+        {
+          Sid       = "LookPayloads"
+          Effect    = "Allow"
+          Action    = ["s3:ListBucket"]
+          Resource  = [aws_s3_bucket.payloads["payloads"].arn]
+          Condition = { StringLike = { "s3:prefix" = ["queues/shop-${name}/*"] } }
+        },
+      ]
+    ])
+    error_message = "Workers read, write and list the objects of their own queue alone."
+  }
+  assert {
+    condition = [for statement in jsondecode(output.route_worker_policies["video"]).Statement : statement.Resource if contains(["KeepPayloads", "FetchPayloads"], statement.Sid)] == [
+      ["${aws_s3_bucket.payloads["payloads"].arn}/queues/shop-video/*"],
+      [for prefix in ["queues/shop-video/", "queues/shop-outbound/", "2026"] : "${aws_s3_bucket.payloads["payloads"].arn}/${prefix}*"],
+    ]
+    error_message = "Workers read what their queue had elsewhere before, and write in their own folder alone."
+  }
+  assert {
+    condition     = [for statement in jsondecode(output.route_worker_policies["video"]).Statement : statement.Condition if statement.Sid == "LookPayloads"] == [{ StringLike = { "s3:prefix" = ["queues/shop-video/*", "queues/shop-outbound/*", "2026*"] } }]
+    error_message = "What they read they may list."
+  }
 }
 
 run "given_key" {
@@ -279,6 +337,30 @@ run "refuses_wildcards_among_queues_to_send_to" {
     sqs_send_queue_arns = ["arn:aws:sqs:eu-central-1:123456789012:*"]
   }
   expect_failures = [var.sqs_send_queue_arns]
+}
+
+run "refuses_payloads_of_a_route_that_is_not_there" {
+  command = plan
+  variables {
+    worker_payload_prefixes = { video = ["queues/penstock-outbound/"] }
+  }
+  expect_failures = [var.worker_payload_prefixes]
+}
+
+run "refuses_to_show_workers_what_clients_offer" {
+  command = plan
+  variables {
+    worker_payload_prefixes = { outbound = ["offered/"] }
+  }
+  expect_failures = [var.worker_payload_prefixes]
+}
+
+run "refuses_to_show_workers_every_folder" {
+  command = plan
+  variables {
+    worker_payload_prefixes = { outbound = ["queues/"] }
+  }
+  expect_failures = [var.worker_payload_prefixes]
 }
 
 run "refuses_payloads_that_would_vanish_under_their_tasks" {

@@ -6,7 +6,6 @@ import ast
 import json
 import re
 from collections.abc import Iterator
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 from penstock.brokers import sqs
 from penstock.brokers.base import MAX_RECEIVES
 from penstock.cli.run import PROCESSES
+from penstock.payloads.bucket import OFFERED, folder_of
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.loading import load_settings
 from penstock.settings.model import Settings
@@ -288,7 +288,10 @@ def test_no_policy_of_a_process_allows_actions_by_a_wildcard(module: Module) -> 
     listed = [*module.locals["queue_actions"].values(), *module.locals["payload_actions"].values()]
     listed += [*module.locals["key_actions"].values(), *module.locals["payload_key_actions"].values()]
     assert all(re.fullmatch(r"(sqs|s3|kms):[A-Za-z]+", action) for actions in listed for action in actions)
-    assert set(re.findall(r'"[^"]*\*"', (TERRAFORM / "iam.tf").read_text("utf-8"))) == {'"/*"', '"/2*"', '"/offered/*"'}
+    assert set(re.findall(r'"[^"]*\*"', (TERRAFORM / "iam.tf").read_text("utf-8"))) == {
+        '"].arn}/${prefix}*"',
+        '"${prefix}*"',
+    }
 
 
 def test_the_bucket_is_used_by_the_calls_that_are_allowed(module: Module) -> None:
@@ -300,17 +303,21 @@ def test_the_bucket_is_used_by_the_calls_that_are_allowed(module: Module) -> Non
     access = module.locals["payload_access"]
     assert access.keys() == module.locals["access"].keys()
     for process, verbs in access.items():
-        assert bool({"Read", "Fetch"} & set(verbs)) <= ("List" in verbs), (
-            f"{process}: S3 would call a lost object forbidden"
-        )
+        assert ("Read" in verbs) <= ("List" in verbs), process
+        assert ("Fetch" in verbs) <= ("Look" in verbs), f"{process}: S3 would call a lost object forbidden"
 
 
-def test_workers_reach_objects_of_tasks_and_none_that_a_client_offers(module: Module) -> None:
-    bucket = pytest.importorskip("penstock.payloads.bucket")
-    resources = module.locals["payload_resources"]
-    for verb in set(module.locals["payload_access"]["worker"]) - {"List"}:
-        assert fnmatch(f"/{bucket.new_name()}", resources[verb]), verb
-        assert not fnmatch(f"/{bucket.new_name(offered=True)}", resources[verb]), verb
+def test_who_stores_an_object_may_and_workers_reach_those_of_their_own_queue_alone(module: Module) -> None:
+    prefixes = module.locals["payload_prefixes"]
+    assert prefixes["Offer"] == [OFFERED]
+    assert all(folder_of("penstock-video").startswith(prefix) for prefix in prefixes["Write"])
+    assert not any(OFFERED.startswith(prefix) for prefix in prefixes["Write"])
+    text = module.locals["worker_payload_prefixes"]
+    assert 'for queue in concat(["outbound"], keys(var.routes)) : queue =>' in text
+    folders = re.findall(r'(\w+) = (?:concat\()?\["([^"]+)"\]', text)
+    assert [verb for verb, _ in folders] == ["Keep", "Fetch"]
+    for _, folder in folders:
+        assert folder.replace("${local.queues[queue].name}", "penstock-video") == folder_of("penstock-video")
 
 
 # Outputs, variables, files

@@ -271,7 +271,7 @@ class DeadLetters:
     async def _accept_here(self, message: Message) -> bool:
         """Do the submitter's work on a message too full to carry its first id as well."""
         inbound = read_inbound(message.body, self._settings)
-        await take_in(inbound, self._store.codec, self._settings)
+        await take_in(inbound, self._store.codec, self._settings, self._store.session)
         try:
             async with self._store.transaction() as session:
                 if await enqueue.record_receipts(session, [message.original_id]):

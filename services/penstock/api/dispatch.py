@@ -26,7 +26,7 @@ from penstock.db.context import Context
 from penstock.db.notify import Notifier
 from penstock.db.pool import PATIENT_SECONDS, Store
 from penstock.db.session import Session
-from penstock.methods.inbound import apply_change, count_enqueued, refusal_of, take_in_task
+from penstock.methods.inbound import apply_change, count_enqueued, refusal_of, take_in_tasks
 from penstock.methods.reading import read_command
 from penstock.methods.table import METHODS, PARAMS
 from penstock.payloads.records import shown_rows
@@ -245,14 +245,9 @@ class Methods:
 
     async def _take_in(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
         """With large payloads kept as objects; all before any is stored, for tasks are stored in their order."""
-
-        async def of(one: Outcome) -> Outcome:
-            if not isinstance(one, NewTask):
-                return one
-            return await take_in_task(one, self.codec, self._settings)
-
-        taken: list[Outcome] = await asyncio.gather(*map(of, outcomes), return_exceptions=True)
-        return taken
+        tasks = [one for one in outcomes if isinstance(one, NewTask)]
+        taken = iter(await take_in_tasks(tasks, self.codec, self._settings, self._session))
+        return [next(taken) if isinstance(one, NewTask) else one for one in outcomes]
 
     async def _result(self, requests: Sequence[Request]) -> Sequence[Outcome]:
         """Wait for results; all that one body asks for is one who waits."""

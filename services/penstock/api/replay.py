@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from penstock.api.message_views import Replayed, StillRejected
 from penstock.db.pool import Store
@@ -60,7 +61,7 @@ async def _retry_one(session: Session, rejected_id: int, settings: Settings) -> 
         return await _keep_whole(session, rejected_id, f"Parse error: not UTF-8 at byte {exc.start}")
     if source == "inbound":
         inbound = read_inbound(text, settings)
-        await take_in(inbound, session.codec, settings)
+        await take_in(inbound, session.codec, settings, lambda: nullcontext(session))
         asked = len(inbound.tasks) + len(inbound.changes) + len(inbound.refused)
         await accept_inbound(session, inbound, settings, source="replay")
         refused = inbound.refused

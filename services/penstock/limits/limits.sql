@@ -143,13 +143,6 @@ on conflict (name) do update set queue = excluded.queue, actions = excluded.acti
 -- $1 name.
 delete from penstock.route where name = $1 returning name;
 
--- name: find_routes
--- $1 actions, $2 labels of each as JSON text, or null. By which route a task of each goes, null for none, in their order.
-select (select r.name from penstock.route r
-        where k.action like any(r.actions) and (r.labels = '{}' or k.labels::jsonb @> r.labels)
-        order by r.position, r.name limit 1) as route
-from unnest($1::text[], $2::text[]) with ordinality k (action, labels, place) order by place;
-
 -- name: read_routes
 select name, queue, actions, labels::text as labels, position, updated_at,
        (select count(*) from (select from penstock.task t

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -38,6 +38,9 @@ from penstock.runtime import metrics
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue, reschedule, settle
 from penstock.tasks.commands import AnswerWait, Cancel, Change, Enqueue, Reschedule, Restart
+from penstock.tasks.objects import queues_of_kinds
+
+OpenSession = Callable[[], AbstractAsyncContextManager[Session]]
 
 _decode_request = msgspec.json.Decoder(Request).decode
 
@@ -144,44 +147,61 @@ def read_inbound(body: str, settings: Settings, *, sender: str = "") -> Inbound:
     return inbound
 
 
-async def take_in(inbound: Inbound, codec: PayloadCodec, settings: Settings) -> None:
+async def take_in(inbound: Inbound, codec: PayloadCodec, settings: Settings, open_session: OpenSession) -> None:
     """Store large payloads as objects; decode, check and encode again those that clients encoded.
 
     ``inbound.refused`` gains what cannot be had any more, or is no payload. Best called before the transaction.
     Raises PayloadUnavailable while the bucket is away.
     """
-    if not codec.is_on:
-        return
-    taken = await asyncio.gather(*(take_in_task(task, codec, settings) for task in inbound.tasks))
+    taken = await take_in_tasks(inbound.tasks, codec, settings, open_session)
     texts = inbound.texts
     inbound.tasks, inbound.texts = [], []
     for task, text in zip(taken, texts, strict=True):
         if isinstance(task, RpcError):
             inbound.refused.append((text, task.message))
+        elif isinstance(task, BaseException):
+            raise task
         else:
             inbound.tasks.append(task)
             inbound.texts.append(text)
 
 
-async def take_in_task(task: NewTask, codec: PayloadCodec, settings: Settings) -> NewTask | RpcError:
-    """A task as it is to be stored, or why its payload cannot be had. Raises PayloadUnavailable."""
-    aad = payload_aad(task.action, task.tenant)
+async def take_in_tasks(
+    tasks: Sequence[NewTask], codec: PayloadCodec, settings: Settings, open_session: OpenSession
+) -> list[NewTask | BaseException]:
+    """Tasks as they are to be stored, or instead of one why not: PayloadUnavailable, or an RpcError for good."""
+    taken: list[NewTask | BaseException] = list(tasks)
+    places = [place for place, task in enumerate(tasks) if task.offered is not None or codec.is_large(task.payload)]
+    if not places:
+        return taken
+    kinds = {(tasks[place].action, tasks[place].labels) for place in places}
+    async with open_session() as session:
+        queues = await queues_of_kinds(session, kinds)
+    stored = await asyncio.gather(
+        *(
+            _take_in_task(task, codec, settings, queues[task.action, task.labels])
+            for task in (tasks[place] for place in places)
+        ),
+        return_exceptions=True,
+    )
+    for place, task in zip(places, stored, strict=True):
+        taken[place] = task
+    return taken
+
+
+async def _take_in_task(task: NewTask, codec: PayloadCodec, settings: Settings, queue: str | None) -> NewTask:
+    """Raises RpcError when its payload cannot be had, PayloadUnavailable."""
+    payload = task.payload
     if task.offered is not None:
         try:
             payload = await _open_offered(task.offered, task, codec)
-            size = utf8_size(payload)
-            if size > settings.largest_payload_bytes:
-                return TooLarge("sealed_payload", size, settings.largest_payload_bytes)
-            check_payload(payload, "sealed_payload")
         except PayloadLost as exc:
-            return InvalidParams("sealed_payload", f"cannot be taken: {exc}")
-        except RpcError as exc:
-            return exc
-    elif codec.is_large(task.payload):
-        payload = task.payload
-    else:
-        return task
-    return replace(task, payload=await codec.store(payload, aad))
+            raise InvalidParams("sealed_payload", f"cannot be taken: {exc}") from None
+        size = utf8_size(payload)
+        if size > settings.largest_payload_bytes:
+            raise TooLarge("sealed_payload", size, settings.largest_payload_bytes)
+        check_payload(payload, "sealed_payload")
+    return replace(task, payload=await codec.store(payload, payload_aad(task.action, task.tenant), queue=queue))
 
 
 async def _open_offered(offered: str, task: NewTask, codec: PayloadCodec) -> str:

@@ -1,7 +1,8 @@
 """Objects in an S3 bucket, by aiobotocore, which is loaded with the first call.
 
-An object's name is a day and 128 random bits behind the prefix of the settings. Any other name is refused, so nothing
-outside that bucket and prefix is ever read, written or deleted.
+An object's name is a folder, a day and 128 random bits behind the prefix of the settings. Any other name is refused, so
+nothing outside that bucket and prefix is ever read, written or deleted. What a client uploads is in one folder, what is
+of a task in that of the queue which its workers receive from, so that they can be kept from other queues' objects.
 """
 
 from __future__ import annotations
@@ -13,22 +14,38 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, date, datetime
 from typing import Any
+from urllib.parse import quote
 
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable
+from penstock.protocol.sealed import OBJECT_NAME
 from penstock.settings.values import parse_bucket_url
 
 DELETED_AT_ONCE = 1000  # of one DeleteObjects
+OFFERED = "offered/"
+"""The folder of what clients upload."""
+
+_QUEUES = "queues/"
+_QUEUE_MAX_CHARS = 800  # of a name of S3's 1024
 _ANSWER_SECONDS = 30
 _CONNECT_SECONDS = 5
 _CONNECTIONS = 50
 _MISSING = {"NoSuchKey", "404", "NotFound"}
-_PASSING = {"SlowDown", "RequestTimeout", "ExpiredToken", "RequestTimeTooSkewed", "ThrottlingException"}
-_NAME = re.compile(r"(?:offered/)?[0-9]{8}/[0-9a-f]{32}")
+_PASSING = {
+    "ConditionalRequestConflict", "SlowDown", "RequestTimeout", "ExpiredToken", "RequestTimeTooSkewed",
+    "ThrottlingException",
+}  # fmt: skip
+_NAME = re.compile(OBJECT_NAME)
 
 
-def new_name(*, offered: bool = False) -> str:
+def folder_of(queue: str) -> str:
+    """The folder for the objects of tasks that workers receive from this queue, given by name or URL."""
+    name = queue.rsplit("/", 1)[-1] if "://" in queue else queue
+    return f"{_QUEUES}{quote(name, safe='')[:_QUEUE_MAX_CHARS]}/"
+
+
+def new_name(folder: str) -> str:
     """Return a new unique name."""
-    return f"{'offered/' if offered else ''}{datetime.now(UTC):%Y%m%d}/{secrets.token_hex(16)}"
+    return f"{folder}{datetime.now(UTC):%Y%m%d}/{secrets.token_hex(16)}"
 
 
 class Bucket:
@@ -47,7 +64,9 @@ class Bucket:
         self._client: Any = None
 
     async def put(self, name: str, body: bytes) -> None:
-        await self._call("put_object", Key=self._key(name), Body=body, ContentType="application/octet-stream")
+        """Store an object under a new name; one that is there is never overwritten, for it is of an earlier try."""
+        more: dict[str, Any] = {"ContentType": "application/octet-stream", "IfNoneMatch": "*"}
+        await self._call("put_object", Key=self._key(name), Body=body, **more)
 
     async def get(self, name: str, limit: int) -> bytes:
         """Raises PayloadLost for a missing object, or one over the limit in bytes."""
@@ -60,9 +79,21 @@ class Bucket:
         left = {error["Key"].removeprefix(self._prefix) for error in answer.get("Errors", [])}
         return set(names) - left
 
-    async def list(self, day: date, after: str, *, offered: bool) -> list[str]:
-        """List up to a thousand names of a day, sorted after ``after``."""
-        prefix = f"{self._prefix}{'offered/' if offered else ''}{day:%Y%m%d}/"
+    async def folders(self) -> list[str]:
+        """List every folder, the one of names without a folder, which is empty, included."""
+        folders = ["", OFFERED]
+        more: dict[str, str] = {}
+        while True:
+            params = {"Prefix": f"{self._prefix}{_QUEUES}", "Delimiter": "/", **more}
+            answer = await self._call("list_objects_v2", **params)
+            folders += [one["Prefix"].removeprefix(self._prefix) for one in answer.get("CommonPrefixes", [])]
+            if not answer.get("IsTruncated"):
+                return folders
+            more = {"ContinuationToken": answer["NextContinuationToken"]}
+
+    async def list(self, folder: str, day: date, after: str) -> list[str]:
+        """List up to a thousand names of a folder and day, sorted after ``after``."""
+        prefix = f"{self._prefix}{folder}{day:%Y%m%d}/"
         more = {"StartAfter": self._key(after)} if after else {}
         answer = await self._call("list_objects_v2", Prefix=prefix, **more)
         names = [one["Key"].removeprefix(self._prefix) for one in answer.get("Contents", [])]
@@ -72,6 +103,13 @@ class Bucket:
         client, self._client = self._client, None
         if client is not None:
             await self._stack.aclose()
+
+    async def _is_unlisted(self, key: str) -> bool:
+        """Whether an object is missing, which S3 calls forbidden to those who may list a folder and not the bucket."""
+        try:
+            return not (await self._call("list_objects_v2", Prefix=key, MaxKeys=1)).get("Contents")
+        except PayloadUnavailable:
+            return False
 
     def _key(self, name: str) -> str:
         if not _NAME.fullmatch(name):
@@ -88,9 +126,13 @@ class Bucket:
             return answer if then is None else await then(answer)
         except ClientError as exc:
             code = str(exc.response.get("Error", {}).get("Code", "unknown"))
-            if operation == "get_object" and code in _MISSING:
-                raise PayloadLost(f"its object {params['Key']} is not in {self.url}: it was deleted there") from None
             status = int(exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+            if operation == "put_object" and code == "PreconditionFailed":
+                return None
+            if operation == "get_object" and (
+                code in _MISSING or (status == 403 and await self._is_unlisted(params["Key"]))
+            ):
+                raise PayloadLost(f"its object {params['Key']} is not in {self.url}: it was deleted there") from None
             raise PayloadUnavailable(
                 f"S3 rejected {operation} in {self.url}: {code}",
                 is_refusal=400 <= status < 500 and status != 429 and code not in _PASSING,

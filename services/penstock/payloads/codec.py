@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 
-from penstock.payloads.bucket import Bucket, new_name
+from penstock.payloads.bucket import OFFERED, Bucket, folder_of, new_name
 from penstock.payloads.cipher import Cipher, TenantAad, missing_key
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable, SettingsError
 from penstock.protocol.json_text import utf8_size
@@ -66,11 +66,13 @@ class PayloadCodec:
         self._binds_tenants = settings is None or settings.payload_bind_tenants
         self.bucket: Bucket | None = None
         self.threshold_bytes = 0
+        self._own_folder = ""
         if settings is not None and settings.payload_bucket is not None:
             self.bucket = Bucket(
                 settings.payload_bucket, endpoint_url=settings.payload_s3_endpoint_url, region=settings.aws_region
             )
             self.threshold_bytes = settings.payload_threshold_bytes
+            self._own_folder = folder_of(settings.outbound_queue)
         self._calls = asyncio.Semaphore(_CONCURRENT_CALLS)
 
     @property
@@ -102,13 +104,18 @@ class PayloadCodec:
             raise PayloadUnavailable(f"{found.size} bytes, stored as an object: too large to show here")
         return self._decrypted(found, aad)
 
-    async def store(self, text: str, aad: str | TenantAad) -> str:
-        """Encode a text, a large one as an object. Raises PayloadUnavailable."""
-        return await self._put(text, aad) if self.is_large(text) else self.encode(text, aad)
+    async def store(self, text: str, aad: str | TenantAad, *, queue: str | None = None) -> str:
+        """Encode a text, a large one as an object. Raises PayloadUnavailable.
+
+        queue: that its task's workers receive from, by name or URL; None: the outbound queue of the settings.
+        """
+        if not self.is_large(text):
+            return self.encode(text, aad)
+        return await self._put(text, aad, self._own_folder if queue is None else folder_of(queue))
 
     async def offer(self, text: str, aad: str | TenantAad) -> str:
         """Encode a text for a message; its receiver owns the object. Raises PayloadUnavailable."""
-        return await self._put(text, aad, offered=True) if self.is_large(text) else self.encode(text, aad)
+        return await self._put(text, aad, OFFERED) if self.is_large(text) else self.encode(text, aad)
 
     async def load(self, text: str, aad: str | TenantAad) -> str:
         """Decode a text, fetching its object if it has one. Raises PayloadUnavailable, PayloadLost."""
@@ -136,12 +143,12 @@ class PayloadCodec:
         if self.bucket is not None:
             await self.bucket.close()
 
-    async def _put(self, text: str, aad: str | TenantAad, *, offered: bool = False) -> str:
+    async def _put(self, text: str, aad: str | TenantAad, folder: str) -> str:
         if self.bucket is None:
             raise SettingsError("no bucket to store it in: set PENSTOCK_PAYLOAD_BUCKET")
         plain = text.encode()
         data = plain if self._cipher is None else self._cipher.encrypt(plain, self._aad_to_write(aad))
-        name = new_name(offered=offered)
+        name = new_name(folder)
         with _counted("put"):
             async with self._calls:
                 await self.bucket.put(name, data)

@@ -17,9 +17,10 @@ SEALED_ENCODING = "penstock"
 """``encoding`` of a response whose result was sealed by the worker."""
 
 _KEY_ID = r"[0-9a-f]{16}"
-_NAME = r"[0-9]{8}/[0-9a-f]{32}"
+OBJECT_NAME = r"(?:offered/|queues/(?!\.{1,2}/)[A-Za-z0-9._~%-]{1,800}/)?[0-9]{8}/[0-9a-f]{32}"
+"""Names of objects: the folder, a day and 128 random bits; earlier versions used no folder but ``offered/``."""
 _SEALED_HEAD = re.compile(rf'"penstock\+sealed:({_KEY_ID}):')  # what follows may be long, and is decoded anyway
-_OBJECT_TEXT = re.compile(rf'"penstock\+object:((?:offered/)?{_NAME}):({_KEY_ID}|-):([0-9]{{1,12}}):([0-9a-f]{{64}})"')
+_OBJECT_TEXT = re.compile(rf'"penstock\+object:({OBJECT_NAME}):({_KEY_ID}|-):([0-9]{{1,12}}):([0-9a-f]{{64}})"')
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 An object is looked at again and again, whether the record of its task still names it; so it leaves with its record, its
 payload or its result, however those were removed. What is to be deleted is noted before it is, and forgotten after: a
 kill in between repeats a deletion, which is harmless, and while S3 is away the notes wait. Objects of which no task
-came, because somebody died between the upload and the insert, are found by listing the days of long ago.
+came, because somebody died between the upload and the insert, are found by listing the days of long ago, by folder.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ class PayloadObjects:
         self._store = store
         self._sweep_seconds = settings.payload_sweep_seconds
         self._orphan_seconds = settings.payload_orphan_seconds
-        self._behind = ""  # the name up to which the day that is searched was listed
+        self._day = date.min  # that is searched
+        self._folders: list[str] = []  # of that day, those still to be listed
+        self._behind = ""  # the name up to which the first of these was listed
         self._failures = 0
-        self._offered = False  # whether those that clients put there are listed, of that day
 
     async def run_once(self, *, now: datetime | None = None) -> int:
         """Returns how many objects were deleted. now: the database's clock unless given. Raises Unavailable.
@@ -110,7 +111,9 @@ class PayloadObjects:
             day: date = row["upto"].astimezone(UTC).date()
             if day >= (clock - timedelta(seconds=self._orphan_seconds) - timedelta(days=1)).astimezone(UTC).date():
                 return
-            names = await bucket.list(day, self._behind, offered=self._offered)
+            if day != self._day or not self._folders:
+                self._day, self._folders, self._behind = day, await bucket.folders(), ""
+            names = await bucket.list(self._folders[0], day, self._behind)
             if names:
                 self._behind = names[-1]
                 async with self._store.session() as session:
@@ -119,8 +122,8 @@ class PayloadObjects:
                     log.info("orphans_found", objects=len(orphans), day=day.isoformat())
                 continue
             self._behind = ""
-            self._offered = not self._offered
-            if not self._offered:
+            del self._folders[0]
+            if not self._folders:
                 end = datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
                 async with self._store.transaction() as session:
                     await session.fetch("note_emptied", _SEARCHED, end, DAY)

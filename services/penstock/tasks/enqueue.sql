@@ -121,3 +121,22 @@ returning message_id;
 insert into penstock.rejected (source, body, reason)
 select * from unnest($1::text[], $2::bytea[], $3::text[])
 returning id;
+
+-- name: find_routes
+-- $1 actions, $2 labels of each as JSON text, or null. By which route a task of each goes, and to which queue, nulls for
+-- none, in their order.
+select r.name as route, r.queue
+from unnest($1::text[], $2::text[]) with ordinality k (action, labels, place)
+left join lateral (select r.name, r.queue from penstock.route r
+                   where k.action like any(r.actions) and (r.labels = '{}' or k.labels::jsonb @> r.labels)
+                   order by r.position, r.name limit 1) r on true
+order by place;
+
+-- name: find_queues
+-- $1 ids of tasks that wait. To which queue each would go now, for those that go by a route.
+select t.id, r.queue
+from penstock.task t
+join lateral (select r.queue from penstock.route r
+              where t.action like any(r.actions) and (r.labels = '{}' or t.labels @> r.labels)
+              order by r.position, r.name limit 1) r on true
+where t.id = any($1::bigint[]);

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from penstock.db.session import Session
+from penstock.payloads.cipher import TenantAad
 from penstock.payloads.codec import options_aad, payload_aad, spawn_aad
 from penstock.protocol import trace_context
 from penstock.protocol.errors import PayloadLost, RpcError
@@ -25,7 +26,7 @@ from penstock.runtime.logs import get_logger
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.tasks import settle
-from penstock.tasks.objects import reference_objects
+from penstock.tasks.objects import queues_of_tasks, reference_objects
 from penstock.workflows.definition import read_children, step_task
 from penstock.workflows.model import (
     MAX_CHILDREN,
@@ -245,10 +246,12 @@ class WorkflowRun:
             return
         if self._session.codec.is_on:
             tenants = await _tenants(self._session, (step["workflow_id"] for step, _ in steps.values()))
-            steps = {
-                task_id: (step, await self._keep(task_id, step, text, tenants.get(step["workflow_id"])))
-                for task_id, (step, text) in steps.items()
-            }
+            large = [task_id for task_id, (_, text) in steps.items() if text and self._session.codec.is_large(text)]
+            queues = await queues_of_tasks(self._session, large)
+            for task_id, (step, text) in steps.items():
+                if text is not None:
+                    aad = payload_aad(step["action"], tenants.get(step["workflow_id"]))
+                    steps[task_id] = (step, await self._keep(task_id, text, aad, queues.get(task_id)))
         options = [self._options(step) for step, _ in steps.values()]
         rows = await self._session.fetch(
             "start_steps", list(steps), [o.ordering_key for o in options], [o.delay for o in options],
@@ -258,11 +261,9 @@ class WorkflowRun:
         for action, count in Counter(row["action"] for row in rows if row["state"] == State.SCHEDULED).items():
             metrics.TRANSITIONS.labels(action, State.SCHEDULED).inc(count)
 
-    async def _keep(self, task_id: int, step: Any, payload: str | None, tenant: str | None) -> str | None:
+    async def _keep(self, task_id: int, payload: str, aad: str | TenantAad, queue: str | None) -> str:
         """A changed payload, encoded for storage. Raises PayloadUnavailable: the transaction is repeated later."""
-        if payload is None:
-            return None
-        kept = await self._session.codec.store(payload, payload_aad(step["action"], tenant))
+        kept = await self._session.codec.store(payload, aad, queue=queue)
         await reference_objects(self._session, [(kept, task_id)])
         return kept
 

@@ -14,11 +14,12 @@ import pytest
 
 from penstock import AsyncClient, Call, Client, Context, Fail, InboundClient, action
 from penstock.compat.scheduler0 import store
-from penstock.payloads.bucket import Bucket
-from penstock.payloads.codec import offered_aad, payload_aad
-from penstock.protocol.errors import PayloadUnavailable
+from penstock.payloads.bucket import OFFERED, Bucket, folder_of, new_name
+from penstock.payloads.codec import PayloadCodec, offered_aad, payload_aad
+from penstock.protocol.errors import PayloadLost, PayloadUnavailable
 from penstock.protocol.reports import encode_progress
 from penstock.protocol.requests import ClaimId
+from penstock.protocol.sealed import reference_of
 from penstock.settings.loading import load_settings
 from penstock.settings.model import Settings
 from penstock.settings.values import fingerprint, new_key, read_key
@@ -206,6 +207,143 @@ async def test_downloads_ask_for_the_right_to_read(settings: Settings, s3: S3Buc
         assert (await pipe.http.get("/tasks/1/payload")).status_code == 401
         headers = {"Authorization": "Bearer one-long-secret-key"}
         assert (await pipe.http.get("/tasks/1/payload", headers=headers)).status_code == 404
+
+
+# Each route's objects in a folder of its own
+
+
+VIDEO_URL = "https://sqs.eu-central-1.amazonaws.com/123456789012/penstock-video"
+
+
+async def folders_of(sql: asyncpg.Connection) -> dict[int, str]:
+    """The folder of the object that each live task's payload names."""
+    rows = await sql.fetch("select id, payload::text as payload from penstock.task")
+    found = {row["id"]: reference_of(row["payload"]) for row in rows}
+    return {task_id: one.name.rsplit("/", 2)[0] for task_id, one in found.items() if one is not None}
+
+
+async def test_objects_are_in_the_folder_of_the_queue_that_their_workers_receive_from(
+    settings: Settings, s3: S3Bucket, registry: Registry, sql: Any
+) -> None:
+    changed = with_bucket(settings, s3)
+    own = f"queues/{changed.outbound_queue}"
+    async with plant(changed, registry) as pipe:
+        await pipe.call("route.set", name="eu", queue="penstock-eu", actions=["e*"], labels={"region": "eu"})
+        await pipe.call("route.set", name="video", queue=VIDEO_URL, actions=["measure"])
+        wanted = {}
+        for task, folder in (
+            ({"action": "echo"}, own),
+            ({"action": "echo", "labels": {"region": "us"}}, own),
+            ({"action": "echo", "labels": {"region": "eu", "a": "b"}}, "queues/penstock-eu"),
+            ({"action": "measure", "labels": {"region": "eu"}}, "queues/penstock-video"),
+        ):
+            made = await pipe.call("enqueue", payload=LARGE, delay=3600, **task)
+            wanted[made["id"]] = folder
+        offer = InboundClient(
+            settings.inbound_queue, settings.sqs_endpoint_url, settings.aws_region, payloads=changed
+        )  # fmt: skip
+        async with offer as client:
+            await client.enqueue_many([{"action": one, "payload": LARGE, "delay": 3600} for one in ("measure", "fail")])
+        await put(pipe.queues["inbound"], request("submit:measure", LARGE))
+        taken = 0
+        while taken < 2:
+            taken += await until(pipe.submitter.run_once, "messages")
+        found = await folders_of(sql)
+        assert {task_id: found[task_id] for task_id in wanted} == wanted
+        assert sorted(found[task_id] for task_id in found.keys() - wanted) == [
+            "queues/penstock-video", "queues/penstock-video", own,
+        ]  # fmt: skip
+
+
+async def test_a_worker_stores_results_in_the_folder_of_its_own_queue_and_steps_get_copies_in_theirs(
+    settings: Settings, s3: S3Bucket, registry: Registry, sql: Any
+) -> None:
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        for name, pattern in (("video", "each"), ("sound", "echo")):
+            pipe.queues[f"outbound:{name}"] = pipe.queues["outbound"]
+            await pipe.call("route.set", name=name, queue=f"penstock-{name}", actions=[pattern])
+        steps = [
+            {"name": "one", "action": "each", "payload": {"text": "x" * 3000}},
+            {"name": "two", "action": "echo", "payload": {"text": "t"}, "after": ["one"], "results_as": "parts"},
+        ]
+        await pipe.call("workflow.create", name="w", steps=steps)
+        await pipe.work(outbound_queue="penstock-video")
+        assert {key.split("/20")[0] for key in s3.objects()} == {"pipe/queues/penstock-video"}
+        await pipe.advance()
+        assert list((await folders_of(sql)).values()) == ["queues/penstock-sound"]
+
+
+async def test_a_rejected_message_that_is_read_again_is_stored_by_its_route(
+    settings: Settings, s3: S3Bucket, registry: Registry, sql: Any
+) -> None:
+    narrow = with_bucket(settings, s3, payload_max_bytes=2000)
+    async with plant(narrow, registry) as pipe:
+        await put(pipe.queues["inbound"], request("submit:measure", LARGE))
+        await until(pipe.submitter.run_once, "the message")
+        (kept,) = (await pipe.call("rejected.list"))["rejected"]
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        await pipe.call("route.set", name="video", queue=VIDEO_URL, actions=["measure"])
+        assert (await pipe.call("rejected.retry", ids=[kept["id"]]))["retried"] == 1
+        assert list((await folders_of(sql)).values()) == ["queues/penstock-video"]
+
+
+async def test_an_object_keeps_its_name_when_its_route_changes_and_names_of_before_are_read(
+    settings: Settings, s3: S3Bucket, registry: Registry, sql: Any
+) -> None:
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        moved = await pipe.call("enqueue", action="measure", payload=LARGE)
+        older = await pipe.call("enqueue", action="measure", payload=LARGE)
+        (reference,) = [reference_of(row["payload"]) for row in [await raw(sql, older["id"])]]
+        assert reference is not None
+        name = reference.name.removeprefix(f"queues/{pipe.settings.outbound_queue}/")
+        copied = {"Bucket": s3.name, "Key": f"pipe/{reference.name}"}
+        s3.client.copy_object(Bucket=s3.name, Key=f"pipe/{name}", CopySource=copied)
+        s3.client.delete_object(**copied)
+        await sql.execute(
+            "update penstock.task set payload = replace(payload::text, $2, $3)::json where id = $1",
+            older["id"], reference.name, name,
+        )  # fmt: skip
+        await sql.execute("update penstock.payload_object set name = $2 where name = $1", reference.name, name)
+        pipe.queues["outbound:video"] = pipe.queues["outbound"]
+        await pipe.call("route.set", name="video", queue="penstock-video", actions=["measure"])
+        await pipe.work(outbound_queue="penstock-video")
+        for task in (moved, older):
+            assert (await pipe.status(task["id"]))["result"] == len(LARGE["text"])
+
+
+async def test_no_object_is_overwritten(settings: Settings, s3: S3Bucket) -> None:
+    codec = PayloadCodec(with_bucket(settings, s3))
+    assert codec.bucket is not None
+    try:
+        name = new_name(folder_of("penstock-video"))
+        await codec.bucket.put(name, b"first")
+        await codec.bucket.put(name, b"second")  # as a try whose answer was lost is repeated
+        assert await codec.bucket.get(name, 10) == b"first"
+    finally:
+        await codec.close()
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+async def test_what_is_called_forbidden_is_lost_only_if_a_listing_has_it_not(
+    settings: Settings, s3: S3Bucket, is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*_args: Any, **_kwargs: Any) -> Any:
+        return 403, {}, "<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+
+    codec = PayloadCodec(with_bucket(settings, s3))
+    assert codec.bucket is not None
+    try:
+        name = new_name(folder_of("penstock-video"))
+        if is_there:
+            await codec.bucket.put(name, b"text")
+        monkeypatch.setattr("moto.s3.responses.S3Response.get_object", forbidden)
+        with pytest.raises(PayloadUnavailable if is_there else PayloadLost, match="AccessDenied" if is_there else name):
+            await codec.bucket.get(name, 10)
+        monkeypatch.setattr("moto.s3.responses.S3Response.list_objects_v2", forbidden)
+        with pytest.raises(PayloadUnavailable, match="rejected get_object"):
+            await codec.bucket.get(name, 10)
+    finally:
+        await codec.close()
 
 
 # By the inbound queue
@@ -506,6 +644,46 @@ async def test_what_was_uploaded_for_nothing_is_found_by_its_day(
             deleted += await pipe.objects.run_once(now=later)
         assert set(s3.objects()) == {own, "pipe/notes.txt"}
         assert (await pipe.status(task["id"]))["payload"] == LARGE
+
+
+async def test_the_search_for_orphans_lists_every_folder_of_a_day_once_whoever_else_searches(
+    settings: Settings, s3: S3Bucket, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.supervisor.payload_objects._FIRST_DAY", timedelta(days=53))
+    monkeypatch.setattr("penstock.supervisor.payload_objects._PAGES_PER_ROUND", 1)
+    listed: list[tuple[str, str, str]] = []
+    listing = Bucket.list
+
+    async def noting(self: Bucket, folder: str, day: Any, after: str) -> list[str]:
+        listed.append((folder, f"{day:%Y%m%d}", after))
+        return await listing(self, folder, day, after)
+
+    monkeypatch.setattr(Bucket, "list", noting)
+    now = datetime.now(UTC)
+    days = [f"{now - timedelta(days=ago):%Y%m%d}" for ago in (53, 52, 51, 50, 49, 48, 47)]
+    places = ["", OFFERED, folder_of("penstock-outbound"), folder_of("penstock-video")]
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        for number, (day, folder) in enumerate((day, folder) for day in days for folder in places):
+            key = f"pipe/{folder}{day}/{number:032x}"
+            s3.client.put_object(Bucket=s3.name, Key=key, Body=b"of nobody")
+        seekers = [PayloadObjects(store=pipe.store, settings=pipe.settings) for _ in range(2)]
+        while len(listed) < len(days) * len(places) * 2:
+            await seekers[0].run_once(now=now)
+        looked = [(folder, day) for folder, day, after in listed if not after]
+        assert sorted(looked) == sorted((folder, day) for day in days for folder in places)
+        await seekers[0].run_once(now=now)
+        assert s3.objects() == {}
+        assert len(listed) == len(days) * len(places) * 2
+        later = now + timedelta(days=7)
+        for number, folder in enumerate(places):
+            for ago in (46, 45, 44, 43, 42, 41, 40):
+                key = f"pipe/{folder}{now - timedelta(days=ago):%Y%m%d}/{number:032x}"
+                s3.client.put_object(Bucket=s3.name, Key=key, Body=b"of nobody")
+        turn = 0
+        while s3.objects():
+            turn += 1
+            assert turn < 1000
+            await seekers[turn % 3 != 0].run_once(now=later)
 
 
 async def test_several_sweep_at_once(settings: Settings, s3: S3Bucket, registry: Registry, sql: Any) -> None:

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.payloads.bucket import Bucket
+from penstock.payloads.bucket import OFFERED, Bucket, folder_of, new_name
 from penstock.payloads.codec import PayloadCodec, payload_aad
 from penstock.payloads.failures import encrypt_error
 from penstock.payloads.records import decrypt_error
@@ -157,7 +157,10 @@ def test_an_error_keeps_code_type_and_hints_in_clear() -> None:
         decrypt_error(one, 6, sealed)
 
 
-@pytest.mark.parametrize("name", ["../x", "20200101/", "20200101/" + "0" * 31 + "G", "a/20200101/" + "0" * 32, ""])
+@pytest.mark.parametrize("name", [
+    "../x", "20200101/", "20200101/" + "0" * 31 + "G", "a/20200101/" + "0" * 32, "",
+    "queues/20200101/" + "0" * 32, "queues/a/b/20200101/" + "0" * 32, "queues/../20200101/" + "0" * 32,
+])  # fmt: skip
 async def test_a_name_of_another_form_reaches_no_bucket(name: str) -> None:
     bucket = Bucket("s3://bucket/prefix", endpoint_url="http://127.0.0.1:1")
     for call in (bucket.get(name, 10), bucket.put(name, b""), bucket.delete([name])):
@@ -166,6 +169,24 @@ async def test_a_name_of_another_form_reaches_no_bucket(name: str) -> None:
     reference = encode_reference(Reference(name, None, 5, "0" * 64))
     with pytest.raises(ValueError, match="is no text"):
         decode_sealed(reference)
+
+
+@pytest.mark.parametrize(
+    ("queue", "folder"),
+    [
+        ("penstock-video", "queues/penstock-video/"),
+        ("https://sqs.eu-central-1.amazonaws.com/123456789012/penstock-video", "queues/penstock-video/"),
+        ("http://127.0.0.1:4566/000000000000/penstock-video.fifo", "queues/penstock-video.fifo/"),
+        ("video/4k *", "queues/video%2F4k%20%2A/"),
+        ("é" * 250, f"queues/{'%C3%A9' * 133}%C/"),
+    ],
+)
+def test_objects_of_a_queues_tasks_are_in_its_folder_by_name_or_url(queue: str, folder: str) -> None:
+    assert folder_of(queue) == folder
+    for name in (new_name(folder), new_name(folder).removeprefix(folder), new_name(OFFERED)):
+        reference = Reference(name, None, 5, "0" * 64)
+        assert decode_sealed(encode_reference(reference)) == reference
+        assert reference.is_offered == name.startswith("offered/")
 
 
 @pytest.mark.parametrize("url", ["https://bucket/x", "s3://", "s3://Bad_Name", "s3://bucket?x=1", "bucket"])

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
 from penstock.cli.doctor.findings import Finding
-from penstock.payloads.bucket import Bucket, new_name
+from penstock.payloads.bucket import Bucket, folder_of, new_name
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import PayloadLost, PayloadUnavailable, SettingsError
 from penstock.settings.model import Settings
@@ -32,14 +32,14 @@ async def examine_payloads(settings: Settings) -> AsyncIterator[Finding]:
         others = f", {len(ids) - 1} more only decrypt" if len(ids) > 1 else ""
         yield Finding("ok", "payload keys", f"{ids[0]} encrypts{others}")
     if codec.bucket is not None:
-        yield await _of_bucket(codec.bucket)
+        yield await _of_bucket(codec.bucket, folder_of(settings.outbound_queue))
         await codec.close()
 
 
-async def _of_bucket(bucket: Bucket) -> Finding:
+async def _of_bucket(bucket: Bucket, folder: str) -> Finding:
     try:
-        await bucket.list(datetime.now(UTC).date(), "", offered=False)
-        await bucket.get(new_name(), 0)
+        await bucket.list(folder, datetime.now(UTC).date(), "")
+        await bucket.get(new_name(folder), 0)
     except PayloadLost:
         return Finding("ok", "payload bucket", f"{bucket.url} answers")  # as expected for an unknown object
     except PayloadUnavailable as exc:
