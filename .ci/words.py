@@ -80,6 +80,8 @@ CHECKED = (
     "services/penstock/compat/*.sql",
     "services/penstock/db/*.py",
     "services/penstock/db/*.sql",
+    "services/penstock/limits/*.sql",
+    "services/penstock/limits/[st]*.py",
     "services/penstock/local/*.py",
     "services/penstock/payloads/*.py",
     "services/penstock/protocol/errors.py",
@@ -87,6 +89,8 @@ CHECKED = (
     "services/penstock/schedules/[cfrs]*",
     "services/penstock/settings/*.py",
     "services/penstock/worker/*.py",
+    "services/penstock/workflows/*.sql",
+    "services/penstock/workflows/s*.py",
     "terraform/*.md",
 )
 

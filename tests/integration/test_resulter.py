@@ -15,7 +15,7 @@ from penstock.brokers.base import MAX_RECEIVES, Depth
 from penstock.brokers.sqs import SqsQueue
 from penstock.cli.app import app
 from penstock.db.pool import Store
-from penstock.limits.model import Route
+from penstock.limits.model import RouteSetParams
 from penstock.limits.store import set_route
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.batching import join_batch
@@ -579,7 +579,10 @@ async def test_a_result_that_names_the_object_of_another_task_is_a_failed_attemp
 # What comes with a result
 
 
-ROUTES = [Route("sandbox", "q-sandbox", ["sandbox.*"], {}), Route("eu", "q-eu", ["*"], {"region": "eu"}, position=1)]
+ROUTES = [
+    RouteSetParams("sandbox", "q-sandbox", ["sandbox.*"], {}),
+    RouteSetParams("eu", "q-eu", ["*"], {"region": "eu"}, position=1),
+]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from penstock.brokers.base import Outgoing, Queue
 from penstock.brokers.sqs import SqsQueue, SqsTransport, group_id
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
-from penstock.limits.store import delete_tenant, pause_tenant, read_tenant_record, set_limits, set_tenant
+from penstock.limits.store import delete_tenant, pause_tenant, read_tenant_limits, set_limits, set_tenant
 from penstock.methods.inbound import accept_inbound, read_inbound
 from penstock.methods.reading import read_command
 from penstock.protocol.requests import parse_claim_id
@@ -362,7 +362,7 @@ async def test_what_sql_enqueues_for_a_tenant_is_held_to_its_limits_and_found_by
     went = await tenants_of(sql, [task for task, _ in sent.pairs])
     assert went == {"acme": 2, "other": 1, None: 5}
     async with store.session() as session:
-        record = await read_tenant_record(session, "acme")
+        record = await read_tenant_limits(session, "acme")
     assert (record.waiting, record.in_flight) == (4, 2)
     async with running(store, settings) as api, AsyncClient(api.url) as client:
         assert len((await client.list(tenant="acme"))["tasks"]) == 6
@@ -418,8 +418,8 @@ async def test_a_paused_tenants_tasks_are_taken_and_wait_until_it_is_resumed(
     await settle_passes(scheduler, sent)
     assert len(sent.pairs) == 2
     async with store.session() as session:
-        record = await read_tenant_record(session, "acme")
-        assert (record.limits.paused, record.waiting, record.in_flight, record.own) == (True, 5, 0, False)
+        record = await read_tenant_limits(session, "acme")
+        assert (record.paused, record.waiting, record.in_flight, record.own) == (True, 5, 0, False)
     await change(store, pause_tenant, "acme", paused=False)
     await drain([scheduler], sent, None, until=7)
     assert {task for task, _ in sent.pairs} >= set(paused)
@@ -434,12 +434,12 @@ async def test_a_pause_keeps_the_limits_and_deleting_a_rule_brings_the_default_b
     await change(store, pause_tenant, "acme", paused=True)
     await change(store, pause_tenant, "acme", paused=False)
     async with store.session() as session:
-        record = await read_tenant_record(session, "acme")
-    assert (record.limits.rate, record.limits.burst, record.limits.max_in_flight, record.own) == (5.0, 2, None, True)
+        record = await read_tenant_limits(session, "acme")
+    assert (record.rate, record.burst, record.max_in_flight, record.own) == (5.0, 2, None, True)
     await change(store, delete_tenant, "acme")
     async with store.session() as session:
-        record = await read_tenant_record(session, "acme")
-    assert (record.limits.rate, record.limits.max_in_flight, record.own) == (None, 2, False)
+        record = await read_tenant_limits(session, "acme")
+    assert (record.rate, record.max_in_flight, record.own) == (None, 2, False)
     with pytest.raises(Exception, match="has no rule of its own: 'acme'"):
         await change(store, delete_tenant, "acme")
 

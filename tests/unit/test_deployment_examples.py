@@ -19,7 +19,7 @@ from prometheus_client import Gauge
 from penstock.api.http import SCALING_PATH
 from penstock.api.scaling import _drain_seconds, _figures
 from penstock.cli.app import app
-from penstock.limits.scaling import COUNTED, OUTBOUND, Lane
+from penstock.limits.scaling import COUNTED, OUTBOUND, RouteLoad
 from penstock.runtime import metrics
 from penstock.runtime.health import DEFAULT_PORT, Health, _application
 from penstock.settings.loading import load_settings
@@ -224,7 +224,7 @@ def test_keda_asks_the_api_where_it_answers_for_a_figure_that_it_gives() -> None
     assert (url.hostname, url.port) == (f"penstock-api.{kustomization['namespace']}.svc", port["port"])
     assert url.path == f"{SCALING_PATH}/{OUTBOUND}"
     drain_seconds = _drain_seconds(dict(parse_qsl(url.query)))
-    assert isinstance(_figures(Lane(OUTBOUND, []), drain_seconds)[asked["valueLocation"]], float)
+    assert isinstance(_figures(RouteLoad(OUTBOUND, []), drain_seconds)[asked["valueLocation"]], float)
     assert 0 < float(asked["targetValue"]) <= float(environment_of("worker")["PENSTOCK_WORKER_CONCURRENCY"])
     assert (asked["authMode"], asked["method"], asked["keyParamName"]) == ("apiKey", "header", "X-API-Key")
     (reference,) = one(AUTOSCALING / "keda-metrics-api.yaml", "TriggerAuthentication")["spec"]["secretTargetRef"]
@@ -277,7 +277,7 @@ def test_ecs_tracks_a_metric_that_the_agent_hands_on() -> None:
 
 def test_the_gauges_for_scaling_tell_what_the_api_tells() -> None:
     assert scaling_gauges() == {f"penstock_scaling_{name}": {"route"} for name in SCALING_GAUGES}
-    assert _figures(Lane(OUTBOUND, []), 60).keys() == SCALING_GAUGES | {"tasks"}
+    assert _figures(RouteLoad(OUTBOUND, []), 60).keys() == SCALING_GAUGES | {"tasks"}
 
 
 def test_the_page_speaks_of_settings_metrics_files_and_figures_that_exist() -> None:
@@ -289,7 +289,7 @@ def test_the_page_speaks_of_settings_metrics_files_and_figures_that_exist() -> N
     for link in re.findall(r"\]\(([^)#]+)", page):
         assert (ROOT / "docs" / link).exists(), link
     rows = re.findall(r"^\| `(\w+)` \| (?:`(\w+)`|the sum)", page, re.MULTILINE)
-    assert {name for name, _ in rows} == _figures(Lane(OUTBOUND, []), 60).keys()
+    assert {name for name, _ in rows} == _figures(RouteLoad(OUTBOUND, []), 60).keys()
     assert {metric for _, metric in rows if metric} == scaling_gauges().keys()
     assert f"stops at {COUNTED:,}" in page
     assert f"counted up to {COUNTED}" in (ROOT / "docs" / "metrics.md").read_text("utf-8")

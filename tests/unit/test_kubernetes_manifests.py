@@ -19,7 +19,7 @@ import yaml
 from penstock.api.http import SCALING_PATH
 from penstock.api.scaling import _figures
 from penstock.cli.app import app
-from penstock.limits.scaling import OUTBOUND, Lane
+from penstock.limits.scaling import OUTBOUND, RouteLoad
 from penstock.settings.loading import load_settings
 from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
@@ -200,7 +200,7 @@ def test_the_fleet_of_a_route_is_scaled_by_that_route() -> None:
     assert asked["url"].partition("?")[0] == theirs["metadata"]["url"].partition("?")[0].replace(
         f"{SCALING_PATH}/{OUTBOUND}", f"{SCALING_PATH}/video"
     )
-    assert asked["valueLocation"] in _figures(Lane("video", []), 600)
+    assert asked["valueLocation"] in _figures(RouteLoad("video", []), 600)
     assert trigger["authenticationRef"] == theirs["authenticationRef"]
 
 

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import msgspec
 
 from penstock.api import audit_views, key_views, message_views
-from penstock.limits import views as rule_views
+from penstock.limits import model as rule_views
 from penstock.methods.table import METHODS, PARAMS
 from penstock.protocol import errors
 from penstock.protocol.api_key import NAME_MAX_CHARS

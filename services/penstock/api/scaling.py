@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from penstock.db.pool import Store
-from penstock.limits.scaling import DRAIN_SECONDS, Lane, read_lanes
+from penstock.limits.scaling import DRAIN_SECONDS, RouteLoad, read_route_loads
 from penstock.protocol.errors import InvalidParams, RouteNotFound
 
 _DRAIN = "drain_seconds"
@@ -27,7 +27,7 @@ class Scaling:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._counting = asyncio.Lock()
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[str, RouteLoad] = {}
         self._good_until = float("-inf")
 
     async def answer(self, name: str | None, query: Mapping[str, str]) -> bytes:
@@ -40,12 +40,12 @@ class Scaling:
             raise RouteNotFound(name[:200])
         return _encode(_figures(lanes[name], drain_seconds))
 
-    async def _look(self) -> Mapping[str, Lane]:
+    async def _look(self) -> Mapping[str, RouteLoad]:
         async with self._counting:
             if monotonic() >= self._good_until:
                 started = monotonic()
                 async with self._store.session() as session:
-                    self._lanes = {lane.name: lane for lane in await read_lanes(session)}
+                    self._lanes = {lane.name: lane for lane in await read_route_loads(session)}
                 took = monotonic() - started
                 self._good_until = started + took + min(_REST_SECONDS, max(_FRESH_SECONDS, _REST * took))
             return self._lanes
@@ -67,7 +67,7 @@ def _drain_seconds(query: Mapping[str, str]) -> float:
     return seconds
 
 
-def _figures(lane: Lane, drain_seconds: float) -> dict[str, Any]:
+def _figures(lane: RouteLoad, drain_seconds: float) -> dict[str, Any]:
     return {
         "tasks": lane.waiting + lane.in_flight,
         "waiting": lane.waiting,

@@ -1,9 +1,9 @@
-"""Parameters of `action.*`, `route.*` and `tenant.*`, and their checks. Pure."""
+"""Parameters and results of `action.*`, `route.*` and `tenant.*`, and checks; without I/O."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -29,21 +29,6 @@ Per = Literal["second", "minute", "hour"]
 _ACTION = about("The action, exactly.")
 _TENANT = f"The tenant; 1 to {TENANT_MAX_CHARS} characters."
 _TENANT_OR_ALL = about(f"{_TENANT} Or *, for every tenant that has no limits of its own.")
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Which tasks go to a queue of their own.
-
-    queue: name or URL. actions: patterns in which * stands for anything; a task has to match one of them, and to have
-    all ``labels``. position: of several routes that fit, the lowest counts, then the first by name.
-    """
-
-    name: str
-    queue: str
-    actions: Sequence[str]
-    labels: Mapping[str, str]
-    position: int = 0
 
 
 class ActionSetParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -113,22 +98,75 @@ class TenantListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class SetLimits:
-    """Change limits of an action or a tenant, by the members of ``token_bucket.Limits``; rates are a second's."""
+    """Changed limits of an action or a tenant, by the names of ``token_bucket.Limits``; rates per second."""
 
     name: str
     change: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ListTenants:
-    """By name; ``after`` is the one that the page begins behind."""
+# Results
 
-    limit: int
-    after: str | None
+
+class Action(msgspec.Struct, frozen=True):
+    action: str
+    paused: Annotated[bool, about("Its tasks are taken and none is sent.")]
+    max_in_flight: int | None
+    rate: Annotated[float | None, about("Tasks a second.")]
+    burst: int | None
+    key_max_in_flight: int | None
+    key_rate: float | None
+    key_burst: int | None
+    in_flight: Annotated[int, about("Claimed and not settled; counted while it is limited.")]
+    updated_at: Annotated[str | None, about("When its limits were last changed; null when it has none.")]
+
+
+class Actions(msgspec.Struct, frozen=True):
+    actions: Annotated[list[Action], about("Those that are limited or paused.")]
+
+
+class Route(msgspec.Struct, frozen=True):
+    name: str
+    queue: str
+    actions: list[str]
+    labels: dict[str, str]
+    position: int
+    in_flight: int
+
+
+class Routes(msgspec.Struct, frozen=True):
+    routes: Annotated[list[Route], about("In the order in which they are tried.")]
+
+
+class RouteChanged(msgspec.Struct, frozen=True):
+    name: str
+    deleted: bool
+
+
+class Tenant(msgspec.Struct, frozen=True):
+    tenant: str
+    paused: Annotated[bool, about("Its tasks are taken and none is sent.")]
+    own: Annotated[bool, about("Its limits are its own; false: those of *, the default.")]
+    max_in_flight: int | None
+    rate: Annotated[float | None, about("Tasks a second.")]
+    burst: int | None
+    updated_at: Annotated[str | None, about("When its own rule was last changed; null when it has none.")]
+
+
+class TenantDetail(Tenant, frozen=True):
+    in_flight: Annotated[int, about("Claimed and not settled; counted while it is limited.")]
+    waiting: Annotated[int, about("Of its tasks, those that a limit or a pause keeps waiting.")]
+
+
+class TenantPage(msgspec.Struct, frozen=True):
+    tenants: list[Tenant]
+    cursor: Annotated[str | None, about("Pass it on for the next page; null at the end.")]
+
+
+# Checks
 
 
 def read_change(given: ActionSetParams | TenantSetParams) -> dict[str, Any]:
-    """The limits that are given. Raises InvalidParams when there are none."""
+    """The given limits. Raises InvalidParams if there are none."""
     subject, *names, _ = given.__struct_fields__
     change = {name: value for name in names if (value := getattr(given, name)) is not UNSET}
     for name in sorted(change, key=_is_rate):
@@ -156,7 +194,7 @@ def _is_rate(name: str) -> bool:
     return name.endswith("rate")
 
 
-def read_route(given: RouteSetParams) -> Route:
+def check_route(given: RouteSetParams) -> RouteSetParams:
     """Raises InvalidParams."""
     if not 1 <= len(given.queue) <= 1000 or CONTROL.search(given.queue) or " " in given.queue:
         raise InvalidParams("queue", f"must be a queue's name or URL, not {given.queue[:60]!r}")
@@ -174,7 +212,8 @@ def read_route(given: RouteSetParams) -> Route:
             raise InvalidParams("labels", f"must be text of up to 200 characters by text: {name[:60]!r}")
     if given.position not in _POSITIONS:
         raise InvalidParams("position", f"must fit into 32 bits, not {given.position}")
-    return Route(read_route_name(given.name), given.queue, given.actions, given.labels, given.position)
+    read_route_name(given.name)
+    return given
 
 
 def read_route_name(name: str) -> str:

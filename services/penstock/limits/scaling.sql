@@ -1,11 +1,11 @@
--- Scaling: what waits for workers, lane by lane.
+-- Scaling: the tasks that wait for workers, by route.
 
 -- name: read_lanes
--- $1 stop counting there, in each lane and for each count; $2 how many priorities are looked at, the highest. By route
+-- $1 stop counting there, in each route and for each count; $2 how many priorities are looked at, the highest. By route
 -- (null: the outbound queue) and action: how many tasks wait for a worker, since when the oldest of them does, how many
 -- are in flight.
 -- Tasks of limited and paused actions wait for their limit and not for workers, so they count from their claim on.
--- What no claim has put aside yet is told apart by the routes here, as claim_tasks_by_rules will, once for each kind of
+-- Tasks that no claim has routed yet are routed here, as claim_tasks_by_rules will, once for each kind of
 -- task; the highest priorities come first, so that a count that stops has left the others out.
 -- Relies on task_ready (a priority at a time: across them it would pass what is due tomorrow), task_ready_by_route,
 -- task_acquired and task_acquired_by_route.

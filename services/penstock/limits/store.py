@@ -1,133 +1,111 @@
-"""Limits of actions and tenants, and routes, in Postgres: set, read, taken back.
+"""Limits of actions and tenants, and routes, in Postgres: changed and read.
 
-Whoever changes them holds both tables while doing so, so nothing comes through a gate past a limit or a pause once it
-is committed. What is in flight by then, or in a claim that began before, counts and is not called back.
+A change locks both tables, so no task passes a limit or a pause after its commit. Tasks that are in flight by then, or
+in a claim that began before, count and are not recalled.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
-from datetime import datetime
+from dataclasses import asdict
 from typing import Any
 
 from penstock.db.session import Session
-from penstock.limits.model import ListTenants, Route
+from penstock.limits.model import Action, Route, RouteSetParams, Tenant, TenantDetail, TenantListParams
 from penstock.limits.token_bucket import Limits
 from penstock.protocol.checks import like_pattern
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.tenant import EVERY_TENANT
+from penstock.protocol.views import view_of
 
-
-@dataclass(frozen=True, slots=True)
-class ActionRecord:
-    """An action and its limits. in_flight: its tasks that are claimed and unsettled, since it was limited."""
-
-    name: str
-    limits: Limits
-    in_flight: int
-    updated_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class TenantRecord:
-    """A tenant and what holds for it. own: its limits are its own, not those of ``*``. in_flight, waiting: of its tasks
-    that came to a gate, counted up to 100000."""
-
-    name: str
-    limits: Limits
-    own: bool
-    in_flight: int
-    waiting: int
-    updated_at: datetime | None
+_NAMES = Limits.__slots__
+_OF_TENANT = ("max_in_flight", "rate", "burst")
 
 
 async def set_limits(session: Session, action: str, change: Mapping[str, Any]) -> None:
-    """Change some limits of an action, inside a transaction; what ``change`` does not name stays as it is."""
+    """Change the given limits of an action, inside a transaction."""
     await lock_rules(session)
     before = await read_action(session, action)
-    limits = Limits(**{name: change.get(name, getattr(before.limits, name)) for name in Limits.__dataclass_fields__})
-    if limits.is_free:
+    limits = {name: change.get(name, getattr(before, name)) for name in _NAMES}
+    if limits == asdict(Limits()):
         await session.fetch("forget_action", action)
     else:
-        await session.fetch("set_action", action, *astuple(limits))
+        await session.fetch("set_action", action, *limits.values())
         await session.fetch("adopt_in_flight", action)
     await session.fetch("open_gates", action)
 
 
-async def read_action(session: Session, action: str) -> ActionRecord:
-    """The limits of an action, free ones for one that nothing was ever asked of."""
+async def read_action(session: Session, action: str) -> Action:
+    """The limits of an action, which may be unlimited."""
     rows = await session.fetch("read_actions", [action])
-    return _record(rows[0]) if rows else ActionRecord(action, Limits(), 0, None)
+    return _action(rows[0]) if rows else Action(action, **asdict(Limits()), in_flight=0, updated_at=None)
 
 
-async def list_actions(session: Session) -> list[ActionRecord]:
-    """Every action that is limited or paused, by name."""
-    return [_record(row) for row in await session.fetch("read_actions", None)]
+async def list_actions(session: Session) -> list[Action]:
+    """The limited and paused actions, by name."""
+    return [_action(row) for row in await session.fetch("read_actions", None)]
 
 
-async def set_route(session: Session, route: Route) -> None:
-    """Make or replace a route, inside a transaction; tasks put aside for it before still go by it."""
+def _action(row: Any) -> Action:
+    return view_of(Action, row, action=row["name"])
+
+
+async def set_route(session: Session, route: RouteSetParams) -> None:
+    """Create or replace a route, inside a transaction; tasks that wait for it still take it."""
     await lock_rules(session)
     patterns = [like_pattern(pattern) for pattern in route.actions]
-    await session.fetch("set_route", route.name, route.queue, patterns, json.dumps(dict(route.labels)), route.position)
+    await session.fetch("set_route", route.name, route.queue, patterns, json.dumps(route.labels), route.position)
 
 
 async def delete_route(session: Session, name: str) -> bool:
-    """Delete a route, inside a transaction; what waits for it goes by the other rules again. False for an unknown."""
+    """Delete a route, inside a transaction; its waiting tasks take the others. False: unknown."""
     await lock_rules(session)
     return await session.value("delete_route", name) is not None
 
 
-async def list_routes(session: Session) -> list[tuple[Route, int]]:
-    """Every route in the order in which they are tried, and how many tasks are in flight by it."""
+async def list_routes(session: Session) -> list[Route]:
+    """Every route, in the order in which they are tried."""
     return [
-        (
-            Route(row["name"], row["queue"], [_glob(pattern) for pattern in row["actions"]], json.loads(row["labels"]),
-                  row["position"]),
-            row["in_flight"],
-        )
+        view_of(Route, row, actions=[_glob(pattern) for pattern in row["actions"]], labels=json.loads(row["labels"]))
         for row in await session.fetch("read_routes")
-    ]  # fmt: skip
+    ]
 
 
 async def set_tenant(session: Session, tenant: str, change: Mapping[str, Any]) -> None:
-    """Give a tenant, or ``*``, limits of its own, inside a transaction; what ``change`` does not name stays."""
-    before = await _hold_tenant(session, tenant)
-    # What a tenant was held to by the default is not its own: it begins with no limits.
-    limits = {**_limits_of(before), **change}
-    await session.fetch("set_tenant", tenant, before.limits.paused, True, *limits.values())
+    """Change the given limits of a tenant, or of ``*``, inside a transaction."""
+    before = await _lock_tenant(session, tenant)
+    limits = {**_own_limits(before), **change}
+    await session.fetch("set_tenant", tenant, before.paused, True, *limits.values())
     await _open_tenant(session, tenant)
 
 
 async def pause_tenant(session: Session, tenant: str, *, paused: bool) -> None:
     """Pause or resume a tenant, inside a transaction."""
-    before = await _hold_tenant(session, tenant)
+    before = await _lock_tenant(session, tenant)
     if not paused and not before.own:
         await session.fetch("forget_tenant", tenant)
     else:
-        await session.fetch("set_tenant", tenant, paused, before.own, *_limits_of(before).values())
+        await session.fetch("set_tenant", tenant, paused, before.own, *_own_limits(before).values())
     await _open_tenant(session, tenant)
 
 
 async def delete_tenant(session: Session, tenant: str) -> None:
-    """Remove a tenant's own limits and its pause, inside a transaction. Raises InvalidParams where it has none."""
+    """Remove a tenant's own limits and its pause, inside a transaction. Raises InvalidParams if it has none."""
     await lock_rules(session)
     if await session.value("forget_tenant", tenant) is None:
         raise InvalidParams("tenant", f"has no rule of its own: {tenant!r}")
     await _open_tenant(session, tenant)
 
 
-async def _hold_tenant(session: Session, tenant: str) -> TenantRecord:
+async def _lock_tenant(session: Session, tenant: str) -> TenantDetail:
     await lock_rules(session)
-    return await read_tenant_record(session, tenant)
+    return await read_tenant_limits(session, tenant)
 
 
-def _limits_of(tenant: TenantRecord) -> dict[str, Any]:
-    """The limits that are the tenant's own."""
-    own = tenant.limits if tenant.own else Limits()
-    return {name: getattr(own, name) for name in ("max_in_flight", "rate", "burst")}
+def _own_limits(tenant: Tenant) -> dict[str, Any]:
+    """A tenant under the default has no limits of its own."""
+    return {name: getattr(tenant, name) if tenant.own else None for name in _OF_TENANT}
 
 
 async def _open_tenant(session: Session, tenant: str) -> None:
@@ -136,30 +114,22 @@ async def _open_tenant(session: Session, tenant: str) -> None:
     await session.fetch("open_gates_of_tenant", every)
 
 
-async def read_tenant_record(session: Session, tenant: str) -> TenantRecord:
-    """What holds for a tenant, be it by a rule of its own or by the default."""
-    return _tenant((await session.fetch("read_tenant", tenant))[0])
+async def read_tenant_limits(session: Session, tenant: str) -> TenantDetail:
+    """The limits in effect for a tenant, its own or the default."""
+    (row,) = await session.fetch("read_tenant", tenant)
+    return view_of(TenantDetail, row, tenant=row["name"])
 
 
-async def list_tenants(session: Session, command: ListTenants) -> list[TenantRecord]:
-    """Every tenant that has a rule of its own, by name, the default first; without counts."""
-    return [_tenant(row) for row in await session.fetch("list_tenants", command.after, command.limit)]
+async def list_tenants(session: Session, wanted: TenantListParams) -> list[Tenant]:
+    """A page of the tenants with limits of their own, by name, the default first."""
+    rows = await session.fetch("list_tenants", wanted.cursor, wanted.limit)
+    return [view_of(Tenant, row, tenant=row["name"]) for row in rows]
 
 
 async def lock_rules(session: Session) -> None:
-    """Be the only one who changes rules, and let no task through a gate meanwhile, inside a transaction."""
+    """Lock limits and routes against other changes and against claims, inside a transaction."""
     await session.fetch("limit_lock_wait")
     await session.fetch("lock_rules")
-
-
-def _record(row: Any) -> ActionRecord:
-    limits = Limits(**{name: row[name] for name in Limits.__dataclass_fields__})
-    return ActionRecord(row["name"], limits, row["in_flight"], row["updated_at"])
-
-
-def _tenant(row: Any) -> TenantRecord:
-    limits = Limits(paused=row["paused"], max_in_flight=row["max_in_flight"], rate=row["rate"], burst=row["burst"])
-    return TenantRecord(row["name"], limits, row["own"], row["in_flight"], row["waiting"], row["updated_at"])
 
 
 def _glob(pattern: str) -> str:

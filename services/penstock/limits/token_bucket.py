@@ -1,5 +1,4 @@
-"""Limits: how many tasks of an action may be in flight and how many may go a second, for all of it and for each limit
-key. Pure: the scheduler reads and writes the rows."""
+"""Limits on tasks in flight and on starts per second, of an action or a limit key; without I/O."""
 
 from __future__ import annotations
 
@@ -8,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-BUSY_SECONDS = 0.05  # until a limit of tasks in flight is looked at again; nobody tells when one settles
+BUSY_SECONDS = 0.05  # until a limit of tasks in flight is looked at again; settling wakes no scheduler
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is asked of an action. None: no limit.
+    """Limits of an action. None: unlimited.
 
-    rate: tasks a second. burst: how many may go at once after a rest, None for what the rate gives in a second, at
-    least one. key_*: the same for each limit key by itself.
+    rate: tasks per second. burst: tasks at once after a pause; None for a second's worth of the rate, at least one.
+    key_*: the same for each limit key.
     """
 
     paused: bool = False
@@ -27,32 +26,22 @@ class Limits:
     key_rate: float | None = None
     key_burst: int | None = None
 
-    @property
-    def is_free(self) -> bool:
-        """Whether it limits nothing."""
-        return self == Limits()
-
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """How many tasks may go now, and when it is worth asking again if none may.
-
-    tokens: what is left of the rate, None without one.
-    """
+    """Tasks that may start now. retry_seconds: until the next check if none may. tokens: left of the rate, if any."""
 
     tasks: int
     retry_seconds: float
     tokens: float | None
 
     def spent(self, tasks: int) -> float | None:
-        """The tokens left when so many went."""
+        """The tokens left after so many tasks."""
         return None if self.tokens is None else self.tokens - tasks
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """A gate and what may go through it."""
-
     name: str
     allowance: Allowance
 
@@ -68,7 +57,7 @@ def allowance(
     now: datetime,
     room: int,
 ) -> Allowance:
-    """What a limit leaves of ``room``, by the clock ``now`` that also wrote ``refilled_at``."""
+    """What a limit leaves of ``room``. now: by the clock that wrote ``refilled_at``."""
     tasks, retry = room, BUSY_SECONDS
     if max_in_flight is not None:
         tasks = min(tasks, max(0, max_in_flight - in_flight))
@@ -82,12 +71,12 @@ def allowance(
 
 
 def share_out(room: int, gates: Sequence[Gate]) -> dict[str, int]:
-    """How many of ``room`` go to each gate: as evenly as their allowances let them; those with none are left out."""
+    """Share ``room`` among the gates, as evenly as their allowances permit; returns the shares above 0 by name."""
     shares: dict[str, int] = {}
     open_gates = sorted((gate for gate in gates if gate.allowance.tasks), key=lambda gate: gate.allowance.tasks)
     for position, gate in enumerate(open_gates):
-        # The narrowest first: what they cannot use is left for the wider ones. An even share is rounded up, so that a
-        # room smaller than the gates are many still goes to some of them.
+        # The smallest allowance first: the others share what it leaves. An even share is rounded up, so that a room
+        # smaller than the number of gates still goes to some of them.
         share = min(gate.allowance.tasks, math.ceil(room / (len(open_gates) - position)))
         if share:
             shares[gate.name] = share

@@ -8,7 +8,7 @@ from time import monotonic
 
 from penstock.brokers.base import Queue
 from penstock.db.pool import Store
-from penstock.limits.scaling import Lane, read_lanes
+from penstock.limits.scaling import RouteLoad, read_route_loads
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.task import State
 from penstock.runtime import metrics
@@ -99,7 +99,7 @@ class Gauges:
                 live[row["state"]] += row["count"]
             lag = (await session.fetch("read_lag"))[0]
             rejected = await session.value("count_rejected")
-            lanes = await read_lanes(session)
+            lanes = await read_route_loads(session)
         ended = monotonic()
         self._rest_until = ended + _REST * max(0.0, ended - started - _CHEAP_SECONDS)
         for state in State:
@@ -110,7 +110,7 @@ class Gauges:
         metrics.REJECTED_KEPT.set(rejected)
         self._show_lanes(lanes)
 
-    def _show_lanes(self, lanes: Sequence[Lane]) -> None:
+    def _show_lanes(self, lanes: Sequence[RouteLoad]) -> None:
         """A route that is gone is gone from the metrics too: a figure that stands still would keep its workers up."""
         for lane in lanes:
             metrics.SCALING_WAITING.labels(lane.name).set(lane.waiting)

@@ -18,6 +18,7 @@ from penstock.settings.model import Settings
 from penstock.submitter import Submitter
 from tests.integration.apis import running
 from tests.integration.doors import put, rejected, request
+from tests.integration.limits.test_limits import limits_of
 
 
 @pytest.fixture
@@ -82,10 +83,10 @@ async def test_rules_are_changed_through_the_inbound_queue_and_what_cannot_be_is
         pass
     async with store.session() as session:
         actions = await list_actions(session)
-        ((route, in_flight),) = await list_routes(session)
-    assert {record.name: record.limits for record in actions} == {
+        (route,) = await list_routes(session)
+    assert {record.action: limits_of(record) for record in actions} == {
         "mail": Limits(rate=5.0), "other": Limits(paused=True),
     }  # fmt: skip
-    assert (route.name, route.queue, list(route.actions), in_flight) == ("v", "q", ["v.*"], 0)
+    assert (route.name, route.queue, route.actions, route.in_flight) == ("v", "q", ["v.*"], 0)
     reasons = sorted(reason for _, _, reason in await rejected(store))
     assert reasons == ["No such route: none", "action.list only answers, and a queue has no way back: ask over HTTP"]

@@ -17,8 +17,8 @@ from penstock.api.key_store import create_key
 from penstock.api.process import Api
 from penstock.brokers.sqs import SqsQueue
 from penstock.db.pool import Store
-from penstock.limits.model import Route
-from penstock.limits.scaling import OUTBOUND, Lane, read_lanes
+from penstock.limits.model import RouteSetParams
+from penstock.limits.scaling import OUTBOUND, RouteLoad, read_route_loads
 from penstock.limits.store import delete_route, set_limits, set_route
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.api_key import Permission
@@ -41,7 +41,7 @@ async def enqueue(store: Store, *tasks: NewTask) -> None:
 
 async def route(store: Store, name: str, *actions: str, position: int = 0, **labels: str) -> None:
     async with store.transaction() as session:
-        await set_route(session, Route(name, f"queue-{name}", actions, labels, position))
+        await set_route(session, RouteSetParams(name, f"queue-{name}", actions, labels, position))
 
 
 async def limit(store: Store, action: str, **change: Any) -> None:
@@ -49,9 +49,9 @@ async def limit(store: Store, action: str, **change: Any) -> None:
         await set_limits(session, action, change)
 
 
-async def lanes(store: Store) -> dict[str, Lane]:
+async def lanes(store: Store) -> dict[str, RouteLoad]:
     async with store.session() as session:
-        return {lane.name: lane for lane in await read_lanes(session)}
+        return {lane.name: lane for lane in await read_route_loads(session)}
 
 
 async def counts(store: Store) -> dict[str, tuple[int, int]]:
@@ -75,7 +75,7 @@ def scheduler(store: Store, outbound: SqsQueue, settings: Settings) -> Scheduler
 
 
 async def test_an_empty_pipeline_has_one_lane_with_nothing_in_it(store: Store) -> None:
-    assert await lanes(store) == {OUTBOUND: Lane(OUTBOUND, [])}
+    assert await lanes(store) == {OUTBOUND: RouteLoad(OUTBOUND, [])}
 
 
 async def test_what_is_due_waits_and_what_is_not_due_expired_or_held_back_does_not(store: Store, sql: Any) -> None:
@@ -87,7 +87,7 @@ async def test_what_is_due_waits_and_what_is_not_due_expired_or_held_back_does_n
     await sql.execute("update penstock.task set expires_at = now() - interval '1 second' where action = 'gone'")
     await sql.execute("update penstock.task set run_at = now() - interval '90 seconds' where action = 'b'")
     (lane,) = (await lanes(store)).values()
-    assert {work.action: work.waiting for work in lane.work} == {"a": 3, "b": 1}
+    assert {work.action: work.waiting for work in lane.actions} == {"a": 3, "b": 1}
     assert (lane.waiting, lane.in_flight) == (4, 0)
     assert 90 <= lane.oldest_seconds < 600
 
@@ -137,11 +137,11 @@ async def test_slots_follow_the_run_times_that_workers_told(store: Store, sql: A
     assert (await lanes(store))[OUTBOUND].slots() == 1, "to learn how long they run"
     await tell(store, a=(60, 120.0))  # two of two seconds ran at once during the last minute
     lane = (await lanes(store))[OUTBOUND]
-    assert (lane.work[0].running, lane.work[0].run_seconds) == (2.0, 2.0)
+    assert (lane.actions[0].running, lane.actions[0].run_seconds) == (2.0, 2.0)
     assert lane.slots() == pytest.approx(2 + 98 * 2 / 60)
     await sql.execute("update penstock.tally set at = at - interval '1 hour' where event = 'RAN'")
     lane = (await lanes(store))[OUTBOUND]
-    assert (lane.work[0].running, lane.work[0].run_seconds) == (0.0, 2.0), "the run time is remembered"
+    assert (lane.actions[0].running, lane.actions[0].run_seconds) == (0.0, 2.0), "the run time is remembered"
     assert lane.slots() == pytest.approx(100 * 2 / 60)
 
 
@@ -159,7 +159,7 @@ async def test_an_action_split_by_labels_is_shared_out_by_what_is_there(store: S
         store, *(NewTask("a", labels='{"tier":"gold"}') for _ in range(30)), *(NewTask("a") for _ in range(10))
     )
     found = await lanes(store)
-    assert {name: lane.work[0].running for name, lane in found.items()} == {OUTBOUND: 1.0, "gold": 3.0}
+    assert {name: lane.actions[0].running for name, lane in found.items()} == {OUTBOUND: 1.0, "gold": 3.0}
 
 
 async def test_of_long_handlers_no_more_run_than_are_in_flight(store: Store, scheduler: Scheduler) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.limits.model import Route, SetLimits
+from penstock.limits.model import RouteSetParams, SetLimits
 from penstock.methods.reading import read_command
 from penstock.protocol.errors import InvalidParams
 from penstock.settings.loading import load_settings
@@ -34,8 +34,8 @@ def test_the_other_methods_become_their_commands() -> None:
     for method in ("action.pause", "action.resume", "action.get"):
         assert command(method, action="a") == "a"
     assert command("route.delete", name="video") == "video"
-    assert command("route.set", name="video", queue="q") == Route("video", "q", ["*"], {})
-    assert command("route.set", name="v", queue="q", actions=["a.*"], labels={"x": "y"}, position=-1) == Route(
+    assert command("route.set", name="video", queue="q") == RouteSetParams("video", "q", ["*"], {})
+    assert command("route.set", name="v", queue="q", actions=["a.*"], labels={"x": "y"}, position=-1) == RouteSetParams(
         "v", "q", ["a.*"], {"x": "y"}, -1
     )
 

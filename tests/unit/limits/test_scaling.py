@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.limits.model import RouteSetParams, read_route
-from penstock.limits.scaling import OUTBOUND, Lane, Work
+from penstock.limits.model import RouteSetParams, check_route
+from penstock.limits.scaling import OUTBOUND, ActionLoad, RouteLoad
 from penstock.protocol.errors import InvalidParams
 
 
 def work(
     *, waiting: int = 0, in_flight: int = 0, running: float = 0.0, run_seconds: float | None = None, action: str = "a"
-) -> Work:
-    return Work(action, waiting, in_flight, 0.0, running, run_seconds)
+) -> ActionLoad:
+    return ActionLoad(action, waiting, in_flight, 0.0, running, run_seconds)
 
 
-def slots(*of: Work, drain_seconds: float = 60) -> float:
-    return Lane("x", of).slots(drain_seconds)
+def slots(*of: ActionLoad, drain_seconds: float = 60) -> float:
+    return RouteLoad("x", of).slots(drain_seconds)
 
 
 def test_a_lane_that_keeps_up_needs_what_runs() -> None:
@@ -76,8 +76,8 @@ works = st.builds(
 
 
 @given(found=st.lists(works, max_size=5), drain_seconds=st.floats(1, 86_400))
-def test_the_figure_is_bounded_by_what_runs_and_what_is_there(found: list[Work], drain_seconds: float) -> None:
-    lane = Lane("x", found)
+def test_the_figure_is_bounded_by_what_runs_and_what_is_there(found: list[ActionLoad], drain_seconds: float) -> None:
+    lane = RouteLoad("x", found)
     tasks, running = lane.waiting + lane.in_flight, sum(each.running for each in found)
     needed = lane.slots(drain_seconds)
     assert 0 <= needed <= max(tasks, running)
@@ -90,4 +90,4 @@ def test_the_figure_is_bounded_by_what_runs_and_what_is_there(found: list[Work],
 def test_no_route_can_have_the_name_of_the_outbound_lane() -> None:
     given = {"name": OUTBOUND, "queue": "q"}
     with pytest.raises(InvalidParams, match="name must be"):
-        read_route(RouteSetParams(**given))
+        check_route(RouteSetParams(**given))

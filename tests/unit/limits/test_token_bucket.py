@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.limits.token_bucket import BUSY_SECONDS, Allowance, Gate, Limits, allowance, share_out
+from penstock.limits.token_bucket import BUSY_SECONDS, Allowance, Gate, allowance, share_out
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -24,8 +24,6 @@ def allowed(**given: Any) -> Allowance:
 
 def test_no_limit_leaves_all_the_room() -> None:
     assert allowed() == Allowance(1000, BUSY_SECONDS, None)
-    assert Limits().is_free
-    assert not Limits(paused=True).is_free
 
 
 @pytest.mark.parametrize(("in_flight", "tasks"), [(0, 5), (4, 1), (5, 0), (9, 0)])
