@@ -24,7 +24,7 @@ _decode_any = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 class Unpackable(Exception):
-    """A packed result of no use; ``code`` is that of the failed attempt."""
+    """A packed result that cannot be used; ``code`` is that of the failed attempt's error."""
 
     def __init__(self, text: str, code: int = HANDLER_ERROR) -> None:
         super().__init__(text)

@@ -1,4 +1,4 @@
-"""Reports: what workers send back, results, errors and signs of life, and how they are encoded."""
+"""Reports: the results, errors, waits, heartbeats and run times that workers send, and how they are encoded."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
-from msgspec import structs
 
 from penstock.protocol.checks import CONTROL
-from penstock.protocol.compression import PACKED_PREFIX, Room, Unpackable, unpack_result
+from penstock.protocol.compression import ENCODING, Room, Unpackable, unpack_result
 from penstock.protocol.errors import HANDLER_ERROR, INVALID_PARAMS, RpcError
 from penstock.protocol.fence import Fence
 from penstock.protocol.json_text import entry_text, replace_unstorable, short_reason, text_of
-from penstock.protocol.requests import INT8_MAX, parse_claim_id, split_body
+from penstock.protocol.requests import INT8_MAX, ClaimId, parse_claim_id, split_body
 from penstock.protocol.sealed import SEALED_ENCODING, Reference, decode_sealed, escape_plain, is_sealed
 from penstock.protocol.task import ACTION_MAX_CHARS, TOKEN_MAX_CHARS
 from penstock.protocol.trace_context import TraceContext, parse
 
 PROGRESS_NOTE_CHARS = 1000  # a longer note is cut
-
 LONGEST_WAIT_SECONDS = 100 * 366 * 86_400.0  # for an outside event
 
-# In one notification; what is summed up over many stays within the database's numbers.
+# In one notification, so that sums of many stay within the database's numbers.
 _MOST_RUNS, _MOST_SECONDS = 10**9, 1e12
 
 _EMPTY = msgspec.Raw(b"")
@@ -33,10 +31,9 @@ _BARE_ID = re.compile(r"[0-9]{1,19}")
 
 
 class Succeeded(msgspec.Struct, frozen=True, gc=False):
-    """A result. ``claim`` is None in the older convention, where ``attempt`` must match the current one instead.
+    """A result as JSON text. claim: None for a legacy result id, whose ``attempt`` must match the current one instead.
 
-    spawn: JSON text of the tasks that come with it, empty for none. trace: of the attempt, where it tells.
-    worker: which one tells it, as in other reports.
+    spawn: JSON text of the spawned tasks, or empty. trace: of the attempt, if it was sent. worker: its name, if known.
     """
 
     task_id: int
@@ -49,7 +46,7 @@ class Succeeded(msgspec.Struct, frozen=True, gc=False):
 
 
 class Failed(msgspec.Struct, frozen=True, gc=False):
-    """An error result; ``error`` is its JSON text, the rest are the hints found in its ``data``."""
+    """An error as JSON text, with the hints of its ``data``; the rest as of ``Succeeded``."""
 
     task_id: int
     claim: int | None
@@ -61,7 +58,7 @@ class Failed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Progress(msgspec.Struct, frozen=True, gc=False):
-    """A sign of life: ``detail`` is JSON text of percent and note, or None for a bare heartbeat."""
+    """A heartbeat. detail: JSON text of percent and note; None without both."""
 
     task_id: int
     claim: int
@@ -70,10 +67,10 @@ class Progress(msgspec.Struct, frozen=True, gc=False):
 
 
 class Waiting(msgspec.Struct, frozen=True, gc=False):
-    """A handler has ended and its task waits for an outside event, by token.
+    """A handler has ended, and its task waits for an outside event, by token.
 
-    timeout: seconds, None for the settings' own. policy: how a failure of the wait is retried, ``final`` counting for
-    one that is not answered in time alone.
+    timeout: seconds; None for the setting. policy: how a failure of the wait is retried; ``final`` applies only to a
+    timeout.
     """
 
     task_id: int
@@ -84,28 +81,28 @@ class Waiting(msgspec.Struct, frozen=True, gc=False):
     worker: str | None = None
 
 
+class RunTimes(msgspec.Struct, frozen=True):
+    """By action, how many attempts have ended, and the sum of their seconds."""
+
+    actions: dict[str, tuple[int, float]]
+
+
 class Unreadable(msgspec.Struct, frozen=True, gc=False):
-    """An entry that says nothing about any task, and why. is_foreign: no key known here made its claim id."""
+    """An entry that identifies no task. is_foreign: no key known here made its claim id."""
 
     text: str
     reason: str
     is_foreign: bool = False
 
 
-class RunTimes(msgspec.Struct, frozen=True):
-    """What a worker tells of run times: by action, how many attempts have ended, and their seconds added up."""
-
-    actions: dict[str, tuple[int, float]]
-
-
 Report = Succeeded | Failed | Waiting | Progress | RunTimes | Unreadable
 
 
 class Hints(msgspec.Struct, frozen=True):
-    """What a worker may add to an error's ``data`` to steer the retry; wrong values are ignored.
+    """Members of an error's ``data`` that steer the retry; invalid ones are ignored.
 
     retry_after: seconds until the next attempt. final: no more attempts. max_attempts: lowers the task's own cap.
-    backoff: the action's own policy. not_begun: the handler was not called, for its payload could not be had: the
+    backoff: the action's own policy. not_begun: the handler was not called, because its payload was unavailable: the
     attempt does not count.
     """
 
@@ -126,9 +123,9 @@ class BackoffHint(msgspec.Struct, frozen=True):
 NO_HINTS = Hints()
 
 
-class _Response(msgspec.Struct, frozen=True):
-    jsonrpc: str = "2.0"  # not insisted on: a result is too dear to lose over it
-    id: msgspec.Raw = _EMPTY
+class _Response(msgspec.Struct, frozen=True, gc=False):
+    jsonrpc: str = "2.0"  # may be missing: a result is worth more than its version
+    id: int | str | None = None
     result: msgspec.Raw = _EMPTY
     error: msgspec.Raw = _EMPTY
     encoding: str | None = None
@@ -146,12 +143,15 @@ class _Error(msgspec.Struct, frozen=True):
     attempt: int | str | None = None
 
 
-class _WithAttempt(msgspec.Struct, frozen=True):
+class _LegacyAttempt(msgspec.Struct, frozen=True):
     attempt: int | str | None = None
 
 
-class _ProgressParams(msgspec.Struct, frozen=True):
+class _ClaimParams(msgspec.Struct, frozen=True):
     id: str
+
+
+class _ProgressParams(_ClaimParams, frozen=True):
     percent: float | None = None
     note: str | None = None
 
@@ -164,34 +164,25 @@ class _WaitParams(msgspec.Struct, frozen=True):
     backoff: BackoffHint | None = None
 
 
-class _OfClaim(msgspec.Struct, frozen=True):
-    id: str
-
-
-class _Answer(msgspec.Struct, frozen=True, gc=False):
-    """As _Response, in the form that nearly all have."""
-
-    id: str | None = None
-    result: msgspec.Raw = _EMPTY
-    error: msgspec.Raw = _EMPTY
-    encoding: str | None = None
-    method: str | None = None
-    spawn: msgspec.Raw = _EMPTY
-    traceparent: msgspec.Raw = _EMPTY
-
-
 _decode_response = msgspec.json.Decoder(_Response).decode
-_decode_answers = msgspec.json.Decoder(list[_Answer]).decode
+_decode_responses = msgspec.json.Decoder(list[_Response]).decode
 _decode_run_times = msgspec.json.Decoder(RunTimes).decode
 _decode_error = msgspec.json.Decoder(_Error).decode
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_hints = msgspec.json.Decoder(Hints).decode
-_decode_attempt = msgspec.json.Decoder(_WithAttempt).decode
+_decode_attempt = msgspec.json.Decoder(_LegacyAttempt).decode
+_decode_claim = msgspec.json.Decoder(_ClaimParams).decode
 _decode_progress = msgspec.json.Decoder(_ProgressParams).decode
-_decode_id = msgspec.json.Decoder(int | str).decode
 _decode_wait = msgspec.json.Decoder(_WaitParams).decode
 _decode_any = msgspec.json.Decoder().decode
-_decode_claim = msgspec.json.Decoder(_OfClaim).decode
+
+
+class _EntryError(Exception):
+    """Why an entry is unreadable."""
+
+    def __init__(self, reason: str, *, is_foreign: bool = False) -> None:
+        super().__init__(reason)
+        self.is_foreign = is_foreign
 
 
 def decode_reports(
@@ -202,122 +193,160 @@ def decode_reports(
     fence: Fence | None = None,
     bare_ids: bool = False,
 ) -> list[Report]:
-    """Decode a body of the results queue: responses and notifications, single or batch; raises nothing.
+    """Decode a body of the results queue: responses and notifications, single or batch. Raises nothing.
 
-    worker: which one sent it, see ``worker_of``. fence: which claim ids are taken, None for all. bare_ids: take the
-    older convention, a bare task id with ``attempt``, which no fence protects.
+    worker: the sender, see ``worker_of``. fence: the claim ids that are accepted; None: all. bare_ids: accept legacy
+    result ids, a bare task id with ``attempt``, which no fence protects.
     """
     try:
         text = replace_unstorable(text_of(body))
         is_batch, entries = split_body(text, batch_limit=batch_limit)
     except RpcError as exc:
-        shown = body if isinstance(body, str) else body.decode("utf-8", "backslashreplace")
-        return [Unreadable(shown, exc.message)]
-    answers = _decode_at_once(text) if is_batch else None
-    room = Room()
-    if answers is None:
-        return [_told_by(worker, decode_report(entry, room, fence, bare_ids)) for entry in entries]
-    return [
-        _plain(answer, worker, fence) or _told_by(worker, decode_report(entry, room, fence, bare_ids))
-        for answer, entry in zip(answers, entries, strict=True)
-    ]
+        return [Unreadable(body if isinstance(body, str) else body.decode("utf-8", "backslashreplace"), exc.message)]
+    responses: Sequence[_Response | None] = [None] * len(entries)
+    if is_batch:
+        try:
+            responses = _decode_responses(text)
+        except (ValueError, RecursionError):
+            pass  # at least one entry is no response: they are decoded one by one
+    decoder = _Decoder(worker, fence, bare_ids)
+    return [decoder.decode(entry, response) for entry, response in zip(entries, responses, strict=True)]
 
 
-def _told_by(worker: str | None, report: Report) -> Report:
-    if worker is None or isinstance(report, RunTimes | Unreadable):
-        return report
-    return structs.replace(report, worker=worker)
+def decode_report(entry: str | msgspec.Raw, *, bare_ids: bool = False) -> Report:
+    """Decode one entry, as ``decode_reports``."""
+    return _Decoder(None, None, bare_ids).decode(entry)
 
 
-def _decode_at_once(text: str) -> list[_Answer] | None:
-    """All entries of a batch, or None when one is of another form."""
-    try:
-        return _decode_answers(text)
-    except (ValueError, RecursionError):
-        return None
+class _Decoder:
+    """Decodes the entries of one body."""
 
+    __slots__ = ("_bare_ids", "_fence", "_room", "_worker")
 
-def _plain(answer: _Answer, worker: str | None, fence: Fence | None) -> Succeeded | None:
-    """The report of a plain success; None where a closer look is needed."""
-    result = bytes(answer.result)
-    is_other = (
-        answer.method is not None or answer.encoding is not None or bytes(answer.spawn) or bytes(answer.traceparent)
-    )
-    if not result or is_other or answer.id is None or bytes(answer.error):
-        return None
-    claim_id = parse_claim_id(answer.id)
-    if claim_id is None or (fence is not None and fence.problem(answer.id) is not None):
-        return None
-    return Succeeded(claim_id.task_id, claim_id.claim, None, escape_plain(result.decode()), "", None, worker)
+    def __init__(self, worker: str | None, fence: Fence | None, bare_ids: bool) -> None:
+        self._worker = worker
+        self._fence = fence
+        self._bare_ids = bare_ids
+        self._room = Room()
 
+    def decode(self, entry: str | msgspec.Raw, response: _Response | None = None) -> Report:
+        try:
+            if response is None:
+                response = _decode_response(entry)
+            match response.method:
+                case None:
+                    return self._outcome(response)
+                case "progress":
+                    return self._progress(response.params)
+                case "wait":
+                    return self._wait(response.params)
+                case "run_times":
+                    return _run_times(response.params)
+            raise _EntryError(f"unknown notification {response.method!r}; progress, wait and run_times are known")
+        except _EntryError as exc:
+            return Unreadable(entry_text(entry), str(exc), exc.is_foreign)
+        except (ValueError, RecursionError) as exc:
+            return Unreadable(entry_text(entry), f"not a JSON-RPC response: {short_reason(exc)}")
 
-def decode_report(
-    entry: str | msgspec.Raw, room: Room | None = None, fence: Fence | None = None, bare_ids: bool = False
-) -> Report:
-    """Decode one entry. room: for what is unpacked of its body, None for one of its own; else as ``decode_reports``."""
-    try:
-        response = _decode_response(entry)
-        if response.method is not None:
-            return _notification(response, entry, fence)
-        return _outcome(response, entry, room or Room(), fence, bare_ids)
-    except (ValueError, RecursionError) as exc:
-        return Unreadable(entry_text(entry), f"not a JSON-RPC response: {short_reason(exc)}")
+    def _outcome(self, response: _Response) -> Succeeded | Failed:
+        result, error = bytes(response.result), bytes(response.error)
+        if error == b"null" and result:
+            error = b""  # as in JSON-RPC 1.0: both members, one of them null
+        if result == b"null" and error:
+            result = b""
+        if result and error:
+            raise _EntryError("holds both result and error")
+        if not result and not error:
+            raise _EntryError("holds neither result nor error")
+        name = response.id
+        if name is None:
+            raise _EntryError("holds no id")
+        claim_id = parse_claim_id(name) if isinstance(name, str) else None
+        task_id: int
+        claim: int | None
+        attempt: int | None
+        if claim_id is None:
+            task_id, claim, attempt = self._legacy_id(str(name), result or error)
+        else:
+            self._check_fence(str(name))
+            (task_id, claim), attempt = claim_id, None
+        trace = _trace(response) if bytes(response.traceparent) else None
+        if error:
+            decoded = _decode_error(error)
+            text = error.decode() if isinstance(decoded.code, int) else _with_number(error, decoded.code)
+            return Failed(task_id, claim, attempt, text, _hints(decoded), trace, self._worker)
+        try:
+            plain = response.encoding is None
+            text = escape_plain(result.decode()) if plain else self._decoded(result, response.encoding)
+        except (ValueError, Unpackable) as exc:
+            # The worker has answered and will not answer again, so the attempt has failed.
+            code = exc.code if isinstance(exc, Unpackable) else HANDLER_ERROR
+            fault = json.dumps({"code": code, "message": str(exc), "data": {"type": "BadEncoding"}})
+            return Failed(task_id, claim, attempt, fault, NO_HINTS, None, self._worker)
+        spawn = bytes(response.spawn)
+        spawned = "" if spawn == b"null" else spawn.decode()
+        return Succeeded(task_id, claim, attempt, text, spawned, trace, self._worker)
 
+    def _claim_of(self, name: str) -> ClaimId:
+        claim_id = parse_claim_id(name)
+        if claim_id is None:
+            raise _EntryError(f"{name[:100]!r} is not <task id>:<claim>")
+        self._check_fence(name)
+        return claim_id
 
-def _foreign(name: str, entry: str | msgspec.Raw, fence: Fence | None) -> Unreadable | None:
-    """The entry of a claim id that the fence does not let through."""
-    problem = None if fence is None else fence.problem(name)
-    return None if problem is None else Unreadable(entry_text(entry), problem, is_foreign=True)
+    def _check_fence(self, name: str) -> None:
+        problem = None if self._fence is None else self._fence.problem(name)
+        if problem is not None:
+            raise _EntryError(problem, is_foreign=True)
 
+    def _legacy_id(self, name: str, raw: bytes) -> tuple[int, None, int]:
+        """Task and attempt of a result whose id is a bare task id."""
+        if not _BARE_ID.fullmatch(name) or int(name) > INT8_MAX:
+            raise _EntryError(f"id {name[:100]!r} is not <task id>:<claim>")
+        if not self._bare_ids:
+            raise _EntryError(f"id {name} is a bare task id, taken with PENSTOCK_RESULTS_BARE_IDS=true alone")
+        attempt = _attempt_in(raw)
+        if attempt is None:
+            raise _EntryError(f"bare id {int(name)} needs an attempt inside result or error")
+        return int(name), None, attempt
 
-def _notification(response: _Response, entry: str | msgspec.Raw, fence: Fence | None) -> Report:
-    if response.method == "run_times":
-        return _run_times(response, entry)
-    if response.method == "wait":
-        return _wait(response, entry, fence)
-    if response.method != "progress":
-        return Unreadable(
-            entry_text(entry), f"unknown notification {response.method!r}; progress, wait and run_times are known"
-        )
-    params = _decode_progress(response.params)
-    claim_id = parse_claim_id(params.id)
-    if claim_id is None:
-        return Unreadable(entry_text(entry), f"{params.id!r} is not <task id>:<claim>")
-    foreign = _foreign(params.id, entry, fence)
-    if foreign is not None:
-        return foreign
-    note = params.note
-    if note and len(note) > PROGRESS_NOTE_CHARS and not is_sealed(f'"{note}'):
-        note = note[:PROGRESS_NOTE_CHARS]
-    detail = {"percent": params.percent, "note": note}
-    empty = params.percent is None and params.note is None
-    return Progress(*claim_id, None if empty else msgspec.json.encode(detail).decode())
+    def _decoded(self, result: bytes, encoding: str | None) -> str:
+        """A packed or sealed result as it is stored. Raises ValueError, Unpackable."""
+        if encoding != SEALED_ENCODING:
+            return escape_plain(replace_unstorable(unpack_result(result, encoding or "", self._room)))
+        sealed = decode_sealed(result.decode())
+        if isinstance(sealed, Reference) and sealed.is_offered:
+            raise ValueError("a result is no object that was offered")
+        return result.decode()
 
+    def _progress(self, raw: msgspec.Raw) -> Progress:
+        params = _decode_progress(raw)
+        claim_id = self._claim_of(params.id)
+        note = params.note
+        if note and len(note) > PROGRESS_NOTE_CHARS and not is_sealed(f'"{note}'):
+            note = note[:PROGRESS_NOTE_CHARS]
+        is_bare = params.percent is None and note is None
+        detail = None if is_bare else msgspec.json.encode({"percent": params.percent, "note": note}).decode()
+        return Progress(*claim_id, detail, self._worker)
 
-def _wait(response: _Response, entry: str | msgspec.Raw, fence: Fence | None) -> Report:
-    """A wait that makes no sense is a failed attempt: its worker has ended it and will say no more."""
-    name = _decode_claim(response.params).id
-    claim_id = parse_claim_id(name)
-    if claim_id is None:
-        return Unreadable(entry_text(entry), f"{name[:100]!r} is not <task id>:<claim>")
-    foreign = _foreign(name, entry, fence)
-    if foreign is not None:
-        return foreign
-    try:
-        params = _decode_wait(response.params)
-        check_token(params.token)
-        if params.timeout is not None:
-            check_wait_seconds(params.timeout)
-    except ValueError as exc:
-        problem = f"the worker's wait makes no sense: {short_reason(exc)}"
-        error = {"code": INVALID_PARAMS, "message": problem, "data": {"type": "BadWait", "message": problem}}
-        return Failed(*claim_id, None, json.dumps(error), NO_HINTS)
-    policy = Hints(None, params.on_timeout == "fail", params.max_attempts, params.backoff)
-    return Waiting(*claim_id, params.token, params.timeout, policy)
+    def _wait(self, raw: msgspec.Raw) -> Waiting | Failed:
+        """An invalid wait is a failed attempt: its worker has ended it and will not report again."""
+        claim_id = self._claim_of(_decode_claim(raw).id)
+        try:
+            params = _decode_wait(raw)
+            check_token(params.token)
+            if params.timeout is not None:
+                check_wait_seconds(params.timeout)
+        except ValueError as exc:
+            problem = f"the worker's wait makes no sense: {short_reason(exc)}"
+            error = {"code": INVALID_PARAMS, "message": problem, "data": {"type": "BadWait", "message": problem}}
+            return Failed(*claim_id, None, json.dumps(error), NO_HINTS, None, self._worker)
+        policy = Hints(None, params.on_timeout == "fail", params.max_attempts, params.backoff)
+        return Waiting(*claim_id, params.token, params.timeout, policy, self._worker)
 
 
 def check_token(token: object) -> str:
-    """A token as something that a task can wait for. Raises ValueError."""
+    """A token that a task can wait for. Raises ValueError."""
     if not isinstance(token, str) or not 1 <= len(token) <= TOKEN_MAX_CHARS:
         shown = f"{len(token)} characters" if isinstance(token, str) else f"a {type(token).__name__}"
         raise ValueError(f"a token is text of 1 to {TOKEN_MAX_CHARS} characters, not {shown}")
@@ -334,102 +363,16 @@ def check_wait_seconds(seconds: object) -> float:
     return float(seconds)  # type: ignore[arg-type]
 
 
-def _run_times(response: _Response, entry: str | msgspec.Raw) -> Report:
-    told = _decode_run_times(response.params)
-    for action, (count, seconds) in told.actions.items():
+def _run_times(raw: msgspec.Raw) -> RunTimes:
+    times = _decode_run_times(raw)
+    for action, (count, seconds) in times.actions.items():
         if not (len(action) <= ACTION_MAX_CHARS and 0 <= count <= _MOST_RUNS and 0 <= seconds <= _MOST_SECONDS):
-            return Unreadable(entry_text(entry), f"run times of {action[:100]!r} make no sense: {count}, {seconds} s")
-    return told
-
-
-def _outcome(response: _Response, entry: str | msgspec.Raw, room: Room, fence: Fence | None, bare_ids: bool) -> Report:
-    result, error = bytes(response.result), bytes(response.error)
-    if error == b"null" and result:
-        error = b""  # the habit of JSON-RPC 1.0: both members, one of them null
-    if result == b"null" and error:
-        result = b""
-    if result and error:
-        return Unreadable(entry_text(entry), "holds both result and error")
-    if not result and not error:
-        return Unreadable(entry_text(entry), "holds neither result nor error")
-    if not bytes(response.id):
-        return Unreadable(entry_text(entry), "holds no id")
-    seen = _decode_id(response.id)
-    claim_id = parse_claim_id(seen) if isinstance(seen, str) else None
-    task_id, claim, attempt = claim_id.task_id if claim_id else 0, claim_id.claim if claim_id else None, None
-    if claim_id is None:
-        if not _BARE_ID.fullmatch(str(seen)) or int(seen) > INT8_MAX:
-            return Unreadable(entry_text(entry), f"id {str(seen)[:100]!r} is not <task id>:<claim>")
-        if not bare_ids:
-            reason = f"id {seen} is a bare task id, taken with PENSTOCK_RESULTS_BARE_IDS=true alone"
-            return Unreadable(entry_text(entry), reason)
-        task_id = int(seen)
-        attempt = _attempt_in(result or error)
-        if attempt is None:
-            return Unreadable(entry_text(entry), f"bare id {task_id} needs an attempt inside result or error")
-    else:
-        foreign = _foreign(str(seen), entry, fence)
-        if foreign is not None:
-            return foreign
-    if result and response.encoding == SEALED_ENCODING:
-        return _sealed(response, Succeeded(task_id, claim, attempt, result.decode(), _spawned(response)))
-    if result and response.encoding is not None:
-        try:
-            text = replace_unstorable(unpack_result(result, response.encoding, room))
-        except Unpackable as exc:
-            # The worker has answered and will not answer again, so this is what came of the attempt.
-            told = json.dumps({"code": exc.code, "message": str(exc), "data": {"type": "BadEncoding"}})
-            return Failed(task_id, claim, attempt, told, NO_HINTS)
-        return Succeeded(task_id, claim, attempt, escape_plain(text), _spawned(response), _trace(response))
-    if result:
-        return Succeeded(task_id, claim, attempt, escape_plain(result.decode()), _spawned(response), _trace(response))
-    decoded = _decode_error(error)
-    text = error.decode() if isinstance(decoded.code, int) else _with_number(error, decoded.code)
-    return Failed(task_id, claim, attempt, text, _hints(decoded), _trace(response))
-
-
-def _with_number(error: bytes, code: str) -> str:
-    """An error of sqs-scheduler's workers, whose codes are text, with a number as its code."""
-    members = _decode_members(error)
-    members["code"] = msgspec.Raw(code.encode() if _CODE.fullmatch(code) else str(HANDLER_ERROR).encode())
-    return msgspec.json.encode(members).decode()
-
-
-def _sealed(response: _Response, report: Succeeded) -> Report:
-    """What a worker has sealed itself; its attempt has failed where that makes no sense."""
-    try:
-        found = decode_sealed(report.result)
-        if isinstance(found, Reference) and found.is_offered:
-            raise ValueError("a result is no object that was offered")
-    except ValueError as exc:
-        told = json.dumps({"code": HANDLER_ERROR, "message": str(exc), "data": {"type": "BadEncoding"}})
-        return Failed(report.task_id, report.claim, report.attempt, told, NO_HINTS)
-    return report
-
-
-def _spawned(response: _Response) -> str:
-    spawn = bytes(response.spawn)
-    return "" if spawn == b"null" else spawn.decode()
-
-
-def _trace(response: _Response) -> TraceContext | None:
-    """The attempt's context; what is none is passed over, for a result is too dear to lose over it."""
-    if not bytes(response.traceparent):
-        return None
-    try:
-        state = _decode_any(response.tracestate) if bytes(response.tracestate) else None
-        return parse(_decode_any(response.traceparent), state)
-    except (ValueError, RecursionError):
-        return None
-
-
-def add_trace(answer: str, trace: TraceContext) -> str:
-    """A response, or a wait's notification, with the context of the attempt that it comes from."""
-    return f"{answer[:-1]},{msgspec.json.encode(trace.headers).decode()[1:]}"
+            raise _EntryError(f"run times of {action[:100]!r} make no sense: {count}, {seconds} s")
+    return times
 
 
 def _attempt_in(raw: bytes) -> int | None:
-    """The older convention's attempt: a number, or a string of one, inside result, error or the error's data."""
+    """The attempt of a legacy result: a number, or text of one, inside result, error or the error's data."""
     try:
         attempt = _decode_attempt(raw).attempt
         if attempt is None:
@@ -439,46 +382,60 @@ def _attempt_in(raw: bytes) -> int | None:
         return None
 
 
+def _with_number(error: bytes, code: str) -> str:
+    """An error of sqs-scheduler's workers, whose codes are text, with a number as its code."""
+    members = _decode_members(error)
+    members["code"] = msgspec.Raw(code.encode() if _CODE.fullmatch(code) else str(HANDLER_ERROR).encode())
+    return msgspec.json.encode(members).decode()
+
+
 def _hints(error: _Error) -> Hints:
     data = bytes(error.data)
-    if not data.startswith(b"{"):
-        return NO_HINTS
     try:
-        return _decode_hints(data)
+        return _decode_hints(data) if data.startswith(b"{") else NO_HINTS
     except ValueError:
         return NO_HINTS
 
 
+def _trace(response: _Response) -> TraceContext | None:
+    """The attempt's context; an invalid one is ignored, since a result is worth more than its trace."""
+    try:
+        state = _decode_any(response.tracestate) if bytes(response.tracestate) else None
+        return parse(_decode_any(response.traceparent), state)
+    except (ValueError, RecursionError):
+        return None
+
+
 def encode_result(claim_id: str, result: str, spawn: Sequence[str] = ()) -> str:
-    """The response of one task that succeeded; ``result`` is JSON text, ``spawn`` that of tasks which come with it."""
-    if spawn:
-        return f'{{"jsonrpc":"2.0","result":{result},"spawn":[{",".join(spawn)}],"id":"{claim_id}"}}'
-    return f'{{"jsonrpc":"2.0","result":{result},"id":"{claim_id}"}}'
+    """The response of a success. result: JSON text. spawn: JSON text of each spawned task."""
+    return _encode_result(claim_id, result, f"[{','.join(spawn)}]" if spawn else "")
 
 
 def encode_packed_result(claim_id: str, packed: str, spawn: Sequence[str] = ()) -> str:
-    """The same with a result that was packed by ``pack_result``."""
-    spawned = f',"spawn":[{",".join(spawn)}]' if spawn else ""
-    return f'{PACKED_PREFIX},"result":"{packed}"{spawned},"id":"{claim_id}"}}'
+    """packed: by ``pack_result``; the rest as of ``encode_result``."""
+    return _encode_result(claim_id, f'"{packed}"', f"[{','.join(spawn)}]" if spawn else "", ENCODING)
 
 
 def encode_sealed_result(claim_id: str, sealed: str, spawn: str = "") -> str:
-    """The same with a result that was sealed; ``spawn`` is sealed too, or empty."""
+    """sealed: JSON text of the sealed result. spawn: sealed too, or empty."""
+    return _encode_result(claim_id, sealed, spawn, SEALED_ENCODING)
+
+
+def _encode_result(claim_id: str, result: str, spawn: str, encoding: str | None = None) -> str:
+    encoded = f',"encoding":"{encoding}"' if encoding else ""
     spawned = f',"spawn":{spawn}' if spawn else ""
-    return f'{{"jsonrpc":"2.0","encoding":"{SEALED_ENCODING}","result":{sealed}{spawned},"id":"{claim_id}"}}'
+    return f'{{"jsonrpc":"2.0"{encoded},"result":{result}{spawned},"id":"{claim_id}"}}'
 
 
-def encode_error(claim_id: str, code: int, message: str, data: dict[str, Any]) -> str:
-    """The response of one task that failed; ``data`` holds type, message, traceback and hints."""
-    error = {"code": code, "message": message, "data": {k: v for k, v in data.items() if v is not None}}
+def encode_error(claim_id: str, code: int, message: str, data: Mapping[str, Any]) -> str:
+    """The response of a failure. data: type, message, traceback and hints; what is None is left out."""
+    error = {"code": code, "message": message, "data": _present(data)}
     return f'{{"jsonrpc":"2.0","error":{_dump(error)},"id":"{claim_id}"}}'
 
 
 def encode_progress(claim_id: str, percent: float | None = None, note: str | None = None) -> str:
-    """A progress notification; without percent and note it is a heartbeat."""
-    params = {"id": claim_id, "percent": percent, "note": note}
-    given = {key: value for key, value in params.items() if value is not None}
-    return f'{{"jsonrpc":"2.0","method":"progress","params":{_dump(given)}}}'
+    """Without percent and note, a heartbeat."""
+    return _encode_notification("progress", {"id": claim_id, "percent": percent, "note": note})
 
 
 def encode_wait(
@@ -489,15 +446,26 @@ def encode_wait(
     on_timeout: str = "retry",
     hints: Mapping[str, Any] | None = None,
 ) -> str:
-    """The notification of one task that waits from now on; ``hints``: max_attempts and backoff of its action."""
+    """hints: max_attempts and backoff of the action."""
     params = {"id": claim_id, "token": token, "timeout": timeout, "on_timeout": on_timeout, **(hints or {})}
-    given = {key: value for key, value in params.items() if value is not None}
-    return f'{{"jsonrpc":"2.0","method":"wait","params":{_dump(given)}}}'
+    return _encode_notification("wait", params)
 
 
 def encode_run_times(actions: Mapping[str, tuple[int, float]]) -> str:
-    """A notification of run times; see RunTimes."""
-    return f'{{"jsonrpc":"2.0","method":"run_times","params":{{"actions":{_dump(actions)}}}}}'
+    return _encode_notification("run_times", {"actions": actions})
+
+
+def add_trace(answer: str, trace: TraceContext) -> str:
+    """A response or a wait's notification with the context of its attempt."""
+    return f"{answer[:-1]},{msgspec.json.encode(trace.headers).decode()[1:]}"
+
+
+def _encode_notification(method: str, params: Mapping[str, Any]) -> str:
+    return f'{{"jsonrpc":"2.0","method":"{method}","params":{_dump(_present(params))}}}'
+
+
+def _present(members: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in members.items() if value is not None}
 
 
 def _dump(value: Any) -> str:

@@ -496,7 +496,7 @@ def test_no_kind_of_report_passes_the_fence_by_an_id_that_was_made_up(entry: str
         ('{"id":"42:7"}', "neither result nor error"),
         ('{"error":null,"id":"42:7"}', "not a JSON-RPC response"),
         ('{"result":1}', "holds no id"),
-        ('{"result":1,"id":null}', "not a JSON-RPC response"),
+        ('{"result":1,"id":null}', "holds no id"),
         ('{"result":1,"id":1.5}', "not a JSON-RPC response"),
         ('{"result":1,"id":"x"}', "is not <task id>:<claim>"),
         ('{"result":1,"id":-1}', "is not <task id>:<claim>"),
