@@ -640,7 +640,7 @@ REFUSED = {
     "both": ('{"jsonrpc":"2.0","result":1,"error":{"code":1,"message":"x"},"id":"%s"}', "both result and error"),
     "neither": ('{"jsonrpc":"2.0","id":"%s"}', "neither result nor error"),
     "no id": ('{"jsonrpc":"2.0","result":1}', "no id"),
-    "id null": ('{"jsonrpc":"2.0","result":1,"id":null}', "not a JSON-RPC response"),
+    "id null": ('{"jsonrpc":"2.0","result":1,"id":null}', "holds no id"),
     "strange id": ('{"jsonrpc":"2.0","result":1,"id":"abc"}', "'abc' is not <task id>:<claim>"),
     "id beyond 64 bits": ('{"jsonrpc":"2.0","result":1,"id":"99999999999999999999:1"}', "is not <task id>:<claim>"),
     "bare id": ('{"jsonrpc":"2.0","result":{"attempt":1},"id":"7"}', "PENSTOCK_RESULTS_BARE_IDS=true"),
