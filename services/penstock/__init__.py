@@ -9,145 +9,84 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.client.async_client import AsyncClient
-    from penstock.client.client import Client
-    from penstock.client.inbound import InboundClient
-    from penstock.client.requests import Unfinished
-    from penstock.client.workflows import Workflow
-    from penstock.protocol.errors import (
-        DuplicateTask,
-        InvalidParams,
-        JobNotFound,
-        NoResult,
-        PayloadLost,
-        PayloadUnavailable,
-        PenstockError,
-        RateLimited,
-        ResultCancelled,
-        ResultGone,
-        ResultTimeout,
-        RpcError,
-        ScheduleNotFound,
-        SettingsError,
-        StateConflict,
-        TaskFailed,
-        TaskNotFound,
-        TooLarge,
-        TooManyWaits,
-        Unavailable,
-        WorkflowConflict,
-        WorkflowNotFound,
-    )
-    from penstock.protocol.retry import Backoff
-    from penstock.protocol.version import __version__
-    from penstock.runtime.batcher import Batcher
-    from penstock.runtime.logs import TaskLogFilter
-    from penstock.settings.loading import load_settings
-    from penstock.settings.model import Settings
-    from penstock.tasks.transactional import enqueue, enqueue_many, enqueue_many_sync, enqueue_sync
-    from penstock.worker.handlers.actions import action
-    from penstock.worker.handlers.batches import Call
-    from penstock.worker.handlers.context import Context, TaskCancelled
-    from penstock.worker.handlers.outcomes import Fail, Retry, Wait
+    from penstock.client.async_client import AsyncClient as AsyncClient
+    from penstock.client.client import Client as Client
+    from penstock.client.inbound import InboundClient as InboundClient
+    from penstock.client.requests import Unfinished as Unfinished
+    from penstock.client.workflows import Workflow as Workflow
+    from penstock.protocol.errors import DuplicateTask as DuplicateTask
+    from penstock.protocol.errors import InvalidParams as InvalidParams
+    from penstock.protocol.errors import JobNotFound as JobNotFound
+    from penstock.protocol.errors import NoResult as NoResult
+    from penstock.protocol.errors import PayloadLost as PayloadLost
+    from penstock.protocol.errors import PayloadUnavailable as PayloadUnavailable
+    from penstock.protocol.errors import PenstockError as PenstockError
+    from penstock.protocol.errors import RateLimited as RateLimited
+    from penstock.protocol.errors import ResultCancelled as ResultCancelled
+    from penstock.protocol.errors import ResultGone as ResultGone
+    from penstock.protocol.errors import ResultTimeout as ResultTimeout
+    from penstock.protocol.errors import RpcError as RpcError
+    from penstock.protocol.errors import ScheduleNotFound as ScheduleNotFound
+    from penstock.protocol.errors import SettingsError as SettingsError
+    from penstock.protocol.errors import StateConflict as StateConflict
+    from penstock.protocol.errors import TaskFailed as TaskFailed
+    from penstock.protocol.errors import TaskNotFound as TaskNotFound
+    from penstock.protocol.errors import TooLarge as TooLarge
+    from penstock.protocol.errors import TooManyWaits as TooManyWaits
+    from penstock.protocol.errors import Unavailable as Unavailable
+    from penstock.protocol.errors import WorkflowConflict as WorkflowConflict
+    from penstock.protocol.errors import WorkflowNotFound as WorkflowNotFound
+    from penstock.protocol.retry import Backoff as Backoff
+    from penstock.protocol.version import __version__ as __version__
+    from penstock.runtime.batcher import Batcher as Batcher
+    from penstock.runtime.logs import TaskLogFilter as TaskLogFilter
+    from penstock.settings.loading import load_settings as load_settings
+    from penstock.settings.model import Settings as Settings
+    from penstock.tasks.transactional import enqueue as enqueue
+    from penstock.tasks.transactional import enqueue_many as enqueue_many
+    from penstock.tasks.transactional import enqueue_many_sync as enqueue_many_sync
+    from penstock.tasks.transactional import enqueue_sync as enqueue_sync
+    from penstock.worker.handlers.actions import action as action
+    from penstock.worker.handlers.batches import Call as Call
+    from penstock.worker.handlers.context import Context as Context
+    from penstock.worker.handlers.context import TaskCancelled as TaskCancelled
+    from penstock.worker.handlers.outcomes import Fail as Fail
+    from penstock.worker.handlers.outcomes import Retry as Retry
+    from penstock.worker.handlers.outcomes import Wait as Wait
 
+# Where each public name is defined.
 _HOMES = {
-    "AsyncClient": "client.async_client",
-    "Backoff": "protocol.retry",
-    "Batcher": "runtime.batcher",
-    "Call": "worker.handlers.batches",
-    "Client": "client.client",
-    "Context": "worker.handlers.context",
-    "DuplicateTask": "protocol.errors",
-    "Fail": "worker.handlers.outcomes",
-    "InboundClient": "client.inbound",
-    "InvalidParams": "protocol.errors",
-    "JobNotFound": "protocol.errors",
-    "NoResult": "protocol.errors",
-    "PayloadLost": "protocol.errors",
-    "PayloadUnavailable": "protocol.errors",
-    "PenstockError": "protocol.errors",
-    "RateLimited": "protocol.errors",
-    "ResultCancelled": "protocol.errors",
-    "ResultGone": "protocol.errors",
-    "ResultTimeout": "protocol.errors",
-    "Retry": "worker.handlers.outcomes",
-    "RpcError": "protocol.errors",
-    "ScheduleNotFound": "protocol.errors",
-    "Settings": "settings.model",
-    "SettingsError": "protocol.errors",
-    "StateConflict": "protocol.errors",
-    "TaskCancelled": "worker.handlers.context",
-    "TaskFailed": "protocol.errors",
-    "TaskLogFilter": "runtime.logs",
-    "TaskNotFound": "protocol.errors",
-    "TooLarge": "protocol.errors",
-    "TooManyWaits": "protocol.errors",
-    "Unavailable": "protocol.errors",
-    "Unfinished": "client.requests",
-    "Wait": "worker.handlers.outcomes",
-    "Workflow": "client.workflows",
-    "WorkflowConflict": "protocol.errors",
-    "WorkflowNotFound": "protocol.errors",
-    "__version__": "protocol.version",
-    "action": "worker.handlers.actions",
-    "enqueue": "tasks.transactional",
-    "enqueue_many": "tasks.transactional",
-    "enqueue_many_sync": "tasks.transactional",
-    "enqueue_sync": "tasks.transactional",
-    "load_settings": "settings.loading",
-}
+    "client.async_client": ("AsyncClient",),
+    "client.client": ("Client",),
+    "client.inbound": ("InboundClient",),
+    "client.requests": ("Unfinished",),
+    "client.workflows": ("Workflow",),
+    "protocol.errors": (
+        "DuplicateTask", "InvalidParams", "JobNotFound", "NoResult", "PayloadLost", "PayloadUnavailable",
+        "PenstockError", "RateLimited", "ResultCancelled", "ResultGone", "ResultTimeout", "RpcError",
+        "ScheduleNotFound", "SettingsError", "StateConflict", "TaskFailed", "TaskNotFound", "TooLarge",
+        "TooManyWaits", "Unavailable", "WorkflowConflict", "WorkflowNotFound",
+    ),
+    "protocol.retry": ("Backoff",),
+    "protocol.version": ("__version__",),
+    "runtime.batcher": ("Batcher",),
+    "runtime.logs": ("TaskLogFilter",),
+    "settings.loading": ("load_settings",),
+    "settings.model": ("Settings",),
+    "tasks.transactional": ("enqueue", "enqueue_many", "enqueue_many_sync", "enqueue_sync"),
+    "worker.handlers.actions": ("action",),
+    "worker.handlers.batches": ("Call",),
+    "worker.handlers.context": ("Context", "TaskCancelled"),
+    "worker.handlers.outcomes": ("Fail", "Retry", "Wait"),
+}  # fmt: skip
 
-__all__ = [
-    "AsyncClient",
-    "Backoff",
-    "Batcher",
-    "Call",
-    "Client",
-    "Context",
-    "DuplicateTask",
-    "Fail",
-    "InboundClient",
-    "InvalidParams",
-    "JobNotFound",
-    "NoResult",
-    "PayloadLost",
-    "PayloadUnavailable",
-    "PenstockError",
-    "RateLimited",
-    "ResultCancelled",
-    "ResultGone",
-    "ResultTimeout",
-    "Retry",
-    "RpcError",
-    "ScheduleNotFound",
-    "Settings",
-    "SettingsError",
-    "StateConflict",
-    "TaskCancelled",
-    "TaskFailed",
-    "TaskLogFilter",
-    "TaskNotFound",
-    "TooLarge",
-    "TooManyWaits",
-    "Unavailable",
-    "Unfinished",
-    "Wait",
-    "Workflow",
-    "WorkflowConflict",
-    "WorkflowNotFound",
-    "__version__",
-    "action",
-    "enqueue",
-    "enqueue_many",
-    "enqueue_many_sync",
-    "enqueue_sync",
-    "load_settings",
-]
+__all__ = [name for names in _HOMES.values() for name in names]
 
 
 if not TYPE_CHECKING:  # a type checker that sees it believes every name
 
     def __getattr__(name: str) -> Any:
-        if name not in _HOMES:
-            raise AttributeError(f"module 'penstock' has no attribute {name!r}")
-        return getattr(import_module(f"penstock.{_HOMES[name]}"), name)
+        for home, names in _HOMES.items():
+            if name in names:
+                return getattr(import_module(f"penstock.{home}"), name)
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
