@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ ApiUrlOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the api's result as JSON.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 RunAtOption = Annotated[str | None, typer.Option(show_default=False, help=HELP["run_at"])]
 DelayOption = Annotated[float | None, duration_option(help=HELP["delay"])]
@@ -163,6 +165,31 @@ def progress(total: int | None, label: str) -> Iterator[Advance]:
     ) as bar:  # fmt: skip
         task = bar.add_task(label, total=total)
         yield lambda steps, total=None: bar.update(task, advance=steps, total=total)
+
+
+def summed(
+    label: str, total: int | None, answers: Iterable[dict[str, Any]], steps: Callable[[dict[str, Any]], int]
+) -> dict[str, Any]:
+    """The sums of the numbers and lists in the answers of several calls, with a progress bar.
+
+    total: of the bar, None if not known; steps: by how many an answer advances it.
+    """
+    sums: dict[str, Any] = {}
+    with progress(total, label) as advance:
+        for answer in answers:
+            for name, value in answer.items():
+                sums[name] = sums[name] + value if name in sums else value
+            advance(steps(answer))
+    return sums
+
+
+def confirm(verb: str, what: str, more: str = "") -> None:
+    """Ask before a change. Raises typer.BadParameter without a terminal, typer.Abort for a no."""
+    if not sys.stdin.isatty():
+        raise typer.BadParameter(
+            f"refusing to {verb} {what} without confirmation: stdin is not a terminal. Pass --yes."
+        )
+    typer.confirm(f"{verb.capitalize()} {what}{more}?", abort=True, err=True)
 
 
 def print_fields(fields: Iterable[tuple[str, Any]]) -> None:

@@ -11,14 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.common import (
-    Api,
-    limit_option,
-    print_fields,
-    print_table,
-    progress,
-    say,
-)
+from penstock.cli.common import Api, YesOption, confirm, limit_option, print_fields, print_table, say, summed
 from penstock.cli.groups import add_group
 from penstock.cli.values import state_label
 from penstock.protocol.errors import PenstockError
@@ -151,33 +144,23 @@ def replay(
     _each("dlq.replay", choice, api, force=force or None)
 
 
-def purge(
-    *, choice: Choice, yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False, api: Api
-) -> None:
+def purge(*, choice: Choice, yes: YesOption = False, api: Api) -> None:
     """Delete messages permanently. Tasks in Postgres are not touched."""
     choice.check()
     if not yes:
         total = choice.count(api)
-        messages = f"{total} message{'' if total == 1 else 's'} of {choice.queue}-dlq"
-        if not sys.stdin.isatty():
-            raise typer.BadParameter(
-                f"refusing to delete {messages} without confirmation: stdin is not a terminal. Pass --yes."
-            )
-        typer.confirm(f"Delete {messages} permanently?", abort=True, err=True)
+        confirm("delete", f"{total} message{'' if total == 1 else 's'} of {choice.queue}-dlq", " permanently")
     _each("dlq.purge", choice, api)
 
 
 def _each(method: str, choice: Choice, api: Api, **more: Any) -> None:
     """Call the method until every chosen message is handled; print totals over the calls."""
     choice.check()
-    totals: dict[str, Any] = {}
     wanted = choice.count(api)
-    with progress(wanted, f"{method} {choice.queue}") as advance:
-        for answer in _answers(method, choice, wanted, api, more):
-            for name, value in answer.items():
-                if name not in ("seen", "total"):
-                    totals[name] = totals[name] + value if name in totals else value  # numbers, or lists
-            advance(_gone(answer))
+    answers = _answers(method, choice, wanted, api, more)
+    totals = summed(f"{method} {choice.queue}", wanted, answers, _gone)
+    for name in ("seen", "total"):
+        totals.pop(name, None)
     if "left" in totals:  # several calls may meet the same message
         totals["left"] = list({left["id"]: left for left in totals["left"]}.values())
     api.show(totals, _print_totals)

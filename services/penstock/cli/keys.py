@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -155,18 +156,5 @@ def _print_revoked(key: dict[str, Any]) -> None:
 
 def _members(record: KeyRecord) -> dict[str, Any]:
     return {
-        "id": record.id,
-        "name": record.name,
-        "prefix": record.prefix,
-        "permissions": list(record.permissions),
-        "created_at": _shown(record.created_at),
-        "expires_at": _shown(record.expires_at),
-        "revoked_at": _shown(record.revoked_at),
-        "last_used_at": _shown(record.last_used_at),
-        "tenant": record.tenant,
-        "actions": None if record.actions is None else list(record.actions),
+        name: shown_instant(value) if isinstance(value, datetime) else value for name, value in asdict(record).items()
     }
-
-
-def _shown(instant: datetime | None) -> str | None:
-    return None if instant is None else shown_instant(instant)

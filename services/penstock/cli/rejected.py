@@ -9,16 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.common import (
-    Api,
-    CursorOption,
-    limit_option,
-    listing,
-    print_fields,
-    progress,
-    say,
-    short,
-)
+from penstock.cli.common import Api, CursorOption, limit_option, listing, print_fields, say, short, summed
 from penstock.cli.groups import Commands, add_group
 
 PAGE = 100  # records a call, so that progress shows: a retry takes a transaction a record
@@ -105,27 +96,29 @@ def _each(method: str, choice: Choice, api: Api) -> None:
         raise typer.BadParameter("name the ids, or --all")
     if choice.ids and choice.source:
         raise typer.BadParameter("--source goes with --all")
-    totals: dict[str, Any] = {}
-    with progress(len(choice.ids) if choice.ids else None, method) as advance:
-        for answer in _answers(method, choice, api):
-            counts = {name: count for name, count in answer.items() if name != "cursor"}  # numbers, or lists of ids
-            for name, count in counts.items():
-                totals[name] = totals[name] + count if name in totals else count
-            advance(sum(count if isinstance(count, int) else len(count) for count in counts.values()))
+    total = len(choice.ids) if choice.ids else None
+    totals = summed(method, total, _answers(method, choice, api), _handled)
     api.show(totals, _print_totals)
     if totals.get("unknown") or totals.get("still_rejected"):
         raise typer.Exit(1)
 
 
+def _handled(answer: dict[str, Any]) -> int:
+    return sum(count if isinstance(count, int) else len(count) for count in answer.values())
+
+
 def _answers(method: str, choice: Choice, api: Api) -> Iterator[dict[str, Any]]:
+    """Answers without their cursor: numbers, and lists of ids."""
     if choice.ids:
         for start in range(0, len(choice.ids), PAGE):
-            yield api.call(method, ids=choice.ids[start : start + PAGE])
+            answer = api.call(method, ids=choice.ids[start : start + PAGE])
+            answer.pop("cursor", None)
+            yield answer
         return
     cursor = None
     while True:
         answer = api.call(method, limit=PAGE, cursor=cursor, source=choice.source)
-        cursor = answer["cursor"]
+        cursor = answer.pop("cursor")
         yield answer
         if cursor is None:
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,8 @@ import typer
 from penstock.cli.common import (
     Api,
     CursorOption,
+    YesOption,
+    confirm,
     limit_option,
     print_cursor,
     print_table,
@@ -61,7 +62,7 @@ class Bulk:
     """How a bulk command runs."""
 
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print how many tasks match, and change nothing.")] = False
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
+    yes: YesOption = False
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the end, showing progress.")] = True
 
     def run(self, verb: str, params: dict[str, Any], api: Api) -> None:
@@ -76,12 +77,7 @@ class Bulk:
             api.show(api.call(method, **params, dry_run=True), _print_preview)
             return
         if not self.yes:
-            tasks = _number(api.call(method, **params, dry_run=True))
-            if not sys.stdin.isatty():
-                raise typer.BadParameter(
-                    f"refusing to {verb} {tasks} without confirmation: stdin is not a terminal. Pass --yes."
-                )
-            typer.confirm(f"{verb.capitalize()} {tasks}?", abort=True, err=True)
+            confirm(verb, _number(api.call(method, **params, dry_run=True)))
         started = api.call(method, **params)
         if not self.wait:
             api.show(started, lambda _: typer.echo(f"job {started['job']}: see `penstock jobs show {started['job']}`"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 import asyncpg
@@ -28,10 +28,8 @@ _GRANT = "run `penstock migrate --grant ROLE` as the owner of the schema, with t
 async def examine_database(settings: Settings) -> AsyncIterator[Finding]:
     """Findings about Postgres; one alone where it cannot be reached, and a note where none is set."""
     if settings.database_url is None:
-        yield Finding(
-            "note", "database", "PENSTOCK_DATABASE_URL is not set",
-            "right for a worker; all other processes need it",
-        )  # fmt: skip
+        seen = "PENSTOCK_DATABASE_URL is not set"
+        yield Finding("note", "database", seen, "right for a worker; all other processes need it")
         return
     store = Store(
         settings.require_database_url,
@@ -41,12 +39,8 @@ async def examine_database(settings: Settings) -> AsyncIterator[Finding]:
     )
     try:
         if await _shares_connections(store):
-            yield Finding(
-                "error",
-                "connection pooler",
-                "a pooler in transaction or statement mode stands before Postgres",
-                _DIRECT,
-            )
+            seen = "a pooler in transaction or statement mode stands before Postgres"
+            yield Finding("error", "connection pooler", seen, _DIRECT)
             return
         async with store.session() as session:
             yield _of_settings(store.asked, await session.fetch("read_settings_in_force", list(store.asked)))
@@ -81,19 +75,17 @@ def _of_settings(asked: Mapping[str, str], found: Sequence[Any]) -> Finding:
     missing = [f"{name} is {in_force[name]}, not {value}" for name, value in asked.items() if in_force[name] != value]
     if not missing:
         return Finding("ok", "connection settings", "what each connection asks for is in force")
-    return Finding(
-        "error", "connection settings",
-        f"a pooler does not pass on what connections ask for: {'; '.join(missing)}",
-        _DIRECT,
-    )  # fmt: skip
+    seen = f"a pooler does not pass on what connections ask for: {'; '.join(missing)}"
+    return Finding("error", "connection settings", seen, _DIRECT)
 
 
 async def _examine(session: Session, settings: Settings) -> AsyncIterator[Finding]:
     before = time.time()
     (server,) = await session.fetch("read_server")
     now = (before + time.time()) / 2
-    for finding in (*_of_server(server), _of_connections(server, settings)):
+    for finding in _of_server(server):
         yield finding
+    yield _of_connections(server, settings)
     yield clock_finding("database clock", server["clock"] - now, "run_at is judged by the database's clock")
     if not server["has_schema"]:
         yield Finding("error", "schema", "there is none", "run `penstock migrate`")
@@ -112,47 +104,32 @@ async def _examine(session: Session, settings: Settings) -> AsyncIterator[Findin
     yield _of_processes({row["name"] for row in await session.fetch("list_penstock_connections")})
 
 
-def _of_server(server: Any) -> list[Finding]:
+def _of_server(server: Any) -> Iterator[Finding]:
     major = server["version"] // 10_000
-    findings = [Finding("ok", "database", f"PostgreSQL {major} answers")]
     if major < OLDEST:
-        findings[0] = Finding(
-            "error", "database", f"PostgreSQL {major}", f"upgrade: {OLDEST} to {NEWEST} are supported"
-        )
+        yield Finding("error", "database", f"PostgreSQL {major}", f"upgrade: {OLDEST} to {NEWEST} are supported")
     elif major > NEWEST:
-        findings[0] = Finding(
-            "note", "database", f"PostgreSQL {major}", f"tested up to {NEWEST}; look for a newer Penstock"
-        )
+        yield Finding("note", "database", f"PostgreSQL {major}", f"tested up to {NEWEST}; look for a newer Penstock")
+    else:
+        yield Finding("ok", "database", f"PostgreSQL {major} answers")
     if server["in_recovery"]:
-        findings.append(
-            Finding("error", "database role", "it is a standby, and takes no writes", "name the primary in the URL")
-        )
+        yield Finding("error", "database role", "it is a standby, and takes no writes", "name the primary in the URL")
     elif server["read_only"]:
-        findings.append(
-            Finding(
-                "error", "database role", "default_transaction_read_only is on: nothing can be written",
-                "set it to off for this role or database; a provider sets it when the disk is full",
-            )
+        yield Finding(
+            "error", "database role", "default_transaction_read_only is on: nothing can be written",
+            "set it to off for this role or database; a provider sets it when the disk is full",
         )  # fmt: skip
     if not server["fsync"]:
-        findings.append(
-            Finding("warning", "fsync", "off: a crash of the machine may lose everything", "set fsync = on")
-        )
+        yield Finding("warning", "fsync", "off: a crash of the machine may lose everything", "set fsync = on")
     if server["synchronous_commit"] == "off":
-        findings.append(
-            Finding(
-                "warning", "synchronous_commit", "off: a crash may lose tasks whose acceptance was answered",
-                "set synchronous_commit = on for this role or database",
-            )
+        yield Finding(
+            "warning", "synchronous_commit", "off: a crash may lose tasks whose acceptance was answered",
+            "set synchronous_commit = on for this role or database",
         )  # fmt: skip
     if not server["autovacuum"]:
-        findings.append(
-            Finding(
-                "warning", "autovacuum", "off: dead rows of the live table slow every claim down",
-                "set autovacuum = on",
-            )
-        )  # fmt: skip
-    return findings
+        yield Finding(
+            "warning", "autovacuum", "off: dead rows of the live table slow every claim down", "set autovacuum = on"
+        )
 
 
 def _of_connections(server: Any, settings: Settings) -> Finding:
@@ -160,10 +137,7 @@ def _of_connections(server: Any, settings: Settings) -> Finding:
     wanted = len(PROCESSES) * settings.database_pool_size
     seen = f"{connected} of {room} connections in use; one of each process may take {wanted}"
     if wanted > room:
-        return Finding(
-            "error", "connections", seen,
-            "raise max_connections, or lower PENSTOCK_DATABASE_POOL_SIZE",
-        )  # fmt: skip
+        return Finding("error", "connections", seen, "raise max_connections, or lower PENSTOCK_DATABASE_POOL_SIZE")
     if connected > room * 0.8:
         return Finding("warning", "connections", seen, "raise max_connections before a burst finds none")
     return Finding("ok", "connections", seen)
@@ -186,25 +160,19 @@ def _of_privileges(missing: Sequence[tuple[str, str]]) -> Finding:
         return Finding("ok", "privileges", "this role may read and write every table, and call the functions of upkeep")
     shown = ", ".join(f"{privilege} on {name}" for name, privilege in missing[:3])
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-    return Finding(
-        "error", "privileges", f"this role lacks {shown}{more}",
-        _GRANT,
-    )  # fmt: skip
+    return Finding("error", "privileges", f"this role lacks {shown}{more}", _GRANT)
 
 
-def _of_publications(rows: Sequence[Any]) -> list[Finding]:
-    if not rows:
-        return []
-    names = ", ".join(row["name"] for row in rows[:3])
-    more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
-    return [
-        Finding(
+def _of_publications(rows: Sequence[Any]) -> Iterator[Finding]:
+    if rows:
+        names = ", ".join(row["name"] for row in rows[:3])
+        more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
+        yield Finding(
             "error", "publications",
             f"{rows[0]['publication']} publishes {names}{more}, which have no replica identity: Postgres refuses their "
             "updates and deletes",
             f"alter table penstock.{rows[0]['name']} replica identity full",
-        )
-    ]  # fmt: skip
+        )  # fmt: skip
 
 
 def _of_open_schema(name: str) -> Finding:
