@@ -15,15 +15,18 @@ import stat
 import struct
 import subprocess
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.local.service import HOST, Launch, NotYet, Service, make_private, open_log, plain_environment, tail
 from penstock.local.state import processes
 from penstock.protocol.errors import StackError
 from penstock.runtime.logs import get_logger
+
+if TYPE_CHECKING:
+    import asyncpg
 
 log = get_logger()
 
@@ -98,11 +101,11 @@ class EmbeddedPostgres(Service):
 
     def execute(self, statement: str, database: str = "postgres") -> None:
         """Run one statement outside a transaction on a connection of its own; blocks, also inside a running loop."""
-        _in_a_thread(_execute(self.dsn(database), statement))
+        _on_a_connection(self.dsn(database), lambda connection: connection.execute(statement))
 
     def fetch_value(self, query: str, *arguments: object, database: str = "postgres") -> Any:
         """The first column of the first row, None when there is none; otherwise as :meth:`execute`."""
-        return _in_a_thread(_fetch_value(self.dsn(database), query, arguments))
+        return _on_a_connection(self.dsn(database), lambda connection: connection.fetchval(query, *arguments))
 
     def prepare(self) -> None:
         make_private(self.data_dir)
@@ -122,9 +125,7 @@ class EmbeddedPostgres(Service):
         for name, value in options.items():
             command += ["-c", f"{name}={value}"]
         owner = self._owner
-        return Launch(
-            command, _environment(), self.data_dir, owner and owner.pw_uid, owner and owner.pw_gid
-        )  # fmt: skip
+        return Launch(command, _environment(), self.data_dir, owner and owner.pw_uid, owner and owner.pw_gid)
 
     def is_ready(self) -> bool:
         """Postgres says so in its own pid file, on the line that pg_ctl reads too."""
@@ -273,29 +274,18 @@ def _system_user() -> pwd.struct_passwd:
         ) from exc
 
 
-async def _execute(dsn: str, statement: str) -> None:
-    import asyncpg
+def _on_a_connection(dsn: str, call: Callable[[asyncpg.Connection], Awaitable[Any]]) -> Any:
+    async def run() -> Any:
+        import asyncpg
 
-    connection = await asyncpg.connect(dsn, timeout=30)
-    try:
-        await connection.execute(statement)
-    finally:
-        await connection.close()
+        connection = await asyncpg.connect(dsn, timeout=30)
+        try:
+            return await call(connection)
+        finally:
+            await connection.close()
 
-
-async def _fetch_value(dsn: str, query: str, arguments: Sequence[object]) -> Any:
-    import asyncpg
-
-    connection = await asyncpg.connect(dsn, timeout=30)
-    try:
-        return await connection.fetchval(query, *arguments)
-    finally:
-        await connection.close()
-
-
-def _in_a_thread(call: Coroutine[Any, Any, Any]) -> Any:
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, call).result()
+    with ThreadPoolExecutor(1) as thread:  # which has no loop yet
+        return thread.submit(asyncio.run, run()).result()
 
 
 def _quoted(name: str) -> str:

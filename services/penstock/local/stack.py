@@ -150,15 +150,13 @@ class Stack:
         env = {name: value for name, value in base.items() if name not in withheld} | self._example | self._worker_env
         for name, command in self._worker_commands():
             self._workers.append(Child(name, command, env, free_port(), metrics_host, self._control_environment))
-        for name in (*SINGLE_PROCESSES, *_sources(settings)):
-            env = base | {"PENSTOCK_DATABASE_URL": database_url}
-            command = [sys.executable, "-m", "penstock", name]
+        processes = {name: name for name in (*SINGLE_PROCESSES, *_sources(settings))}
+        processes |= {f"scheduler-{number}": "scheduler" for number in range(2, self.schedulers + 1)}
+        with_database = base | {"PENSTOCK_DATABASE_URL": database_url}
+        for name, process in processes.items():
+            command = [sys.executable, "-m", "penstock", process]
             more = self._api_environment if name == "api" else dict
-            children.keep(Child(name, command, env, 0, metrics_host, more))
-        for number in range(2, self.schedulers + 1):
-            command = [sys.executable, "-m", "penstock", "scheduler"]
-            env = base | {"PENSTOCK_DATABASE_URL": database_url}
-            children.keep(Child(f"scheduler-{number}", command, env, 0, metrics_host))
+            children.keep(Child(name, command, with_database, 0, metrics_host, more))
         for child in self._workers:
             children.keep(child)
         await asyncio.gather(self._wait_ready(children), self._find_suggestion(env))
@@ -201,20 +199,19 @@ class Stack:
                 return port
         return free_port()
 
-    def _http_environment(self) -> dict[str, str]:
-        """Where the api shall listen; until the URL is published it yields if another process took the port first."""
+    def _api_environment(self) -> dict[str, str]:
+        """Where the api listens, and the workers that its dashboard checks, which have no connection to Postgres.
+
+        Until the URL is published the port changes if another process took it first.
+        """
         if self._http_port_may_move and not self._ready:
             self._http_port = self._next_http_port(self._http_port)
-        return {"PENSTOCK_HTTP_HOST": self._http_host, "PENSTOCK_HTTP_PORT": str(self._http_port)}
-
-    def _api_environment(self) -> dict[str, str]:
-        """Where the api listens, and the workers that its dashboard checks, which have no connection to Postgres."""
-        env = self._http_environment()
+        env = {"PENSTOCK_HTTP_HOST": self._http_host, "PENSTOCK_HTTP_PORT": str(self._http_port)}
         settings = self.settings
         if settings.needs_keys and settings.control_api_key is None:
             entry = f"{_CONTROL_NAME}:{_CONTROL_PERMISSION}:{digest_of(self._control_key.encode()).hex()}"
             env["PENSTOCK_API_KEYS"] = ",".join([*(key.get_secret_value() for key in settings.api_keys), entry])
-        if "dashboard_processes" not in self.settings.model_fields_set:
+        if "dashboard_processes" not in settings.model_fields_set:
             urls = (f"{worker.name}=http://{worker.metrics_host}:{worker.metrics_port}" for worker in self._workers)
             env["PENSTOCK_DASHBOARD_PROCESSES"] = ",".join(urls)
         return env
