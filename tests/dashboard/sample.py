@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.api.audit import doing
+from penstock.api.audit import set_actor
 from penstock.protocol.requests import Request
 
 SUCCESSES, FAILURES, WAITING, IN_FLIGHT = 3000, 60, 400, 34
@@ -146,7 +146,7 @@ async def _tally(sql: Any, chance: random.Random, now: datetime) -> None:
 
 async def _plans(call: Call) -> None:
     """Schedules, limits, a route, keys, by two people."""
-    doing("ada", "10.2.0.7", "http")
+    set_actor("ada", "10.2.0.7", "http")
     for name, expression, action, zone in (
         ("nightly-report", "30 2 * * *", "render-invoice", "Europe/Berlin"),
         ("inventory", "@every 5m", "sync-inventory", "UTC"),
@@ -157,7 +157,7 @@ async def _plans(call: Call) -> None:
             "schedule.create", name=name, expression=expression, action=action, timezone=zone,
             payload={"warehouse": 3, "run": "{{run}}"}, labels={"team": "shop"},
         )  # fmt: skip
-    doing("grace", "10.2.0.9", "dashboard")
+    set_actor("grace", "10.2.0.9", "dashboard")
     await call("schedule.pause", name="invoices")
     for _ in range(3):
         await call("schedule.run_now", name="inventory")

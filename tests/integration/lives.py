@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.db.pool import Store
 from penstock.db.session import Session
-from penstock.methods.reading import read_command
+from penstock.methods.table import read_command
 from penstock.protocol.reports import NO_HINTS, Failed, Hints, Report, Succeeded
 from penstock.protocol.task import Claimed
 from penstock.results.apply import apply_reports

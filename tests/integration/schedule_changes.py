@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.db.session import Session
-from penstock.methods.reading import read_command
+from penstock.methods.table import read_command
 from penstock.schedules import store
 from penstock.settings.model import Settings
 

@@ -21,7 +21,7 @@ from penstock.compat import delayed_records
 from penstock.compat.delayed_records import DelayedRecord
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
-from penstock.methods.reading import read_command
+from penstock.methods.table import read_command
 from penstock.protocol.errors import Locked, TooSlow, Unavailable
 from penstock.protocol.reports import encode_result
 from penstock.protocol.task import Claimed, NewTask

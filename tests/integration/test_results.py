@@ -19,11 +19,12 @@ from typer.testing import CliRunner
 from penstock import AsyncClient, Client
 from penstock.brokers.sqs import SqsQueue
 from penstock.cli.app import app
+from penstock.db.context import within
 from penstock.db.notify import CHANNEL
 from penstock.db.pool import Store
 from penstock.db.statements import SQL
 from penstock.local.postgres import EmbeddedPostgres
-from penstock.methods.inbound import apply_change, read_inbound
+from penstock.methods.inbound import read_inbound
 from penstock.protocol.compression import pack_result
 from penstock.protocol.errors import (
     InvalidParams,
@@ -46,7 +47,7 @@ from penstock.supervisor.bulk_jobs import BulkJobs
 from penstock.supervisor.payload_retention import PayloadRetention
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue, reschedule, settle
-from penstock.tasks.commands import Restart
+from penstock.tasks.methods import Retry, retry
 from tests.claims import claim_id
 from tests.integration.apis import JSON, running
 from tests.integration.doors import postgres_away, put, sample
@@ -597,7 +598,7 @@ async def test_results_go_before_payloads_and_payloads_before_records(
     async with store.transaction() as session:
         assert await reschedule.restart(session, [failed, cancelled]) == {}
         with pytest.raises(PayloadGone):
-            await apply_change(session, Restart(cancelled))
+            await retry.carry_out(within(session, settings), Retry(cancelled))
 
 
 async def enqueue_empty(store: Store) -> Any:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from penstock.api.audit import list_audit
 from penstock.brokers.base import MAX_RECEIVES, Depth
 from penstock.brokers.sqs import SqsQueue
 from penstock.db.pool import Store
 from penstock.limits.store import list_routes
 from penstock.local.postgres import EmbeddedPostgres
-from penstock.methods.audit import list_audit
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.task import NewTask, State
 from penstock.settings.model import Settings

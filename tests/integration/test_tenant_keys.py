@@ -12,21 +12,21 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from penstock.api.access import PERMISSION_OF, permission_of
-from penstock.api.key_store import active_keys, create_key
-from penstock.api.tenancy import SCOPES, scope_of
+from penstock.api.keys import CreateKey, active_keys, create_key
+from penstock.api.table import METHODS, method_of
 from penstock.cli.app import app
 from penstock.db.pool import Store
-from penstock.methods.table import PARAMS
 from penstock.protocol.api_key import Permission
 from penstock.protocol.method import Scope
+from penstock.protocol.method import method as declare
 from penstock.protocol.reports import decode_reports, encode_wait
 from penstock.protocol.task import NewTask
 from penstock.protocol.wait_tokens import make_token
 from penstock.results.apply import apply_reports
+from penstock.runtime import recent
 from penstock.settings.model import Settings
 from penstock.supervisor.bulk_jobs import BulkJobs
-from penstock.tasks import claim, enqueue, settle, tenant_stats
+from penstock.tasks import claim, enqueue, settle, views
 from tests.integration.apis import running
 
 SECRET = "ours-and-nobody-elses"  # stands in all names and keys that are another tenant's or nobody's
@@ -70,9 +70,9 @@ async def stand(store: Store, settings: Settings) -> AsyncIterator[Stand]:
     keys = {}
     async with store.session() as session:
         for name, tenant in (("admin", None), ("acme", "acme"), ("other", "other")):
-            made = await create_key(session, name, [Permission.ADMIN], None, tenant)
+            made = await create_key(session, CreateKey(name, [Permission.ADMIN], tenant=tenant))
             assert made is not None
-            keys[name] = made[1]
+            keys[name] = made.key
         assert {key.name: key.tenant for key in await active_keys(session)} == {
             "admin": None, "acme": "acme", "other": "other",
         }  # fmt: skip
@@ -81,10 +81,12 @@ async def stand(store: Store, settings: Settings) -> AsyncIterator[Stand]:
 
 
 def test_every_method_has_decided_what_it_is_to_a_bound_key() -> None:
-    """Whoever adds a method says in SCOPES whether a key of one tenant may call it; until then it is refused."""
-    assert set(SCOPES) == set(PARAMS)
-    assert scope_of("submit:a") is Scope.OWN
-    assert scope_of("made.up") is Scope.CLOSED
+    with pytest.raises(TypeError, match="scope"):
+        declare("made.up", permission=Permission.READ)  # type: ignore[call-arg]
+    submit = method_of("submit:a")
+    assert submit is not None
+    assert submit.scope is Scope.OWN
+    assert method_of("made.up") is None
 
 
 def test_the_page_tells_what_each_method_is_to_a_bound_key() -> None:
@@ -96,7 +98,7 @@ def test_the_page_tells_what_each_method_is_to_a_bound_key() -> None:
             rows.setdefault(cells[1], set()).update(name.strip("` ") for name in cells[0].split(","))
     words = {Scope.OWN: "its tenant's", Scope.OPEN: "open", Scope.CLOSED: "refused"}
     assert rows == {
-        word: {name for name, scope in SCOPES.items() if scope is this}
+        word: {name for name, method in METHODS.items() if method.scope is this}
         | ({"submit:<action>"} if this is Scope.OWN else set())
         for this, word in words.items()
     }
@@ -119,10 +121,10 @@ async def test_a_payload_and_a_result_as_files_are_their_tenants(store: Store, s
 
 
 async def test_a_closed_method_is_refused_with_the_reason(stand: Stand) -> None:
-    for method in SCOPES:
+    for method in METHODS:
         response = await stand.acme.post({"jsonrpc": "2.0", "method": method, "params": [], "id": 1})
         answer = response.json()
-        if SCOPES[method] is Scope.CLOSED:
+        if METHODS[method].scope is Scope.CLOSED:
             assert response.status_code == 403, method
             assert answer["error"]["code"] == -32003
             assert "bound to the tenant 'acme'" in answer["error"]["message"]
@@ -142,10 +144,10 @@ async def test_doors_that_know_no_tenants_are_shut(stand: Stand) -> None:
 
 async def test_a_permission_still_counts(store: Store, settings: Settings) -> None:
     async with store.session() as session:
-        made = await create_key(session, "reader", [Permission.READ], None, "acme")
+        made = await create_key(session, CreateKey("reader", [Permission.READ], tenant="acme"))
     assert made is not None
     async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, timeout=60) as http:
-        reader = Holder(http, made[1])
+        reader = Holder(http, made.key)
         assert (await reader.ask("enqueue", action="a"))["data"] == {"needs": "enqueue"}
         assert (await reader.ask("list"))["tasks"] == []
 
@@ -275,7 +277,9 @@ async def test_no_method_shows_or_changes_what_is_anothers(stand: Stand, store: 
             (f"bulk.{verb}", {"ids_from": min(made["tasks"]), "ids_to": max(made["tasks"]), **more}),
         ]
     asked = {method for method, _ in calls}
-    assert asked | {"enqueue", "workflow.create"} == {name for name, scope in SCOPES.items() if scope is Scope.OWN}
+    assert asked | {"enqueue", "workflow.create"} == {
+        name for name, method in METHODS.items() if method.scope is Scope.OWN
+    }
     for method, params in calls:
         answer = json.dumps(await stand.acme.ask(method, **params))
         assert HIDDEN not in answer, (method, params, answer)
@@ -498,8 +502,8 @@ async def test_counts_are_of_the_tenant_alone_whoever_asks(
         done = await asyncio.to_thread(CliRunner().invoke, app, [*shell, "--json"], env={"PENSTOCK_API_KEY": key})
         assert said in done.output + str(done.exception)
     # Where there are more than one look counts, what is told is the least that there is.
-    monkeypatch.setattr(tenant_stats, "LOOKED_AT", 2)
-    monkeypatch.setattr(tenant_stats, "KEPT_SECONDS", 0)
+    monkeypatch.setattr(views, "TENANT_LOOKED_AT", 2)
+    monkeypatch.setattr(recent, "KEPT_SECONDS", 0)
     few = await stand.admin.ask("stats", tenant="acme")
     assert few["at_least"] == ["WAITING", "SCHEDULED", "ACQUIRED", "ERROR", "SUCCESS"]
     assert few["actions"] == {}
@@ -586,8 +590,3 @@ async def test_keys_are_made_with_a_tenant_over_rpc_and_shown_with_it(stand: Sta
     holder = Holder(stand.http, made["key"])
     assert (await holder.ask("dlq.stats"))["code"] == -32003
     assert (await stand.admin.ask("keys.create", name="j", permissions=["read"], tenant="*"))["code"] == -32602
-
-
-def test_permissions_are_those_of_any_key() -> None:
-    assert {method for method in SCOPES if permission_of(method) is None} == set()
-    assert set(PERMISSION_OF) == set(SCOPES)

@@ -13,14 +13,14 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from penstock import AsyncClient
-from penstock.api.dead_letters import DeadLetters
+from penstock.api.dispatch import Methods
 from penstock.brokers.base import Outgoing, Queue
 from penstock.brokers.sqs import SqsQueue, SqsTransport, group_id
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
 from penstock.limits.store import delete_tenant, pause_tenant, read_tenant_limits, set_limits, set_tenant
 from penstock.methods.inbound import accept_inbound, read_inbound
-from penstock.methods.reading import read_command
+from penstock.methods.table import read_command
 from penstock.protocol.requests import parse_claim_id
 from penstock.protocol.task import NewTask, State
 from penstock.results.spawn import Spawner, hold_spawners, spawn_children
@@ -31,7 +31,6 @@ from penstock.supervisor.limits import LimitUpkeep
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import reschedule, settle
-from penstock.tasks.commands import ReplayDead
 from penstock.tasks.transactional import enqueue_many
 from penstock.workflows.store import advance_workflows, cancel_workflow, create_workflow
 from tests.integration.apis import running
@@ -294,11 +293,10 @@ async def test_a_dead_letter_that_is_sent_again_keeps_its_group(
     dead = transport.queue(f"{settings.outbound_queue}-dlq", label="outbound-dlq")
     report = await dead.send([Outgoing(json.dumps(calls), {}, "acme")])
     assert report.failed == []
-    letters = DeadLetters(
-        store=store, session=store.session, notifier=Notifier(store), queues={"outbound": outbound},
-        dead_letters={"outbound-dlq": dead}, settings=settings,
-    )  # fmt: skip
-    replayed = await letters.replay(ReplayDead("outbound", 10, False))
+    methods = Methods(
+        store, Notifier(store), settings, queues={"outbound": outbound}, dead_letters={"outbound-dlq": dead}
+    )
+    replayed = await methods.call("dlq.replay", {"queue": "outbound", "limit": 10})
     assert replayed.replayed == 1
     got = [*await take(outbound), *await take(outbound)]
     assert [message.group for message in got] == ["acme", "acme"]

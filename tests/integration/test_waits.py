@@ -15,9 +15,10 @@ from penstock.api.access import Caller
 from penstock.brokers.sqs import SqsQueue
 from penstock.client.client import Client
 from penstock.client.inbound import InboundClient
+from penstock.db.context import within
 from penstock.db.pool import Store
-from penstock.methods.inbound import apply_change
-from penstock.methods.reading import read_command
+from penstock.db.session import Session
+from penstock.methods.table import METHODS, read_command
 from penstock.protocol.api_key import Permission
 from penstock.protocol.batching import join_batch
 from penstock.protocol.errors import AccessDenied, AnsweredAlready, RpcError, StateConflict, TaskNotFound
@@ -35,7 +36,6 @@ from penstock.supervisor.waits import Waits
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import settle, stale
-from penstock.tasks.commands import AnswerWait, Cancel, Reschedule, Restart
 from tests.integration.apis import JSON, running
 from tests.integration.cli.test_task_commands import run
 from tests.integration.doors import put, rejected
@@ -70,16 +70,16 @@ class World:
         assert (await self.wait(first, token)).waiting == 1
         return first
 
-    def command(self, method: str, **params: Any) -> AnswerWait:
+    async def change(self, session: Session, method: str, **params: Any) -> Any:
+        """Carry out a method in an open transaction."""
         command = read_command(method, json.dumps(params).encode(), self.settings)
-        assert isinstance(command, AnswerWait)
-        return command
+        return await METHODS[method].carry_out(within(session, self.settings), command)
 
     async def answer(self, method: str = "complete", token: str = "t", **params: Any) -> tuple[Any, ...]:
         """(id, state, kept, duplicate)"""
         async with self.store.transaction() as session:
-            answered = await apply_change(session, self.command(f"task.{method}", token=token, **params))
-        return tuple(answered[member] for member in ("id", "state", "kept", "duplicate"))
+            answered = await self.change(session, f"task.{method}", token=token, **params)
+        return answered.id, answered.state, answered.kept, answered.duplicate
 
     async def refused(self, method: str = "complete", token: str = "t", **params: Any) -> RpcError:
         with pytest.raises(RpcError) as caught:
@@ -327,7 +327,7 @@ async def test_an_event_that_comes_again_is_known_and_another_one_is_refused(wor
 async def test_an_event_after_a_cancel_is_refused_and_after_the_record_is_gone_too(world: World, sql: Any) -> None:
     task = await world.waiting(NewTask("a"))
     async with world.store.transaction() as session:
-        await apply_change(session, Cancel(task.id))
+        await world.change(session, "cancel", id=task.id)
     assert await rows(sql) == [("t", False, False)]
     refusal = await world.refused()
     assert refusal.message == f"Task {task.id} is CANCELLED; it cannot be answered"
@@ -382,7 +382,7 @@ async def test_a_wait_that_dies_before_its_commit_has_not_been_and_nor_has_an_an
     assert (await world.wait(task, "t")).waiting == 1
     with pytest.raises(Killed):
         async with world.store.transaction() as session:
-            await apply_change(session, world.command("task.complete", token="t"))
+            await world.change(session, "task.complete", token="t")
             raise Killed
     assert (await task_of(task.id))["state"] == "WAITING"
     assert await world.answer() == (task.id, "SUCCESS", False, False)
@@ -460,10 +460,10 @@ async def test_its_ordering_key_stays_held_while_a_task_waits(world: World, task
 async def test_a_cancel_of_a_task_that_waits_lets_its_successor_go(world: World, task_of: TaskOf) -> None:
     task = await world.waiting(NewTask("a", ordering_key="k"), NewTask("a", ordering_key="k"))
     async with world.store.transaction() as session:
-        await apply_change(session, Cancel(task.id))
+        await world.change(session, "cancel", id=task.id)
     assert [(await task_of(task.id + n))["state"] for n in (0, 1)] == ["CANCELLED", "SCHEDULED"]
     async with world.store.transaction() as session:  # a new life behind its key waits for no event
-        assert (await apply_change(session, Restart(task.id)))["state"] is State.WAITING
+        assert (await world.change(session, "retry", id=task.id)).state is State.WAITING
     assert isinstance(await world.refused(token=make_token(task.id, task.claim)), StateConflict)
     assert (await task_of(task.id))["state"] == "WAITING"
 
@@ -476,7 +476,7 @@ async def test_a_task_that_waits_has_begun_so_it_neither_expires_nor_moves_nor_i
     async with world.store.transaction() as session:
         assert await stale.expire(session, 10, now=IN_A_YEAR) == 0
         with pytest.raises(StateConflict):
-            await apply_change(session, Reschedule(task.id, None, 0.0, None))
+            await world.change(session, "reschedule", id=task.id, delay=0)
         assert await session.fetch("spread_tasks", [task.id], [0.0], None, 5) == []
         again = NewTask("a", '{"n":2}', unique_key="u", on_duplicate="replace")
         (answer,) = await enqueuing.enqueue(session, [again])

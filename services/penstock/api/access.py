@@ -7,44 +7,24 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
-from penstock.api.key_cache import Keyring
+from penstock.api.key_cache import KeyCache
 from penstock.api.rates import Rates
-from penstock.api.tenancy import check_scope, scope_of
-from penstock.methods.table import METHODS, PARAMS
+from penstock.api.table import method_of
+from penstock.api.tenancy import check_scope
 from penstock.protocol.api_key import ALL_PERMISSIONS, ApiKey, Permission
 from penstock.protocol.errors import AccessDenied
 from penstock.protocol.method import Scope
 from penstock.settings.processes import is_loopback
-from penstock.tasks.params import SUBMIT_PREFIX
-
-# Methods that change nothing but what can be asked for again
-_READING = {
-    "status", "result", "list", "stats", "rejected.list", "rejected.show", "dlq.stats", "dlq.list", "dlq.show",
-    "rpc.discover",
-}  # fmt: skip
-PERMISSION_OF: dict[str, Permission] = (
-    {name: Permission.READ if name in _READING else Permission.ADMIN for name in PARAMS}
-    | dict.fromkeys(("enqueue", "task.complete", "task.fail"), Permission.ENQUEUE)
-    | {name: method.permission for name, method in METHODS.items()}
-)
-"""What a key needs for a method. A method that is new needs admin until somebody says otherwise here."""
-
-
-AUDITED = frozenset(
-    name
-    for name, needed in PERMISSION_OF.items()
-    if (METHODS[name].audited if name in METHODS else needed is Permission.ADMIN)
-) - {"keys.list", "audit.list"}
-"""Methods that change something by hand: who called one is kept."""
 
 
 def permission_of(method: str) -> Permission | None:
-    """What a key needs for a method; None for one that there is not."""
-    return Permission.ENQUEUE if method.startswith(SUBMIT_PREFIX) else PERMISSION_OF.get(method)
+    """What a key needs for a method; None for an unknown one."""
+    found = method_of(method)
+    return None if found is None else found.permission
 
 
-class Asking(Protocol):
-    """What a dispatcher wants to know of whoever sent a body."""
+class SenderChecks(Protocol):
+    """What a dispatcher checks about the sender of a body."""
 
     def check_method(self, method: str) -> None:
         """Raises AccessDenied."""
@@ -54,8 +34,11 @@ class Asking(Protocol):
 
 
 class Caller:
-    """Whoever sent a request. ``name``: as the rate is counted, of the key or the address; ``key``: the key's alone.
-    tenant: to which the key is bound. actions: patterns of those that it may enqueue; None: the default."""
+    """The sender of a request.
+
+    name: by which the rate is counted: of the key, or the address. key: the key's name, empty without one. tenant: to
+    which the key is bound. actions: patterns of those that it may enqueue; None: the default.
+    """
 
     __slots__ = ("_permissions", "_rates", "actions", "key", "name", "tenant")
 
@@ -83,8 +66,7 @@ class Caller:
             check_scope(method, self.tenant)
 
     def check(self, needed: Permission) -> None:
-        """For doors that know no tenants. Raises AccessDenied, with the permission that is missing, or because the
-        key is bound to a tenant."""
+        """For APIs without tenants. Raises AccessDenied: a permission is missing, or the key is bound to a tenant."""
         self._check(needed)
         if self.tenant is not None:
             raise AccessDenied(
@@ -97,9 +79,11 @@ class Caller:
             raise AccessDenied(403, f"Not permitted: this API key may not {needed}", {"needs": needed})
 
     def may(self, method: str) -> bool:
-        """Whether this caller may call a method that there is."""
-        is_open = self.tenant is None or scope_of(method) is not Scope.CLOSED
-        return is_open and permission_of(method) in self._permissions
+        """Whether this caller may call a method."""
+        found = method_of(method)
+        if found is None or (self.tenant is not None and found.scope is Scope.CLOSED):
+            return False
+        return found.permission in self._permissions
 
     def check_rate(self) -> None:
         """Raises RateLimited when not even one request may come now."""
@@ -112,11 +96,11 @@ class Caller:
             self._rates.charge(self.name, requests)
 
 
-class Guard:
-    """Checks the headers of a request. keyring: None where no keys are asked for. rates: None for any rate."""
+class Authenticator:
+    """Checks the headers of a request. key_cache: None where no keys are asked for. rates: None for any rate."""
 
-    def __init__(self, keyring: Keyring | None = None, rates: Rates | None = None) -> None:
-        self._keyring = keyring
+    def __init__(self, key_cache: KeyCache | None = None, rates: Rates | None = None) -> None:
+        self._key_cache = key_cache
         self._rates = rates
 
     def check_host(self, headers: Headers) -> None:
@@ -125,7 +109,7 @@ class Guard:
         A page of the web can have its host name resolve to 127.0.0.1, or simply post to it from a form; the
         browser then sends that name as Host, or its own origin as Origin.
         """
-        if self._keyring is not None:
+        if self._key_cache is not None:
             return
         host = headers.get("host", "")
         if not is_loopback(_name_of(host)):
@@ -135,28 +119,28 @@ class Guard:
             raise AccessDenied(403, f"Requests from another origin are refused without API keys: {_HOW}")
 
     def admit(self, headers: Headers, address: str) -> Caller:
-        """Who sends the request. Raises AccessDenied, status 401, and Unavailable when that cannot be told now."""
-        if self._keyring is None:
+        """The sender of the request. Raises AccessDenied, status 401; Unavailable while keys cannot be checked."""
+        if self._key_cache is None:
             return Caller(address, ALL_PERMISSIONS, self._rates)
         given = (headers.get("x-api-key") or _bearer(headers.get("authorization", ""))).encode("latin-1")
-        key = self._keyring.find(given) if given else None
+        key = self._key_cache.find(given) if given else None
         if key is None:
             raise AccessDenied(401, "A valid API key is needed: send Authorization: Bearer KEY, or X-API-Key: KEY")
         return self._caller_of(key)
 
     @property
     def asks_for_keys(self) -> bool:
-        return self._keyring is not None
+        return self._key_cache is not None
 
     def admit_secret(self, secret: str) -> tuple[Caller, bytes] | None:
         """Who has this key, and its digest; None for no key that is accepted. Raises Unavailable."""
-        if self._keyring is None or (key := self._keyring.find(secret.encode("utf-8"))) is None:
+        if self._key_cache is None or (key := self._key_cache.find(secret.encode("utf-8"))) is None:
             return None
         return self._caller_of(key), key.digest
 
     def admit_digest(self, digest: bytes) -> Caller | None:
         """Who has the key of this digest, kept with a session; None if it is accepted no more. Raises Unavailable."""
-        if self._keyring is None or (key := self._keyring.find_digest(digest)) is None:
+        if self._key_cache is None or (key := self._key_cache.find_digest(digest)) is None:
             return None
         return self._caller_of(key)
 

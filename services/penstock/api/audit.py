@@ -1,59 +1,124 @@
-"""Who does what by hand: noted before it is done, so that nothing is done unnoted, and with its outcome afterwards."""
+"""Who changes what by hand: recorded before it is carried out, so that nothing is done without a record, and then with
+its outcome."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
 
-from penstock.api import audit_views as views
+import msgspec
+
+from penstock.db.context import Context
 from penstock.db.session import Session
-from penstock.methods.audit import OUTCOME_MAX_CHARS, Deed, begin_audit, end_audit, list_audit, shown_params
+from penstock.methods.audit import OUTCOME_MAX_CHARS, AuditEntry, begin_audit, end_audit, shown_params
+from penstock.protocol.api_key import Permission
+from penstock.protocol.checks import MAX_LIST, read_cursor, read_limit
 from penstock.protocol.errors import RpcError, Unavailable
+from penstock.protocol.method import Scope, method
+from penstock.protocol.views import CURSOR, NEXT_CURSOR, Instant, about, view_of
 from penstock.runtime.batcher import Batcher
 from penstock.runtime.logs import get_logger
-from penstock.tasks.commands import ListAudit
+from penstock.settings.model import Settings
 
 log = get_logger()
 
 
-class Doer(NamedTuple):
-    """Whoever sent the request in hand. ``name``: of the API key, empty where none is asked for."""
+class Audited(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that was changed by hand."""
+
+    id: int
+    at: Instant
+    who: Annotated[str, about("Name of the API key; empty where none is asked for.")]
+    address: Annotated[str, about("Where the request came from, as the api saw it.")]
+    door: Annotated[
+        str,
+        about(
+            "dashboard, http, inbound: the inbound queue, `who` being SQS's SenderId, or scheduler0: its API, `who` "
+            "being `scheduler0:` and the number of the credential."
+        ),
+    ]
+    method: str
+    params: Annotated[str, about("As JSON text, payloads left out, cut where it is long.")]
+    outcome: Annotated[
+        str | None, about("ok, or the error; null: it is under way, or the api died before it could tell.")
+    ]
+    ended_at: Instant | None
+
+
+class AuditPage(msgspec.Struct, frozen=True):
+    audit: list[Audited]
+    cursor: Annotated[str | None, NEXT_CURSOR]
+
+
+class AuditListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    limit: Annotated[int, about(f"Entries at the most; 1 to {MAX_LIST}.")] = 50
+    cursor: Annotated[str | None, CURSOR] = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListAudit:
+    """Newest first; ``before`` is the id that the page begins behind."""
+
+    limit: int
+    before: int | None
+
+
+def _read_list(given: AuditListParams, _settings: Settings) -> ListAudit:
+    return ListAudit(read_limit(given.limit), read_cursor(given.cursor))
+
+
+@method("audit.list", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_list, audited=False)
+async def list_(context: Context, command: ListAudit) -> AuditPage:
+    """List what was changed by hand and by whom, newest first."""
+    async with context.session() as session:
+        records = await list_audit(session, before=command.before, limit=command.limit)
+    return AuditPage(records, str(records[-1].id) if len(records) == command.limit else None)
+
+
+async def list_audit(session: Session, *, before: int | None, limit: int) -> list[Audited]:
+    """Newest first, from behind the id ``before``."""
+    return [view_of(Audited, row) for row in await session.fetch("list_audit", before, limit)]
+
+
+class Actor(NamedTuple):
+    """The caller of the request in hand. ``name``: of the API key, empty where none is needed. ``source``: the API."""
 
     name: str
     address: str
-    door: str
+    source: str
 
 
 class Declined(Exception):
-    """A request that is answered with an error of another API than JSON-RPC. Its text is noted as the outcome."""
+    """A request that is answered with an error of another API than JSON-RPC. Its text is recorded as the outcome."""
 
 
-_NOBODY = Doer("", "", "unknown")
-_doer: ContextVar[Doer] = ContextVar("doer", default=_NOBODY)
+_UNKNOWN = Actor("", "", "unknown")
+_actor: ContextVar[Actor] = ContextVar("actor", default=_UNKNOWN)
 
 
-def doing(name: str, address: str, door: str) -> None:
-    """Remember who sent the request in hand, for whatever it leads to."""
-    _doer.set(Doer(name, address, door))
+def set_actor(name: str, address: str, source: str) -> None:
+    """Remember the caller of the request in hand for all that is done for it."""
+    _actor.set(Actor(name, address, source))
 
 
 class Audit:
-    """Notes what is done and lists it. session: opens one."""
+    """Records calls. session: opens one."""
 
     def __init__(self, session: Callable[[], AbstractAsyncContextManager[Session]]) -> None:
         self._session = session
-        # A batch of a thousand requests is noted by one statement before and few after.
-        self._begin: Batcher[Deed, int] = Batcher(self._begin_many)
+        # A batch of a thousand requests is recorded by one statement before and few after.
+        self._begin: Batcher[AuditEntry, int] = Batcher(self._begin_many)
         self._end: Batcher[tuple[int, str], None] = Batcher(self._end_many)
 
     @asynccontextmanager
-    async def noting(self, method: str, params: bytes) -> AsyncIterator[None]:
-        """Note what the block does. Raises Unavailable where it cannot be noted: then the block is not entered."""
-        doer = _doer.get()
-        deed = Deed(doer.name, doer.address, doer.door, method, shown_params(params))
-        noted = await self._begin.submit(deed)
+    async def recording(self, method: str, params: bytes) -> AsyncIterator[None]:
+        """Record what the block does. Raises Unavailable if it cannot be recorded: then the block is not entered."""
+        actor = _actor.get()
+        entry = AuditEntry(actor.name, actor.address, actor.source, method, shown_params(params))
+        recorded = await self._begin.submit(entry)
         outcome = "cut off"
         try:
             yield
@@ -71,23 +136,16 @@ class Audit:
             outcome = f"failed: {type(exc).__name__}"
             raise
         finally:
-            future = self._end.submit_soon((noted, outcome[:OUTCOME_MAX_CHARS].replace("\0", "\ufffd")))
-            future.add_done_callback(_unnoted)
-
-    async def browse(self, command: ListAudit) -> views.AuditPage:
-        """A page, newest first."""
-        async with self._session() as session:
-            records = await list_audit(session, before=command.before, limit=command.limit)
-        cursor = str(records[-1].id) if len(records) == command.limit else None
-        return views.AuditPage([views.audited(record) for record in records], cursor)
+            future = self._end.submit_soon((recorded, outcome[:OUTCOME_MAX_CHARS].replace("\0", "\ufffd")))
+            future.add_done_callback(_warn_of_loss)
 
     async def drain(self) -> None:
-        """Wait until every outcome is noted."""
+        """Wait until every outcome is recorded."""
         await self._end.drain()
 
-    async def _begin_many(self, deeds: Sequence[Deed]) -> list[int]:
+    async def _begin_many(self, entries: Sequence[AuditEntry]) -> list[int]:
         async with self._session() as session:
-            return await begin_audit(session, deeds)
+            return await begin_audit(session, entries)
 
     async def _end_many(self, outcomes: Sequence[tuple[int, str]]) -> list[None]:
         async with self._session() as session:
@@ -95,7 +153,7 @@ class Audit:
         return [None] * len(outcomes)
 
 
-def _unnoted(future: Any) -> None:
-    """The deed is done; that its outcome is unknown in the record is told in the log."""
+def _warn_of_loss(future: Any) -> None:
+    """Log that the call was carried out, and that its record lacks the outcome."""
     if not future.cancelled() and future.exception() is not None:
         log.warning("outcome_not_noted", reason=str(future.exception()))

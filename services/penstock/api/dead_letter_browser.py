@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from time import monotonic
 
@@ -12,14 +12,14 @@ from penstock.brokers.base import Message, Queue
 from penstock.protocol.errors import QueueAway, Unavailable
 from penstock.runtime.logs import get_logger
 
-HOLD_SECONDS = 60  # until a message comes back by itself when its holder has died
+LEASE_SECONDS = 60  # until a message comes back if this process dies
 LOOK_SECONDS = 12.0  # of one call to the api, well within what its caller waits and what a message is held
 
 log = get_logger()
 
 
-class Hold:
-    """Messages that only this caller sees until the block of :func:`hold` ends.
+class LeasedMessages:
+    """Messages that only this caller sees until the block of :func:`lease_messages` ends.
 
     ``total`` and ``elsewhere``: messages in the queue, and those of them held by others, as counted at the beginning
     where the queue counts them; its counts are approximate. ``seen``: messages taken so far.
@@ -44,9 +44,9 @@ class Hold:
     async def take(self) -> list[Message]:
         """A few messages not seen before; none at the end of the queue or of the time. Raises QueueAway."""
         while monotonic() < self._ends_at:
-            with _Told(self._queue):
+            with _reported(self._queue):
                 # A wait makes SQS ask all its servers; without one it may say that there is nothing where there is.
-                messages = await self._queue.receive(wait_seconds=1, visibility_seconds=HOLD_SECONDS)
+                messages = await self._queue.receive(wait_seconds=1, visibility_seconds=LEASE_SECONDS)
             if not messages:
                 break
             again = [message for message in messages if message.id in self._removed]
@@ -73,32 +73,27 @@ class Hold:
 
 
 @asynccontextmanager
-async def hold(queue: Queue) -> AsyncIterator[Hold]:
+async def lease_messages(queue: Queue) -> AsyncIterator[LeasedMessages]:
     """Take messages of a queue; what was not removed is there for everyone again when the block ends.
 
     Raises QueueAway.
     """
-    with _Told(queue):
+    with _reported(queue):
         depth = await queue.depth()
-    held = Hold(queue, depth.total, depth.in_flight or 0)
+    leased = LeasedMessages(queue, depth.total, depth.in_flight or 0)
     try:
-        yield held
+        yield leased
     finally:
-        await held.give_back()
+        await leased.give_back()
 
 
-class _Told:
-    """Turn a queue that is away into an error that says so to the caller, and the reason to the log."""
-
-    def __init__(self, queue: Queue) -> None:
-        self._queue = queue
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, _trace: object) -> None:
-        if isinstance(exc, Unavailable):
-            raise queue_away(self._queue.label, str(exc)) from exc
+@contextmanager
+def _reported(queue: Queue) -> Iterator[None]:
+    """Raise QueueAway to the caller for a queue that is unavailable, and log the reason."""
+    try:
+        yield
+    except Unavailable as exc:
+        raise queue_away(queue.label, str(exc)) from exc
 
 
 def queue_away(label: str, reason: str) -> QueueAway:

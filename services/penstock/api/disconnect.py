@@ -1,4 +1,4 @@
-"""Whoever sent the request in hand: whether they still wait for its answer. Known within the request's own tasks."""
+"""Whether the sender of the request in hand still waits for its answer, known within the request's own tasks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Peer:
 _peer: ContextVar[Peer | None] = ContextVar("peer", default=None)
 
 
-def asking(request: Request) -> Peer:
+def watch(request: Request) -> Peer:
     """Remember a request as the one in hand."""
     peer = Peer(request)
     _peer.set(peer)

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from penstock.api.access import Guard
+from penstock.api.access import Authenticator
 from penstock.api.dispatch import Methods
 from penstock.api.http import refusal
 from penstock.api.rpc import error_body, masked
@@ -30,8 +30,7 @@ from penstock.protocol.errors import (
 from penstock.runtime.budget import in_hand
 
 MayRead = Callable[[Request], Awaitable[bool | None]]
-"""Whether whoever has signed in by a browser may read, to whose tenant the request is then bound; None for a request
-that did not come by one."""
+"""Whether a signed-in browser may read, to whose tenant the request is then bound; None without a browser's session."""
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -41,11 +40,11 @@ _HEADERS = {
 
 
 class Downloads:
-    """One answer is one object, fetched and decrypted for whoever may read tasks."""
+    """One answer is one object, fetched and decrypted for callers who may read tasks."""
 
-    def __init__(self, methods: Methods, guard: Guard, *, may_read: MayRead | None = None) -> None:
+    def __init__(self, methods: Methods, authenticator: Authenticator, *, may_read: MayRead | None = None) -> None:
         self._methods = methods
-        self._guard = guard
+        self._authenticator = authenticator
         self._may_read = may_read
 
     @property
@@ -80,11 +79,11 @@ class Downloads:
 
     async def _admit(self, request: Request) -> None:
         """Raises AccessDenied, RateLimited."""
-        self._guard.check_host(request.headers)
+        self._authenticator.check_host(request.headers)
         bind(None)
         signed_in = None if self._may_read is None else await self._may_read(request)  # which binds
         if signed_in is None:
-            caller = self._guard.admit(request.headers, request.client.host if request.client else "")
+            caller = self._authenticator.admit(request.headers, request.client.host if request.client else "")
             caller.charge(1)
             bind(caller.tenant, caller.actions)
             signed_in = caller.may("status")

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from penstock.api import audit, disconnect
-from penstock.api.access import Asking, Guard
+from penstock.api.access import Authenticator, SenderChecks
 from penstock.api.http_limits import ADMITTED
 from penstock.api.rpc import Answer, Dispatcher, error_body, masked
 from penstock.api.scaling import Scaling
@@ -57,7 +57,7 @@ class _Refusal(InvalidRequest):
         self.reason = reason
 
 
-async def _answer(dispatcher: Dispatcher, body: bytes, caller: Asking, request: Request) -> Answer:
+async def _answer(dispatcher: Dispatcher, body: bytes, caller: SenderChecks, request: Request) -> Answer:
     """In a span that continues the caller's trace, where traces are made."""
     spans = active.active()
     if spans is None:
@@ -70,7 +70,7 @@ async def _answer(dispatcher: Dispatcher, body: bytes, caller: Asking, request: 
 
 def make_app(
     dispatcher: Dispatcher,
-    guard: Guard,
+    authenticator: Authenticator,
     *,
     scaling: Scaling,
     request_limit_bytes: int,
@@ -91,7 +91,7 @@ def make_app(
         if home is not None and ("text/html" in accepted or "text/event-stream" in accepted):
             return await home(request)
         try:
-            guard.check_host(request.headers)
+            authenticator.check_host(request.headers)
         except AccessDenied as exc:
             return _refused(exc)
         return _json(card)
@@ -99,34 +99,34 @@ def make_app(
     async def rpc(request: Request) -> Response:
         started = perf_counter()
         try:
-            guard.check_host(request.headers)
-            caller = guard.admit(request.headers, request.client.host if request.client else "")
+            authenticator.check_host(request.headers)
+            caller = authenticator.admit(request.headers, request.client.host if request.client else "")
             request.scope[ADMITTED] = True
             caller.check_rate()
-            audit.doing(caller.key, request.client.host if request.client else "", "http")
+            audit.set_actor(caller.key, request.client.host if request.client else "", "http")
             bind(caller.tenant, caller.actions)
             in_hand().caller = caller.name if caller.key else None
             _check_media_type(request)
             body = await read_body(request, request_limit_bytes, request_timeout_seconds)
-            asking = disconnect.asking(request)
+            peer = disconnect.watch(request)
             status, answer = await _answer(dispatcher, body, caller, request)
         except RpcError as exc:
             return _refused(exc)
         except ClientDisconnect:
-            return Response(status_code=400)  # nobody is there to read it
+            return Response(status_code=400)  # no one is there to read it
         except Unavailable as exc:
             return _json(error_body(masked(exc, "unknown")), 503)
         except Exception as exc:
             return _json(error_body(masked(exc, "unknown")), 500)
-        if not asking.waited:
+        if not peer.waited:
             metrics.REQUEST_SECONDS.observe(perf_counter() - started)
         return Response(status_code=status) if answer is None else _json(answer, status)
 
     async def figures(request: Request) -> Response:
         started = perf_counter()
         try:
-            guard.check_host(request.headers)
-            caller = guard.admit(request.headers, request.client.host if request.client else "")
+            authenticator.check_host(request.headers)
+            caller = authenticator.admit(request.headers, request.client.host if request.client else "")
             caller.charge(1)
         except RpcError as exc:
             return _refused(exc)

@@ -23,7 +23,7 @@ else:
     from uvicorn.protocols.http.h11_impl import H11Protocol as _Protocol
 
 
-class PatientProtocol(_Protocol):
+class LimitedProtocol(_Protocol):
     """One connection. What comes while no request is under way is a head, or the rest of a body that was refused."""
 
     wire_limit_bytes = 64 * 1024 * 1024  # of one body, as it is sent
@@ -88,7 +88,7 @@ class PatientProtocol(_Protocol):
         idle = [
             one
             for one in self.connections
-            if isinstance(one, PatientProtocol)
+            if isinstance(one, LimitedProtocol)
             and one is not self
             and (one.cycle is None or one.cycle.response_complete)
             and not one.transport.is_closing()

@@ -7,7 +7,7 @@ import hmac
 from collections.abc import Sequence
 from time import monotonic
 
-from penstock.api.key_store import active_keys
+from penstock.api.keys import active_keys
 from penstock.db.pool import Store
 from penstock.protocol.api_key import ApiKey, digest_of
 from penstock.protocol.errors import Unavailable
@@ -20,7 +20,7 @@ USE_NOTED_SECONDS = 60.0
 log = get_logger()
 
 
-class Keyring:
+class KeyCache:
     """Finds keys by their secrets, without a query.
 
     fixed: keys of the settings. store: where the others are; None for none.
@@ -35,8 +35,8 @@ class Keyring:
         self._noted_at = float("-inf")
 
     def find(self, secret: bytes) -> ApiKey | None:
-        """The key of a secret. Raises Unavailable while nobody can tell, Postgres having been silent too long."""
-        # A lookup by digest: its time tells about digests alone, which lead back to no secret.
+        """The key of a secret. Raises Unavailable while the keys were last read too long ago."""
+        # A lookup by digest: its time depends on digests alone, which lead back to no secret.
         return self.find_digest(digest_of(secret))
 
     def find_digest(self, digest: bytes) -> ApiKey | None:
@@ -53,7 +53,7 @@ class Keyring:
         return key
 
     async def refresh(self) -> None:
-        """Read the keys anew; now and then note which were used. Raises Unavailable."""
+        """Read the keys again, and from time to time record which were used. Raises Unavailable."""
         if self._store is None:
             return
         asked_at = monotonic()

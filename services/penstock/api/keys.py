@@ -1,68 +1,213 @@
-"""The methods about API keys."""
+"""API keys: created, listed, revoked; the secret is shown once, when it is created, and never stored."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
-from penstock.api import key_views as views
-from penstock.api.key_store import create_key, list_keys, revoke_key
+import msgspec
+
+from penstock.api.context import ApiContext
+from penstock.db.context import Context
 from penstock.db.session import Session
+from penstock.protocol.api_key import (
+    NAME_MAX_CHARS,
+    PREFIX_CHARS,
+    ApiKey,
+    Permission,
+    check_name,
+    check_patterns,
+    digest_of,
+    implied,
+    new_secret,
+)
+from penstock.protocol.checks import MAX_LIST, TaskId, check_seconds, read_cursor, read_id, read_limit
 from penstock.protocol.errors import InvalidParams, KeyNotFound, Unavailable
+from penstock.protocol.method import Scope, method
+from penstock.protocol.tenant import read_tenant
+from penstock.protocol.views import CURSOR, NEXT_CURSOR, Instant, about, view_of
 from penstock.runtime.logs import get_logger
-from penstock.tasks.commands import CreateKey, ListKeys, RevokeKey
+from penstock.settings.model import Settings
 
 log = get_logger()
 
 
-class Keys:
-    """Makes, lists and revokes keys.
+class Key(msgspec.Struct, frozen=True, kw_only=True):
+    id: int
+    name: str
+    prefix: Annotated[str, about("The beginning of the key, to tell it from others.")]
+    permissions: list[Permission]
+    created_at: Instant
+    expires_at: Instant | None
+    revoked_at: Instant | None
+    last_used_at: Annotated[str | None, about("To the minute or so.")]
+    tenant: Annotated[str | None, about("To which it is bound: it sees that one's tasks alone. Null: to none.")]
 
-    session: opens one. changed: called after a change; None where no keys are asked for.
-    """
+    actions: Annotated[
+        list[str] | None,
+        about(
+            "Patterns of the actions that it may enqueue. Null: all; for a key of a tenant all but the built-in ones."
+        ),
+    ]
 
-    def __init__(
-        self,
-        session: Callable[[], AbstractAsyncContextManager[Session]],
-        changed: Callable[[], Awaitable[None]] | None,
-    ) -> None:
-        self._session = session
-        self._changed = changed
 
-    async def create(self, command: CreateKey) -> views.NewKey:
-        """Raises InvalidParams when the name is taken."""
-        async with self._session() as session:
-            made = await create_key(
-                session, command.name, command.permissions, command.expires_in_seconds, command.tenant, command.actions
-            )
-        if made is None:
-            raise InvalidParams("name", f"{command.name!r} is a key's name already: revoke that, or take another one")
-        record, secret = made
-        log.info("api_key_created", id=record.id, name=record.name, permissions=",".join(record.permissions))
-        await self._spread()
-        return views.NewKey(**views.key_members(record), key=secret)
+class NewKey(Key, frozen=True, kw_only=True):
+    key: Annotated[str, about("The key itself; it is kept nowhere and cannot be shown again.")]
 
-    async def list(self, command: ListKeys) -> views.KeyPage:
-        """A page, newest first."""
-        async with self._session() as session:
-            records = await list_keys(session, before=command.before, limit=command.limit, revoked=command.revoked)
-        cursor = str(records[-1].id) if len(records) == command.limit else None
-        return views.KeyPage([views.key(record) for record in records], cursor)
 
-    async def revoke(self, command: RevokeKey) -> views.Key:
-        """Raises KeyNotFound."""
-        async with self._session() as session:
-            record = await revoke_key(session, command.id)
-        if record is None:
-            raise KeyNotFound(command.id)
-        log.info("api_key_revoked", id=record.id, name=record.name)
-        await self._spread()
-        return views.key(record)
+class KeyPage(msgspec.Struct, frozen=True):
+    keys: list[Key]
+    cursor: Annotated[str | None, NEXT_CURSOR]
 
-    async def _spread(self) -> None:
-        """Have the change count here at once; other api processes see it within seconds, as this one would."""
-        if self._changed is not None:
-            try:
-                await self._changed()
-            except Unavailable as exc:
-                log.warning("api_keys_not_read", reason=str(exc))
+
+@dataclass(frozen=True, slots=True)
+class CreateKey:
+    """tenant: to which it is bound. actions: patterns of those that it may enqueue."""
+
+    name: str
+    permissions: Sequence[Permission]
+    expires_in_seconds: float | None = None
+    tenant: str | None = None
+    actions: Sequence[str] | None = None
+
+
+async def create_key(session: Session, command: CreateKey) -> NewKey | None:
+    """None when the name is in use."""
+    secret = new_secret()
+    rows = await session.fetch(
+        "create_api_key", command.name, secret[:PREFIX_CHARS], digest_of(secret.encode("ascii")),
+        [permission.value for permission in Permission if permission in command.permissions],
+        command.expires_in_seconds, command.tenant, command.actions,
+    )  # fmt: skip
+    return view_of(NewKey, rows[0], key=secret) if rows else None
+
+
+async def list_keys(session: Session, *, before: int | None, limit: int, revoked: bool) -> list[Key]:
+    """Newest first, from behind the id ``before``; ``revoked``: with those too."""
+    return [view_of(Key, row) for row in await session.fetch("list_api_keys", before, limit, revoked)]
+
+
+async def find_key(session: Session, name: str) -> int | None:
+    """The id of the key that has the name now."""
+    found: int | None = await session.value("find_api_key", name)
+    return found
+
+
+async def revoke_key(session: Session, key_id: int) -> Key | None:
+    """Revoke a key permanently; None when it is unknown."""
+    rows = await session.fetch("revoke_api_key", key_id)
+    return view_of(Key, rows[0]) if rows else None
+
+
+async def active_keys(session: Session) -> list[ApiKey]:
+    """The keys that are accepted now."""
+    return [
+        ApiKey(
+            row["name"], bytes(row["hash"]), implied(row["permissions"]), row["id"], row["tenant"],
+            None if row["actions"] is None else tuple(row["actions"]),
+        )
+        for row in await session.fetch("read_active_keys")
+    ]  # fmt: skip
+
+
+class KeysCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: Annotated[str, about(f"Whose it is; one key of a name at a time. 1 to {NAME_MAX_CHARS} characters.")]
+    permissions: Annotated[
+        list[Permission],
+        about(
+            "What it may do: enqueue, read, worker, scaling, admin; admin implies the others, read worker and scaling."
+        ),
+    ]
+    expires_in: Annotated[float | None, about("Seconds until it expires; null for never.")] = None
+    tenant: Annotated[str | None, about("Bind it to a tenant, whose tasks alone it sees; null for none.")] = None
+    actions: Annotated[
+        list[str] | None,
+        about(
+            "It may enqueue these actions alone, such as mail.send or mail.*; null for all, with a tenant all but the "
+            "built-in ones."
+        ),
+    ] = None
+
+
+def _read_create(given: KeysCreateParams, _settings: Settings) -> CreateKey:
+    try:
+        name = check_name(given.name)
+    except ValueError as exc:
+        raise InvalidParams("name", str(exc)) from None
+    if not given.permissions:
+        raise InvalidParams("permissions", f"must hold at least one of {', '.join(Permission)}")
+    check_seconds(given.expires_in, "expires_in")
+    try:
+        actions = check_patterns(given.actions)
+    except ValueError as exc:
+        raise InvalidParams("actions", str(exc)) from None
+    return CreateKey(name, given.permissions, given.expires_in, read_tenant(given.tenant), actions)
+
+
+@method("keys.create", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_create)
+async def create(context: ApiContext, command: CreateKey) -> NewKey:
+    """Make an API key; this answer is the only place where it can be read."""
+    async with context.session() as session:
+        made = await create_key(session, command)
+    if made is None:
+        raise InvalidParams("name", f"{command.name!r} is a key's name already: revoke that, or take another one")
+    log.info("api_key_created", id=made.id, name=made.name, permissions=",".join(made.permissions))
+    await _refresh(context)
+    return made
+
+
+class KeysListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    limit: Annotated[int, about(f"Keys at the most; 1 to {MAX_LIST}.")] = 50
+    cursor: Annotated[str | None, CURSOR] = None
+    revoked: Annotated[bool, about("With those that are revoked.")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class ListKeys:
+    """Newest first; ``before`` is the id that the page begins behind."""
+
+    limit: int
+    before: int | None
+    revoked: bool
+
+
+def _read_list(given: KeysListParams, _settings: Settings) -> ListKeys:
+    return ListKeys(read_limit(given.limit), read_cursor(given.cursor), given.revoked)
+
+
+@method("keys.list", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_list, audited=False)
+async def list_(context: Context, command: ListKeys) -> KeyPage:
+    """List API keys, newest first, without the keys themselves."""
+    async with context.session() as session:
+        keys = await list_keys(session, before=command.before, limit=command.limit, revoked=command.revoked)
+    return KeyPage(keys, str(keys[-1].id) if len(keys) == command.limit else None)
+
+
+class KeysRevokeParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: Annotated[TaskId, about("From keys.list.")]
+
+
+def _read_revoke(given: KeysRevokeParams, _settings: Settings) -> int:
+    return read_id(given.id, "id")
+
+
+@method("keys.revoke", permission=Permission.ADMIN, scope=Scope.CLOSED, errors=(KeyNotFound,), read=_read_revoke)
+async def revoke(context: ApiContext, key_id: int) -> Key:
+    """Revoke an API key for good; it is refused within 10 seconds."""
+    async with context.session() as session:
+        key = await revoke_key(session, key_id)
+    if key is None:
+        raise KeyNotFound(key_id)
+    log.info("api_key_revoked", id=key.id, name=key.name)
+    await _refresh(context)
+    return key
+
+
+async def _refresh(context: ApiContext) -> None:
+    """Read the keys again here, so that a change counts at once; other api processes see it within seconds."""
+    if context.keys_changed is not None:
+        try:
+            await context.keys_changed()
+        except Unavailable as exc:
+            log.warning("api_keys_not_read", reason=str(exc))

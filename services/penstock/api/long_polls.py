@@ -25,16 +25,16 @@ from penstock.runtime import budget, metrics
 from penstock.runtime.batcher import Batcher
 from penstock.runtime.logs import get_logger
 from penstock.tasks import views
-from penstock.tasks.commands import AwaitResults
+from penstock.tasks.methods import AwaitResults
 
 _LOOK_SECONDS = 1.0
 _SHORTEST_REST_SECONDS = 0.01
 _LONGEST_REST_SECONDS = 1.0
 _REST_SHARE = 9.0
 _SHARE_OF_ONE = 0.5  # of the requests that may wait, for one caller, so that it leaves some to the others
-_IDLE_SECONDS = 60.0  # the connection that hears wake-ups is kept so long after the last one who waited
-_COMPANY_SECONDS = 0.02
-_COMPANY_SECONDS_OF_MANY = 0.1
+_IDLE_SECONDS = 60.0  # the connection that hears wake-ups is kept so long after the last request that waited
+_LINGER_SECONDS = 0.02
+_LINGER_SECONDS_OF_MANY = 0.1
 _MANY = 100
 _CALLS_PER_LOOK = 50  # of those that have just come; each may ask for a thousand tasks
 
@@ -44,7 +44,7 @@ SessionOf = Callable[[], AbstractAsyncContextManager[Session]]
 
 
 class _Waiter:
-    """Somebody who waits for tasks. ``ready``: enough has settled, or nothing more will be waited for."""
+    """A request that waits for tasks. ``ready``: enough of them has settled, or it waits no longer."""
 
     __slots__ = ("any", "found", "missing", "ready", "size")
 
@@ -75,7 +75,7 @@ def _bytes_of(row: Any) -> int:
 class Results:
     """The method ``result``.
 
-    session: a connection for one statement. tasks_limit: how many (one who waits, task) pairs there may be.
+    session: a connection for one statement. tasks_limit: how many (waiting request, task) pairs there may be.
     requests_limit: how many requests may wait, so that the others find a connection.
     """
 
@@ -121,21 +121,21 @@ class Results:
                 await answering
 
     def _full(self, caller: str | None) -> int:
-        """The limit that is reached for a caller, 0 for none. None: callers are not told apart."""
+        """The limit that is reached for a caller, 0 for none. None: callers are not distinguished."""
         if self._requests >= self._requests_limit:
             return self._requests_limit
         of_one = math.ceil(self._requests_limit * _SHARE_OF_ONE)
         return of_one if caller is not None and self._of_callers[caller] >= of_one else 0
 
     def stop(self) -> None:
-        """Wait no more: everybody is answered with what there is."""
+        """Wait no more: every request is answered with what has settled."""
         self._stopped = True
         for waiters in self._waiting.values():
             for waiter in waiters:
                 waiter.ready.set()
 
     async def run(self) -> None:
-        """The watch; a side task. It is connected while anybody waits."""
+        """The watch, a side task. It is connected while a request waits."""
         while True:
             await self._awaited.wait()
             listening = asyncio.create_task(self._listener.run(), name="listen")
@@ -177,7 +177,7 @@ class Results:
                         if waiter.missing and not waiter.is_full and not self._stopped:
                             # More may settle within a moment, and each answer costs a call.
                             many = len(waiter.missing) >= _MANY
-                            await asyncio.sleep(_COMPANY_SECONDS_OF_MANY if many else _COMPANY_SECONDS)
+                            await asyncio.sleep(_LINGER_SECONDS_OF_MANY if many else _LINGER_SECONDS)
         return await self._outcome(command, waiter)
 
     @asynccontextmanager
@@ -205,20 +205,20 @@ class Results:
         return [None] * len(groups)
 
     async def _look(self, ids: Sequence[int]) -> None:
-        """Tell those who wait for these tasks of each that has settled, or that there is not. Raises Unavailable."""
+        """Hand each of these tasks that has settled, or is unknown, to the requests that wait. Raises Unavailable."""
         while ids:
             async with self._session() as session:
                 rows = await session.fetch("read_settled", ids, budget.ANSWER_BYTES)
             size = 0
             for row in rows:
                 size += len(row["result"] or "")
-                self._tell(row)
+                self._deliver(row)
             if size < budget.ANSWER_BYTES:
                 return
-            told = {row["id"] for row in rows}  # there may be more of them, which had no room
-            ids = [task_id for task_id in ids if task_id not in told and self._has_room(task_id)]
+            delivered = {row["id"] for row in rows}  # there may be more of them, which had no room
+            ids = [task_id for task_id in ids if task_id not in delivered and self._has_room(task_id)]
 
-    def _tell(self, row: Any) -> None:
+    def _deliver(self, row: Any) -> None:
         waiters = self._waiting.get(row["id"], set())
         for waiter in [waiter for waiter in waiters if not waiter.is_full]:
             waiter.take(row)

@@ -10,25 +10,26 @@ import msgspec
 from penstock.brokers.base import Message
 from penstock.db.session import Session
 from penstock.methods.inbound import is_change
-from penstock.methods.reading import read_command
+from penstock.methods.table import API_ONLY, read_command
 from penstock.protocol.errors import RpcError
 from penstock.protocol.reports import Failed, Progress, RunTimes, Succeeded, Waiting, decode_report
 from penstock.protocol.requests import Invalid, decode_request, parse_claim_id, split_body
-from penstock.protocol.task import State
+from penstock.protocol.task import NewTask, State
 from penstock.protocol.tenant import kept_key
 from penstock.settings.model import Settings
 from penstock.tasks import settle
-from penstock.tasks.commands import Cancel, Enqueue, Reschedule, Restart
+from penstock.tasks.methods import Cancel, Reschedule, Retry
 from penstock.tasks.records import Pair
 
 _SHOWN_CHARS = 100
+_ONLY_ANSWERS = "it only answers, and a queue has no way back"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One entry. ``what``: action, method or kind of report. ``key``: action and unique key of a task to be added.
 
-    attempt: in place of the claim, in the older convention of results. problem: why it is of no use, or None.
+    attempt: instead of the claim, in the legacy result id. problem: why it is of no use, or None.
     """
 
     what: str
@@ -81,16 +82,16 @@ def _read_inbound(method: str, params: bytes, settings: Settings) -> Entry:
     try:
         command = read_command(method, params, settings)
     except RpcError as exc:
-        return Entry(method[:_SHOWN_CHARS], problem=exc.message)
+        return Entry(method[:_SHOWN_CHARS], problem=_ONLY_ANSWERS if method.startswith(API_ONLY) else exc.message)
     match command:
-        case Enqueue(task):
-            key = None if task.unique_key is None else (task.action, kept_key(task.tenant, task.unique_key))
-            return Entry(task.action, key=key)
-        case Cancel(task_id) | Restart(task_id) | Reschedule(task_id):
+        case NewTask():
+            key = None if command.unique_key is None else (command.action, kept_key(command.tenant, command.unique_key))
+            return Entry(command.action, key=key)
+        case Cancel(task_id) | Retry(task_id) | Reschedule(task_id):
             return Entry(method, task_id=task_id)
     if is_change(method, command):
         return Entry(method)
-    return Entry(method, problem="it only answers, and a queue has no way back")
+    return Entry(method, problem=_ONLY_ANSWERS)
 
 
 def _read_call(action: str, raw_id: bytes) -> Entry:
@@ -120,7 +121,7 @@ def _read_report(text: str | msgspec.Raw) -> Entry:
 
 
 async def find_current(session: Session, entries: Iterable[Entry]) -> set[Pair]:
-    """Of these entries' claims, and attempts in the older convention, those that hold their task now."""
+    """Of these entries' claims, and attempts of legacy result ids, those that hold their task now."""
     listed = [entry for entry in entries if entry.task_id is not None]
     claims = {(entry.task_id, entry.claim) for entry in listed if entry.claim is not None}
     attempts = {(entry.task_id, entry.attempt) for entry in listed if entry.claim is None and entry.attempt is not None}

@@ -10,13 +10,13 @@ from typing import Any, Protocol
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from penstock.api.access import Guard
+from penstock.api.access import Authenticator
 from penstock.api.audit import Audit
 from penstock.api.dashboard.routes import Dashboard
 from penstock.api.dispatch import Methods
 from penstock.api.downloads import Downloads
 from penstock.api.http import make_app
-from penstock.api.key_cache import Keyring
+from penstock.api.key_cache import KeyCache
 from penstock.api.rates import Rates
 from penstock.api.rpc import Dispatcher
 from penstock.api.scaling import Scaling
@@ -38,7 +38,7 @@ class Parts:
 
     store: Store
     settings: Settings
-    guard: Guard
+    authenticator: Authenticator
     rates: Rates | None
     audit: Audit
 
@@ -64,7 +64,7 @@ class MakeAddition(Protocol):
 
 
 class Api(Service):
-    """One api process; ``run_once`` asks Postgres for a sign of life, requests are served beside it.
+    """One api process; ``run_once`` asks Postgres for an answer, requests are served beside it.
 
     listening: set once callers can connect, at ``url``. queues, dead_letters: by label, used by the methods about
     dead-letter queues alone, so the api serves all others without SQS. additions: APIs of other packages.
@@ -84,30 +84,30 @@ class Api(Service):
     ) -> None:
         self._store = store
         self._notifier = Notifier(store)
-        self._keyring = Keyring(settings.known_keys, store) if settings.needs_keys else None
+        self._key_cache = KeyCache(settings.known_keys, store) if settings.needs_keys else None
         self._methods = Methods(
             store,
             self._notifier,
             settings,
             queues=queues or {},
             dead_letters=dead_letters or {},
-            keys_changed=self._keyring.refresh if self._keyring is not None else None,
+            keys_changed=self._key_cache.refresh if self._key_cache is not None else None,
         )
         dispatcher = Dispatcher(
             self._methods.handlers, prefixes=self._methods.prefixes, batch_limit=settings.batch_limit
         )
         rate = settings.api_rate_limit
         rates = None if rate is None else Rates(rate, settings.api_rate_burst or rate)
-        guard = Guard(self._keyring, rates)
-        parts = Parts(store, settings, guard, rates, self._methods.audit)
+        authenticator = Authenticator(self._key_cache, rates)
+        parts = Parts(store, settings, authenticator, rates, self._methods.audit)
         self._additions = [make(parts) for make in additions]
-        self._dashboard = Dashboard(self._methods, guard, settings) if settings.dashboard else None
+        self._dashboard = Dashboard(self._methods, authenticator, settings) if settings.dashboard else None
         downloads = Downloads(
-            self._methods, guard, may_read=None if self._dashboard is None else self._dashboard.may_read
+            self._methods, authenticator, may_read=None if self._dashboard is None else self._dashboard.may_read
         )
         app = make_app(
             dispatcher,
-            guard,
+            authenticator,
             scaling=Scaling(store),
             request_limit_bytes=settings.largest_request_bytes,
             request_timeout_seconds=settings.request_timeout_seconds,
@@ -144,11 +144,11 @@ class Api(Service):
         await self._store.open()
         if self._dashboard is not None:
             await asyncio.to_thread(self._dashboard.warm)
-        if self._keyring is not None:
-            await self._keyring.refresh()
+        if self._key_cache is not None:
+            await self._key_cache.refresh()
         for server in self._servers:
             server.listen()
-        log.info("api_listening", url=self.url, keys="needed" if self._keyring is not None else "none")
+        log.info("api_listening", url=self.url, keys="needed" if self._key_cache is not None else "none")
         for name, url in self.added_urls.items():
             log.info(f"{name}_listening", url=url)
         self.listening.set()
@@ -166,10 +166,10 @@ class Api(Service):
         for addition in self._additions:
             tasks |= addition.side_tasks
         tasks |= {name: server.run for name, server in self._added.items()}
-        return tasks if self._keyring is None else tasks | {"keys": self._keyring.run}
+        return tasks if self._key_cache is None else tasks | {"keys": self._key_cache.run}
 
     async def run_once(self) -> int:
-        """Ask Postgres whether it is there; readiness is the answer. Raises Unavailable."""
+        """Ask Postgres for an answer, on which readiness depends. Raises Unavailable."""
         async with self._store.session() as session:
             await session.fetch("read_clock")
         return 0

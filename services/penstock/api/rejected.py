@@ -1,79 +1,169 @@
-"""The methods about rejected messages."""
+"""Rejected messages: listed, shown, deleted, and read again; what is still refused stays, with its new reason."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from penstock.api import message_views as views
-from penstock.api.replay import purge_rejected, retry_rejected
+import msgspec
+
+from penstock.api.context import ApiContext
+from penstock.db.context import Context
 from penstock.db.pool import Store
 from penstock.db.session import Session
-from penstock.protocol.errors import MessageNotFound
+from penstock.methods.inbound import accept_inbound, read_inbound, take_in
+from penstock.protocol.api_key import Permission
+from penstock.protocol.checks import MAX_IDS, MAX_LIST, TaskId, read_cursor, read_id, read_ids, read_limit
+from penstock.protocol.errors import InvalidParams, MessageNotFound, Refused
+from penstock.protocol.method import Scope, method
+from penstock.protocol.reports import decode_reports
+from penstock.protocol.views import CURSOR, NEXT_CURSOR, Instant, about, timestamp
+from penstock.results.apply import apply_reports
+from penstock.runtime.logs import get_logger
 from penstock.settings.model import Settings
-from penstock.tasks.commands import ListRejected, PurgeRejected, RetryRejected, ShowRejected
 
 REJECTED_PAGE_BYTES = 8 * 1024 * 1024
 _REJECTED_AT_ONCE = 50
 
+log = get_logger()
 
-class RejectedMessages:
-    """Shows rejected messages, reads them again, deletes them.
+Source = Literal["inbound", "results", "kafka-source"]
 
-    session: opens one. turns: waited for before a retry, which opens transactions of its own. changed: called after it,
-    for a task may run.
-    """
 
-    def __init__(
-        self,
-        store: Store,
-        session: Callable[[], AbstractAsyncContextManager[Session]],
-        settings: Settings,
-        *,
-        turns: asyncio.Semaphore,
-        changed: Callable[[], None],
-    ) -> None:
-        self._store = store
-        self._session = session
-        self._settings = settings
-        self._turns = turns
-        self._changed = changed
+class Rejected(msgspec.Struct, frozen=True):
+    id: int
+    source: Literal["inbound", "results"]
+    body: Annotated[str, about("As it came; bytes that are not UTF-8 are written as \\xNN.")]
+    reason: str
+    at: Instant
 
-    async def list(self, command: ListRejected) -> views.RejectedPage:
-        """A page, newest first, shorter than asked for where the bodies are large."""
-        page: list[views.Rejected] = []
-        before, size = command.before, 0
-        async with self._session() as session:
-            while len(page) < command.limit and size < REJECTED_PAGE_BYTES:
-                at_once = min(_REJECTED_AT_ONCE, command.limit - len(page))
-                rows = await session.fetch("list_rejected", before, at_once, command.source)
-                page += map(views.rejected, rows)
-                size += sum(len(row["body"]) for row in rows)
-                if len(rows) < at_once:
-                    return views.RejectedPage(page, None)
-                before = rows[-1]["id"]
-        return views.RejectedPage(page, str(before))
 
-    async def show(self, command: ShowRejected) -> views.Rejected:
-        async with self._session() as session:
-            rows = await session.fetch("read_rejected", command.id)
-        if not rows:
-            raise MessageNotFound(command.id, "among the rejected")
-        return views.rejected(rows[0])
+class RejectedPage(msgspec.Struct, frozen=True):
+    rejected: list[Rejected]
+    cursor: Annotated[str | None, NEXT_CURSOR]
 
-    async def retry(self, command: RetryRejected) -> views.Replayed:
-        async with self._session() as session:
-            ids, cursor = await _choose(session, command.which)
-        async with self._turns:
-            replayed = await retry_rejected(self._store, ids, self._settings, cursor=cursor)
-        self._changed()
-        return replayed
 
-    async def purge(self, command: PurgeRejected) -> views.Purged:
-        async with self._session() as session:
-            ids, cursor = await _choose(session, command.which)
-            return views.Purged(await purge_rejected(session, ids), cursor)
+_NEXT = about("With `limit`: where the next page begins; null at the end, and with `ids`.")
+
+
+class StillRejected(msgspec.Struct, frozen=True):
+    id: Annotated[int, about("Another id than before where a part was accepted and the rest is a new record.")]
+    reason: str
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    retried: Annotated[int, about("Records that were accepted whole and are gone.")]
+    still_rejected: list[StillRejected]
+    unknown: Annotated[list[int], about("Ids of no record, or of one that somebody else is retrying.")]
+    cursor: Annotated[str | None, _NEXT]
+
+
+class Purged(msgspec.Struct, frozen=True):
+    purged: int
+    cursor: Annotated[str | None, _NEXT]
+
+
+@dataclass(frozen=True, slots=True)
+class ListRejected:
+    """Newest first; ``before`` is the id that the page begins behind, ``source`` a queue or None for both."""
+
+    limit: int
+    before: int | None
+    source: str | None
+
+
+class RejectedListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    limit: Annotated[int, about(f"Messages at the most; 1 to {MAX_LIST}.")] = 50
+    cursor: Annotated[str | None, CURSOR] = None
+    source: Annotated[Source | None, about("Only messages of this queue.")] = None
+
+
+def _read_list(given: RejectedListParams, _settings: Settings) -> ListRejected:
+    return ListRejected(read_limit(given.limit), read_cursor(given.cursor), given.source)
+
+
+@method("rejected.list", permission=Permission.READ, scope=Scope.CLOSED, read=_read_list)
+async def list_(context: Context, command: ListRejected) -> RejectedPage:
+    """List messages of the queues that could not be understood, newest first."""
+    page: list[Rejected] = []
+    before, size = command.before, 0
+    async with context.session() as session:
+        while len(page) < command.limit and size < REJECTED_PAGE_BYTES:
+            at_once = min(_REJECTED_AT_ONCE, command.limit - len(page))
+            rows = await session.fetch("list_rejected", before, at_once, command.source)
+            page += map(_shown, rows)
+            size += sum(len(row["body"]) for row in rows)
+            if len(rows) < at_once:
+                return RejectedPage(page, None)
+            before = rows[-1]["id"]
+    return RejectedPage(page, str(before))
+
+
+class RejectedShowParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: Annotated[TaskId, about("From rejected.list.")]
+
+
+def _read_show(given: RejectedShowParams, _settings: Settings) -> int:
+    return read_id(given.id, "id")
+
+
+@method("rejected.show", permission=Permission.READ, scope=Scope.CLOSED, errors=(MessageNotFound,), read=_read_show)
+async def show(context: Context, rejected_id: int) -> Rejected:
+    """Show one of them."""
+    async with context.session() as session:
+        rows = await session.fetch("read_rejected", rejected_id)
+    if not rows:
+        raise MessageNotFound(rejected_id, "among the rejected")
+    return _shown(rows[0])
+
+
+def _shown(row: Any) -> Rejected:
+    body = bytes(row["body"]).decode("utf-8", "backslashreplace")
+    return Rejected(row["id"], row["source"], body, row["reason"], timestamp(row["at"]))
+
+
+class WhichRejected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The parameters of `rejected.retry` and `rejected.purge`."""
+
+    ids: Annotated[list[TaskId] | None, about(f"Ids from rejected.list; 1 to {MAX_IDS}.")] = None
+    limit: Annotated[int | None, about(f"In place of ids: the newest, so many at the most; 1 to {MAX_LIST}.")] = None
+    cursor: Annotated[str | None, about("With limit: the cursor of the page before.")] = None
+    source: Annotated[Source | None, about("With limit: only messages of this queue.")] = None
+
+
+def _read_which(given: WhichRejected, _settings: Settings) -> list[int] | ListRejected:
+    if (given.ids is None) == (given.limit is None):
+        raise InvalidParams("ids", "or limit must be given, not both")
+    if given.ids is None:
+        assert given.limit is not None
+        return ListRejected(read_limit(given.limit), read_cursor(given.cursor), given.source)
+    for name in ("cursor", "source"):
+        if getattr(given, name) is not None:
+            raise InvalidParams(name, "goes with limit, not with ids")
+    return read_ids(given.ids)
+
+
+@method("rejected.retry", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_which)
+async def retry(context: ApiContext, which: list[int] | ListRejected) -> Replayed:
+    """Read rejected messages again; what is accepted of a message is not accepted twice."""
+    async with context.session() as session:
+        ids, cursor = await _choose(session, which)
+    async with context.turns:
+        replayed = await retry_rejected(context.store, ids, context.settings, cursor=cursor)
+    context.wake()
+    return replayed
+
+
+@method("rejected.purge", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_which)
+async def purge(context: Context, which: list[int] | ListRejected) -> Purged:
+    """Delete rejected messages for good."""
+    async with context.session() as session:
+        ids, cursor = await _choose(session, which)
+        purged = len(await session.fetch("delete_rejected", list(ids)))
+    log.info("rejected_purged", purged=purged)
+    return Purged(purged, cursor)
 
 
 async def _choose(session: Session, which: Sequence[int] | ListRejected) -> tuple[Sequence[int], str | None]:
@@ -86,3 +176,78 @@ async def _choose(session: Session, which: Sequence[int] | ListRejected) -> tupl
     rows = await session.fetch("list_rejected_ids", which.before, which.limit, which.source)
     ids = [row["id"] for row in rows]
     return ids, str(ids[-1]) if len(ids) == which.limit else None
+
+
+async def retry_rejected(
+    store: Store, ids: Sequence[int], settings: Settings, *, cursor: str | None = None
+) -> Replayed:
+    """Process these records again, each in a transaction of its own; ``cursor`` is passed on with the answer.
+
+    Raises Unavailable; what was done until then holds.
+    """
+    retried = 0
+    still: list[StillRejected] = []
+    unknown: list[int] = []
+    await store.read_fence(older_than_seconds=0)
+    for rejected_id in dict.fromkeys(ids):
+        try:
+            async with store.transaction() as session:
+                refused = await _retry_one(session, rejected_id, settings)
+        except Refused as exc:
+            refused = [StillRejected(rejected_id, str(exc))]
+            async with store.session() as session:
+                await session.fetch("explain_rejected", rejected_id, str(exc).replace("\0", "\ufffd"))
+        if refused is None:
+            unknown.append(rejected_id)
+        elif refused:
+            still += refused
+        else:
+            retried += 1
+    log.info("rejected_retried", retried=retried, still_rejected=len(still), unknown=len(unknown))
+    return Replayed(retried, still, unknown, cursor)
+
+
+async def _retry_one(session: Session, rejected_id: int, settings: Settings) -> list[StillRejected] | None:
+    """Process one record inside a transaction: what of it is refused again, or None when there is no such record."""
+    rows = await session.fetch("take_rejected", [rejected_id])
+    if not rows:
+        return None
+    source, body = rows[0]["source"], bytes(rows[0]["body"])
+    if source not in ("inbound", "results"):
+        return [StillRejected(rejected_id, f"it came from {source}: publish a corrected record to its topic")]
+    try:
+        text = body.decode("utf-8", "surrogatepass")  # bodies are kept as they came, half surrogate pairs included
+    except UnicodeDecodeError as exc:
+        return await _keep_whole(session, rejected_id, f"Parse error: not UTF-8 at byte {exc.start}")
+    if source == "inbound":
+        inbound = read_inbound(text, settings)
+        await take_in(inbound, session.codec, settings, lambda: nullcontext(session))
+        asked = len(inbound.tasks) + len(inbound.changes) + len(inbound.refused)
+        await accept_inbound(session, inbound, settings, source="replay")
+        refused = inbound.refused
+    else:
+        bare_ids = settings.results_bare_ids
+        reports = decode_reports(text, batch_limit=settings.packed_limit, fence=session.fence, bare_ids=bare_ids)
+        asked = len(reports)
+        applied = await apply_reports(session, reports, settings)
+        refused = [(report.text, report.reason) for report in applied.unreadable]
+    if refused and len(refused) == asked:
+        more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+        return await _keep_whole(session, rejected_id, refused[0][1] + more)
+    # What was accepted must not be accepted again by the next retry: only the rest is kept, entry by entry.
+    await session.fetch("delete_rejected", [rejected_id])
+    if not refused:
+        return []
+    rows = await session.fetch(
+        "insert_rejected",
+        [source] * len(refused),
+        [part.encode("utf-8", "surrogatepass") for part, _ in refused],
+        [reason.replace("\0", "\ufffd") for _, reason in refused],
+    )
+    return [StillRejected(row["id"], reason) for row, (_, reason) in zip(rows, refused, strict=True)]
+
+
+async def _keep_whole(session: Session, rejected_id: int, reason: str) -> list[StillRejected]:
+    reason = reason.replace("\0", "\ufffd")
+    await session.fetch("explain_rejected", rejected_id, reason)
+    return [StillRejected(rejected_id, reason)]

@@ -20,14 +20,14 @@ from jsonrpcserver import Success
 from jsonrpcserver.async_main import dispatch_to_response
 from oslash.either import Left
 
-from penstock.api.access import Asking
-from penstock.protocol.errors import INTERNAL_ERROR, AccessDenied, MethodNotFound, Overloaded, RpcError, Unavailable
+from penstock.api.access import SenderChecks
+from penstock.protocol.errors import AccessDenied, InternalError, MethodNotFound, Overloaded, RpcError, Unavailable
 from penstock.protocol.requests import Invalid, Request, decode_body
 from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
 
 Outcome = Any
-"""A result, or the exception that came in its place: RpcError is answered as it is, any other is masked."""
+"""A result, or an exception instead: RpcError is answered, any other is masked."""
 
 Handler = Callable[[Sequence[Request]], Awaitable[Sequence[Outcome]]]
 """Carries out requests of one method; one outcome each, in their order."""
@@ -143,7 +143,7 @@ class Dispatcher:
         self._methods: Any = _Methods(handlers, prefixes or {})
         self._batch_limit = batch_limit
 
-    async def answer(self, body: bytes, caller: Asking) -> Answer:
+    async def answer(self, body: bytes, caller: SenderChecks) -> Answer:
         """Answer one body; raises nothing that the body is to blame for, but RateLimited if it holds too many requests.
 
         A request that the caller may not make is answered so, and harms no neighbour.
@@ -187,7 +187,7 @@ class Dispatcher:
             return Answer(status if status != 200 else 204, None)
         return Answer(status, _encode(answers[0]))
 
-    async def _dispatch(self, requests: Sequence[Request], caller: Asking) -> list[tuple[str, Outcome]]:
+    async def _dispatch(self, requests: Sequence[Request], caller: SenderChecks) -> list[tuple[str, Outcome]]:
         """Label and outcome of every request, in their order."""
         outcomes: list[tuple[str, Outcome]] = [("unknown", None)] * len(requests)
         for start in range(0, len(requests), ENTRIES_AT_ONCE):
@@ -223,14 +223,11 @@ def _as_it_is(calls: Any) -> Any:
     return calls
 
 
-class InternalError(RpcError):
-    """What a caller learns of a failure of ours: a reference that the log repeats."""
-
-    code = INTERNAL_ERROR
-
-
 def masked(exc: BaseException, label: str) -> InternalError:
-    """The error to answer in place of an exception. Callers that share a failed insert share its one log line."""
+    """The error to answer instead of an exception, with a reference that the log has too.
+
+    Callers that share a failed insert share its one log line.
+    """
     reference: str | None = getattr(exc, "reference", None)
     away = isinstance(exc, Unavailable)
     if reference is None:

@@ -1,4 +1,4 @@
-"""uvicorn inside a loop of ours: it listens where it is told, leaves the signals alone and stops when asked."""
+"""uvicorn inside a loop of ours: it is given a socket, leaves the signals alone and stops when asked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import uvicorn
 
-from penstock.api.http_limits import HEAD_BYTES, PatientProtocol
+from penstock.api.http_limits import HEAD_BYTES, LimitedProtocol
 from penstock.protocol.errors import SettingsError
 from penstock.settings.values import PREFIX
 
@@ -49,9 +49,9 @@ class HttpServer:
         self._host = host
         self._port = port
         self._socket: socket.socket | None = None
-        # Its warnings about bad requests and refused connections are anybody's to cause; they are counted instead.
+        # Its warnings about bad requests and refused connections can be caused by any client; they are counted instead.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-        protocol = type("Protocol", (PatientProtocol,), {"wire_limit_bytes": 4 * request_limit_bytes + HEAD_BYTES})
+        protocol = type("Protocol", (LimitedProtocol,), {"wire_limit_bytes": 4 * request_limit_bytes + HEAD_BYTES})
         config = uvicorn.Config(
             app,
             http=protocol,
@@ -65,7 +65,7 @@ class HttpServer:
             limit_concurrency=connections + 1,  # uvicorn counts the one that asks too
             h11_max_incomplete_event_size=HEAD_BYTES,
             backlog=_BACKLOG,
-            timeout_keep_alive=65,  # longer than the 60 s of common load balancers, which would meet closed doors
+            timeout_keep_alive=65,  # longer than the 60 s of common load balancers, which would find it closed
             timeout_graceful_shutdown=max(1, int(grace_seconds)),
         )
         self._server = _Server(config)

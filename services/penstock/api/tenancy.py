@@ -1,50 +1,28 @@
-"""API keys that are bound to a tenant: which methods they may call, and that they meet no other tenant's tasks there.
+"""API keys that are bound to a tenant: which methods they may call, and for which tasks they may await results.
 
-A method is closed to them until it is named here, and whoever sent a request is known to whatever carries it out; so
-what looks up a record asks ``sees`` before it shows or changes it. Another tenant's record is answered as one that
-there is not.
+What looks up a record asks ``sees`` before it shows or changes it. Another tenant's record is answered as unknown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
+from penstock.api.table import method_of
 from penstock.db.session import Session
-from penstock.methods.table import METHODS, PARAMS
-from penstock.protocol.caller import bound_to, check_actions, narrow_tenant, own_tenant, seen
-from penstock.protocol.errors import AccessDenied, TaskNotFound
+from penstock.protocol.caller import bound_to, seen
+from penstock.protocol.errors import AccessDenied, RpcError, TaskNotFound
 from penstock.protocol.method import Scope
-from penstock.tasks.commands import AnswerWait, Enqueue, ListTasks, Stats
-from penstock.tasks.params import SUBMIT_PREFIX
-
-_OWN = (
-    "enqueue", "status", "result", "cancel", "retry", "reschedule", "list", "stats",
-    "task.complete", "task.fail",
-)  # fmt: skip
-_CLOSED = (
-    "rejected.list", "rejected.show", "rejected.retry", "rejected.purge",
-    "dlq.stats", "dlq.list", "dlq.show", "dlq.replay", "dlq.purge",
-    "keys.create", "keys.list", "keys.revoke", "audit.list",
-)  # fmt: skip
-SCOPES: Mapping[str, Scope] = (
-    dict.fromkeys(_OWN, Scope.OWN)
-    | dict.fromkeys(_CLOSED, Scope.CLOSED)
-    | {"rpc.discover": Scope.OPEN}
-    | {name: method.scope for name, method in METHODS.items()}
-)
-"""By method."""
-
-
-def scope_of(method: str) -> Scope:
-    """What a method is to a key that is bound to a tenant."""
-    return Scope.OWN if method.startswith(SUBMIT_PREFIX) else SCOPES.get(method, Scope.CLOSED)
+from penstock.tasks import views
+from penstock.tasks.methods import AwaitResults
 
 
 def check_scope(method: str, tenant: str | None) -> None:
-    """Raises AccessDenied where a key of the tenant may not call the method; others than there are, too, pass."""
-    if tenant is not None and method in PARAMS and scope_of(method) is Scope.CLOSED:
+    """Raises AccessDenied where a key of the tenant may not call the method; unknown ones pass."""
+    found = method_of(method)
+    if tenant is not None and found is not None and found.scope is Scope.CLOSED:
         raise AccessDenied(
             403,
             f"Not permitted: this API key is bound to the tenant {tenant!r}, and {method} concerns the whole "
@@ -53,21 +31,44 @@ def check_scope(method: str, tenant: str | None) -> None:
         )
 
 
-def narrowed(method: str, command: Any) -> Any:
-    """The command limited to the caller's tenant. Raises InvalidParams, and AccessDenied for an action that the
-    caller's key may not enqueue."""
-    if method in METHODS:
-        return METHODS[method].narrow(command)
-    match command:
-        case Enqueue(task):
-            check_actions({task.action})
-            return Enqueue(replace(task, tenant=own_tenant(task.tenant)))
-        case ListTasks() | Stats() | AnswerWait():
-            return narrow_tenant(command)
-    return command
+async def await_own(
+    await_results: Callable[[Sequence[AwaitResults | RpcError]], Awaitable[Sequence[Any]]],
+    open_session: Callable[[], AbstractAsyncContextManager[Session]],
+    commands: Sequence[AwaitResults | RpcError],
+) -> Sequence[Any]:
+    """Wait for results of the tasks that the caller may see; all others are answered as unknown ones.
+
+    A task's tenant never changes, so a look before the wait is enough.
+    """
+    if bound_to() is None:
+        return await await_results(commands)
+    ids = {task_id for command in commands if isinstance(command, AwaitResults) for task_id in command.ids}
+    async with open_session() as session:
+        own = {row["id"] for row in seen(await session.fetch("read_states", list(ids)))}
+    narrowed = [_about(command, own) for command in commands]
+    outcomes = await await_results(narrowed)
+    return [_shown(*three) for three in zip(commands, narrowed, outcomes, strict=True)]
 
 
-async def check_task(session: Session, task_id: int) -> None:
-    """Raises TaskNotFound for another tenant's task. A task's tenant never changes, so a look is enough."""
-    if bound_to() is not None and not seen(await session.fetch("read_states", [task_id])):
-        raise TaskNotFound(task_id)
+def _about(command: AwaitResults | RpcError, own: set[int]) -> AwaitResults | RpcError:
+    if not isinstance(command, AwaitResults):
+        return command
+    ids = [task_id for task_id in command.ids if task_id in own]
+    if not ids and not command.many:
+        return TaskNotFound(command.ids[0])
+    if not ids or (command.any_will_do and len(ids) < len(command.ids)):
+        # An unknown task is an answer at once, as for a caller who sees all tasks.
+        return replace(command, ids=ids, timeout_seconds=0)
+    return replace(command, ids=ids)
+
+
+def _shown(asked: AwaitResults | RpcError, carried_out: AwaitResults | RpcError, outcome: Any) -> Any:
+    if not isinstance(asked, AwaitResults) or not asked.many or isinstance(outcome, BaseException) or outcome is None:
+        return outcome
+    found = {one.id: one for one in outcome}
+    own = set(carried_out.ids) if isinstance(carried_out, AwaitResults) else set()
+    return [
+        found[task_id] if task_id in found else views.unsettled(task_id, None)
+        for task_id in asked.ids
+        if task_id in found or task_id not in own
+    ]

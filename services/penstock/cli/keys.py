@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from penstock.cli.common import listing, print_fields
-from penstock.cli.database import Database, shown_instant
+from penstock.cli.database import Database
 from penstock.cli.groups import add_group
 from penstock.protocol.api_key import NAME_MAX_CHARS, Permission, check_name, check_patterns
 from penstock.protocol.errors import PenstockError
 from penstock.protocol.tenant import check_tenant
 
 if TYPE_CHECKING:
-    from penstock.api.key_store import KeyRecord
+    from penstock.api.keys import Key
     from penstock.db.session import Session
 
 PAGE = 1000
@@ -59,7 +58,7 @@ def create(
     database: Database,
 ) -> None:
     """Create a key and print it; only its digest is stored, so it cannot be shown again."""
-    from penstock.api import key_store
+    from penstock.api import keys
 
     try:
         name = check_name(name)
@@ -74,21 +73,21 @@ def create(
     except ValueError as exc:
         raise typer.BadParameter(f"--action {exc}") from None
     seconds = None if expires_in_days is None else expires_in_days * 86_400
-    made = database.run(lambda session: key_store.create_key(session, name, permission, seconds, bound, actions))
+    command = keys.CreateKey(name, permission, seconds, bound, actions)
+    made = database.run(lambda session: keys.create_key(session, command))
     if made is None:
         raise PenstockError(f"a key {name!r} already exists: revoke it first, or choose another name")
-    record, secret = made
 
     def show(_: Any) -> None:
-        typer.echo(secret)
+        typer.echo(made.key)
         typer.echo(
-            f"key {record.id} {record.name!r} may {', '.join(record.permissions)}"
+            f"key {made.id} {made.name!r} may {', '.join(made.permissions)}"
             f"{'' if bound is None else f', for tenant {bound!r} only'}; "
             "it takes effect within seconds and is not shown again",
             err=True,
         )
 
-    database.show(_members(record) | {"key": secret}, show)
+    database.show(_members(made), show)
     if not database.settings.needs_keys:
         typer.echo(
             "note: with these settings the api requires no keys; set PENSTOCK_API_REQUIRE_KEYS=true where it runs",
@@ -102,13 +101,13 @@ def list_keys(
     database: Database,
 ) -> None:
     """List keys, newest first, without those of PENSTOCK_API_KEYS."""
-    from penstock.api import key_store
+    from penstock.api import keys
 
-    async def read(session: Session) -> list[KeyRecord]:
-        records: list[KeyRecord] = []
+    async def read(session: Session) -> list[Key]:
+        records: list[Key] = []
         while True:
             before = records[-1].id if records else None
-            page = await key_store.list_keys(session, before=before, limit=PAGE, revoked=with_revoked)
+            page = await keys.list_keys(session, before=before, limit=PAGE, revoked=with_revoked)
             records += page
             if len(page) < PAGE:
                 return records
@@ -123,13 +122,13 @@ def revoke(
     database: Database,
 ) -> None:
     """Revoke a key permanently; every api refuses it within 10 seconds."""
-    from penstock.api import key_store
+    from penstock.api import keys
 
-    async def change(session: Session) -> KeyRecord | None:
-        key_id = await key_store.find_key(session, key.strip())
+    async def change(session: Session) -> Key | None:
+        key_id = await keys.find_key(session, key.strip())
         if key_id is None and key.isascii() and key.isdigit() and len(key) < 19:
             key_id = int(key)
-        return None if key_id is None else await key_store.revoke_key(session, key_id)
+        return None if key_id is None else await keys.revoke_key(session, key_id)
 
     record = database.run(change)
     if record is None:
@@ -154,7 +153,9 @@ def _print_revoked(key: dict[str, Any]) -> None:
     print_fields((("revoked", f"key {key['id']} {key['name']}"), ("at", key["revoked_at"])))
 
 
-def _members(record: KeyRecord) -> dict[str, Any]:
+def _members(key: Key) -> dict[str, Any]:
+    """Instants to the second."""
     return {
-        name: shown_instant(value) if isinstance(value, datetime) else value for name, value in asdict(record).items()
+        name: f"{value[:19]}Z" if name.endswith("_at") and value else value
+        for name, value in msgspec.to_builtins(key).items()
     }

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.db.session import Session
+from penstock.protocol.errors import RpcError
+from penstock.protocol.task import NewTask
+from penstock.runtime.recent import Recent
 from penstock.settings.model import Settings
 
 
@@ -18,6 +22,19 @@ class Context:
     session: Callable[[], AbstractAsyncContextManager[Session]]
     transaction: Callable[[], AbstractAsyncContextManager[Session]]
     wake: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ServingContext(Context):
+    """What methods that only the api carries out are given besides.
+
+    enqueue: stores tasks together with those of other callers. await_results: waits for tasks to settle. Each is given
+    what ``Method.together`` says. recent: answers that many callers share.
+    """
+
+    enqueue: Callable[[Sequence[NewTask | RpcError]], Awaitable[Sequence[Any]]]
+    await_results: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]]
+    recent: Recent
 
 
 def within(session: Session, settings: Settings) -> Context:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import msgspec
@@ -19,8 +18,8 @@ _LEFT_OUT = ("payload", "schedules", "result")
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
-    """Something that is about to be done. ``who``: name of the API key, empty where none is asked for."""
+class AuditEntry:
+    """A call that is about to be carried out. ``who``: name of the API key, empty where none is needed."""
 
     who: str
     address: str
@@ -29,40 +28,18 @@ class Deed:
     params: str
 
 
-@dataclass(frozen=True, slots=True)
-class AuditRecord(Deed):
-    """What was done. outcome: ``ok``, the error, or None while it is under way, or where the api died in the middle."""
-
-    id: int
-    at: datetime
-    outcome: str | None
-    ended_at: datetime | None
-
-
-async def begin_audit(session: Session, deeds: Sequence[Deed]) -> list[int]:
-    """Note deeds before they are done; ids in their order."""
-    columns = (
-        [deed.who for deed in deeds], [deed.address for deed in deeds], [deed.door for deed in deeds],
-        [deed.method for deed in deeds], [deed.params for deed in deeds],
-    )  # fmt: skip
-    return sorted(row["id"] for row in await session.fetch("begin_audit", *columns))
+async def begin_audit(session: Session, entries: Sequence[AuditEntry]) -> list[int]:
+    """Record calls before they are carried out; ids in their order."""
+    columns = zip(*(astuple(entry) for entry in entries), strict=True)
+    return sorted(row["id"] for row in await session.fetch("begin_audit", *map(list, columns)))
 
 
 async def end_audit(session: Session, outcomes: Mapping[int, str]) -> None:
-    """Note what came of deeds."""
     await session.fetch("end_audit", list(outcomes), list(outcomes.values()))
 
 
-async def list_audit(session: Session, *, before: int | None, limit: int) -> list[AuditRecord]:
-    """Newest first, from behind the id ``before``."""
-    names = ("who", "address", "door", "method", "params", "id", "at", "outcome", "ended_at")
-    return [
-        AuditRecord(**{name: row[name] for name in names}) for row in await session.fetch("list_audit", before, limit)
-    ]
-
-
 def shown_params(params: bytes) -> str:
-    """Parameters as they are noted: without payloads, cut where they are long."""
+    """Parameters as they are recorded: without payloads, cut where they are long."""
     try:
         given: Any = decode_any(params or b"{}")
     except (ValueError, RecursionError):

@@ -1,10 +1,10 @@
-"""Carrying out what requests ask for: tasks in, tasks cancelled or started anew, and what is refused, with why."""
+"""Bodies of the inbound queue: tasks to store, methods to carry out, and what is refused, with the reason."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -15,9 +15,8 @@ import msgspec
 
 from penstock.db.context import within
 from penstock.db.session import Session
-from penstock.methods.audit import OUTCOME_MAX_CHARS, Deed, begin_audit, end_audit, shown_params
-from penstock.methods.reading import read_command
-from penstock.methods.table import METHODS, PARAMS
+from penstock.methods.audit import OUTCOME_MAX_CHARS, AuditEntry, begin_audit, end_audit, shown_params
+from penstock.methods.table import API_ONLY, METHODS, read_command
 from penstock.payloads.codec import PayloadCodec, offered_aad, payload_aad
 from penstock.protocol.errors import (
     DuplicateTask,
@@ -25,53 +24,21 @@ from penstock.protocol.errors import (
     MethodNotFound,
     PayloadLost,
     RpcError,
-    StateConflict,
-    TaskNotFound,
     TooLarge,
 )
 from penstock.protocol.json_text import check_payload, utf8_size
 from penstock.protocol.requests import Invalid, Request, decode_body
 from penstock.protocol.spelling import did_you_mean
-from penstock.protocol.task import Enqueued, NewTask, State
-from penstock.results.wait_answers import answer_wait
+from penstock.protocol.task import Enqueued, NewTask
 from penstock.runtime import metrics
 from penstock.settings.model import Settings
-from penstock.tasks import enqueue, reschedule, settle
-from penstock.tasks.commands import AnswerWait, Cancel, Change, Enqueue, Reschedule, Restart
+from penstock.tasks import enqueue
 from penstock.tasks.objects import queues_of_kinds
 
 OpenSession = Callable[[], AbstractAsyncContextManager[Session]]
 
+_ONLY_ANSWERS = "{method} only answers, and a queue has no way back: ask over HTTP"
 _decode_request = msgspec.json.Decoder(Request).decode
-
-
-async def apply_change(session: Session, command: Change) -> dict[str, Any]:
-    """Carry out one change, inside a transaction.
-
-    Raises TaskNotFound, StateConflict; for a retry also UniqueKeyTaken, where the unique key is another's
-    by now, PayloadGone, where the payload was emptied, PartOfWorkflow; and what answer_wait raises.
-    """
-    if isinstance(command, AnswerWait):
-        answered = await answer_wait(session, command)
-        return {name: getattr(answered, name) for name in ("id", "state", "kept", "duplicate")}
-    changed: Mapping[int, State]
-    match command:
-        case Cancel(task_id, reason):
-            changed, verb = dict.fromkeys(await settle.cancel(session, [task_id], reason), State.CANCELLED), "cancelled"
-        case Restart(task_id):
-            changed, verb = await reschedule.restart(session, [task_id]), "retried"
-        case Reschedule(task_id, run_at, delay, priority):
-            moved = reschedule.reschedule(session, [task_id], run_at=run_at, delay_seconds=delay, priority=priority)
-            changed, verb = await moved, "rescheduled"
-    if task_id in changed:
-        return {"id": task_id, "state": changed[task_id]}
-    rows = await session.fetch("read_states", [task_id])
-    if not rows:
-        raise TaskNotFound(task_id)
-    state = State(rows[0]["state"])
-    if isinstance(command, Restart):
-        raise await reschedule.why_not_restarted(session, task_id, state, payload_gone=bool(rows[0]["payload_gone"]))
-    raise StateConflict(task_id, state, verb)
 
 
 def refusal_of(task: NewTask, enqueued: Enqueued) -> DuplicateTask | None:
@@ -110,9 +77,7 @@ class Inbound:
 
 def is_change(method: str, command: Any) -> bool:
     """Whether a body of the inbound queue may ask for it: an answer has no way back."""
-    if method in METHODS:
-        return METHODS[method].by_queue and not METHODS[method].dry(command)
-    return isinstance(command, Change)
+    return METHODS[method].by_queue and not METHODS[method].dry(command)
 
 
 def read_inbound(body: str, settings: Settings, *, sender: str = "") -> Inbound:
@@ -135,23 +100,22 @@ def read_inbound(body: str, settings: Settings, *, sender: str = "") -> Inbound:
         if not _is_allowed(entry.method, settings.inbound_methods):
             reason = f"{entry.method} is not among PENSTOCK_INBOUND_METHODS: ask over HTTP, with a key that may"
             inbound.refused.append((_text_of(entry), reason))
-        elif isinstance(command, Enqueue):
-            inbound.tasks.append(command.task)
-            may_be_refused = command.task.on_duplicate == "error" or command.task.offered is not None
+        elif isinstance(command, NewTask):
+            inbound.tasks.append(command)
+            may_be_refused = command.on_duplicate == "error" or command.offered is not None
             inbound.texts.append(_text_of(entry) if may_be_refused else "")
         elif is_change(entry.method, command):
             inbound.changes.append(Wanted(entry.method, command, _text_of(entry), sender))
         else:
-            reason = f"{entry.method} only answers, and a queue has no way back: ask over HTTP"
-            inbound.refused.append((_text_of(entry), reason))
+            inbound.refused.append((_text_of(entry), _ONLY_ANSWERS.format(method=entry.method)))
     return inbound
 
 
 async def take_in(inbound: Inbound, codec: PayloadCodec, settings: Settings, open_session: OpenSession) -> None:
     """Store large payloads as objects; decode, check and encode again those that clients encoded.
 
-    ``inbound.refused`` gains what cannot be had any more, or is no payload. Best called before the transaction.
-    Raises PayloadUnavailable while the bucket is away.
+    ``inbound.refused`` gains what is no longer available, or is no payload. Best called before the transaction.
+    Raises PayloadUnavailable while the bucket is unavailable.
     """
     taken = await take_in_tasks(inbound.tasks, codec, settings, open_session)
     texts = inbound.texts
@@ -169,7 +133,7 @@ async def take_in(inbound: Inbound, codec: PayloadCodec, settings: Settings, ope
 async def take_in_tasks(
     tasks: Sequence[NewTask], codec: PayloadCodec, settings: Settings, open_session: OpenSession
 ) -> list[NewTask | BaseException]:
-    """Tasks as they are to be stored, or instead of one why not: PayloadUnavailable, or an RpcError for good."""
+    """Tasks as they are to be stored, or instead of one why not: PayloadUnavailable, or a final RpcError."""
     taken: list[NewTask | BaseException] = list(tasks)
     places = [place for place, task in enumerate(tasks) if task.offered is not None or codec.is_large(task.payload)]
     if not places:
@@ -190,7 +154,7 @@ async def take_in_tasks(
 
 
 async def _take_in_task(task: NewTask, codec: PayloadCodec, settings: Settings, queue: str | None) -> NewTask:
-    """Raises RpcError when its payload cannot be had, PayloadUnavailable."""
+    """Raises RpcError when its payload is not available, PayloadUnavailable."""
     payload = task.payload
     if task.offered is not None:
         try:
@@ -234,11 +198,8 @@ async def accept_inbound(session: Session, inbound: Inbound, settings: Settings,
     context = within(session, settings)
     for place, (method, change, text, _) in enumerate(inbound.changes):
         try:
-            if method in METHODS:
-                async with session.savepoint() if METHODS[method].savepoint else nullcontext():
-                    await METHODS[method].carry_out(context, change)
-            else:
-                await apply_change(session, change)
+            async with session.savepoint() if METHODS[method].savepoint else nullcontext():
+                await METHODS[method].carry_out(context, change)
         except RpcError as exc:
             inbound.refused.append((text, exc.message))
             if place in noted:
@@ -250,18 +211,16 @@ async def accept_inbound(session: Session, inbound: Inbound, settings: Settings,
 
 async def _note(session: Session, changes: Sequence[Wanted]) -> dict[int, int]:
     """Record the audited changes, in the transaction that makes them: records by place."""
-    places = [
-        place
-        for place, wanted in enumerate(changes)
-        if (METHODS[wanted.method].audited if wanted.method in METHODS else not isinstance(wanted.change, AnswerWait))
-    ]
+    places = [place for place, wanted in enumerate(changes) if METHODS[wanted.method].audited]
     if not places:
         return {}
-    deeds = []
+    entries = []
     for place in places:
         request = _decode_request(changes[place].text)
-        deeds.append(Deed(changes[place].sender, "", "inbound", request.method, shown_params(bytes(request.params))))
-    return dict(zip(places, await begin_audit(session, deeds), strict=True))
+        entries.append(
+            AuditEntry(changes[place].sender, "", "inbound", request.method, shown_params(bytes(request.params)))
+        )
+    return dict(zip(places, await begin_audit(session, entries), strict=True))
 
 
 def count_enqueued(tasks: Iterable[NewTask], enqueued: Iterable[Enqueued], *, source: str) -> None:
@@ -278,7 +237,9 @@ def count_enqueued(tasks: Iterable[NewTask], enqueued: Iterable[Enqueued], *, so
 
 def _reason(request: Request, exc: RpcError) -> str:
     if isinstance(exc, MethodNotFound):
-        return f"unknown method {request.method[:200]!r}{did_you_mean(request.method, PARAMS)}"
+        if request.method.startswith(API_ONLY):
+            return _ONLY_ANSWERS.format(method=request.method)
+        return f"unknown method {request.method[:200]!r}{did_you_mean(request.method, METHODS)}"
     return exc.message
 
 

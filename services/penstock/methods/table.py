@@ -1,81 +1,36 @@
-"""Every method of JSON-RPC by its name."""
+"""The JSON-RPC methods by name, without those that only the api carries out: these are in `api/table.py`."""
 
 from __future__ import annotations
 
-from types import ModuleType
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from penstock.limits import methods as limits
-from penstock.protocol.method import Method, declared
+from penstock.protocol.errors import MethodNotFound
+from penstock.protocol.method import Method, by_name
+from penstock.results import methods as results
 from penstock.schedules import methods as schedules
-from penstock.tasks import bulk_methods as bulk
+from penstock.settings.model import Settings
+from penstock.tasks import bulk_methods, ordering_methods
 from penstock.tasks import methods as tasks
-from penstock.tasks.params import (
-    AuditListParams,
-    CancelParams,
-    DiscoverParams,
-    DlqListParams,
-    DlqPurgeParams,
-    DlqReplayParams,
-    DlqShowParams,
-    DlqStatsParams,
-    EnqueueParams,
-    KeysCreateParams,
-    KeysListParams,
-    KeysRevokeParams,
-    ListParams,
-    RejectedListParams,
-    RejectedPurgeParams,
-    RejectedRetryParams,
-    RejectedShowParams,
-    RescheduleParams,
-    ResultParams,
-    RetryParams,
-    StatsParams,
-    StatusParams,
-    TaskCompleteParams,
-    TaskFailParams,
-)
+from penstock.tasks.new_task import submitted_task
 from penstock.workflows import methods as workflows
 
-METHODS: dict[str, Method] = {
-    method.name: method for room in (limits, bulk, tasks, schedules, workflows) for method in declared(room)
-}
+SUBMIT_PREFIX = "submit:"
+API_ONLY = ("audit.", "dlq.", "keys.", "rejected.", "rpc.")
+
+METHODS = by_name(tasks, limits, bulk_methods, ordering_methods, results, schedules, workflows)
 
 
-def _params(room: ModuleType) -> dict[str, type[msgspec.Struct]]:
-    return {method.name: method.params for method in declared(room)}
-
-
-PARAMS: dict[str, type[msgspec.Struct]] = {
-    "enqueue": EnqueueParams,
-    "status": StatusParams,
-    "result": ResultParams,
-    "cancel": CancelParams,
-    "retry": RetryParams,
-    "reschedule": RescheduleParams,
-    "list": ListParams,
-    "stats": StatsParams,
-    "rejected.list": RejectedListParams,
-    "rejected.show": RejectedShowParams,
-    "rejected.retry": RejectedRetryParams,
-    "rejected.purge": RejectedPurgeParams,
-    "dlq.stats": DlqStatsParams,
-    "dlq.list": DlqListParams,
-    "dlq.show": DlqShowParams,
-    "dlq.replay": DlqReplayParams,
-    "dlq.purge": DlqPurgeParams,
-    "keys.create": KeysCreateParams,
-    "keys.list": KeysListParams,
-    "keys.revoke": KeysRevokeParams,
-    **_params(limits),
-    **_params(bulk),
-    "audit.list": AuditListParams,
-    **_params(tasks),
-    "task.complete": TaskCompleteParams,
-    "task.fail": TaskFailParams,
-    **_params(schedules),
-    **_params(workflows),
-    "rpc.discover": DiscoverParams,
-}
+def read_command(
+    name: str, params: msgspec.Raw | bytes, settings: Settings, methods: Mapping[str, Method] = METHODS
+) -> Any:
+    """Check a method and its raw parameters. Raises MethodNotFound, InvalidParams, TooLarge."""
+    raw = bytes(params)
+    if name.startswith(SUBMIT_PREFIX):
+        return submitted_task(name.removeprefix(SUBMIT_PREFIX), raw or b"{}", settings)
+    if name not in methods:
+        raise MethodNotFound("Method not found", {"method": name[:200]})
+    return methods[name].command(raw, settings)

@@ -14,7 +14,7 @@ from penstock.protocol.task import ACTION_MAX_CHARS, BUILT_IN_ACTIONS
 from penstock.protocol.tenant import check_tenant
 
 SECRET_PREFIX = "pstk_"  # lets scanners for leaked secrets find one
-PREFIX_CHARS = 13  # of a secret are kept in clear, to tell keys apart: 48 of its 256 random bits
+PREFIX_CHARS = 13  # of a secret are kept in clear, to distinguish keys: 48 of its 256 random bits
 NAME_MAX_CHARS = 100
 PATTERNS_MAX = 100
 PLAIN_MIN_CHARS = 16  # of a key that PENSTOCK_API_KEYS holds itself; a shorter one is thought up, and can be guessed

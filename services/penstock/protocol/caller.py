@@ -26,7 +26,7 @@ def bind(tenant: str | None, actions: tuple[str, ...] | None = None) -> None:
 
 
 def bound_to() -> str | None:
-    """The tenant that whoever sent the request in hand is bound to; None for one who is bound to none."""
+    """The tenant to which the caller is bound, or None."""
     return _tenant.get()
 
 
@@ -66,11 +66,11 @@ def narrow_tenant(command: Any) -> Any:
 
 
 def sees(tenant: str | None) -> bool:
-    """Whether whoever sent the request in hand may see what is of this tenant."""
+    """Whether the caller may see records of this tenant."""
     bound = _tenant.get()
     return bound is None or tenant == bound
 
 
 def seen(rows: Iterable[Any]) -> list[Any]:
-    """Of rows with a tenant, those that whoever sent the request in hand may see."""
+    """Of rows with a tenant, those that the caller may see."""
     return [row for row in rows if sees(row["tenant"])]

@@ -14,7 +14,7 @@ from penstock.protocol.json_text import short_reason
 ENCODING = "gzip"
 PACKED_PREFIX = f'{{"jsonrpc":"2.0","encoding":"{ENCODING}"'
 PACKED_PER_MESSAGE = 16  # results; a resulter unpacks so many of any size that the settings allow
-UNPACKED_RESULT_BYTES = 900_000  # what the settings allow at the most
+UNPACKED_RESULT_BYTES = 900_000  # the highest value of the setting
 UNPACKED_BODY_BYTES = 16 * 1024 * 1024  # of all results of one message; a megabyte could become a thousand of them
 _LEVEL = 6
 _GZIP_WINDOW = 31  # of zlib: the largest, with the header of gzip

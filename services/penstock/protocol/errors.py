@@ -1,46 +1,4 @@
-"""The error tree, and the JSON-RPC codes that go on the wire.
-
-    PenstockError
-      SettingsError        a setting is missing, wrong or unsafe; found before the first connection
-      RpcError             an answer to a caller: code, message, data
-        ParseError           -32700  not JSON
-        InvalidRequest       -32600  JSON, but no JSON-RPC 2.0 request
-        MethodNotFound       -32601
-        InvalidParams        -32602  data names the field
-        AccessDenied         -32003  no valid API key, one that may not do this, or not from this machine
-        NotFound                     an unknown id, name or key
-          TaskNotFound       -32004
-          MessageNotFound    -32005  rejected, or in a dead-letter queue
-          KeyNotFound        -32006  of the API
-          JobNotFound        -32008
-          RouteNotFound      -32011
-          ScheduleNotFound   -32020  a schedule, or an import of schedules
-          WorkflowNotFound   -32022
-        StateConflict        -32009  the task's state forbids it
-          UniqueKeyTaken             another task now has its unique key
-          PayloadGone                retention has deleted its payload
-          PartOfWorkflow             a step is retried with its workflow
-          AnsweredAlready            its token already has another answer
-        QueueAway            -32010  the api cannot reach a queue
-        DuplicateTask        -32012  another task has the unique key, and on_duplicate is error
-        TooLarge             -32013  the payload is over the limit
-        TooManyWaits         -32025  the api waits for as many results as it may
-        WorkflowConflict     -32023  the workflow's state forbids it, or another definition has its key
-        Overloaded           -32026  the process holds as many bytes of requests as it may
-        RateLimited          -32029  more requests than the key may send for now
-      Unavailable          Postgres or SQS is unavailable; a later try may work
-        Locked               another transaction holds a row or table that this one needs
-        TooSlow              Postgres did not finish in time; the statement may be too expensive
-        PayloadUnavailable   a payload or result cannot be read now: S3 is unavailable, a key is missing
-      PayloadLost          an encoded text cannot be decoded: its object is gone, or it was changed
-      NoResult             what waiting for a result raises instead
-        TaskFailed           the task is CRITICAL_ERROR
-        ResultCancelled      the task is CANCELLED
-        ResultGone           it succeeded, and retention has deleted its result since
-        ResultTimeout        it has not settled within the time; a TimeoutError too
-      Refused              Postgres rejects the values; they fail at every try
-      InjectedFault        raised on purpose in a handler, by PENSTOCK_CHAOS_HANDLER
-      StackError           the embedded Postgres, SQS or a process could not be started or found
+"""The errors that Penstock raises on purpose, with the JSON-RPC codes of those that are answered to callers.
 
 Expected outcomes (duplicate, stale, empty) are return values, not errors.
 """
@@ -49,29 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-PARSE_ERROR = -32700
-INVALID_REQUEST = -32600
 METHOD_NOT_FOUND = -32601
 INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 HANDLER_ERROR = -32000
 TASK_TIMEOUT = -32001
-ACCESS_DENIED = -32003
-TASK_NOT_FOUND = -32004
-MESSAGE_NOT_FOUND = -32005
-KEY_NOT_FOUND = -32006
-JOB_NOT_FOUND = -32008
 STATE_CONFLICT = -32009
-QUEUE_AWAY = -32010
-ROUTE_NOT_FOUND = -32011
-DUPLICATE_TASK = -32012
 TOO_LARGE = -32013
-SCHEDULE_NOT_FOUND = -32020
-WORKFLOW_NOT_FOUND = -32022
-WORKFLOW_CONFLICT = -32023
-TOO_MANY_WAITS = -32025
 OVERLOADED = -32026
-RATE_LIMITED = -32029
 
 
 class PenstockError(Exception):
@@ -132,12 +75,20 @@ class RpcError(PenstockError):
         self.data = data
 
 
+class InternalError(RpcError):
+    """A failure of the server, whose reason is in the log alone."""
+
+
 class ParseError(RpcError):
-    code = PARSE_ERROR
+    """The body is not JSON."""
+
+    code = -32700
 
 
 class InvalidRequest(RpcError):
-    code = INVALID_REQUEST
+    """JSON, but no JSON-RPC 2.0 request."""
+
+    code = -32600
 
 
 class MethodNotFound(RpcError):
@@ -156,7 +107,7 @@ class InvalidParams(RpcError):
 class AccessDenied(RpcError):
     """The caller may not ask; ``status`` is the HTTP status that says so."""
 
-    code = ACCESS_DENIED
+    code = -32003
 
     def __init__(self, status: int, message: str, data: Any = None) -> None:
         super().__init__(message, data)
@@ -164,83 +115,82 @@ class AccessDenied(RpcError):
 
 
 class NotFound(RpcError):
-    """An id, name or key is unknown; ``data`` has it. what: the kind of object."""
+    """An id, name or key is unknown; ``data`` has it. what: the kind of object. called: a key that is text."""
 
     what = "object"
+    called = "id"
 
-    def __init__(self, key: int | str, *, called: str = "id") -> None:
-        super().__init__(f"No such {self.what}: {key}", {called: key})
+    def __init__(self, key: int | str) -> None:
+        super().__init__(f"No such {self.what}: {key}", {"id" if isinstance(key, int) else self.called: key})
 
 
 class TaskNotFound(NotFound):
     """Unknown task; ``data["id"]`` is the id."""
 
-    code = TASK_NOT_FOUND
+    code = -32004
     what = "task"
 
 
 class MessageNotFound(NotFound):
     """Unknown message; ``where``: the places that were searched."""
 
-    code = MESSAGE_NOT_FOUND
+    code = -32005
 
     def __init__(self, message_id: int | str, where: str) -> None:
         RpcError.__init__(self, f"No such message: {message_id} {where}", {"id": message_id})
 
 
 class KeyNotFound(NotFound):
-    code = KEY_NOT_FOUND
+    code = -32006
     what = "API key"
 
 
 class RouteNotFound(NotFound):
-    code = ROUTE_NOT_FOUND
+    code = -32011
     what = "route"
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name, called="name")
+    called = "name"
 
 
 class JobNotFound(NotFound):
     """Unknown bulk job; ``data["id"]`` is the id."""
 
-    code = JOB_NOT_FOUND
+    code = -32008
     what = "job"
 
 
 class ScheduleNotFound(NotFound):
     """Unknown schedule, by its name, or import of schedules, by its number."""
 
-    code = SCHEDULE_NOT_FOUND
+    code = -32020
+
+    called = "name"
 
     def __init__(self, key: str | int) -> None:
         self.what = "import of schedules" if isinstance(key, int) else "schedule"
-        super().__init__(key, called="id" if isinstance(key, int) else "name")
+        super().__init__(key)
 
 
 class WorkflowNotFound(NotFound):
     """Unknown workflow, by its id or its key."""
 
-    code = WORKFLOW_NOT_FOUND
+    code = -32022
     what = "workflow"
-
-    def __init__(self, which: int | str) -> None:
-        super().__init__(which, called="id" if isinstance(which, int) else "key")
+    called = "key"
 
 
 class WorkflowConflict(RpcError):
-    """``data`` has the id and the state of the conflicting workflow."""
+    """The workflow's state forbids it, or another definition has its key; ``data`` has the id and the state."""
 
-    code = WORKFLOW_CONFLICT
+    code = -32023
 
     def __init__(self, workflow_id: int, state: str, problem: str) -> None:
         super().__init__(f"Workflow {workflow_id} {problem}", {"id": workflow_id, "state": state})
 
 
 class QueueAway(RpcError):
-    """``reference`` is also in the log, with the reason."""
+    """The api cannot reach a queue; ``reference`` is also in the log, with the reason."""
 
-    code = QUEUE_AWAY
+    code = -32010
 
     def __init__(self, queue: str, reference: str) -> None:
         super().__init__(
@@ -268,14 +218,14 @@ class PartOfWorkflow(StateConflict):
 
 
 class UniqueKeyTaken(StateConflict):
-    """``data["holder"]`` is the task that has the unique key."""
+    """Another task now has the unique key: ``data["holder"]``."""
 
     def __init__(self, task_id: int, state: str, holder: int) -> None:
         super().__init__(task_id, state, "retried", f", as task {holder} now has its unique key", holder=holder)
 
 
 class PayloadGone(StateConflict):
-    """``data["payload_gone"]`` is true."""
+    """Retention has deleted the payload; ``data["payload_gone"]`` is true."""
 
     def __init__(self, task_id: int, state: str) -> None:
         reason = ", as its payload is gone (PENSTOCK_PAYLOAD_RETENTION_SECONDS): enqueue it again"
@@ -283,7 +233,7 @@ class PayloadGone(StateConflict):
 
 
 class AnsweredAlready(StateConflict):
-    """``data["id"]`` and ``data["state"]``: of the task, null for an answer that is kept for one."""
+    """The token has another answer. ``data`` has the id and the state of the task, null for an answer that is kept."""
 
     def __init__(self, task_id: int | None, state: str | None) -> None:
         message = "The token already has a different answer: the first answer counts"
@@ -291,9 +241,9 @@ class AnsweredAlready(StateConflict):
 
 
 class DuplicateTask(RpcError):
-    """``data`` has the id and the state of the task that has the unique key."""
+    """Another task has the unique key, and on_duplicate is error; ``data`` has its id and state."""
 
-    code = DUPLICATE_TASK
+    code = -32012
 
     def __init__(self, task_id: int, state: str) -> None:
         super().__init__(f"Task {task_id} has this unique key already", {"id": task_id, "state": state})
@@ -311,7 +261,7 @@ class TooLarge(RpcError):
 class TooManyWaits(RpcError):
     """``what``: requests or tasks, of which ``limit`` may wait at once; try again later."""
 
-    code = TOO_MANY_WAITS
+    code = -32025
 
     def __init__(self, what: str, limit: int) -> None:
         super().__init__(
@@ -321,7 +271,7 @@ class TooManyWaits(RpcError):
 
 
 class Overloaded(RpcError):
-    """The same request may be sent again a moment later."""
+    """The process holds as many bytes of requests as it may; the request may be sent again a moment later."""
 
     code = OVERLOADED
     retry_after_seconds = 1.0
@@ -334,9 +284,9 @@ class Overloaded(RpcError):
 
 
 class RateLimited(RpcError):
-    """The same request may be sent again after ``retry_after_seconds``."""
+    """The key may send no more for now; the request may be sent again after ``retry_after_seconds``."""
 
-    code = RATE_LIMITED
+    code = -32029
 
     def __init__(self, retry_after_seconds: float) -> None:
         seconds = round(retry_after_seconds, 3)

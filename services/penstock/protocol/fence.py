@@ -24,7 +24,7 @@ class ClaimKey(NamedTuple):
 
 
 class Fence:
-    """Makes claim ids, and tells those that a scheduler made from others."""
+    """Makes claim ids, and recognises those that a scheduler made."""
 
     def __init__(self, keys: Sequence[ClaimKey] = ()) -> None:
         self._signer: Any = None

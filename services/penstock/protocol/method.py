@@ -12,6 +12,7 @@ import msgspec
 
 from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import RpcError
+from penstock.protocol.params import decode
 
 
 class Scope(StrEnum):
@@ -34,7 +35,9 @@ class Method:
     command; raises InvalidParams, TooLarge. narrow: limits a command to the tenant and the actions of the caller's
     key; raises InvalidParams, AccessDenied. audited: who called it is recorded. by_queue: a body of the inbound queue
     may ask for it. dry: whether a command of it only looks: it is not audited, and the queue takes none. savepoint: it
-    may be refused after it has written something. carry_out: given a context and the command.
+    may be refused after it has written something. together: the requests of one body are carried out in one call.
+    carry_out: given a context and the command, or with ``together`` a list of commands and of the errors of those that
+    could not be read, to which it returns a list of outcomes in this order.
     """
 
     name: str
@@ -50,7 +53,12 @@ class Method:
     by_queue: bool
     dry: Callable[[Any], bool]
     savepoint: bool
+    together: bool
     carry_out: Callable[[Any, Any], Awaitable[Any]]
+
+    def command(self, raw: bytes, settings: Any) -> Any:
+        """Raw parameters as the checked command. Raises InvalidParams, TooLarge."""
+        return self.read(decode(self.params, raw or b"{}"), settings)
 
 
 def _as_given(given: Any, _settings: Any = None) -> Any:
@@ -73,6 +81,7 @@ def method(
     by_queue: bool = False,
     dry: Callable[[Any], bool] = _never,
     savepoint: bool = False,
+    together: bool = False,
 ) -> Callable[[Callable[[Any, Any], Awaitable[Any]]], Method]:
     """Declare a method: a function of a context and a command, whose docstring is the summary.
 
@@ -82,12 +91,13 @@ def method(
 
     def declare(function: Callable[[Any, Any], Awaitable[Any]]) -> Method:
         hints = get_type_hints(function)
+        (returned,) = get_args(hints["return"]) if together else (hints["return"],)
         taken = list(hints.values())[1] if read is None else next(iter(get_type_hints(read).values()))
         return Method(
             name,
             " ".join((function.__doc__ or "").split()),
             taken,
-            hints["return"],
+            _without_errors(returned),
             permission,
             scope,
             errors,
@@ -97,15 +107,24 @@ def method(
             by_queue,
             dry,
             savepoint,
+            together,
             function,
         )
 
     return declare
 
 
-def declared(module: ModuleType) -> list[Method]:
-    """The methods that a module declares, in their order."""
-    return [value for value in vars(module).values() if isinstance(value, Method)]
+def _without_errors(kind: Any) -> Any:
+    """Of the outcomes of requests that are carried out together, the results."""
+    if get_origin(kind) not in (Union, UnionType):
+        return kind
+    results = tuple(one for one in get_args(kind) if not (isinstance(one, type) and issubclass(one, Exception)))
+    return Union[results]  # noqa: UP007 - of types that are known at run time only
+
+
+def by_name(*modules: ModuleType) -> dict[str, Method]:
+    """The methods that modules declare, in their order."""
+    return {method.name: method for module in modules for method in vars(module).values() if isinstance(method, Method)}
 
 
 def described(kind: Any) -> tuple[Any, str]:

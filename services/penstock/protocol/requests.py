@@ -16,7 +16,7 @@ from penstock.protocol.json_text import entry_text, holds_unstorable, replace_un
 from penstock.protocol.sealed import MARK
 
 TIMEOUT_ATTRIBUTE = "timeout_seconds"  # of an outbound message: run time allowed to each task in it
-SUSPECT_ATTRIBUTE = "suspect"  # of an outbound message: a worker fell silent over its task
+SUSPECT_ATTRIBUTE = "suspect"  # of an outbound message: its worker stopped heartbeating
 
 _EMPTY = msgspec.Raw(b"")
 _MARK = MARK.encode()

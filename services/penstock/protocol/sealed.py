@@ -56,7 +56,7 @@ def is_sealed(text: str | None) -> bool:
 
 
 def escape_plain(text: str) -> str:
-    """A worker's own result as it is stored: as it is, unless it begins with the mark."""
+    """A worker's own result as it is stored: unchanged unless it begins with the mark."""
     return f"{_PLAIN}{text[1:]}" if text.startswith(MARK) else text
 
 

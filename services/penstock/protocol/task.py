@@ -88,7 +88,7 @@ class NewTask:
     labels: JSON text of an object of text by text. expires_at: not started from then on; expires_in_seconds: the same,
     counted from the database's clock; never both. limit_key: which of its action's limits by key it counts against.
     unique: until when another task keeps the unique key from this one: "retained", until its record is cleaned; "live",
-    until it settles; or so many seconds from when it took the key. on_duplicate: what comes of a task whose key is
+    until it settles; or so many seconds from when it took the key. on_duplicate: what happens to a task whose key is
     another's; replaces_priority: with "replace", the priority too. tenant: for whom it is; its unique and ordering keys
     are that tenant's own. trace: the context it belongs to; see tracecontext. offered: a payload that a
     client has sealed, which is to be taken in before the task is stored.
@@ -130,7 +130,7 @@ class NewTask:
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """What became of a NewTask: the id it has, or the id of the first one with its unique key.
+    """The outcome of a NewTask: the id it has, or the id of the first one with its unique key.
 
     replaced: that one's payload was replaced; None unless this was asked for.
     """
@@ -141,26 +141,11 @@ class Enqueued:
     replaced: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HeldKey:
-    """An ordering key that a task in CRITICAL_ERROR holds.
-
-    action, since: of that task, None when its record is gone. waiting: how many tasks wait behind it, counted up to
-    a limit.
-    """
-
-    key: str
-    task_id: int
-    action: str | None
-    since: datetime | None
-    waiting: int
-
-
 class Claimed(NamedTuple):
     """A task that a scheduler has claimed and must now send or release.
 
-    waited_seconds: from due to claimed. suspect: a worker fell silent with it, so it must travel alone. route: the one
-    that it goes by, None for the outbound queue. tenant: for whom it is. trace: what it carries; see wire.read_carried.
+    waited_seconds: from due to claimed. suspect: its worker stopped heartbeating, so it must travel alone. route: None
+    for the outbound queue. tenant: for whom it is. trace: what it carries; see wire.read_carried.
     """
 
     id: int
@@ -204,8 +189,8 @@ class Failure:
     """One failed attempt, decided: what is recorded and when the task may run again.
 
     delay_seconds: None = no more attempts, the task becomes CRITICAL_ERROR.
-    error: JSON text of the error object. suspect: a worker fell silent with it; it travels alone from now on.
-    worker: which one told it, None where none did.
+    error: JSON text of the error object. suspect: its worker stopped heartbeating; it travels alone from now on.
+    worker: which one sent it, or None.
     """
 
     id: int

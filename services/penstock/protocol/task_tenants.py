@@ -21,7 +21,7 @@ def tenant_bytes(tenant: str) -> int:
 
 
 def encode_tenants(tenants: Iterable[tuple[int, str | None]]) -> dict[str, str]:
-    """The attributes that tell the tenants of these tasks; none where no task has one."""
+    """The attributes that name the tenants of these tasks; empty if no task has one."""
     ids: dict[str | None, list[int]] = defaultdict(list)
     for task_id, tenant in tenants:
         ids[tenant].append(task_id)

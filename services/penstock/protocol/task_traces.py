@@ -2,7 +2,7 @@
 
 They do not stand in the body: a worker is any JSON-RPC server, and a strict one refuses a request with a member that
 JSON-RPC does not know. Where all tasks of a message share one context the attributes are those that every library
-looks for; otherwise ``traces`` tells which task has which.
+looks for; otherwise ``traces`` has that of each task.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.protocol.trace_context import TRACEPARENT, TraceContext, of_header
 
 TRACES_ATTRIBUTE = "traces"
 TRACES_MAX_BYTES = 32_768  # of the attribute; RabbitMQ has all headers of a message in one frame
-TRACE_ENTRY_BYTES = 120  # that an entry takes at the most beside its own text
+TRACE_ENTRY_BYTES = 120  # that an entry takes at most beside its own text
 
 
 class CarriedTrace(NamedTuple):
@@ -38,7 +38,7 @@ _decode = msgspec.json.Decoder(list[_Entry]).decode
 
 
 def read_carried(text: str | None) -> CarriedTrace | None:
-    """Read what a claim tells of a task: the context, and on a line of its own the attempt before."""
+    """Read the trace column of a claimed task: the context, and on a line of its own the attempt before."""
     if text is None:
         return None
     first, _, former = text.partition("\n")
@@ -47,7 +47,7 @@ def read_carried(text: str | None) -> CarriedTrace | None:
 
 
 def encode_traces(tasks: Iterable[tuple[int, str | None]]) -> dict[str, str]:
-    """The attributes of a message with these tasks, (id, what its claim tells) each; empty where none has a trace."""
+    """The attributes of a message with these tasks, (id, trace column) each; empty if none has a trace."""
     groups: defaultdict[str | None, list[int]] = defaultdict(list)
     for task_id, text in tasks:
         groups[text].append(task_id)

@@ -90,7 +90,7 @@ def of_text(text: str | None) -> TraceContext | None:
 
 
 def current() -> TraceContext | None:
-    """That of the span that is active here, in a program that has loaded OpenTelemetry; nobody else has one."""
+    """That of the span that is active here, if the program has loaded OpenTelemetry."""
     trace: Any = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return None

@@ -20,6 +20,7 @@ def about(description: str) -> Meta:
 
 
 CURSOR = about("The cursor of the page before.")
+NEXT_CURSOR = about("Pass it on for the next page; null at the end.")
 
 
 def timestamp(instant: datetime) -> str:

@@ -1,4 +1,4 @@
-"""Who sends results: a worker tells its name once a message, as an attribute of it, and not with each result."""
+"""The name of the worker that sends results: an attribute of each message, not a member of each result."""
 
 from __future__ import annotations
 

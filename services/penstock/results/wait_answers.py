@@ -9,11 +9,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Annotated
+
+import msgspec
 
 from penstock.db.session import Session
 from penstock.protocol.errors import TASK_TIMEOUT, AnsweredAlready, RpcError, StateConflict, TaskNotFound
 from penstock.protocol.reports import Failed
 from penstock.protocol.task import State
+from penstock.protocol.views import about
 from penstock.protocol.wait_tokens import claim_of_token, kept_token
 from penstock.results.apply import apply_reports
 from penstock.results.wait_store import (
@@ -32,34 +36,42 @@ from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
 from penstock.settings.model import Settings
 from penstock.tasks import settle
-from penstock.tasks.commands import AnswerWait
 from penstock.tasks.records import Pair
 
 log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerOutcome:
-    """What an answer did.
+class AnswerWait:
+    """What a task waits for has come. answer: a member of a JSON-RPC response, result or error, as a worker gives it.
 
-    id, state: of the task that it settled, or settled before; None for one that is kept. kept: no task waits for it
-    yet. duplicate: it came before, the same.
+    digest: tells one answer from another. tenant: of the task, None for none and for a token that Penstock made.
     """
 
-    id: int | None
-    state: State | None
-    kept: bool = False
-    duplicate: bool = False
+    token: str
+    answer: str
+    digest: bytes
+    tenant: str | None = None
 
 
-async def answer_wait(session: Session, command: AnswerWait) -> AnswerOutcome:
+class Answered(msgspec.Struct, frozen=True):
+    id: Annotated[int | None, about("The task that waited; null for an answer that is kept.")]
+    state: Annotated[State | None, about("Its state now.")]
+    kept: Annotated[bool, about("True: no task waits for it yet; the first one to do so within a day gets it.")]
+    duplicate: Annotated[bool, about("True: the same answer came before, and this one changed nothing.")]
+
+
+_KEPT = Answered(None, None, kept=True, duplicate=False)
+
+
+async def answer_wait(session: Session, command: AnswerWait, settings: Settings) -> Answered:
     """Settle what waits for a token, inside a transaction, or keep the answer for a task that has yet to wait.
 
     Raises StateConflict: the task is settled, or the attempt that the token was made for is over; AnsweredAlready:
     another answer came first; TaskNotFound: a token made for a task that there is not.
     """
     try:
-        answered = await _answer(session, command)
+        answered = await _answer(session, command, settings)
     except RpcError:
         metrics.WAITS_ENDED.labels("refused").inc()
         raise
@@ -69,7 +81,7 @@ async def answer_wait(session: Session, command: AnswerWait) -> AnswerOutcome:
     return answered
 
 
-async def _answer(session: Session, command: AnswerWait) -> AnswerOutcome:
+async def _answer(session: Session, command: AnswerWait, settings: Settings) -> Answered:
     kept = await _kept(session, command)
     token = await keep_answer(session, kept, command.answer, command.digest)
     made_for = claim_of_token(command.token)
@@ -77,21 +89,21 @@ async def _answer(session: Session, command: AnswerWait) -> AnswerOutcome:
         if made_for is not None and not await settle.read_attempts(session, [made_for]):
             await forget_token(session, kept)
             raise await _too_late(session, made_for)
-        return AnswerOutcome(None, None, kept=True)
-    if token.active and await _settle(session, token, command):
+        return _KEPT
+    if token.active and await _settle(session, token, command, settings):
         assert token.pair is not None
-        return AnswerOutcome(token.pair[0], await _state_of(session, token.pair[0]))
+        return Answered(token.pair[0], await _state_of(session, token.pair[0]), kept=False, duplicate=False)
     is_same = token.digest == command.digest
     if token.pair is None:
         if is_same:
-            return AnswerOutcome(None, None, kept=True, duplicate=True)
+            return Answered(None, None, kept=True, duplicate=True)
         raise AnsweredAlready(None, None)
     if token.active:
         await end_waits(session, [kept])  # its task was cancelled at this very moment
     task_id = token.pair[0]
     state = await _state_of(session, task_id)
     if is_same:
-        return AnswerOutcome(task_id, state, duplicate=True)
+        return Answered(task_id, state, kept=False, duplicate=True)
     if state is None:
         raise TaskNotFound(task_id)
     if state.final or made_for is not None:
@@ -100,7 +112,7 @@ async def _answer(session: Session, command: AnswerWait) -> AnswerOutcome:
         raise StateConflict(task_id, state, "answered")
     # The attempt that waited is over and another is to come, which may wait for the same token.
     await keep_next_answer(session, kept, command.answer, command.digest)
-    return AnswerOutcome(None, None, kept=True)
+    return _KEPT
 
 
 async def _kept(session: Session, command: AnswerWait) -> str:
@@ -115,13 +127,13 @@ async def _kept(session: Session, command: AnswerWait) -> str:
     return kept
 
 
-async def _settle(session: Session, token: Token, command: AnswerWait) -> bool:
+async def _settle(session: Session, token: Token, command: AnswerWait, settings: Settings) -> bool:
     """False when the task does not wait any more."""
     assert token.pair is not None
     if not await resume_waits(session, [token.pair]):
         return False
     report = read_answer(command.answer, token.pair, token.policy)
-    await apply_reports(session, [report], command.settings)
+    await apply_reports(session, [report], settings)
     await note_answers(session, [(token.token, token.pair, command.digest)])
     await session.fetch("end_waits_of", [token.pair[0]])
     return True

@@ -16,7 +16,7 @@ import msgspec
 from penstock.db.notify import Notifier
 from penstock.db.pool import PATIENT_SECONDS, Store
 from penstock.db.session import Session
-from penstock.methods.reading import read_command
+from penstock.methods.table import read_command
 from penstock.protocol.errors import InvalidParams, PenstockError, Refused, RpcError
 from penstock.protocol.json_text import decode_any
 from penstock.runtime.halving import in_halves

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -29,10 +30,25 @@ from penstock.settings.model import Settings
 from penstock.tasks import bulk, bulk_jobs
 from penstock.tasks import bulk_views as views
 from penstock.tasks.bulk_params import BulkParams, BulkRescheduleParams, JobId, JobListParams
-from penstock.tasks.commands import Bulk, ListJobs
 from penstock.tasks.filters import BulkWork, NewTimes, Operation, Selection
 
 log = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """Work on tasks by a filter. dry_run: only count them."""
+
+    work: BulkWork
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ListJobs:
+    """Newest first; ``before`` is the id that the page begins behind."""
+
+    limit: int
+    before: int | None
 
 
 def _selection(operation: Operation, given: BulkParams) -> Selection:

@@ -1,89 +1,176 @@
-"""The method `list`: pages of tasks, newest first, by every filter."""
+"""Tasks as `status` and `list` show them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
+from penstock.db.context import Context
 from penstock.db.session import Session
-from penstock.payloads.codec import PayloadCodec
 from penstock.payloads.records import shown_rows
-from penstock.protocol.task import FINAL_STATES
-from penstock.protocol.tenant import kept_key
+from penstock.protocol.caller import seen
+from penstock.protocol.errors import RpcError, TaskNotFound
+from penstock.protocol.task import FINAL_STATES, State
+from penstock.protocol.tenant import kept_key, own_key
+from penstock.protocol.views import timestamp
 from penstock.runtime.budget import in_hand
 from penstock.tasks import views
-from penstock.tasks.commands import ListTasks
 
 SCAN_TASKS = 20_000  # that one page of a filtered list looks at; a rare action must not read the whole history
 _NO_CURSOR = 2**63 - 1
 
 
-class TaskLists:
-    """Lists tasks. session: opens one."""
+@dataclass(frozen=True, slots=True)
+class ShowTasks:
+    """``many``: the answer is a list. ``detail``: with payload, keys and every failed attempt."""
 
-    def __init__(self, session: Callable[[], AbstractAsyncContextManager[Session]], codec: PayloadCodec) -> None:
-        self._session = session
-        self._codec = codec
+    ids: list[int]
+    many: bool
+    detail: bool
 
-    async def list(self, command: ListTasks) -> views.TaskPage:
-        """A page, newest first. With a filter that no index serves, a bounded stretch of ids is looked at."""
-        if command.is_search:
-            return await self._search(command)
-        before = _NO_CURSOR if command.before is None else command.before
-        served = command.action is None and (command.state is None or command.state in FINAL_STATES)
-        scan = command.limit if served else max(command.limit, SCAN_TASKS)
-        arguments = [before, command.limit, scan, command.action]
-        async with self._session() as session:
-            if command.state is None:
-                seen = await session.fetch("list_tasks", *arguments)
-            elif command.state in FINAL_STATES:
-                seen = await session.fetch("list_settled_tasks", *arguments, command.state)
-            else:
-                seen = await session.fetch("list_live_tasks", *arguments, command.state)
-            ids: list[int] = seen[0]["ids"]
-            rows = await self._read(session, ids)
-        tasks = sorted((views.task(row) for row in rows), key=lambda task: task.id, reverse=True)
-        return views.TaskPage(tasks, _cursor(ids, command.limit, seen[0]["last"], seen[0]["count"], scan))
 
-    async def _search(self, command: ListTasks) -> views.TaskPage:
-        """The same by labels, key and time of creation; a key is looked up in the indexes first, however old it is."""
-        labels = None if command.labels is None else msgspec.json.encode(command.labels).decode("utf-8")
-        before = _NO_CURSOR if command.before is None else command.before
-        first, extra = 0, list[int]()
-        async with self._session() as session:
-            if command.until is not None:
-                before = min(before, await session.value("find_first_id", command.until))
-            if command.since is not None:
-                first = await session.value("find_first_id", command.since)
-            arguments = [before, command.limit, SCAN_TASKS, command.action, first, labels, command.key, command.tenant]
-            if command.state is None:
-                seen = await session.fetch("search_tasks", *arguments)
-            elif command.state in FINAL_STATES:
-                seen = await session.fetch("search_settled_tasks", *arguments, command.state)
-            else:
-                seen = await session.fetch("search_live_tasks", *arguments, command.state)
-            ids: list[int] = seen[0]["ids"]
-            if command.key is not None and command.before is None:
-                kept = kept_key(command.tenant, command.key)
-                found = {row["id"] for row in await session.fetch("find_by_key", kept, command.limit)}
-                extra = sorted(found - set(ids), reverse=True)
-            rows = await self._read(session, ids + extra)
-        found_late = [row for row in rows if row["id"] in extra and _fits(row, command)]
-        found_late.sort(key=lambda row: row["id"], reverse=True)
-        # What has no room on the page stands on a later one, for it is among those that were not looked at yet.
-        shown = [row for row in rows if row["id"] not in extra] + found_late[: command.limit - len(ids)]
-        tasks = sorted(map(views.task, shown), key=lambda task: task.id, reverse=True)
-        return views.TaskPage(tasks, _cursor(ids, command.limit, seen[0]["last"], seen[0]["count"], SCAN_TASKS))
+async def show_tasks(
+    context: Context, commands: Sequence[ShowTasks | RpcError]
+) -> list[views.Task | list[views.Task | None] | RpcError]:
+    """An outcome for each command; the tasks of all are read together."""
+    rows: dict[bool, dict[int, Any]] = {}
+    waits: dict[int, views.WaitsFor] = {}
+    for detail in (False, True):
+        ids = {
+            task_id
+            for command in commands
+            if isinstance(command, ShowTasks) and command.detail == detail
+            for task_id in command.ids
+        }
+        if ids:
+            rows[detail], found = await _read_shown(context, list(ids), detail=detail)
+            waits |= found
+    outcomes: list[views.Task | list[views.Task | None] | RpcError] = []
+    for command in commands:
+        if isinstance(command, RpcError):
+            outcomes.append(command)
+            continue
+        shown = [_shown(rows[command.detail].get(one), waits, command.detail) for one in command.ids]
+        outcomes.append(shown if command.many else shown[0] or TaskNotFound(command.ids[0]))
+    return outcomes
 
-    async def _read(self, session: Session, ids: Sequence[int]) -> Sequence[Any]:
-        """Rows of tasks, with as many bytes of results and errors as the answer has room for."""
-        load = in_hand()
-        rows = await session.fetch("show_tasks", ids, False, load.room_bytes) if ids else []
-        load.hold(sum(map(views.task_bytes, rows)))
-        return await shown_rows(self._codec, rows, room_bytes=0)
+
+async def _read_shown(
+    context: Context, ids: Sequence[int], *, detail: bool
+) -> tuple[dict[int, Any], dict[int, views.WaitsFor]]:
+    """Rows of tasks that the caller may see, decoded, and what they wait for."""
+    load = in_hand()
+    room = load.room_bytes
+    async with context.session() as session:
+        rows: Sequence[Any] = seen(await session.fetch("show_tasks", ids, detail, room))
+        waits = await _read_waits(session, rows) if detail else {}
+        codec = session.codec
+    load.hold(sum(map(views.task_bytes, rows)))
+    rows = await shown_rows(codec, rows, room_bytes=room, payload=detail)
+    return {row["id"]: row for row in rows}, waits
+
+
+async def _read_waits(session: Session, rows: Sequence[Any]) -> dict[int, views.WaitsFor]:
+    """What tasks wait for, of those that do."""
+    ids = [row["id"] for row in rows if row["state"] == State.WAITING and row["attempts"]]
+    found = await session.fetch("read_waits", ids) if ids else []
+    return {row["task_id"]: views.WaitsFor(own_key(row["token"]), timestamp(row["deadline"])) for row in found}
+
+
+def _shown(row: Any, waits: Mapping[int, views.WaitsFor], detail: bool) -> views.Task | None:
+    """A task as it is answered; its large values only while the answer has room, as a body may name it often."""
+    if row is None:
+        return None
+    if not row["is_cut"] and not in_hand().answer(views.task_bytes(row)):
+        row = {**row, "is_cut": True, "payload": None, "result": None, "failures": None, "error": None}
+    return views.task_detail(row, waits.get(row["id"])) if detail else views.task(row)
+
+
+@dataclass(frozen=True, slots=True)
+class ListTasks:
+    """Newest first; ``before`` is the id that the page begins behind.
+
+    labels: among the task's. key: its unique key or its ordering key. since, until: when it was created, without until.
+    """
+
+    state: State | None
+    action: str | None
+    limit: int
+    before: int | None
+    labels: dict[str, str] | None = None
+    key: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    tenant: str | None = None
+
+    @property
+    def is_search(self) -> bool:
+        """Whether it filters by more than a state and an action."""
+        return any(value is not None for value in (self.labels, self.key, self.since, self.until, self.tenant))
+
+
+async def list_tasks(context: Context, command: ListTasks) -> views.TaskPage:
+    """A page, newest first. With a filter that no index serves, a bounded stretch of ids is looked at."""
+    if command.is_search:
+        return await _search(context, command)
+    before = _NO_CURSOR if command.before is None else command.before
+    served = command.action is None and (command.state is None or command.state in FINAL_STATES)
+    scan = command.limit if served else max(command.limit, SCAN_TASKS)
+    arguments = [before, command.limit, scan, command.action]
+    async with context.session() as session:
+        if command.state is None:
+            page = await session.fetch("list_tasks", *arguments)
+        elif command.state in FINAL_STATES:
+            page = await session.fetch("list_settled_tasks", *arguments, command.state)
+        else:
+            page = await session.fetch("list_live_tasks", *arguments, command.state)
+        ids: list[int] = page[0]["ids"]
+        rows = await _read(session, ids)
+    tasks = sorted((views.task(row) for row in rows), key=lambda task: task.id, reverse=True)
+    return views.TaskPage(tasks, _cursor(ids, command.limit, page[0]["last"], page[0]["count"], scan))
+
+
+async def _search(context: Context, command: ListTasks) -> views.TaskPage:
+    """The same by labels, key and time of creation; a key is looked up in the indexes first, however old it is."""
+    labels = None if command.labels is None else msgspec.json.encode(command.labels).decode("utf-8")
+    before = _NO_CURSOR if command.before is None else command.before
+    first, extra = 0, list[int]()
+    async with context.session() as session:
+        if command.until is not None:
+            before = min(before, await session.value("find_first_id", command.until))
+        if command.since is not None:
+            first = await session.value("find_first_id", command.since)
+        arguments = [before, command.limit, SCAN_TASKS, command.action, first, labels, command.key, command.tenant]
+        if command.state is None:
+            page = await session.fetch("search_tasks", *arguments)
+        elif command.state in FINAL_STATES:
+            page = await session.fetch("search_settled_tasks", *arguments, command.state)
+        else:
+            page = await session.fetch("search_live_tasks", *arguments, command.state)
+        ids: list[int] = page[0]["ids"]
+        if command.key is not None and command.before is None:
+            kept = kept_key(command.tenant, command.key)
+            found = {row["id"] for row in await session.fetch("find_by_key", kept, command.limit)}
+            extra = sorted(found - set(ids), reverse=True)
+        rows = await _read(session, ids + extra)
+    found_late = [row for row in rows if row["id"] in extra and _fits(row, command)]
+    found_late.sort(key=lambda row: row["id"], reverse=True)
+    # What has no room on the page stands on a later one, for it is among those that were not looked at yet.
+    shown = [row for row in rows if row["id"] not in extra] + found_late[: command.limit - len(ids)]
+    tasks = sorted(map(views.task, shown), key=lambda task: task.id, reverse=True)
+    return views.TaskPage(tasks, _cursor(ids, command.limit, page[0]["last"], page[0]["count"], SCAN_TASKS))
+
+
+async def _read(session: Session, ids: Sequence[int]) -> Sequence[Any]:
+    """Rows of tasks, with as many bytes of results and errors as the answer has room for."""
+    load = in_hand()
+    rows = await session.fetch("show_tasks", ids, False, load.room_bytes) if ids else []
+    load.hold(sum(map(views.task_bytes, rows)))
+    return await shown_rows(session.codec, rows, room_bytes=0)
 
 
 def _fits(row: Any, command: ListTasks) -> bool:

@@ -1,83 +1,325 @@
-"""The methods about ordering keys and claims."""
+"""The methods about single tasks."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from penstock.db.context import Context
+from penstock.db.context import Context, ServingContext
+from penstock.db.session import Session
 from penstock.protocol.api_key import Permission
-from penstock.protocol.checks import MAX_IDS, MAX_LIST, read_key, read_limit
-from penstock.protocol.errors import InvalidParams
+from penstock.protocol.caller import bound_to, check_actions, narrow_tenant, own_tenant, seen
+from penstock.protocol.checks import (
+    MAX_IDS,
+    MAX_LIST,
+    TaskId,
+    check_labels_sought,
+    read_cursor,
+    read_id,
+    read_ids,
+    read_instant,
+    read_key,
+    read_limit,
+    read_reason,
+)
+from penstock.protocol.errors import (
+    DuplicateTask,
+    InvalidParams,
+    RpcError,
+    StateConflict,
+    TaskNotFound,
+    TooLarge,
+    TooManyWaits,
+)
 from penstock.protocol.method import Scope, method
-from penstock.protocol.requests import ClaimId, parse_claim_id
-from penstock.protocol.tenant import kept_key, own_key, read_tenant, tenant_of_key
+from penstock.protocol.task import REASON_MAX_CHARS, NewTask, State
+from penstock.protocol.tenant import read_tenant
 from penstock.protocol.views import CURSOR, about
+from penstock.runtime.budget import in_hand
 from penstock.settings.model import Settings
-from penstock.tasks import ordering, settle, views
-from penstock.tasks.commands import ListHeldKeys
+from penstock.tasks import reschedule as rescheduling
+from penstock.tasks import settle, stats, views
+from penstock.tasks.list import ListTasks, ShowTasks, list_tasks, show_tasks
+from penstock.tasks.new_task import new_task, read_start
+from penstock.tasks.params import EnqueueParams
+
+LONGEST_WAIT_SECONDS = 60.0  # load balancers close a connection that is silent for longer
+
+_Task = Annotated[TaskId, about("The task.")]
+_One = Annotated[TaskId | None, about("One task; the answer is an object.")]
+_Many = Annotated[list[TaskId] | None, about(f"Up to {MAX_IDS} tasks; the answer is an array.")]
 
 
-class OrderingListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    limit: Annotated[int, about(f"Keys at the most; 1 to {MAX_LIST}.")] = 50
-    cursor: Annotated[str | None, CURSOR] = None
+def _read_enqueue(given: EnqueueParams, settings: Settings) -> NewTask:
+    return new_task(given, settings, large=True)
 
 
-def _read_list(given: OrderingListParams, _settings: Settings) -> ListHeldKeys:
-    limit = read_limit(given.limit)
-    if given.cursor is None:
-        return ListHeldKeys(limit, None)
-    # An ordering key as it is stored, behind the name of its tenant if it has one.
-    tenant, key = tenant_of_key(given.cursor), read_key(own_key(given.cursor), "cursor")
-    return ListHeldKeys(limit, kept_key(read_tenant(tenant, "cursor"), key or ""))
+def _narrow_new_task(task: NewTask) -> NewTask:
+    check_actions({task.action})
+    tenant = own_tenant(task.tenant)
+    return task if tenant == task.tenant else replace(task, tenant=tenant)
 
 
-@method("ordering.list", permission=Permission.READ, scope=Scope.CLOSED, read=_read_list)
-async def list_held_keys(context: Context, command: ListHeldKeys) -> views.HeldKeys:
-    """List ordering keys that a task in CRITICAL_ERROR holds, by key."""
-    async with context.session() as session:
-        return views.held_keys(await ordering.list_held_keys(session, command.limit, command.after), command.limit)
+@method(
+    "enqueue", permission=Permission.ENQUEUE, scope=Scope.OWN, errors=(TooLarge, DuplicateTask), read=_read_enqueue,
+    narrow=_narrow_new_task, by_queue=True, together=True,
+)  # fmt: skip
+async def enqueue(context: ServingContext, tasks: Sequence[NewTask | RpcError]) -> Sequence[views.Accepted | RpcError]:
+    """Add a task; it is stored when the answer comes."""
+    return await context.enqueue(tasks)
 
 
-class OrderingReleaseParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    key: Annotated[str, about("The ordering key.")]
-    tenant: Annotated[str | None, about("Whose key it is; null for nobody's.")] = None
+class StatusParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: _One = None
+    ids: _Many = None
+    detail: Annotated[bool, about("With payload, keys, claim and every failed attempt.")] = False
 
 
-def _read_release(given: OrderingReleaseParams, _settings: Settings) -> str:
-    return kept_key(read_tenant(given.tenant), read_key(given.key, "key") or "")
+def _read_status(given: StatusParams, _settings: Settings) -> ShowTasks:
+    return ShowTasks(_read_id_or_ids(given), given.ids is not None, given.detail)
 
 
-@method("ordering.release", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_release)
-async def release_key(context: Context, key: str) -> views.ReleasedKey:
-    """Let a held ordering key go: the next task of the key may run."""
+@method(
+    "status", permission=Permission.READ, scope=Scope.OWN, errors=(TaskNotFound,), read=_read_status, together=True
+)  # fmt: skip
+async def status(
+    context: ServingContext, commands: Sequence[ShowTasks | RpcError]
+) -> Sequence[views.Task | views.TaskDetail | list[views.Task | views.TaskDetail | None] | RpcError]:
+    """Show one task, or several in the order of `ids`, with null for one that there is not."""
+    return await show_tasks(context, _within_limit(commands))
+
+
+class ResultParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: _One = None
+    ids: _Many = None
+    timeout: Annotated[float, about(f"Seconds to wait, 0 to {LONGEST_WAIT_SECONDS:.0f}.")] = 20.0
+    wait: Annotated[
+        Literal["all", "any"],
+        about("With ids: until all have settled; or until any has, and only those that have are answered."),
+    ] = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitResults:
+    """``many``: the answer is a list. ``any_will_do``: one that settles is enough; else all are waited for."""
+
+    ids: list[int]
+    many: bool
+    timeout_seconds: float
+    any_will_do: bool
+
+
+def _read_result(given: ResultParams, _settings: Settings) -> AwaitResults:
+    if not 0 <= given.timeout <= LONGEST_WAIT_SECONDS:
+        raise InvalidParams("timeout", f"must be between 0 and {LONGEST_WAIT_SECONDS:.0f} seconds, not {given.timeout}")
+    return AwaitResults(_read_id_or_ids(given), given.ids is not None, given.timeout, given.wait == "any")
+
+
+@method(
+    "result", permission=Permission.READ, scope=Scope.OWN, errors=(TaskNotFound, TooManyWaits), read=_read_result,
+    together=True,
+)  # fmt: skip
+async def result(
+    context: ServingContext, commands: Sequence[AwaitResults | RpcError]
+) -> Sequence[views.Outcome | list[views.Outcome] | RpcError]:
+    """Wait until a task has settled, or several, and tell what came of them; when the time is up, their state."""
+    return await context.await_results(_within_limit(commands))
+
+
+def _read_id_or_ids(given: StatusParams | ResultParams) -> list[int]:
+    if (given.id is None) == (given.ids is None):
+        raise InvalidParams("id", "or ids must be given, not both")
+    if given.ids is not None:
+        return read_ids(given.ids)
+    assert given.id is not None
+    return [read_id(given.id, "id")]
+
+
+Command = TypeVar("Command", ShowTasks, AwaitResults)
+
+
+def _within_limit(commands: Sequence[Command | RpcError]) -> list[Command | RpcError]:
+    """The commands, with an error for each that names more tasks than one body may."""
+    load = in_hand()
+    checked: list[Command | RpcError] = []
+    for command in commands:
+        try:
+            if not isinstance(command, RpcError):
+                load.ask(len(command.ids))
+            checked.append(command)
+        except RpcError as exc:
+            checked.append(exc)
+    return checked
+
+
+class CancelParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: _Task
+    reason: Annotated[str | None, about(f"Shown with the task; 1 to {REASON_MAX_CHARS} characters.")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    id: int
+    reason: str | None = None
+
+
+def _read_cancel(given: CancelParams, _settings: Settings) -> Cancel:
+    return Cancel(read_id(given.id, "id"), read_reason(given.reason))
+
+
+@method(
+    "cancel", permission=Permission.ADMIN, scope=Scope.OWN, errors=(TaskNotFound, StateConflict), read=_read_cancel,
+    by_queue=True,
+)  # fmt: skip
+async def cancel(context: Context, command: Cancel) -> views.Changed:
+    """Cancel a task that is not settled; a result that comes later is ignored."""
     async with context.transaction() as session:
-        released = await ordering.release_keys(session, [key])
+        await check_own_task(session, command.id)
+        if not await settle.cancel(session, [command.id], command.reason):
+            state, _ = await _read_state(session, command.id)
+            raise StateConflict(command.id, state, "cancelled")
     context.wake()
-    return views.ReleasedKey(own_key(key), key in released, released.get(key))
+    return views.Changed(command.id, State.CANCELLED)
 
 
-class ClaimsCheckParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    claims: Annotated[list[str], about(f"Ids of outbound requests, <task id>:<claim>; 1 to {MAX_IDS}.")]
+class RetryParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: _Task
 
 
-def _read_claims(given: ClaimsCheckParams, _settings: Settings) -> dict[str, ClaimId]:
-    """Claims by the ids that were given, with a token or without one."""
-    if not 1 <= len(given.claims) <= MAX_IDS:
-        raise InvalidParams("claims", f"must hold 1 to {MAX_IDS} claims, not {len(given.claims)}")
-    claims = {}
-    for position, text in enumerate(given.claims):
-        claim = parse_claim_id(text)
-        if claim is None:
-            raise InvalidParams(f"claims[{position}]", f"must be <task id>:<claim>, not {text[:60]!r}")
-        claims[text] = claim
-    return claims
+@dataclass(frozen=True, slots=True)
+class Retry:
+    id: int
 
 
-@method("claims.check", permission=Permission.WORKER, scope=Scope.CLOSED, read=_read_claims)
-async def check_claims(context: Context, claims: dict[str, ClaimId]) -> views.CheckedClaims:
-    """Tell a worker which of its claims hold their task no more."""
-    async with context.session() as session:
-        held = await settle.read_attempts(session, claims.values())
-    return views.CheckedClaims([text for text, claim in claims.items() if claim not in held])
+def _read_retry(given: RetryParams, _settings: Settings) -> Retry:
+    return Retry(read_id(given.id, "id"))
+
+
+@method(
+    "retry", permission=Permission.ADMIN, scope=Scope.OWN, errors=(TaskNotFound, StateConflict), read=_read_retry,
+    by_queue=True,
+)  # fmt: skip
+async def retry(context: Context, command: Retry) -> views.Changed:
+    """Start a CRITICAL_ERROR or CANCELLED task anew, its attempts at 0."""
+    async with context.transaction() as session:
+        await check_own_task(session, command.id)
+        states = await rescheduling.restart(session, [command.id])
+        if not states:
+            state, payload_gone = await _read_state(session, command.id)
+            raise await rescheduling.why_not_restarted(session, command.id, state, payload_gone=payload_gone)
+    context.wake()
+    return views.Changed(command.id, states[command.id])
+
+
+class RescheduleParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: _Task
+    run_at: Annotated[str | int | None, about("Not before this instant; null leaves it.")] = None
+    delay: Annotated[float | None, about("Not before so many seconds from now; excludes run_at.")] = None
+    priority: Annotated[int | None, about("Null leaves it.")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reschedule:
+    """What is None stays."""
+
+    id: int
+    run_at: datetime | None
+    delay_seconds: float | None
+    priority: int | None
+
+
+def _read_reschedule(given: RescheduleParams, _settings: Settings) -> Reschedule:
+    run_at = read_start(given.run_at, given.delay, given.priority)
+    if run_at is None and given.delay is None and given.priority is None:
+        raise InvalidParams("run_at", "or delay or priority must be given")
+    return Reschedule(read_id(given.id, "id"), run_at, given.delay, given.priority)
+
+
+@method(
+    "reschedule", permission=Permission.ADMIN, scope=Scope.OWN, errors=(TaskNotFound, StateConflict),
+    read=_read_reschedule, by_queue=True,
+)  # fmt: skip
+async def reschedule(context: Context, command: Reschedule) -> views.Changed:
+    """Move a task that waits (WAITING, SCHEDULED, ERROR) to another time or priority."""
+    async with context.transaction() as session:
+        await check_own_task(session, command.id)
+        states = await rescheduling.reschedule(
+            session, [command.id], run_at=command.run_at, delay_seconds=command.delay_seconds, priority=command.priority
+        )
+        if not states:
+            state, _ = await _read_state(session, command.id)
+            raise StateConflict(command.id, state, "rescheduled")
+    context.wake()
+    return views.Changed(command.id, states[command.id])
+
+
+async def check_own_task(session: Session, task_id: int) -> None:
+    """Raises TaskNotFound for another tenant's task. A task's tenant never changes, so a look is enough."""
+    if bound_to() is not None and not seen(await session.fetch("read_states", [task_id])):
+        raise TaskNotFound(task_id)
+
+
+async def _read_state(session: Session, task_id: int) -> tuple[State, bool]:
+    """The task's state, and whether its payload was emptied. Raises TaskNotFound."""
+    rows = await session.fetch("read_states", [task_id])
+    if not rows:
+        raise TaskNotFound(task_id)
+    return State(rows[0]["state"]), bool(rows[0]["payload_gone"])
+
+
+class ListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    state: Annotated[State | None, about("Only tasks in this state.")] = None
+    action: Annotated[str | None, about("Only tasks of this action.")] = None
+    limit: Annotated[int, about(f"Tasks at the most; 1 to {MAX_LIST}.")] = 50
+    cursor: Annotated[str | None, CURSOR] = None
+    labels: Annotated[dict[str, str] | None, about("Only tasks that have all of these labels.")] = None
+    key: Annotated[str | None, about("Only tasks that have this unique key or ordering key.")] = None
+    since: Annotated[
+        str | int | None, about("Only tasks created at this instant or later; RFC 3339, or epoch milliseconds.")
+    ] = None
+    until: Annotated[str | int | None, about("Only tasks created before this instant.")] = None
+    tenant: Annotated[str | None, about("Only tasks of this tenant; with key, a key of its own.")] = None
+
+
+def _read_list(given: ListParams, _settings: Settings) -> ListTasks:
+    check_labels_sought(given.labels)
+    since, until = read_instant(given.since, "since"), read_instant(given.until, "until")
+    if since is not None and until is not None and until <= since:
+        raise InvalidParams("until", f"must be later than since, {since.isoformat()}, not {until.isoformat()}")
+    return ListTasks(
+        given.state, given.action, read_limit(given.limit), read_cursor(given.cursor), given.labels or None,
+        read_key(given.key, "key"), since, until, read_tenant(given.tenant),
+    )  # fmt: skip
+
+
+@method("list", permission=Permission.READ, scope=Scope.OWN, read=_read_list, narrow=narrow_tenant)
+async def list_(context: Context, command: ListTasks) -> views.TaskPage:
+    """List tasks, newest first."""
+    return await list_tasks(context, command)
+
+
+class StatsParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tenant: Annotated[
+        str | None, about("Only tasks of this tenant, among the newest records; without rates and lag.")
+    ] = None
+
+
+def _read_stats(given: StatsParams, _settings: Settings) -> str | None:
+    return read_tenant(given.tenant)
+
+
+@method("stats", permission=Permission.READ, scope=Scope.OWN, read=_read_stats, narrow=own_tenant)
+async def count(context: ServingContext, tenant: str | None) -> views.Statistics | views.TenantStatistics:
+    """Count tasks by state and action, with rates over the last minute and lag; of one tenant, counts alone. At most a
+    second old."""
+    found: views.Statistics | views.TenantStatistics
+    if tenant is None:
+        found = await context.recent.get("stats", "", partial(stats.count_tasks, context))
+    else:
+        found = await context.recent.get("stats of tenants", tenant, partial(stats.count_tasks_of, context, tenant))
+    return found

@@ -9,7 +9,15 @@ from typing import Literal
 
 import msgspec
 
-from penstock.protocol.checks import check_labels, check_seconds, read_action, read_instant, read_key
+from penstock.protocol.checks import (
+    check_labels,
+    check_priority,
+    check_seconds,
+    check_span,
+    read_action,
+    read_instant,
+    read_key,
+)
 from penstock.protocol.errors import InvalidParams, TooLarge
 from penstock.protocol.json_text import check_payload, decode_any, escape_for_sqs, utf8_size
 from penstock.protocol.sealed import Reference, decode_sealed
@@ -17,7 +25,6 @@ from penstock.protocol.task import LABEL_NAME_MAX_CHARS, LABEL_VALUE_MAX_CHARS, 
 from penstock.protocol.tenant import read_tenant
 from penstock.settings.model import Settings
 from penstock.tasks.params import EnqueueParams
-from penstock.tasks.reading import read_start
 
 LONGEST_TIMEOUT_SECONDS = 43_200.0  # SQS hides a message no longer
 
@@ -36,7 +43,7 @@ def new_task(given: EnqueueParams, settings: Settings, *, large: bool = False) -
     payload = bytes(given.payload).decode("utf-8")
     check_task_payload(payload, settings, large=large)
     offered = None if given.sealed_payload is None else _offered(given, settings)
-    run_at = read_start(given)
+    run_at = read_start(given.run_at, given.delay, given.priority)
     max_attempts = settings.max_attempts if given.max_attempts is None else given.max_attempts
     if not 1 <= max_attempts <= MAX_ATTEMPTS_LIMIT:
         raise InvalidParams("max_attempts", f"must be between 1 and {MAX_ATTEMPTS_LIMIT}, not {max_attempts}")
@@ -64,6 +71,15 @@ def new_task(given: EnqueueParams, settings: Settings, *, large: bool = False) -
         tenant=read_tenant(given.tenant),
         offered=offered,
     )
+
+
+def read_start(run_at: str | int | None, delay: float | None, priority: int | None) -> datetime | None:
+    """Check the three; returns the first."""
+    if run_at is not None and delay is not None:
+        raise InvalidParams("delay", "and run_at exclude each other; give one")
+    check_span(delay, "delay")
+    check_priority(priority)
+    return read_instant(run_at)
 
 
 def submitted_task(action: str, raw: bytes, settings: Settings) -> NewTask:

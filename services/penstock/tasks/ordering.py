@@ -4,19 +4,43 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from typing import Annotated
+
+import msgspec
 
 from penstock.db.session import Session
-from penstock.protocol.task import HeldKey, State
+from penstock.protocol.task import State
+from penstock.protocol.tenant import own_key, tenant_of_key
+from penstock.protocol.views import about, timestamp, view_of
 from penstock.runtime import metrics
 from penstock.runtime.sweeps import Sweeps
 
 _WAITING_COUNTED = 10_000  # behind one ordering key
 
 
+class HeldKey(msgspec.Struct, frozen=True):
+    """An ordering key that a task in CRITICAL_ERROR holds."""
+
+    key: str
+    task_id: Annotated[int, about("The task that failed.")]
+    action: str | None
+    since: Annotated[str | None, about("When it failed.")]
+    waiting: Annotated[int, about("Tasks that wait behind it, counted up to 10000.")]
+    tenant: Annotated[str | None, about("Whose key it is.")] = None
+
+
 async def list_held_keys(session: Session, limit: int, after: str | None = None) -> list[HeldKey]:
-    """Ordering keys that a task in CRITICAL_ERROR holds, by key, from behind ``after``."""
-    rows = await session.fetch("list_held_keys", after, limit, _WAITING_COUNTED)
-    return [HeldKey(row["key"], row["task_id"], row["action"], row["finished_at"], row["waiting"]) for row in rows]
+    """Ordering keys that a task in CRITICAL_ERROR holds, by key, from behind ``after``, a key as it is stored."""
+    return [
+        view_of(
+            HeldKey,
+            row,
+            key=own_key(row["key"]),
+            since=row["finished_at"] and timestamp(row["finished_at"]),
+            tenant=tenant_of_key(row["key"]),
+        )
+        for row in await session.fetch("list_held_keys", after, limit, _WAITING_COUNTED)
+    ]
 
 
 async def release_keys(session: Session, keys: Sequence[str]) -> dict[str, int | None]:

@@ -1,173 +1,86 @@
-"""The parameters of each method, as they may be given. The field order is the order of positional parameters."""
+"""The parameters of `enqueue`, of which schedules and steps of workflows are made too."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-from penstock.protocol.api_key import Permission
-from penstock.protocol.checks import TaskId
-from penstock.protocol.task import OnDuplicate, State
-
-SUBMIT_PREFIX = "submit:"
-
-QueueName = Literal["inbound", "outbound", "results"]
-Source = Literal["inbound", "results", "kafka-source"]
+from penstock.protocol.task import (
+    ACTION_MAX_CHARS,
+    KEY_MAX_CHARS,
+    LABEL_NAME_MAX_CHARS,
+    LABEL_VALUE_MAX_CHARS,
+    MAX_ATTEMPTS_LIMIT,
+    MAX_LABELS,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    OnDuplicate,
+)
+from penstock.protocol.tenant import TENANT_MAX_CHARS
+from penstock.protocol.views import about
 
 
 class EnqueueParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    action: str
-    payload: msgspec.Raw = msgspec.Raw(b"{}")
-    run_at: str | int | None = None
-    delay: float | None = None
-    priority: int | None = None
-    unique_key: str | None = None
-    ordering_key: str | None = None
-    max_attempts: int | None = None
-    timeout: float | None = None
-    labels: dict[str, str] | None = None
-    expires_at: str | int | None = None
-    expires_in: float | None = None
-    limit_key: str | None = None
-    unique: Literal["retained", "live"] | float = "retained"
-    on_duplicate: OnDuplicate = "return"
-    tenant: str | None = None
-    sealed_payload: str | None = None
-
-
-class StatusParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: TaskId | None = None
-    ids: list[TaskId] | None = None
-    detail: bool = False
-
-
-class ResultParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: TaskId | None = None
-    ids: list[TaskId] | None = None
-    timeout: float = 20.0
-    wait: Literal["all", "any"] = "all"
-
-
-class CancelParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: TaskId
-    reason: str | None = None
-
-
-class RetryParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: TaskId
-
-
-class RescheduleParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: TaskId
-    run_at: str | int | None = None
-    delay: float | None = None
-    priority: int | None = None
-
-
-class ListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    state: State | None = None
-    action: str | None = None
-    limit: int = 50
-    cursor: str | None = None
-    labels: dict[str, str] | None = None
-    key: str | None = None
-    since: str | int | None = None
-    until: str | int | None = None
-    tenant: str | None = None
-
-
-class StatsParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    tenant: str | None = None
-
-
-class RejectedListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    limit: int = 50
-    cursor: str | None = None
-    source: Source | None = None
-
-
-class RejectedShowParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: TaskId
-
-
-class RejectedRetryParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    ids: list[TaskId] | None = None
-    limit: int | None = None
-    cursor: str | None = None
-    source: Source | None = None
-
-
-class RejectedPurgeParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    ids: list[TaskId] | None = None
-    limit: int | None = None
-    cursor: str | None = None
-    source: Source | None = None
-
-
-class DlqStatsParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    pass
-
-
-class DlqListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    queue: QueueName
-    limit: int = 50
-
-
-class DlqShowParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    queue: QueueName
-    id: str
-
-
-class DlqReplayParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    queue: QueueName
-    ids: list[str] | None = None
-    limit: int | None = None
-    force: bool = False
-
-
-class DlqPurgeParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    queue: QueueName
-    ids: list[str] | None = None
-    limit: int | None = None
-
-
-class KeysCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
-    permissions: list[Permission]
-    expires_in: float | None = None
-    tenant: str | None = None
-    actions: list[str] | None = None
-
-
-class KeysListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    limit: int = 50
-    cursor: str | None = None
-    revoked: bool = False
-
-
-class KeysRevokeParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: TaskId
-
-
-class AuditListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    limit: int = 50
-    cursor: str | None = None
-
-
-class TaskCompleteParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    token: str
-    result: msgspec.Raw = msgspec.Raw(b"null")
-    tenant: str | None = None
-
-
-class TaskFailParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    token: str
-    error: str | dict[str, Any]
-    final: bool = False
-    retry_after: float | None = None
-    tenant: str | None = None
-
-
-class DiscoverParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    pass
+    action: Annotated[str, about(f"What a worker's handler is registered for; 1 to {ACTION_MAX_CHARS} characters.")]
+    payload: Annotated[
+        msgspec.Raw, about("The handler's parameters: an object (by name) or an array (by position).")
+    ] = msgspec.Raw(b"{}")
+    run_at: Annotated[
+        str | int | None, about("Not before this instant: RFC 3339 with a zone, or epoch milliseconds.")
+    ] = None
+    delay: Annotated[
+        float | None, about("Not before so many seconds from now, by the database's clock; excludes run_at.")
+    ] = None
+    priority: Annotated[int | None, about(f"Higher first; {PRIORITY_MIN} to {PRIORITY_MAX}, null for 0.")] = None
+    unique_key: Annotated[
+        str | None,
+        about(
+            "One task per action and key, see unique; a second enqueue gets the first's id. "
+            f"1 to {KEY_MAX_CHARS} characters."
+        ),
+    ] = None
+    ordering_key: Annotated[
+        str | None, about(f"Tasks of one key run one at a time, in order. 1 to {KEY_MAX_CHARS} characters.")
+    ] = None
+    max_attempts: Annotated[
+        int | None, about(f"Attempts before CRITICAL_ERROR; 1 to {MAX_ATTEMPTS_LIMIT}, null for the server's own.")
+    ] = None
+    timeout: Annotated[
+        float | None, about("Seconds that one attempt may take; null for the action's or worker's own.")
+    ] = None
+    labels: Annotated[
+        dict[str, str] | None,
+        about(
+            f"Text by text, to find it and to route it by; up to {MAX_LABELS}, names of 1 to {LABEL_NAME_MAX_CHARS} "
+            f"and values of up to {LABEL_VALUE_MAX_CHARS} characters."
+        ),
+    ] = None
+    expires_at: Annotated[str | int | None, about("Cancelled unless started before this instant; as run_at.")] = None
+    expires_in: Annotated[
+        float | None, about("The same, so many seconds from now, by the database's clock; excludes expires_at.")
+    ] = None
+    limit_key: Annotated[
+        str | None, about(f"Which of its action's limits by key it counts against. 1 to {KEY_MAX_CHARS} characters.")
+    ] = None
+    unique: Annotated[
+        Literal["retained", "live"] | float,
+        about(
+            "Until when another task keeps the unique key from this one: retained, until its record is cleaned; "
+            "live, until it settles; a number, for so many seconds from when it took the key."
+        ),
+    ] = "retained"
+    on_duplicate: Annotated[
+        OnDuplicate,
+        about(
+            "When another has the key: return its id; replace its payload, and its run_at and priority if given, while "
+            "it waits; or error."
+        ),
+    ] = "return"
+    tenant: Annotated[
+        str | None, about(f"For whom it is; 1 to {TENANT_MAX_CHARS} characters. Its keys are that tenant's own.")
+    ] = None
+    sealed_payload: Annotated[
+        str | None,
+        about("In place of payload: one that a client has encrypted, or put into the bucket of large ones."),
+    ] = None

@@ -6,19 +6,19 @@ Payloads, results and errors are the JSON text that Postgres holds, put into the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from heapq import nlargest
 from typing import Annotated, Any
 
 import msgspec
 
-from penstock.protocol import task as tasks
 from penstock.protocol import trace_context
 from penstock.protocol.task import MAX_ACTIONS_TOLD, OTHER_ACTIONS, State
-from penstock.protocol.tenant import own_key, tenant_of_key
-from penstock.protocol.views import Instant, about, raw, timestamp
+from penstock.protocol.tenant import own_key
+from penstock.protocol.views import Instant, View, about, raw, timestamp, view_of
 
+TENANT_LOOKED_AT = 50_000  # of live tasks, and of the records of each final state
 CountsByAction = Annotated[
     dict[str, dict[State, int]],
     about(
@@ -84,13 +84,6 @@ class WaitsFor(msgspec.Struct, frozen=True):
     until: Instant
 
 
-class Answered(msgspec.Struct, frozen=True):
-    id: Annotated[int | None, about("The task that waited; null for an answer that is kept.")]
-    state: Annotated[State | None, about("Its state now.")]
-    kept: Annotated[bool, about("True: no task waits for it yet; the first one to do so within a day gets it.")]
-    duplicate: Annotated[bool, about("True: the same answer came before, and this one changed nothing.")]
-
-
 class TaskDetail(Task, frozen=True, kw_only=True):
     payload: Any
     unique_key: str | None
@@ -151,30 +144,14 @@ class Statistics(msgspec.Struct, frozen=True):
     lag: Lag
 
 
-class HeldKey(msgspec.Struct, frozen=True):
-    """An ordering key that a task in CRITICAL_ERROR holds."""
-
-    key: str
-    task_id: Annotated[int, about("The task that failed.")]
-    action: str | None
-    since: Annotated[str | None, about("When it failed.")]
-    waiting: Annotated[int, about("Tasks that wait behind it, counted up to 10000.")]
-    tenant: Annotated[str | None, about("Whose key it is.")] = None
-
-
-class HeldKeys(msgspec.Struct, frozen=True):
-    keys: list[HeldKey]
-    cursor: Annotated[str | None, about("Pass it on for the next page; null at the end.")]
-
-
-class ReleasedKey(msgspec.Struct, frozen=True):
-    key: str
-    released: Annotated[bool, about("False: it was not held, and nothing was changed.")]
-    next: Annotated[int | None, about("The task that waited longest and may run now; null when none did.")]
-
-
-class CheckedClaims(msgspec.Struct, frozen=True):
-    lost: Annotated[list[str], about("Those that hold their task no more: cancelled, settled, or claimed anew since.")]
+class TenantStatistics(msgspec.Struct, frozen=True):
+    tenant: str
+    states: Annotated[dict[State, int], about("Its tasks kept, by state; every state is there.")]
+    actions: CountsByAction
+    at_least: Annotated[
+        list[State],
+        about(f"States whose counts are of the newest {TENANT_LOOKED_AT} records, of all tenants: there are more."),
+    ]
 
 
 FULL = "the answer is full: ask for this task alone"
@@ -187,28 +164,43 @@ def task_bytes(row: Any) -> int:
 
 def task(row: Any) -> Task:
     """A row of the statement ``show_tasks``."""
-    return Task(**_members(row))
+    return _task(Task, row)
 
 
-def task_detail(row: Any) -> TaskDetail:
+def task_detail(row: Any, waits_for: WaitsFor | None) -> TaskDetail:
     """The same with payload, keys, claim and every failed attempt."""
-    return TaskDetail(
-        **_members(row),
+    return _task(
+        TaskDetail,
+        row,
         payload=None if row["payload_gone"] else raw(row["payload"]),
         payload_gone=bool(row["payload_gone"]),
         payload_unread=FULL if row["is_cut"] else row.get("payload_unread"),
         unique_key=own_key(row["unique_key"]),
         ordering_key=own_key(row["ordering_key"]),
-        limit_key=row["limit_key"],
         labels=raw(row["labels"] or "{}"),
-        expires_at=row["expires_at"] and timestamp(row["expires_at"]),
         timeout=row["timeout_seconds"],
-        claim=row["claim"],
-        worker=row["worker"],
         failures=[
             Failure(one.attempt, one.claim, timestamp(one.at), one.error, one.worker)
             for one in _decode_failures(row["failures"] or "[]")
         ],
+        waits_for=waits_for,
+    )
+
+
+def _task(kind: type[View], row: Any, **more: Any) -> View:
+    state = State(row["state"])
+    trace = trace_context.of_text(row["trace"])
+    return view_of(
+        kind,
+        row,
+        state=state,
+        progress=raw(row["progress"]),
+        result=None if row["result_gone"] else raw(row["result"]),
+        result_gone=bool(row["result_gone"]),
+        result_unread=FULL if row["is_cut"] else row.get("result_unread"),
+        error=None if state is State.SUCCESS else raw(row["error"]),
+        trace_id=None if trace is None else trace.trace_id,
+        **more,
     )
 
 
@@ -262,18 +254,6 @@ def rates(counted: Mapping[str, int], seconds: float) -> Rates:
     return Rates(per_second("ENQUEUED"), per_second(State.SUCCESS), per_second(State.ERROR, State.CRITICAL_ERROR))
 
 
-def held_keys(found: Sequence[tasks.HeldKey], limit: int) -> HeldKeys:
-    """A page of held ordering keys."""
-    shown = [
-        HeldKey(
-            own_key(k.key) or "", k.task_id, k.action, timestamp(k.since) if k.since else None, k.waiting,
-            tenant_of_key(k.key),
-        )
-        for k in found
-    ]  # fmt: skip
-    return HeldKeys(shown, found[-1].key if len(found) == limit else None)
-
-
 class _StoredFailure(msgspec.Struct, frozen=True):
     attempt: int
     claim: int
@@ -283,32 +263,3 @@ class _StoredFailure(msgspec.Struct, frozen=True):
 
 
 _decode_failures = msgspec.json.Decoder(list[_StoredFailure]).decode
-
-
-def trace_id(text: str | None) -> str | None:
-    """Of the trace that a row belongs to."""
-    trace = trace_context.of_text(text)
-    return None if trace is None else trace.trace_id
-
-
-def _members(row: Any) -> dict[str, Any]:
-    state = State(row["state"])
-    return {
-        "id": row["id"],
-        "action": row["action"],
-        "state": state,
-        "attempts": row["attempts"],
-        "max_attempts": row["max_attempts"],
-        "priority": row["priority"],
-        "run_at": timestamp(row["run_at"]),
-        "created_at": timestamp(row["created_at"]),
-        "updated_at": timestamp(row["updated_at"]),
-        "progress": raw(row["progress"]),
-        "result": None if row["result_gone"] else raw(row["result"]),
-        "result_gone": bool(row["result_gone"]),
-        "result_unread": FULL if row["is_cut"] else row.get("result_unread"),
-        "error": None if state is State.SUCCESS else raw(row["error"]),
-        "reason": row["reason"],
-        "tenant": row["tenant"],
-        "trace_id": trace_id(row["trace"]),
-    }

@@ -14,9 +14,9 @@ import pytest
 from pydantic import SecretStr
 
 from penstock.api import key_cache
-from penstock.api.access import PERMISSION_OF
-from penstock.api.key_store import KeyRecord, active_keys, create_key, find_key, list_keys, revoke_key
+from penstock.api.keys import CreateKey, Key, active_keys, create_key, find_key, list_keys, revoke_key
 from penstock.api.process import Api
+from penstock.api.table import METHODS
 from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.api_key import Permission, implied
@@ -35,12 +35,12 @@ def settings(settings: Settings) -> Settings:
 async def make(store: Store, name: str, *permissions: Permission, expires_in: float | None = None) -> tuple[int, str]:
     """A new key: its id and its secret."""
     async with store.session() as session:
-        made = await create_key(session, name, permissions, expires_in)
+        made = await create_key(session, CreateKey(name, permissions, expires_in))
     assert made is not None
-    return made[0].id, made[1]
+    return made.id, made.key
 
 
-async def records(store: Store, *, revoked: bool = True) -> dict[str, KeyRecord]:
+async def records(store: Store, *, revoked: bool = True) -> dict[str, Key]:
     async with store.session() as session:
         return {record.name: record for record in await list_keys(session, before=None, limit=1000, revoked=revoked)}
 
@@ -86,7 +86,9 @@ async def test_key_may_call_what_its_permission_allows_and_is_told_so_for_all_el
     _, secret = await make(store, "k", permission)
     async with running(store, settings) as api, client(api) as http:
         holder = Holder(http, secret)
-        for method, needed in (PERMISSION_OF | {"submit:a": Permission.ENQUEUE}).items():
+        for method, needed in (
+            {name: method.permission for name, method in METHODS.items()} | {"submit:a": Permission.ENQUEUE}
+        ).items():
             response = await holder.post({"jsonrpc": "2.0", "method": method, "params": [], "id": 1})
             answer = response.json()
             if needed in implied([permission]):
@@ -226,7 +228,7 @@ async def test_postgres_holds_no_secret(store: Store, sql: Any) -> None:
 async def test_name_is_free_again_after_its_key_is_revoked(store: Store) -> None:
     first, _ = await make(store, "ci", Permission.READ)
     async with store.session() as session:
-        assert await create_key(session, "ci", [Permission.READ], None) is None
+        assert await create_key(session, CreateKey("ci", [Permission.READ])) is None
         assert await find_key(session, "ci") == first
         revoked = await revoke_key(session, first)
         assert revoked is not None

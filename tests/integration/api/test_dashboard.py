@@ -16,14 +16,14 @@ import httpx
 import pytest
 
 from penstock.api import key_cache
-from penstock.api.access import AUDITED
 from penstock.api.dashboard import overview
 from penstock.api.dashboard.form_actions import FORM_ACTIONS
 from penstock.api.dashboard.live import STREAMS_OF_ONE, Streams
 from penstock.api.dashboard.pages import PAGES
 from penstock.api.dashboard.process_probe import ProcessProbe
-from penstock.api.key_store import create_key
+from penstock.api.keys import CreateKey, create_key
 from penstock.api.process import Api
+from penstock.api.table import METHODS
 from penstock.brokers.base import Outgoing
 from penstock.brokers.sqs import SqsQueue, SqsTransport
 from penstock.db.pool import PLANNING, Store
@@ -341,7 +341,7 @@ async def test_the_dashboard_of_an_open_api_is_for_this_machine_alone(browser: B
 
 
 async def test_everything_that_a_form_can_ask_for_is_a_method_that_is_audited() -> None:
-    assert set(FORM_ACTIONS) <= AUDITED
+    assert all(METHODS[name].audited for name in FORM_ACTIONS)
 
 
 async def test_a_task_is_cancelled_retried_rescheduled_and_told_where_that_cannot_be(
@@ -496,7 +496,7 @@ async def test_what_is_done_over_rpc_is_noted_with_the_key_and_without_payloads(
 ) -> None:
     keyed = settings.model_copy(update={"api_require_keys": True})
     async with store.session() as session:
-        made = await create_key(session, "ada", [Permission.ADMIN], None)
+        made = await create_key(session, CreateKey("ada", [Permission.ADMIN]))
     assert made is not None
     (one,) = await enqueue(store, NewTask("a"))
     async with running(store, keyed) as api:
@@ -508,7 +508,7 @@ async def test_what_is_done_over_rpc_is_noted_with_the_key_and_without_payloads(
             {"jsonrpc": "2.0", "method": "schedule.create", "id": 5,
              "params": {"name": "s", "expression": "@daily", "action": "a", "payload": {"secret": "hush"}}},
         ]  # fmt: skip
-        async with httpx.AsyncClient(base_url=api.url, headers={"X-API-Key": made[1]}) as http:
+        async with httpx.AsyncClient(base_url=api.url, headers={"X-API-Key": made.key}) as http:
             answers = (await http.post("/rpc", json=calls)).json()
             assert [("error" in answer) for answer in answers].count(True) == 1
             await api._methods.audit.drain()
@@ -539,16 +539,15 @@ async def keyed(store: Store, settings: Settings) -> AsyncIterator[tuple[Browser
     """The dashboard of an api that asks for keys, and a key of each permission; and one that is bound to a tenant."""
     secrets = {}
     async with store.session() as session:
-        bound = await create_key(
-            session, "bound", [Permission.ADMIN, Permission.ENQUEUE, Permission.READ], None, "acme"
-        )
+        permissions = [Permission.ADMIN, Permission.ENQUEUE, Permission.READ]
+        bound = await create_key(session, CreateKey("bound", permissions, tenant="acme"))
     assert bound is not None
-    secrets["bound"] = bound[1]
+    secrets["bound"] = bound.key
     for permission in Permission:
         async with store.session() as session:
-            made = await create_key(session, permission.value, [permission], None)
+            made = await create_key(session, CreateKey(permission.value, [permission]))
         assert made is not None
-        secrets[permission.value] = made[1]
+        secrets[permission.value] = made.key
     async with running(store, settings.model_copy(update={"api_require_keys": True})) as api:
         made_browser = Browser(api)
         yield made_browser, secrets
@@ -766,11 +765,11 @@ async def test_made_up_sessions_are_looked_up_at_a_rate_and_keep_no_visitor_out(
     monkeypatch.setattr("penstock.api.lookups._MISSES_AT_ONCE", 5.0)
     settings = settings.model_copy(update={"api_require_keys": True})
     async with store.session() as session:
-        made_key = await create_key(session, "looker", [Permission.READ], None)
+        made_key = await create_key(session, CreateKey("looker", [Permission.READ]))
         assert made_key is not None
     async with running(store, settings) as api:
         made = Browser(api)
-        data = {"csrf": await made.csrf("/login"), "key": made_key[1], "next": "/"}
+        data = {"csrf": await made.csrf("/login"), "key": made_key.key, "next": "/"}
         assert (await made.http.post("/login", data=data)).status_code == 303
         await made.get("/tasks")
         async with httpx.AsyncClient(base_url=api.url, headers=HTML) as http:

@@ -168,8 +168,8 @@ async def test_what_a_dead_operator_held_comes_back(
     call: Call, dead: dict[str, SqsQueue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await put(dead["results"], "1")
-    monkeypatch.setattr(holding, "HOLD_SECONDS", 1)
-    hold = holding.Hold(dead["results"], 1, 0)
+    monkeypatch.setattr(holding, "LEASE_SECONDS", 1)
+    hold = holding.LeasedMessages(dead["results"], 1, 0)
     assert len(await hold.take()) == 1  # and never given back, as by a process that was killed
     (message,) = await dead["results"].receive(wait_seconds=20, visibility_seconds=30)
     assert message.body == "1"

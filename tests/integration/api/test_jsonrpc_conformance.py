@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import pytest
 
-from penstock.api.access import Guard
+from penstock.api.access import Authenticator
 from penstock.api.http import make_app
 from penstock.api.rpc import Dispatcher, each
 from penstock.api.scaling import Scaling
@@ -71,7 +71,7 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
     """A client of the api's HTTP and JSON-RPC layers, in front of the methods of the specification's examples."""
     dispatcher = Dispatcher({name: each(method) for name, method in METHODS.items()}, batch_limit=BATCH_LIMIT)
     nothing_stored: Any = None  # no test here asks how much waits
-    app = make_app(dispatcher, Guard(), scaling=Scaling(nothing_stored), request_limit_bytes=2**21)
+    app = make_app(dispatcher, Authenticator(), scaling=Scaling(nothing_stored), request_limit_bytes=2**21)
     server = HttpServer(app, host="127.0.0.1", port=0, grace_seconds=5)
     server.bind()
     server.listen()

@@ -19,7 +19,7 @@ from typing import Any
 import fastavro
 import pytest
 
-from penstock.api.replay import retry_rejected
+from penstock.api.rejected import retry_rejected
 from penstock.brokers.kafka.messages import Received
 from penstock.compat import delayed_records
 from penstock.compat.topics.feeds import ClockworkFeed, Feed, ScheduleFeed, SourceRecord

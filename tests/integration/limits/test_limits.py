@@ -30,7 +30,7 @@ from penstock.limits.store import (
     set_tenant,
 )
 from penstock.limits.token_bucket import Limits
-from penstock.methods.reading import read_command
+from penstock.methods.table import read_command
 from penstock.protocol.requests import parse_claim_id
 from penstock.protocol.task import NewTask
 from penstock.scheduler.process import Scheduler
@@ -41,7 +41,6 @@ from penstock.supervisor.repair import Repair
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import settle as settling
-from penstock.tasks.commands import Enqueue
 from tests.integration.doors import take
 
 TaskOf = Callable[[int], Any]
@@ -254,13 +253,13 @@ async def test_the_longest_names_pass_a_gate_and_hold_nobody_up(
     action, tenant, key = wide(200), wide(128), wide(500)
     params = {"action": action, "tenant": tenant, "limit_key": key, "unique_key": key, "ordering_key": key}
     task = read_command("enqueue", json.dumps(params).encode(), settings)
-    assert isinstance(task, Enqueue)
+    assert isinstance(task, NewTask)
     async with store.transaction() as session:
         if whose == "action":
             await set_limits(session, action, {"key_max_in_flight": 1})
         else:
             await set_tenant(session, "*", {"max_in_flight": 1})
-    long = await enqueue(store, task.task, NewTask(action, tenant=tenant, limit_key=key + "x"))
+    long = await enqueue(store, task, NewTask(action, tenant=tenant, limit_key=key + "x"))
     plain = await enqueue(store, *(NewTask("plain") for _ in range(5)))
     await run_until_idle(scheduler)
     # Two keys that differ in their last character are two gates, where the limit is one for each key.

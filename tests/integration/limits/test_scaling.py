@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from penstock.api import scaling
-from penstock.api.key_store import create_key
+from penstock.api.keys import CreateKey, create_key
 from penstock.api.process import Api
 from penstock.brokers.sqs import SqsQueue
 from penstock.db.pool import Store
@@ -287,7 +287,8 @@ async def test_only_this_machine_asks_without_keys(http: httpx.AsyncClient) -> N
 async def test_where_keys_are_asked_for_one_for_scaling_is_enough(store: Store, settings: Settings) -> None:
     async with store.session() as session:
         made = {
-            permission: await create_key(session, permission.value, [permission], None) for permission in Permission
+            permission: await create_key(session, CreateKey(permission.value, [permission]))
+            for permission in Permission
         }
     async with (
         running(store, settings.model_copy(update={"api_require_keys": True})) as api,
@@ -297,9 +298,9 @@ async def test_where_keys_are_asked_for_one_for_scaling_is_enough(store: Store, 
         statuses = {}
         for permission, key in made.items():
             assert key is not None
-            statuses[permission] = (await client.get("/scaling", headers={"X-API-Key": key[1]})).status_code
+            statuses[permission] = (await client.get("/scaling", headers={"X-API-Key": key.key})).status_code
             assert (
-                await client.get("/scaling", headers={"Authorization": f"Bearer {key[1]}"})
+                await client.get("/scaling", headers={"Authorization": f"Bearer {key.key}"})
             ).status_code == statuses[permission]
     allowed = {Permission.READ, Permission.ADMIN, Permission.SCALING}
     assert statuses == {permission: 200 if permission in allowed else 403 for permission in Permission}

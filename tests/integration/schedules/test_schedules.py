@@ -18,7 +18,7 @@ from penstock.db.context import within
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
 from penstock.db.statements import SQL
-from penstock.methods.reading import read_command
+from penstock.methods.table import read_command
 from penstock.protocol.errors import InvalidParams, ScheduleNotFound
 from penstock.protocol.task import NewTask, State
 from penstock.runtime.loop import Loop

@@ -16,8 +16,7 @@ from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.db.statements import SQL
 from penstock.methods.inbound import accept_inbound, read_inbound
-from penstock.methods.reading import read_command
-from penstock.methods.table import METHODS
+from penstock.methods.table import METHODS, read_command
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.task import TRANSITIONS, Failure, NewTask, State
 from penstock.settings.model import Settings

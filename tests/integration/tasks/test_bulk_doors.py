@@ -13,7 +13,7 @@ import pytest
 import structlog
 from typer.testing import CliRunner
 
-from penstock.api.key_store import create_key
+from penstock.api.keys import CreateKey, create_key
 from penstock.cli.app import app
 from penstock.client.client import Client
 from penstock.client.requests import Unfinished
@@ -102,9 +102,9 @@ async def test_only_admins_change_many_tasks_and_readers_see_the_jobs(store: Sto
     secrets = {}
     async with store.session() as session:
         for permission in Permission:
-            made = await create_key(session, permission, [permission], None)
+            made = await create_key(session, CreateKey(permission, [permission]))
             assert made is not None
-            secrets[permission] = made[1]
+            secrets[permission] = made.key
 
     def refused(url: str, permission: Permission, method: str, params: Any) -> bool:
         with Client(url, api_key=secrets[permission]) as client:

@@ -12,19 +12,20 @@ import httpx
 import pytest
 
 from penstock.brokers.sqs import SqsQueue
+from penstock.db.context import within
 from penstock.db.pool import Store
-from penstock.methods.inbound import accept_inbound, apply_change, read_inbound
+from penstock.methods.inbound import accept_inbound, read_inbound
 from penstock.protocol.errors import StateConflict
 from penstock.protocol.reports import decode_reports, encode_error, encode_result
-from penstock.protocol.task import Failure, HeldKey, NewTask, State
+from penstock.protocol.task import Failure, NewTask, State
 from penstock.results.apply import apply_reports
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
 from penstock.supervisor.expiry import Expiry
 from penstock.supervisor.retention import Retention
 from penstock.tasks import claim as claiming
-from penstock.tasks import enqueue, ordering, reschedule, settle
-from penstock.tasks.commands import Reschedule
+from penstock.tasks import enqueue, methods, ordering, reschedule, settle
+from penstock.tasks.methods import Reschedule
 from tests.integration.apis import JSON, running
 from tests.integration.doors import no_routes, request, take
 
@@ -384,7 +385,7 @@ async def test_cleaning_the_failed_task_lets_its_key_go(store: Store, settings: 
     await retention.run_once()
     async with store.session() as session:
         (held,) = await ordering.list_held_keys(session, 10)
-        assert held == HeldKey("o", first, "a", held.since, 1)
+        assert held == ordering.HeldKey("o", first, "a", held.since, 1)
     await sql.execute("update penstock.task_history set finished_at = now() - interval '61 seconds'")
     await retention.run_once()
     assert await states(store, [first, second]) == ["gone", "SCHEDULED"]
@@ -425,10 +426,10 @@ async def test_claims_that_hold_no_more_are_told_apart(store: Store, settings: S
     assert answer["result"] == {"lost": [*asked[:3], "4711:1"]}
 
 
-async def test_what_is_settled_cannot_be_rescheduled(store: Store) -> None:
+async def test_what_is_settled_cannot_be_rescheduled(store: Store, settings: Settings) -> None:
     (task_id,) = await add(store, NewTask("a"))
     async with store.transaction() as session:
         await settle.cancel(session, [task_id])
     with pytest.raises(StateConflict, match="is CANCELLED; it cannot be rescheduled"):
         async with store.transaction() as session:
-            await apply_change(session, Reschedule(task_id, None, 0.0, None))
+            await methods.reschedule.carry_out(within(session, settings), Reschedule(task_id, None, 0.0, None))

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 
 from penstock.db.pool import Store
 from penstock.db.session import Session
-from penstock.methods.reading import read_command
+from penstock.methods.table import read_command
 from penstock.protocol.batching import join_batch
 from penstock.protocol.errors import AnsweredAlready, RpcError, StateConflict, TaskNotFound
 from penstock.protocol.reports import (
@@ -47,7 +47,7 @@ from penstock.protocol.task import (
     is_legal,
 )
 from penstock.results.apply import ApplySummary, apply_reports, delay_after
-from penstock.results.wait_answers import AnswerOutcome, answer_wait, give_up_overdue
+from penstock.results.wait_answers import Answered, AnswerWait, answer_wait, give_up_overdue
 from penstock.scheduler.scan_bounds import LEVELS, ScanBounds
 from penstock.settings.loading import load_settings
 from penstock.settings.model import Settings
@@ -57,7 +57,6 @@ from penstock.tasks import ordering
 from penstock.tasks import reschedule as rescheduling
 from penstock.tasks import settle as settling
 from penstock.tasks import stale as stale_tasks
-from penstock.tasks.commands import AnswerWait
 from penstock.tasks.records import ClaimBatch, Pair
 from tests.rounds import run_rounds
 from tests.unit.protocol.test_message_properties import payloads
@@ -686,10 +685,10 @@ class Lives(RuleBasedStateMachine):
         command = read_command(method, json.dumps({"token": token, **params}).encode(), self.settings)
         assert isinstance(command, AnswerWait)
 
-        async def work() -> AnswerOutcome | RpcError:
+        async def work() -> Answered | RpcError:
             async with self.store.transaction() as session:
                 try:
-                    return await answer_wait(session, command)
+                    return await answer_wait(session, command, self.settings)
                 except RpcError as exc:
                     return exc  # what was done until then is committed, as by the submitter
 
@@ -697,7 +696,7 @@ class Lives(RuleBasedStateMachine):
         known = self.tokens.get(token)
         if known is None:
             self.tokens[token] = Token(is_kept=True, answer=kind)
-            assert got == AnswerOutcome(None, None, kept=True)
+            assert got == Answered(None, None, kept=True)
             self.met["event kept"] += 1
         elif known.is_active:
             assert known.pair is not None
@@ -707,11 +706,11 @@ class Lives(RuleBasedStateMachine):
             self.end_tokens_of(task_id)
             self.tokens[token] = Token(known.pair, answer=kind)
             self.settle_by(task_id, kind)
-            assert got == AnswerOutcome(task_id, self.tasks[task_id].state)
+            assert got == Answered(task_id, self.tasks[task_id].state)
             self.met["event"] += 1
         elif known.is_kept:
             if known.answer == kind:
-                assert got == AnswerOutcome(None, None, kept=True, duplicate=True)
+                assert got == Answered(None, None, kept=True, duplicate=True)
                 self.met["event again"] += 1
             else:
                 assert isinstance(got, AnsweredAlready)
@@ -720,7 +719,7 @@ class Lives(RuleBasedStateMachine):
             task_id = known.pair[0]
             state = self.tasks[task_id].state if task_id in self.tasks else None
             if known.answer == kind:
-                assert got == AnswerOutcome(task_id, state, duplicate=True)
+                assert got == Answered(task_id, state, duplicate=True)
                 self.met["event again"] += 1
             elif state is None:
                 assert isinstance(got, TaskNotFound)
@@ -728,7 +727,7 @@ class Lives(RuleBasedStateMachine):
                 assert isinstance(got, StateConflict)
                 self.met["late event refused"] += 1
             else:
-                assert got == AnswerOutcome(None, None, kept=True)
+                assert got == Answered(None, None, kept=True)
                 self.tokens[token] = Token(is_kept=True, answer=kind)
                 self.met["next event kept"] += 1
 

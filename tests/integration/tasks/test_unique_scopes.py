@@ -14,9 +14,10 @@ import httpx
 import pytest
 
 from penstock.brokers.sqs import SqsQueue
+from penstock.db.context import within
 from penstock.db.pool import Store
 from penstock.db.session import Session
-from penstock.methods.inbound import accept_inbound, apply_change, read_inbound
+from penstock.methods.inbound import accept_inbound, read_inbound
 from penstock.protocol.errors import StateConflict, UniqueKeyTaken
 from penstock.protocol.task import Enqueued, Failure, NewTask, State
 from penstock.settings.model import Settings
@@ -24,7 +25,7 @@ from penstock.submitter import Submitter
 from penstock.supervisor.retention import Retention
 from penstock.tasks import claim, reschedule, settle
 from penstock.tasks import enqueue as enqueuing
-from penstock.tasks.commands import Restart
+from penstock.tasks.methods import Retry, retry
 from tests.integration.apis import JSON, running
 from tests.integration.doors import put, rejected, request
 
@@ -192,17 +193,19 @@ async def test_a_task_that_is_retried_behind_an_enqueuers_back_keeps_its_key(
     assert (answer.id, answer.duplicate) == (first.id, True), "the record that it saw was gone by then"
 
 
-async def test_a_retry_that_comes_behind_an_enqueuer_is_refused(store: Store, database_url: str, sql: Any) -> None:
+async def test_a_retry_that_comes_behind_an_enqueuer_is_refused(
+    store: Store, settings: Settings, database_url: str, sql: Any
+) -> None:
     (first,) = await enqueue(store, live())
     await cancel(store, first.id)
     async with open_transaction(database_url) as (transaction, session):
         (second,) = await enqueuing.enqueue(session, [live()])
 
-        async def retry() -> None:
+        async def retry_first() -> None:
             async with store.transaction() as retrying:
-                await apply_change(retrying, Restart(first.id))
+                await retry.carry_out(within(retrying, settings), Retry(first.id))
 
-        refused = asyncio.create_task(retry())
+        refused = asyncio.create_task(retry_first())
         await blocked(sql)
         await transaction.commit()
         with pytest.raises(UniqueKeyTaken) as caught:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from penstock.db.context import within
 from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.protocol.errors import WorkflowConflict, WorkflowNotFound
@@ -458,9 +459,8 @@ async def test_retry_of_a_failed_child_runs_the_child_alone(lives: Lives) -> Non
 
 
 async def test_a_step_cancelled_by_hand_counts_as_failed_and_is_not_retried_alone(lives: Lives) -> None:
-    from penstock.methods.inbound import apply_change
     from penstock.protocol.errors import PartOfWorkflow
-    from penstock.tasks.commands import Restart
+    from penstock.tasks.methods import Retry, retry
 
     flow = await lives.create(chain=[{"action": "a"}, {"action": "b"}])
     step = (await lives.steps(flow))["b"]
@@ -471,7 +471,7 @@ async def test_a_step_cancelled_by_hand_counts_as_failed_and_is_not_retried_alon
     assert (await lives.look(flow)).state == "FAILED"
     async with lives.store.transaction() as session:
         with pytest.raises(PartOfWorkflow, match=r"use workflow\.retry"):
-            await apply_change(session, Restart(step.task_id))
+            await retry.carry_out(within(session, lives.settings), Retry(step.task_id))
 
 
 async def test_results_that_no_payload_can_hold_cancel_the_step_with_the_reason(lives: Lives) -> None:

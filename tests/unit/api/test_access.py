@@ -7,9 +7,9 @@ import pytest
 from starlette.datastructures import Headers
 
 from penstock.api import key_cache
-from penstock.api.access import PERMISSION_OF, Caller, Guard, permission_of
-from penstock.api.key_cache import Keyring
-from penstock.methods.table import PARAMS
+from penstock.api.access import Authenticator, Caller, permission_of
+from penstock.api.key_cache import KeyCache
+from penstock.api.table import METHODS
 from penstock.protocol.api_key import Permission, implied, parse_entries
 from penstock.protocol.errors import AccessDenied
 
@@ -35,10 +35,9 @@ MAY = {
 
 
 def test_every_method_needs_the_permission_that_is_promised() -> None:
-    """A method that is added must be placed here by hand: until then it needs admin and this fails."""
+    """A method that is added must be placed here by hand."""
     promised = {method: permission for permission, methods in MAY.items() for method in methods}
-    assert promised == PERMISSION_OF
-    assert set(PERMISSION_OF) == set(PARAMS)
+    assert promised == {name: method.permission for name, method in METHODS.items()}
 
 
 def test_submit_of_any_action_needs_enqueue_and_an_unknown_method_needs_nothing() -> None:
@@ -51,13 +50,13 @@ def test_submit_of_any_action_needs_enqueue_and_an_unknown_method_needs_nothing(
 @pytest.mark.parametrize("permission", Permission)
 def test_caller_may_what_its_permissions_imply_and_nothing_else(permission: Permission) -> None:
     caller = Caller("k", implied([permission]), None)
-    for method, needed in PERMISSION_OF.items():
-        if needed in implied([permission]):
-            caller.check_method(method)
+    for name, method in METHODS.items():
+        if method.permission in implied([permission]):
+            caller.check_method(name)
             continue
         with pytest.raises(AccessDenied) as caught:
-            caller.check_method(method)
-        assert (caught.value.status, caught.value.data) == (403, {"needs": needed})
+            caller.check_method(name)
+        assert (caught.value.status, caught.value.data) == (403, {"needs": method.permission})
 
 
 def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +65,7 @@ def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(
         key_cache.hmac, "compare_digest", lambda one, two: compared.append((one, two)) or real(one, two)
     )
-    ring = Keyring(parse_entries(["first", "second"]), None)
+    ring = KeyCache(parse_entries(["first", "second"]), None)
     found = ring.find(b"second")
     assert found is not None
     assert compared == [(found.digest, found.digest)]
@@ -80,23 +79,23 @@ def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
      {"x-api-key": ""}, {"x-api-key": "secon"}, {"authorization": "second"}],
 )  # fmt: skip
 def test_anything_but_a_key_is_refused(headers: dict[str, str]) -> None:
-    guard = Guard(Keyring(parse_entries(["first", "second"]), None))
+    authenticator = Authenticator(KeyCache(parse_entries(["first", "second"]), None))
     with pytest.raises(AccessDenied) as caught:
-        guard.admit(Headers(headers), "127.0.0.1")
+        authenticator.admit(Headers(headers), "127.0.0.1")
     assert caught.value.status == 401
 
 
 def test_guard_without_keys_counts_callers_by_address_and_with_keys_by_key() -> None:
-    assert Guard().admit(Headers({}), "127.0.0.9").name == "127.0.0.9"
-    ring = Keyring(parse_entries(["first", f"ci:read:{'ab' * 32}"]), None)
-    assert Guard(ring).admit(Headers({"x-api-key": "first"}), "127.0.0.9").name == ":entry 1"
+    assert Authenticator().admit(Headers({}), "127.0.0.9").name == "127.0.0.9"
+    ring = KeyCache(parse_entries(["first", f"ci:read:{'ab' * 32}"]), None)
+    assert Authenticator(ring).admit(Headers({"x-api-key": "first"}), "127.0.0.9").name == ":entry 1"
 
 
 @pytest.mark.parametrize("steps", range(6))
 async def test_a_stop_that_meets_the_end_of_a_refresh_is_not_lost(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lost, it would keep the api from stopping."""
     monkeypatch.setattr(key_cache, "REFRESH_SECONDS", 0.0)
-    ring = key_cache.Keyring((), None)
+    ring = key_cache.KeyCache((), None)
     begun, end = asyncio.Event(), asyncio.Event()
 
     async def refresh() -> None:

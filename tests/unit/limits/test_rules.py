@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.limits.model import RouteSetParams, SetLimits
-from penstock.methods.reading import read_command
+from penstock.methods.table import read_command
 from penstock.protocol.errors import InvalidParams
 from penstock.settings.loading import load_settings
 

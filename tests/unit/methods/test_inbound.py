@@ -10,43 +10,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.api.dead_letters import DlqListParams, DlqShowParams, PurgeDead, ReplayDead
+from penstock.api.keys import CreateKey, ListKeys
+from penstock.api.rejected import ListRejected
+from penstock.api.table import METHODS
+from penstock.methods import table
 from penstock.methods.inbound import count_enqueued, read_inbound
-from penstock.methods.reading import read_command
-from penstock.methods.table import PARAMS
+from penstock.methods.table import read_command
 from penstock.protocol.api_key import Permission
 from penstock.protocol.checks import LONGEST_DELAY_SECONDS
 from penstock.protocol.errors import InvalidParams, MethodNotFound, RpcError, TooLarge
+from penstock.protocol.method import NoParams
 from penstock.protocol.requests import ClaimId
 from penstock.protocol.task import Enqueued, NewTask, State
 from penstock.protocol.wait_tokens import digest_of
+from penstock.results.wait_answers import AnswerWait
 from penstock.runtime import metrics
 from penstock.settings.loading import load_settings
 from penstock.settings.model import Settings
-from penstock.tasks.commands import (
-    AnswerWait,
-    AwaitResults,
-    Cancel,
-    CountDead,
-    CreateKey,
-    Discover,
-    Enqueue,
-    ListDead,
-    ListHeldKeys,
-    ListKeys,
-    ListRejected,
-    ListTasks,
-    PurgeDead,
-    PurgeRejected,
-    ReplayDead,
-    Reschedule,
-    Restart,
-    RetryRejected,
-    RevokeKey,
-    ShowDead,
-    ShowRejected,
-    Stats,
-    Status,
-)
+from penstock.tasks.list import ListTasks, ShowTasks
+from penstock.tasks.methods import AwaitResults, Cancel, Reschedule, Retry
+from penstock.tasks.ordering_methods import ListHeldKeys
 from penstock.workflows.model import CreateWorkflow
 
 
@@ -57,17 +41,17 @@ def limits() -> Settings:
 
 def read(limits: Settings, method: str, params: Any = None) -> Any:
     raw = params if isinstance(params, str) else "" if params is None else json.dumps(params)
-    return read_command(method, msgspec.Raw(raw.encode()), limits)
+    return read_command(method, msgspec.Raw(raw.encode()), limits, METHODS)
 
 
 def answer(token: str, text: str) -> AnswerWait:
-    return AnswerWait(token, text, digest_of(text), load_settings())
+    return AnswerWait(token, text, digest_of(text))
 
 
 def new_task(limits: Settings, method: str, params: Any = None) -> NewTask:
     command = read(limits, method, params)
-    assert isinstance(command, Enqueue)
-    return command.task
+    assert isinstance(command, NewTask)
+    return command
 
 
 def mistake(limits: Settings, method: str, params: Any = None) -> tuple[str, str]:
@@ -231,7 +215,7 @@ def test_a_wrong_parameter_of_enqueue_is_named_with_its_problem(
      ({"timeout": 43_200}, True), ({"action": "\u00e4" * 200}, True), ({"unique_key": "k" * 500}, True)],
 )  # fmt: skip
 def test_the_ends_of_the_ranges_are_inside(limits: Settings, value: dict[str, Any], accepted: bool) -> None:
-    assert isinstance(read(limits, "enqueue", {"action": "a"} | value), Enqueue) is accepted
+    assert isinstance(read(limits, "enqueue", {"action": "a"} | value), NewTask) is accepted
 
 
 def test_a_payload_over_the_limit_is_too_large_and_one_at_the_limit_is_not(limits: Settings) -> None:
@@ -302,33 +286,33 @@ def test_a_wrong_submission_names_the_field(limits: Settings, method: str, paylo
 @pytest.mark.parametrize(
     ("method", "params", "command"),
     [
-        ("status", {"id": 1}, Status([1], False, False)),
-        ("status", {"id": "1", "detail": True}, Status([1], False, True)),
-        ("status", {"ids": [1, "2"]}, Status([1, 2], True, False)),
-        ("status", [7], Status([7], False, False)),
+        ("status", {"id": 1}, ShowTasks([1], False, False)),
+        ("status", {"id": "1", "detail": True}, ShowTasks([1], False, True)),
+        ("status", {"ids": [1, "2"]}, ShowTasks([1, 2], True, False)),
+        ("status", [7], ShowTasks([7], False, False)),
         ("result", {"id": "1"}, AwaitResults([1], False, 20.0, False)),
         ("result", {"ids": [1, 2], "timeout": 0, "wait": "any"}, AwaitResults([1, 2], True, 0.0, True)),
         ("cancel", {"id": 2**63 - 1}, Cancel(2**63 - 1)),
-        ("retry", {"id": "0"}, Restart(0)),
+        ("retry", {"id": "0"}, Retry(0)),
         ("list", None, ListTasks(None, None, 50, None)),
         ("list", {"state": "ERROR", "action": "a", "limit": 1000, "cursor": "5"}, ListTasks(State.ERROR, "a", 1000, 5)),
-        ("stats", None, Stats()),
-        ("stats", [], Stats()),
-        ("stats", {"tenant": "acme"}, Stats("acme")),
+        ("stats", None, None),
+        ("stats", [], None),
+        ("stats", {"tenant": "acme"}, "acme"),
         ("rejected.list", {"limit": 1, "cursor": "9"}, ListRejected(1, 9, None)),
         ("rejected.list", {"source": "results"}, ListRejected(50, None, "results")),
-        ("rejected.show", ["3"], ShowRejected(3)),
-        ("rejected.retry", {"ids": [1]}, RetryRejected([1])),
+        ("rejected.show", ["3"], 3),
+        ("rejected.retry", {"ids": [1]}, [1]),
         (
             "rejected.retry",
             {"limit": 5, "cursor": "9", "source": "inbound"},
-            RetryRejected(ListRejected(5, 9, "inbound")),
+            ListRejected(5, 9, "inbound"),
         ),
-        ("rejected.purge", {"ids": ["1"]}, PurgeRejected([1])),
-        ("rejected.purge", {"limit": 5}, PurgeRejected(ListRejected(5, None, None))),
-        ("dlq.stats", None, CountDead()),
-        ("dlq.list", {"queue": "inbound"}, ListDead("inbound", 50)),
-        ("dlq.show", ["outbound", "a-b"], ShowDead("outbound", "a-b")),
+        ("rejected.purge", {"ids": ["1"]}, [1]),
+        ("rejected.purge", {"limit": 5}, ListRejected(5, None, None)),
+        ("dlq.stats", None, NoParams()),
+        ("dlq.list", {"queue": "inbound"}, DlqListParams("inbound", 50)),
+        ("dlq.show", ["outbound", "a-b"], DlqShowParams("outbound", "a-b")),
         ("dlq.replay", {"queue": "results", "ids": ["a", "b"]}, ReplayDead("results", ["a", "b"], False)),
         ("dlq.replay", {"queue": "inbound", "limit": 7, "force": True}, ReplayDead("inbound", 7, True)),
         ("dlq.purge", {"queue": "inbound", "limit": 7}, PurgeDead("inbound", 7)),
@@ -338,7 +322,7 @@ def test_a_wrong_submission_names_the_field(limits: Settings, method: str, paylo
             CreateKey("ci", [Permission.READ, Permission.ENQUEUE], 60.0),
         ),
         ("keys.list", {"cursor": "7", "revoked": True}, ListKeys(50, 7, True)),
-        ("keys.revoke", {"id": "7"}, RevokeKey(7)),
+        ("keys.revoke", {"id": "7"}, 7),
         ("cancel", {"id": 1, "reason": "no longer wanted"}, Cancel(1, "no longer wanted")),
         (
             "reschedule",
@@ -357,7 +341,7 @@ def test_a_wrong_submission_names_the_field(limits: Settings, method: str, paylo
             {"token": "t", "error": {"message": "no", "code": 7, "data": {"a": 1}}, "final": True, "retry_after": 0},
             answer("t", '"error":{"code":7,"message":"no","data":{"a":1,"final":true,"retry_after":0.0}}'),
         ),
-        ("rpc.discover", None, Discover()),
+        ("rpc.discover", None, NoParams()),
     ],
 )
 def test_each_method_becomes_its_command(limits: Settings, method: str, params: Any, command: Any) -> None:
@@ -387,7 +371,7 @@ LEAST: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("method", PARAMS)
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_read_from_its_least_parameters(limits: Settings, method: str) -> None:
     read(limits, method, LEAST.get(method))
 
@@ -524,12 +508,15 @@ LIMITS = load_settings(payload_limit_bytes=1000, inbound_methods="*")
 
 
 @given(
-    method=st.one_of(st.sampled_from([*PARAMS, "submit:a", "submit:"]), st.text()),
+    method=st.one_of(st.sampled_from([*METHODS, "submit:a", "submit:"]), st.text()),
     params=st.one_of(
         st.lists(json_values, max_size=10),
         st.dictionaries(
             st.sampled_from(
-                sorted({name for kind in PARAMS.values() for name in kind.__struct_fields__} | {"objectID"})
+                sorted(
+                    {name for kind in (method.params for method in METHODS.values()) for name in kind.__struct_fields__}
+                    | {"objectID"}
+                )
             ),
             json_values,
             max_size=6,
@@ -546,9 +533,9 @@ def test_any_params_are_a_command_or_an_answerable_error(method: str, params: An
     except RpcError as error:
         json.dumps(error.data)
         return
-    if isinstance(command, Enqueue):
-        assert command.task.action
-        assert len(command.task.payload.encode()) <= 1000
+    if isinstance(command, NewTask):
+        assert command.action
+        assert len(command.payload.encode()) <= 1000
 
 
 # The inbound queue
@@ -568,7 +555,7 @@ def test_a_body_of_good_and_bad_entries_keeps_each_with_its_reason(limits: Setti
     ]
     inbound = read_inbound(json.dumps(entries), limits)
     assert [task.action for task in inbound.tasks] == ["a", "b"]
-    assert [wanted.change for wanted in inbound.changes] == [Cancel(5), Restart(6)]
+    assert [wanted.change for wanted in inbound.changes] == [Cancel(5), Retry(6)]
     assert [json.loads(text) for _, _, text, _ in inbound.changes] == [entries[4], entries[5]]
     assert [json.loads(text) for text, _ in inbound.refused] == [entries[n] for n in (1, 2, 3, 6, 7)]
     reasons = [reason for _, reason in inbound.refused]
@@ -589,7 +576,13 @@ BY_QUEUE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("method", [name for name in PARAMS if name not in BY_QUEUE])
+def test_methods_of_the_api_alone_have_names_by_which_the_queue_knows_them() -> None:
+    added = METHODS.keys() - table.METHODS.keys()
+    assert added == {name for name in METHODS if name.startswith(table.API_ONLY)}
+    assert {name for name, method in METHODS.items() if method.by_queue} == BY_QUEUE
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in BY_QUEUE])
 def test_a_method_that_only_answers_is_refused_from_the_queue(limits: Settings, method: str) -> None:
     params = LEAST.get(method, {})
     body = json.dumps({"jsonrpc": "2.0", "method": method, "params": params})

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.methods.reading import read_command
+from penstock.methods.table import read_command
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.task import FINAL_STATES, State
 from penstock.settings.loading import load_settings

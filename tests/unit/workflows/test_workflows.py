@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.methods.reading import read_command
+from penstock.methods.table import read_command
 from penstock.protocol.errors import InvalidParams, TooLarge
 from penstock.settings.loading import load_settings
 from penstock.workflows.model import CreateWorkflow, StepKind

@@ -22,7 +22,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.api.access import Caller, Guard
+from penstock.api.access import Authenticator, Caller
 from penstock.api.http_limits import ADMITTED
 from penstock.api.lookups import Lookups
 from penstock.db.session import Session
@@ -77,31 +77,35 @@ class BrowserSessions:
     """Identifies browsers, signs them in and out. session: opens a database session."""
 
     def __init__(
-        self, guard: Guard, session: Callable[[], AbstractAsyncContextManager[Session]], *, session_seconds: float
+        self,
+        authenticator: Authenticator,
+        session: Callable[[], AbstractAsyncContextManager[Session]],
+        *,
+        session_seconds: float,
     ) -> None:
-        self._guard = guard
+        self._authenticator = authenticator
         self._session = session
         self._session_seconds = session_seconds
         self._lookups = Lookups()
 
     async def identify(self, request: Request) -> BrowserSession:
         """Raises AccessDenied for a foreign host, RateLimited, Unavailable."""
-        self._guard.check_host(request.headers)
+        self._authenticator.check_host(request.headers)
         address = request.client.host if request.client else ""
         token = request.cookies.get(SESSION_COOKIE, "")
         is_known = _is_token(token)
         if not is_known:
             token = secrets.token_urlsafe(32)
         caller = None
-        if not self._guard.asks_for_keys:
-            caller = self._guard.admit(request.headers, address)
+        if not self._authenticator.asks_for_keys:
+            caller = self._authenticator.admit(request.headers, address)
         elif is_known:
             digest = await self._lookups.find(_digest(b"session", token), address, partial(self._key_of, token))
-            caller = None if digest is None else self._guard.admit_digest(bytes(digest))
+            caller = None if digest is None else self._authenticator.admit_digest(bytes(digest))
         if caller is not None:
             request.scope[ADMITTED] = True
             caller.charge(1)
-        return BrowserSession(caller, token, address, self._guard.asks_for_keys)
+        return BrowserSession(caller, token, address, self._authenticator.asks_for_keys)
 
     async def _key_of(self, token: str) -> bytes | None:
         async with self._session() as session:
@@ -110,7 +114,7 @@ class BrowserSessions:
 
     async def sign_in(self, secret: str) -> tuple[Caller, str] | None:
         """The caller and the token of a new session; None for a key that is not accepted. Raises Unavailable."""
-        admitted = self._guard.admit_secret(secret)
+        admitted = self._authenticator.admit_secret(secret)
         if admitted is None:
             return None
         caller, key_digest = admitted

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from penstock.api.dashboard.page_request import PageRequest, cleaned, labels_of, utc
-from penstock.methods.reading import read_command
+from penstock.methods.table import read_command
 from penstock.protocol.checks import MAX_IDS
 from penstock.protocol.errors import AccessDenied, InvalidParams, MethodNotFound, RpcError
 from penstock.protocol.tenant import EVERY_TENANT
@@ -111,7 +111,7 @@ async def _run_again(request: PageRequest, form: Form) -> FormOutcome:
     read_command("enqueue", raw, request.settings)  # before the old task is cancelled
     if values.get("cancel"):
         await request.call("cancel", id=_required(values, "id"), reason="edited and enqueued again")
-    async with request.methods.audit.noting("enqueue", raw):
+    async with request.methods.audit.recording("enqueue", raw):
         task = await request.call("enqueue", **params)
     if task.duplicate:
         text = f"Task {task.id} already has this unique key; no task was added"

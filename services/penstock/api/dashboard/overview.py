@@ -88,10 +88,10 @@ class Overview:
         }
 
     async def _read(self, request: PageRequest) -> dict[str, Any]:
-        raw, now, history = await asyncio.gather(
+        found, now, history = await asyncio.gather(
             request.call("stats"), self._read_now(request), self._read_history(request)
         )
-        stats = msgspec.json.decode(raw)
+        stats = msgspec.to_builtins(found)
         states = stats["states"]
         live = {f"s-{state.lower()}": states[state] for state in LIVE if states[state]}
         values: dict[str, Any] = history | now | {

@@ -77,8 +77,7 @@ async def load_tasks(request: PageRequest) -> dict[str, Any]:
 
 
 async def _known_actions(request: PageRequest) -> list[str]:
-    stats = await request.call("stats")
-    return list(stats.actions if request.browser.tenant is not None else msgspec.json.decode(stats)["actions"])
+    return list((await request.call("stats")).actions)
 
 
 async def load_task(request: PageRequest) -> dict[str, Any]:
@@ -173,13 +172,13 @@ async def load_dead(request: PageRequest) -> dict[str, Any]:
 
 async def load_actions(request: PageRequest) -> dict[str, Any]:
     """Every action with tasks or limits; routes; ordering keys that a failed task holds."""
-    raw, limited, routes, held = await asyncio.gather(
+    stats, limited, routes, held = await asyncio.gather(
         request.call("stats"),
         request.call("action.list"),
         request.call("route.list"),
         request.call("ordering.list", limit=PAGE_ROWS),
     )
-    counts = msgspec.json.decode(raw)["actions"]
+    counts = stats.actions
     limits = {action.action: action for action in limited.actions}
     actions = [(name, counts.get(name, {}), limits.get(name)) for name in sorted({*counts, *limits})]
     return {"actions": actions, "routes": routes.routes, "held": held.keys}

@@ -15,8 +15,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from penstock.api.access import Guard
-from penstock.api.audit import doing
+from penstock.api.access import Authenticator
+from penstock.api.audit import set_actor
 from penstock.api.dashboard import form_actions, formats, overview
 from penstock.api.dashboard.browser_sessions import (
     FLASH_COOKIE,
@@ -72,10 +72,12 @@ NAVIGATION = (
 class Dashboard:
     """Serves the pages; ``routes`` are for a Starlette application."""
 
-    def __init__(self, methods: Methods, guard: Guard, settings: Settings) -> None:
+    def __init__(self, methods: Methods, authenticator: Authenticator, settings: Settings) -> None:
         self._methods = methods
         self._settings = settings
-        self._sessions = BrowserSessions(guard, methods.session, session_seconds=settings.dashboard_session_seconds)
+        self._sessions = BrowserSessions(
+            authenticator, methods.session, session_seconds=settings.dashboard_session_seconds
+        )
         self._streams = Streams()
         self._assets = _load_assets()
         self._templates = _templates()
@@ -125,7 +127,7 @@ class Dashboard:
             browser: BrowserSession | None = None
             try:
                 browser = await self._identify(request)
-                doing(browser.name, browser.address, "dashboard")
+                set_actor(browser.name, browser.address, "dashboard")
                 response = await handle(request, browser)
             except ClientDisconnect:
                 return Response(status_code=400)

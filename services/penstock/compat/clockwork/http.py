@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from penstock.api.access import Guard
+from penstock.api.access import Authenticator
 from penstock.api.http import read_body, refusal
 from penstock.api.http_limits import ADMITTED
 from penstock.compat.clockwork import schedules
@@ -33,10 +33,10 @@ log = get_logger()
 class Clockwork:
     """notifier: wakes the supervisors for new delayed records."""
 
-    def __init__(self, *, store: Store, notifier: Notifier, guard: Guard, settings: Settings) -> None:
+    def __init__(self, *, store: Store, notifier: Notifier, authenticator: Authenticator, settings: Settings) -> None:
         self._store = store
         self._notifier = notifier
-        self._guard = guard
+        self._authenticator = authenticator
         self._settings = settings
         self._networks = [ipaddress.ip_network(network) for network in settings.clockwork_networks]
         self.routes: list[BaseRoute] = [Route("/schedule", self._answer, methods=["POST", "DELETE"])]
@@ -70,8 +70,8 @@ class Clockwork:
         """Check access and read the body."""
         address = request.client.host if request.client else ""
         if not self._needs_no_key(request.headers, address):
-            self._guard.check_host(request.headers)
-            caller = self._guard.admit(request.headers, address)
+            self._authenticator.check_host(request.headers)
+            caller = self._authenticator.admit(request.headers, address)
             caller.check(Permission.ENQUEUE)
             caller.charge(1)
         request.scope[ADMITTED] = True
@@ -79,7 +79,7 @@ class Clockwork:
 
     def _needs_no_key(self, headers: Headers, address: str) -> bool:
         """Whether the request comes from an allowed network, and not from a page in a browser there."""
-        if not self._networks or not self._guard.asks_for_keys or "origin" in headers:
+        if not self._networks or not self._authenticator.asks_for_keys or "origin" in headers:
             return False
         try:
             client = ipaddress.ip_address(address)

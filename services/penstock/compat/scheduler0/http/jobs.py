@@ -19,7 +19,7 @@ from penstock.compat.scheduler0.http.messages import Problem, answer, decode, no
 from penstock.compat.scheduler0.http.resource import Resource
 from penstock.compat.scheduler0.jobs import BadJob, Job, JobGiven
 from penstock.db.session import Session
-from penstock.methods.reading import read_command
+from penstock.methods.table import read_command
 from penstock.protocol.errors import Refused, ScheduleNotFound
 from penstock.runtime.logs import get_logger
 from penstock.schedules.store import pause_schedule, start_import, update_schedule

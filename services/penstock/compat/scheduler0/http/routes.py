@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
-from penstock.api.audit import Audit, doing
+from penstock.api.audit import Audit, set_actor
 from penstock.api.http import read_body, refusal
 from penstock.api.http_limits import ADMITTED
 from penstock.api.rates import Rates
@@ -94,14 +94,14 @@ class Scheduler0:
             try:
                 if not is_open:
                     address = request.client.host if request.client else ""
-                    doing(await self._authenticator.admit(request.headers, address), address, "scheduler0")
+                    set_actor(await self._authenticator.admit(request.headers, address), address, "scheduler0")
                     request.scope[ADMITTED] = True
                 limit = 0 if is_open else self._settings.request_limit_bytes
                 body = await read_body(request, limit, self._settings.request_timeout_seconds)
                 handle = by_method["GET" if request.method == "HEAD" else request.method]
                 if not changes or request.method not in _CHANGES:
                     return await handle(request, body)
-                async with self._audit.noting(f"{request.method} {path}", _shown(request.path_params, body)):
+                async with self._audit.recording(f"{request.method} {path}", _shown(request.path_params, body)):
                     return await handle(request, body)
             except Problem as exc:
                 return answer(exc.data, exc.status, success=False)

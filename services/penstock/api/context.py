@@ -1,0 +1,26 @@
+"""What the methods of this package are carried out with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from penstock.brokers.base import Queue
+from penstock.db.context import ServingContext
+from penstock.db.pool import Store
+
+
+@dataclass(frozen=True, slots=True)
+class ApiContext(ServingContext):
+    """store: for transactions of one record each, begun while one of ``turns`` is held, or that must not wait.
+
+    queues: by label. dead_letters: their dead-letter queues, by the label of the queue. keys_changed: called after a
+    key was made or revoked; None where no keys are needed.
+    """
+
+    store: Store
+    turns: asyncio.Semaphore
+    queues: Mapping[str, Queue]
+    dead_letters: Mapping[str, Queue]
+    keys_changed: Callable[[], Awaitable[None]] | None

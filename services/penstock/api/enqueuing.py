@@ -1,0 +1,89 @@
+"""Storing new tasks of any number of callers, many with one statement."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from penstock.db.notify import Notifier
+from penstock.db.pool import Store
+from penstock.methods.inbound import OpenSession, count_enqueued, refusal_of, take_in_tasks
+from penstock.protocol import trace_context
+from penstock.protocol.errors import InvalidParams, PenstockError, Refused, RpcError
+from penstock.protocol.task import Enqueued, NewTask
+from penstock.runtime.batcher import Batcher
+from penstock.runtime.halving import in_halves
+from penstock.runtime.logs import get_logger
+from penstock.runtime.tracing import active
+from penstock.settings.model import Settings
+from penstock.tasks import enqueue, views
+
+MAX_INSERT_TASKS = 1000
+PARALLEL_INSERTS = 2  # of tasks without keys
+
+log = get_logger()
+
+
+class Enqueuer:
+    def __init__(self, store: Store, open_session: OpenSession, notifier: Notifier, settings: Settings) -> None:
+        self._store = store
+        self._open_session = open_session
+        self._notifier = notifier
+        self._settings = settings
+        self._inserts: Batcher[NewTask, Enqueued] = Batcher(
+            self._insert, max_items=MAX_INSERT_TASKS, max_parallel=PARALLEL_INSERTS
+        )
+        # One insert at a time keeps the order of a body that it cuts: that of an ordering key is the order of ids, and
+        # of two that replace one task the last one counts.
+        self._keyed_inserts: Batcher[NewTask, Enqueued] = Batcher(self._insert, max_items=MAX_INSERT_TASKS)
+
+    async def enqueue(self, tasks: Sequence[NewTask | RpcError]) -> list[views.Accepted | BaseException]:
+        """Store tasks together with those of other callers; the outcomes come after the commit."""
+        spans = active.active()
+        if spans is not None and (trace := trace_context.current()) is not None:
+            tasks = [replace(task, trace=trace.text) if isinstance(task, NewTask) else task for task in tasks]
+        # All payloads before any task, as tasks are stored in their order.
+        given = [task for task in tasks if isinstance(task, NewTask)]
+        ready = iter(await take_in_tasks(given, self._store.codec, self._settings, self._open_session))
+        taken = [next(ready) if isinstance(task, NewTask) else task for task in tasks]
+        inserts = [self._insert_soon(one) if isinstance(one, NewTask) else one for one in taken]
+        outcomes: list[views.Accepted | BaseException] = []
+        for insert in inserts:
+            if isinstance(insert, BaseException):
+                outcomes.append(insert)
+                continue
+            try:
+                stored = await insert
+            except Exception as exc:
+                outcomes.append(exc)
+            else:
+                outcomes.append(views.Accepted(stored.id, stored.state, stored.duplicate, stored.replaced))
+        return outcomes
+
+    async def drain(self) -> None:
+        """Wait until every task taken has been stored or refused."""
+        await self._inserts.drain()
+        await self._keyed_inserts.drain()
+
+    def _insert_soon(self, task: NewTask) -> asyncio.Future[Enqueued]:
+        is_keyed = task.ordering_key is not None or task.unique_key is not None
+        return (self._keyed_inserts if is_keyed else self._inserts).submit_soon(task)
+
+    async def _insert(self, tasks: Sequence[NewTask]) -> list[Enqueued | Exception]:
+        """Store tasks with one statement, which is its own transaction."""
+        return [answer for part in await in_halves(tasks, self._insert_part, _answer_alone) for answer in part]
+
+    async def _insert_part(self, tasks: Sequence[NewTask], hurried: bool) -> list[Enqueued | Exception]:
+        async with self._store.transaction(hurried=True) if hurried else self._store.session() as session:
+            accepted = await enqueue.enqueue(session, tasks)
+        count_enqueued(tasks, accepted, source="http")
+        self._notifier.wake()
+        return [refusal_of(task, answer) or answer for task, answer in zip(tasks, accepted, strict=True)]
+
+
+async def _answer_alone(task: NewTask, error: PenstockError) -> list[Enqueued | Exception]:
+    if not isinstance(error, Refused):
+        return [error]
+    log.warning("task_refused", action=task.action, reason=str(error))
+    return [InvalidParams("params", "hold a value that Postgres refuses to store")]

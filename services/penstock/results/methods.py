@@ -1,0 +1,120 @@
+"""The methods that answer tasks which wait for an event."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from penstock.db.context import Context, ServingContext
+from penstock.protocol.api_key import Permission
+from penstock.protocol.caller import narrow_tenant
+from penstock.protocol.checks import check_span
+from penstock.protocol.errors import HANDLER_ERROR, InvalidParams, Refused, StateConflict, TaskNotFound, TooLarge
+from penstock.protocol.json_text import check_json, utf8_size
+from penstock.protocol.method import Scope, method
+from penstock.protocol.reports import check_token
+from penstock.protocol.task import TOKEN_MAX_CHARS
+from penstock.protocol.tenant import read_tenant
+from penstock.protocol.views import about
+from penstock.protocol.wait_tokens import claim_of_token, digest_of
+from penstock.results.wait_answers import Answered, AnswerWait, answer_wait
+from penstock.runtime.logs import get_logger
+from penstock.settings.model import Settings
+from penstock.tasks.methods import check_own_task
+
+log = get_logger()
+
+_Token = Annotated[str, about(f"What the task waits for, or will wait for; 1 to {TOKEN_MAX_CHARS} characters.")]
+_Tenant = Annotated[
+    str | None,
+    about("Of the task, with a token that its handler thought out; null for none. A bound key need not name it."),
+]
+
+
+class TaskCompleteParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    token: _Token
+    result: Annotated[msgspec.Raw, about("Any JSON, as a handler would return it.")] = msgspec.Raw(b"null")
+    tenant: _Tenant = None
+
+
+def _read_complete(given: TaskCompleteParams, settings: Settings) -> AnswerWait:
+    return _read_answer(given, "result", bytes(given.result).decode("utf-8"), settings)
+
+
+@method(
+    "task.complete", permission=Permission.ENQUEUE, scope=Scope.OWN, errors=(TaskNotFound, StateConflict, TooLarge),
+    read=_read_complete, narrow=narrow_tenant, by_queue=True,
+)  # fmt: skip
+async def complete(context: Context, command: AnswerWait) -> Answered:
+    """Give a task the result that it waits for; one that comes before its task waits is kept."""
+    return await _answer(context, command)
+
+
+class TaskFailParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    token: _Token
+    error: Annotated[
+        str | dict[str, Any], about("What went wrong, as text, or an object with message, code and data (an object).")
+    ]
+    final: Annotated[bool, about("No more attempts: CRITICAL_ERROR now.")] = False
+    retry_after: Annotated[float | None, about("Seconds until the next attempt, in place of the usual delay.")] = None
+    tenant: _Tenant = None
+
+
+def _read_fail(given: TaskFailParams, settings: Settings) -> AnswerWait:
+    """The error as that of a worker, its hints among the data."""
+    error = {"message": given.error} if isinstance(given.error, str) else dict(given.error)
+    for name in error.keys() - {"code", "message", "data"}:
+        raise InvalidParams(f"error.{name[:60]}", "is no member of an error; these are code, message and data")
+    if not isinstance(error.get("message"), str) or not error["message"]:
+        raise InvalidParams("error", "must be a text that is not empty, or an object with one as its message")
+    code = error.get("code", HANDLER_ERROR)
+    if isinstance(code, bool) or not isinstance(code, int):
+        raise InvalidParams("error.code", f"must be an integer, not {str(code)[:60]!r}")
+    data: Any = error.get("data", {})
+    if not isinstance(data, dict):
+        raise InvalidParams("error.data", "must be an object")
+    check_span(given.retry_after, "retry_after")
+    hints = {"final": given.final or None, "retry_after": given.retry_after}
+    data = {**data, **{name: value for name, value in hints.items() if value is not None}}
+    whole = {"code": code, "message": error["message"]} | ({"data": data} if data else {})
+    return _read_answer(given, "error", msgspec.json.encode(whole).decode("utf-8"), settings)
+
+
+@method(
+    "task.fail", permission=Permission.ENQUEUE, scope=Scope.OWN, errors=(TaskNotFound, StateConflict, TooLarge),
+    read=_read_fail, narrow=narrow_tenant, by_queue=True,
+)  # fmt: skip
+async def fail(context: Context, command: AnswerWait) -> Answered:
+    """Fail the attempt of a task that waits; one that comes before its task waits is kept."""
+    return await _answer(context, command)
+
+
+def _read_answer(given: TaskCompleteParams | TaskFailParams, member: str, text: str, settings: Settings) -> AnswerWait:
+    try:
+        check_token(given.token)
+    except ValueError as exc:
+        raise InvalidParams("token", f"is wrong: {exc}") from None
+    size = utf8_size(text)
+    if size > settings.result_limit_bytes:
+        raise TooLarge(member, size, settings.result_limit_bytes)
+    check_json(text, member)
+    answer = f'"{member}":{text}'
+    return AnswerWait(given.token, answer, digest_of(answer), read_tenant(given.tenant))
+
+
+async def _answer(context: Context, command: AnswerWait) -> Answered:
+    try:
+        async with context.transaction() as session:
+            made_for = claim_of_token(command.token)
+            if made_for is not None:
+                await check_own_task(session, made_for[0])
+            answered = await answer_wait(session, command, context.settings)
+    except Refused as exc:
+        if not isinstance(context, ServingContext):
+            raise  # the owner of the transaction splits the batch
+        log.warning("answer_refused", reason=str(exc))
+        raise InvalidParams("result", "holds a value that Postgres refuses to store") from exc
+    if not answered.kept:
+        context.wake()  # a successor by ordering key may run, or the next attempt
+    return answered

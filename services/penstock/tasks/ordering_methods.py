@@ -1,0 +1,107 @@
+"""The methods about ordering keys and claims."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from penstock.db.context import Context
+from penstock.protocol.api_key import Permission
+from penstock.protocol.checks import MAX_IDS, MAX_LIST, read_key, read_limit
+from penstock.protocol.errors import InvalidParams
+from penstock.protocol.method import Scope, method
+from penstock.protocol.requests import ClaimId, parse_claim_id
+from penstock.protocol.tenant import kept_key, own_key, read_tenant, tenant_of_key
+from penstock.protocol.views import CURSOR, NEXT_CURSOR, about
+from penstock.settings.model import Settings
+from penstock.tasks import ordering, settle
+
+
+class HeldKeys(msgspec.Struct, frozen=True):
+    keys: list[ordering.HeldKey]
+    cursor: Annotated[str | None, NEXT_CURSOR]
+
+
+@dataclass(frozen=True, slots=True)
+class ListHeldKeys:
+    """By key; ``after`` is the key that the page begins behind."""
+
+    limit: int
+    after: str | None
+
+
+class OrderingListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    limit: Annotated[int, about(f"Keys at the most; 1 to {MAX_LIST}.")] = 50
+    cursor: Annotated[str | None, CURSOR] = None
+
+
+def _read_list(given: OrderingListParams, _settings: Settings) -> ListHeldKeys:
+    limit = read_limit(given.limit)
+    if given.cursor is None:
+        return ListHeldKeys(limit, None)
+    # An ordering key as it is stored, behind the name of its tenant if it has one.
+    tenant, key = tenant_of_key(given.cursor), read_key(own_key(given.cursor), "cursor")
+    return ListHeldKeys(limit, kept_key(read_tenant(tenant, "cursor"), key or ""))
+
+
+@method("ordering.list", permission=Permission.READ, scope=Scope.CLOSED, read=_read_list)
+async def list_held_keys(context: Context, command: ListHeldKeys) -> HeldKeys:
+    """List ordering keys that a task in CRITICAL_ERROR holds, by key."""
+    async with context.session() as session:
+        keys = await ordering.list_held_keys(session, command.limit, command.after)
+    return HeldKeys(keys, kept_key(keys[-1].tenant, keys[-1].key) if len(keys) == command.limit else None)
+
+
+class ReleasedKey(msgspec.Struct, frozen=True):
+    key: str
+    released: Annotated[bool, about("False: it was not held, and nothing was changed.")]
+    next: Annotated[int | None, about("The task that waited longest and may run now; null when none did.")]
+
+
+class OrderingReleaseParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    key: Annotated[str, about("The ordering key.")]
+    tenant: Annotated[str | None, about("Whose key it is; null for nobody's.")] = None
+
+
+def _read_release(given: OrderingReleaseParams, _settings: Settings) -> str:
+    return kept_key(read_tenant(given.tenant), read_key(given.key, "key") or "")
+
+
+@method("ordering.release", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_release)
+async def release_key(context: Context, key: str) -> ReleasedKey:
+    """Let a held ordering key go: the next task of the key may run."""
+    async with context.transaction() as session:
+        released = await ordering.release_keys(session, [key])
+    context.wake()
+    return ReleasedKey(own_key(key), key in released, released.get(key))
+
+
+class CheckedClaims(msgspec.Struct, frozen=True):
+    lost: Annotated[list[str], about("Those that hold their task no more: cancelled, settled, or claimed anew since.")]
+
+
+class ClaimsCheckParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    claims: Annotated[list[str], about(f"Ids of outbound requests, <task id>:<claim>; 1 to {MAX_IDS}.")]
+
+
+def _read_claims(given: ClaimsCheckParams, _settings: Settings) -> dict[str, ClaimId]:
+    """Claims by the ids that were given, with a token or without one."""
+    if not 1 <= len(given.claims) <= MAX_IDS:
+        raise InvalidParams("claims", f"must hold 1 to {MAX_IDS} claims, not {len(given.claims)}")
+    claims = {}
+    for position, text in enumerate(given.claims):
+        claim = parse_claim_id(text)
+        if claim is None:
+            raise InvalidParams(f"claims[{position}]", f"must be <task id>:<claim>, not {text[:60]!r}")
+        claims[text] = claim
+    return claims
+
+
+@method("claims.check", permission=Permission.WORKER, scope=Scope.CLOSED, read=_read_claims)
+async def check_claims(context: Context, claims: dict[str, ClaimId]) -> CheckedClaims:
+    """Tell a worker which of its claims hold their task no more."""
+    async with context.session() as session:
+        held = await settle.read_attempts(session, claims.values())
+    return CheckedClaims([text for text, claim in claims.items() if claim not in held])
