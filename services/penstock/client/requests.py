@@ -10,31 +10,8 @@ import json
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any
 
+from penstock.protocol import errors
 from penstock.protocol.batching import pack
-from penstock.protocol.errors import (
-    OVERLOADED,
-    DuplicateTask,
-    InvalidParams,
-    InvalidRequest,
-    JobNotFound,
-    MethodNotFound,
-    ParseError,
-    PayloadLost,
-    PayloadUnavailable,
-    RateLimited,
-    ResultCancelled,
-    ResultGone,
-    RpcError,
-    ScheduleNotFound,
-    StateConflict,
-    TaskFailed,
-    TaskNotFound,
-    TooLarge,
-    TooManyWaits,
-    Unavailable,
-    WorkflowConflict,
-    WorkflowNotFound,
-)
 from penstock.protocol.json_text import decode_any
 from penstock.protocol.jsonable import dumps
 from penstock.protocol.requests import prepared
@@ -45,16 +22,17 @@ BATCH_BYTES = 4 * 1024 * 1024  # half of what the api takes by default
 Params = Mapping[str, Any] | Sequence[Any] | None
 Exchange = Generator[str, Any, Any]
 
-_KINDS: dict[int, type[RpcError]] = {
+_KINDS: dict[int, type[errors.RpcError]] = {
     kind.code: kind
     for kind in (
-        ParseError, InvalidRequest, MethodNotFound, InvalidParams, TaskNotFound, StateConflict, DuplicateTask, TooLarge,
-        RateLimited, JobNotFound, ScheduleNotFound, TooManyWaits, WorkflowNotFound, WorkflowConflict,
+        errors.ParseError, errors.InvalidRequest, errors.MethodNotFound, errors.InvalidParams, errors.TaskNotFound,
+        errors.StateConflict, errors.DuplicateTask, errors.TooLarge, errors.RateLimited, errors.JobNotFound,
+        errors.ScheduleNotFound, errors.TooManyWaits, errors.WorkflowNotFound, errors.WorkflowConflict,
     )
 }  # fmt: skip
 
 
-class Unfinished(Unavailable):
+class Unfinished(errors.Unavailable):
     """Some tasks of several were not accepted, or it is unknown: a connection broke before the answer.
 
     results: answers so far, in the order of the tasks. unsent: the tasks to send again; give them a ``unique_key``
@@ -76,7 +54,7 @@ def calling(method: str, params: Params) -> Exchange:
     """One request; returns its result. Raises RpcError, and Unavailable for an answer of another server."""
     answer = yield request_text(method, params, 0)
     if not isinstance(answer, dict):
-        raise Unavailable("the answer is a batch, and not that of a Penstock api: check the URL")
+        raise errors.Unavailable("the answer is a batch, and not that of a Penstock api: check the URL")
     if "error" in answer:
         raise error_of(answer["error"])
     return answer["result"]
@@ -99,10 +77,10 @@ def enqueueing(tasks: Iterable[Mapping[str, Any]]) -> Exchange:
         start, end = todo.pop()
         try:
             results += yield from _batch(texts[start:end], first=start)
-        except (Unavailable, RateLimited) as exc:
+        except (errors.Unavailable, errors.RateLimited) as exc:
             problem = f"{len(entries) - start} of {len(entries)} tasks were not accepted: {exc}"
             raise Unfinished(problem, results, entries[start:]) from exc
-        except (TooLarge, InvalidRequest) as exc:
+        except (errors.TooLarge, errors.InvalidRequest) as exc:
             # The api's limits are its operator's; it takes less at once than was tried here.
             if end - start == 1:
                 results.append(exc)
@@ -132,13 +110,13 @@ def answer_of(url: str, status: int, content: bytes) -> Any:
         answer = None
     if status == 503:
         error = answer["error"] if isinstance(answer, dict) and "error" in answer else {}
-        if error.get("code") == OVERLOADED:
-            raise Unavailable(f"{url}: {error['message']}")
+        if error.get("code") == errors.OVERLOADED:
+            raise errors.Unavailable(f"{url}: {error['message']}")
         reference = error.get("data")
-        raise Unavailable(f"the api at {url} is up, but not its database: try again later ({reference})")
+        raise errors.Unavailable(f"the api at {url} is up, but not its database: try again later ({reference})")
     is_rpc = isinstance(answer, list) or (isinstance(answer, dict) and "jsonrpc" in answer)
     if not is_rpc:
-        raise Unavailable(f"{url}/rpc answers HTTP {status}, and not as a Penstock api: check the URL")
+        raise errors.Unavailable(f"{url}/rpc answers HTTP {status}, and not as a Penstock api: check the URL")
     return answer
 
 
@@ -157,7 +135,7 @@ def downloaded(status: int, content: bytes) -> Any:
     error = decoded.get("error", {}) if isinstance(decoded, dict) else {}
     if "code" in error and status != 503:
         raise error_of(error)
-    kind = PayloadLost if status == 410 else PayloadUnavailable
+    kind = errors.PayloadLost if status == 410 else errors.PayloadUnavailable
     raise kind(str(error.get("message") or f"the api answers HTTP {status}"))
 
 
@@ -165,19 +143,19 @@ def result_of(outcome: Mapping[str, Any]) -> Any:
     """Return the result in an answer of ``result``. Raises TaskFailed, ResultCancelled, ResultGone."""
     match outcome["state"]:
         case "SUCCESS" if outcome.get("result_gone"):
-            raise ResultGone(outcome["id"])
+            raise errors.ResultGone(outcome["id"])
         case "SUCCESS":
             return outcome["result"]
         case "CANCELLED":
-            raise ResultCancelled(outcome["id"], outcome.get("reason"), outcome["error"])
-    raise TaskFailed(outcome["id"], outcome["error"])
+            raise errors.ResultCancelled(outcome["id"], outcome.get("reason"), outcome["error"])
+    raise errors.TaskFailed(outcome["id"], outcome["error"])
 
 
-def error_of(error: Mapping[str, Any]) -> RpcError:
+def error_of(error: Mapping[str, Any]) -> errors.RpcError:
     """Turn an error object of the api into an exception; known codes have a class of their own."""
-    kind = _KINDS.get(error["code"], RpcError)
+    kind = _KINDS.get(error["code"], errors.RpcError)
     made = kind.__new__(kind)
-    RpcError.__init__(made, error["message"], error.get("data"))
+    errors.RpcError.__init__(made, error["message"], error.get("data"))
     made.code = error["code"]
     return made
 

@@ -20,7 +20,7 @@ from penstock.runtime import metrics
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue
 from penstock.tasks.records import Pair
-from penstock.workflows.definition import read_children, step_task
+from penstock.workflows.definition import read_children
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ def read_spawner(text: str, settings: Settings, trace: TraceContext | None = Non
     size = utf8_size(text)
     if size > settings.result_limit_bytes:
         raise TooLarge("spawn", size, settings.result_limit_bytes)
-    children = read_children(text, lambda child: step_task(child, settings))
-    tasks = [step_task(child, settings) for child in children]
+    children = read_children(text, settings)
+    tasks = [task for _, task in children]
     if trace is not None:
         tasks = [replace(task, trace=trace.text) for task in tasks]
-    return Spawner(text, tasks, [child.compensate for child in children if child.compensate is not None])
+    return Spawner(text, tasks, [child.compensate for child, _ in children if child.compensate is not None])
 
 
 class Parent(NamedTuple):

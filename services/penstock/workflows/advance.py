@@ -27,7 +27,7 @@ from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
 from penstock.tasks import settle
 from penstock.tasks.objects import queues_of_tasks, reference_objects
-from penstock.workflows.definition import read_children, step_task
+from penstock.workflows.definition import read_children
 from penstock.workflows.model import (
     MAX_CHILDREN,
     NO_OPTIONS,
@@ -38,7 +38,7 @@ from penstock.workflows.model import (
     WorkflowState,
 )
 from penstock.workflows.step_inputs import StepInputs, compensation_payload, list_result, read_inputs
-from penstock.workflows.steps import child_names, fallback_of, policy_of
+from penstock.workflows.steps import fallback_of, policy_of, step_task
 
 EVENTS_AT_ONCE = 5000
 NO_TASK = 0  # in an event: a step of the workflow waits for a retry, and is cancelled if the workflow fails
@@ -339,10 +339,10 @@ class WorkflowRun:
             return step, State.CRITICAL_ERROR, f"the list has {len(items)} items; the limit is {MAX_CHILDREN}"
         try:
             children = [_of_item(template, options.item_as or "item", item) for item in items]
-            tasks = [step_task(child, self._settings) for child in children]
+            made = [(child, step_task(child, self._settings)) for child in children]
         except RpcError as exc:
             return step, State.CRITICAL_ERROR, exc.message[:_REASON_CHARS]
-        await self._add_children([(step, children, tasks)], as_step=True)
+        await self._add_children([(step, made)], as_step=True)
         return step, State.SUCCESS, None
 
     async def _spawn(self, events: Sequence[Any]) -> dict[int, str]:
@@ -372,8 +372,7 @@ class WorkflowRun:
             task_id: int = step["task_id"]
             try:
                 text = self._session.codec.decode_inline(asked[task_id] or "[]", spawn_aad(task_id))
-                children = read_children(text, lambda child: step_task(child, self._settings))
-                made.append((step, children, [step_task(child, self._settings) for child in children]))
+                made.append((step, read_children(text, self._settings)))
             except (RpcError, PayloadLost) as exc:
                 reasons[task_id] = f"its children were refused: {exc}"[:_REASON_CHARS]
                 log.error("children_refused", workflow=step["workflow_id"], step=step["name"], reason=str(exc))
@@ -381,7 +380,7 @@ class WorkflowRun:
         return reasons
 
     async def _add_children(
-        self, made: Sequence[tuple[Any, Sequence[ChildParams], Sequence[NewTask]]], *, as_step: bool
+        self, made: Sequence[tuple[Any, Sequence[tuple[ChildParams, NewTask]]]], *, as_step: bool
     ) -> None:
         """Add children and start them; those of a workflow that is not running are cancelled at once.
 
@@ -389,13 +388,13 @@ class WorkflowRun:
         """
         rows: list[tuple[int, int, int | None, NewStep]] = []
         parents: list[tuple[int, int, int]] = []
-        for parent, children, tasks in made:
+        for parent, children in made:
             if not children:
                 continue
             workflow = self.held[parent["workflow_id"]]
             first = workflow.steps + workflow.added
-            names = child_names(parent["name"], children)
-            for place, (child, task, name) in enumerate(zip(children, tasks, names, strict=True)):
+            for place, (child, task) in enumerate(children):
+                name = f"{parent['name']}/{place if child.name is None else child.name}"
                 policy, undo = (parent["on_failure"], parent["undo"]) if as_step else policy_of(child)
                 options = StepOptions(task.ordering_key, task.delay_seconds, task.expires_in_seconds)
                 step = NewStep(name, StepKind.TASK, task.action, task, (), policy, undo, options=options)

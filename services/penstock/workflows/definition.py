@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 
 import msgspec
 
@@ -13,8 +12,7 @@ from penstock.protocol.errors import InvalidParams
 from penstock.protocol.task import KEY_MAX_CHARS, NewTask
 from penstock.protocol.tenant import read_tenant
 from penstock.settings.model import Settings
-from penstock.tasks.new_task import new_task
-from penstock.tasks.params import EnqueueParams
+from penstock.workflows import steps
 from penstock.workflows.model import (
     MAX_CHILDREN,
     MAX_EDGES,
@@ -25,59 +23,53 @@ from penstock.workflows.model import (
     WhichWorkflow,
     WorkflowCreateParams,
 )
-from penstock.workflows.steps import (
-    MakeTask,
-    check_action,
-    check_name,
-    check_order,
-    linked_steps,
-    made_task,
-    new_step,
-    number_steps,
-)
 
 
-def read_create(given: WorkflowCreateParams, make: MakeTask) -> CreateWorkflow:
+def read_create(given: WorkflowCreateParams, settings: Settings) -> CreateWorkflow:
     """Raises InvalidParams, naming the step, and TooLarge."""
     if (given.steps is None) == (given.chain is None):
         raise InvalidParams("steps", "or chain must be given, not both")
-    listed, field = (given.steps, "steps") if given.steps is not None else (linked_steps(given.chain or []), "chain")
+    if given.steps is not None:
+        listed, field = given.steps, "steps"
+    else:
+        listed, field = steps.linked_steps(given.chain or []), "chain"
     if not 1 <= len(listed) <= MAX_STEPS:
         raise InvalidParams(field, f"must hold 1 to {MAX_STEPS} steps, not {len(listed)}")
-    numbers = number_steps(listed, field)
-    steps = [new_step(step, place, numbers, field, make) for place, step in enumerate(listed)]
-    edges = sum(len(step.after) for step in steps)
+    numbers = steps.number_steps(listed, field)
+    checked = [steps.new_step(step, f"{field}[{place}]", numbers, settings) for place, step in enumerate(listed)]
+    edges = sum(len(step.after) for step in checked)
     if edges > MAX_EDGES:
         raise InvalidParams(
             field,
             f"follow each other {edges} times; the limit is {MAX_EDGES}. Between two wide groups put a step without "
             "an action, which waits for the one and is waited for by the other",
         )
-    check_order(steps, field)
-    return CreateWorkflow(_key(given.key), _label(given.name), steps, _definition(given), read_tenant(given.tenant))
+    steps.check_order(checked, field)
+    return CreateWorkflow(_key(given.key), _label(given.name), checked, _definition(given), read_tenant(given.tenant))
 
 
-def read_children(text: str, make: MakeTask) -> list[ChildParams]:
-    """The children that a result requests. Raises InvalidParams, TooLarge."""
+def read_children(text: str, settings: Settings) -> list[tuple[ChildParams, NewTask]]:
+    """The children that a result requests, and their tasks. Raises InvalidParams, TooLarge."""
     try:
         children = _decode_children(text)
     except (ValueError, RecursionError) as exc:
         raise InvalidParams("spawn", f"is wrong: {str(exc)[:200]}") from None
     if len(children) > MAX_CHILDREN:
         raise InvalidParams("spawn", f"holds {len(children)} children; the limit is {MAX_CHILDREN}")
-    names: Counter[str] = Counter()
+    names: set[str] = set()
+    made = []
     for place, child in enumerate(children):
         at = f"spawn[{place}]"
         if child.name is not None:
-            check_name(child.name, at)
+            steps.check_name(child.name, at)
             if child.name.isdigit():
                 raise InvalidParams(f"{at}.name", f"is a number, {child.name!r}, as those without a name have")
-            names[child.name] += 1
-            if names[child.name] > 1:
+            if child.name in names:
                 raise InvalidParams(f"{at}.name", f"is that of another child too: {child.name!r}")
-        check_action(child.compensate, f"{at}.compensate")
-        made_task(child, at, make)
-    return children
+            names.add(child.name)
+        steps.check_action(child.compensate, f"{at}.compensate")
+        made.append((child, steps.named_task(child, at, settings)))
+    return made
 
 
 _decode_children = msgspec.json.Decoder(list[ChildParams]).decode
@@ -111,12 +103,3 @@ def _label(name: str) -> str:
     if len(name) > NAME_MAX_CHARS or CONTROL.search(name):
         raise InvalidParams("name", f"must have at most {NAME_MAX_CHARS} characters, none of them a control character")
     return name
-
-
-def step_task(given: ChildParams, settings: Settings) -> NewTask:
-    """The task of a step or of a spawned child. Raises InvalidParams, TooLarge."""
-    members = {name: getattr(given, name) for name in _OF_A_STEP}
-    return new_task(EnqueueParams(**members), settings)
-
-
-_OF_A_STEP = tuple(name for name in EnqueueParams.__struct_fields__ if name in ChildParams.__struct_fields__)

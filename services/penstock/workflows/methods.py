@@ -22,7 +22,7 @@ _INT4_MAX = 2**31 - 1
 
 
 def _read_create(given: model.WorkflowCreateParams, settings: Settings) -> CreateWorkflow:
-    return definition.read_create(given, lambda step: definition.step_task(step, settings))
+    return definition.read_create(given, settings)
 
 
 def _narrow_create(command: CreateWorkflow) -> CreateWorkflow:
@@ -60,7 +60,7 @@ def _narrow_which(which: WhichWorkflow) -> WhichWorkflow:
 async def _check_seen(session: Session, which: WhichWorkflow) -> None:
     """Raises WorkflowNotFound for another tenant's workflow."""
     if bound_to() is not None and not sees((await store.read_workflow(session, which)).tenant):
-        raise WorkflowNotFound(which.id if which.key is None else which.key)  # type: ignore[arg-type]
+        raise WorkflowNotFound(which.given)
 
 
 def _read_status(given: model.WorkflowStatusParams, _settings: Settings) -> GetWorkflow:

@@ -247,8 +247,10 @@ class WhichWorkflow:
     key: str | None
     tenant: str | None = None
 
-    def __str__(self) -> str:
-        return str(self.id) if self.key is None else repr(self.key)
+    @property
+    def given(self) -> int | str:
+        """The id, or else the key."""
+        return self.key or "" if self.id is None else self.id
 
 
 @dataclass(frozen=True, slots=True)

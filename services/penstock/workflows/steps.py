@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -12,6 +12,9 @@ import msgspec
 from penstock.protocol.checks import CONTROL
 from penstock.protocol.errors import InvalidParams, TooLarge
 from penstock.protocol.task import NewTask
+from penstock.settings.model import Settings
+from penstock.tasks.new_task import new_task
+from penstock.tasks.params import EnqueueParams
 from penstock.workflows.model import (
     MAX_CHILDREN,
     NAME_MAX_CHARS,
@@ -23,8 +26,7 @@ from penstock.workflows.model import (
     StepParams,
 )
 
-MakeTask = Callable[[ChildParams], NewTask]
-"""Makes the task of a step. Raises InvalidParams, TooLarge."""
+_OF_A_TASK = tuple(name for name in EnqueueParams.__struct_fields__ if name in ChildParams.__struct_fields__)
 
 
 def number_steps(steps: Sequence[StepParams], field: str) -> dict[str, int]:
@@ -43,10 +45,9 @@ def number_steps(steps: Sequence[StepParams], field: str) -> dict[str, int]:
     return numbers
 
 
-def new_step(step: StepParams, place: int, numbers: dict[str, int], field: str, make: MakeTask) -> NewStep:
-    """Raises InvalidParams, TooLarge."""
+def new_step(step: StepParams, at: str, numbers: dict[str, int], settings: Settings) -> NewStep:
+    """at: its place, for errors. Raises InvalidParams, TooLarge."""
     name = name_of(step)
-    at = f"{field}[{place}]"
     after = _predecessors(step, name, numbers, at)
     policy, undo = policy_of(step)
     check_action(step.compensate, f"{at}.compensate")
@@ -55,7 +56,7 @@ def new_step(step: StepParams, place: int, numbers: dict[str, int], field: str, 
     shared: dict[str, Any] = {"after": after, "on_failure": policy, "undo": undo}
     if step.action is None:
         return _joint(step, name, after, at)
-    task = made_task(step, at, make)
+    task = named_task(step, at, settings)
     if step.over is not None:
         return _map(step, name, task, numbers, at, shared)
     if step.item_as is not None:
@@ -142,12 +143,17 @@ def fallback_of(policy: str) -> str | None:
     return action if name == "compensate" else None
 
 
-def made_task(step: ChildParams, at: str, make: MakeTask) -> NewTask:
-    """The task of a step. Raises InvalidParams and TooLarge, naming the step."""
+def step_task(step: ChildParams, settings: Settings) -> NewTask:
+    """The task of a step or of a spawned child. Raises InvalidParams, TooLarge."""
+    return new_task(EnqueueParams(**{name: getattr(step, name) for name in _OF_A_TASK}), settings)
+
+
+def named_task(step: ChildParams, at: str, settings: Settings) -> NewTask:
+    """As ``step_task``; errors name the step."""
     try:
         if step.action is None:
             raise InvalidParams("action", "is missing")
-        return make(step)
+        return step_task(step, settings)
     except InvalidParams as exc:
         raise InvalidParams(f"{at}.{exc.data['field']}", exc.data["problem"]) from None
     except TooLarge as exc:
@@ -209,10 +215,6 @@ def check_action(action: str | None, field: str) -> None:
 def name_of(step: ChildParams) -> str:
     """The step's name, or that of its action, or empty."""
     return step.name if step.name is not None else (step.action or "").replace("/", "-")
-
-
-def child_names(parent: str, children: Iterable[ChildParams], first: int = 0) -> list[str]:
-    return [f"{parent}/{number if child.name is None else child.name}" for number, child in enumerate(children, first)]
 
 
 class FreeNames:

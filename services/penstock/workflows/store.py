@@ -136,7 +136,7 @@ async def _hold(session: Session, which: WhichWorkflow, settings: Settings) -> W
         workflow_id = rows[0]["id"] if rows else None
     held = await session.fetch("hold_workflow", workflow_id) if workflow_id is not None else []
     if not held:
-        raise WorkflowNotFound(which.id if which.key is None else which.key)  # type: ignore[arg-type]
+        raise WorkflowNotFound(which.given)
     run = WorkflowRun(session, held, settings)
     await run.advance()
     return run
@@ -157,7 +157,7 @@ async def read_workflow(session: Session, which: WhichWorkflow) -> Workflow:
     """Raises WorkflowNotFound."""
     rows = await session.fetch("read_workflow", which.id, which.key, which.tenant)
     if not rows:
-        raise WorkflowNotFound(which.id if which.key is None else which.key)  # type: ignore[arg-type]
+        raise WorkflowNotFound(which.given)
     return _workflow(rows[0])
 
 
