@@ -26,7 +26,7 @@ TESTED = {
     ("README.md", "console"): "tests/acceptance/test_readme.py::test_the_example_of_the_readme_prints_what_it_shows",
     ("README.md", "python shop.py"): "tests/acceptance/test_readme.py::"
     "test_the_example_of_the_readme_prints_what_it_shows",
-    ("docs/autoscaling.md", "json lane"): "tests/integration/limits/test_scaling.py::"
+    ("docs/autoscaling.md", "json load"): "tests/integration/limits/test_scaling.py::"
     "test_a_lane_is_plain_numbers_as_the_page_shows_and_all_lanes_stand_by_name",
     ("docs/batches.md", "python app"): "tests/integration/test_waiting_page.py::"
     "test_the_handler_of_the_batches_page_answers_for_each",

@@ -1,4 +1,4 @@
-"""GET /scaling: how much waits for the workers of each lane, as plain numbers for whatever starts and stops them."""
+"""GET /scaling: the load of each route as plain numbers, for a tool that starts and stops workers."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ class Scaling:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._counting = asyncio.Lock()
-        self._lanes: dict[str, RouteLoad] = {}
+        self._loads: dict[str, RouteLoad] = {}
         self._good_until = float("-inf")
 
     async def answer(self, name: str | None, query: Mapping[str, str]) -> bytes:
-        """The figures of one lane, or of all by name, as JSON. Raises InvalidParams, RouteNotFound, Unavailable."""
+        """The load of one route, or of all by name, as JSON. Raises InvalidParams, RouteNotFound, Unavailable."""
         drain_seconds = _drain_seconds(query)
-        lanes = await self._look()
+        loads = await self._look()
         if name is None:
-            return _encode({"routes": {lane.name: _figures(lane, drain_seconds) for lane in lanes.values()}})
-        if name not in lanes:
+            return _encode({"routes": {load.name: _figures(load, drain_seconds) for load in loads.values()}})
+        if name not in loads:
             raise RouteNotFound(name[:200])
-        return _encode(_figures(lanes[name], drain_seconds))
+        return _encode(_figures(loads[name], drain_seconds))
 
     async def _look(self) -> Mapping[str, RouteLoad]:
         async with self._counting:
             if monotonic() >= self._good_until:
                 started = monotonic()
                 async with self._store.session() as session:
-                    self._lanes = {lane.name: lane for lane in await read_route_loads(session)}
+                    self._loads = {load.name: load for load in await read_route_loads(session)}
                 took = monotonic() - started
                 self._good_until = started + took + min(_REST_SECONDS, max(_FRESH_SECONDS, _REST * took))
-            return self._lanes
+            return self._loads
 
 
 def _drain_seconds(query: Mapping[str, str]) -> float:
@@ -67,13 +67,13 @@ def _drain_seconds(query: Mapping[str, str]) -> float:
     return seconds
 
 
-def _figures(lane: RouteLoad, drain_seconds: float) -> dict[str, Any]:
+def _figures(load: RouteLoad, drain_seconds: float) -> dict[str, Any]:
     return {
-        "tasks": lane.waiting + lane.in_flight,
-        "waiting": lane.waiting,
-        "in_flight": lane.in_flight,
-        "oldest_seconds": round(lane.oldest_seconds, 3),
-        "slots": round(lane.slots(drain_seconds), 3),
+        "tasks": load.waiting + load.in_flight,
+        "waiting": load.waiting,
+        "in_flight": load.in_flight,
+        "oldest_seconds": round(load.oldest_seconds, 3),
+        "slots": round(load.slots(drain_seconds), 3),
     }
 
 

@@ -56,7 +56,7 @@ async def create_schedule(session: Session, schedule: NewSchedule, *, replace_ex
 
 async def update_schedule(session: Session, command: UpdateSchedule) -> ScheduleRecord:
     """Raises InvalidParams, ScheduleNotFound."""
-    current = await _lock(session, command.name)
+    current = await read_schedule(session, command.name, lock=True)
     changed = replace(command.check(current.schedule.params() | command.given), name=current.schedule.name)
     owner = tenant_of_key(changed.name)
     if owner not in (None, changed.tenant):
@@ -66,13 +66,13 @@ async def update_schedule(session: Session, command: UpdateSchedule) -> Schedule
 
 async def pause_schedule(session: Session, name: str, *, paused: bool) -> ScheduleRecord:
     """Pause or resume. Raises ScheduleNotFound."""
-    current = await _lock(session, name)
+    current = await read_schedule(session, name, lock=True)
     return await _rewrite(session, current, replace(current.schedule, paused=paused))
 
 
 async def delete_schedule(session: Session, name: str) -> ScheduleRecord:
     """Returns the schedule as it was. Raises ScheduleNotFound."""
-    current = await _lock(session, name)
+    current = await read_schedule(session, name, lock=True)
     await session.fetch("delete_schedules", [name])
     log.info("schedule_deleted", name=name)
     return current
@@ -159,19 +159,12 @@ def _columns(schedules: Sequence[NewSchedule]) -> list[list[Any]]:
     return list(columns.values())
 
 
-async def _lock(session: Session, name: str) -> ScheduleRecord:
-    rows = await session.fetch("lock_schedules", [name])
-    if not rows:
-        raise ScheduleNotFound(name)
-    return _record(rows[0])
-
-
 async def run_schedule(session: Session, name: str, *, max_attempts: int) -> RunRecord:
     """Trigger a schedule once, even if paused; the overlap policy applies.
 
     max_attempts: for a schedule without a number of its own. Raises ScheduleNotFound.
     """
-    standing = await _lock(session, name)
+    standing = await read_schedule(session, name, lock=True)
     instant: datetime = await session.value("read_instant")
     schedule = standing.schedule
     task_id = None
@@ -202,9 +195,9 @@ async def run_schedule(session: Session, name: str, *, max_attempts: int) -> Run
 # Reading
 
 
-async def read_schedule(session: Session, name: str) -> ScheduleRecord:
-    """Raises ScheduleNotFound."""
-    rows = await session.fetch("read_schedules", [name])
+async def read_schedule(session: Session, name: str, *, lock: bool = False) -> ScheduleRecord:
+    """lock: lock the schedule and its clock, for a change. Raises ScheduleNotFound."""
+    rows = await session.fetch("lock_schedules" if lock else "read_schedules", [name])
     if not rows:
         raise ScheduleNotFound(name)
     return _record(rows[0])

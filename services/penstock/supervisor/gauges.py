@@ -17,7 +17,7 @@ from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 
 _CHEAP_SECONDS = 0.05
 _REST = 50  # counting that takes longer is followed by so many times the excess without
-_OF_LANES = (
+_OF_ROUTES = (
     metrics.SCALING_WAITING, metrics.SCALING_IN_FLIGHT, metrics.SCALING_OLDEST_SECONDS, metrics.SCALING_SLOTS,
 )  # fmt: skip
 
@@ -99,7 +99,7 @@ class Gauges:
                 live[row["state"]] += row["count"]
             lag = (await session.fetch("read_lag"))[0]
             rejected = await session.value("count_rejected")
-            lanes = await read_route_loads(session)
+            loads = await read_route_loads(session)
         ended = monotonic()
         self._rest_until = ended + _REST * max(0.0, ended - started - _CHEAP_SECONDS)
         for state in State:
@@ -108,17 +108,17 @@ class Gauges:
         metrics.DUE.set(lag["due"])
         metrics.OLDEST_DUE_SECONDS.set(max(0.0, lag["oldest_seconds"]))
         metrics.REJECTED_KEPT.set(rejected)
-        self._show_lanes(lanes)
+        self._show_loads(loads)
 
-    def _show_lanes(self, lanes: Sequence[RouteLoad]) -> None:
+    def _show_loads(self, loads: Sequence[RouteLoad]) -> None:
         """A route that is gone is gone from the metrics too: a figure that stands still would keep its workers up."""
-        for lane in lanes:
-            metrics.SCALING_WAITING.labels(lane.name).set(lane.waiting)
-            metrics.SCALING_IN_FLIGHT.labels(lane.name).set(lane.in_flight)
-            metrics.SCALING_OLDEST_SECONDS.labels(lane.name).set(lane.oldest_seconds)
-            metrics.SCALING_SLOTS.labels(lane.name).set(lane.slots())
-        shown = {lane.name for lane in lanes}
+        for load in loads:
+            metrics.SCALING_WAITING.labels(load.name).set(load.waiting)
+            metrics.SCALING_IN_FLIGHT.labels(load.name).set(load.in_flight)
+            metrics.SCALING_OLDEST_SECONDS.labels(load.name).set(load.oldest_seconds)
+            metrics.SCALING_SLOTS.labels(load.name).set(load.slots())
+        shown = {load.name for load in loads}
         for name in self._shown - shown:
-            for gauge in _OF_LANES:
+            for gauge in _OF_ROUTES:
                 gauge.remove(name)
         self._shown = shown

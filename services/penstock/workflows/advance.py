@@ -37,12 +37,11 @@ from penstock.workflows.model import (
     StepOptions,
     WorkflowState,
 )
-from penstock.workflows.step_inputs import StepInputs, compensation_payload, list_result, read_inputs
+from penstock.workflows.step_inputs import Node, StepInputs, compensation_payload, list_result, read_inputs
 from penstock.workflows.steps import fallback_of, policy_of, step_task
 
 EVENTS_AT_ONCE = 5000
 NO_TASK = 0  # in an event: a step of the workflow waits for a retry, and is cancelled if the workflow fails
-_MANY = 50
 _INPUTS_AT_ONCE = 100
 _REASON_CHARS = 500
 _LIMIT_NAMED = "PENSTOCK_PAYLOAD_LIMIT_BYTES, or with a bucket PENSTOCK_PAYLOAD_MAX_BYTES"
@@ -50,7 +49,6 @@ _LIMIT_NAMED = "PENSTOCK_PAYLOAD_LIMIT_BYTES, or with a bucket PENSTOCK_PAYLOAD_
 log = get_logger()
 _decode_options = msgspec.json.Decoder(StepOptions).decode
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-Node = tuple[int, int]  # (workflow, number of the step)
 
 
 @dataclass(slots=True)

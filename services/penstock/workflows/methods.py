@@ -21,10 +21,6 @@ from penstock.workflows.model import CancelWorkflow, CreateWorkflow, GetWorkflow
 _INT4_MAX = 2**31 - 1
 
 
-def _read_create(given: model.WorkflowCreateParams, settings: Settings) -> CreateWorkflow:
-    return definition.read_create(given, settings)
-
-
 def _narrow_create(command: CreateWorkflow) -> CreateWorkflow:
     actions = set()
     for step in command.steps:
@@ -36,7 +32,7 @@ def _narrow_create(command: CreateWorkflow) -> CreateWorkflow:
 
 @method(
     "workflow.create", permission=Permission.ENQUEUE, scope=Scope.OWN, errors=(WorkflowConflict, TooLarge),
-    read=_read_create, narrow=_narrow_create, by_queue=True, savepoint=True,
+    read=definition.read_create, narrow=_narrow_create, by_queue=True, savepoint=True,
 )  # fmt: skip
 async def create(context: Context, command: CreateWorkflow) -> model.WorkflowAccepted:
     """Make tasks that wait for each other; all of them are stored when the answer comes."""

@@ -24,7 +24,7 @@ from penstock.workflows.model import StepKind
 
 _READ_AT_ONCE = 200
 
-Node = tuple[int, int]
+Node = tuple[int, int]  # (workflow, number of the step)
 
 
 @dataclass(slots=True)

@@ -49,14 +49,14 @@ async def limit(store: Store, action: str, **change: Any) -> None:
         await set_limits(session, action, change)
 
 
-async def lanes(store: Store) -> dict[str, RouteLoad]:
+async def loads(store: Store) -> dict[str, RouteLoad]:
     async with store.session() as session:
-        return {lane.name: lane for lane in await read_route_loads(session)}
+        return {load.name: load for load in await read_route_loads(session)}
 
 
 async def counts(store: Store) -> dict[str, tuple[int, int]]:
-    """(waiting, in flight) by lane."""
-    return {name: (lane.waiting, lane.in_flight) for name, lane in (await lanes(store)).items()}
+    """(waiting, in flight) by load."""
+    return {name: (load.waiting, load.in_flight) for name, load in (await loads(store)).items()}
 
 
 async def tell(store: Store, **times: tuple[int, float]) -> None:
@@ -75,7 +75,7 @@ def scheduler(store: Store, outbound: SqsQueue, settings: Settings) -> Scheduler
 
 
 async def test_an_empty_pipeline_has_one_lane_with_nothing_in_it(store: Store) -> None:
-    assert await lanes(store) == {OUTBOUND: RouteLoad(OUTBOUND, [])}
+    assert await loads(store) == {OUTBOUND: RouteLoad(OUTBOUND, [])}
 
 
 async def test_what_is_due_waits_and_what_is_not_due_expired_or_held_back_does_not(store: Store, sql: Any) -> None:
@@ -86,10 +86,10 @@ async def test_what_is_due_waits_and_what_is_not_due_expired_or_held_back_does_n
     )  # fmt: skip
     await sql.execute("update penstock.task set expires_at = now() - interval '1 second' where action = 'gone'")
     await sql.execute("update penstock.task set run_at = now() - interval '90 seconds' where action = 'b'")
-    (lane,) = (await lanes(store)).values()
-    assert {work.action: work.waiting for work in lane.actions} == {"a": 3, "b": 1}
-    assert (lane.waiting, lane.in_flight) == (4, 0)
-    assert 90 <= lane.oldest_seconds < 600
+    (load,) = (await loads(store)).values()
+    assert {work.action: work.waiting for work in load.actions} == {"a": 3, "b": 1}
+    assert (load.waiting, load.in_flight) == (4, 0)
+    assert 90 <= load.oldest_seconds < 600
 
 
 async def test_each_task_counts_in_the_lane_that_it_will_go_by_before_and_after_it_is_put_aside(
@@ -134,22 +134,22 @@ async def test_counting_stops_at_its_bound(store: Store, monkeypatch: pytest.Mon
 
 async def test_slots_follow_the_run_times_that_workers_told(store: Store, sql: Any) -> None:
     await enqueue(store, *(NewTask("a") for _ in range(100)))
-    assert (await lanes(store))[OUTBOUND].slots() == 1, "to learn how long they run"
+    assert (await loads(store))[OUTBOUND].slots() == 1, "to learn how long they run"
     await tell(store, a=(60, 120.0))  # two of two seconds ran at once during the last minute
-    lane = (await lanes(store))[OUTBOUND]
-    assert (lane.actions[0].running, lane.actions[0].run_seconds) == (2.0, 2.0)
-    assert lane.slots() == pytest.approx(2 + 98 * 2 / 60)
+    load = (await loads(store))[OUTBOUND]
+    assert (load.actions[0].running, load.actions[0].run_seconds) == (2.0, 2.0)
+    assert load.slots() == pytest.approx(2 + 98 * 2 / 60)
     await sql.execute("update penstock.tally set at = at - interval '1 hour' where event = 'RAN'")
-    lane = (await lanes(store))[OUTBOUND]
-    assert (lane.actions[0].running, lane.actions[0].run_seconds) == (0.0, 2.0), "the run time is remembered"
-    assert lane.slots() == pytest.approx(100 * 2 / 60)
+    load = (await loads(store))[OUTBOUND]
+    assert (load.actions[0].running, load.actions[0].run_seconds) == (0.0, 2.0), "the run time is remembered"
+    assert load.slots() == pytest.approx(100 * 2 / 60)
 
 
 async def test_what_ran_counts_for_its_lane_though_none_of_it_is_there_at_this_instant(store: Store) -> None:
     await route(store, "video", "video.*")
     await tell(store, **{"video.cut": (600, 30.0), "mail": (10, 6.0)})
-    found = await lanes(store)
-    assert {name: lane.slots() for name, lane in found.items()} == {OUTBOUND: 0.1, "video": 0.5}
+    found = await loads(store)
+    assert {name: load.slots() for name, load in found.items()} == {OUTBOUND: 0.1, "video": 0.5}
 
 
 async def test_an_action_split_by_labels_is_shared_out_by_what_is_there(store: Store) -> None:
@@ -158,15 +158,15 @@ async def test_an_action_split_by_labels_is_shared_out_by_what_is_there(store: S
     await enqueue(
         store, *(NewTask("a", labels='{"tier":"gold"}') for _ in range(30)), *(NewTask("a") for _ in range(10))
     )
-    found = await lanes(store)
-    assert {name: lane.actions[0].running for name, lane in found.items()} == {OUTBOUND: 1.0, "gold": 3.0}
+    found = await loads(store)
+    assert {name: load.actions[0].running for name, load in found.items()} == {OUTBOUND: 1.0, "gold": 3.0}
 
 
 async def test_of_long_handlers_no_more_run_than_are_in_flight(store: Store, scheduler: Scheduler) -> None:
     await tell(store, a=(3, 1800.0))  # three ended within the minute, by chance
     await enqueue(store, NewTask("a"))
     await scheduler.run_once()
-    assert (await lanes(store))[OUTBOUND].slots() == 1
+    assert (await loads(store))[OUTBOUND].slots() == 1
 
 
 # Metrics
@@ -225,7 +225,7 @@ def always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_lane_is_plain_numbers_as_the_page_shows_and_all_lanes_stand_by_name(
     store: Store, http: httpx.AsyncClient
 ) -> None:
-    (shown,) = re.findall(r"```json lane\n(.*?)```", PAGE, re.DOTALL)
+    (shown,) = re.findall(r"```json load\n(.*?)```", PAGE, re.DOTALL)
     await route(store, "video", "video.*")
     await enqueue(store, NewTask("video.cut"), *(NewTask("a") for _ in range(1201)))
     await tell(store, a=(30, 60.0))  # one of two seconds ran at once
