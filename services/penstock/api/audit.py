@@ -42,9 +42,7 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     ]
     method: str
     params: Annotated[str, about("As JSON text, payloads left out, cut where it is long.")]
-    outcome: Annotated[
-        str | None, about("ok, or the error; null: it is under way, or the api died before it could tell.")
-    ]
+    outcome: Annotated[str | None, about("ok, or the error; null: under way, or the api died before it finished.")]
     ended_at: Instant | None
 
 
@@ -54,7 +52,7 @@ class AuditPage(msgspec.Struct, frozen=True):
 
 
 class AuditListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    limit: Annotated[int, about(f"Entries at the most; 1 to {MAX_LIST}.")] = 50
+    limit: Annotated[int, about(f"Maximum number of entries; 1 to {MAX_LIST}.")] = 50
     cursor: Annotated[str | None, CURSOR] = None
 
 

@@ -52,7 +52,7 @@ class DeadLetterQueue(msgspec.Struct, frozen=True):
 
     queue: Literal["inbound", "outbound", "results"]
     messages: Annotated[int | None, about("All that there are.")]
-    held: Annotated[int | None, about("Those of them that somebody is looking at; null where the queue does not tell.")]
+    held: Annotated[int | None, about("Messages in flight to any reader; null if the queue does not report it.")]
 
 
 class DeadLetterQueues(msgspec.Struct, frozen=True):
@@ -74,7 +74,7 @@ class DeadMessage(msgspec.Struct, frozen=True, kw_only=True):
     ]
     accepted: Annotated[
         bool | None,
-        about("Inbound: true when it was accepted already, so that a replay adds nothing; null when nobody can tell."),
+        about("Inbound: true if it was accepted already, so that a replay adds nothing; null: not known."),
     ]
     problem: Annotated[str | None, about("Why it, or an entry among the first, is of no use.")]
 
@@ -83,7 +83,7 @@ class DeadMessages(msgspec.Struct, frozen=True):
     messages: Annotated[list[DeadMessage], about("In no order: the queue has none.")]
     seen: Annotated[int, about("Messages looked at.")]
     total: Annotated[int, about("Messages in the queue, approximately.")]
-    held: Annotated[int, about("Those of them that somebody else is looking at, approximately.")]
+    held: Annotated[int, about("Messages in flight to another reader, approximately.")]
 
 
 class DeadEntry(msgspec.Struct, frozen=True):
@@ -126,7 +126,7 @@ class DeadPurged(msgspec.Struct, frozen=True):
 
 _Queue = Annotated[QueueName, about("The queue whose dead-letter queue is meant.")]
 _Ids = Annotated[list[str] | None, about(f"From dlq.list; 1 to {MAX_IDS}.")]
-_Limit = Annotated[int | None, about(f"In place of ids: any messages, so many at the most; 1 to {MAX_LIST}.")]
+_Limit = Annotated[int | None, about(f"Instead of ids: any messages, up to this many; 1 to {MAX_LIST}.")]
 
 
 @method("dlq.stats", permission=Permission.READ, scope=Scope.CLOSED)
@@ -146,7 +146,7 @@ async def count(context: ApiContext, _given: NoParams) -> DeadLetterQueues:
 
 class DlqListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     queue: _Queue
-    limit: Annotated[int, about(f"Messages at the most; 1 to {MAX_LIST}.")] = 50
+    limit: Annotated[int, about(f"Maximum number of messages; 1 to {MAX_LIST}.")] = 50
 
 
 def _read_list(given: DlqListParams, _settings: Settings) -> DlqListParams:
@@ -191,9 +191,7 @@ class DlqReplayParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     queue: _Queue
     ids: _Ids = None
     limit: _Limit = None
-    force: Annotated[
-        bool, about("Also inbound messages so old that nobody can tell whether they were accepted before.")
-    ] = False
+    force: Annotated[bool, about("Also inbound messages too old to know whether they were accepted before.")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +247,7 @@ def _read_purge(given: DlqPurgeParams, _settings: Settings) -> PurgeDead:
 
 @method("dlq.purge", permission=Permission.ADMIN, scope=Scope.CLOSED, errors=(QueueAway,), read=_read_purge)
 async def purge(context: ApiContext, command: PurgeDead) -> DeadPurged:
-    """Delete messages of a dead-letter queue for good."""
+    """Delete messages of a dead-letter queue permanently."""
     handled: set[str] = set()
     purged = 0
     async with lease_messages(_dead_queue(context, command.queue)) as leased:

@@ -36,7 +36,7 @@ log = get_logger()
 class Key(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     name: str
-    prefix: Annotated[str, about("The beginning of the key, to tell it from others.")]
+    prefix: Annotated[str, about("The beginning of the key, which identifies it to people.")]
     permissions: list[Permission]
     created_at: Instant
     expires_at: Instant | None
@@ -158,7 +158,7 @@ async def create(context: ApiContext, command: CreateKey) -> NewKey:
 
 
 class KeysListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    limit: Annotated[int, about(f"Keys at the most; 1 to {MAX_LIST}.")] = 50
+    limit: Annotated[int, about(f"Maximum number of keys; 1 to {MAX_LIST}.")] = 50
     cursor: Annotated[str | None, CURSOR] = None
     revoked: Annotated[bool, about("With those that are revoked.")] = False
 
@@ -194,7 +194,7 @@ def _read_revoke(given: KeysRevokeParams, _settings: Settings) -> int:
 
 @method("keys.revoke", permission=Permission.ADMIN, scope=Scope.CLOSED, errors=(KeyNotFound,), read=_read_revoke)
 async def revoke(context: ApiContext, key_id: int) -> Key:
-    """Revoke an API key for good; it is refused within 10 seconds."""
+    """Revoke an API key permanently; it is refused within 10 seconds."""
     async with context.session() as session:
         key = await revoke_key(session, key_id)
     if key is None:

@@ -31,7 +31,7 @@ _ERRORS: dict[type[errors.RpcError], str] = {
     errors.ScheduleNotFound: "No such schedule, or import of schedules",
     errors.WorkflowNotFound: "No such workflow",
     errors.WorkflowConflict: (
-        "The workflow's state forbids it, or its key is that of another definition; data.id and data.state tell"
+        "The workflow's state forbids it, or its key belongs to another definition; see data.id and data.state"
     ),
     errors.RateLimited: "Too many requests; data.retry_after in seconds; HTTP 429",
     errors.TaskNotFound: "No such task",

@@ -56,7 +56,7 @@ class StillRejected(msgspec.Struct, frozen=True):
 class Replayed(msgspec.Struct, frozen=True):
     retried: Annotated[int, about("Records that were accepted whole and are gone.")]
     still_rejected: list[StillRejected]
-    unknown: Annotated[list[int], about("Ids of no record, or of one that somebody else is retrying.")]
+    unknown: Annotated[list[int], about("Ids that are unknown, or whose message another caller is retrying.")]
     cursor: Annotated[str | None, _NEXT]
 
 
@@ -75,7 +75,7 @@ class ListRejected:
 
 
 class RejectedListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    limit: Annotated[int, about(f"Messages at the most; 1 to {MAX_LIST}.")] = 50
+    limit: Annotated[int, about(f"Maximum number of messages; 1 to {MAX_LIST}.")] = 50
     cursor: Annotated[str | None, CURSOR] = None
     source: Annotated[Source | None, about("Only messages of this queue.")] = None
 
@@ -128,7 +128,7 @@ class WhichRejected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The parameters of `rejected.retry` and `rejected.purge`."""
 
     ids: Annotated[list[TaskId] | None, about(f"Ids from rejected.list; 1 to {MAX_IDS}.")] = None
-    limit: Annotated[int | None, about(f"In place of ids: the newest, so many at the most; 1 to {MAX_LIST}.")] = None
+    limit: Annotated[int | None, about(f"Instead of ids: the newest, up to this many; 1 to {MAX_LIST}.")] = None
     cursor: Annotated[str | None, about("With limit: the cursor of the page before.")] = None
     source: Annotated[Source | None, about("With limit: only messages of this queue.")] = None
 
@@ -158,7 +158,7 @@ async def retry(context: ApiContext, which: list[int] | ListRejected) -> Replaye
 
 @method("rejected.purge", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_which)
 async def purge(context: Context, which: list[int] | ListRejected) -> Purged:
-    """Delete rejected messages for good."""
+    """Delete rejected messages permanently."""
     async with context.session() as session:
         ids, cursor = await _choose(session, which)
         purged = len(await session.fetch("delete_rejected", list(ids)))

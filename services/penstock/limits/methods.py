@@ -25,7 +25,7 @@ def _read_set_action(given: model.ActionSetParams, _settings: Settings) -> SetLi
 
 @method("action.set", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_set_action, by_queue=True)
 async def set_action(context: Context, command: SetLimits) -> model.Action:
-    """Limit an action; a member left out stays as it is, null takes a limit away."""
+    """Limit an action; an omitted member stays unchanged, null removes a limit."""
     return await _set_action(context, command.name, command.change)
 
 
@@ -102,7 +102,7 @@ def _read_route(given: model.RouteName, _settings: Settings) -> str:
     by_queue=True,
 )  # fmt: skip
 async def delete_route(context: Context, name: str) -> model.RouteChanged:
-    """Delete a route; what waits for it goes by the others."""
+    """Delete a route; its waiting tasks take the other routes."""
     async with context.transaction() as session:
         if not await store.delete_route(session, name):
             raise RouteNotFound(name)

@@ -41,11 +41,11 @@ class ActionSetParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         int | UnsetType | None,
         about("How many may go at once after a rest; null for what the rate gives in a second."),
     ] = UNSET
-    key_max_in_flight: Annotated[int | UnsetType | None, about("As max_in_flight, for each limit_key by itself.")] = (
+    key_max_in_flight: Annotated[int | UnsetType | None, about("As max_in_flight, for each limit_key separately.")] = (
         UNSET
     )
-    key_rate: Annotated[float | UnsetType | None, about("As rate, for each limit_key by itself.")] = UNSET
-    key_burst: Annotated[int | UnsetType | None, about("As burst, for each limit_key by itself.")] = UNSET
+    key_rate: Annotated[float | UnsetType | None, about("As rate, for each limit_key separately.")] = UNSET
+    key_burst: Annotated[int | UnsetType | None, about("As burst, for each limit_key separately.")] = UNSET
     per: Annotated[Per, about("What the rates of this call are counted in.")] = "second"
 
 
@@ -73,7 +73,7 @@ class TenantSetParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tenant: Annotated[str, _TENANT_OR_ALL]
     max_in_flight: Annotated[
         int | UnsetType | None,
-        about(f"Tasks claimed and not settled at the most, of all its actions; 1 to {MOST_IN_FLIGHT}."),
+        about(f"Maximum number of claimed, unsettled tasks of all its actions; 1 to {MOST_IN_FLIGHT}."),
     ] = UNSET
     rate: Annotated[float | UnsetType | None, about("Tasks that may go in each `per`.")] = UNSET
     burst: Annotated[
@@ -92,7 +92,7 @@ class TenantName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TenantListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    limit: Annotated[int, about("Tenants at the most; 1 to 1000.")] = 50
+    limit: Annotated[int, about("Maximum number of tenants; 1 to 1000.")] = 50
     cursor: Annotated[str | None, CURSOR] = None
 
 

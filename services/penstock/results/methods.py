@@ -57,7 +57,7 @@ class TaskFailParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str | dict[str, Any], about("What went wrong, as text, or an object with message, code and data (an object).")
     ]
     final: Annotated[bool, about("No more attempts: CRITICAL_ERROR now.")] = False
-    retry_after: Annotated[float | None, about("Seconds until the next attempt, in place of the usual delay.")] = None
+    retry_after: Annotated[float | None, about("Seconds until the next attempt, instead of the usual delay.")] = None
     tenant: _Tenant = None
 
 

@@ -139,7 +139,7 @@ async def list_schedules(context: Context, given: model.ScheduleListParams) -> m
     by_queue=True,
 )  # fmt: skip
 async def delete(context: Context, name: str) -> model.ScheduleDeleted:
-    """Delete a schedule; tasks that it made stay as they are."""
+    """Delete a schedule; tasks that it created stay."""
     async with context.transaction() as session:
         deleted = await store.delete_schedule(session, await schedule_of_caller(session, name, lock=True))
     return model.ScheduleDeleted(deleted.id, shown_name(deleted.schedule.name))
@@ -194,7 +194,7 @@ def _check_runs(given: model.ScheduleRunsParams, _settings: Settings) -> model.S
     "schedule.runs", permission=Permission.READ, scope=Scope.OWN, errors=(ScheduleNotFound,), read=_check_runs
 )  # fmt: skip
 async def list_runs(context: Context, given: model.ScheduleRunsParams) -> model.SchedulePageOfRuns:
-    """List what became of a schedule's instants, newest first."""
+    """List the runs of a schedule, newest first."""
     async with context.session() as session:
         name = await schedule_of_caller(session, given.name)
         runs = await store.list_runs(session, name, before=read_cursor(given.cursor), limit=given.limit)
@@ -219,7 +219,7 @@ def _narrow_many(given: model.ScheduleCreateManyParams) -> model.ScheduleCreateM
     "schedule.create_many", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_many, narrow=_narrow_many
 )  # fmt: skip
 async def create_many(context: Context, given: model.ScheduleCreateManyParams) -> model.ImportStarted:
-    """Take many schedules, to be written by the supervisor; schedule.import_status tells how far it is."""
+    """Import many schedules in the background; schedule.import_status shows the progress."""
     entries = given.schedules
     cuts = [*range(0, len(entries), PART_ENTRIES), len(entries)]
     parts = ((start, msgspec.json.encode(entries[start:end]).decode("utf-8")) for start, end in pairwise(cuts))

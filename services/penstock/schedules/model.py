@@ -57,7 +57,7 @@ class ScheduleCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     ] = 0.0
     missed: Annotated[
         Missed,
-        about("What becomes of instants at which nothing could be fired: skip, one (the newest runs), or all."),
+        about("How instants are treated at which nothing could be fired: skip, one (the newest runs), or all."),
     ] = Missed.ONE
     max_missed: Annotated[int, about(f"With all: so many of the newest run; 1 to {MAX_MISSED_LIMIT}.")] = 100
     max_lateness: Annotated[float | None, about("What is later than so many seconds never runs; null for any.")] = None
@@ -68,15 +68,15 @@ class ScheduleCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     priority: Annotated[int, AS_OF_ENQUEUE] = 0
     max_attempts: Annotated[int | None, AS_OF_ENQUEUE] = None
     timeout: Annotated[float | None, AS_OF_ENQUEUE] = None
-    ordering_key: Annotated[str | None, about("As of enqueue; with overlap queue in place of the schedule's own.")] = (
+    ordering_key: Annotated[str | None, about("As of enqueue; with overlap queue instead of the schedule's own.")] = (
         None
     )
     labels: Annotated[Labels, about("An object of text by text, to list schedules by.")] = {}
     paused: Annotated[
-        bool | None, about("It waits for schedule.resume; null for as it is, which for a new one is false.")
+        bool | None, about("It waits for schedule.resume; null: unchanged, which is false for a new schedule.")
     ] = None
     replace: Annotated[bool, about("One of that name becomes this one; otherwise that is an error.")] = False
-    tenant: Annotated[str | None, about("For whom its tasks are; null for nobody.")] = None
+    tenant: Annotated[str | None, about("The tenant of its tasks; null: no tenant.")] = None
 
 
 ScheduleUpdateParams = msgspec.defstruct(
@@ -100,14 +100,14 @@ class ScheduleListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     labels: Annotated[Labels | None, about("Only those that have each of these labels.")] = None
     action: Annotated[str | None, about("Only those of this action.")] = None
     paused: Annotated[bool | None, about("Only those that are paused, or only those that are not.")] = None
-    limit: Annotated[int, about("Schedules at the most; 1 to 1000.")] = 50
+    limit: Annotated[int, about("Maximum number of schedules; 1 to 1000.")] = 50
     cursor: Annotated[str | None, CURSOR] = None
     tenant: Annotated[str | None, about("Only those of this tenant.")] = None
 
 
 class ScheduleRunsParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Annotated[str, about("The schedule.")]
-    limit: Annotated[int, about("Runs at the most; 1 to 1000.")] = 50
+    limit: Annotated[int, about("Maximum number of runs; 1 to 1000.")] = 50
     cursor: Annotated[str | None, CURSOR] = None
 
 

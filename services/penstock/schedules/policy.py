@@ -22,7 +22,7 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"(\s*:)?')  # of JSON text; with the colo
 
 
 class Missed(StrEnum):
-    """What becomes of instants at which nothing could be fired: none, the newest, or all of them are made up for."""
+    """Which instants are made up for if nothing could be fired at them: none, the newest, or all."""
 
     SKIP = "skip"
     ONE = "one"

@@ -145,7 +145,7 @@ def _read_retry(given: BulkParams, _settings: Settings) -> Bulk:
     dry=_is_dry,
 )  # fmt: skip
 async def retry(context: Context, command: Bulk) -> views.BulkStarted | views.BulkPreview:
-    """Start CRITICAL_ERROR and CANCELLED tasks anew by a filter."""
+    """Re-run CRITICAL_ERROR and CANCELLED tasks by a filter."""
     return await _carry_out(context, Operation.RETRY, command)
 
 
@@ -158,7 +158,7 @@ def _read_delete(given: BulkParams, _settings: Settings) -> Bulk:
     dry=_is_dry,
 )  # fmt: skip
 async def delete(context: Context, command: Bulk) -> views.BulkStarted | views.BulkPreview:
-    """Delete records of settled tasks by a filter, for good."""
+    """Delete records of settled tasks by a filter, permanently."""
     return await _carry_out(context, Operation.DELETE, command)
 
 

@@ -23,10 +23,8 @@ class BulkParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     newer_than: Annotated[float | None, about("Tasks added less than so many seconds ago.")] = None
     ids_from: Annotated[TaskId | None, about("Tasks with this id or a higher one.")] = None
     ids_to: Annotated[TaskId | None, about("Tasks with this id or a lower one.")] = None
-    all: Annotated[bool, about("In place of a filter: every task there is now.")] = False
-    dry_run: Annotated[
-        bool, about("Only tell how many tasks it would be, and some of their ids; nothing is changed.")
-    ] = False
+    all: Annotated[bool, about("Instead of a filter: every task that exists now.")] = False
+    dry_run: Annotated[bool, about("Only count the tasks and return some of their ids; nothing is changed.")] = False
     tenant: _Tenant = None
 
 
@@ -45,5 +43,5 @@ class JobId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JobListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    limit: Annotated[int, about(f"Jobs at the most; 1 to {MAX_LIST}.")] = 50
+    limit: Annotated[int, about(f"Maximum number of jobs; 1 to {MAX_LIST}.")] = 50
     cursor: Annotated[str | None, CURSOR] = None

@@ -78,7 +78,7 @@ async def read_priorities(session: Session, limit: int) -> list[int]:
 async def read_seconds_to_next(session: Session, stretches: Sequence[Stretch], limit: int) -> float | None:
     """Seconds until the next task of these stretches is due that is not due yet, None for none.
 
-    limit: how many priorities at the most are looked through, of stretches that cover several.
+    limit: the maximum number of priorities looked through, of stretches that cover several.
     """
     lows, highs, *_ = _columns_of(stretches)
     seconds: float | None = await session.value("read_seconds_to_next", lows, highs, limit)

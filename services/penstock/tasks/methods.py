@@ -90,7 +90,7 @@ def _read_status(given: StatusParams, _settings: Settings) -> ShowTasks:
 async def status(
     context: ServingContext, commands: Sequence[ShowTasks | RpcError]
 ) -> Sequence[views.Task | views.TaskDetail | list[views.Task | views.TaskDetail | None] | RpcError]:
-    """Show one task, or several in the order of `ids`, with null for one that there is not."""
+    """Show one task, or several in the order of `ids`, with null for an unknown id."""
     return await show_tasks(context, _within_limit(commands))
 
 
@@ -127,7 +127,7 @@ def _read_result(given: ResultParams, _settings: Settings) -> AwaitResults:
 async def result(
     context: ServingContext, commands: Sequence[AwaitResults | RpcError]
 ) -> Sequence[views.Outcome | list[views.Outcome] | RpcError]:
-    """Wait until a task has settled, or several, and tell what came of them; when the time is up, their state."""
+    """Wait until one or several tasks have settled and return their outcome, or their state when the time is up."""
     return await context.await_results(_within_limit(commands))
 
 
@@ -205,7 +205,7 @@ def _read_retry(given: RetryParams, _settings: Settings) -> Retry:
     by_queue=True,
 )  # fmt: skip
 async def retry(context: Context, command: Retry) -> views.Changed:
-    """Start a CRITICAL_ERROR or CANCELLED task anew, its attempts at 0."""
+    """Re-run a CRITICAL_ERROR or CANCELLED task with a fresh attempt counter."""
     async with context.transaction() as session:
         await check_own_task(session, command.id)
         states = await rescheduling.restart(session, [command.id])
@@ -275,7 +275,7 @@ async def _read_state(session: Session, task_id: int) -> tuple[State, bool]:
 class ListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: Annotated[State | None, about("Only tasks in this state.")] = None
     action: Annotated[str | None, about("Only tasks of this action.")] = None
-    limit: Annotated[int, about(f"Tasks at the most; 1 to {MAX_LIST}.")] = 50
+    limit: Annotated[int, about(f"Maximum number of tasks; 1 to {MAX_LIST}.")] = 50
     cursor: Annotated[str | None, CURSOR] = None
     labels: Annotated[dict[str, str] | None, about("Only tasks that have all of these labels.")] = None
     key: Annotated[str | None, about("Only tasks that have this unique key or ordering key.")] = None

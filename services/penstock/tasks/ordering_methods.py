@@ -33,7 +33,7 @@ class ListHeldKeys:
 
 
 class OrderingListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    limit: Annotated[int, about(f"Keys at the most; 1 to {MAX_LIST}.")] = 50
+    limit: Annotated[int, about(f"Maximum number of keys; 1 to {MAX_LIST}.")] = 50
     cursor: Annotated[str | None, CURSOR] = None
 
 
@@ -62,7 +62,7 @@ class ReleasedKey(msgspec.Struct, frozen=True):
 
 class OrderingReleaseParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: Annotated[str, about("The ordering key.")]
-    tenant: Annotated[str | None, about("Whose key it is; null for nobody's.")] = None
+    tenant: Annotated[str | None, about("The tenant that owns the key; null: no tenant.")] = None
 
 
 def _read_release(given: OrderingReleaseParams, _settings: Settings) -> str:
@@ -79,7 +79,9 @@ async def release_key(context: Context, key: str) -> ReleasedKey:
 
 
 class CheckedClaims(msgspec.Struct, frozen=True):
-    lost: Annotated[list[str], about("Those that hold their task no more: cancelled, settled, or claimed anew since.")]
+    lost: Annotated[
+        list[str], about("Claims that no longer hold their task: it was cancelled, settled, or claimed again.")
+    ]
 
 
 class ClaimsCheckParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,7 +103,7 @@ def _read_claims(given: ClaimsCheckParams, _settings: Settings) -> dict[str, Cla
 
 @method("claims.check", permission=Permission.WORKER, scope=Scope.CLOSED, read=_read_claims)
 async def check_claims(context: Context, claims: dict[str, ClaimId]) -> CheckedClaims:
-    """Tell a worker which of its claims hold their task no more."""
+    """Return which of a worker's claims no longer hold their task."""
     async with context.session() as session:
         held = await settle.read_attempts(session, claims.values())
     return CheckedClaims([text for text, claim in claims.items() if claim not in held])

@@ -82,5 +82,5 @@ class EnqueueParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
     sealed_payload: Annotated[
         str | None,
-        about("In place of payload: one that a client has encrypted, or put into the bucket of large ones."),
+        about("Instead of payload: a payload that a client has encrypted or stored in the bucket."),
     ] = None

@@ -51,7 +51,10 @@ class Failure(msgspec.Struct, frozen=True):
     claim: int
     at: Instant
     error: Annotated[Any, about("The JSON-RPC error object that the worker sent.")]
-    worker: Annotated[str | None, about("Which one sent it, or had the task when it fell silent; null: not told.")]
+    worker: Annotated[
+        str | None,
+        about("The worker that sent it, or that ran the task when it stopped heartbeating; null: not reported."),
+    ]
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -67,9 +70,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     progress: Annotated[Any, about("`percent` and `note` as the worker last reported them, or null.")]
     result: Annotated[Any, about("What the handler returned; null unless the state is SUCCESS.")]
     error: Annotated[Any, about("The error object of the last failed attempt; null after a SUCCESS.")]
-    reason: Annotated[str | None, about("Why it was cancelled; only there where it is told.")] = None
+    reason: Annotated[str | None, about("Why it was cancelled; omitted if no reason was given.")] = None
     result_gone: Annotated[bool, about("True: there was a result, and retention has emptied it.")] = False
-    tenant: Annotated[str | None, about("For whom it is; only there where it is for somebody.")] = None
+    tenant: Annotated[str | None, about("Its tenant; omitted if it has none.")] = None
     trace_id: Annotated[str | None, about("OpenTelemetry trace of its enqueue; only there where it has one.")] = None
     result_unread: Annotated[
         str | None,
@@ -93,7 +96,7 @@ class TaskDetail(Task, frozen=True, kw_only=True):
     expires_at: Annotated[str | None, about("Not started from then on.")]
     timeout: Annotated[float | None, about("Seconds that one attempt may take; null: the action's or worker's own.")]
     claim: Annotated[int, about("Token of the newest claim; 0 before the first.")]
-    worker: Annotated[str | None, about("Which one has, or had, the newest claim; null where none has told it.")]
+    worker: Annotated[str | None, about("The worker of the newest claim; null: not reported.")]
     failures: Annotated[list[Failure], about("Every failed attempt, oldest first.")]
     waits_for: Annotated[WaitsFor | None, about("Only there while it waits for an outside event.")] = None
     payload_gone: Annotated[bool, about("True: retention has emptied the payload.")] = False
@@ -104,13 +107,13 @@ class TaskDetail(Task, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What came of a task."""
+    """The outcome of a task."""
 
     id: int
     state: Annotated[State | None, about("Null: there is no such task.")]
     result: Annotated[Any, about("What the handler returned; null unless the state is SUCCESS.")]
     error: Annotated[Any, about("The error object of the last failed attempt; null after a SUCCESS.")]
-    reason: Annotated[str | None, about("Why it was cancelled; only there where it is told.")] = None
+    reason: Annotated[str | None, about("Why it was cancelled; omitted if no reason was given.")] = None
     result_gone: Annotated[bool, about("True: there was a result, and retention has emptied it.")] = False
     result_unread: Annotated[str | None, about("Why the result is null: it is large, or cannot be had now.")] = None
     again: Annotated[str | None, about("Only there where this is not the last word: how to ask again.")] = None

@@ -81,8 +81,8 @@ class StepParams(ChildParams, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 _Id = Annotated[int | str | None, about("The workflow.")]
-_Key = Annotated[str | None, about("In place of id: the key that it was created with.")]
-_TenantOfKey = Annotated[str | None, about("With key: whose key it is; null for nobody's.")]
+_Key = Annotated[str | None, about("Instead of id: the key that it was created with.")]
+_TenantOfKey = Annotated[str | None, about("With key: the tenant that owns it; null: no tenant.")]
 
 
 class WorkflowCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,7 +92,7 @@ class WorkflowCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     ] = None
     chain: Annotated[
         list[StepParams | list[StepParams]] | None,
-        about("In place of steps: steps one after the other, an array standing for a group side by side."),
+        about("Instead of steps: steps that run one after the other; an array is a group that runs in parallel."),
     ] = None
     name: Annotated[str, about(f"Shown with it; up to {NAME_MAX_CHARS} characters.")] = ""
     key: Annotated[
@@ -102,20 +102,20 @@ class WorkflowCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
             f"1 to {KEY_MAX_CHARS} characters."
         ),
     ] = None
-    tenant: Annotated[str | None, about("For whom all its steps are, and whose the key is; null for nobody.")] = None
+    tenant: Annotated[str | None, about("The tenant of its steps and of its key; null: no tenant.")] = None
 
 
 class WorkflowStatusParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: _Id = None
     key: _Key = None
-    limit: Annotated[int, about("Steps at the most; 1 to 1000.")] = 100
+    limit: Annotated[int, about("Maximum number of steps; 1 to 1000.")] = 100
     cursor: Annotated[str | None, CURSOR] = None
     tenant: _TenantOfKey = None
 
 
 class WorkflowListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: Annotated[WorkflowState | None, about("Only workflows in this state.")] = None
-    limit: Annotated[int, about("Workflows at the most; 1 to 1000.")] = 50
+    limit: Annotated[int, about("Maximum number of workflows; 1 to 1000.")] = 50
     cursor: Annotated[str | None, CURSOR] = None
     tenant: Annotated[str | None, about("Only workflows of this tenant.")] = None
 
@@ -184,7 +184,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WorkflowDetail(Workflow, frozen=True, kw_only=True):
-    counts: Annotated[Mapping[State, int], about("Steps by state; SCHEDULED: let go and not settled.")]
+    counts: Annotated[Mapping[State, int], about("Steps by state; SCHEDULED: released and not settled.")]
     tree: Annotated[list[Step], about("A page of its steps, by number.")]
     cursor: Annotated[str | None, about("Pass it on for the next page; null at the end.")]
 
