@@ -6,6 +6,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 
 from penstock.api.key_cache import KeyCache
 from penstock.api.rates import Rates
@@ -128,6 +129,11 @@ class Authenticator:
             raise AccessDenied(401, "A valid API key is needed: send Authorization: Bearer KEY, or X-API-Key: KEY")
         return self._caller_of(key)
 
+    def admit_request(self, request: Request) -> Caller:
+        """Check the host of a request and find its sender. Raises AccessDenied, Unavailable."""
+        self.check_host(request.headers)
+        return self.admit(request.headers, address_of(request))
+
     @property
     def asks_for_keys(self) -> bool:
         return self._key_cache is not None
@@ -149,6 +155,11 @@ class Authenticator:
 
 
 _HOW = "set PENSTOCK_API_KEYS, or PENSTOCK_API_REQUIRE_KEYS=true"
+
+
+def address_of(request: Request) -> str:
+    """The address of the client, empty on a Unix socket."""
+    return request.client.host if request.client else ""
 
 
 def _name_of(host: str) -> str:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -15,7 +14,7 @@ from penstock.db.context import Context
 from penstock.db.session import Session
 from penstock.methods.audit import OUTCOME_MAX_CHARS, AuditEntry, begin_audit, end_audit, shown_params
 from penstock.protocol.api_key import Permission
-from penstock.protocol.checks import MAX_LIST, read_cursor, read_limit
+from penstock.protocol.checks import MAX_LIST, check_page, read_cursor
 from penstock.protocol.errors import RpcError, Unavailable
 from penstock.protocol.method import Scope, method
 from penstock.protocol.views import CURSOR, NEXT_CURSOR, Instant, about, view_of
@@ -56,24 +55,17 @@ class AuditListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cursor: Annotated[str | None, CURSOR] = None
 
 
-@dataclass(frozen=True, slots=True)
-class ListAudit:
-    """Newest first; ``before`` is the id that the page begins behind."""
-
-    limit: int
-    before: int | None
-
-
-def _read_list(given: AuditListParams, _settings: Settings) -> ListAudit:
-    return ListAudit(read_limit(given.limit), read_cursor(given.cursor))
+def _read_list(given: AuditListParams, _settings: Settings) -> AuditListParams:
+    check_page(given.limit, given.cursor)
+    return given
 
 
 @method("audit.list", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_list, audited=False)
-async def list_(context: Context, command: ListAudit) -> AuditPage:
+async def list_(context: Context, page: AuditListParams) -> AuditPage:
     """List what was changed by hand and by whom, newest first."""
     async with context.session() as session:
-        records = await list_audit(session, before=command.before, limit=command.limit)
-    return AuditPage(records, str(records[-1].id) if len(records) == command.limit else None)
+        records = await list_audit(session, before=read_cursor(page.cursor), limit=page.limit)
+    return AuditPage(records, str(records[-1].id) if len(records) == page.limit else None)
 
 
 async def list_audit(session: Session, *, before: int | None, limit: int) -> list[Audited]:

@@ -55,7 +55,6 @@ class Methods:
         keys_changed: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._store = store
-        self.codec = store.codec
         self._settings = settings
         self._queues = queues
         self._turns = asyncio.Semaphore(max(1, settings.database_pool_size - _SPARED_CONNECTIONS))

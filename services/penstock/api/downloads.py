@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from penstock.api.access import Authenticator
+from penstock.api.access import Authenticator, address_of
 from penstock.api.dispatch import Methods
 from penstock.api.http import refusal
 from penstock.api.rpc import error_body, masked
@@ -83,7 +83,7 @@ class Downloads:
         bind(None)
         signed_in = None if self._may_read is None else await self._may_read(request)  # which binds
         if signed_in is None:
-            caller = self._authenticator.admit(request.headers, request.client.host if request.client else "")
+            caller = self._authenticator.admit(request.headers, address_of(request))
             caller.charge(1)
             bind(caller.tenant, caller.actions)
             signed_in = caller.may("status")
@@ -94,10 +94,11 @@ class Downloads:
         """Raises TaskNotFound, also for a task that has none, or of another tenant; PayloadUnavailable, PayloadLost."""
         async with self._methods.session() as session:
             rows = seen(await session.fetch("read_tasks", [task_id]))
+            codec = session.codec
         if not rows or rows[0][f"{what}_gone"] or rows[0][what] is None:
             raise TaskNotFound(task_id)
         aad = _AADS[what](rows[0])
-        body = await self._methods.codec.load(rows[0][what], aad)
+        body = await codec.load(rows[0][what], aad)
         in_hand().hold(len(body))
         return body
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from penstock.api import audit, disconnect
-from penstock.api.access import Authenticator, SenderChecks
+from penstock.api.access import Authenticator, SenderChecks, address_of
 from penstock.api.http_limits import ADMITTED
 from penstock.api.rpc import Answer, Dispatcher, error_body, masked
 from penstock.api.scaling import Scaling
@@ -99,11 +99,10 @@ def make_app(
     async def rpc(request: Request) -> Response:
         started = perf_counter()
         try:
-            authenticator.check_host(request.headers)
-            caller = authenticator.admit(request.headers, request.client.host if request.client else "")
+            caller = authenticator.admit_request(request)
             request.scope[ADMITTED] = True
             caller.check_rate()
-            audit.set_actor(caller.key, request.client.host if request.client else "", "http")
+            audit.set_actor(caller.key, address_of(request), "http")
             bind(caller.tenant, caller.actions)
             in_hand().caller = caller.name if caller.key else None
             _check_media_type(request)
@@ -125,8 +124,7 @@ def make_app(
     async def figures(request: Request) -> Response:
         started = perf_counter()
         try:
-            authenticator.check_host(request.headers)
-            caller = authenticator.admit(request.headers, request.client.host if request.client else "")
+            caller = authenticator.admit_request(request)
             caller.charge(1)
         except RpcError as exc:
             return _refused(exc)

@@ -22,7 +22,7 @@ from penstock.protocol.api_key import (
     implied,
     new_secret,
 )
-from penstock.protocol.checks import MAX_LIST, TaskId, check_seconds, read_cursor, read_id, read_limit
+from penstock.protocol.checks import MAX_LIST, TaskId, check_page, check_seconds, read_cursor, read_id
 from penstock.protocol.errors import InvalidParams, KeyNotFound, Unavailable
 from penstock.protocol.method import Scope, method
 from penstock.protocol.tenant import read_tenant
@@ -163,25 +163,18 @@ class KeysListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     revoked: Annotated[bool, about("With those that are revoked.")] = False
 
 
-@dataclass(frozen=True, slots=True)
-class ListKeys:
-    """Newest first; ``before`` is the id that the page begins behind."""
-
-    limit: int
-    before: int | None
-    revoked: bool
-
-
-def _read_list(given: KeysListParams, _settings: Settings) -> ListKeys:
-    return ListKeys(read_limit(given.limit), read_cursor(given.cursor), given.revoked)
+def _read_list(given: KeysListParams, _settings: Settings) -> KeysListParams:
+    check_page(given.limit, given.cursor)
+    return given
 
 
 @method("keys.list", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_list, audited=False)
-async def list_(context: Context, command: ListKeys) -> KeyPage:
+async def list_(context: Context, page: KeysListParams) -> KeyPage:
     """List API keys, newest first, without the keys themselves."""
     async with context.session() as session:
-        keys = await list_keys(session, before=command.before, limit=command.limit, revoked=command.revoked)
-    return KeyPage(keys, str(keys[-1].id) if len(keys) == command.limit else None)
+        before = read_cursor(page.cursor)
+        keys = await list_keys(session, before=before, limit=page.limit, revoked=page.revoked)
+    return KeyPage(keys, str(keys[-1].id) if len(keys) == page.limit else None)
 
 
 class KeysRevokeParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

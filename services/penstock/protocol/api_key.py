@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -114,25 +115,28 @@ def parse_entry(entry: str, position: int) -> ApiKey:
     if len(parts) < 3:
         raise ValueError(f"entry {position} must be a key without colons, or name:permissions:sha256")
     name, permissions, digest, *bound = parts
-    try:
+    with _named(f"entry {position}: its name"):
         name = check_name(name)
-    except ValueError as exc:
-        raise ValueError(f"entry {position}: its name {exc}") from None
     try:
         allowed = implied(part.strip() for part in permissions.split("+"))
     except ValueError:
         raise ValueError(f"entry {position}: its permissions must be of {', '.join(Permission)}, joined by +") from None
     if not _DIGEST.fullmatch(digest.strip()):
         raise ValueError(f"entry {position}: behind its second colon must stand the 64 digits of the key's SHA-256")
-    try:
+    with _named(f"entry {position}: its tenant"):
         tenant = check_tenant(bound[0].strip()) if bound and (bound[0].strip() or len(bound) == 1) else None
-    except ValueError as exc:
-        raise ValueError(f"entry {position}: its tenant {exc}") from None
-    try:
+    with _named(f"entry {position}: its actions"):
         actions = check_patterns(bound[1].split("+")) if len(bound) > 1 else None
-    except ValueError as exc:
-        raise ValueError(f"entry {position}: its actions {exc}") from None
     return ApiKey(name, bytes.fromhex(digest.strip()), allowed, tenant=tenant, actions=actions)
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Begin the text of a ValueError with what it is about."""
+    try:
+        yield
+    except ValueError as exc:
+        raise ValueError(f"{what} {exc}") from None
 
 
 def parse_entries(entries: Iterable[str]) -> tuple[ApiKey, ...]:

@@ -56,6 +56,11 @@ def read_cursor(cursor: str | None) -> int | None:
     return None if cursor is None else read_id(cursor, "cursor")
 
 
+def check_page(limit: int, cursor: str | None) -> None:
+    read_limit(limit)
+    read_cursor(cursor)
+
+
 def read_action(action: str) -> str:
     if not action:
         raise InvalidParams("action", "is empty")

@@ -22,6 +22,9 @@ from penstock.tasks import views
 
 SCAN_TASKS = 20_000  # that one page of a filtered list looks at; a rare action must not read the whole history
 _NO_CURSOR = 2**63 - 1
+# Statements for tasks of any state, of a final one, of a live one.
+_LIST = ("list_tasks", "list_settled_tasks", "list_live_tasks")
+_SEARCH = ("search_tasks", "search_settled_tasks", "search_live_tasks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +125,7 @@ async def list_tasks(context: Context, command: ListTasks) -> views.TaskPage:
     scan = command.limit if served else max(command.limit, SCAN_TASKS)
     arguments = [before, command.limit, scan, command.action]
     async with context.session() as session:
-        if command.state is None:
-            page = await session.fetch("list_tasks", *arguments)
-        elif command.state in FINAL_STATES:
-            page = await session.fetch("list_settled_tasks", *arguments, command.state)
-        else:
-            page = await session.fetch("list_live_tasks", *arguments, command.state)
+        page = await _fetch_page(session, _LIST, command.state, arguments)
         ids: list[int] = page[0]["ids"]
         rows = await _read(session, ids)
     tasks = sorted((views.task(row) for row in rows), key=lambda task: task.id, reverse=True)
@@ -145,12 +143,7 @@ async def _search(context: Context, command: ListTasks) -> views.TaskPage:
         if command.since is not None:
             first = await session.value("find_first_id", command.since)
         arguments = [before, command.limit, SCAN_TASKS, command.action, first, labels, command.key, command.tenant]
-        if command.state is None:
-            page = await session.fetch("search_tasks", *arguments)
-        elif command.state in FINAL_STATES:
-            page = await session.fetch("search_settled_tasks", *arguments, command.state)
-        else:
-            page = await session.fetch("search_live_tasks", *arguments, command.state)
+        page = await _fetch_page(session, _SEARCH, command.state, arguments)
         ids: list[int] = page[0]["ids"]
         if command.key is not None and command.before is None:
             kept = kept_key(command.tenant, command.key)
@@ -163,6 +156,15 @@ async def _search(context: Context, command: ListTasks) -> views.TaskPage:
     shown = [row for row in rows if row["id"] not in extra] + found_late[: command.limit - len(ids)]
     tasks = sorted(map(views.task, shown), key=lambda task: task.id, reverse=True)
     return views.TaskPage(tasks, _cursor(ids, command.limit, page[0]["last"], page[0]["count"], SCAN_TASKS))
+
+
+async def _fetch_page(
+    session: Session, statements: tuple[str, str, str], state: State | None, arguments: Sequence[Any]
+) -> Sequence[Any]:
+    of_any, of_settled, of_live = statements
+    if state is None:
+        return await session.fetch(of_any, *arguments)
+    return await session.fetch(of_settled if state.final else of_live, *arguments, state)
 
 
 async def _read(session: Session, ids: Sequence[int]) -> Sequence[Any]:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api.dead_letters import DlqListParams, DlqShowParams, PurgeDead, ReplayDead
-from penstock.api.keys import CreateKey, ListKeys
+from penstock.api.keys import CreateKey, KeysListParams
 from penstock.api.rejected import ListRejected
 from penstock.api.table import METHODS
 from penstock.methods import table
@@ -321,7 +321,7 @@ def test_a_wrong_submission_names_the_field(limits: Settings, method: str, paylo
             {"name": " ci ", "permissions": ["read", "enqueue"], "expires_in": 60},
             CreateKey("ci", [Permission.READ, Permission.ENQUEUE], 60.0),
         ),
-        ("keys.list", {"cursor": "7", "revoked": True}, ListKeys(50, 7, True)),
+        ("keys.list", {"cursor": "7", "revoked": True}, KeysListParams(50, "7", True)),
         ("keys.revoke", {"id": "7"}, 7),
         ("cancel", {"id": 1, "reason": "no longer wanted"}, Cancel(1, "no longer wanted")),
         (

@@ -22,7 +22,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.api.access import Authenticator, Caller
+from penstock.api.access import Authenticator, Caller, address_of
 from penstock.api.http_limits import ADMITTED
 from penstock.api.lookups import Lookups
 from penstock.db.session import Session
@@ -91,7 +91,7 @@ class BrowserSessions:
     async def identify(self, request: Request) -> BrowserSession:
         """Raises AccessDenied for a foreign host, RateLimited, Unavailable."""
         self._authenticator.check_host(request.headers)
-        address = request.client.host if request.client else ""
+        address = address_of(request)
         token = request.cookies.get(SESSION_COOKIE, "")
         is_known = _is_token(token)
         if not is_known:

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from penstock.api.access import Authenticator
+from penstock.api.access import Authenticator, address_of
 from penstock.api.http import read_body, refusal
 from penstock.api.http_limits import ADMITTED
 from penstock.compat.clockwork import schedules
@@ -68,7 +68,7 @@ class Clockwork:
 
     async def _admit(self, request: Request) -> bytes:
         """Check access and read the body."""
-        address = request.client.host if request.client else ""
+        address = address_of(request)
         if not self._needs_no_key(request.headers, address):
             self._authenticator.check_host(request.headers)
             caller = self._authenticator.admit(request.headers, address)

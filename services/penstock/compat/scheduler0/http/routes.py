@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
+from penstock.api.access import address_of
 from penstock.api.audit import Audit, set_actor
 from penstock.api.http import read_body, refusal
 from penstock.api.http_limits import ADMITTED
@@ -93,7 +94,7 @@ class Scheduler0:
         async def endpoint(request: Request) -> Response:
             try:
                 if not is_open:
-                    address = request.client.host if request.client else ""
+                    address = address_of(request)
                     set_actor(await self._authenticator.admit(request.headers, address), address, "scheduler0")
                     request.scope[ADMITTED] = True
                 limit = 0 if is_open else self._settings.request_limit_bytes
