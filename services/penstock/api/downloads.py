@@ -67,8 +67,8 @@ class Downloads:
             except RpcError as exc:
                 return _problem(error_body(exc), 404)
             except (PayloadUnavailable, PayloadLost) as exc:
-                told = {"error": {"message": str(exc)}}
-                return _problem(msgspec.json.encode(told), 503 if isinstance(exc, PayloadUnavailable) else 410)
+                problem = msgspec.json.encode({"error": {"message": str(exc)}})
+                return _problem(problem, 503 if isinstance(exc, PayloadUnavailable) else 410)
             except Exception as exc:
                 return _problem(error_body(masked(exc, "download")), 503)
             name = f'attachment; filename="task-{task_id}-{what}.json"'

@@ -19,11 +19,14 @@ _LEFT_OUT = ("payload", "schedules", "result")
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """A call that is about to be carried out. ``who``: name of the API key, empty where none is needed."""
+    """A call that is about to be carried out.
+
+    who: name of the API key, empty where none is needed. source: the API that it came by, `door` on the wire.
+    """
 
     who: str
     address: str
-    door: str
+    source: str
     method: str
     params: str
 

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.samples import Exemplar
 
-from penstock.protocol.task import MAX_ACTIONS_TOLD, OTHER_ACTIONS
+from penstock.protocol.task import MAX_ACTIONS_SHOWN, OTHER_ACTIONS
 
 _labelled_actions: set[str] = set()
 
@@ -24,7 +24,7 @@ _labelled_actions: set[str] = set()
 def action_label(action: str) -> str:
     """The action as a label's value: its name, of the first ones that this process meets."""
     if action not in _labelled_actions:
-        if len(_labelled_actions) >= MAX_ACTIONS_TOLD:
+        if len(_labelled_actions) >= MAX_ACTIONS_SHOWN:
             return OTHER_ACTIONS
         _labelled_actions.add(action)
     return action

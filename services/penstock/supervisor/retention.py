@@ -28,7 +28,7 @@ from typing import NamedTuple
 from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.protocol.errors import Refused, Unavailable
-from penstock.protocol.task import MAX_ACTIONS_TOLD, OTHER_ACTIONS, State
+from penstock.protocol.task import MAX_ACTIONS_SHOWN, OTHER_ACTIONS, State
 from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
 from penstock.runtime.periodic import in_batches
@@ -258,7 +258,7 @@ class Retention:
                     _TALLY_KEPT_SECONDS,
                     _TALLY_BY_MINUTE_SECONDS,
                     _TALLY_ROWS_AT_ONCE,
-                    MAX_ACTIONS_TOLD,
+                    MAX_ACTIONS_SHOWN,
                     OTHER_ACTIONS,
                 )
                 return folded

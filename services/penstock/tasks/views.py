@@ -1,6 +1,6 @@
 """What the api's results look like: one struct a result, its members in the order of the wire; and rows made into them.
 
-Payloads, results and errors are the JSON text that Postgres holds, put into the answer as it is.
+Payloads, results and errors are the JSON text that Postgres holds, put into the answer unchanged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 
 from penstock.protocol import trace_context
-from penstock.protocol.task import MAX_ACTIONS_TOLD, OTHER_ACTIONS, State
+from penstock.protocol.task import MAX_ACTIONS_SHOWN, OTHER_ACTIONS, State
 from penstock.protocol.tenant import own_key
 from penstock.protocol.views import Instant, View, about, raw, timestamp, view_of
 
@@ -22,7 +22,7 @@ TENANT_LOOKED_AT = 50_000  # of live tasks, and of the records of each final sta
 CountsByAction = Annotated[
     dict[str, dict[State, int]],
     about(
-        f"The same by action; states without a task are left out. Beyond {MAX_ACTIONS_TOLD} actions, those with the "
+        f"The same by action; states without a task are left out. Beyond {MAX_ACTIONS_SHOWN} actions, those with the "
         f"fewest tasks are counted together as `{OTHER_ACTIONS}`."
     ),
 ]
@@ -224,7 +224,7 @@ def outcome(row: Any) -> Outcome:
 
 
 def unsettled(task_id: int, state: str | None) -> Outcome:
-    """A task that is waited for no longer, in the state that it has now; None for one that there is not."""
+    """A task that is waited for no longer, in the state that it has now; None for an unknown one."""
     if state is None:
         return Outcome(id=task_id, state=None, result=None, error=None)
     seen = State(state)
@@ -234,17 +234,17 @@ def unsettled(task_id: int, state: str | None) -> Outcome:
 
 def by_action(counts: Mapping[str, Counter[State]]) -> dict[str, dict[State, int]]:
     """Counts by action and state without zeros, by name; beyond so many actions, those with the fewest tasks in one."""
-    told = dict(counts)
-    if len(told) > MAX_ACTIONS_TOLD:
-        largest = set(nlargest(MAX_ACTIONS_TOLD, told, key=lambda action: told[action].total()))
-        told = {action: told[action] for action in largest}
-        others = Counter(told.get(OTHER_ACTIONS, {}))
+    shown = dict(counts)
+    if len(shown) > MAX_ACTIONS_SHOWN:
+        largest = set(nlargest(MAX_ACTIONS_SHOWN, shown, key=lambda action: shown[action].total()))
+        shown = {action: shown[action] for action in largest}
+        others = Counter(shown.get(OTHER_ACTIONS, {}))
         for action in counts.keys() - largest:
             others.update(counts[action])
-        told[OTHER_ACTIONS] = others
+        shown[OTHER_ACTIONS] = others
     return {
         action: {state: of_action[state] for state in State if of_action[state]}
-        for action, of_action in sorted(told.items())
+        for action, of_action in sorted(shown.items())
     }
 
 

@@ -1044,7 +1044,7 @@ async def test_held_keys_are_looked_at_some_in_each_round_and_then_those_behind(
 async def test_names_that_callers_make_up_stay_no_rows_of_their_own(
     store: Store, settings: Settings, sql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "MAX_ACTIONS_TOLD", 2)
+    monkeypatch.setattr(retention, "MAX_ACTIONS_SHOWN", 2)
     duty = Retention(store=store, settings=settings)
 
     async def note(counted: dict[str, int], *, ago: timedelta) -> None:

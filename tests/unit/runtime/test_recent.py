@@ -1,0 +1,57 @@
+"""Answers that many callers share for a second."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.runtime import recent
+from penstock.runtime.recent import Recent
+
+
+class Made:
+    def __init__(self) -> None:
+        self.times = 0
+        self.at_once = 0
+
+    async def __call__(self) -> int:
+        self.at_once += 1
+        assert self.at_once == 1
+        await asyncio.sleep(0)
+        self.at_once -= 1
+        self.times += 1
+        return self.times
+
+
+async def test_an_answer_is_made_once_for_all_who_ask_and_by_key() -> None:
+    answers, make = Recent(), Made()
+    assert await asyncio.gather(*(answers.get("stats", "", make) for _ in range(20))) == [1] * 20
+    assert await answers.get("stats", "other", make) == 2
+    assert await answers.get("stats", "", make) == 1
+
+
+async def test_an_answer_is_made_again_when_it_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, make = Recent(), Made()
+    monkeypatch.setattr(recent, "KEPT_SECONDS", 0)
+    assert [await answers.get("stats", "", make) for _ in range(3)] == [1, 2, 3]
+
+
+async def test_the_oldest_answers_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, make = Recent(), Made()
+    monkeypatch.setattr(recent, "_KEPT", 2)
+    for key in ("a", "b", "c"):
+        await answers.get("stats of tenants", key, make)
+    assert await answers.get("stats of tenants", "c", make) == 3
+    assert await answers.get("stats of tenants", "a", make) == 4
+
+
+async def test_a_failure_is_not_kept() -> None:
+    answers, make = Recent(), Made()
+
+    async def fail() -> int:
+        raise OSError("away")
+
+    with pytest.raises(OSError, match="away"):
+        await answers.get("stats", "", fail)
+    assert await answers.get("stats", "", make) == 1
