@@ -15,7 +15,7 @@ from penstock.protocol.errors import RpcError
 from penstock.protocol.reports import Failed, Progress, RunTimes, Succeeded, Waiting, decode_report
 from penstock.protocol.requests import Invalid, decode_request, parse_claim_id, split_body
 from penstock.protocol.task import NewTask, State
-from penstock.protocol.tenant import kept_key
+from penstock.protocol.tenant import stored_key
 from penstock.settings.model import Settings
 from penstock.tasks import settle
 from penstock.tasks.methods import Cancel, Reschedule, Retry
@@ -85,7 +85,8 @@ def _read_inbound(method: str, params: bytes, settings: Settings) -> Entry:
         return Entry(method[:_SHOWN_CHARS], problem=_ONLY_ANSWERS if method.startswith(API_ONLY) else exc.message)
     match command:
         case NewTask():
-            key = None if command.unique_key is None else (command.action, kept_key(command.tenant, command.unique_key))
+            unique = command.unique_key
+            key = None if unique is None else (command.action, stored_key(command.tenant, unique))
             return Entry(command.action, key=key)
         case Cancel(task_id) | Retry(task_id) | Reschedule(task_id):
             return Entry(method, task_id=task_id)

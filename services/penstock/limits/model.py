@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from penstock.protocol.checks import CONTROL
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.tenant import TENANT_MAX_CHARS
-from penstock.protocol.views import CURSOR, about
+from penstock.protocol.views import CURSOR, NEXT_CURSOR, about
 
 ROUTE_NAME_MAX_CHARS = 60
 MAX_PATTERNS = 100
@@ -159,7 +159,7 @@ class TenantDetail(Tenant, frozen=True):
 
 class TenantPage(msgspec.Struct, frozen=True):
     tenants: list[Tenant]
-    cursor: Annotated[str | None, about("Pass it on for the next page; null at the end.")]
+    cursor: Annotated[str | None, NEXT_CURSOR]
 
 
 # Checks

@@ -1,7 +1,7 @@
-"""Tenants: for whom a task is. Names, and keys behind a name. Pure.
+"""Tenants, the owners of tasks: their names, and keys with a name before them; without I/O.
 
-Unique and ordering keys of a tenant's tasks, and keys of its workflows, are kept behind its name, so that two tenants
-who call something alike never meet; the statements put them there, and ``own_key`` takes them out again.
+Unique and ordering keys of a tenant's tasks, and keys of its workflows, are stored with its name before them, so that
+equal keys of two tenants differ. Statements add the name, and ``own_key`` removes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BETWEEN = "\x1f"  # a tenant and a key; no text of a caller may hold it
 
 
 def check_tenant(tenant: str) -> str:
-    """A tenant's name. Raises ValueError, which says what is wrong with it."""
+    """Raises ValueError for an invalid name, with the reason."""
     if not 1 <= len(tenant) <= TENANT_MAX_CHARS:
         raise ValueError(f"must have 1 to {TENANT_MAX_CHARS} characters, not {len(tenant)}")
     if CONTROL.search(tenant):
@@ -40,8 +40,8 @@ def read_tenant(tenant: str | None, name: str = "tenant") -> str | None:
         raise InvalidParams(name, str(exc)) from None
 
 
-def kept_key(tenant: str | None, key: str) -> str:
-    """A unique key, ordering key or workflow's key as it is kept."""
+def stored_key(tenant: str | None, key: str) -> str:
+    """A unique key, ordering key or workflow's key as it is stored."""
     return key if tenant is None else f"{tenant}{_BETWEEN}{key}"
 
 
@@ -50,19 +50,19 @@ def own_key(key: str) -> str: ...
 @overload
 def own_key(key: None) -> None: ...
 def own_key(key: str | None) -> str | None:
-    """The key of a caller, out of one that is kept."""
+    """A stored key as its tenant gave it."""
     return None if key is None else key.rpartition(_BETWEEN)[2]
 
 
-def read_kept(kept: str, read: Callable[[str], str], name: str) -> str:
-    """What a caller names by what is kept: ``read`` checks it without the tenant. Raises InvalidParams."""
-    tenant = tenant_of_key(kept)
+def read_stored(key: str, read: Callable[[str], str], name: str) -> str:
+    """A key that may be a stored one; ``read`` checks it without the tenant. Raises InvalidParams."""
+    tenant = tenant_of_key(key)
     read_tenant(tenant, name)
-    read(kept if tenant is None else own_key(kept))
-    return kept
+    read(key if tenant is None else own_key(key))
+    return key
 
 
 def tenant_of_key(key: str) -> str | None:
-    """Whose a key is that is kept."""
+    """The tenant of a stored key."""
     tenant, between, _ = key.rpartition(_BETWEEN)
     return tenant if between else None

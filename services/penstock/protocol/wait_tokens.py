@@ -8,7 +8,7 @@ import re
 import secrets
 
 from penstock.protocol.requests import ClaimId, parse_claim_id
-from penstock.protocol.tenant import kept_key
+from penstock.protocol.tenant import stored_key
 
 _MADE = re.compile(r"wait:([0-9]{1,19}:[0-9]{1,19}):[A-Za-z0-9_-]{22}")
 
@@ -26,7 +26,7 @@ def claim_of_token(token: str) -> ClaimId | None:
 
 def kept_token(token: str, tenant: str | None) -> str:
     """A token as it is kept: one that a handler thought out stands behind the tenant of its task."""
-    return token if claim_of_token(token) is not None else kept_key(tenant, token)
+    return token if claim_of_token(token) is not None else stored_key(tenant, token)
 
 
 def digest_of(answer: str) -> bytes:

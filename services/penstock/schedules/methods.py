@@ -23,7 +23,7 @@ from penstock.protocol.errors import AccessDenied, InvalidParams, ScheduleNotFou
 from penstock.protocol.method import Scope, method
 from penstock.protocol.params import decode
 from penstock.protocol.task import BEGINNING, NewTask
-from penstock.protocol.tenant import kept_key, own_key, read_tenant
+from penstock.protocol.tenant import own_key, read_tenant, stored_key
 from penstock.protocol.views import timestamp, view_of
 from penstock.schedules import model, store
 from penstock.schedules.model import CreateSchedule, NewSchedule, UpdateSchedule
@@ -104,7 +104,7 @@ async def update(context: Context, command: UpdateSchedule) -> model.ScheduleDet
 
 
 def _read_name(given: model.ScheduleName, _settings: Settings) -> str:
-    return model.read_kept_name(given.name)
+    return model.read_stored_name(given.name)
 
 
 @method(
@@ -184,7 +184,7 @@ async def run_now(context: Context, name: str) -> model.ScheduleRun:
 
 
 def _check_runs(given: model.ScheduleRunsParams, _settings: Settings) -> model.ScheduleRunsParams:
-    model.read_kept_name(given.name)
+    model.read_stored_name(given.name)
     read_limit(given.limit)
     read_cursor(given.cursor)
     return given
@@ -281,7 +281,7 @@ async def schedule_of_caller(session: Session, name: str, *, lock: bool = False)
     bound = bound_to()
     if bound is None:
         return name
-    found = await _kept_name(session, bound, name, lock=lock)
+    found = await _stored_name(session, bound, name, lock=lock)
     if found is None:
         raise ScheduleNotFound(name)
     return found
@@ -292,17 +292,17 @@ async def new_schedule_of_caller(session: Session, schedule: NewSchedule) -> New
     bound = bound_to()
     if bound is None:
         return schedule
-    kept = await _kept_name(session, bound, schedule.name, lock=True) or kept_key(bound, schedule.name)
-    return replace(schedule, name=kept)
+    stored = await _stored_name(session, bound, schedule.name, lock=True) or stored_key(bound, schedule.name)
+    return replace(schedule, name=stored)
 
 
-def shown_name(kept: str) -> str:
-    return kept if bound_to() is None else own_key(kept)
+def shown_name(stored: str) -> str:
+    return stored if bound_to() is None else own_key(stored)
 
 
-async def _kept_name(session: Session, bound: str, name: str, *, lock: bool) -> str | None:
+async def _stored_name(session: Session, bound: str, name: str, *, lock: bool) -> str | None:
     """Prefers what a key of the tenant created to what another key created for the tenant."""
-    names = [kept_key(bound, name), name]
+    names = [stored_key(bound, name), name]
     rows = await session.fetch("lock_schedules_of" if lock else "find_schedules_of", names, bound)
     found = {row["name"] for row in rows}
-    return next((kept for kept in names if kept in found), None)
+    return next((one for one in names if one in found), None)

@@ -13,8 +13,8 @@ from msgspec import UNSET, UnsetType
 from penstock.protocol.checks import CONTROL, check_labels, read_instant
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.task import NewTask, State
-from penstock.protocol.tenant import own_key, read_kept
-from penstock.protocol.views import CURSOR, Instant, about
+from penstock.protocol.tenant import own_key, read_stored
+from penstock.protocol.views import CURSOR, NEXT_CURSOR, Instant, about
 from penstock.schedules.cron import CronError, timing
 from penstock.schedules.policy import JOB_PREFIX, MAX_MISSED_LIMIT, Missed, Overlap, Rule
 
@@ -176,7 +176,7 @@ class ScheduleDetail(Schedule, frozen=True, kw_only=True):
 
 class SchedulePage(msgspec.Struct, frozen=True):
     schedules: list[Schedule]
-    cursor: Annotated[str | None, about("Pass it on for the next page; null at the end.")]
+    cursor: Annotated[str | None, NEXT_CURSOR]
 
 
 class ScheduleDeleted(msgspec.Struct, frozen=True):
@@ -204,7 +204,7 @@ class ScheduleRun(msgspec.Struct, frozen=True, kw_only=True):
 
 class SchedulePageOfRuns(msgspec.Struct, frozen=True):
     runs: list[ScheduleRun]
-    cursor: Annotated[str | None, about("Pass it on for the next page; null at the end.")]
+    cursor: Annotated[str | None, NEXT_CURSOR]
 
 
 class ImportStarted(msgspec.Struct, frozen=True):
@@ -381,7 +381,7 @@ def read_update(given: msgspec.Struct, check: Callable[[Mapping[str, Any]], NewS
     name: str = msgspec.json.decode(members.pop("name"))
     if not members:
         raise InvalidParams("name", "is given alone: name what is to change, too")
-    return UpdateSchedule(read_kept_name(name), members, check)
+    return UpdateSchedule(read_stored_name(name), members, check)
 
 
 def read_name(name: str) -> str:
@@ -393,9 +393,9 @@ def read_name(name: str) -> str:
     return name
 
 
-def read_kept_name(name: str) -> str:
+def read_stored_name(name: str) -> str:
     """Check the name of an existing schedule, which may be a stored one. Raises InvalidParams."""
-    return read_kept(name, read_name, "name")
+    return read_stored(name, read_name, "name")
 
 
 def check_not_a_jobs(name: str) -> None:

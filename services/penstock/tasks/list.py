@@ -15,7 +15,7 @@ from penstock.payloads.records import shown_rows
 from penstock.protocol.caller import seen
 from penstock.protocol.errors import RpcError, TaskNotFound
 from penstock.protocol.task import FINAL_STATES, State
-from penstock.protocol.tenant import kept_key, own_key
+from penstock.protocol.tenant import own_key, stored_key
 from penstock.protocol.views import timestamp
 from penstock.runtime.budget import in_hand
 from penstock.tasks import views
@@ -146,7 +146,7 @@ async def _search(context: Context, command: ListTasks) -> views.TaskPage:
         page = await _fetch_page(session, _SEARCH, command.state, arguments)
         ids: list[int] = page[0]["ids"]
         if command.key is not None and command.before is None:
-            kept = kept_key(command.tenant, command.key)
+            kept = stored_key(command.tenant, command.key)
             found = {row["id"] for row in await session.fetch("find_by_key", kept, command.limit)}
             extra = sorted(found - set(ids), reverse=True)
         rows = await _read(session, ids + extra)

@@ -13,7 +13,7 @@ from penstock.protocol.checks import MAX_IDS, MAX_LIST, read_key, read_limit
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.method import Scope, method
 from penstock.protocol.requests import ClaimId, parse_claim_id
-from penstock.protocol.tenant import kept_key, own_key, read_tenant, tenant_of_key
+from penstock.protocol.tenant import own_key, read_tenant, stored_key, tenant_of_key
 from penstock.protocol.views import CURSOR, NEXT_CURSOR, about
 from penstock.settings.model import Settings
 from penstock.tasks import ordering, settle
@@ -43,7 +43,7 @@ def _read_list(given: OrderingListParams, _settings: Settings) -> ListHeldKeys:
         return ListHeldKeys(limit, None)
     # An ordering key as it is stored, behind the name of its tenant if it has one.
     tenant, key = tenant_of_key(given.cursor), read_key(own_key(given.cursor), "cursor")
-    return ListHeldKeys(limit, kept_key(read_tenant(tenant, "cursor"), key or ""))
+    return ListHeldKeys(limit, stored_key(read_tenant(tenant, "cursor"), key or ""))
 
 
 @method("ordering.list", permission=Permission.READ, scope=Scope.CLOSED, read=_read_list)
@@ -51,7 +51,7 @@ async def list_held_keys(context: Context, command: ListHeldKeys) -> HeldKeys:
     """List ordering keys that a task in CRITICAL_ERROR holds, by key."""
     async with context.session() as session:
         keys = await ordering.list_held_keys(session, command.limit, command.after)
-    return HeldKeys(keys, kept_key(keys[-1].tenant, keys[-1].key) if len(keys) == command.limit else None)
+    return HeldKeys(keys, stored_key(keys[-1].tenant, keys[-1].key) if len(keys) == command.limit else None)
 
 
 class ReleasedKey(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ class OrderingReleaseParams(msgspec.Struct, frozen=True, forbid_unknown_fields=T
 
 
 def _read_release(given: OrderingReleaseParams, _settings: Settings) -> str:
-    return kept_key(read_tenant(given.tenant), read_key(given.key, "key") or "")
+    return stored_key(read_tenant(given.tenant), read_key(given.key, "key") or "")
 
 
 @method("ordering.release", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_release)

@@ -500,7 +500,7 @@ async def insert_steps(
         [s.undo for s in steps],
         [s.results_as for s in steps],
         [s.errors_as for s in steps],
-        [_kept(session, workflow, number, step.options) for workflow, number, _, step in rows],
+        [_stored_options(session, workflow, number, step.options) for workflow, number, _, step in rows],
         [
             step.task and session.codec.encode(step.task.payload, payload_aad(step.task.action, tenants.get(workflow)))
             for workflow, _, _, step in rows
@@ -556,7 +556,7 @@ def _starts_at_once(step: NewStep) -> bool:
     )
 
 
-def _kept(session: Session, workflow_id: int, number: int, options: StepOptions) -> str | None:
+def _stored_options(session: Session, workflow_id: int, number: int, options: StepOptions) -> str | None:
     """Encoded options; those of a map, which hold payloads, are encrypted."""
     if options == NO_OPTIONS:
         return None

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from penstock.protocol.task import KEY_MAX_CHARS, REASON_MAX_CHARS, NewTask, State
-from penstock.protocol.views import CURSOR, Instant, about
+from penstock.protocol.views import CURSOR, NEXT_CURSOR, Instant, about
 
 NAME_MAX_CHARS = 200
 MAX_STEPS = 50_000  # of one call
@@ -165,7 +165,7 @@ class Workflow(msgspec.Struct, frozen=True, kw_only=True):
 
 class WorkflowPage(msgspec.Struct, frozen=True):
     workflows: list[Workflow]
-    cursor: Annotated[str | None, about("Pass it on for the next page; null at the end.")]
+    cursor: Annotated[str | None, NEXT_CURSOR]
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -186,7 +186,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class WorkflowDetail(Workflow, frozen=True, kw_only=True):
     counts: Annotated[Mapping[State, int], about("Steps by state; SCHEDULED: released and not settled.")]
     tree: Annotated[list[Step], about("A page of its steps, by number.")]
-    cursor: Annotated[str | None, about("Pass it on for the next page; null at the end.")]
+    cursor: Annotated[str | None, NEXT_CURSOR]
 
 
 # Checked parameters

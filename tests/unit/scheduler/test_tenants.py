@@ -13,7 +13,7 @@ from penstock.brokers.sqs import group_id
 from penstock.limits.token_bucket import Allowance, Gate
 from penstock.protocol.task import Claimed
 from penstock.protocol.task_tenants import decode_tenants
-from penstock.protocol.tenant import check_tenant, kept_key, own_key, tenant_of_key
+from penstock.protocol.tenant import check_tenant, own_key, stored_key, tenant_of_key
 from penstock.scheduler.packing import RunTimes, pack_messages
 from penstock.scheduler.tenant_limits import TenantLimits
 
@@ -23,7 +23,7 @@ names = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_
 @given(tenant=names, key=st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=20))
 def test_a_key_comes_back_as_it_was_and_no_two_tenants_share_one(tenant: str, key: str) -> None:
     check_tenant(tenant)
-    kept = kept_key(tenant, key)
+    kept = stored_key(tenant, key)
     assert (own_key(kept), tenant_of_key(kept)) == (key, tenant)
     assert (own_key(key), tenant_of_key(key)) == (key, None)
 
