@@ -62,7 +62,10 @@ class Translated:
         if isinstance(exc, _TOO_SLOW):
             raise TooSlow(f"Postgres did not answer in time: {str(exc) or type(exc).__name__}") from exc
         if isinstance(exc, TRANSIENT) and not isinstance(exc, Unavailable):
-            raise Unavailable(f"Postgres is unavailable or rejected the request: {type(exc).__name__}: {exc}") from exc
+            # Of a connection that broke, the driver says only which call of its own is no longer possible.
+            broke = isinstance(exc, asyncpg.InterfaceError) and str(exc).startswith("cannot call ")
+            what = "the connection was closed" if broke else f"{type(exc).__name__}: {exc}"
+            raise Unavailable(f"Postgres is unavailable or rejected the request: {what}") from exc
 
 
 def _waited_for_a_row(exc: BaseException | None) -> bool:

@@ -928,6 +928,9 @@ async def test_what_is_stored_is_no_offer_and_an_offer_is_its_tenants_own(
         assert (await pipe.status(taken["id"]))["payload"] == secret
         # Clients of earlier versions, where there are no tenants.
         before = json.loads(await pipe.store.codec.offer(json.dumps(secret), payload_aad("echo", None)))
+        for tenant in ("a", "b"):
+            error = await pipe.call("enqueue", action="echo", sealed_payload=before, tenant=tenant)
+            assert "does not open" in error["message"]
         taken = await pipe.call("enqueue", action="echo", sealed_payload=before)
         await pipe.work()
         assert (await pipe.status(taken["id"]))["result"] == {"echo": "salaries"}

@@ -774,6 +774,23 @@ async def test_a_default_partition_that_was_rewritten_is_copied_from_its_start(
         assert await history_ids(sql) == ids[50:]
 
 
+async def test_a_default_partition_is_not_replaced_while_more_was_noted_than_is_copied_at_once(
+    store: Store, sql: Any
+) -> None:
+    await without_partition_of_today(sql)
+    ids = await many_settled(store, 3)
+    await sql.execute("select penstock.begin_default_move('task_success')")
+    while await sql.fetchval("select penstock.step_default_move('task_success', 128, 1000)") != "ready":
+        pass
+    await sql.execute("update penstock.task_history set payload = '1' where id = any($1)", ids)
+    assert not await sql.fetchval("select penstock.end_default_move('task_success', 2)")
+    assert await history_ids(sql) == ids
+    while await sql.fetchval("select penstock.step_default_move('task_success', 128, 2)") != "ready":
+        pass
+    assert await sql.fetchval("select penstock.end_default_move('task_success', 2)")
+    assert await sql.fetchval("select count(*) from penstock.task_success where payload::text = '1'") == len(ids)
+
+
 async def test_tables_of_days_are_attached_without_being_read(store: Store, sql: Any) -> None:
     """The history is locked meanwhile."""
     await without_partition_of_today(sql)

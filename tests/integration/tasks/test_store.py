@@ -462,6 +462,26 @@ async def test_a_database_without_the_schema_names_the_next_step(empty_database_
         await store.close()
 
 
+@pytest.mark.parametrize("within", ["a statement", "a savepoint", "the end"])
+async def test_of_a_connection_that_was_closed_operators_read_just_that(
+    store: Store, sql: asyncpg.Connection, within: str
+) -> None:
+    kill = "select pg_terminate_backend(pid, 10_000) from pg_stat_activity where application_name = 'penstock-test'"
+    with pytest.raises(Unavailable) as caught:
+        async with store.transaction() as session:
+            await session.fetch("read_clock")
+            await sql.execute(kill)
+            async with asyncio.timeout(30):
+                while not session._connection.is_closed():
+                    await asyncio.sleep(0.01)
+            if within == "a statement":
+                await session.fetch("read_clock")
+            elif within == "a savepoint":
+                async with session.savepoint():
+                    await session.fetch("read_clock")
+    assert str(caught.value) == "Postgres is unavailable or rejected the request: the connection was closed"
+
+
 async def test_a_killed_connection_is_unavailable_and_the_next_call_works(store: Store, database_url: str) -> None:
     await enqueue(store, NewTask("a"))
     killer = await asyncpg.connect(database_url)
