@@ -23,6 +23,7 @@ from penstock.db.statements import SQL
 from penstock.db.tables.registry import METADATA
 from penstock.db.tables.schema import SCHEMA
 from penstock.local.postgres import EmbeddedPostgres
+from penstock.protocol.errors import Unavailable
 from penstock.protocol.task import Failure, NewTask, State
 from penstock.tasks import claim, enqueue, reschedule, settle
 from tests.conftest import reachable_folder
@@ -122,48 +123,23 @@ def test_every_revision_can_be_stepped_up_and_down_alone(empty_database_url: str
         downgrade(empty_database_url, "-1")
 
 
-_BEFORE_0003 = [
-    "insert into penstock.task (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,"
-    " claimed_at, created_at, updated_at) select n, 'ACQUIRED', 'a', '{}', 0, now(), case when n = 2 then 3 else 1 end,"
-    " 10, n,"
-    " now(), now(), now() from generate_series(1, 4) n",
-    # Of the four, 3 was sent and 4 was claimed anew since.
-    "insert into penstock.dispatch (task_ids, claims, claimed_at) values ('{1,2}', '{1,2}', now()),"
-    " ('{4}', '{3}', now())",
-    "insert into penstock.tally (action, event, count) values ('a', 'SUCCESS', 5)",
-]
-_LEFT = "select id, state::text, attempts from penstock.task order by id"
-
-
-def test_one_token_a_claim_gives_back_what_an_older_scheduler_never_confirmed(empty_database_url: str) -> None:
-    upgrade(empty_database_url, "0001")
-    for statement in _BEFORE_0003:
-        query(empty_database_url, statement)
-    upgrade(empty_database_url, "0003")
-    expected = [(1, "SCHEDULED", 0), (2, "ERROR", 2), (3, "ACQUIRED", 1), (4, "ACQUIRED", 1)]
-    assert query(empty_database_url, _LEFT) == expected
-    assert query(empty_database_url, "select * from penstock.dispatch") == []
-    assert query(empty_database_url, "select count, seconds from penstock.tally") == [(5, 0.0)]
-
-
-def test_on_the_way_down_from_one_token_a_claim_what_was_never_confirmed_is_given_back_too(
-    empty_database_url: str,
+@pytest.mark.parametrize("change", [upgrade, lambda url: downgrade(url, "base")], ids=["up", "down"])
+def test_a_database_at_an_unknown_revision_is_left_as_it_is_with_what_to_do(
+    migrated_url: str, change: Callable[[str], None]
 ) -> None:
-    upgrade(empty_database_url, "0003")
-    query(
-        empty_database_url,
-        "insert into penstock.task (id, state, action, payload, priority, run_at, attempts, max_attempts, claim,"
-        " claimed_at, created_at, updated_at, suspect) select n, 'ACQUIRED', 'a', '{}', 0, now(), 1, 10, n / 3, now(),"
-        " now(), now(), true from generate_series(3, 7) n",
+    query(migrated_url, "update penstock.alembic_version set version_num = '0029'")
+    before = inventory(migrated_url)
+    with pytest.raises(Unavailable, match=r"at revision '0029', which this version does not know: .* empty database"):
+        change(migrated_url)
+    assert inventory(migrated_url) == before
+    assert query(migrated_url, "select version_num from penstock.alembic_version") == [("0029",)]
+
+
+def test_a_key_for_claim_ids_is_made_with_the_schema(migrated_url: str) -> None:
+    keys = query(
+        migrated_url, "select octet_length(secret), signs_from <= now(), accepted_until from penstock.claim_key"
     )
-    query(empty_database_url, "insert into penstock.dispatch (id, claimed_at) values (1, now())")
-    query(empty_database_url, "insert into penstock.tally (action, event, count, seconds) values ('a', 'RAN', 5, 1.5)")
-    downgrade(empty_database_url, "0001")
-    assert query(empty_database_url, _LEFT) == [
-        (3, "SCHEDULED", 0), (4, "SCHEDULED", 0), (5, "SCHEDULED", 0), (6, "ACQUIRED", 1), (7, "ACQUIRED", 1),
-    ]  # fmt: skip
-    assert query(empty_database_url, "select * from penstock.dispatch") == []
-    assert query(empty_database_url, "select * from penstock.tally") == []
+    assert keys == [(32, True, None)]
 
 
 def test_a_downgrade_leaves_no_function_in_the_public_schema(migrated_url: str) -> None:
@@ -172,7 +148,7 @@ def test_a_downgrade_leaves_no_function_in_the_public_schema(migrated_url: str) 
         " order by proname"
     )
     assert query(migrated_url, ours) == [("penstock_enqueue",), ("penstock_enqueue_many",), ("penstock_note_trace",)]
-    downgrade(migrated_url, "0005")
+    downgrade(migrated_url, "base")
     assert query(migrated_url, ours) == []
 
 

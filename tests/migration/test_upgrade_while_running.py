@@ -3,28 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
+from alembic.config import Config
 from alembic.script import ScriptDirectory
 
-from penstock.db.migrate import _config, downgrade, head_revision, upgrade
+from penstock.db import migrate
+from penstock.db.migrate import downgrade, head_revision, migrations_path, upgrade
 from penstock.db.pool import Store
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.task import Failure, State
 from penstock.tasks import claim as claiming
 from penstock.tasks import reschedule, settle
 
-_TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 # The rules hold for what comes after this revision.
-FIRST = "0007"
+FIRST = "initial"
+FOLLOWING = Path(__file__).parent / "versions"
 
 
 def revisions_from(first: str) -> list[str]:
-    known = [script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()][::-1]
+    known = [script.revision for script in ScriptDirectory.from_config(migrate._config()).walk_revisions()][::-1]
     return known[known.index(first) :]
+
+
+@pytest.fixture
+def following(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One revision more than those that ship, so that there is an upgrade to look at also while there is but one."""
+    shipped = migrate._config
+
+    def more(*args: Any, **options: Any) -> Config:
+        config = shipped(*args, **options)
+        config.set_main_option(
+            "version_locations", os.pathsep.join([str(migrations_path() / "versions"), str(FOLLOWING)])
+        )
+        return config
+
+    monkeypatch.setattr(migrate, "_config", more)
 
 
 async def fetch(url: str, statement: str, *args: Any) -> list[Any]:
@@ -98,6 +117,7 @@ class Schema:
         return found
 
 
+@pytest.mark.usefixtures("following")
 def test_every_revision_keeps_what_statements_of_the_version_before_it_name(empty_database_url: str) -> None:
     first, *later = revisions_from(FIRST)
     upgrade(empty_database_url, first)
@@ -145,7 +165,8 @@ _BEGIN = [
 ]
 
 
-@pytest.mark.parametrize("revision", revisions_from(FIRST)[:-1])
+@pytest.mark.usefixtures("following")
+@pytest.mark.parametrize("revision", revisions_from(FIRST))
 def test_tasks_in_every_state_live_on_over_an_upgrade(empty_database_url: str, revision: str) -> None:
     upgrade(empty_database_url, revision)
 
@@ -185,67 +206,6 @@ def test_tasks_in_every_state_live_on_over_an_upgrade(empty_database_url: str, r
     asyncio.run(live(claim))
 
 
-_GRANTS = """
-select a.grantee::regrole::text, a.is_grantable from pg_proc p cross join aclexplode(p.proacl) a
-where p.proname = 'penstock_enqueue' and a.grantee <> p.proowner order by 1
-"""
-_TRIGGER = """
-create table public.orders (id int primary key);
-create function public.order_came() returns trigger language plpgsql as $$
-begin
-    perform penstock_enqueue('ship', jsonb_build_object('order', new.id), unique_key => new.id::text);
-    return null;
-end $$;
-create trigger order_came after insert on public.orders for each row execute function public.order_came();
-"""
-
-
-def test_who_enqueues_by_sql_goes_on_over_the_upgrade_that_gives_it_a_tenant(empty_database_url: str) -> None:
-    """In one session, by statements prepared before, without being granted anything anew; and so on the way back."""
-
-    async def live() -> None:
-        keeper = await asyncpg.connect(empty_database_url)
-        try:
-            await keeper.execute(_TRIGGER)
-            await keeper.execute('create role "an app"; create role reader')
-            await keeper.execute("grant execute on function penstock_enqueue to reader")
-            await keeper.execute('grant execute on function penstock_enqueue to "an app" with grant option')
-            await keeper.execute('grant execute on function penstock_enqueue_many, penstock_note_trace to "an app"')
-            await keeper.execute('grant insert on public.orders to "an app"')
-            granted = await fetch(empty_database_url, _GRANTS)
-            assert granted == [('"an app"', True), ("reader", False)]
-            connection = await asyncpg.connect(empty_database_url)
-            await connection.execute('set role "an app"')
-            calls = [
-                await connection.prepare("select duplicate from penstock_enqueue('a', $1::json, unique_key => $2)"),
-                await connection.prepare(
-                    "select duplicate from penstock_enqueue('b', $1::json, null, 0, 1, $2, null, 3, 5, '{}', null, 60,"
-                    " 'l', 'live', 'replace')"
-                ),
-            ]
-            for order, change in enumerate([None, upgrade, lambda url: downgrade(url, "0015"), upgrade]):
-                if change is not None:
-                    await asyncio.to_thread(change, empty_database_url)
-                    assert await fetch(empty_database_url, _GRANTS) == granted
-                for call in calls:
-                    assert [await call.fetchval("{}", f"key {order}") for _ in range(2)] == [False, True]
-                await connection.execute(f"insert into public.orders values ({order})")
-                # As programs of the version before tell their trace.
-                async with connection.transaction():
-                    task = await connection.fetchval('select id from penstock_enqueue_many(\'[{"action":"c"}]\')')
-                    await connection.execute("select penstock_note_trace($1, $2)", [task], _TRACEPARENT)
-                trace = await keeper.fetchval("select trace from penstock.task where id = $1", task)
-                assert trace == _TRACEPARENT
-            await connection.close()
-            assert await keeper.fetchval("select count(*) from penstock.task") == 16
-        finally:
-            await keeper.execute('drop owned by "an app", reader; drop role "an app", reader')
-            await keeper.close()
-
-    upgrade(empty_database_url, "0015")
-    asyncio.run(live())
-
-
 class Holder(threading.Thread):
     """A transaction that has read the tasks and stays open, as a report or a backup does, until it is told to end."""
 
@@ -270,7 +230,7 @@ class Holder(threading.Thread):
 
 
 @pytest.fixture
-def holder(empty_database_url: str) -> Any:
+def holder(empty_database_url: str, following: None) -> Any:
     upgrade(empty_database_url, FIRST)
     thread = Holder(empty_database_url)
     thread.start()
@@ -302,7 +262,7 @@ def test_an_upgrade_gives_way_while_an_old_transaction_holds_a_table_and_goes_on
 def test_an_upgrade_that_never_gets_its_lock_says_what_to_do_and_leaves_the_schema_as_it_was(
     empty_database_url: str, holder: Holder
 ) -> None:
-    for change in (upgrade, lambda url, **options: downgrade(url, "0006", **options)):
+    for change in (upgrade, lambda url, **options: downgrade(url, "base", **options)):
         with pytest.raises(Unavailable, match=r"over 2 tries of 0.05 s each; look for old ones in pg_stat_activity"):
             change(empty_database_url, lock_seconds=0.05, tries=2)
     assert asyncio.run(fetch(empty_database_url, "select version_num from penstock.alembic_version")) == [(FIRST,)]

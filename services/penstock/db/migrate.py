@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 
+import asyncpg
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
@@ -45,19 +47,43 @@ def upgrade(
     """Run the migrations up to ``revision``; doing so again changes nothing. Must not run inside an event loop.
 
     A lock that is not granted within ``lock_seconds`` is released and requested again after a pause as long,
-    ``tries`` times in all; what was migrated by then stays. Raises Unavailable after the last of them.
+    ``tries`` times in all; what was migrated by then stays. Raises Unavailable after the last of them, and for a
+    database at a revision that this version does not know.
     """
+    _check_revision(database_url)
     _patiently(lambda: command.upgrade(_config(database_url, lock_seconds=lock_seconds), revision), lock_seconds, tries)
 
 
 def downgrade(database_url: str, revision: str, *, lock_seconds: float = LOCK_SECONDS, tries: int = TRIES) -> None:
     """Undo the migrations down to ``revision`` (``base`` for all); the tables they made are dropped.
 
-    Waits for locks as ``upgrade`` does.
+    Waits for locks, and raises, as ``upgrade`` does.
     """
+    _check_revision(database_url)
     _patiently(
         lambda: command.downgrade(_config(database_url, lock_seconds=lock_seconds), revision), lock_seconds, tries
     )
+
+
+def _check_revision(database_url: str) -> None:
+    found = asyncio.run(_read_revision(database_url))
+    if found is not None and found not in revisions():
+        raise Unavailable(
+            f"the database is at revision {found!r}, which this version does not know: if a newer version migrated it, "
+            "run that one; if one before the first release did, let its tasks finish there, and migrate an empty database"
+        )
+
+
+async def _read_revision(database_url: str) -> str | None:
+    """The revision that a database is at, None for one without our schema."""
+    connection = await asyncpg.connect(database_url)
+    try:
+        found: str | None = await connection.fetchval("select version_num from penstock.alembic_version")
+    except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
+        return None
+    finally:
+        await connection.close()
+    return found
 
 
 def _patiently(run: Callable[[], None], lock_seconds: float, tries: int) -> None:

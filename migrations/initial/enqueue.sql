@@ -1,17 +1,10 @@
-"""Tasks enqueued inside the caller's transaction, by SQL functions; payloads and results that leave before records."""
+-- Functions that enqueue: for the processes, and for statements of other programs in their own transactions.
 
-from __future__ import annotations
-
-from alembic import op
-
-revision = "0006"
-down_revision = "0005"
-branch_labels = None
-depends_on = None
-
-# The statements of sql/enqueue.sql as functions, so that what a caller's own connection runs is what the api runs; a
-# test holds the two texts together. Whoever changes one of these statements replaces its function by a migration.
-_PLAIN = """
+create function penstock.enqueue_plain_tasks(text[], text[], timestamptz[], float8[], int2[], int2[], float8[])
+returns table (id bigint) language plpgsql as $$
+    #variable_conflict use_column
+    begin
+        return query 
 -- The common case: no keys in the batch. Ids grow in the order of the arrays, so the ids sorted are the
 -- ids of the input in its order.
 with inserted as (
@@ -29,27 +22,68 @@ with inserted as (
     select action, 'ENQUEUED', count(*) from inserted group by action
 )
 select id from inserted order by id
-"""
-_KEYED = """
+;
+    end $$;
+revoke all on function penstock.enqueue_plain_tasks from public;
+
+create function penstock.enqueue_traced_tasks(
+    text[], text[], timestamptz[], float8[], int2[], int2[], float8[], text[])
+returns table (id bigint) language plpgsql as $$
+    #variable_conflict use_column
+    begin
+        return query 
+-- $1 actions, $2 payloads (JSON text), $3 run_at or null, $4 delay in seconds or null, $5 priorities, $6 max_attempts,
+-- $7 timeout in seconds or null, $8 traces or null. As enqueue_plain_tasks in all else.
+with inserted as (
+    insert into penstock.task (id, state, action, payload, run_at, priority, max_attempts, timeout_seconds, trace,
+                               created_at, updated_at)
+    select nextval('penstock.task_id_seq'), 'SCHEDULED', i.action, i.payload::json,
+           coalesce(i.run_at, now() + make_interval(secs => coalesce(i.delay, 0))),
+           i.priority, i.max_attempts, i.timeout, i.trace, now(), now()
+    from unnest($1::text[], $2::text[], $3::timestamptz[], $4::float8[], $5::int2[], $6::int2[], $7::float8[],
+                $8::text[])
+        with ordinality as i (action, payload, run_at, delay, priority, max_attempts, timeout, trace, place)
+    order by i.place
+    returning id, action
+), tallied as (
+    insert into penstock.tally (action, event, count)
+    select action, 'ENQUEUED', count(*) from inserted group by action
+)
+select id from inserted order by id
+;
+    end $$;
+revoke all on function penstock.enqueue_traced_tasks from public;
+
+create function penstock.enqueue_keyed_tasks(
+    text[], text[], timestamptz[], float8[], int2[], int2[], float8[], text[],
+    text[], text[], timestamptz[], float8[], text[], bool[], float8[], text[] default null)
+returns table (place bigint, id bigint, state text, fresh bool) language plpgsql as $$
+#variable_conflict use_column
+begin
+    return query 
 -- Any mixture of keys, labels and expiries; each unique key once, unless all that name it keep it and return the first.
 -- $10 labels as JSON text or null, $11 expires_at or null, $12 expires in so many seconds or null, $13 limit keys or
--- null; $14 whether a unique key is free when the task that has it is settled, $15 or was taken so many seconds ago.
+-- null; $14 whether a unique key is free when the task that has it is settled, $15 or was taken so many seconds ago;
+-- $16 tenants or null. Keys of a tenant are its own: they are kept behind its name.
 -- The two upserts change nothing in a row that somebody has: they lock it and return it, which a plain DO NOTHING would
 -- not for a row committed after this statement's snapshot. Keys are taken in sorted order, so two such batches cannot
 -- deadlock. A task behind a live one of its ordering key starts as WAITING.
--- A key is free only on evidence that its task has settled: its record is in the history, and the row of the key is the
--- one that this snapshot knows. "Not among the live" would be true of a task committed after the snapshot, and a record
--- may just have been taken back by a retry, which moves taken_at. The record is looked up by a scalar subquery, for an
--- EXISTS may be hashed, and that reads the whole history. $15 is looked up in an object, made once: a search of the
--- input for each row would take the square of their number.
+-- A key is free only on evidence that its task has settled: this snapshot sees the row of the key as it is now, and
+-- does not see its task among the live. One transaction wrote both, so a snapshot that knows the row knows the task
+-- too, and a task committed later comes with a row that it does not know; a retry of a settled task moves taken_at.
+-- The history is not asked: a record may leave it before its key does. $15 is looked up in an object, made once: a
+-- search of the input for each row would take the square of their number.
 -- Returns (place from 1, id, state or null, fresh) per task; a duplicate has the first task's id and no state.
 with input as materialized (
-    select nextval('penstock.task_id_seq') as id, i.*
+    select nextval('penstock.task_id_seq') as id, i.*,
+           coalesce(i.tenant || E'\x1f', '') || i.own_unique_key as unique_key,
+           coalesce(i.tenant || E'\x1f', '') || i.own_ordering_key as ordering_key
     from unnest($1::text[], $2::text[], $3::timestamptz[], $4::float8[], $5::int2[], $6::int2[], $7::float8[],
                 $8::text[], $9::text[], $10::text[], $11::timestamptz[], $12::float8[], $13::text[], $14::bool[],
-                $15::float8[])
-        with ordinality as i (action, payload, run_at, delay, priority, max_attempts, timeout, unique_key,
-                              ordering_key, labels, expires_at, expires_in, limit_key, unless_live, unless_since, place)
+                $15::float8[], $16::text[])
+        with ordinality as i (action, payload, run_at, delay, priority, max_attempts, timeout, own_unique_key,
+                              own_ordering_key, labels, expires_at, expires_in, limit_key, unless_live, unless_since,
+                              tenant, place)
     order by i.place
 ), keyed as (
     insert into penstock.unique_key as k (action, key, task_id, taken_at)
@@ -61,7 +95,7 @@ with input as materialized (
                case when free then excluded.taken_at else k.taken_at end
         from (select case
             when excluded.task_id in (select id from input where unless_live)
-                then (select h.id from penstock.task_history h where h.id = k.task_id) is not null
+                then (select t.id from penstock.task t where t.id = k.task_id) is null
                     and (select (s.task_id, s.taken_at) from penstock.unique_key s
                          where s.action = k.action and s.key = k.key) = (k.task_id, k.taken_at)
             else coalesce(k.taken_at <= now() - make_interval(secs => (
@@ -81,11 +115,11 @@ with input as materialized (
     returning h.key, h.task_id
 ), inserted as (
     insert into penstock.task (id, state, action, payload, run_at, priority, max_attempts, timeout_seconds,
-                               unique_key, ordering_key, labels, expires_at, limit_key, created_at, updated_at)
+                               unique_key, ordering_key, labels, expires_at, limit_key, tenant, created_at, updated_at)
     select f.id, case when h.task_id <> f.id then 'WAITING' else 'SCHEDULED' end::penstock.task_state,
            f.action, f.payload::json, coalesce(f.run_at, now() + make_interval(secs => coalesce(f.delay, 0))),
            f.priority, f.max_attempts, f.timeout, f.unique_key, f.ordering_key, f.labels::jsonb,
-           coalesce(f.expires_at, now() + make_interval(secs => f.expires_in)), f.limit_key, now(), now()
+           coalesce(f.expires_at, now() + make_interval(secs => f.expires_in)), f.limit_key, f.tenant, now(), now()
     from fresh f left join heads h on h.key = f.ordering_key
     returning id, state, action
 ), tallied as (
@@ -97,8 +131,15 @@ from input i
 left join keyed k on k.action = i.action and k.key = i.unique_key
 left join inserted t on t.id = i.id
 order by i.place
-"""
-_REPLACE = """
+;
+end $$;
+revoke all on function penstock.enqueue_keyed_tasks from public;
+
+create function penstock.replace_tasks(bigint[], text[], timestamptz[], float8[], int2[])
+returns table (id bigint, state text) language plpgsql as $$
+    #variable_conflict use_column
+    begin
+        return query 
 -- $1 ids (distinct), $2 payloads (JSON text), $3 run_at or null, $4 delay in seconds or null, $5 priorities or null;
 -- what is null stays. Tasks that wait take the place of what was asked first. A statement of its own behind
 -- enqueue_keyed_tasks, whose snapshot may be too old to see the task; the lock on its unique key is held from there.
@@ -108,44 +149,27 @@ set payload = i.payload::json, priority = coalesce(i.priority, t.priority), upda
     run_at = coalesce(i.run_at, now() + make_interval(secs => i.delay), t.run_at)
 from (select * from unnest($1::bigint[], $2::text[], $3::timestamptz[], $4::float8[], $5::int2[])
       r (id, payload, run_at, delay, priority)) i
-where t.id = i.id and t.id = any($1::bigint[]) and t.state::text in ('WAITING', 'SCHEDULED', 'ERROR')
-  and t.claimed_at is null
+where t.id = i.id and t.id = any(array(
+        select id from penstock.task
+        where id = any($1::bigint[]) and state::text in ('WAITING', 'SCHEDULED', 'ERROR') and claimed_at is null
+        order by id for no key update))  -- in the order of cancel_tasks, or the two deadlock
 returning t.id, t.state::text as state
-"""
+;
+    end $$;
+revoke all on function penstock.replace_tasks from public;
 
-_STATEMENTS = [
-    f"""
-    create function penstock.enqueue_plain_tasks(text[], text[], timestamptz[], float8[], int2[], int2[], float8[])
-    returns table (id bigint) language plpgsql as $$
-    #variable_conflict use_column
+create function penstock.note_traces(bigint[], text[]) returns void language plpgsql as $$
     begin
-        return query {_PLAIN};
-    end $$
-    """,
-    f"""
-    create function penstock.enqueue_keyed_tasks(
-        text[], text[], timestamptz[], float8[], int2[], int2[], float8[], text[], text[], text[], timestamptz[],
-        float8[], text[], bool[], float8[])
-    returns table (place bigint, id bigint, state text, fresh bool) language plpgsql as $$
-    #variable_conflict use_column
-    begin
-        return query {_KEYED};
-    end $$
-    """,
-    f"""
-    create function penstock.replace_tasks(bigint[], text[], timestamptz[], float8[], int2[])
-    returns table (id bigint, state text) language plpgsql as $$
-    #variable_conflict use_column
-    begin
-        return query {_REPLACE};
-    end $$
-    """,
-]
+        
+-- $1 ids (distinct) of tasks that this transaction has added, $2 traces. Behind enqueue_keyed_tasks. Touches no indexed
+-- column, so the update is HOT.
+update penstock.task t set trace = i.trace
+from (select * from unnest($1::bigint[], $2::text[]) i (id, trace)) i
+where t.id = i.id and t.id = any($1::bigint[])
+;
+    end $$;
+revoke all on function penstock.note_traces from public;
 
-# What penstock.commands checks, in the same words. One pass over each task's members, for a payload may be large.
-# Whatever Postgres itself refuses (an instant that is none, \\u0000, half a surrogate pair) is told with the member
-# that it is in.
-_READ = r"""
 create function penstock.read_instant(value json, name text) returns timestamptz language plpgsql as $$
 declare
     given constant text := value #>> '{}';
@@ -167,38 +191,63 @@ begin
         raise exception '%', format('is out of range: %L', given) using errcode = '22008';
     end if;
     return instant;
-end $$
-"""
-_CHECK_PAYLOAD = r"""
+end $$;
+revoke all on function penstock.read_instant from public;
+
+create function penstock.read_trace(traceparent text, tracestate text) returns text language plpgsql immutable as $$
+declare
+    found constant text[] := regexp_match(btrim(traceparent, E' \t'),
+                                          '^([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?$');
+    state text;
+begin
+    if found is null or found[1] = 'ff' or found[2] ~ '^0+$' or found[3] ~ '^0+$'
+            or (found[1] = '00' and found[5] is not null) then
+        return null;
+    end if;
+    if length(tracestate) <= 512 then
+        select string_agg(m.member, ',' order by m.place) into state
+        from (select btrim(s.part, E' \t') as member, s.place
+              from unnest(string_to_array(tracestate, ',')) with ordinality s (part, place)) m
+        cross join lateral (select split_part(m.member, '=', 1) as key, split_part(m.member, '=', 2) as value) t
+        where m.member <> ''
+        having count(*) <= 32 and count(*) = count(distinct t.key) and bool_and(
+            t.value ~ '^[\u0020-\u002b\u002d-\u003c\u003e-\u007e]+$' and length(t.value) <= 256
+            and m.member = t.key || '=' || t.value and (
+                (t.key ~ '^[a-z][a-z0-9_*/-]*$' and length(t.key) <= 256)
+                or (t.key ~ '^[a-z0-9][a-z0-9_*/-]*@[a-z][a-z0-9_*/-]*$'
+                    and length(split_part(t.key, '@', 1)) <= 241 and length(split_part(t.key, '@', 2)) <= 14)));
+    end if;
+    -- Of the flags two are known; a newer version may mean something else by the others.
+    return '00-' || found[2] || '-' || found[3] || '-' || lpad(to_hex(('x' || found[4])::bit(8)::int & 3), 2, '0')
+        || coalesce(' ' || state, '');
+end $$;
+revoke all on function penstock.read_trace from public;
+
 create function penstock.payload_problem(value json) returns text language plpgsql as $$
 declare
     body constant text := value::text;
-    read constant jsonb := value::jsonb;
+    read constant jsonb := case when body ~ '[eE][+-]?\d{3}'
+        then regexp_replace(body, '("(?:[^"\\]|\\.)*")|(\d)[eE][+-]?\d+', '\1\2', 'g')::jsonb else value::jsonb end;
 begin
     if jsonb_typeof(read) not in ('object', 'array') then
         return 'must be an object or an array, not '
             || case jsonb_typeof(read) when 'null' then 'null' else 'a ' || jsonb_typeof(read) end;
-    end if;
-    if body ~ '[eE]\+?\d{3}|\d{255}' and jsonb_path_exists(
-            read, 'strict $.** ? (@.type() == "number" && (@ > 1.7976931348623157e308 || @ < -1.7976931348623157e308))')
-    then
-        return 'holds a number out of range';
     end if;
     if length(body) - length(translate(body, '{[', '')) > 100 and jsonb_path_exists(
             read, 'strict $.**{100} ? (@.type() == "object" || @.type() == "array")') then
         return 'is nested deeper than 100 levels';
     end if;
     return null;
-end $$
-"""
-_ENQUEUE = r"""
+end $$;
+revoke all on function penstock.payload_problem from public;
+
 create function penstock.enqueue_tasks(tasks json, payload_limit_bytes int)
 returns table (place int, id bigint, state text, duplicate bool, replaced bool) language plpgsql as $$
 #variable_conflict use_column
 declare
     longest_seconds constant float8 := 3162240000;
     controls constant text := '[\u0001-\u001f\u007f-\u009f]';
-    default_attempts constant int := coalesce(nullif(current_setting('penstock.max_attempts', true), '')::int, 10);
+    default_attempts constant int := greatest(1, least(1000, coalesce(nullif(current_setting('penstock.max_attempts', true), '')::int, 10)));
     limit_bytes constant int := least(900000, coalesce(
         payload_limit_bytes, nullif(current_setting('penstock.payload_limit_bytes', true), '')::int, 262144));
     count int := 0;
@@ -213,17 +262,20 @@ declare
     too_large bool := false;
     is_plain bool := true;
     is_usual bool := true;
+    is_traced bool := false;
     wakes bool := false;
     -- of one task
     action text; payload text; run_at timestamptz; delay float8; priority int; unique_key text; ordering_key text;
     max_attempts int; timeout float8; labels text; expires_at timestamptz; expires_in float8; limit_key text;
+    tenant text; traceparent text; tracestate text; read_parent text; read_state text; trace text;
     unique_scope text; unique_seconds float8; on_duplicate text;
     -- of all
     actions text[]; payloads text[]; run_ats timestamptz[]; delays float8[]; priorities int2[]; unique_keys text[];
     ordering_keys text[]; attempts int2[]; timeouts float8[]; all_labels text[]; expiries timestamptz[];
-    expiry_seconds float8[]; limit_keys text[]; are_live bool[]; unique_since float8[]; policies text[];
+    expiry_seconds float8[]; tenants text[]; traces text[]; limit_keys text[]; are_live bool[]; unique_since float8[]; policies text[];
     given_priorities int2[];
     earlier int[];
+    places int[];
     first int;
     last int;
     entry record;
@@ -240,7 +292,8 @@ begin
             count := count + 1;
             action := null; payload := '{}'; run_at := null; delay := null; priority := null; unique_key := null;
             ordering_key := null; max_attempts := default_attempts; timeout := null; labels := null; expires_at := null;
-            expires_in := null; limit_key := null; unique_scope := 'retained'; unique_seconds := null;
+            expires_in := null; tenant := null; traceparent := null; tracestate := null;
+            limit_key := null; unique_scope := 'retained'; unique_seconds := null;
             on_duplicate := 'return';
             field := 'task';
             if json_typeof(given) <> 'object' then
@@ -316,6 +369,19 @@ begin
                     if member = 'unique_key' then unique_key := word;
                     elsif member = 'ordering_key' then ordering_key := word;
                     else limit_key := word; end if;
+                when 'tenant' then
+                    problem := case
+                        when kind <> 'string' then 'must be text, not ' || kind
+                        when length(word) not between 1 and 128
+                            then format('must have 1 to 128 characters, not %s', length(word))
+                        when word ~ controls then 'holds a control character'
+                        when word = '*' then 'must not be *, which stands for every tenant in rules' end;
+                    tenant := word;
+                when 'traceparent' then
+                    -- Never a problem: a trace is not worth a task.
+                    traceparent := case when kind = 'string' then word end;
+                when 'tracestate' then
+                    tracestate := case when kind = 'string' then word end;
                 when 'labels' then
                     if kind <> 'object' then
                         problem := 'must be an object of text by text, not ' || kind;
@@ -365,7 +431,7 @@ begin
                 field := 'on_duplicate'; problem := 'goes with unique_key';
             end if;
             exit reading when problem is not null;
-            is_plain := is_plain and coalesce(unique_key, ordering_key, labels, limit_key) is null
+            is_plain := is_plain and coalesce(unique_key, ordering_key, labels, limit_key, tenant) is null
                 and expires_at is null and expires_in is null;
             is_usual := is_usual and unique_scope = 'retained' and unique_seconds is null and on_duplicate <> 'replace';
             actions[count] := action;
@@ -382,6 +448,18 @@ begin
             expiries[count] := expires_at;
             expiry_seconds[count] := expires_in;
             limit_keys[count] := limit_key;
+            tenants[count] := tenant;
+            if traceparent is not null then
+                if traceparent is distinct from read_parent or tracestate is distinct from read_state then
+                    -- Once for all that belong to one span, as tasks of one call mostly do.
+                    trace := penstock.read_trace(traceparent, tracestate);
+                    read_parent := traceparent; read_state := tracestate;
+                end if;
+                traces[count] := trace;
+                is_traced := is_traced or trace is not null;
+            else
+                traces[count] := null;
+            end if;
             are_live[count] := unique_scope = 'live';
             unique_since[count] := unique_seconds;
             policies[count] := on_duplicate;
@@ -412,8 +490,14 @@ begin
     -- An array that is first given its second member would begin there.
     were_replaced := array_fill(null::bool, array[count]);
     if is_plain then
-        ids := array(select p.id from penstock.enqueue_plain_tasks(
-            actions, payloads, run_ats, delays, priorities, attempts, timeouts) p order by p.id);
+        if is_traced then
+            ids := array(select p.id from penstock.enqueue_traced_tasks(
+                actions, payloads, run_ats, delays, priorities, attempts, timeouts, traces) p
+                order by p.id);
+        else
+            ids := array(select p.id from penstock.enqueue_plain_tasks(
+                actions, payloads, run_ats, delays, priorities, attempts, timeouts) p order by p.id);
+        end if;
         wakes := true;
         states := array_fill('SCHEDULED'::text, array[count]);
         fresh := array_fill(true, array[count]);
@@ -421,9 +505,37 @@ begin
         if not is_usual then
             -- A statement does not see the rows that it makes itself, so none may meet a task of its own part by a key
             -- that it would take or whose task it would replace; see store._cut_at_repeated_keys.
+            if not exists (
+                select from unnest(actions, tenants, unique_keys, are_live, unique_since)
+                    t (action, tenant, key, live, since)
+                where t.key is not null group by t.action, t.tenant, t.key
+                having count(distinct (t.live, t.since)) > 1
+            ) then
+                -- The first of each key and what has none, then what names a key again: so the first statement takes
+                -- all keys in their sorted order, and two such calls cannot deadlock.
+                select array_agg(t.n::int), array_agg(t.action), array_agg(t.payload), array_agg(t.run_at),
+                       array_agg(t.delay), array_agg(t.priority), array_agg(t.attempts), array_agg(t.timeout),
+                       array_agg(t.key), array_agg(t.ordering_key), array_agg(t.labels), array_agg(t.expires_at),
+                       array_agg(t.expires_in), array_agg(t.limit_key), array_agg(t.live and t.times = 1),
+                       array_agg(case when t.times = 1 then t.since end), array_agg(t.tenant), array_agg(t.trace),
+                       array_agg(t.policy), array_agg(t.given_priority)
+                into places, actions, payloads, run_ats, delays, priorities, attempts, timeouts, unique_keys,
+                     ordering_keys, all_labels, expiries, expiry_seconds, limit_keys, are_live, unique_since, tenants,
+                     traces, policies, given_priorities
+                from (
+                    select u.*, case when u.key is null then 1 else row_number() over (
+                        partition by u.action, u.tenant, u.key order by u.n) end as times
+                    from unnest(actions, payloads, run_ats, delays, priorities, attempts, timeouts, unique_keys,
+                                ordering_keys, all_labels, expiries, expiry_seconds, limit_keys, are_live,
+                                unique_since, tenants, traces, policies, given_priorities)
+                        with ordinality u (action, payload, run_at, delay, priority, attempts, timeout, key,
+                                           ordering_key, labels, expires_at, expires_in, limit_key, live,
+                                           since, tenant, trace, policy, given_priority, n)
+                    order by times, u.n) t;
+            end if;
             earlier := array(
-                select lag(t.n) over (partition by t.action, t.key order by t.n)
-                from unnest(actions, unique_keys) with ordinality t (action, key, n) order by t.n);
+                select lag(t.n) over (partition by t.action, t.tenant, t.key order by t.n)
+                from unnest(actions, tenants, unique_keys) with ordinality t (action, tenant, key, n) order by t.n);
         end if;
         first := 1;
         while first <= count loop
@@ -437,13 +549,19 @@ begin
                 actions[first:last], payloads[first:last], run_ats[first:last], delays[first:last],
                 priorities[first:last], attempts[first:last], timeouts[first:last], unique_keys[first:last],
                 ordering_keys[first:last], all_labels[first:last], expiries[first:last], expiry_seconds[first:last],
-                limit_keys[first:last], are_live[first:last], unique_since[first:last])
+                limit_keys[first:last], are_live[first:last], unique_since[first:last], tenants[first:last])
             loop
                 ids[first + entry.place - 1] := entry.id;
                 states[first + entry.place - 1] := entry.state;
                 fresh[first + entry.place - 1] := entry.fresh;
                 wakes := wakes or coalesce(entry.state = 'SCHEDULED', false);
             end loop;
+            if first = 1 and last < count and 'replace' = any(policies) then
+                -- What a later part replaces is locked along with what this one does: all by id, as cancel_tasks.
+                perform from penstock.task t
+                where t.id = any(ids) and t.state::text in ('WAITING', 'SCHEDULED', 'ERROR') and t.claimed_at is null
+                order by t.id for no key update;
+            end if;
             if 'replace' = any(policies[first:last]) then
                 -- The lock on each unique key is held from the statement before, whose snapshot may be too old to see
                 -- the task.
@@ -467,6 +585,13 @@ begin
             end if;
             first := last + 1;
         end loop;
+        if is_traced then
+            perform penstock.note_traces(
+                array(select t.id from unnest(ids, fresh, traces) t (id, fresh, trace)
+                      where t.fresh and t.trace is not null order by t.id),
+                array(select t.trace from unnest(ids, fresh, traces) t (id, fresh, trace)
+                      where t.fresh and t.trace is not null order by t.id));
+        end if;
         if false = any(fresh) then
             -- A statement of its own, for a duplicate's first task may be younger than the snapshots above. One that
             -- was cleaned in between is told as it last must have been.
@@ -485,7 +610,7 @@ begin
             if policies[last] = 'error' and not fresh[last] then
                 raise exception 'Task % has this unique key already', ids[last]
                     using errcode = '23505',
-                          detail = json_build_object('id', ids[last], 'state', states[last], 'place', last)::text,
+                          detail = json_build_object('id', ids[last], 'state', states[last], 'place', coalesce(places[last], last))::text,
                           hint = 'With on_duplicate return, the default, the answer is that task''s id.';
             end if;
             if policies[last] = 'replace' and fresh[last] then
@@ -496,20 +621,55 @@ begin
     if wakes and coalesce(current_setting('penstock.notify', true), '') <> 'off' then
         perform pg_notify('penstock_work', '');  -- delivered by the caller's commit, once for each transaction
     end if;
-    return query select t.n::int, t.id, t.state, not t.fresh, t.replaced
-        from unnest(ids, states, fresh, were_replaced) with ordinality t (id, state, fresh, replaced, n) order by t.n;
-end $$
-"""
+    return query select coalesce(places[t.n], t.n::int), t.id, t.state, not t.fresh, t.replaced
+        from unnest(ids, states, fresh, were_replaced) with ordinality t (id, state, fresh, replaced, n) order by 1;
+end $$;
+revoke all on function penstock.enqueue_tasks from public;
 
-# Made for everybody to call, so they run with the rights of the schema's owner and take nothing from the caller's
-# search_path; who may call them is granted by name. Payloads of other types than these would be turned into JSON by
-# casts that the caller defines, and those must not run with the owner's rights.
-_GUARDED = "security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off"
-_PUBLIC = [
-    rf"""
-    create function public.penstock_enqueue_many(tasks anycompatible, payload_limit_bytes int default null)
-    returns table (place int, id bigint, state text, duplicate bool, replaced bool)
-    language plpgsql {_GUARDED} set plan_cache_mode = auto as $$
+create function public.penstock_enqueue(
+    action text, payload anycompatible default '{}'::text, run_at timestamptz default null,
+    delay float8 default null, priority int default null, unique_key text default null,
+    ordering_key text default null, max_attempts int default null, timeout float8 default null,
+    labels jsonb default null, expires_at timestamptz default null, expires_in float8 default null,
+    limit_key text default null, "unique" text default null, on_duplicate text default null,
+    tenant text default null, traceparent text default null, tracestate text default null)
+returns table (id bigint, state text, duplicate bool, replaced bool)
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off set timezone = 'UTC' set plan_cache_mode = auto as $$
+    #variable_conflict use_variable
+    declare
+        body json;
+        given json;
+    begin
+        if pg_typeof(payload)::text not in ('json', 'jsonb', 'text', 'character varying') then
+            raise exception 'Invalid params: payload must be json, jsonb or text, not %', pg_typeof(payload)
+                using errcode = '22023', detail = '{"field": "payload", "problem": "is of another type"}',
+                      hint = 'Wrap it: to_jsonb(...).';
+        end if;
+        begin
+            body := coalesce(payload::text, '{}')::json;
+        exception when data_exception then
+            raise exception 'Invalid params: payload is not valid JSON: %', sqlerrm
+                using errcode = '22023', detail = '{"field": "payload", "problem": "is not valid JSON"}';
+        end;
+        select json_build_array(json_object_agg(m.name, m.value)) into given from (values
+            ('action', coalesce(to_json(action), 'null')), ('payload', body), ('run_at', to_json(run_at)),
+            ('delay', to_json(delay)), ('priority', to_json(priority)), ('unique_key', to_json(unique_key)),
+            ('ordering_key', to_json(ordering_key)), ('max_attempts', to_json(max_attempts)),
+            ('timeout', to_json(timeout)), ('labels', labels::text::json), ('expires_at', to_json(expires_at)),
+            ('expires_in', to_json(expires_in)), ('limit_key', to_json(limit_key)),
+            ('unique', case when "unique" ~ '^\d+(\.\d+)?$' then to_json("unique"::float8) else to_json("unique") end),
+            ('on_duplicate', to_json(on_duplicate)), ('tenant', to_json(tenant)),
+            ('traceparent', to_json(traceparent)), ('tracestate', to_json(tracestate))) m (name, value) where m.value is not null;
+        return query select t.id, t.state, t.duplicate, t.replaced from penstock.enqueue_tasks(given, null) t;
+    end $$;
+revoke all on function public.penstock_enqueue from public;
+comment on function public.penstock_enqueue is 'Adds a task in the caller''s transaction';
+
+create function public.penstock_enqueue_many(tasks anycompatible, payload_limit_bytes int default null)
+returns table (place int, id bigint, state text, duplicate bool, replaced bool)
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off set plan_cache_mode = auto as $$
     #variable_conflict use_column
     declare
         body json;
@@ -524,90 +684,17 @@ _PUBLIC = [
             raise exception 'Invalid params: tasks is no JSON: %', sqlerrm using errcode = '22023';
         end;
         return query select * from penstock.enqueue_tasks(body, payload_limit_bytes);
-    end $$
-    """,
-    rf"""
-    create function public.penstock_enqueue(
-        action text, payload anycompatible default '{{}}'::text, run_at timestamptz default null,
-        delay float8 default null, priority int default null, unique_key text default null,
-        ordering_key text default null, max_attempts int default null, timeout float8 default null,
-        labels jsonb default null, expires_at timestamptz default null, expires_in float8 default null,
-        limit_key text default null, "unique" text default null, on_duplicate text default null)
-    returns table (id bigint, state text, duplicate bool, replaced bool)
-    language plpgsql {_GUARDED} set timezone = 'UTC' set plan_cache_mode = auto as $$
-    #variable_conflict use_variable
-    declare
-        body json;
-        given json;
-    begin
-        if pg_typeof(payload)::text not in ('json', 'jsonb', 'text', 'character varying') then
-            raise exception 'Invalid params: payload must be json, jsonb or text, not %', pg_typeof(payload)
-                using errcode = '22023', detail = '{{"field": "payload", "problem": "is of another type"}}',
-                      hint = 'Wrap it: to_jsonb(...).';
-        end if;
-        begin
-            body := coalesce(payload::text, '{{}}')::json;
-        exception when data_exception then
-            raise exception 'Invalid params: payload is not valid JSON: %', sqlerrm
-                using errcode = '22023', detail = '{{"field": "payload", "problem": "is not valid JSON"}}';
-        end;
-        select json_build_array(json_object_agg(m.name, m.value)) into given from (values
-            ('action', coalesce(to_json(action), 'null')), ('payload', body), ('run_at', to_json(run_at)),
-            ('delay', to_json(delay)), ('priority', to_json(priority)), ('unique_key', to_json(unique_key)),
-            ('ordering_key', to_json(ordering_key)), ('max_attempts', to_json(max_attempts)),
-            ('timeout', to_json(timeout)), ('labels', labels::text::json), ('expires_at', to_json(expires_at)),
-            ('expires_in', to_json(expires_in)), ('limit_key', to_json(limit_key)),
-            ('unique', case when "unique" ~ '^\d+(\.\d+)?$' then to_json("unique"::float8) else to_json("unique") end),
-            ('on_duplicate', to_json(on_duplicate))) m (name, value) where m.value is not null;
-        return query select t.id, t.state, t.duplicate, t.replaced from penstock.enqueue_tasks(given, null) t;
-    end $$
-    """,
-]
+    end $$;
+revoke all on function public.penstock_enqueue_many from public;
+comment on function public.penstock_enqueue_many is 'Adds tasks, an array of what the method enqueue takes';
 
-_FUNCTIONS = [
-    "penstock.enqueue_plain_tasks", "penstock.enqueue_keyed_tasks", "penstock.replace_tasks", "penstock.read_instant",
-    "penstock.payload_problem", "penstock.enqueue_tasks", "public.penstock_enqueue_many", "public.penstock_enqueue",
-]  # fmt: skip
-
-UPGRADE = [
-    *_STATEMENTS,
-    _READ,
-    _CHECK_PAYLOAD,
-    _ENQUEUE,
-    *_PUBLIC,
-    *(f"revoke all on function {name} from public" for name in _FUNCTIONS),
-    "comment on function public.penstock_enqueue is 'Adds a task in the caller''s transaction'",
-    "comment on function public.penstock_enqueue_many is 'Adds tasks, an array of what the method enqueue takes'",
-    # What retention empties before it deletes: null, and no byte of the row, until then.
-    "alter table penstock.task_history add column payload_gone boolean, add column result_gone boolean",
-    """
-    create table penstock.emptying (
-        what         text primary key,
-        upto         timestamptz not null,
-        step_seconds double precision not null,
-        constraint emptying_known check (what in ('payload', 'result')),
-        constraint emptying_steps check (step_seconds > 0)
-    )
-    """,
-    "comment on table penstock.emptying is 'How far payloads and results of settled tasks were emptied'",
-    "comment on column penstock.emptying.upto is 'Tasks that settled until then have been seen to'",
-    "comment on column penstock.emptying.step_seconds is 'So much further goes the next look'",
-    "comment on column penstock.task_history.payload_gone is 'The payload was emptied by retention; null: it is there'",
-    "comment on column penstock.task_history.result_gone is 'Likewise the result'",
-]
-
-DOWNGRADE = [
-    *(f"drop function {name}" for name in reversed(_FUNCTIONS)),
-    "drop table penstock.emptying",
-    "alter table penstock.task_history drop column payload_gone, drop column result_gone",
-]
-
-
-def upgrade() -> None:
-    for statement in UPGRADE:
-        op.execute(statement)
-
-
-def downgrade() -> None:
-    for statement in DOWNGRADE:
-        op.execute(statement)
+create function public.penstock_note_trace(ids bigint[], trace text) returns void
+   
+language sql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+        update penstock.task t set trace = $2
+        where t.id = any($1) and t.created_at = now() and t.trace is null and length($2) <= 600
+          and $2 ~ '^00-[0-9a-f]{32}-[0-9a-f]{16}-'
+    $$;
+revoke all on function public.penstock_note_trace from public;
+comment on function public.penstock_note_trace is
+    'Of the version before, whose programs call it: penstock_enqueue_many takes traceparent with each task';
