@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from time import monotonic
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from penstock.brokers.base import Depth, Limits, Message, Outgoing, SendReport
 from penstock.protocol.errors import Unavailable
@@ -74,6 +74,7 @@ class Reader(Protocol):
     """Receives from one queue and leases the messages. closed: why it receives no more."""
 
     closed: str | None
+    leases: MessageLeases[Any]
 
     async def receive(self, wait_seconds: float, visibility_seconds: float) -> list[Message]:
         """Raises Unavailable."""
@@ -85,10 +86,6 @@ class Reader(Protocol):
 
     async def release(self, receipts: Sequence[str]) -> Collection[str]:
         """Give back for anyone to receive; returns the receipts that were leased."""
-        ...
-
-    def extend(self, receipt: str, seconds: float) -> bool:
-        """False once the lease has ended."""
         ...
 
     async def close(self) -> None: ...
@@ -179,7 +176,7 @@ class LeasedQueue:
 
     async def extend(self, messages: Sequence[Message], seconds: int) -> list[Message]:
         reader = self._reader
-        return [m for m in messages if reader is None or not reader.extend(m.receipt, seconds)]
+        return [m for m in messages if reader is None or not reader.leases.extend(m.receipt, seconds)]
 
     async def depth(self) -> Depth:
         return Depth(visible=await self._counted("depth", self._count_ready()), in_flight=None, delayed=0)

@@ -1,6 +1,6 @@
-"""How much memory the requests in hand may take: bytes of bodies and answers, counted over all of one process.
+"""Memory of the requests being served: bytes of bodies and answers, counted for the whole process.
 
-A request's own part is bounded too: how many tasks its body asks for, and how many bytes its answer has.
+Each request is bounded too, by the tasks that its body asks for and the bytes of its answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FREE_BYTES = 16 * 1024  # of each request are not counted: a process that is fu
 
 
 class Load:
-    """What one request holds. ``caller``: who sent it, as its rate is counted, where API keys distinguish callers."""
+    """The memory of one request. caller: who sent it, as its rate is counted, where API keys distinguish callers."""
 
     __slots__ = ("_budget", "answered", "caller", "held", "ids")
 
@@ -28,14 +28,14 @@ class Load:
         self.caller: str | None = None
 
     def hold(self, size: int) -> None:
-        """Count bytes that are held until the request has ended. Raises Overloaded where the process has no room."""
+        """Count bytes until the request has ended. Raises Overloaded when the process has no room."""
         counted = max(0, self.held + size - _FREE_BYTES) - self._counted
         if self._budget is not None:
             self._budget.take(counted)
         self.held += size
 
     def answer(self, size: int) -> bool:
-        """Count bytes of the answer; False, and they are not counted, once it is full. Raises Overloaded."""
+        """Count bytes of the answer; False, without counting them, once it is full. Raises Overloaded."""
         if self.answered >= ANSWER_BYTES:
             return False
         self.hold(size)
@@ -44,7 +44,6 @@ class Load:
 
     @property
     def room_bytes(self) -> int:
-        """That the answer still has."""
         return max(0, ANSWER_BYTES - self.answered)
 
     def ask(self, ids: int) -> None:
@@ -81,7 +80,7 @@ class Budget:
 
     @contextmanager
     def request(self) -> Iterator[Load]:
-        """The request in hand, for whatever it leads to; what it holds is given back at the end."""
+        """A request, current in this context; its memory is released at the end."""
         load = Load(self)
         token = _load.set(load)
         try:
@@ -91,7 +90,7 @@ class Budget:
             load.end()
 
     def counting(self, app: Any) -> Any:
-        """An ASGI application whose requests are counted until their answers are sent."""
+        """The ASGI application, with its requests counted until their answers are sent."""
 
         async def counted(scope: Any, receive: Any, send: Any) -> None:
             with self.request():
@@ -101,5 +100,5 @@ class Budget:
 
 
 def in_hand() -> Load:
-    """Of the request in hand; a new one, of no budget, where there is none."""
+    """The load of the current request; outside of one, a new one without a budget."""
     return _load.get() or Load()

@@ -1,8 +1,8 @@
 """Fault injection: ``PENSTOCK_CHAOS_*`` settings make any edge fail with a given probability. Off by default.
 
-Each process wraps its edges in wiring; while every setting is 0 nothing is wrapped, so being able to fail costs
-nothing. An injected fault looks like a real one: a statement that is refused, a commit or a send whose reply
-is lost, half a batch that fails, a message that comes twice, a handler that raises.
+While every setting is 0 no edge is wrapped, so fault injection costs nothing. An injected fault looks like a real one:
+a refused statement, a commit or a send whose reply is lost, half a batch that fails, a duplicate message, a handler
+that raises.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 from penstock.protocol.errors import Unavailable
 from penstock.runtime import metrics
@@ -18,7 +18,7 @@ from penstock.runtime.logs import get_logger
 from penstock.settings.model import Settings
 
 Edge = Literal["postgres", "commit", "send", "receive", "delete", "extend", "duplicate", "handler"]
-EDGES: tuple[Edge, ...] = ("postgres", "commit", "send", "receive", "delete", "extend", "duplicate", "handler")
+EDGES: tuple[Edge, ...] = get_args(Edge)
 
 log = get_logger()
 

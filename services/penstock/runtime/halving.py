@@ -1,4 +1,4 @@
-"""A batch that fails because of one entry, halved down to that entry: its neighbours are stored, it alone is left."""
+"""A batch that fails because of one entry, halved down to that entry, so that its neighbours are stored."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TypeVar
 from penstock.protocol.errors import Locked, PenstockError, Refused, TooSlow
 
 SPOILING = (Refused, Locked, TooSlow)
-"""Errors of a batch that may be one entry's fault; of any other the whole batch is tried again."""
+"""Errors of a batch that one entry may cause; after any other the whole batch is tried again."""
 
 _WAITS = 60  # behind locks in one batch, each of them a short one
-_SLOW_COST = 4  # waits that a statement stands for which ran out of its time
+_SLOW_COST = 4  # waits that a timed-out statement counts as
 
 Item = TypeVar("Item")
 Done = TypeVar("Done")
@@ -27,12 +27,11 @@ async def in_halves(
 ) -> list[Done]:
     """Work on all items at once; where that fails, on each half, in order, down to the items that fail alone.
 
-    work: stores a part, all or nothing. Its second argument is true once a lock or a statement was waited for in vain:
+    work: stores a part, all or nothing. Its second argument is true once a lock or a statement has timed out:
     it passes that on to ``Store.transaction`` or ``Session.savepoint``, which then wait shortly. alone: handles
-    an item that fails alone. left: of items that were not tried, because too many others were waited for; None:
-    each as one that failed alone.
-    errors: those that may be one item's fault; any other is raised, and what was stored by then stays stored.
-    Returns what the parts came to, in the order of the items.
+    an item that fails alone. left: handles items that were not tried after too many timeouts; None: ``alone`` does.
+    errors: those that one item may cause; any other is raised, and the parts stored before stay stored.
+    Returns the outcomes of the parts, in the order of the items.
     """
     done: list[Done] = []
     parts = [items] if items else []

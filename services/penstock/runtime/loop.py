@@ -58,7 +58,7 @@ class Service:
         """The process is stopping: take no new work."""
 
     async def drain(self, seconds: float) -> None:
-        """Finish or hand back what is held, within so many seconds."""
+        """Finish or give back work, within so many seconds."""
 
     async def close(self) -> None:
         """Close what the service opened itself; its arguments are closed by the caller."""

@@ -1,10 +1,10 @@
-"""Text of strangers as it is written to a terminal or a log."""
+"""Untrusted text, made safe for a terminal or a log."""
 
 from __future__ import annotations
 
 import re
 
-# What moves a terminal's cursor, writes to its clipboard or its title, turns the order of letters, or is no character.
+# They move a terminal's cursor, write to its clipboard or title, change the direction of text, or are no characters.
 _CONTROL = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _LINES = re.compile(f"[{_CONTROL}]")
 _ONE_LINE = re.compile(f"[\t\n{_CONTROL}]")
@@ -16,5 +16,5 @@ def printable(text: str, *, one_line: bool = False) -> str:
 
 
 def printable_json(text: str) -> str:
-    """JSON text with the same characters as its own escapes; it means what it did."""
+    """JSON text with the same characters as JSON escapes, which leaves its meaning."""
     return _LINES.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

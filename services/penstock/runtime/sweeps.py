@@ -1,8 +1,8 @@
-"""Sweeps: when a look through an index by time begins at its front.
+"""Sweeps: when a scan of an index by time begins at its front.
 
-While an old transaction is open, vacuum cannot remove the index entries of what has left a table, and a look that
-begins at the front passes all of them. So between two sweeps a look covers only what came due lately. A sweep finds the
-rest: what was committed late, or set to an instant that had passed.
+While an old transaction is open, vacuum cannot remove the index entries of deleted rows, and a scan from the front
+passes all of them. So between two sweeps a scan covers only rows that came due lately. A sweep finds the others: those
+committed late, or set to an instant that had passed.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 
-RECENT_SECONDS = 10.0  # what a look between two sweeps covers
+RECENT_SECONDS = 10.0  # covered by a scan between two sweeps
 _SHORTEST_SECONDS = 1.0
 _LONGEST_SECONDS = 10.0
 _REST = 50  # a sweep is followed by so many times its time without one
 
 
 class Sweeps:
-    """Of one kind of look, in one process."""
+    """The sweeps of one kind of scan, in one process."""
 
     def __init__(self) -> None:
         self._next_at = float("-inf")
 
     @contextmanager
     def look(self) -> Iterator[float | None]:
-        """How many seconds back from now the look begins; None: at the front."""
+        """How many seconds back from now the scan begins; None: at the front."""
         started = monotonic()
         if started < self._next_at:
             yield RECENT_SECONDS
@@ -35,6 +35,6 @@ class Sweeps:
         self._next_at = ended + min(max(_REST * (ended - started), _SHORTEST_SECONDS), _LONGEST_SECONDS)
 
     def found(self, late_seconds: float) -> None:
-        """Something was due for so long. Behind what only a sweep finds there may be more: the next look is one."""
+        """Record how long a found row was due. After one that only a sweep finds, the next scan is a sweep."""
         if late_seconds >= RECENT_SECONDS:
             self._next_at = float("-inf")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.protocol.reports import add_trace
@@ -32,16 +32,15 @@ class HandlerCall:
     handler: Handler
     limit_seconds: float | None
     received_at: float
-    _: KW_ONLY
-    started_at: float = 0.0
-    ran_seconds: float = 0.0
-    where: str | None = None
-    deadline: float = math.inf
-    task: asyncio.Task[None] | None = None
-    thread_call: Call | None = None
-    span: AttemptSpan | None = None
-    overdue: bool = False
-    cut: bool = False
+    started_at: float = field(init=False, default=0.0)
+    ran_seconds: float = field(init=False, default=0.0)
+    where: str | None = field(init=False, default=None)
+    deadline: float = field(init=False, default=math.inf)
+    task: asyncio.Task[None] | None = field(init=False, default=None)
+    thread_call: Call | None = field(init=False, default=None)
+    span: AttemptSpan | None = field(init=False, default=None)
+    overdue: bool = field(init=False, default=False)
+    cut: bool = field(init=False, default=False)
 
 
 @dataclass(slots=True, eq=False)
@@ -58,13 +57,12 @@ class Attempt(HandlerCall):
     params: Any
     lease: Lease
     report_progress: Callable[[Attempt, float | None, str | None], None]
-    _: KW_ONLY
     seen_at: float
-    tenant: str | None = None
-    carried: CarriedTrace | None = None
-    answered: bool = False
-    cancellation: Cancellation = field(default_factory=Cancellation)
-    spawned: list[str] = field(default_factory=list)
+    tenant: str | None = field(init=False, default=None)
+    carried: CarriedTrace | None = field(init=False, default=None)
+    answered: bool = field(init=False, default=False)
+    cancellation: Cancellation = field(init=False, default_factory=Cancellation)
+    spawned: list[str] = field(init=False, default_factory=list)
 
     @property
     def attempts(self) -> Sequence[Attempt]:
@@ -117,9 +115,8 @@ class Batch(HandlerCall):
     """Attempts of one batched call. queued: ready to start."""
 
     attempts: list[Attempt]
-    _: KW_ONLY
-    timer: asyncio.TimerHandle | None = None
-    queued: bool = False
+    timer: asyncio.TimerHandle | None = field(init=False, default=None)
+    queued: bool = field(init=False, default=False)
 
     @classmethod
     def of(cls, attempt: Attempt) -> Batch:

@@ -221,7 +221,7 @@ class Worker(Service):
                 received_at = lease.received_at
                 attempt = Attempt(
                     handler, limit, received_at, claim_id, claim, request.params, lease, self._runner.report,
-                    seen_at=received_at,
+                    received_at,
                 )  # fmt: skip
                 if traces:
                     attempt.carried = traces.get(claim.task_id)

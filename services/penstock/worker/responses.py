@@ -181,7 +181,7 @@ def failure_answer(
     """
     if isinstance(exc, Refusal):
         message = text_of(exc)
-        data = {key: head(value) if isinstance(value, str) else value for key, value in exc.data.items()}
+        data = {key: cut(value) if isinstance(value, str) else value for key, value in exc.data.items()}
         if exc.is_final:
             data["final"] = True
         hints = _hints(handler)
@@ -201,7 +201,7 @@ def failure_answer(
 
 
 def _error_of(handler: Handler, exc: BaseException) -> Error:
-    kind = head(type(exc).__name__, 200)
+    kind = cut(type(exc).__name__, 200)
     message = text_of(exc)
     data = {"type": kind, "message": message, **_hints(handler)}
     if isinstance(exc, Retry):
@@ -210,7 +210,7 @@ def _error_of(handler: Handler, exc: BaseException) -> Error:
         data["final"] = True
     if not isinstance(exc, Retry | Fail) or exc.__cause__ is not None:
         data["traceback"] = traceback_of(exc)
-    return HANDLER_ERROR, head(f"{kind}: {message}"), data
+    return HANDLER_ERROR, cut(f"{kind}: {message}"), data
 
 
 def timeout_answer(
@@ -227,7 +227,7 @@ def unknown_action_answer(
     claim_id: str, action: str, registry: Registry, attempts: int | None = None
 ) -> tuple[str, Problem]:
     """The response for an action without a handler, and what is wrong. attempts: of the task, at most."""
-    shown = head(action[:_ACTION_SHOWN_CHARS])
+    shown = cut(action[:_ACTION_SHOWN_CHARS])
     near = registry.nearest(action[:_ACTION_SHOWN_CHARS])
     message = f"this worker has no handler for action {shown!r}"
     if action in BUILT_IN_ACTIONS:
@@ -248,8 +248,8 @@ def no_task_answer(entry: Request | Invalid, reason: str) -> str:
         shown, code = f"{entry.method} {bytes(entry.params).decode()} id {bytes(entry.id).decode() or 'none'}", -32600
     error = {
         "code": code,
-        "message": head(f"outbound entry names no task: {reason}"),
-        "data": {"entry": head(shown, TRACEBACK_LIMIT_BYTES)},
+        "message": cut(f"outbound entry names no task: {reason}"),
+        "data": {"entry": cut(shown, TRACEBACK_LIMIT_BYTES)},
     }
     return json.dumps({"jsonrpc": "2.0", "error": error, "id": None}, separators=(",", ":"))
 
@@ -292,7 +292,7 @@ def _hints(handler: Handler) -> dict[str, Any]:
 def text_of(exc: BaseException) -> str:
     """An exception's text, bounded, even when the exception fails to give it."""
     try:
-        return head(str(exc))
+        return cut(str(exc))
     except BaseException as broken:
         return f"<{type(exc).__name__}, whose text is not available: {type(broken).__name__}>"
 
@@ -304,22 +304,24 @@ def traceback_of(exc: BaseException) -> str:
         while inner is not None and inner.tb_frame.f_globals.get("__package__") == __package__:
             inner = inner.tb_next
         lines = traceback.TracebackException(type(exc), exc, inner).format()
-        return tail("".join(lines))
+        return cut("".join(lines), TRACEBACK_LIMIT_BYTES, keep_end=True)
     except BaseException as broken:
         return f"<no traceback: {type(broken).__name__}>"
 
 
-def head(text: str, limit_bytes: int = TEXT_LIMIT_BYTES) -> str:
-    """The beginning of a text, at most so many bytes when written as JSON in ASCII."""
-    text = str(text[:limit_bytes])
-    while len(json.dumps(text)) > limit_bytes:
-        text = text[: len(text) * 3 // 4]
-    return text
+def cut(text: str, limit_bytes: int = TEXT_LIMIT_BYTES, *, keep_end: bool = False) -> str:
+    """The longest beginning, or end, of a text that is at most so many bytes as JSON in ASCII."""
 
+    def part(chars: int) -> str:
+        return str(text[len(text) - chars :] if keep_end else text[:chars])
 
-def tail(text: str, limit_bytes: int = TRACEBACK_LIMIT_BYTES) -> str:
-    """The end of a text, likewise."""
-    text = str(text[-limit_bytes:])
-    while len(json.dumps(text)) > limit_bytes:
-        text = text[len(text) // 4 + 1 :]
-    return text
+    low, high = 0, min(len(text), limit_bytes)
+    if len(json.dumps(part(high))) <= limit_bytes:
+        return part(high)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if len(json.dumps(part(middle))) <= limit_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return part(low)

@@ -61,8 +61,11 @@ class Runner:
         self._timeout_seconds = settings.task_timeout_seconds
         self._bad_params_attempts = settings.bad_params_attempts
         self._log_details = settings.log_failure_details and not codec.encrypts
-        self._result_limit_bytes = settings.largest_result_bytes
-        self._result_compress_bytes = None if codec.is_on else settings.result_compress_bytes
+        self._answer_of = partial(
+            responses.answer_of,
+            limit_bytes=settings.largest_result_bytes,
+            compress_bytes=None if codec.is_on else settings.result_compress_bytes,
+        )
         self._codec = codec
         self._timings = timings
         self._answer = answer
@@ -133,8 +136,7 @@ class Runner:
 
     def _refuse(self, attempt: Attempt, refusal: responses.Refusal) -> None:
         """Answer an attempt of a batch without calling its handler."""
-        answer, problem = responses.failure_answer(attempt.claim_id, attempt.handler, refusal)
-        self._settle(attempt, answer, "error", problem, 0.0)
+        self._settle(attempt, responses.failure_answer(attempt.claim_id, attempt.handler, refusal), 0.0)
 
     def _arguments(self, attempt: Attempt) -> Arguments:
         try:
@@ -188,21 +190,24 @@ class Runner:
                 unit = waiting.popleft()
             else:
                 break
-            if isinstance(unit, Batch) and not self._close_batch(unit):
+            if isinstance(unit, Attempt):
+                if not unit.lease.begun:
+                    unit.lease.begin()
+            elif not self._close_batch(unit):
                 continue
-            for attempt in unit.attempts:
-                attempt.lease.begin()
             running.add(unit)
             unit.task = self._loop.create_task(self._run(unit))
         if not (running or waiting or plain or self._open_batches):
             self._empty.set()
 
     def _close_batch(self, batch: Batch) -> bool:
-        """Let no more attempts join a batch, and drop the lost ones; False when none is left."""
+        """Let no more attempts join a batch, drop the lost ones, and begin the others; False when none is left."""
         self._open_batches.close(batch)
         for attempt in batch.drop_lost():
             attempt.answered = True
             self._answer(attempt, "")
+        for attempt in batch.attempts:
+            attempt.lease.begin()
         self.changed.set()
         if not batch.attempts and not batch.handler.is_async:
             self._threads.release()
@@ -256,7 +261,7 @@ class Runner:
             result = await handler.function(attempt.context(), *args, **kwargs)
         else:
             result = await self._in_thread(attempt, partial(handler.function, attempt.context(), *args, **kwargs))
-        answer = self._answer_of(attempt, result)
+        answer = self._answer_of(attempt.claim_id, handler, result, spawned=attempt.spawned), None
         if self._codec.bucket is not None:
             attempt.deadline = math.inf  # the handler has done its work
             return (await self._stored(attempt, answer),)
@@ -308,23 +313,11 @@ class Runner:
             finally:
                 batch.attempts = [attempt for attempt in batch.attempts if not attempt.answered]
 
-    def _answer_of(self, attempt: Attempt, result: Any) -> Answer:
-        """The response to what a handler returned. Raises Refusal."""
-        answer = responses.answer_of(
-            attempt.claim_id,
-            attempt.handler,
-            result,
-            limit_bytes=self._result_limit_bytes,
-            compress_bytes=self._result_compress_bytes,
-            spawned=attempt.spawned,
-        )
-        return answer, None
-
     def _answer_to(self, attempt: Attempt, outcome: Any, errors: dict[int, responses.Error]) -> Answer:
         """The response to an outcome in a batch: a result, or an exception."""
         if not isinstance(outcome, BaseException):
             try:
-                return self._answer_of(attempt, outcome)
+                return self._answer_of(attempt.claim_id, attempt.handler, outcome, spawned=attempt.spawned), None
             except responses.Refusal as exc:
                 outcome = exc
         return responses.failure_answer(attempt.claim_id, attempt.handler, outcome, errors)
@@ -343,11 +336,10 @@ class Runner:
         """Answer a task of a batch whose others still run."""
         if attempt.answered or batch.overdue or batch.cut:
             return
-        answer, problem = self._answer_to(attempt, outcome, {})
-        if self._codec.bucket is not None and problem is None and len(answer) > self._codec.threshold_bytes:
+        answer = text, problem = self._answer_to(attempt, outcome, {})
+        if self._codec.bucket is not None and problem is None and len(text) > self._codec.threshold_bytes:
             return  # stored with the others' when the call ends
-        share = (monotonic() - batch.started_at) / len(batch.attempts)
-        self._settle(attempt, answer, "error" if problem else "ok", problem, share)
+        self._settle(attempt, answer, (monotonic() - batch.started_at) / len(batch.attempts))
         if not self.changed.is_set():
             self.changed.set()
 
@@ -370,9 +362,12 @@ class Runner:
         """Answer the attempts, each with its share of the call's run time."""
         now = monotonic()
         ran = now - unit.started_at
-        for attempt, (answer, problem) in zip(unit.attempts, answers, strict=True):
-            if not attempt.answered:
-                self._settle(attempt, answer, "error" if problem else "ok", problem, ran / len(answers))
+        if isinstance(unit, Attempt):
+            self._settle(unit, answers[0], ran)
+        else:
+            for attempt, answer in zip(unit.attempts, answers, strict=True):
+                if not attempt.answered:
+                    self._settle(attempt, answer, ran / len(answers))
         self._ran(now, ran)
         self._end(unit)
 
@@ -386,20 +381,20 @@ class Runner:
             unit.span.end("cut")
         self._end(unit)
 
-    def _settle(
-        self, attempt: Attempt, answer: str, outcome: str, problem: responses.Problem | None, ran: float
-    ) -> None:
+    def _settle(self, attempt: Attempt, answer: Answer, ran: float, *, is_timeout: bool = False) -> None:
         attempt.answered = True
+        text, problem = answer
         trace_id = None
         if attempt.span is not None:
             trace_id = attempt.span.trace_id
-            answer = attempt.end_span("" if problem is None else problem.kind, answer)
+            text = attempt.end_span("" if problem is None else problem.kind, text)
+        outcome = "timeout" if is_timeout else "ok" if problem is None else "error"
         self._timings.add(attempt.handler.name, outcome, ran, trace_id)
         if attempt.is_lost:
             log.info("task_dropped", **attempt.log_fields(), ran_seconds=round(ran, 3))
         elif problem is not None:
             log_failure(attempt.claim, attempt.handler.name, problem, details=self._log_details)
-        self._answer(attempt, answer)
+        self._answer(attempt, text)
 
     def _ran(self, now: float, seconds: float) -> None:
         self._mean_seconds += (seconds - self._mean_seconds) * _MEAN_WEIGHT
@@ -465,7 +460,7 @@ class Runner:
             )  # fmt: skip
             if not is_logged:
                 problem = problem._replace(traceback=None)  # the stack of one call is logged once
-            self._settle(attempt, answer, "timeout", problem, ran / len(attempts))
+            self._settle(attempt, (answer, problem), ran / len(attempts), is_timeout=True)
             is_logged = False
         self._ran(now, ran)
         self._end(unit)

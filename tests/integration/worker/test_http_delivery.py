@@ -24,11 +24,12 @@ from penstock.protocol.errors import InvalidParams, SettingsError
 from penstock.settings.address_policy import AddressPolicy
 from penstock.settings.loading import load_settings
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
-from penstock.worker.deliveries.http import cut, retry_after_seconds
+from penstock.worker.deliveries.http import retry_after_seconds
 from penstock.worker.deliveries.http_client import AddressRefused, HttpClient
 from penstock.worker.deliveries.registry import Deliveries
 from penstock.worker.handlers.actions import Registry
 from penstock.worker.handlers.context import Context
+from penstock.worker.responses import cut
 from tests.integration.http_servers import Request, answer, serving
 
 Ask = Callable[..., Awaitable[Any]]

@@ -147,7 +147,7 @@ class World:
         params = msgspec.Raw(f'{{"n":{task_id}}}'.encode())
         return Attempt(
             handler, None, lease.received_at, f"{task_id}:1", ClaimId(task_id, 1), params, lease, self.runner.report,
-            seen_at=lease.received_at,
+            lease.received_at,
         )  # fmt: skip
 
 
@@ -205,7 +205,7 @@ def test_every_task_has_its_own_answer_and_no_other(
 
     async def run() -> World:
         world = World(concurrency)
-        handler = Handler("act", asynchronous if is_async else plain, batch=batch, linger_seconds=linger)
+        handler = Handler("act", asynchronous if is_async else plain, batch=batch, linger=linger)
         number = 0
         for place, message in enumerate(messages):
             lease = Lease(Message(str(place), "r", "", 1, None, {}), len(message), 30)

@@ -73,7 +73,10 @@ class KafkaConsumer:
         self._thread = _CallThread()
         self._consumer = open_client("Consumer", dict(self._config) | {"error_cb": self._erred})
         self._consumer.subscribe(
-            self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost_partitions
+            self._topics,
+            on_assign=partial(self._report, "assigned", self._on_assigned),
+            on_revoke=self._revoked,
+            on_lost=partial(self._report, "lost", self._on_lost),
         )
 
     async def receive(self, *, max_records: int, wait_seconds: float) -> list[Received]:
@@ -214,19 +217,13 @@ class KafkaConsumer:
         assert self._thread is not None  # opened first
         return await self._thread.call(call, *arguments)
 
-    def _assigned(self, _consumer: Any, partitions: Sequence[Any]) -> None:
-        self._report("assigned", self._on_assigned, partitions)
-
-    def _revoked(self, _consumer: Any, partitions: Sequence[Any]) -> None:
+    def _revoked(self, consumer: Any, partitions: Sequence[Any]) -> None:
         if self._closing:
-            self._report("left", self._on_lost, partitions)
+            self._report("left", self._on_lost, consumer, partitions)
         else:
-            self._report("revoked", self._on_revoked, partitions)
+            self._report("revoked", self._on_revoked, consumer, partitions)
 
-    def _lost_partitions(self, _consumer: Any, partitions: Sequence[Any]) -> None:
-        self._report("lost", self._on_lost, partitions)
-
-    def _report(self, change: str, callback: Rebalance, partitions: Sequence[Any]) -> None:
+    def _report(self, change: str, callback: Rebalance, _consumer: Any, partitions: Sequence[Any]) -> None:
         """Runs in the consumer's thread, which goes on making calls: those of the callback, and those it waits for."""
         if not partitions:
             return

@@ -55,7 +55,7 @@ class DeadLetterReader:
         self._next: dict[int, int] = {}
         self._seen: dict[int, dict[int, Received]] = defaultdict(dict)
         self._done: dict[int, set[int]] = defaultdict(set)
-        self._leases: MessageLeases[Received] = MessageLeases(self._overdue)
+        self.leases: MessageLeases[Received] = MessageLeases(self._overdue)
         self._turn = asyncio.Lock()
 
     async def open(self) -> None:
@@ -63,7 +63,7 @@ class DeadLetterReader:
         self._consumer = open_client("Consumer", self._config)
 
     async def close(self) -> None:
-        self._leases.close()
+        self.leases.close()
         async with self._turn:
             if self._token:
                 try:
@@ -80,24 +80,21 @@ class DeadLetterReader:
             messages: list[Message] = []
             for received in await self._ask(self._take):
                 receipt = f"{self._token}:{received.partition}:{received.offset}"
-                self._leases.add(receipt, received, visibility_seconds)
+                self.leases.add(receipt, received, visibility_seconds)
                 messages.append(message_of(received, receipt, 0))
-            if not messages and not len(self._leases):
+            if not messages and not len(self.leases):
                 await self._end()
             return messages
 
     async def delete(self, receipts: Sequence[str]) -> Collection[str]:
-        deleted = self._leases.remove(receipts)
+        deleted = self.leases.remove(receipts)
         for received in deleted.values():
             self._done[received.partition].add(received.offset)
         await self._end_if_idle()
         return deleted.keys()
 
-    def extend(self, receipt: str, seconds: float) -> bool:
-        return self._leases.extend(receipt, seconds)
-
     async def release(self, receipts: Sequence[str]) -> Collection[str]:
-        released = self._leases.remove(receipts)
+        released = self.leases.remove(receipts)
         await self._end_if_idle()
         return released.keys()
 
@@ -106,7 +103,7 @@ class DeadLetterReader:
 
     async def _end_if_idle(self) -> None:
         async with self._turn:
-            if self._token and not len(self._leases):
+            if self._token and not len(self.leases):
                 try:
                     await self._end()
                 except Unavailable as exc:

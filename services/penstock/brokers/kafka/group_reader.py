@@ -71,7 +71,7 @@ class GroupReader:
         self._came = asyncio.Event()
         self._paused = False
         self._failure: str | None = None
-        self._leases: MessageLeases[_Leased] = MessageLeases(self._give_back)
+        self.leases: MessageLeases[_Leased] = MessageLeases(self._give_back)
         self._tasks: list[asyncio.Task[None]] = []
         self._committing = asyncio.Lock()
 
@@ -89,7 +89,7 @@ class GroupReader:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._leases.close()
+        self.leases.close()
         await self._try_to_commit(list(self._mine))
         self._mine.clear()
         await self._consumer.close()
@@ -167,21 +167,18 @@ class GroupReader:
                 mine.progress = Progress() if position is None else Progress(position.offset, position.note)
 
     def _lease(self, received: Received, mine: _Assigned, seconds: float, receives: int) -> None:
-        self._leases.add(_receipt(received, mine), _Leased(received, receives), seconds)
+        self.leases.add(_receipt(received, mine), _Leased(received, receives), seconds)
 
     # The end of leases
 
     async def delete(self, receipts: Sequence[str]) -> Collection[str]:
-        deleted = self._leases.remove(receipts)
+        deleted = self.leases.remove(receipts)
         for leased in deleted.values():
             self._finish(leased.received)
         return deleted.keys()
 
-    def extend(self, receipt: str, seconds: float) -> bool:
-        return self._leases.extend(receipt, seconds)
-
     async def release(self, receipts: Sequence[str]) -> Collection[str]:
-        released = self._leases.remove(receipts)
+        released = self.leases.remove(receipts)
         await self._give_back(list(released.values()))
         return released.keys()
 
@@ -287,7 +284,7 @@ class GroupReader:
             self._mine.pop(partition, None)
         self._ahead = deque(received for received in self._ahead if received.topic_partition not in gone)
         self._ahead_bytes = sum(len(received.value or b"") for received in self._ahead)
-        lost = self._leases.drop(lambda leased: leased.received.topic_partition in gone)
+        lost = self.leases.drop(lambda leased: leased.received.topic_partition in gone)
         if lost:
             log.warning("holds_lost", queue=self._name, messages=lost, reason="their partitions went to another member")
 

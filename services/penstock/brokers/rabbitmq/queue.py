@@ -148,7 +148,7 @@ class _Reader:
         self._channel: Any = None
         self._came: deque[tuple[str, DeliveredMessage]] = deque()
         self._any_came = asyncio.Event()
-        self._leases: MessageLeases[int] = MessageLeases(self._overdue)
+        self.leases: MessageLeases[int] = MessageLeases(self._overdue)
         self._seconds = 30.0
         self._numbers = 0
         self._late: deque[str] = deque()
@@ -175,7 +175,7 @@ class _Reader:
         messages: list[Message] = []
         while self._came and len(messages) < self._most:
             receipt, delivered = self._came.popleft()
-            if self._leases.extend(receipt, visibility_seconds):
+            if self.leases.extend(receipt, visibility_seconds):
                 messages.append(_message(receipt, delivered))
         if not messages and self.closed is not None:
             raise Unavailable(self.closed)
@@ -209,12 +209,9 @@ class _Reader:
     async def _deliver(self, delivered: DeliveredMessage) -> None:
         tag = delivered.delivery_tag or 0
         receipt = f"{self._token}:{tag}"
-        self._leases.add(receipt, tag, self._seconds)
+        self.leases.add(receipt, tag, self._seconds)
         self._came.append((receipt, delivered))
         self._any_came.set()
-
-    def extend(self, receipt: str, seconds: float) -> bool:
-        return self.closed is None and self._leases.extend(receipt, seconds)
 
     async def delete(self, receipts: Sequence[str]) -> Collection[str]:
         return await self._settle(receipts, delete=True)
@@ -223,7 +220,7 @@ class _Reader:
         return await self._settle(receipts, delete=False)
 
     async def _settle(self, receipts: Sequence[str], *, delete: bool) -> Collection[str]:
-        tags = self._leases.remove(receipts)
+        tags = self.leases.remove(receipts)
         return tags.keys() if await self._say(list(tags.values()), delete=delete) else ()
 
     async def _overdue(self, tags: list[int]) -> None:
@@ -246,8 +243,8 @@ class _Reader:
 
     def _lost(self, reason: str) -> None:
         if self.closed is None:
-            if self._leases:
-                log.warning("holds_lost", queue=self._name, messages=len(self._leases), reason=reason)
+            if self.leases:
+                log.warning("holds_lost", queue=self._name, messages=len(self.leases), reason=reason)
             self._end(reason)
 
     def _queue_gone(self, _: Any) -> None:
@@ -260,7 +257,7 @@ class _Reader:
     def _end(self, reason: str) -> None:
         self.closed = self.closed or reason
         self._came.clear()
-        self._leases.close()
+        self.leases.close()
         self._any_came.set()
 
 

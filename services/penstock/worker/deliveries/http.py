@@ -22,6 +22,7 @@ from penstock.worker.deliveries.errors import NotDelivered, Undeliverable, decod
 from penstock.worker.deliveries.http_client import MAX_REDIRECTS, HttpClient, Response, read_url
 from penstock.worker.deliveries.registry import Deliveries
 from penstock.worker.handlers.context import Context
+from penstock.worker.responses import cut
 
 ACTION = "http.request"
 DEFAULT_EXPECTED = ("200-299",)
@@ -234,20 +235,6 @@ def _shown_body(body: bytes, is_whole: bool, room: int) -> tuple[dict[str, str],
             return {"body_base64": base64.b64encode(fitting).decode()}, len(fitting) == len(body)
         text = body[: exc.start].decode()
     return {"body": cut(text, room)}, len(json.dumps(text)) <= room
-
-
-def cut(text: str, room: int) -> str:
-    """The longest beginning of a text that is at most so many bytes as JSON in ASCII."""
-    if len(json.dumps(text)) <= room:
-        return text
-    low, high = 0, min(len(text), room)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if len(json.dumps(text[:middle])) <= room:
-            low = middle
-        else:
-            high = middle - 1
-    return text[:low]
 
 
 def _positive(name: str, given: float | None, default: float) -> float:

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -39,31 +39,31 @@ class Handler:
         name: str,
         function: Callable[..., Any],
         *,
-        timeout_seconds: float | None = None,
         max_attempts: int | None = None,
         bad_params_attempts: int | None = None,
+        timeout: float | None = None,
         backoff: Backoff | None = None,
         batch: int | None = None,
-        linger_seconds: float | None = None,
+        linger: float | None = None,
     ) -> None:
         _check_name(name)
-        _check_batch(name, batch, linger_seconds)
+        _check_batch(name, batch, linger)
         for option, most in (("max_attempts", max_attempts), ("bad_params_attempts", bad_params_attempts)):
             if most is not None and not (type(most) is int and 1 <= most <= MAX_ATTEMPTS_LIMIT):
                 raise SettingsError(f"action {name!r}: {option} must be 1 to {MAX_ATTEMPTS_LIMIT}, not {most!r}")
-        if timeout_seconds is not None and not (is_number(timeout_seconds) and 0 < timeout_seconds < math.inf):
-            raise SettingsError(f"action {name!r}: timeout must be above 0 seconds, not {timeout_seconds!r}")
+        if timeout is not None and not (is_number(timeout) and 0 < timeout < math.inf):
+            raise SettingsError(f"action {name!r}: timeout must be above 0 seconds, not {timeout!r}")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise SettingsError(f"action {name!r}: {place(function)} yields; a handler returns its result")
         self.name = name
         self.function = function
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-        self.timeout_seconds = timeout_seconds
+        self.timeout_seconds = timeout
         self.max_attempts = max_attempts
         self.bad_params_attempts = bad_params_attempts
         self.backoff = backoff
         self.batch = batch
-        self.linger_seconds = DEFAULT_LINGER_SECONDS if linger_seconds is None else float(linger_seconds)
+        self.linger_seconds = DEFAULT_LINGER_SECONDS if linger is None else float(linger)
         self.arguments: Callable[[msgspec.Raw | bytes], Arguments]
         self.fit: Callable[[msgspec.Raw | bytes], Any]
         if batch is None:
@@ -72,17 +72,15 @@ class Handler:
             self.fit = batch_fit(name, function)
 
 
-def _check_batch(name: str, batch: object, linger_seconds: object) -> None:
+def _check_batch(name: str, batch: object, linger: object) -> None:
     if batch is None:
-        if linger_seconds is not None:
+        if linger is not None:
             raise SettingsError(f"action {name!r}: linger goes with batch, how many tasks one call takes")
         return
     if type(batch) is not int or not 1 <= batch <= MAX_BATCH:
         raise SettingsError(f"action {name!r}: batch must be 1 to {MAX_BATCH} tasks, not {batch!r}")
-    if linger_seconds is not None and not (is_number(linger_seconds) and 0 <= linger_seconds <= MAX_LINGER_SECONDS):  # type: ignore[operator]
-        raise SettingsError(
-            f"action {name!r}: linger must be 0 to {MAX_LINGER_SECONDS:g} seconds, not {linger_seconds!r}"
-        )
+    if linger is not None and not (is_number(linger) and 0 <= linger <= MAX_LINGER_SECONDS):  # type: ignore[operator]
+        raise SettingsError(f"action {name!r}: linger must be 0 to {MAX_LINGER_SECONDS:g} seconds, not {linger!r}")
 
 
 def _check_name(name: object) -> None:
@@ -128,35 +126,28 @@ class Registry:
 REGISTRY = Registry()
 
 
+class ActionOptions(TypedDict, total=False):
+    """Options of :func:`action`, which describes them."""
+
+    max_attempts: int | None
+    bad_params_attempts: int | None
+    timeout: float | None
+    backoff: Backoff | None
+    batch: int | None
+    linger: float | None
+
+
 @overload
 def action(name: Function, /) -> Function: ...
 
 
 @overload
 def action(
-    name: str | None = None,
-    *,
-    max_attempts: int | None = None,
-    bad_params_attempts: int | None = None,
-    timeout: float | None = None,
-    backoff: Backoff | None = None,
-    batch: int | None = None,
-    linger: float | None = None,
-    registry: Registry = REGISTRY,
+    name: str | None = None, *, registry: Registry = REGISTRY, **options: Unpack[ActionOptions]
 ) -> Callable[[Function], Function]: ...
 
 
-def action(
-    name: Any = None,
-    *,
-    max_attempts: int | None = None,
-    bad_params_attempts: int | None = None,
-    timeout: float | None = None,
-    backoff: Backoff | None = None,
-    batch: int | None = None,
-    linger: float | None = None,
-    registry: Registry = REGISTRY,
-) -> Any:
+def action(name: Any = None, *, registry: Registry = REGISTRY, **options: Unpack[ActionOptions]) -> Any:
     """Register a function as the handler of an action, named after it unless a name is given.
 
     The function takes a Context first, then the payload's members by name (or its items by position). Parameters
@@ -177,17 +168,7 @@ def action(
 
     def register(function: Function) -> Function:
         called = name if name is not None else getattr(function, "__name__", None)
-        handler = Handler(
-            called,  # type: ignore[arg-type]
-            function,
-            timeout_seconds=timeout,
-            max_attempts=max_attempts,
-            bad_params_attempts=bad_params_attempts,
-            backoff=backoff,
-            batch=batch,
-            linger_seconds=linger,
-        )
-        registry.add(handler)
+        registry.add(Handler(called, function, **options))  # type: ignore[arg-type]
         return function
 
     return register
