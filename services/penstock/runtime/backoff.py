@@ -30,7 +30,6 @@ class Pauses:
         return random.uniform(bound / 2, bound)
 
     def reset(self) -> None:
-        """Start with the first pause again, after a success."""
         self.failures = 0
 
 

@@ -37,7 +37,6 @@ class Batcher(Generic[Item, Answer]):
         self._context = contextvars.copy_context()
 
     async def submit(self, item: Item) -> Answer:
-        """Add one item and wait for its answer."""
         future = self.submit_soon(item)
         return await future
 

@@ -115,7 +115,6 @@ def _to_record(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> tup
 
 
 def _bound() -> dict[str, Any]:
-    """What names the task that a line is logged for."""
     return {name: value for name, value in zip(_NAMES, _TASK.get(), strict=True) if value is not None}
 
 

@@ -74,7 +74,6 @@ class Attempt(HandlerCall):
         return self.cancellation.is_set
 
     def context(self) -> Context:
-        """The context for the handler."""
         claim = self.claim
         redelivered = self.lease.message.receive_count > 1
         return Context(
@@ -83,7 +82,6 @@ class Attempt(HandlerCall):
         )  # fmt: skip
 
     def report(self, percent: float | None, note: str | None) -> None:
-        """Report progress, from the handler's thread."""
         self.report_progress(self, percent, note)
 
     def log_fields(self) -> dict[str, Any]:
@@ -166,7 +164,6 @@ class OpenBatches:
         return bool(self._open)
 
     def add(self, attempt: Attempt) -> None:
-        """Add an attempt to the batch of its handler and time limit."""
         key = attempt.handler, attempt.limit_seconds
         batch = self._open.get(key)
         if batch is None:
@@ -216,6 +213,5 @@ class OpenBatches:
         return leases
 
     def clear(self) -> None:
-        """Forget all batches."""
         for batch in list(self._open.values()):
             self.close(batch)

@@ -102,7 +102,6 @@ class Leases:
         return len(self._leases)
 
     def add(self, message: Message, tasks: int) -> Lease:
-        """Lease a message just received."""
         lease = Lease(message, tasks, self._visibility_seconds)
         self._leases[message.id] = lease
         self._empty.clear()
@@ -128,11 +127,9 @@ class Leases:
             self._all_deleted.clear()
 
     async def wait_deleted(self) -> None:
-        """Wait until every finished message is deleted."""
         await self._all_deleted.wait()
 
     async def wait_empty(self) -> None:
-        """Wait until no message is leased."""
         await self._empty.wait()
 
     async def delete_finished(self) -> None:

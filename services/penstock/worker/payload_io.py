@@ -89,7 +89,7 @@ async def store_result(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
             return encode_sealed_result(decoded.id, kept, bytes(decoded.spawn).decode())
 
 
-def seal_answer(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
+def encrypt_answer(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
     """Encrypt a response's result, spawned tasks or error."""
     decoded = _decode_answer(answer)
     if decoded.method is not None:
@@ -106,7 +106,7 @@ def seal_answer(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
     return sealed if trace is None else add_trace(sealed, trace)
 
 
-def seal_note(codec: PayloadCodec, claim: ClaimId, note: str | None) -> str | None:
+def encrypt_note(codec: PayloadCodec, claim: ClaimId, note: str | None) -> str | None:
     """Encrypt the note of a progress report, if encryption is on."""
     if note is None or not codec.encrypts:
         return note

@@ -42,7 +42,7 @@ from penstock.worker.attempt import Attempt
 from penstock.worker.cancellation_poll import CancellationPoll
 from penstock.worker.handlers.actions import Registry
 from penstock.worker.leases import Lease, Leases
-from penstock.worker.payload_io import seal_answer, seal_note
+from penstock.worker.payload_io import encrypt_answer, encrypt_note
 from penstock.worker.responses import no_task_answer, unknown_action_answer
 from penstock.worker.result_sender import ResultSender, Timings
 from penstock.worker.runner import Runner, log_failure
@@ -262,13 +262,14 @@ class Worker(Service):
         if attempt.is_lost:
             self._leases.answered(attempt.lease)  # the response would be ignored; the message can be deleted
         else:
-            sealed = seal_answer(self._codec, attempt.claim, text) if self._codec.encrypts else text
-            self._sender.answer(sealed, attempt.lease)
+            if self._codec.encrypts:
+                text = encrypt_answer(self._codec, attempt.claim, text)
+            self._sender.answer(text, attempt.lease)
 
     # Heartbeats
 
     def _progress(self, attempt: Attempt, percent: float | None, note: str | None) -> None:
-        sealed = seal_note(self._codec, attempt.claim, note)
+        sealed = encrypt_note(self._codec, attempt.claim, note)
         self._sender.progress(attempt.claim_id, encode_progress(attempt.claim_id, percent, sealed), replace=True)
 
     async def _heartbeat(self) -> None:

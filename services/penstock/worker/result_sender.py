@@ -96,7 +96,6 @@ class ResultSender:
         self._empty.set()
 
     def answer(self, text: str, lease: Lease | None) -> None:
-        """Send a response to a task of a leased message."""
         self._answers.append((text, lease, None))
         if not self._added.is_set():
             self._added.set()

@@ -510,7 +510,6 @@ class Runner:
         return list(given_back)
 
     def stop_starting(self) -> None:
-        """Start no more waiting attempts."""
         self._may_start = False
 
     async def cut(self, seconds: float) -> int:

@@ -28,7 +28,7 @@ from penstock.supervisor.payload_retention import PayloadRetention
 from penstock.supervisor.retention import Retention
 from penstock.supervisor.schedules import Imports
 from penstock.worker.handlers.actions import Registry
-from penstock.worker.payload_io import seal_note
+from penstock.worker.payload_io import encrypt_note
 from tests.claims import claim_id
 from tests.integration.apis import running
 from tests.integration.doors import put, request
@@ -1035,7 +1035,7 @@ async def test_what_a_foreign_worker_answers_is_encrypted_when_it_arrives(
         claims = {row["id"]: row["claim"] for row in await sql.fetch("select id, claim from penstock.task")}
         first, second, third = (claim_id(task["id"], claims[task["id"]]) for task in tasks)
         codec, claim = pipe.store.codec, ClaimId(tasks[0]["id"], claims[tasks[0]["id"]])
-        for note in (MARKER, seal_note(codec, claim, MARKER)):
+        for note in (MARKER, encrypt_note(codec, claim, MARKER)):
             await put(pipe.queues["results"], encode_progress(first, 50, note))
             await until(pipe.resulter.run_once, "progress")
             assert MARKER not in await everything(sql)

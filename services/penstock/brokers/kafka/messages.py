@@ -75,7 +75,6 @@ class Received:
 
 
 def record_of(topic: str, message: Outgoing) -> Record:
-    """A record to write for the first time."""
     headers = [(name, value.encode()) for name, value in message.attributes.items() if name not in _OURS]
     headers += [(ID_HEADER, secrets.token_hex(16).encode()), (SENT_HEADER, str(round(time.time() * 1000)).encode())]
     return Record(topic, message.body.encode("utf-8", "surrogatepass"), headers=headers)

@@ -38,8 +38,13 @@ class KafkaProducer:
 
     def open(self) -> None:
         """Begin to connect, by the running loop. Raises SettingsError where Kafka cannot be used at all."""
-        if self._engine is None or self._engine.broken:
-            self._engine = self._renewed()
+        if self._engine is not None and self._engine.broken:
+            # librdkafka never uses an idempotent producer again after an error that it calls fatal.
+            log.warning("kafka_producer_renewed", reason=self._engine.broken)
+            threading.Thread(target=self._engine.stop, args=(0.0,), name="kafka-producer-stop", daemon=True).start()
+            self._engine = None
+        if self._engine is None:
+            self._engine = _Engine(self._config)
 
     async def send(self, records: Sequence[Record]) -> list[Delivery]:
         """Publish, wait for the outcome of each record and return it, in the records' order.
@@ -57,13 +62,6 @@ class KafkaProducer:
         engine, self._engine = self._engine, None
         if engine is not None:
             await asyncio.to_thread(engine.stop, seconds)
-
-    def _renewed(self) -> _Engine:
-        """A new one; librdkafka never uses an idempotent producer again after an error that it calls fatal."""
-        if self._engine is not None:
-            log.warning("kafka_producer_renewed", reason=self._engine.broken)
-            threading.Thread(target=self._engine.stop, args=(0.0,), name="kafka-producer-stop", daemon=True).start()
-        return _Engine(self._config)
 
 
 class _Engine:

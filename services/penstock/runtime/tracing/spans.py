@@ -36,7 +36,6 @@ class TracedTasks:
     spans: list[tuple[Span, list[int]]]
 
     def stored(self, enqueued: Sequence[Enqueued]) -> None:
-        """Record the ids of the new tasks."""
         for span, places in self.spans:
             if len(places) == 1 and span.is_recording():
                 made = enqueued[places[0]]
@@ -68,7 +67,6 @@ class AttemptSpan:
         contexts.attach(trace.set_span_in_context(self._span))
 
     def raised(self, exc: BaseException) -> None:
-        """Record what the handler raised."""
         if self._span.is_recording():  # a handler that ignored its cancellation ends after its span
             self._span.record_exception(exc)
 

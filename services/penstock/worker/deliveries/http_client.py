@@ -217,7 +217,6 @@ class HttpClient:
         return socket.socket(family=family, type=kind, proto=protocol)
 
     async def close(self) -> None:
-        """Close the connections; the client opens new ones when it is used again."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -266,7 +265,7 @@ class _Resolver(AbstractResolver):
         ]  # fmt: skip
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        pass
 
 
 async def _getaddrinfo(host: str, port: int) -> Sequence[str]:

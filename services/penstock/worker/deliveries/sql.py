@@ -131,7 +131,6 @@ class Statements:
             return self._pools[dsn]
 
     async def close(self) -> None:
-        """Close the connections; new ones are opened when a statement is run again."""
         pools, self._pools = self._pools, {}
         for pool, _ in pools.values():
             try:

@@ -136,7 +136,6 @@ def _takes_context(parameter: inspect.Parameter, function: Callable[..., Any], c
 def _conversions(
     action: str, function: Callable[..., Any], parameters: Iterable[inspect.Parameter]
 ) -> Iterator[tuple[str, Callable[[Any], Any]]]:
-    """The conversion of each parameter with an annotation."""
     for parameter in parameters:
         if parameter.annotation is parameter.empty:
             continue
@@ -220,7 +219,6 @@ def _is_pydantics(wanted: Any, seen: list[Any]) -> bool:
 
 
 def _is_msgspecs(wanted: Any) -> bool:
-    """Whether msgspec can check values against a type."""
     try:
         return not _holds_custom(msgspec.inspect.type_info(wanted), set())
     except Exception:  # msgspec raises several kinds for what it cannot check
