@@ -39,7 +39,6 @@ LIMITS = Limits(
     max_call_messages=10,
     max_wait_seconds=20,
     max_extend_seconds=43_200,
-    max_receives=MAX_RECEIVES,
     counts_held=True,
     deletes_overdue=False,
     outlives_connection=True,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from penstock.brokers.base import MAX_RECEIVES, Limits, Outgoing
+from penstock.brokers.base import Limits, Outgoing
 from penstock.brokers.kafka.dead_letters import DeadLetterReader
 from penstock.brokers.kafka.group_reader import GroupReader
 from penstock.brokers.kafka.library import confluent, producer_config
@@ -31,7 +31,6 @@ LIMITS = Limits(
     max_wait_seconds=20,
     # Nothing behind a leased record can be committed, and all of it would be delivered again after a crash.
     max_extend_seconds=600,
-    max_receives=MAX_RECEIVES,
     counts_held=True,
     deletes_overdue=True,
     outlives_connection=False,

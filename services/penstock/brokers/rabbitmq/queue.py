@@ -21,7 +21,7 @@ from typing import Any
 from aiormq import spec
 from aiormq.abc import DeliveredMessage
 
-from penstock.brokers.base import MAX_RECEIVES, MESSAGE_ID, Limits, Message, Outgoing, QueueMissing
+from penstock.brokers.base import MESSAGE_ID, Limits, Message, Outgoing, QueueMissing
 from penstock.brokers.leases import LeasedQueue, MessageLeases, Unsent
 from penstock.brokers.rabbitmq.connection import Link, Links, TooLargeForBroker
 from penstock.protocol.errors import Unavailable
@@ -34,7 +34,6 @@ LIMITS = Limits(
     max_call_messages=10,
     max_wait_seconds=20,
     max_extend_seconds=int(DEFAULT_CONSUMER_TIMEOUT_SECONDS * 0.8),
-    max_receives=MAX_RECEIVES,
     counts_held=False,
     deletes_overdue=True,
     outlives_connection=False,

@@ -175,8 +175,12 @@ class Requests:
 
 def _content(body: str | None, body_base64: str | None, value: Any) -> tuple[bytes | None, str | None]:
     """The body, and its type. Raises Undeliverable."""
-    contents = {"body": body, "body_base64": body_base64, "json": None if value is msgspec.UNSET else ...}
-    given = [name for name, content in contents.items() if content is not None]
+    is_given = {
+        "body": body is not None,
+        "body_base64": body_base64 is not None,
+        "json": value is not msgspec.UNSET,
+    }
+    given = [name for name in is_given if is_given[name]]
     if len(given) > 1:
         raise Undeliverable(f"the payload has {' and '.join(given)}: give one of them")
     if body is not None:
