@@ -70,7 +70,7 @@ def _check_revision(database_url: str) -> None:
     if found is not None and found not in revisions():
         raise Unavailable(
             f"the database is at revision {found!r}, which this version does not know: if a newer version migrated it, "
-            "run that one; if one before the first release did, let its tasks finish there, and migrate an empty database"
+            "run that one; if one before the first release did, let its tasks finish, and migrate an empty database"
         )
 
 
