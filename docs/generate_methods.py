@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 
 from docs.generated import row, write
-from penstock.api.access import permission_of
 from penstock.api.openrpc import describe
-from penstock.api.table import METHODS
+from penstock.api.table import METHODS, method_of
 
 PAGE = Path(__file__).with_name("methods.md")
 DOCUMENT = Path(__file__).with_name("openrpc.json")
@@ -66,11 +65,9 @@ def _method(method: Schema) -> Iterator[str]:
         for parameter in method["params"]:
             yield row(f"`{parameter['name']}`", _taken(parameter), parameter["description"])
         yield ""
-    name = method["name"].replace("<action>", "x")
-    permission = permission_of(name)
-    yield f"Answers {_kind(method['result']['schema'])}. " + (
-        f"Permission: `{permission.value}`." if permission is not None else "Needs no permission."
-    )
+    declared = method_of(method["name"])
+    assert declared is not None
+    yield f"Answers {_kind(method['result']['schema'])}. Permission: `{declared.permission.value}`."
     errors = [reference["$ref"].rpartition("/")[2] for reference in method["errors"]]
     yield f"Errors: {', '.join(f'[`{error}`](#errors)' for error in errors)}.\n"
 

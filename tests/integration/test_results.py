@@ -101,13 +101,13 @@ async def test_a_task_is_answered_when_it_settles_and_not_before(store: Store, s
     claimed, _ = await claim(store)
     async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=JSON) as http:
         asking = asyncio.create_task(ask(http, id=task_id, timeout=60))
-        await until(lambda: api._methods.results._waits == 1)
+        await until(lambda: api._methods.long_polls._waits == 1)
         assert not asking.done()
         await finish(store, claimed, [task_id])
         expected = {"id": task_id, "state": "SUCCESS", "result": {"of": task_id}, "error": None}
         assert (await asking)["result"] == expected
         assert (await ask(http, id=str(task_id)))["result"] == expected
-        assert api._methods.results._waiting == {}
+        assert api._methods.long_polls._waiting == {}
         assert sample("penstock_result_waits") == 0
 
 
@@ -132,7 +132,7 @@ async def test_all_waits_for_the_last_and_any_answers_those_that_have_settled(st
     async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, headers=JSON) as http:
         every = asyncio.create_task(ask(http, ids=[*ids, ids[0]], timeout=60))
         some = asyncio.create_task(ask(http, ids=ids, timeout=60, wait="any"))
-        await until(lambda: api._methods.results._waits == 6)
+        await until(lambda: api._methods.long_polls._waits == 6)
         await finish(store, claimed, ids[1:2])
         assert [entry["id"] for entry in (await some)["result"]] == [ids[1]]
         assert not every.done()
@@ -155,7 +155,7 @@ async def test_a_task_that_is_retried_is_waited_for_again(store: Store, settings
             await settle.cancel(session, [task_id])
             await reschedule.restart(session, [task_id])
         asking = asyncio.create_task(ask(http, id=task_id, timeout=60))
-        await until(lambda: api._methods.results._waits == 1)
+        await until(lambda: api._methods.long_polls._waits == 1)
         claimed, _ = await claim(store)
         await finish(store, claimed, [task_id])
         assert (await asking)["result"]["state"] == "SUCCESS"
@@ -174,7 +174,7 @@ async def test_entries_of_a_batch_wait_together_and_harm_no_neighbour(store: Sto
         params: list[dict[str, Any]] = [{"id": ids[0], "timeout": 60}, {"id": 0, "timeout": 60}, {"id": ids[1], "x": 1}]
         body = [{"jsonrpc": "2.0", "method": "result", "params": p, "id": n} for n, p in enumerate(params)]
         asking = asyncio.create_task(http.post("/rpc", json=body, timeout=90))
-        await until(lambda: api._methods.results._waits >= 1)
+        await until(lambda: api._methods.long_polls._waits >= 1)
         await finish(store, claimed, ids)
         answers = {answer["id"]: answer for answer in (await asking).json()}
         assert answers[0]["result"]["state"] == "SUCCESS"
@@ -187,11 +187,11 @@ async def test_a_client_that_hangs_up_leaves_nothing_behind(store: Store, settin
     async with running(store, settings) as api:
         async with httpx.AsyncClient(base_url=api.url, headers=JSON) as http:
             asking = [asyncio.create_task(ask(http, ids=ids, timeout=60)) for _ in range(3)]
-            await until(lambda: api._methods.results._waits == 15)
+            await until(lambda: api._methods.long_polls._waits == 15)
             for task in asking:
                 task.cancel()
             await asyncio.wait(asking)
-        results = api._methods.results
+        results = api._methods.long_polls
         await until(lambda: results._waits == 0 and results._requests == 0)
         assert results._waiting == {}
 
@@ -203,7 +203,7 @@ async def test_an_api_that_stops_answers_at_once_with_what_there_is(store: Store
         async with running(store, settings) as api:
             http.base_url = httpx.URL(api.url)
             asking = asyncio.create_task(ask(http, ids=ids, timeout=60))
-            await until(lambda: api._methods.results._waits == 2)
+            await until(lambda: api._methods.long_polls._waits == 2)
             async with store.transaction() as session:
                 await settle.finish(session, {(ids[0], claimed): "1"})
             stopping = monotonic()
@@ -222,7 +222,7 @@ async def test_waits_are_bounded_and_told_so(store: Store, settings: Settings) -
         assert "Too many tasks" in refused["message"]
         assert len((await ask(http, ids=ids, timeout=0))["result"]) == 5, "a look is none"
         waiting = [asyncio.create_task(ask(http, id=ids[0], timeout=60)) for _ in range(2)]
-        await until(lambda: api._methods.results._requests == 2)
+        await until(lambda: api._methods.long_polls._requests == 2)
         assert "Too many requests" in (await ask(http, id=ids[0], timeout=60))["error"]["message"]
         async with store.transaction() as session:
             await settle.cancel(session, ids)
@@ -240,10 +240,10 @@ async def test_one_caller_leaves_waits_to_the_others(store: Store, settings: Set
             return (await http.post("/rpc", json=body, timeout=90, headers={"X-API-Key": key})).json()
 
         waiting = [asyncio.create_task(wait(one)) for _ in range(2)]
-        await until(lambda: api._methods.results._requests == 2)
+        await until(lambda: api._methods.long_polls._requests == 2)
         assert (await wait(one))["error"]["data"] == {"limit": 2, "retry_after": 1}
         waiting.append(asyncio.create_task(wait(other)))
-        await until(lambda: api._methods.results._requests == 3)
+        await until(lambda: api._methods.long_polls._requests == 3)
         async with store.transaction() as session:
             await settle.cancel(session, [task_id])
         assert [(await task)["result"]["state"] for task in waiting] == ["CANCELLED"] * 3
@@ -281,7 +281,7 @@ async def test_a_thousand_waits_cost_one_connection_and_one_statement_a_look(
         limits = httpx.Limits(max_connections=200)
         async with httpx.AsyncClient(base_url=api.url, headers=JSON, limits=limits) as many:
             asking = [asyncio.create_task(ask(many, ids=ids[n : n + 10], timeout=60)) for n in range(0, 1000, 10)]
-            await until(lambda: api._methods.results._waits == 1000)
+            await until(lambda: api._methods.long_polls._waits == 1000)
             listening = "select count(*) from pg_stat_activity where application_name = 'penstock-test-listen'"
             await wait_for_rows(sql, listening, 1)
             before = sample("penstock_statement_seconds_count", statement="read_settled")
@@ -334,7 +334,7 @@ async def test_results_awaited_together_share_one_connection(store: Store, setti
 
         client._http.post = counted  # type: ignore[method-assign]
         awaiting = [asyncio.create_task(client.result(task_id, timeout=90)) for task_id in ids]
-        await until(lambda: api._methods.results._waits == 1000)
+        await until(lambda: api._methods.long_polls._waits == 1000)
         assert len(api._server._server.server_state.connections) == 1
         for start in range(0, 1000, 250):
             await finish(store, claimed, ids[start : start + 250])
@@ -347,7 +347,7 @@ async def test_a_task_awaited_later_joins_those_that_are_awaited(store: Store, s
     ids = await make(store, 3)
     claimed, _ = await claim(store)
     async with running(store, settings) as api, AsyncClient(api.url) as client:
-        results = api._methods.results
+        results = api._methods.long_polls
         first = asyncio.create_task(client.result(ids[0]))
         await until(lambda: results._waits == 1)
         second = asyncio.create_task(client.result(ids[1]))
@@ -394,7 +394,7 @@ async def test_both_clients_raise_what_came_of_the_task(store: Store, settings: 
         with Client(api.url) as blocking:
             await expect(lambda *args, **kwargs: asyncio.to_thread(blocking.result, *args, **kwargs))
             task = asyncio.create_task(asyncio.to_thread(blocking.result, waiting))
-            await until(lambda: api._methods.results._waits == 1)
+            await until(lambda: api._methods.long_polls._waits == 1)
             await finish(store, claimed, [waiting])
             assert await task == {"of": waiting}
 
@@ -407,7 +407,7 @@ async def test_a_client_waits_on_while_the_api_is_replaced_and_gives_up_on_one_t
     async with running(store, settings) as api:
         client = AsyncClient(api.url)
         awaiting = asyncio.create_task(client.result(task_id))
-        await until(lambda: api._methods.results._waits == 1)
+        await until(lambda: api._methods.long_polls._waits == 1)
         port = int(api.url.rpartition(":")[2])
     async with running(Store(store._url), settings.model_copy(update={"http_port": port})):
         await finish(store, claimed, [task_id])
@@ -435,11 +435,11 @@ async def test_close_lets_go_of_whoever_waits(store: Store, settings: Settings) 
     async with running(store, settings) as api:
         client = AsyncClient(api.url)
         awaiting = asyncio.create_task(client.result(task_id))
-        await until(lambda: api._methods.results._waits == 1)
+        await until(lambda: api._methods.long_polls._waits == 1)
         await client.close()
         with pytest.raises(asyncio.CancelledError):
             await awaiting
-        await until(lambda: api._methods.results._waits == 0)
+        await until(lambda: api._methods.long_polls._waits == 0)
 
 
 async def test_the_async_client_has_every_method_of_the_other(store: Store, settings: Settings) -> None:

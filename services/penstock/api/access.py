@@ -11,17 +11,10 @@ from starlette.requests import Request
 from penstock.api.key_cache import KeyCache
 from penstock.api.rates import Rates
 from penstock.api.table import method_of
-from penstock.api.tenancy import check_scope
 from penstock.protocol.api_key import ALL_PERMISSIONS, ApiKey, Permission
 from penstock.protocol.errors import AccessDenied
 from penstock.protocol.method import Scope
 from penstock.settings.processes import is_loopback
-
-
-def permission_of(method: str) -> Permission | None:
-    """What a key needs for a method; None for an unknown one."""
-    found = method_of(method)
-    return None if found is None else found.permission
 
 
 class SenderChecks(Protocol):
@@ -61,10 +54,17 @@ class Caller:
 
     def check_method(self, method: str) -> None:
         """Raises AccessDenied, with the permission that is missing, or because the key is bound to a tenant."""
-        needed = permission_of(method)
-        if needed is not None:
-            self._check(needed)
-            check_scope(method, self.tenant)
+        found = method_of(method)
+        if found is None:
+            return  # it is answered as unknown
+        self._check(found.permission)
+        if self.tenant is not None and found.scope is Scope.CLOSED:
+            raise AccessDenied(
+                403,
+                f"Not permitted: this API key is bound to the tenant {self.tenant!r}, and {method} concerns the whole "
+                "installation: use a key that is bound to none",
+                {"tenant": self.tenant},
+            )
 
     def check(self, needed: Permission) -> None:
         """For APIs without tenants. Raises AccessDenied: a permission is missing, or the key is bound to a tenant."""

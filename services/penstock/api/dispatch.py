@@ -13,10 +13,9 @@ import msgspec
 from penstock.api.audit import Audit
 from penstock.api.context import ApiContext
 from penstock.api.enqueuing import PARALLEL_INSERTS, Enqueuer
-from penstock.api.long_polls import Results
+from penstock.api.long_polls import LongPolls
 from penstock.api.rpc import Handler, Outcome, each
 from penstock.api.table import METHODS
-from penstock.api.tenancy import await_own
 from penstock.brokers.base import Depth, Queue
 from penstock.db.notify import Notifier
 from penstock.db.pool import PATIENT_SECONDS, Store
@@ -60,7 +59,7 @@ class Methods:
         self._turns = asyncio.Semaphore(max(1, settings.database_pool_size - _SPARED_CONNECTIONS))
         self._enqueuer = Enqueuer(store, self.session, notifier, settings)
         self.audit = Audit(self.session)
-        self.results = Results(
+        self.long_polls = LongPolls(
             store,
             self.session,
             tasks_limit=settings.result_waits_limit,
@@ -72,7 +71,7 @@ class Methods:
             transaction=self._transaction,
             wake=notifier.wake,
             enqueue=self._enqueuer.enqueue,
-            await_results=partial(await_own, self.results.answer, self.session),
+            await_results=self.long_polls.answer,
             recent=Recent(),
             store=store,
             turns=self._turns,

@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -20,6 +21,7 @@ from penstock.db.notify import Listener
 from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.payloads.records import shown_rows
+from penstock.protocol.caller import bound_to, seen
 from penstock.protocol.errors import RpcError, TaskNotFound, TooManyWaits, Unavailable
 from penstock.runtime import budget, metrics
 from penstock.runtime.batcher import Batcher
@@ -72,7 +74,7 @@ def _bytes_of(row: Any) -> int:
     return len(row["result"] or "") + len(row["error"] or "")
 
 
-class Results:
+class LongPolls:
     """The method ``result``.
 
     session: a connection for one statement. tasks_limit: how many (waiting request, task) pairs there may be.
@@ -95,7 +97,21 @@ class Results:
         metrics.RESULT_WAITS.set_function(lambda: self._waits)
 
     async def answer(self, commands: Sequence[AwaitResults | RpcError]) -> Sequence[Any]:
-        """Carry out what one body asks for: an outcome each. Who hangs up waits no more."""
+        """Carry out what one body asks for: an outcome each. A client that hangs up waits no longer.
+
+        Tasks that the caller may not see are answered as unknown ones; a task's tenant never changes, so a look before
+        the wait is enough.
+        """
+        if bound_to() is None:
+            return await self._answer(commands)
+        ids = {task_id for command in commands if isinstance(command, AwaitResults) for task_id in command.ids}
+        async with self._session() as session:
+            own = {row["id"] for row in seen(await session.fetch("read_states", list(ids)))}
+        narrowed = [_narrowed(command, own) for command in commands]
+        outcomes = await self._answer(narrowed)
+        return [_with_hidden(*three) for three in zip(commands, narrowed, outcomes, strict=True)]
+
+    async def _answer(self, commands: Sequence[AwaitResults | RpcError]) -> Sequence[Any]:
         caller = budget.in_hand().caller
         waits = any(isinstance(command, AwaitResults) and command.timeout_seconds for command in commands)
         if waits and (limit := self._full(caller)):
@@ -251,3 +267,27 @@ class Results:
         if outcomes[0].state is None:
             raise TaskNotFound(outcomes[0].id)
         return outcomes[0]
+
+
+def _narrowed(command: AwaitResults | RpcError, own: set[int]) -> AwaitResults | RpcError:
+    if not isinstance(command, AwaitResults):
+        return command
+    ids = [task_id for task_id in command.ids if task_id in own]
+    if not ids and not command.many:
+        return TaskNotFound(command.ids[0])
+    if not ids or (command.any_will_do and len(ids) < len(command.ids)):
+        # An unknown task is an answer at once, as for a caller who sees all tasks.
+        return replace(command, ids=ids, timeout_seconds=0)
+    return replace(command, ids=ids)
+
+
+def _with_hidden(asked: AwaitResults | RpcError, carried_out: AwaitResults | RpcError, outcome: Any) -> Any:
+    if not isinstance(asked, AwaitResults) or not asked.many or isinstance(outcome, BaseException) or outcome is None:
+        return outcome
+    found = {one.id: one for one in outcome}
+    own = set(carried_out.ids) if isinstance(carried_out, AwaitResults) else set()
+    return [
+        found[task_id] if task_id in found else views.unsettled(task_id, None)
+        for task_id in asked.ids
+        if task_id in found or task_id not in own
+    ]

@@ -161,7 +161,7 @@ class Api(Service):
         tasks: dict[str, SideTask] = {
             "notify": self._notifier.run,
             "http": self._server.run,
-            "results": self._methods.results.run,
+            "results": self._methods.long_polls.run,
         }
         for addition in self._additions:
             tasks |= addition.side_tasks
@@ -179,7 +179,7 @@ class Api(Service):
             server.stop()
         if self._dashboard is not None:
             self._dashboard.stop()
-        self._methods.results.stop()
+        self._methods.long_polls.stop()
         for addition in self._additions:
             addition.stop()
 

@@ -7,9 +7,9 @@ import pytest
 from starlette.datastructures import Headers
 
 from penstock.api import key_cache
-from penstock.api.access import Authenticator, Caller, permission_of
+from penstock.api.access import Authenticator, Caller
 from penstock.api.key_cache import KeyCache
-from penstock.api.table import METHODS
+from penstock.api.table import METHODS, method_of
 from penstock.protocol.api_key import Permission, implied, parse_entries
 from penstock.protocol.errors import AccessDenied
 
@@ -41,10 +41,12 @@ def test_every_method_needs_the_permission_that_is_promised() -> None:
 
 
 def test_submit_of_any_action_needs_enqueue_and_an_unknown_method_needs_nothing() -> None:
-    assert permission_of("submit:keys.create") is Permission.ENQUEUE
-    assert permission_of("submit:") is Permission.ENQUEUE
-    assert permission_of("keys.createx") is None
-    assert permission_of("Cancel") is None
+    for name in ("submit:keys.create", "submit:"):
+        submit = method_of(name)
+        assert submit is not None
+        assert submit.permission is Permission.ENQUEUE
+    assert method_of("keys.createx") is None
+    assert method_of("Cancel") is None
 
 
 @pytest.mark.parametrize("permission", Permission)
