@@ -16,17 +16,9 @@ from penstock.api.http import refusal
 from penstock.api.rpc import error_body, masked
 from penstock.payloads.cipher import TenantAad
 from penstock.payloads.codec import payload_aad, result_aad
+from penstock.protocol import errors
 from penstock.protocol.caller import bind, seen
 from penstock.protocol.checks import read_id
-from penstock.protocol.errors import (
-    AccessDenied,
-    Overloaded,
-    PayloadLost,
-    PayloadUnavailable,
-    RateLimited,
-    RpcError,
-    TaskNotFound,
-)
 from penstock.runtime.budget import in_hand
 
 MayRead = Callable[[Request], Awaitable[bool | None]]
@@ -57,18 +49,18 @@ class Downloads:
                 await self._admit(request)
                 task_id = read_id(request.path_params["id"], "id")
                 body = await self._read(task_id, what)
-            except AccessDenied as exc:
+            except errors.AccessDenied as exc:
                 return _problem(error_body(exc), exc.status)
-            except RateLimited as exc:
+            except errors.RateLimited as exc:
                 return _problem(error_body(exc), 429)
-            except Overloaded as exc:
+            except errors.Overloaded as exc:
                 status, headers = refusal(exc)
                 return _problem(error_body(exc), status, headers)
-            except RpcError as exc:
+            except errors.RpcError as exc:
                 return _problem(error_body(exc), 404)
-            except (PayloadUnavailable, PayloadLost) as exc:
+            except (errors.PayloadUnavailable, errors.PayloadLost) as exc:
                 problem = msgspec.json.encode({"error": {"message": str(exc)}})
-                return _problem(problem, 503 if isinstance(exc, PayloadUnavailable) else 410)
+                return _problem(problem, 503 if isinstance(exc, errors.PayloadUnavailable) else 410)
             except Exception as exc:
                 return _problem(error_body(masked(exc, "download")), 503)
             name = f'attachment; filename="task-{task_id}-{what}.json"'
@@ -88,7 +80,7 @@ class Downloads:
             bind(caller.tenant, caller.actions)
             signed_in = caller.may("status")
         if not signed_in:
-            raise AccessDenied(403, "this API key may not read tasks")
+            raise errors.AccessDenied(403, "this API key may not read tasks")
 
     async def _read(self, task_id: int, what: str) -> str:
         """Raises TaskNotFound, also for a task that has none, or of another tenant; PayloadUnavailable, PayloadLost."""
@@ -96,7 +88,7 @@ class Downloads:
             rows = seen(await session.fetch("read_tasks", [task_id]))
             codec = session.codec
         if not rows or rows[0][f"{what}_gone"] or rows[0][what] is None:
-            raise TaskNotFound(task_id)
+            raise errors.TaskNotFound(task_id)
         aad = _AADS[what](rows[0])
         body = await codec.load(rows[0][what], aad)
         in_hand().hold(len(body))

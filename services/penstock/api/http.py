@@ -19,19 +19,9 @@ from penstock.api.access import Authenticator, SenderChecks, address_of
 from penstock.api.http_limits import ADMITTED
 from penstock.api.rpc import Answer, Dispatcher, error_body, masked
 from penstock.api.scaling import Scaling
+from penstock.protocol import errors
 from penstock.protocol.api_key import Permission
 from penstock.protocol.caller import bind
-from penstock.protocol.errors import (
-    AccessDenied,
-    InvalidParams,
-    InvalidRequest,
-    Overloaded,
-    RateLimited,
-    RouteNotFound,
-    RpcError,
-    TooLarge,
-    Unavailable,
-)
 from penstock.protocol.version import __version__
 from penstock.runtime import metrics
 from penstock.runtime.budget import in_hand
@@ -48,7 +38,7 @@ _HEADERS = [
 ]
 
 
-class _Refusal(InvalidRequest):
+class _Refusal(errors.InvalidRequest):
     """A request that is refused for its form; ``reason`` is its label in the metrics."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
@@ -92,7 +82,7 @@ def make_app(
             return await home(request)
         try:
             authenticator.check_host(request.headers)
-        except AccessDenied as exc:
+        except errors.AccessDenied as exc:
             return _refused(exc)
         return _json(card)
 
@@ -109,11 +99,11 @@ def make_app(
             body = await read_body(request, request_limit_bytes, request_timeout_seconds)
             peer = disconnect.watch(request)
             status, answer = await _answer(dispatcher, body, caller, request)
-        except RpcError as exc:
+        except errors.RpcError as exc:
             return _refused(exc)
         except ClientDisconnect:
             return Response(status_code=400)  # no one is there to read it
-        except Unavailable as exc:
+        except errors.Unavailable as exc:
             return _json(error_body(masked(exc, "unknown")), 503)
         except Exception as exc:
             return _json(error_body(masked(exc, "unknown")), 500)
@@ -126,19 +116,19 @@ def make_app(
         try:
             caller = authenticator.admit_request(request)
             caller.charge(1)
-        except RpcError as exc:
+        except errors.RpcError as exc:
             return _refused(exc)
         try:
             caller.check(Permission.SCALING)
             answer = await scaling.answer(request.path_params.get("route"), request.query_params)
-        except AccessDenied as exc:
+        except errors.AccessDenied as exc:
             return _json(error_body(exc), exc.status)
-        except InvalidParams as exc:
+        except errors.InvalidParams as exc:
             return _json(error_body(exc), 400)
-        except RouteNotFound as exc:
+        except errors.RouteNotFound as exc:
             return _json(error_body(exc), 404)
         except Exception as exc:
-            return _json(error_body(masked(exc, "scaling")), 503 if isinstance(exc, Unavailable) else 500)
+            return _json(error_body(masked(exc, "scaling")), 503 if isinstance(exc, errors.Unavailable) else 500)
         metrics.REQUEST_SECONDS.observe(perf_counter() - started)
         return _json(answer)
 
@@ -173,7 +163,7 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
     """The body, of which no more than the limit is ever held. Raises TooLarge, Overloaded, _Refusal."""
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > limit:
-        raise TooLarge("the request", int(declared[:20]), limit)
+        raise errors.TooLarge("the request", int(declared[:20]), limit)
     chunks = []
     size = 0
     load = in_hand()
@@ -182,7 +172,7 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
             async for chunk in request.stream():
                 size += len(chunk)
                 if size > limit:
-                    raise TooLarge("the request", size, limit)
+                    raise errors.TooLarge("the request", size, limit)
                 load.hold(len(chunk))
                 chunks.append(chunk)
     except TimeoutError:
@@ -190,26 +180,26 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
     return b"".join(chunks)
 
 
-def _refused(exc: RpcError) -> Response:
+def _refused(exc: errors.RpcError) -> Response:
     """The answer to a request that reached no method."""
     status, headers = refusal(exc)
     return _json(error_body(exc), status, headers)
 
 
-def refusal(exc: RpcError) -> tuple[int, dict[str, str] | None]:
+def refusal(exc: errors.RpcError) -> tuple[int, dict[str, str] | None]:
     """Status and headers of the answer to a request that is refused before its turn; counts it. Raises what is none."""
     headers: dict[str, str] | None = None
     match exc:
-        case AccessDenied(status=status):
+        case errors.AccessDenied(status=status):
             reason = "key" if status == 401 else "host"
             headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-        case RateLimited(retry_after_seconds=seconds):
+        case errors.RateLimited(retry_after_seconds=seconds):
             status, reason = 429, "rate"
             headers = {"Retry-After": str(max(1, math.ceil(seconds)))}
-        case Overloaded():
+        case errors.Overloaded():
             status, reason = 503, "memory"
             headers = {"Retry-After": str(math.ceil(exc.retry_after_seconds))}
-        case TooLarge():
+        case errors.TooLarge():
             status, reason = 413, "size"
         case _Refusal(status=status, reason=reason):
             # What is left of a body that is late is not worth waiting for.

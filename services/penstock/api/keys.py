@@ -11,17 +11,8 @@ import msgspec
 from penstock.api.context import ApiContext
 from penstock.db.context import Context
 from penstock.db.session import Session
-from penstock.protocol.api_key import (
-    NAME_MAX_CHARS,
-    PREFIX_CHARS,
-    ApiKey,
-    Permission,
-    check_name,
-    check_patterns,
-    digest_of,
-    implied,
-    new_secret,
-)
+from penstock.protocol import api_key
+from penstock.protocol.api_key import ApiKey, Permission
 from penstock.protocol.checks import MAX_LIST, TaskId, check_page, check_seconds, read_cursor, read_id
 from penstock.protocol.errors import InvalidParams, KeyNotFound, Unavailable
 from penstock.protocol.method import Scope, method
@@ -74,9 +65,9 @@ class CreateKey:
 
 async def create_key(session: Session, command: CreateKey) -> NewKey | None:
     """None when the name is in use."""
-    secret = new_secret()
+    secret = api_key.new_secret()
     rows = await session.fetch(
-        "create_api_key", command.name, secret[:PREFIX_CHARS], digest_of(secret.encode("ascii")),
+        "create_api_key", command.name, secret[:api_key.PREFIX_CHARS], api_key.digest_of(secret.encode("ascii")),
         [permission.value for permission in Permission if permission in command.permissions],
         command.expires_in_seconds, command.tenant, command.actions,
     )  # fmt: skip
@@ -104,7 +95,7 @@ async def active_keys(session: Session) -> list[ApiKey]:
     """The keys that are accepted now."""
     return [
         ApiKey(
-            row["name"], bytes(row["hash"]), implied(row["permissions"]), row["id"], row["tenant"],
+            row["name"], bytes(row["hash"]), api_key.implied(row["permissions"]), row["id"], row["tenant"],
             None if row["actions"] is None else tuple(row["actions"]),
         )
         for row in await session.fetch("read_active_keys")
@@ -112,7 +103,7 @@ async def active_keys(session: Session) -> list[ApiKey]:
 
 
 class KeysCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: Annotated[str, about(f"Whose it is; one key of a name at a time. 1 to {NAME_MAX_CHARS} characters.")]
+    name: Annotated[str, about(f"Whose it is; one key of a name at a time. 1 to {api_key.NAME_MAX_CHARS} characters.")]
     permissions: Annotated[
         list[Permission],
         about(
@@ -132,14 +123,14 @@ class KeysCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def _read_create(given: KeysCreateParams, _settings: Settings) -> CreateKey:
     try:
-        name = check_name(given.name)
+        name = api_key.check_name(given.name)
     except ValueError as exc:
         raise InvalidParams("name", str(exc)) from None
     if not given.permissions:
         raise InvalidParams("permissions", f"must hold at least one of {', '.join(Permission)}")
     check_seconds(given.expires_in, "expires_in")
     try:
-        actions = check_patterns(given.actions)
+        actions = api_key.check_patterns(given.actions)
     except ValueError as exc:
         raise InvalidParams("actions", str(exc)) from None
     return CreateKey(name, given.permissions, given.expires_in, read_tenant(given.tenant), actions)

@@ -18,14 +18,7 @@ from penstock.db.session import Session
 from penstock.methods.audit import OUTCOME_MAX_CHARS, AuditEntry, begin_audit, end_audit, shown_params
 from penstock.methods.table import API_ONLY, METHODS, read_command
 from penstock.payloads.codec import PayloadCodec, offered_aad, payload_aad
-from penstock.protocol.errors import (
-    DuplicateTask,
-    InvalidParams,
-    MethodNotFound,
-    PayloadLost,
-    RpcError,
-    TooLarge,
-)
+from penstock.protocol import errors
 from penstock.protocol.json_text import check_payload, utf8_size
 from penstock.protocol.requests import Invalid, Request, decode_body
 from penstock.protocol.spelling import did_you_mean
@@ -41,10 +34,10 @@ _ONLY_ANSWERS = "{method} only answers, and a queue has no way back: ask over HT
 _decode_request = msgspec.json.Decoder(Request).decode
 
 
-def refusal_of(task: NewTask, enqueued: Enqueued) -> DuplicateTask | None:
+def refusal_of(task: NewTask, enqueued: Enqueued) -> errors.DuplicateTask | None:
     """The error for a task that asked to be refused if another has its unique key, and one has."""
     if enqueued.duplicate and task.on_duplicate == "error":
-        return DuplicateTask(enqueued.id, enqueued.state)
+        return errors.DuplicateTask(enqueued.id, enqueued.state)
     return None
 
 
@@ -85,7 +78,7 @@ def read_inbound(body: str, settings: Settings, *, sender: str = "") -> Inbound:
     inbound = Inbound()
     try:
         entries = decode_body(body, batch_limit=settings.batch_limit).entries
-    except RpcError as exc:
+    except errors.RpcError as exc:
         inbound.refused.append((body, exc.message))
         return inbound
     for entry in entries:
@@ -94,7 +87,7 @@ def read_inbound(body: str, settings: Settings, *, sender: str = "") -> Inbound:
             continue
         try:
             command = read_command(entry.method, entry.params, settings)
-        except RpcError as exc:
+        except errors.RpcError as exc:
             inbound.refused.append((_text_of(entry), _reason(entry, exc)))
             continue
         if not _is_allowed(entry.method, settings.inbound_methods):
@@ -121,7 +114,7 @@ async def take_in(inbound: Inbound, codec: PayloadCodec, settings: Settings, ope
     texts = inbound.texts
     inbound.tasks, inbound.texts = [], []
     for task, text in zip(taken, texts, strict=True):
-        if isinstance(task, RpcError):
+        if isinstance(task, errors.RpcError):
             inbound.refused.append((text, task.message))
         elif isinstance(task, BaseException):
             raise task
@@ -159,11 +152,11 @@ async def _take_in_task(task: NewTask, codec: PayloadCodec, settings: Settings, 
     if task.offered is not None:
         try:
             payload = await _open_offered(task.offered, task, codec)
-        except PayloadLost as exc:
-            raise InvalidParams("sealed_payload", f"cannot be taken: {exc}") from None
+        except errors.PayloadLost as exc:
+            raise errors.InvalidParams("sealed_payload", f"cannot be taken: {exc}") from None
         size = utf8_size(payload)
         if size > settings.largest_payload_bytes:
-            raise TooLarge("sealed_payload", size, settings.largest_payload_bytes)
+            raise errors.TooLarge("sealed_payload", size, settings.largest_payload_bytes)
         check_payload(payload, "sealed_payload")
     return replace(task, payload=await codec.store(payload, payload_aad(task.action, task.tenant), queue=queue))
 
@@ -176,7 +169,7 @@ async def _open_offered(offered: str, task: NewTask, codec: PayloadCodec) -> str
     """
     try:
         return await codec.load(offered, offered_aad(task.action, task.tenant))
-    except PayloadLost:
+    except errors.PayloadLost:
         if task.tenant is not None:
             raise
     return await codec.load(offered, payload_aad(task.action, None))
@@ -200,7 +193,7 @@ async def accept_inbound(session: Session, inbound: Inbound, settings: Settings,
         try:
             async with session.savepoint() if METHODS[method].savepoint else nullcontext():
                 await METHODS[method].carry_out(context, change)
-        except RpcError as exc:
+        except errors.RpcError as exc:
             inbound.refused.append((text, exc.message))
             if place in noted:
                 outcomes[noted[place]] = exc.message[:OUTCOME_MAX_CHARS].replace("\0", "\ufffd")
@@ -235,8 +228,8 @@ def count_enqueued(tasks: Iterable[NewTask], enqueued: Iterable[Enqueued], *, so
         metrics.DUPLICATES.labels(action).inc(count)
 
 
-def _reason(request: Request, exc: RpcError) -> str:
-    if isinstance(exc, MethodNotFound):
+def _reason(request: Request, exc: errors.RpcError) -> str:
+    if isinstance(exc, errors.MethodNotFound):
         if request.method.startswith(API_ONLY):
             return _ONLY_ANSWERS.format(method=request.method)
         return f"unknown method {request.method[:200]!r}{did_you_mean(request.method, METHODS)}"

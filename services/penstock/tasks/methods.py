@@ -12,21 +12,9 @@ import msgspec
 
 from penstock.db.context import Context, ServingContext
 from penstock.db.session import Session
+from penstock.protocol import checks
 from penstock.protocol.api_key import Permission
 from penstock.protocol.caller import bound_to, check_actions, narrow_tenant, own_tenant, seen
-from penstock.protocol.checks import (
-    MAX_IDS,
-    MAX_LIST,
-    TaskId,
-    check_labels_sought,
-    read_cursor,
-    read_id,
-    read_ids,
-    read_instant,
-    read_key,
-    read_limit,
-    read_reason,
-)
 from penstock.protocol.errors import (
     DuplicateTask,
     InvalidParams,
@@ -50,9 +38,9 @@ from penstock.tasks.params import EnqueueParams
 
 LONGEST_WAIT_SECONDS = 60.0  # load balancers close a connection that is silent for longer
 
-_Task = Annotated[TaskId, about("The task.")]
-_One = Annotated[TaskId | None, about("One task; the answer is an object.")]
-_Many = Annotated[list[TaskId] | None, about(f"Up to {MAX_IDS} tasks; the answer is an array.")]
+_Task = Annotated[checks.TaskId, about("The task.")]
+_One = Annotated[checks.TaskId | None, about("One task; the answer is an object.")]
+_Many = Annotated[list[checks.TaskId] | None, about(f"Up to {checks.MAX_IDS} tasks; the answer is an array.")]
 
 
 def _read_enqueue(given: EnqueueParams, settings: Settings) -> NewTask:
@@ -135,9 +123,9 @@ def _read_id_or_ids(given: StatusParams | ResultParams) -> list[int]:
     if (given.id is None) == (given.ids is None):
         raise InvalidParams("id", "or ids must be given, not both")
     if given.ids is not None:
-        return read_ids(given.ids)
+        return checks.read_ids(given.ids)
     assert given.id is not None
-    return [read_id(given.id, "id")]
+    return [checks.read_id(given.id, "id")]
 
 
 Command = TypeVar("Command", ShowTasks, AwaitResults)
@@ -169,7 +157,7 @@ class Cancel:
 
 
 def _read_cancel(given: CancelParams, _settings: Settings) -> Cancel:
-    return Cancel(read_id(given.id, "id"), read_reason(given.reason))
+    return Cancel(checks.read_id(given.id, "id"), checks.read_reason(given.reason))
 
 
 @method(
@@ -197,7 +185,7 @@ class Retry:
 
 
 def _read_retry(given: RetryParams, _settings: Settings) -> Retry:
-    return Retry(read_id(given.id, "id"))
+    return Retry(checks.read_id(given.id, "id"))
 
 
 @method(
@@ -237,7 +225,7 @@ def _read_reschedule(given: RescheduleParams, _settings: Settings) -> Reschedule
     run_at = read_start(given.run_at, given.delay, given.priority)
     if run_at is None and given.delay is None and given.priority is None:
         raise InvalidParams("run_at", "or delay or priority must be given")
-    return Reschedule(read_id(given.id, "id"), run_at, given.delay, given.priority)
+    return Reschedule(checks.read_id(given.id, "id"), run_at, given.delay, given.priority)
 
 
 @method(
@@ -275,7 +263,7 @@ async def _read_state(session: Session, task_id: int) -> tuple[State, bool]:
 class ListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: Annotated[State | None, about("Only tasks in this state.")] = None
     action: Annotated[str | None, about("Only tasks of this action.")] = None
-    limit: Annotated[int, about(f"Maximum number of tasks; 1 to {MAX_LIST}.")] = 50
+    limit: Annotated[int, about(f"Maximum number of tasks; 1 to {checks.MAX_LIST}.")] = 50
     cursor: Annotated[str | None, CURSOR] = None
     labels: Annotated[dict[str, str] | None, about("Only tasks that have all of these labels.")] = None
     key: Annotated[str | None, about("Only tasks that have this unique key or ordering key.")] = None
@@ -287,13 +275,13 @@ class ListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _read_list(given: ListParams, _settings: Settings) -> ListTasks:
-    check_labels_sought(given.labels)
-    since, until = read_instant(given.since, "since"), read_instant(given.until, "until")
+    checks.check_labels_sought(given.labels)
+    since, until = checks.read_instant(given.since, "since"), checks.read_instant(given.until, "until")
     if since is not None and until is not None and until <= since:
         raise InvalidParams("until", f"must be later than since, {since.isoformat()}, not {until.isoformat()}")
     return ListTasks(
-        given.state, given.action, read_limit(given.limit), read_cursor(given.cursor), given.labels or None,
-        read_key(given.key, "key"), since, until, read_tenant(given.tenant),
+        given.state, given.action, checks.read_limit(given.limit), checks.read_cursor(given.cursor),
+        given.labels or None, checks.read_key(given.key, "key"), since, until, read_tenant(given.tenant),
     )  # fmt: skip
 
 

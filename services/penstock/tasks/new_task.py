@@ -9,15 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from penstock.protocol.checks import (
-    check_labels,
-    check_priority,
-    check_seconds,
-    check_span,
-    read_action,
-    read_instant,
-    read_key,
-)
+from penstock.protocol import checks
 from penstock.protocol.errors import InvalidParams, TooLarge
 from penstock.protocol.json_text import check_payload, decode_any, escape_for_sqs, utf8_size
 from penstock.protocol.sealed import Reference, decode_sealed
@@ -52,19 +44,19 @@ def new_task(given: EnqueueParams, settings: Settings, *, large: bool = False) -
             "timeout", f"must be above 0 and at most {LONGEST_TIMEOUT_SECONDS:.0f} seconds, not {given.timeout}"
         )
     return NewTask(
-        action=read_action(given.action),
+        action=checks.read_action(given.action),
         payload=payload,
         run_at=run_at,
         delay_seconds=given.delay,
         priority=given.priority or 0,
-        unique_key=read_key(given.unique_key, "unique_key"),
-        ordering_key=read_key(given.ordering_key, "ordering_key"),
+        unique_key=checks.read_key(given.unique_key, "unique_key"),
+        ordering_key=checks.read_key(given.ordering_key, "ordering_key"),
         max_attempts=max_attempts,
         timeout_seconds=given.timeout,
         labels=_labels(given.labels),
         expires_at=_expiry(given),
         expires_in_seconds=given.expires_in,
-        limit_key=read_key(given.limit_key, "limit_key"),
+        limit_key=checks.read_key(given.limit_key, "limit_key"),
         unique=_unique(given),
         on_duplicate=given.on_duplicate,
         replaces_priority=given.on_duplicate == "replace" and given.priority is not None,
@@ -77,9 +69,9 @@ def read_start(run_at: str | int | None, delay: float | None, priority: int | No
     """Check the three; returns the first."""
     if run_at is not None and delay is not None:
         raise InvalidParams("delay", "and run_at exclude each other; give one")
-    check_span(delay, "delay")
-    check_priority(priority)
-    return read_instant(run_at)
+    checks.check_span(delay, "delay")
+    checks.check_priority(priority)
+    return checks.read_instant(run_at)
 
 
 def submitted_task(action: str, raw: bytes, settings: Settings) -> NewTask:
@@ -92,8 +84,8 @@ def submitted_task(action: str, raw: bytes, settings: Settings) -> NewTask:
         if object_id is None or (isinstance(object_id, float) and not isfinite(object_id)):
             raise InvalidParams("objectID", "must be a string or a number, no larger than a double")
         # 23 and "23" are one object: the older convention sends either.
-        unique_key = read_key(str(object_id), "objectID")
-    return NewTask(read_action(action), payload, unique_key=unique_key, max_attempts=settings.max_attempts)
+        unique_key = checks.read_key(str(object_id), "objectID")
+    return NewTask(checks.read_action(action), payload, unique_key=unique_key, max_attempts=settings.max_attempts)
 
 
 def check_task_payload(payload: str, settings: Settings, *, field: str = "payload", large: bool = False) -> None:
@@ -128,8 +120,8 @@ def _offered(given: EnqueueParams, settings: Settings) -> str:
 def _expiry(given: EnqueueParams) -> datetime | None:
     if given.expires_at is not None and given.expires_in is not None:
         raise InvalidParams("expires_in", "and expires_at exclude each other; give one")
-    check_seconds(given.expires_in, "expires_in")
-    return read_instant(given.expires_at, "expires_at")
+    checks.check_seconds(given.expires_in, "expires_in")
+    return checks.read_instant(given.expires_at, "expires_at")
 
 
 def _unique(given: EnqueueParams) -> Literal["retained", "live"] | float:
@@ -138,7 +130,7 @@ def _unique(given: EnqueueParams) -> Literal["retained", "live"] | float:
             if getattr(given, name) != usual:
                 raise InvalidParams(name, "goes with unique_key")
     if not isinstance(given.unique, str):
-        check_seconds(given.unique, "unique")
+        checks.check_seconds(given.unique, "unique")
     return given.unique
 
 
@@ -146,5 +138,5 @@ def _labels(labels: dict[str, str] | None) -> str | None:
     """Labels as JSON text; none at all are None."""
     if not labels:
         return None
-    check_labels(labels, most=MAX_LABELS, name_chars=LABEL_NAME_MAX_CHARS, value_chars=LABEL_VALUE_MAX_CHARS)
+    checks.check_labels(labels, most=MAX_LABELS, name_chars=LABEL_NAME_MAX_CHARS, value_chars=LABEL_VALUE_MAX_CHARS)
     return msgspec.json.encode(labels).decode("utf-8")
