@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -107,6 +108,11 @@ def _read_name(given: model.ScheduleName, _settings: Settings) -> str:
     return model.read_stored_name(given.name)
 
 
+_change = partial(
+    method, permission=Permission.ADMIN, scope=Scope.OWN, errors=(ScheduleNotFound,), read=_read_name, by_queue=True
+)
+
+
 @method(
     "schedule.get", permission=Permission.READ, scope=Scope.OWN, errors=(ScheduleNotFound,), read=_read_name
 )  # fmt: skip
@@ -134,10 +140,7 @@ async def list_schedules(context: Context, given: model.ScheduleListParams) -> m
     return model.SchedulePage([view_of(model.Schedule, _members(record)) for record in records], cursor)
 
 
-@method(
-    "schedule.delete", permission=Permission.ADMIN, scope=Scope.OWN, errors=(ScheduleNotFound,), read=_read_name,
-    by_queue=True,
-)  # fmt: skip
+@_change("schedule.delete")
 async def delete(context: Context, name: str) -> model.ScheduleDeleted:
     """Delete a schedule; tasks that it created stay."""
     async with context.transaction() as session:
@@ -145,19 +148,13 @@ async def delete(context: Context, name: str) -> model.ScheduleDeleted:
     return model.ScheduleDeleted(deleted.id, shown_name(deleted.schedule.name))
 
 
-@method(
-    "schedule.pause", permission=Permission.ADMIN, scope=Scope.OWN, errors=(ScheduleNotFound,), read=_read_name,
-    by_queue=True,
-)  # fmt: skip
+@_change("schedule.pause")
 async def pause(context: Context, name: str) -> model.ScheduleDetail:
     """Stop a schedule; the instants of the pause are not made up for."""
     return await _pause(context, name, paused=True)
 
 
-@method(
-    "schedule.resume", permission=Permission.ADMIN, scope=Scope.OWN, errors=(ScheduleNotFound,), read=_read_name,
-    by_queue=True,
-)  # fmt: skip
+@_change("schedule.resume")
 async def resume(context: Context, name: str) -> model.ScheduleDetail:
     """Let a schedule go on, from now."""
     return await _pause(context, name, paused=False)
@@ -170,10 +167,7 @@ async def _pause(context: Context, name: str, *, paused: bool) -> model.Schedule
     return _detail(record)
 
 
-@method(
-    "schedule.run_now", permission=Permission.ADMIN, scope=Scope.OWN, errors=(ScheduleNotFound,), read=_read_name,
-    by_queue=True,
-)  # fmt: skip
+@_change("schedule.run_now")
 async def run_now(context: Context, name: str) -> model.ScheduleRun:
     """Run a schedule once, beside its clock, also when it is paused."""
     async with context.transaction() as session:

@@ -46,6 +46,9 @@ _INPUTS_AT_ONCE = 100
 _REASON_CHARS = 500
 _LIMIT_NAMED = "PENSTOCK_PAYLOAD_LIMIT_BYTES, or with a bucket PENSTOCK_PAYLOAD_MAX_BYTES"
 
+StepRow = tuple[int, int, int | None, NewStep]
+"""Workflow, number, number of the parent, step."""
+
 log = get_logger()
 _decode_options = msgspec.json.Decoder(StepOptions).decode
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -64,6 +67,13 @@ class HeldWorkflow:
     reason: str | None
     added: int = 0
     to_stop: bool = False
+
+    def add(self, steps: int) -> int:
+        """Count new steps; returns the number of the first."""
+        first = self.steps + self.added
+        self.added += steps
+        self.open += steps
+        return first
 
 
 @dataclass(slots=True)
@@ -384,21 +394,19 @@ class WorkflowRun:
 
         as_step: they have the failure policy of their parent; otherwise each has its own.
         """
-        rows: list[tuple[int, int, int | None, NewStep]] = []
+        rows: list[StepRow] = []
         parents: list[tuple[int, int, int]] = []
         for parent, children in made:
             if not children:
                 continue
             workflow = self.held[parent["workflow_id"]]
-            first = workflow.steps + workflow.added
+            first = workflow.add(len(children))
             for place, (child, task) in enumerate(children):
                 name = f"{parent['name']}/{place if child.name is None else child.name}"
                 policy, undo = (parent["on_failure"], parent["undo"]) if as_step else policy_of(child)
                 options = StepOptions(task.ordering_key, task.delay_seconds, task.expires_in_seconds)
                 step = NewStep(name, StepKind.TASK, task.action, task, (), policy, undo, options=options)
                 rows.append((workflow.id, first + place, parent["number"], step))
-            workflow.added += len(children)
-            workflow.open += len(children)
             workflow.to_stop |= workflow.state != WorkflowState.RUNNING
             parents.append((workflow.id, parent["number"], len(children)))
         if rows:
@@ -439,15 +447,13 @@ class WorkflowRun:
             if not found:
                 continue
             workflow.compensated = True
-            first = workflow.steps + workflow.added
-            rows: list[tuple[int, int, int | None, NewStep]] = []
+            first = workflow.add(len(found))
+            rows: list[StepRow] = []
             for place, row in enumerate(found):
                 task = NewTask(row["undo"], max_attempts=self._settings.max_attempts)
                 after = [first + place - 1] if place else []
                 step = NewStep(f"{row['name']}/undo", StepKind.COMPENSATION, task.action, task, after, "continue")
                 rows.append((workflow.id, first + place, row["number"], step))
-            workflow.added += len(rows)
-            workflow.open += len(rows)
             await self._session.plan_for(len(rows))
             await insert_steps(self._session, rows, start=())
             ready = await self._session.fetch("find_ready", workflow.id, first)
@@ -471,10 +477,8 @@ class WorkflowRun:
             workflow.added = 0
 
 
-async def insert_steps(
-    session: Session, rows: Sequence[tuple[int, int, int | None, NewStep]], *, start: Iterable[int]
-) -> int:
-    """Add steps, each as (workflow, number, parent, step), with one statement; returns how many start at once.
+async def insert_steps(session: Session, rows: Sequence[StepRow], *, start: Iterable[int]) -> int:
+    """Add steps with one statement; returns how many start at once.
 
     start: workflows whose steps start at once if nothing has to be looked up; the caller starts the others.
     """
@@ -526,7 +530,7 @@ async def _tenants(session: Session, workflows: Iterable[int]) -> dict[int, str 
     return {row["id"]: row["tenant"] for row in await session.fetch("read_flow_tenants", list(set(workflows)))}
 
 
-async def _traces(session: Session, rows: Sequence[tuple[int, int, int | None, NewStep]]) -> list[str | None]:
+async def _traces(session: Session, rows: Sequence[StepRow]) -> list[str | None]:
     """Trace contexts of the tasks of new steps: the current one, or that of the parent step."""
     if active.active() is None:
         return [None] * len(rows)
