@@ -1,4 +1,4 @@
-"""API keys: what one may do, what is kept of its secret, and how a setting names one. No I/O."""
+"""API keys: permissions, digests of secrets, and entries of PENSTOCK_API_KEYS."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from penstock.protocol.task import ACTION_MAX_CHARS, BUILT_IN_ACTIONS
 from penstock.protocol.tenant import check_tenant
 
 SECRET_PREFIX = "pstk_"  # lets scanners for leaked secrets find one
-PREFIX_CHARS = 13  # of a secret are kept in clear, to distinguish keys: 48 of its 256 random bits
+PREFIX_CHARS = 13  # of a secret are stored in clear, to identify keys: 48 of its 256 random bits
 NAME_MAX_CHARS = 100
 PATTERNS_MAX = 100
-PLAIN_MIN_CHARS = 16  # of a key that PENSTOCK_API_KEYS holds itself; a shorter one is thought up, and can be guessed
+PLAIN_MIN_CHARS = 16  # of a plain key in PENSTOCK_API_KEYS; a shorter one can be guessed
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 
 
@@ -40,8 +40,10 @@ ALL_PERMISSIONS = frozenset(Permission)
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key that is accepted. ``id``: of its record in Postgres, None for a key from the settings. tenant: whose
-    tasks alone it sees; None for all. actions: patterns of those that it may enqueue; None: the default."""
+    """id: of its record in Postgres, None for a key from the settings. tenant: that it is bound to; None: no tenant.
+
+    actions: patterns of those that it may enqueue; None: the default.
+    """
 
     name: str
     digest: bytes = field(repr=False)
@@ -52,7 +54,7 @@ class ApiKey:
 
 
 def implied(permissions: Iterable[str]) -> frozenset[Permission]:
-    """All that these permissions allow. Raises ValueError for an unknown one."""
+    """These permissions and those that they imply. Raises ValueError for an unknown one."""
     given = frozenset(map(Permission, permissions))
     if Permission.ADMIN in given:
         return ALL_PERMISSIONS
@@ -62,8 +64,8 @@ def implied(permissions: Iterable[str]) -> frozenset[Permission]:
 def may_enqueue(action: str, patterns: Iterable[str] | None, tenant: str | None) -> bool:
     """Whether a key with these patterns, bound to this tenant or to none, may enqueue the action.
 
-    A pattern is a name, or the beginning of names and ``*``. Without patterns a key may enqueue every action; one that
-    is bound to a tenant none of the deliveries, which act with the rights of the workers.
+    A pattern is a name, or a prefix and ``*``. Without patterns a key may enqueue every action, except that a key bound
+    to a tenant may enqueue no delivery, which acts with the rights of the workers.
     """
     if patterns is None:
         return tenant is None or action not in BUILT_IN_ACTIONS
@@ -85,7 +87,7 @@ def check_patterns(patterns: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def digest_of(secret: bytes) -> bytes:
-    """SHA-256 of a secret: all that is kept of it. Right for random secrets only; docs/decisions/009 says why."""
+    """SHA-256 of a secret, which is all that is stored. For random secrets only; see docs/decisions/009."""
     return hashlib.sha256(secret).digest()
 
 
@@ -103,11 +105,10 @@ def check_name(name: str) -> str:
 
 
 def parse_entry(entry: str, position: int) -> ApiKey:
-    """A key from an entry of PENSTOCK_API_KEYS: the plain key, or ``name:permissions:sha256`` in hexadecimal, behind
-    which ``:tenant`` binds it to one (empty: to none) and ``:actions``, joined by +, are the actions it may enqueue.
+    """An entry of PENSTOCK_API_KEYS: a plain key, or ``name:permissions:sha256[:tenant[:actions]]``, joined by +.
 
-    A colon makes it the second form: the digest is no secret, so a misspelt one must not become a plain key that
-    everybody can read. Raises ValueError, whose text names the position and never the entry.
+    A colon makes it the second form: a misspelt digest, which is no secret, must not become a plain key. Raises
+    ValueError, whose text names the position and never the entry.
     """
     if ":" not in entry:
         return ApiKey(f"entry {position}", digest_of(entry.encode("utf-8")), ALL_PERMISSIONS)
@@ -140,7 +141,7 @@ def _named(what: str) -> Iterator[None]:
 
 
 def parse_entries(entries: Iterable[str]) -> tuple[ApiKey, ...]:
-    """The keys of PENSTOCK_API_KEYS. Raises ValueError naming every entry that is wrong, by its position."""
+    """The keys of PENSTOCK_API_KEYS. Raises ValueError naming the position of every invalid entry."""
     keys: dict[bytes, ApiKey] = {}
     places: dict[bytes, int] = {}
     problems = []

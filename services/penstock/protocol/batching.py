@@ -1,4 +1,4 @@
-"""Packing: many entries in one body, within the bytes, the number and the work that a message may hold."""
+"""Packing: several entries in one body, limited in bytes, number and weight."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 
 def join_batch(items: Sequence[str]) -> str:
-    """One body of several entries; a single one travels bare."""
+    """A body of entries; a single one is not an array."""
     return items[0] if len(items) == 1 else f"[{','.join(items)}]"
 
 
@@ -19,11 +19,10 @@ def pack(
     max_items: int,
     max_weight: float = math.inf,
 ) -> Iterator[tuple[int, int]]:
-    """Cut entries of these UTF-8 sizes into bodies: (start, end) slices, in order.
+    """Divide entries of these UTF-8 sizes into bodies: (start, end) slices, in order.
 
-    Each body with its brackets and commas stays within ``max_bytes`` and ``max_items``, and the weights of its entries
-    together within ``max_weight``; an entry that is larger or heavier than a body may be stands alone, and of one that
-    is too large the sender finds out.
+    Each body, including brackets and commas, stays within ``max_bytes``, ``max_items`` and ``max_weight``; an entry
+    that exceeds one of these gets a body of its own, even if it is too large to send.
     """
     start, used, carried = 0, 1, 0.0  # one: two brackets, and the first entry has no comma before it
     for position, size in enumerate(sizes):

@@ -26,7 +26,7 @@ def bind(tenant: str | None, actions: tuple[str, ...] | None = None) -> None:
 
 
 def bound_to() -> str | None:
-    """The tenant to which the caller is bound, or None."""
+    """The tenant that the caller is bound to; None: to no tenant."""
     return _tenant.get()
 
 
@@ -72,5 +72,5 @@ def sees(tenant: str | None) -> bool:
 
 
 def seen(rows: Iterable[Any]) -> list[Any]:
-    """Of rows with a tenant, those that the caller may see."""
+    """The rows whose tenant the caller may see."""
     return [row for row in rows if sees(row["tenant"])]

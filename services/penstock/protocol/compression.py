@@ -1,4 +1,4 @@
-"""Packed results: gzip in base64, for SQS bills each message by its started 64 KiB. What it unpacks to is bounded."""
+"""Packed results: gzip in base64, since SQS bills each started 64 KiB of a message. The unpacked size is bounded."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from penstock.protocol.json_text import short_reason
 
 ENCODING = "gzip"
 PACKED_PREFIX = f'{{"jsonrpc":"2.0","encoding":"{ENCODING}"'
-PACKED_PER_MESSAGE = 16  # results; a resulter unpacks so many of any size that the settings allow
-UNPACKED_RESULT_BYTES = 900_000  # the highest value of the setting
+PACKED_PER_MESSAGE = 16  # results of the largest size, which a resulter can unpack
+UNPACKED_RESULT_BYTES = 900_000  # the highest limit that the settings allow
 UNPACKED_BODY_BYTES = 16 * 1024 * 1024  # of all results of one message; a megabyte could become a thousand of them
 _LEVEL = 6
 _GZIP_WINDOW = 31  # of zlib: the largest, with the header of gzip
@@ -41,13 +41,13 @@ class Room:
 
 
 def pack_result(text: str) -> str:
-    """JSON text as base64 of its gzip, which is ASCII without anything to escape."""
+    """JSON text as base64 of its gzip, which needs no escapes in JSON."""
     packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP_WINDOW)
     return base64.b64encode(packer.compress(text.encode()) + packer.flush()).decode()
 
 
 def unpack_result(raw: bytes, encoding: str, room: Room) -> str:
-    """The JSON text that was packed into a JSON string. Raises Unpackable."""
+    """raw: a JSON string. Returns the JSON text that was packed. Raises Unpackable."""
     if encoding != ENCODING:
         raise Unpackable(f"the result has the encoding {encoding[:40]!r}; {ENCODING} is known")
     limit = min(UNPACKED_RESULT_BYTES, room.left)

@@ -1,4 +1,4 @@
-"""The part of a claim id that cannot be guessed: a keyed digest of task and claim, made by schedulers."""
+"""Tokens of claim ids: a keyed digest of task and claim, made by schedulers, which cannot be guessed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ _TOKEN_BYTES = 10
 
 
 class ClaimKey(NamedTuple):
-    """A key as stored. secret: None for the key of ids without a token. signs: its time has come.
-
-    seconds_left: while it is accepted, None for no end.
-    """
+    """secret: None: accepts ids without a token. signs: may sign now. seconds_left: until it expires; None: never."""
 
     secret: bytes | None
     signs: bool
@@ -24,7 +21,7 @@ class ClaimKey(NamedTuple):
 
 
 class Fence:
-    """Makes claim ids, and recognises those that a scheduler made."""
+    """Makes claim ids and verifies them."""
 
     def __init__(self, keys: Sequence[ClaimKey] = ()) -> None:
         self._signer: Any = None
@@ -33,7 +30,7 @@ class Fence:
         self.set(keys)
 
     def set(self, keys: Sequence[ClaimKey]) -> None:
-        """Take over these keys, newest first; the newest whose time has come signs from now on."""
+        """keys: newest first; the first one that may sign does."""
         self._signer, self._checkers, self._unsigned_until = None, [], 0.0
         for key in keys:
             until = math.inf if key.seconds_left is None else monotonic() + key.seconds_left
@@ -46,7 +43,7 @@ class Fence:
                 self._signer = digest
 
     def name(self, task_id: int, claim: int) -> str:
-        """The id that a worker is given and returns unchanged; without a token until a key signs."""
+        """The claim id that a worker returns unchanged; without a token if no key signs."""
         plain = f"{task_id}:{claim}"
         if self._signer is None:
             return plain
@@ -55,7 +52,7 @@ class Fence:
         return f"{plain}:{digest.hexdigest()}"
 
     def problem(self, name: str) -> str | None:
-        """Why an id of the form of a claim id was not made by a scheduler of this pipeline; None when it was."""
+        """Why a claim id was not made by a scheduler of this pipeline; None if it was."""
         plain, _, token = name.rpartition(":")
         if ":" not in plain:
             if monotonic() < self._unsigned_until:

@@ -1,4 +1,4 @@
-"""JSON as text: decoding it to characters, its size on the wire, and the escapes that not everybody can hold."""
+"""JSON as text: its characters, its size, its depth, and the escapes that Postgres or SQS cannot store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.protocol.errors import InvalidParams, ParseError
 
-MAX_DEPTH = 100  # of a payload; common JSON parsers stop at 128 or 512, and every worker must be able to read it
+MAX_DEPTH = 100  # of a payload; common JSON parsers stop at 128 or 512 levels, and every worker must be able to read it
 
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_MARKS = bytes(byte for byte in range(256) if byte not in b'[{]}"')
@@ -31,8 +31,8 @@ def _no_constant(name: str) -> Any:
 _decode_large = json.JSONDecoder(
     parse_int=lambda text: int(text) if len(text) <= _DIGITS else float(text), parse_constant=_no_constant
 ).decode
-# Every escape of JSON text, one after the other, so that what follows an escaped backslash is not taken for one.
-# Group 1: what Postgres' jsonb may not hold, NUL and half a surrogate pair.
+# Every escape of JSON text in order, so that text after an escaped backslash is not mistaken for one.
+# Group 1: what jsonb cannot store, NUL and half a surrogate pair.
 _ESCAPE = re.compile(
     r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u0000|u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
 )
@@ -40,7 +40,7 @@ _NOT_IN_SQS = re.compile("[\ufffe\uffff]")
 
 
 def text_of(body: bytes | str) -> str:
-    """The body as text, without a byte order mark. Raises ParseError when it is not UTF-8."""
+    """The body as text, without a byte order mark. Raises ParseError unless it is UTF-8."""
     if isinstance(body, bytes):
         try:
             body = body.decode("utf-8")
@@ -66,21 +66,21 @@ def holds_unstorable(text: str) -> bool:
 
 
 def replace_unstorable(text: str) -> str:
-    """JSON text with every escape of NUL or of half a surrogate pair replaced by U+FFFD."""
+    """JSON text with each escape of NUL or half a surrogate pair replaced by U+FFFD."""
     if "\\u" not in text:
         return text
     return _ESCAPE.sub(lambda match: "\\ufffd" if match[1] else match[0], text)
 
 
 def escape_for_sqs(body: str) -> str:
-    """JSON text in the characters that SQS takes: U+FFFE and U+FFFF, the only ones JSON may hold beyond, escaped."""
+    """JSON text with U+FFFE and U+FFFF escaped, the only characters of JSON that SQS refuses."""
     if body.isascii():
         return body
     return _NOT_IN_SQS.sub(lambda match: f"\\u{ord(match[0]):04x}", body)
 
 
 def decode_any(raw: bytes | str) -> Any:
-    """JSON as Python values; of numbers that are beyond a double, infinity. Raises ValueError, RecursionError."""
+    """JSON as Python values, a number beyond a double as infinity. Raises ValueError, RecursionError."""
     try:
         return _decode_any(raw)
     except msgspec.ValidationError:  # it is JSON, and only its numbers are too large
@@ -88,10 +88,10 @@ def decode_any(raw: bytes | str) -> Any:
 
 
 def check_payload(raw: str, field: str = "payload") -> None:
-    """Check that JSON text can be stored, sent and read by any worker, without building its values: they take up to
-    fifty times its memory.
+    """Check that JSON text can be stored, sent and read by any worker.
 
-    Raises InvalidParams: no object or array, NUL or half a surrogate pair, too deep.
+    Does not build its values, which take up to fifty times its memory. Raises InvalidParams: no object or array, NUL or
+    half a surrogate pair, too deep.
     """
     check_json(raw, field)
     first = raw.lstrip()[0]
@@ -100,7 +100,7 @@ def check_payload(raw: str, field: str = "payload") -> None:
 
 
 def check_json(raw: str, field: str) -> None:
-    """As :func:`check_payload`, for any kind of value."""
+    """As ``check_payload``, for any kind of value."""
     try:
         _decode_raw(raw)
     except RecursionError:
@@ -119,8 +119,7 @@ _KINDS = {"n": "null", "t": "a boolean", "f": "a boolean", '"': "a string"}
 
 
 def _depth(raw: str) -> int:
-    """How deep the values of a valid JSON text nest."""
-    # Without escaped marks, quotes come in pairs around what is a string, and all else but brackets can go.
+    # Without escaped quotes, strings are between pairs of quotes; all other characters but brackets are removed.
     text = raw.encode("utf-8", "surrogatepass").replace(rb"\\", b"").replace(rb"\"", b"")
     marks = text.translate(_STEPS, _NO_MARKS)
     deepest = depth = inside = 0

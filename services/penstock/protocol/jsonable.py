@@ -1,6 +1,6 @@
-"""Values as JSON: what msgspec writes, and what pydantic writes where msgspec does not know a type.
+"""Values as JSON: by msgspec, or by pydantic for types that msgspec does not know.
 
-Payloads and results go through here, so that a value which may be enqueued may be returned too.
+Used for payloads and results, so that a value that can be enqueued can be returned too.
 """
 
 from __future__ import annotations
@@ -13,15 +13,12 @@ import msgspec
 
 
 def foreign(value: Any) -> Any:
-    """A value that msgspec cannot write, such as a pydantic model, in builtins; for use as its ``enc_hook``.
-
-    Raises TypeError naming the type.
-    """
+    """msgspec's ``enc_hook``: a value of another type, such as a pydantic model, as builtins. Raises TypeError."""
     kind = type(value)
-    if isinstance(value, dict | list | tuple | set | frozenset):  # in the body of a value, msgspec writes them
+    if isinstance(value, dict | list | tuple | set | frozenset):  # msgspec encodes them itself, except as a key
         raise TypeError(f"a dict with a {kind.__name__} as a key is not JSON-serialisable")
-    if not isinstance(value, Iterator):  # it could be read once only
-        from pydantic_core import PydanticSerializationError, to_jsonable_python  # not before it is needed
+    if not isinstance(value, Iterator):  # an iterator could be read only once
+        from pydantic_core import PydanticSerializationError, to_jsonable_python  # loaded when first needed
 
         try:
             return to_jsonable_python(value, by_alias=True, fallback=msgspec.to_builtins)
@@ -31,14 +28,14 @@ def foreign(value: Any) -> Any:
 
 
 def to_builtins(value: Any) -> Any:
-    """The value in dicts with text for keys, lists, text and numbers. Raises TypeError."""
+    """The value as dicts with text keys, lists, text and numbers. Raises TypeError."""
     return msgspec.to_builtins(value, str_keys=True, enc_hook=foreign)
 
 
 def dumps(value: Any) -> str:
-    """The value as JSON in ASCII. Raises ValueError or TypeError saying what JSON cannot hold."""
+    """The value as JSON in ASCII. Raises ValueError, TypeError."""
     try:
         return json.dumps(value, default=to_builtins, allow_nan=False, separators=(",", ":"))
     except TypeError:
-        # A key that is no text, such as a UUID; if it is not that, the same is said again.
+        # A key that is no text, such as a UUID; any other problem is raised again.
         return json.dumps(to_builtins(value), allow_nan=False, separators=(",", ":"))

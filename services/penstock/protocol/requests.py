@@ -1,4 +1,4 @@
-"""Requests: bodies to their entries, entries to requests, claimed tasks to the calls that workers receive."""
+"""Requests: decoding bodies and their entries, encoding the calls that workers receive."""
 
 from __future__ import annotations
 
@@ -15,28 +15,24 @@ from penstock.protocol.errors import InvalidRequest, ParseError, RpcError
 from penstock.protocol.json_text import entry_text, holds_unstorable, replace_unstorable, short_reason, text_of
 from penstock.protocol.sealed import MARK
 
-TIMEOUT_ATTRIBUTE = "timeout_seconds"  # of an outbound message: run time allowed to each task in it
-SUSPECT_ATTRIBUTE = "suspect"  # of an outbound message: its worker stopped heartbeating
+TIMEOUT_ATTRIBUTE = "timeout_seconds"  # of an outbound message: run time limit of each of its tasks
+SUSPECT_ATTRIBUTE = "suspect"  # of an outbound message: a worker stopped heartbeating while running its task
 
 _EMPTY = msgspec.Raw(b"")
 _MARK = MARK.encode()
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One JSON-RPC request; ``params`` and ``id`` are raw JSON, empty where absent (no id: a notification)."""
+    """``params`` and ``id`` are raw JSON, empty if absent; without id it is a notification."""
 
     jsonrpc: Literal["2.0"]
     method: str
     params: msgspec.Raw = _EMPTY
     id: msgspec.Raw = _EMPTY
 
-    @property
-    def is_notification(self) -> bool:
-        return not bytes(self.id)
-
 
 class Invalid(msgspec.Struct, frozen=True):
-    """An entry that is JSON but no request: the error to answer, the id if one could be read, the text as it came."""
+    """An entry that is no request: the error to answer, its id or ``null``, its unchanged text."""
 
     error: RpcError
     id: bytes
@@ -70,7 +66,7 @@ def _no_json(text: str) -> Any:
 
 
 def split_body(body: bytes | str, *, batch_limit: int) -> tuple[bool, list[str | msgspec.Raw]]:
-    """Split a body into its entries, undecoded: (is it a batch, entries).
+    """Split a body: whether it is a batch, and its undecoded entries.
 
     Raises ParseError (not JSON, too deep) or InvalidRequest (an empty batch, or one above ``batch_limit``).
     """
@@ -92,7 +88,7 @@ def split_body(body: bytes | str, *, batch_limit: int) -> tuple[bool, list[str |
 
 
 def _split_slowly(text: str) -> list[str]:
-    """Split with the standard library, which lets lone surrogates pass, so that one such entry fails alone."""
+    """Split with the standard library, which accepts lone surrogates, so that such an entry fails alone."""
     entries = []
     position = text.index("[") + 1
     try:
@@ -118,7 +114,7 @@ def _split_slowly(text: str) -> list[str]:
 
 
 def _split_flat(text: str) -> list[str]:
-    """Split by brackets and commas alone, without recursion, so that an entry nested too deeply fails alone."""
+    """Split by brackets and commas, without recursion, so that an entry nested too deeply fails alone."""
     entries = []
     depth, start, end = 0, 0, 0
     for match in _STRUCTURE.finditer(text):
@@ -145,10 +141,10 @@ def _skip(text: str, position: int) -> int:
 
 
 def decode_body(body: bytes | str, *, batch_limit: int, may_be_sealed: bool = False) -> Body:
-    """Decode a body of requests; entries that are no request come as Invalid, in their place.
+    """Decode a body of requests; an entry that is no request becomes an Invalid.
 
-    may_be_sealed: it comes from the scheduler, so params may be a payload that was sealed.
-    Raises ParseError or InvalidRequest when the body as a whole is of no use.
+    may_be_sealed: it comes from the scheduler, so params may be a sealed payload.
+    Raises ParseError or InvalidRequest if no entry can be read.
     """
     text = text_of(body)
     if text.startswith("["):
@@ -165,7 +161,7 @@ def decode_body(body: bytes | str, *, batch_limit: int, may_be_sealed: bool = Fa
 
 
 def _decode_at_once(text: str, may_be_sealed: bool) -> list[Request | Invalid] | None:
-    """All entries of a batch, or None when one of them is wrong, or none is there, and a closer look is needed."""
+    """All entries of a batch; None if one of them is no request."""
     try:
         entries: list[Request | Invalid] = list(_decode_requests(text))
     except (ValueError, RecursionError):
@@ -174,7 +170,7 @@ def _decode_at_once(text: str, may_be_sealed: bool) -> list[Request | Invalid] |
 
 
 def _fault(request: Request, may_be_sealed: bool) -> str | None:
-    """What the types of its members, which stay raw, make wrong with a request."""
+    """A problem with the types of the raw members."""
     if bytes(request.id)[:1] in _NO_ID:
         return "id must be a string, a number or null"
     params = bytes(request.params)
@@ -184,7 +180,7 @@ def _fault(request: Request, may_be_sealed: bool) -> str | None:
 
 
 def decode_request(entry: str | msgspec.Raw, *, may_be_sealed: bool = False) -> Request | Invalid:
-    """Decode one entry. What is wrong with it is in the Invalid that is returned; nothing is raised."""
+    """Decode one entry. Raises nothing."""
     try:
         request = _decode_request(entry)
         fault = _fault(request, may_be_sealed)
@@ -216,7 +212,7 @@ def _call_head(action: str) -> str:
 
 
 def encode_call(task_id: int, claim: int, action: str, payload: str, *, claim_id: str | None = None) -> str:
-    """The outbound request of one claimed task. claim_id: one with a token, None for one without."""
+    """The outbound request of one claimed task. claim_id: with its token; None: without one."""
     return f'{_call_head(action)}{payload},"id":"{claim_id or f"{task_id}:{claim}"}"}}'
 
 
@@ -231,7 +227,7 @@ _new_tuple = tuple.__new__
 
 
 def parse_claim_id(text: str) -> ClaimId | None:
-    """``"42:7"``, or ``"42:7:token"``, to task and claim; None when it is no claim id."""
+    """Read ``42:7`` or ``42:7:token``; None if it is no claim id."""
     left, _, rest = text.partition(":")
     right, colon, token = rest.partition(":")
     if not (left.isdecimal() and right.isdecimal() and text.isascii()) or len(left) > 19 or len(right) > 19:
@@ -241,7 +237,7 @@ def parse_claim_id(text: str) -> ClaimId | None:
     task_id, claim = int(left), int(right)
     if task_id > INT8_MAX or claim > INT8_MAX:
         return None
-    return _new_tuple(ClaimId, (task_id, claim))  # a third of the price of ClaimId(...), once for every task
+    return _new_tuple(ClaimId, (task_id, claim))  # a third of the time of ClaimId(...), once for every task
 
 
 def task_params(action: str, payload: Any, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How long a failed task waits before its next attempt. Pure arithmetic, no clock."""
+"""The delay of a failed task before its next attempt."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from penstock.protocol.errors import SettingsError
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Exponential delay with jitter; the delay after attempt n is ``base * factor**(n-1)``, at most ``cap``.
+    """Exponential delay with jitter; after attempt n it is ``base * factor**(n-1)``, at most ``cap``.
 
-    base_seconds: delay after the first failed attempt.
-    factor: growth from one delay to the next, at least 1.
-    cap_seconds: no delay is longer than this.
-    jitter: share of the delay that is random, 0..1; the result lies in ``[(1-jitter)*delay, delay]``, so that
-        the cap holds and, with jitter below ``1 - 1/factor``, later delays are always longer until the cap.
+    factor: at least 1. jitter: random share of the delay, 0..1; the result lies in ``[(1-jitter)*delay, delay]``, so
+    with jitter below ``1 - 1/factor`` each delay is longer than the one before, up to the cap.
     Raises SettingsError for values outside these ranges.
     """
 
@@ -39,11 +36,11 @@ class Backoff:
             raise SettingsError(f"backoff jitter must be between 0 and 1, not {self.jitter}")
 
     def delay_seconds(self, attempt: int, *, rand: Callable[[], float] = random.random) -> float:
-        """Return the seconds to wait after the failed attempt number ``attempt`` (the first is 1)."""
+        """attempt: the number of the failed one, from 1. Raises ValueError."""
         if attempt < 1:
             raise ValueError(f"attempts are counted from 1, not {attempt}")
         try:
             delay = min(self.cap_seconds, self.base_seconds * self.factor ** (attempt - 1))
-        except OverflowError:  # 2.0 ** 1024; the cap is what it would have been
+        except OverflowError:  # such as 2.0 ** 1024, which is above every cap
             delay = self.cap_seconds
         return delay * (1 - self.jitter * rand())

@@ -1,4 +1,4 @@
-"""What a task is: its states, the legal transitions between them, and the records that travel between modules."""
+"""A task: its states, the legal transitions between them, and the records passed between modules."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ MAX_ATTEMPTS_LIMIT = 1000
 PRIORITY_MIN, PRIORITY_MAX = -32768, 32767
 ACTION_MAX_CHARS = 200
 KEY_MAX_CHARS = 500
-MAX_ACTIONS_SHOWN = 500  # apart from each other, in metrics and counts: a caller who may enqueue can make up any name
-OTHER_ACTIONS = "other"  # what stands for all further ones
+MAX_ACTIONS_SHOWN = 500  # with a name of their own in metrics and counts: a caller who may enqueue can invent names
+OTHER_ACTIONS = "other"  # all further ones
 BYTES_PER_CHAR = 3  # of names and keys, on average, in UTF-8
 MAX_LABELS = 16
 LABEL_NAME_MAX_CHARS, LABEL_VALUE_MAX_CHARS = 60, 200
@@ -75,23 +75,18 @@ TRANSITIONS: frozenset[tuple[State, State]] = frozenset(
 )
 
 
-def is_legal(before: State, after: State) -> bool:
-    return (before, after) in TRANSITIONS
-
-
 @dataclass(frozen=True, slots=True)
 class NewTask:
-    """A task as a producer asks for it; ``payload`` is valid JSON text (an object or array), already checked.
+    """A task to enqueue, checked. payload: JSON text of an object or array.
 
-    run_at: not before this instant; delay_seconds: the same, counted from the database's clock; never both.
-    timeout_seconds: the worker gives up on one attempt after this long; None = the action's or worker's default.
+    run_at: not before this instant; delay_seconds: the same, from the database's clock; never both.
+    timeout_seconds: of one attempt; None: the default of the action or worker.
     labels: JSON text of an object of text by text. expires_at: not started from then on; expires_in_seconds: the same,
-    counted from the database's clock; never both. limit_key: which of its action's limits by key it counts against.
-    unique: until when another task keeps the unique key from this one: "retained", until its record is cleaned; "live",
-    until it settles; or so many seconds from when it took the key. on_duplicate: what happens to a task whose key is
-    another's; replaces_priority: with "replace", the priority too. tenant: for whom it is; its unique and ordering keys
-    are that tenant's own. trace: the context it belongs to; see tracecontext. offered: a payload that a
-    client has sealed, which is to be taken in before the task is stored.
+    from the database's clock; never both. limit_key: selects one of the action's limits by key.
+    unique: until when another task keeps the unique key: "retained", until its record is deleted; "live", until it
+    settles; or seconds from when it took the key. on_duplicate: what happens if the key is taken;
+    replaces_priority: "replace" also replaces the priority. tenant: whose task it is; its unique and ordering keys are
+    that tenant's own. trace: text of a TraceContext. offered: a payload that a client has sealed.
     """
 
     action: str
@@ -116,7 +111,7 @@ class NewTask:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has no keys, labels, expiry or tenant, as most have not."""
+        """Without keys, labels, expiry and tenant, as most are."""
         return (
             self.unique_key is None
             and self.ordering_key is None
@@ -130,9 +125,9 @@ class NewTask:
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """The outcome of a NewTask: the id it has, or the id of the first one with its unique key.
+    """The outcome of a NewTask. id: its own, or that of the task with its unique key.
 
-    replaced: that one's payload was replaced; None unless this was asked for.
+    replaced: whether that task's payload was replaced; None unless requested.
     """
 
     id: int
@@ -144,8 +139,8 @@ class Enqueued:
 class Claimed(NamedTuple):
     """A task that a scheduler has claimed and must now send or release.
 
-    waited_seconds: from due to claimed. suspect: its worker stopped heartbeating, so it must travel alone. route: None
-    for the outbound queue. tenant: for whom it is. trace: what it carries; see wire.read_carried.
+    waited_seconds: from due to claimed. suspect: a worker stopped heartbeating while running it, so it is isolated.
+    route: None: the outbound queue. trace: see ``task_traces.read_carried``.
     """
 
     id: int
@@ -161,19 +156,19 @@ class Claimed(NamedTuple):
 
 
 class Position(NamedTuple):
-    """A place in the order of the tasks that are due, within one priority."""
+    """A position in the order of due tasks, within one priority."""
 
     run_at: datetime
     id: int
 
 
-BEGINNING = Position(datetime(1, 1, 2, tzinfo=UTC), 0)  # of a priority: every task stands behind it
+BEGINNING = Position(datetime(1, 1, 2, tzinfo=UTC), 0)  # before every task of a priority
 
 
 class Stretch(NamedTuple):
-    """A part of the order of the tasks that are due: the priorities from ``low`` to ``high``, behind a position.
+    """A part of the order of due tasks: the priorities from ``low`` to ``high``.
 
-    The position counts only where the two are one priority.
+    after: a position, which applies only if the two are one priority.
     """
 
     low: int
@@ -186,11 +181,10 @@ EVERYTHING = (Stretch(PRIORITY_MIN, PRIORITY_MAX, BEGINNING),)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failed attempt, decided: what is recorded and when the task may run again.
+    """A failed attempt to record.
 
-    delay_seconds: None = no more attempts, the task becomes CRITICAL_ERROR.
-    error: JSON text of the error object. suspect: its worker stopped heartbeating; it travels alone from now on.
-    worker: which one sent it, or None.
+    error: JSON text. delay_seconds: until the next attempt; None: no more attempts, the task becomes CRITICAL_ERROR.
+    suspect: a worker stopped heartbeating while running it; it is isolated from now on. worker: that reported it.
     """
 
     id: int

@@ -1,4 +1,4 @@
-"""Tenants of tasks beside the body of an outbound message: strict servers refuse a member of the request."""
+"""Tenants of tasks, as attributes of an outbound message: strict servers refuse unknown members of a request."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-TENANT_ATTRIBUTE = "tenant"  # of an outbound message: all of its tasks are for this tenant
-TENANTS_ATTRIBUTE = "tenants"  # likewise, where they are for several: ids of tasks by tenant, as JSON
-_ENTRY_BYTES = 26  # of a task in it, beside its tenant's name
+TENANT_ATTRIBUTE = "tenant"  # of an outbound message whose tasks all are of this tenant
+TENANTS_ATTRIBUTE = "tenants"  # of one with several tenants: ids of tasks by tenant, as JSON
+_ENTRY_BYTES = 26  # of a task, without its tenant's name
 
 _decode = msgspec.json.Decoder(dict[str, list[int]]).decode
 
 
 def tenant_bytes(tenant: str) -> int:
-    """What a task of this tenant may add to the attributes."""
+    """The most bytes that a task of this tenant adds to the attributes."""
     return len(json.dumps(tenant)) + _ENTRY_BYTES
 
 
 def encode_tenants(tenants: Iterable[tuple[int, str | None]]) -> dict[str, str]:
-    """The attributes that name the tenants of these tasks; empty if no task has one."""
+    """Attributes with the tenants of these tasks, given as (id, tenant)."""
     ids: dict[str | None, list[int]] = defaultdict(list)
     for task_id, tenant in tenants:
         ids[tenant].append(task_id)
@@ -33,7 +33,7 @@ def encode_tenants(tenants: Iterable[tuple[int, str | None]]) -> dict[str, str]:
 
 
 def decode_tenants(attributes: Mapping[str, str], task_ids: Iterable[int]) -> dict[int, str]:
-    """Tenants by task. Raises ValueError for attributes that no scheduler wrote."""
+    """Tenants by task. Raises ValueError for invalid attributes."""
     if TENANT_ATTRIBUTE in attributes:
         return dict.fromkeys(task_ids, msgspec.json.decode(attributes[TENANT_ATTRIBUTE], type=str))
     if TENANTS_ATTRIBUTE not in attributes:

@@ -1,8 +1,7 @@
 """Trace contexts of the tasks in an outbound message, as attributes of it.
 
-They do not stand in the body: a worker is any JSON-RPC server, and a strict one refuses a request with a member that
-JSON-RPC does not know. Where all tasks of a message share one context the attributes are those that every library
-looks for; otherwise ``traces`` has that of each task.
+They are not in the body: a worker is any JSON-RPC server, and a strict one refuses unknown members of a request. A
+context that all tasks of a message share is in the standard attributes; otherwise ``traces`` has those of each task.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ import msgspec
 from penstock.protocol.trace_context import TRACEPARENT, TraceContext, of_headers, of_text, parse
 
 TRACES_ATTRIBUTE = "traces"
-TRACES_MAX_BYTES = 32_768  # of the attribute; RabbitMQ has all headers of a message in one frame
-TRACE_ENTRY_BYTES = 120  # that an entry takes at most beside its own text
+TRACES_MAX_BYTES = 32_768  # of the attribute; RabbitMQ sends all headers of a message in one frame
+TRACE_ENTRY_BYTES = 120  # that an entry adds at most to its own text
 
 
 class CarriedTrace(NamedTuple):
-    """What a task carries to its next attempt: the context of its enqueue, and the attempt before, if there was one."""
+    """The context of a task's enqueue, and that of its previous attempt."""
 
     context: TraceContext
     former: TraceContext | None = None
@@ -38,7 +37,7 @@ _decode = msgspec.json.Decoder(list[_Entry]).decode
 
 
 def read_carried(text: str | None) -> CarriedTrace | None:
-    """Read the trace column of a claimed task: the context, and on a line of its own the attempt before."""
+    """text: a context, and on a second line the traceparent of the previous attempt."""
     if text is None:
         return None
     first, _, former = text.partition("\n")
@@ -47,7 +46,7 @@ def read_carried(text: str | None) -> CarriedTrace | None:
 
 
 def encode_traces(tasks: Iterable[tuple[int, str | None]]) -> dict[str, str]:
-    """The attributes of a message with these tasks, (id, trace column) each; empty if none has a trace."""
+    """Attributes of a message with these tasks, given as (id, text of ``read_carried``)."""
     groups: defaultdict[str | None, list[int]] = defaultdict(list)
     for task_id, text in tasks:
         groups[text].append(task_id)
@@ -74,7 +73,7 @@ def encode_traces(tasks: Iterable[tuple[int, str | None]]) -> dict[str, str]:
 
 
 def decode_traces(attributes: Mapping[str, str], tasks: Iterable[int]) -> dict[int, CarriedTrace]:
-    """What the tasks of a message carry, by id; what cannot be read is left out."""
+    """Traces by task; invalid ones are left out."""
     if TRACES_ATTRIBUTE in attributes:
         try:
             entries = _decode(attributes[TRACES_ATTRIBUTE])

@@ -1,7 +1,7 @@
-"""Trace contexts as W3C Trace Context writes them: read, checked, written. Pure; knows no tracing library.
+"""Trace contexts by W3C Trace Context, without a tracing library.
 
-A context travels in the headers ``traceparent`` and ``tracestate``, and in one text of both where there is one column.
-What breaks the grammar is no context, and never an error: a trace is not worth a task.
+A context travels in the headers ``traceparent`` and ``tracestate``, and in a column as one text of both. An invalid one
+is ignored and never an error: a trace is not worth a task.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
-TRACESTATE_MAX_CHARS = 512  # which everybody has to pass on; a longer one is dropped
+TRACESTATE_MAX_CHARS = 512  # that every participant must pass on; a longer one is dropped
 _STATE_MEMBERS = 32
 
 _PARENT = re.compile(
@@ -26,7 +26,7 @@ _SAMPLED = 1
 
 
 class TraceContext(NamedTuple):
-    """A span, as those that come after it know it. state: the list of the tracestate, empty for none."""
+    """A span, as its successors know it. state: the tracestate, or empty."""
 
     trace_id: str
     span_id: str
@@ -35,7 +35,7 @@ class TraceContext(NamedTuple):
 
     @property
     def is_sampled(self) -> bool:
-        """Whether its caller records it."""
+        """Whether the span is recorded."""
         return bool(self.flags & _SAMPLED)
 
     @property
@@ -45,7 +45,7 @@ class TraceContext(NamedTuple):
 
     @property
     def headers(self) -> dict[str, str]:
-        """As headers, or attributes of a message."""
+        """As headers of a request or attributes of a message."""
         given = {TRACEPARENT: self.traceparent}
         return given | {TRACESTATE: self.state} if self.state else given
 
@@ -56,11 +56,11 @@ class TraceContext(NamedTuple):
 
 
 def parse(traceparent: object, tracestate: object = None) -> TraceContext | None:
-    """Read two headers; None for what is no traceparent. A tracestate that is none is left out."""
+    """Read two headers; None for an invalid traceparent. An invalid tracestate is left out."""
     match = _PARENT.fullmatch(traceparent.strip(" \t")) if isinstance(traceparent, str) else None
     if match is None or (match[1] == "00" and match[5] is not None):
         return None
-    # Of the flags two are known; a newer version may mean something else by the others.
+    # Two flags are known; a newer version may define others.
     return TraceContext(match[2], match[3], int(match[4], 16) & 3, _state(tracestate))
 
 
@@ -76,13 +76,12 @@ def _state(tracestate: object) -> str:
 
 
 def of_headers(headers: Mapping[str, str]) -> TraceContext | None:
-    """The context of headers, or of a message's attributes."""
+    """headers: of a request, or attributes of a message."""
     given = headers.get(TRACEPARENT)
     return None if given is None else parse(given, headers.get(TRACESTATE))
 
 
 def of_text(text: str | None) -> TraceContext | None:
-    """The context of a row's text."""
     if text is None:
         return None
     traceparent, _, state = text.partition(" ")
@@ -90,14 +89,14 @@ def of_text(text: str | None) -> TraceContext | None:
 
 
 def current() -> TraceContext | None:
-    """That of the span that is active here, if the program has loaded OpenTelemetry."""
+    """The context of the active span; None in a program that has not loaded OpenTelemetry."""
     trace: Any = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return None
     context = trace.get_current_span().get_span_context()
     if not context.is_valid:
         return None
-    # Read again, for what the program has put into its tracestate must not travel on unless others can read it.
+    # Parsed again, since the program may have put an invalid tracestate into it.
     return parse(
         f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}", context.trace_state.to_header()
     )

@@ -1,4 +1,4 @@
-"""Parts that records have in common as JSON: instants, raw JSON, counts of what they hold."""
+"""Parts of answers: instants, raw JSON, descriptions of fields."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def timestamp(instant: datetime) -> str:
 
 
 def raw(text: str | None) -> Any:
-    """JSON text as it is put into an answer; None becomes null."""
+    """JSON text as part of an answer; None becomes null."""
     return None if text is None else msgspec.Raw(text.encode("utf-8"))
 
 

@@ -1,4 +1,4 @@
-"""Signatures of HTTP requests, as the Standard Webhooks specification has them (standardwebhooks.com, version 1.0.0).
+"""Signatures of HTTP requests by Standard Webhooks 1.0.0 (standardwebhooks.com).
 
 The signed content is ``<id>.<timestamp>.<body>``, the signature its HMAC-SHA256 in base64; receivers verify it with
 any library for that specification.
@@ -19,10 +19,7 @@ _PREFIX = "whsec_"
 
 
 def signing_key(secret: str) -> bytes:
-    """The key of a secret: the bytes behind ``whsec_``, which are base64, or the text itself.
-
-    Raises ValueError for one that begins with ``whsec_`` and is no base64.
-    """
+    """The base64 behind ``whsec_`` decoded, or else the secret itself. Raises ValueError for invalid base64."""
     if not secret.startswith(_PREFIX):
         return secret.encode()
     try:
@@ -32,7 +29,7 @@ def signing_key(secret: str) -> bytes:
 
 
 def signature_headers(secrets: Iterable[str], *, message_id: str, timestamp: int, body: bytes) -> dict[str, str]:
-    """The three headers of a signed request. timestamp: epoch seconds. Of several secrets, any verifies it."""
+    """secrets: any one of them verifies the request. timestamp: epoch seconds."""
     signed = f"{message_id}.{timestamp}.".encode() + body
     digests = (hmac.digest(signing_key(secret), signed, hashlib.sha256) for secret in secrets)
     return {

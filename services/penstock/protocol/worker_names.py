@@ -1,4 +1,4 @@
-"""The name of the worker that sends results: an attribute of each message, not a member of each result."""
+"""Names of workers, an attribute of each message to the results queue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NAME = re.compile(rf"[!-~]([ -~]{{0,{WORKER_NAME_MAX_CHARS - 2}}}[!-~])?")
 
 
 def check_worker_name(name: str) -> str:
-    """A name that a worker can go by. Raises ValueError."""
+    """Raises ValueError."""
     if not _NAME.fullmatch(name):
         raise ValueError(
             f"a worker's name is 1 to {WORKER_NAME_MAX_CHARS} printable ASCII characters, "
@@ -21,6 +21,6 @@ def check_worker_name(name: str) -> str:
 
 
 def worker_of(attributes: Mapping[str, str]) -> str | None:
-    """The worker that a results message names; None where it names none, or what can be no name."""
+    """The worker of a results message; None if the name is missing or invalid."""
     name = attributes.get(WORKER_ATTRIBUTE)
     return name if name is not None and _NAME.fullmatch(name) else None
