@@ -24,7 +24,7 @@ def claim_of_token(token: str) -> ClaimId | None:
     return None if match is None else parse_claim_id(match[1])
 
 
-def kept_token(token: str, tenant: str | None) -> str:
+def stored_token(token: str, tenant: str | None) -> str:
     """A token as it is stored: one that a handler chose is prefixed with the tenant of its task."""
     return token if claim_of_token(token) is not None else stored_key(tenant, token)
 

@@ -18,7 +18,7 @@ from penstock.protocol.errors import TASK_TIMEOUT, AnsweredAlready, RpcError, St
 from penstock.protocol.reports import Failed
 from penstock.protocol.task import State
 from penstock.protocol.views import about
-from penstock.protocol.wait_tokens import claim_of_token, kept_token
+from penstock.protocol.wait_tokens import claim_of_token, stored_token
 from penstock.results.apply import apply_reports
 from penstock.results.wait_store import (
     Token,
@@ -117,7 +117,7 @@ async def _answer(session: Session, command: AnswerWait, settings: Settings) -> 
 
 async def _kept(session: Session, command: AnswerWait) -> str:
     """The token as it is kept. What began to wait under an earlier version has no tenant before its token."""
-    kept = kept_token(command.token, command.tenant)
+    kept = stored_token(command.token, command.tenant)
     if kept != command.token:
         known = (await read_tokens(session, [command.token])).get(command.token)
         if known is not None and known.active and known.pair is not None:

@@ -41,7 +41,7 @@ class Token:
 @dataclass(frozen=True, slots=True)
 class NewWait:
     """What became of a wait: ``noted``, or its token has an answer or another task already. ``state``: the task's.
-    ``token``: as it is kept, see ``wire.kept_token``."""
+    ``token``: as it is kept, see ``wire.stored_token``."""
 
     pair: Pair
     action: str
