@@ -11,11 +11,10 @@ from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from penstock.db.tables.registry import METADATA
-from penstock.db.tables.schema import SCHEMA
+from penstock.db.tables import SCHEMA, metadata
 
 _OPTIONS = {
-    "target_metadata": METADATA,
+    "target_metadata": metadata,
     "version_table_schema": SCHEMA,
     "include_schemas": True,
     "transaction_per_migration": True,

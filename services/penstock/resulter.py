@@ -22,10 +22,11 @@ from penstock.protocol.reports import (
     Unreadable,
     Waiting,
     decode_reports,
+    error_text,
 )
 from penstock.protocol.trace_context import Hop
 from penstock.protocol.worker_names import worker_of
-from penstock.results.apply import ApplySummary, apply_reports
+from penstock.results.apply import apply_reports
 from penstock.results.watermark import ReadingNote
 from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import get_logger
@@ -58,7 +59,7 @@ class Resulter(Consumer):
         try:
             return await super().run_once()
         except Locked:
-            raise  # what waits is here, and its tasks show a sign of life
+            raise  # the results are held here, and _keep_alive notes heartbeats for their tasks
         except Exception:
             self._note.interrupted()
             raise
@@ -68,11 +69,11 @@ class Resulter(Consumer):
         rest: dict[str, list[Report]] = {}
         stored: set[int] = set()
         await self._store.read_fence()
-        told = self._told(messages)
-        if any(type(report) is Unreadable and report.is_foreign for report, _ in told):
+        pending = self._pending(messages)
+        if any(type(report) is Unreadable and report.is_foreign for report, _ in pending):
             # Schedulers may sign with a key that was made since this process last read them.
             await self._store.read_fence(older_than_seconds=0)
-            told = self._told(messages)
+            pending = self._pending(messages)
         for message in messages:
             self._rest.pop(message.receipt, None)
 
@@ -94,10 +95,10 @@ class Resulter(Consumer):
 
         with self._note.recording(messages):
             try:
-                await in_halves(told, record, leave)
+                await in_halves(pending, record, leave)
             except BaseException:
                 if stored:  # what is tried again must not be recorded twice: rejected texts have no fence
-                    for report, message in told:
+                    for report, message in pending:
                         self._rest.setdefault(message.receipt, [])
                         if id(report) not in stored:
                             self._rest[message.receipt].append(report)
@@ -107,8 +108,8 @@ class Resulter(Consumer):
                 await self._keep_alive([report for reports in rest.values() for report in reports])
         return left
 
-    def _told(self, messages: Sequence[Message]) -> list[tuple[Report, Message]]:
-        """What is to be recorded of each: all, or what was left of it before."""
+    def _pending(self, messages: Sequence[Message]) -> list[tuple[Report, Message]]:
+        """The reports of each message that are not recorded yet."""
         reports = {m.receipt: self._rest[m.receipt] if m.receipt in self._rest else self._read(m) for m in messages}
         return [(report, message) for message in messages for report in reports[message.receipt]]
 
@@ -119,7 +120,7 @@ class Resulter(Consumer):
         )  # fmt: skip
 
     async def drain(self, seconds: float) -> None:
-        """Give back what was kept, and leave no turn to a version that knows of none."""
+        """Give back what was kept, and leave no promotion to a version without them."""
         await super().drain(seconds)
         await self._promotions.end_all()
         await self._note.forget()
@@ -129,7 +130,7 @@ class Resulter(Consumer):
             self._rest.pop(message.receipt, None)
 
     async def _keep_alive(self, reports: Sequence[Report]) -> None:
-        """Tasks whose results wait here for another transaction are not silent."""
+        """Record heartbeats of tasks whose results wait here for another transaction."""
         claims = {
             report.task_id: report.claim
             for report in reports
@@ -143,18 +144,26 @@ class Resulter(Consumer):
             log.info("signs_of_life_not_noted", tasks=len(claims), reason=str(exc))
 
     async def _record_refused(self, report: Report, reason: str) -> None:
-        kept = _in_place_of(report, reason, self._store.fence)
+        kept = _replacements(report, reason, self._store.fence)
         try:
             await self._record(kept, hurried=True)
-        except Refused:  # no change of that task is taken: an operator finds its text, repair the task
+        except Refused:  # Postgres refuses any change of that task: its text is kept, and repair finds the task
             await self._record([entry for entry in kept if isinstance(entry, Unreadable)], hurried=True)
 
     async def _record(self, reports: Sequence[Report], *, hurried: bool) -> None:
         started_ns = time_ns()
-        summary = await self._commit(reports, hurried=hurried)
+        async with self._store.transaction(hurried=hurried) as session:
+            summary = await apply_reports(session, reports, self._settings)
+            rejected = [(entry.text, entry.reason) for entry in summary.unreadable]
+            await enqueue.insert_rejected(session, "results", rejected)
         spans = active.active()
         if spans is not None:
-            spans.passed("settle", "settle", _ways(reports), started_ns=started_ns, count=len(reports))
+            hops = [
+                Hop(report.trace, report.task_id, "results")
+                for report in reports
+                if isinstance(report, Succeeded | Failed) and report.trace is not None
+            ]
+            spans.passed("settle", "settle", hops, started_ns=started_ns, count=len(reports))
         self._promotions.settled()
         if summary.settled or summary.waiting:
             self._notifier.wake()  # there is room in the window
@@ -165,27 +174,10 @@ class Resulter(Consumer):
             stale=summary.stale,
         )  # fmt: skip
 
-    async def _commit(self, reports: Sequence[Report], *, hurried: bool) -> ApplySummary:
-        async with self._store.transaction(hurried=hurried) as session:
-            summary = await apply_reports(session, reports, self._settings)
-            await enqueue.insert_rejected(
-                session, "results", [(entry.text, entry.reason) for entry in summary.unreadable]
-            )
-        return summary
 
-
-def _ways(reports: Sequence[Report]) -> list[Hop]:
-    """The attempts that told their trace."""
-    return [
-        Hop(report.trace, report.task_id, "results")
-        for report in reports
-        if isinstance(report, Succeeded | Failed) and report.trace is not None
-    ]
-
-
-def _in_place_of(report: Report, reason: str, fence: Fence) -> list[Report]:
-    """What is recorded of a report whose values Postgres refuses: its text as rejected, and for its task a failed
-    attempt, since the worker has answered and will not answer again."""
+def _replacements(report: Report, reason: str, fence: Fence) -> list[Report]:
+    """What to record instead of a report that Postgres refuses: its text as rejected, and a failed attempt, since the
+    worker will not answer again."""
     spawn = ""
     match report:
         case Succeeded():
@@ -203,12 +195,9 @@ def _in_place_of(report: Report, reason: str, fence: Fence) -> list[Report]:
             return [Unreadable(report.text, reason)]
     id_ = report.task_id if report.claim is None else fence.name(report.task_id, report.claim)
     attempt = None if isinstance(report, Waiting) else report.attempt
-    error = {
-        "code": HANDLER_ERROR,
-        "message": f"the worker's {member} cannot be stored; it is kept among the rejected messages",
-        "data": {"type": "Unstorable", "message": reason},
-    }
+    problem = f"the worker's {member} cannot be stored; it is kept among the rejected messages"
+    error = error_text(HANDLER_ERROR, problem, type="Unstorable", message=reason)
     return [
-        Failed(report.task_id, report.claim, attempt, json.dumps(error), NO_HINTS, worker=report.worker),
+        Failed(report.task_id, report.claim, attempt, error, NO_HINTS, worker=report.worker),
         Unreadable(f'{{"jsonrpc":"2.0","{member}":{value}{spawn},"id":{json.dumps(id_)}}}', reason),
     ]

@@ -1,7 +1,7 @@
 """Submitter: the inbound queue to Postgres. A message is deleted only after its tasks are committed.
 
-A redelivered message is known by its receipt, written in the same transaction as its tasks, so it adds nothing; so is
-one that was sent again from the dead-letter queue, which carries the id that it had the first time.
+A redelivered message adds nothing: its receipt is written in the transaction of its tasks. A message replayed from the
+dead-letter queue carries its first id.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Submitter(Consumer):
             message, _ = one
             if isinstance(error, Refused):
                 try:
-                    await self._store_by_itself(message)
+                    await self._store_alone(message)
                     return
                 except (Locked, TooSlow) as exc:
                     error = exc
@@ -75,10 +75,10 @@ class Submitter(Consumer):
             seconds = bound_seconds(message.receive_count, _FIRST_PUT_OFF_SECONDS, _LONGEST_PUT_OFF_SECONDS)
             await self._queue.extend([message], int(seconds))
 
-    async def _store_by_itself(self, message: Message) -> None:
+    async def _store_alone(self, message: Message) -> None:
         try:
             await self._store_singly(message)
-        except Refused as exc:  # at the commit, so it cannot be told of which entry
+        except Refused as exc:  # at the commit, so it is unknown of which entry
             await self._reject(message, str(exc))
 
     async def _store_together(self, read: Mapping[str, Inbound], *, hurried: bool = False) -> None:

@@ -351,7 +351,10 @@ async def test_an_attempt_whose_worker_is_gone_stands_in_the_trace_and_the_next_
 
     (lost,), (enqueue,) = tracer.named("lost add"), tracer.named("enqueue add")
     assert (ids_of(lost)[0], parent_of(lost), links_of(lost)) == (TRACE_ID, ids_of(enqueue)[1], [])
-    assert (lost.status.status_code, lost.status.description) == (StatusCode.ERROR, "its worker fell silent")
+    assert (lost.status.status_code, lost.status.description) == (
+        StatusCode.ERROR,
+        "its worker stopped sending heartbeats",
+    )
     assert lost.kind is SpanKind.INTERNAL
     assert lost.attributes is not None
     assert dict(lost.attributes) == {

@@ -28,11 +28,10 @@ from penstock.protocol.wait_tokens import make_token
 from penstock.resulter import Resulter
 from penstock.results.apply import ApplySummary, apply_reports
 from penstock.results.wait_answers import give_up_overdue
-from penstock.results.wait_store import delete_ended_waits
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings
 from penstock.submitter import Submitter
-from penstock.supervisor.waits import Waits
+from penstock.supervisor.duties import wait_timeouts
 from penstock.tasks import claim as claims
 from penstock.tasks import enqueue as enqueuing
 from penstock.tasks import settle, stale
@@ -398,7 +397,7 @@ async def test_a_wait_that_nobody_answers_is_a_failed_attempt_or_the_last_as_tol
     await world.wait(retry, "retry", 10)
     await world.wait(fail, "fail", 10, on_timeout="fail")
     await world.wait(later, "later", 10**9)
-    supervisor = Waits(store=world.store, settings=world.settings)
+    supervisor = wait_timeouts(world.store, world.settings)
     assert await supervisor.run_once() == 0
     await sql.execute("update penstock.wait set deadline = deadline - interval '11 seconds'")
     assert await supervisor.run_once() == 2
@@ -437,9 +436,9 @@ async def test_what_is_over_is_forgotten_after_its_time_and_what_waits_is_not(wo
     await world.answer(token="over")
     await world.answer(token="kept")
     async with world.store.session() as session:
-        assert await delete_ended_waits(session, 60, limit=10) == 0
-        assert await delete_ended_waits(session, 60, limit=1, now=IN_A_YEAR) == 1
-        assert await delete_ended_waits(session, 60, limit=10, now=IN_A_YEAR) == 1
+        assert await session.value("delete_ended_waits", 60, 10, None) == 0
+        assert await session.value("delete_ended_waits", 60, 1, IN_A_YEAR) == 1
+        assert await session.value("delete_ended_waits", 60, 10, IN_A_YEAR) == 1
     assert await rows(sql) == [("waits", True, False)]
 
 

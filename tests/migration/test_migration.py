@@ -20,8 +20,7 @@ from sqlalchemy.pool import NullPool
 from penstock.db.migrate import _config, downgrade, head_revision, migrations_path, upgrade, upgrade_sql
 from penstock.db.pool import Store
 from penstock.db.statements import SQL
-from penstock.db.tables.registry import METADATA
-from penstock.db.tables.schema import SCHEMA
+from penstock.db.tables import SCHEMA, metadata
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.task import Failure, NewTask, State
@@ -185,7 +184,7 @@ def test_the_tables_that_the_code_describes_are_those_of_the_migrations(migrated
             "compare_type": True,
             "compare_server_default": True,
         }
-        return compare_metadata(MigrationContext.configure(connection, opts=options), METADATA)
+        return compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
 
     async def differences() -> Any:
         # The embedded server's user is called as our schema, which would make it the default one, compared as nameless.
@@ -213,11 +212,11 @@ def test_the_described_columns_keep_the_order_null_and_type_of_the_database(migr
         "select c.relname, a.attname, not a.attnotnull from pg_class c join pg_attribute a on a.attrelid = c.oid"
         " where c.relnamespace = 'penstock'::regnamespace and a.attnum > 0 and not a.attisdropped"
         " and c.relname = any($1) order by c.relname, a.attname",
-        [table.name for table in METADATA.tables.values()],
+        [table.name for table in metadata.tables.values()],
     )
     described = [
         (table.name, column.name, bool(column.nullable))
-        for table in METADATA.tables.values()
+        for table in metadata.tables.values()
         for column in table.columns
     ]
     assert seen == sorted(described)

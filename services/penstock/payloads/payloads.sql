@@ -39,7 +39,7 @@ set looked_at = coalesce($3::timestamptz, now()), doomed = l.doomed
 from looked l where o.name = l.name and o.task_id = l.task_id
 returning o.doomed;
 
--- name: find_doomed_objects
+-- name: find_objects_to_delete
 -- $1 behind this name, $2 how many. By name, and whether another task still needs the object. Relies on
 -- payload_object_doomed.
 select d.name, (select n.name from penstock.payload_object n where n.name = d.name and not n.doomed limit 1) is not null
@@ -51,7 +51,7 @@ order by d.name;
 -- $1 names of objects that are deleted, or are another task's from now on.
 delete from penstock.payload_object where name = any($1::text[]) and doomed;
 
--- name: doom_orphans
+-- name: delete_orphans_later
 -- $1 names of old objects, as the bucket lists them. Those that no task has adopted are doomed. Returns them.
 insert into penstock.payload_object (name, task_id, doomed)
 select n, 0, true from unnest($1::text[]) n

@@ -281,7 +281,7 @@ class _Decoder:
         except (ValueError, Unpackable) as exc:
             # The worker has answered and will not answer again, so the attempt has failed.
             code = exc.code if isinstance(exc, Unpackable) else HANDLER_ERROR
-            fault = json.dumps({"code": code, "message": str(exc), "data": {"type": "BadEncoding"}})
+            fault = error_text(code, str(exc), type="BadEncoding")
             return Failed(task_id, claim, attempt, fault, NO_HINTS, None, self._worker)
         spawn = bytes(response.spawn)
         spawned = "" if spawn == b"null" else spawn.decode()
@@ -339,8 +339,8 @@ class _Decoder:
                 check_wait_seconds(params.timeout)
         except ValueError as exc:
             problem = f"the worker's wait makes no sense: {short_reason(exc)}"
-            error = {"code": INVALID_PARAMS, "message": problem, "data": {"type": "BadWait", "message": problem}}
-            return Failed(*claim_id, None, json.dumps(error), NO_HINTS, None, self._worker)
+            error = error_text(INVALID_PARAMS, problem, type="BadWait", message=problem)
+            return Failed(*claim_id, None, error, NO_HINTS, None, self._worker)
         policy = Hints(None, params.on_timeout == "fail", params.max_attempts, params.backoff)
         return Waiting(*claim_id, params.token, params.timeout, policy, self._worker)
 
@@ -425,6 +425,11 @@ def _encode_result(claim_id: str, result: str, spawn: str, encoding: str | None 
     encoded = f',"encoding":"{encoding}"' if encoding else ""
     spawned = f',"spawn":{spawn}' if spawn else ""
     return f'{{"jsonrpc":"2.0"{encoded},"result":{result}{spawned},"id":"{claim_id}"}}'
+
+
+def error_text(code: int, message: str, /, **data: Any) -> str:
+    """The error of an attempt as JSON text, as it is stored."""
+    return json.dumps({"code": code, "message": message, "data": data})
 
 
 def encode_error(claim_id: str, code: int, message: str, data: Mapping[str, Any]) -> str:

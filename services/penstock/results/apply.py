@@ -1,7 +1,6 @@
-"""What reports from workers do to tasks: results, failures and signs of life, fenced by claim, in one transaction.
+"""Apply reports from workers to tasks: results, failures and heartbeats, fenced by claim, in one transaction.
 
-The resulter applies what comes through the results queue; the api uses the same for a replayed rejected message,
-the supervisor for tasks whose worker fell silent.
+Used by the resulter for the results queue, by the api for replayed messages and by waits for their answers.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from penstock.protocol.reports import (
     Unreadable,
     Waiting,
     encode_sealed_result,
+    error_text,
 )
 from penstock.protocol.retry import Backoff
 from penstock.protocol.sealed import MARK, is_sealed, reference_of
@@ -41,20 +41,19 @@ from penstock.runtime.logs import get_logger
 from penstock.settings.model import Settings
 from penstock.tasks import settle
 from penstock.tasks.objects import reference_objects
-from penstock.tasks.records import Pair
+from penstock.tasks.records import Pair, columns
 
 ERROR_LIMIT_BYTES = 32_768  # of one attempt's error; a task may keep as many as it has attempts
-LONGEST_RETRY_SECONDS = 10 * 366 * 86_400.0  # Postgres knows no instant that a worker's wildest hint may lead to
+LONGEST_RETRY_SECONDS = 10 * 366 * 86_400.0  # a worker's hint may exceed the instants that Postgres knows
 _MESSAGE_KEPT_CHARS = 2000
-_POSTPONED_SECONDS = 30.0  # until an attempt that was given back is made again
+_POSTPONED_SECONDS = 30.0  # until the next try of an attempt that was given back
 _NOTE_CHARS = 900
 _SEAL_BYTES = 200  # the mark, the key's id, nonce and tag of an encrypted text, and their padding
-_FINAL = Hints(final=True)  # of a handler that has done its work: it would return the same again
-
-log = get_logger()
-
+_FINAL = Hints(final=True)  # the handler has done its work and would return the same again
 
 Outcome = Succeeded | Failed | Waiting
+
+log = get_logger()
 
 
 class _Head(msgspec.Struct):
@@ -67,9 +66,10 @@ _decode_head = msgspec.json.Decoder(_Head).decode
 
 @dataclass(slots=True)
 class ApplySummary:
-    """What a set of reports did. ``stale``: reports whose claim no longer holds its task; no harm, no change.
+    """The effect of a set of reports.
 
-    postponed: attempts given back, for their payload could not be had, and results whose tasks cannot be read here.
+    stale: reports whose claim no longer holds its task; they changed nothing. postponed: attempts given back because
+    their payload was unavailable, and results whose spawned tasks cannot be read here.
     """
 
     succeeded: int = 0
@@ -88,114 +88,103 @@ class ApplySummary:
 async def apply_reports(session: Session, reports: Sequence[Report], settings: Settings) -> ApplySummary:
     """Record reports, inside a transaction; the caller keeps ``unreadable`` as rejected."""
     summary = ApplySummary()
-    sorted_ = _sort(reports)
-    summary.unreadable = sorted_.unreadable
-    outcomes = await _newest_outcomes(session, sorted_.outcomes, summary)
-    if sorted_.any_waits:
-        outcomes = await _begin_waits(session, outcomes, summary, settings)
-    results: dict[Pair, str] = {}
-    workers: dict[Pair, str | None] = {}
+    given: list[Outcome] = []
+    heartbeats: list[Progress] = []
+    run_times: dict[str, tuple[int, float]] = {}
+    any_waits = False
+    for report in reports:
+        match report:
+            case Succeeded() | Failed():
+                given.append(report)
+            case Waiting():
+                given.append(report)
+                any_waits = True
+            case Progress():
+                heartbeats.append(report)
+            case RunTimes():
+                for action, (count, seconds) in report.actions.items():
+                    before = run_times.get(action, (0, 0.0))
+                    run_times[action] = before[0] + count, before[1] + seconds
+            case Unreadable():
+                summary.unreadable.append(report)
+    outcomes = await _newest_outcomes(session, given, summary)
+    if any_waits:
+        begun = await begin_waits(
+            session,
+            [report for _, report in outcomes.values() if type(report) is Waiting],
+            settings.wait_timeout_seconds,
+        )
+        summary.waiting = begun.waiting
+        outcomes |= {report.task_id: (report.claim or 0, report) for report in begun.settled}
+    await _settle(session, outcomes, summary, settings)
+    summary.stale += len(outcomes) - summary.settled - summary.waiting - summary.postponed
+    if heartbeats:
+        summary.alive = await _note_heartbeats(session, heartbeats, outcomes)
+    await settle.note_run_times(session, run_times)
+    if summary.stale:
+        metrics.STALE_RESULTS.inc(summary.stale)
+    return summary
+
+
+async def _settle(
+    session: Session, outcomes: Mapping[int, tuple[int, Outcome]], summary: ApplySummary, settings: Settings
+) -> None:
+    succeeded: dict[Pair, Succeeded] = {}
     failed: dict[Pair, Failed] = {}
     spawners: dict[Pair, Spawner] = {}
-    limit = settings.result_limit_bytes
-    codec = session.codec
-    encrypts = codec.encrypts
     for task_id, (claim, report) in outcomes.items():
         if type(report) is Succeeded:
-            size, most = utf8_size(report.result), limit
-            problem: Failed | None = None
-            if is_sealed(report.result):
-                size, most = _size_of_sealed(report.result, size, settings)
-            if size > most:
-                problem = _too_large(report, size, most)
-            elif report.spawn:
-                try:
-                    opened = codec.decode_inline(report.spawn, spawn_aad(task_id))
+            try:
+                problem = _check_size(report, settings)
+                if problem is None and report.spawn:
+                    opened = session.codec.decode_inline(report.spawn, spawn_aad(task_id))
                     spawners[task_id, claim] = read_spawner(opened, settings, report.trace)
-                except RpcError as exc:
-                    problem = _bad_children(report, exc)
-                except (PayloadUnavailable, PayloadLost) as exc:
-                    summary.unreadable.append(_not_opened(report, session.fence.name(task_id, claim), exc))
-                    summary.postponed += 1
-                    continue
+            except RpcError as exc:
+                problem = _bad_children(report, exc)
+            except (PayloadUnavailable, PayloadLost) as exc:
+                summary.unreadable.append(_not_opened(report, session.fence.name(task_id, claim), exc))
+                summary.postponed += 1
+                continue
             if problem is None:
-                results[task_id, claim] = (
-                    codec.encode(report.result, result_aad(task_id)) if encrypts else report.result
-                )
-                workers[task_id, claim] = report.worker
+                succeeded[task_id, claim] = report
                 continue
             report = problem
         if type(report) is Failed:
             failed[task_id, claim] = report
-    for pair in await _taken_by_others(session, results):
-        report = outcomes[pair[0]][1]
-        assert isinstance(report, Succeeded)  # no other has a result
-        failed[pair] = _not_its_own(report)
-        del results[pair], workers[pair]
+    for pair in await _taken_by_others(session, succeeded):
+        text = "the result names an object of another task"
+        error = error_text(HANDLER_ERROR, text, type="BadEncoding", message=text)
+        failed[pair] = _as_failed(succeeded.pop(pair), error, Hints())
         spawners.pop(pair, None)
     held = await hold_spawners(session, spawners) if spawners else {}
     if held:
         for pair, reason in (await refuse_strays(session, spawners, held, settings.spawn_actions)).items():
-            del held[pair], results[pair], workers[pair]
-            report = outcomes[pair[0]][1]
-            assert isinstance(report, Succeeded)  # no other brings tasks along
-            failed[pair] = _bad_children(report, reason)
+            del held[pair]
+            failed[pair] = _bad_children(succeeded.pop(pair), reason)
+    codec = session.codec
+    results = {pair: report.result for pair, report in succeeded.items()}
+    if codec.encrypts:
+        results = {pair: codec.encode(result, result_aad(pair[0])) for pair, result in results.items()}
+    workers = {pair: report.worker for pair, report in succeeded.items()}
     summary.succeeded = await settle.finish(session, results, workers)
     sealed = [(result, pair[0]) for pair, result in results.items() if result.startswith(MARK)]
     if sealed:
         await reference_objects(session, sealed)
     if held:
         await spawn_children(session, spawners, held)
+    postponed = {pair: report for pair, report in failed.items() if report.hints.not_begun}
+    if postponed:
+        summary.postponed += await _postpone(session, postponed)
+        failed = {pair: report for pair, report in failed.items() if pair not in postponed}
     if failed:
-        put_off = {pair: report for pair, report in failed.items() if report.hints.not_begun}
-        if put_off:
-            summary.postponed += await _postpone(session, put_off)
-            failed = {pair: report for pair, report in failed.items() if pair not in put_off}
         summary.failed = await _fail(session, failed, settings)
-    summary.stale += len(outcomes) - summary.settled - summary.waiting - summary.postponed
-    if sorted_.signs:
-        summary.alive = await _note_signs(session, sorted_.signs, outcomes)
-    await settle.note_run_times(session, sorted_.run_times)
-    if summary.stale:
-        metrics.STALE_RESULTS.inc(summary.stale)
-    return summary
 
 
-@dataclass(slots=True)
-class _Sorted:
-    outcomes: list[Outcome] = field(default_factory=list)
-    any_waits: bool = False
-    signs: list[Progress] = field(default_factory=list)
-    run_times: dict[str, tuple[int, float]] = field(default_factory=dict)
-    unreadable: list[Unreadable] = field(default_factory=list)
-
-
-def _sort(reports: Sequence[Report]) -> _Sorted:
-    """Reports by kind; run times are added up."""
-    found = _Sorted()
-    for report in reports:
-        match report:
-            case Succeeded() | Failed():
-                found.outcomes.append(report)
-            case Waiting():
-                found.outcomes.append(report)
-                found.any_waits = True
-            case Progress():
-                found.signs.append(report)
-            case RunTimes():
-                for action, (count, seconds) in report.actions.items():
-                    before = found.run_times.get(action, (0, 0.0))
-                    found.run_times[action] = before[0] + count, before[1] + seconds
-            case Unreadable():
-                found.unreadable.append(report)
-    return found
-
-
-async def _taken_by_others(session: Session, results: Mapping[Pair, str]) -> list[Pair]:
-    """Results that name an object of another task, which the worker could only have read about."""
+async def _taken_by_others(session: Session, succeeded: Mapping[Pair, Succeeded]) -> list[Pair]:
+    """Results that name an object of another task."""
     named = {}
-    for pair, result in results.items():
-        reference = reference_of(result)
+    for pair, report in succeeded.items():
+        reference = reference_of(report.result)
         if reference is not None:
             named[pair] = reference.name
     if not named:
@@ -208,7 +197,7 @@ async def _taken_by_others(session: Session, results: Mapping[Pair, str]) -> lis
 async def _newest_outcomes(
     session: Session, reports: Sequence[Outcome], summary: ApplySummary
 ) -> dict[int, tuple[int, Outcome]]:
-    """One outcome a task, of its newest claim: the statements need distinct ids. Older ones count as stale."""
+    """One outcome per task, of its newest claim: the statements need distinct ids. Older ones count as stale."""
     by_attempt = [
         (r.task_id, r.attempt)
         for r in reports
@@ -231,44 +220,34 @@ async def _newest_outcomes(
     return newest
 
 
-async def _note_signs(session: Session, signs: Sequence[Progress], outcomes: Mapping[int, tuple[int, Outcome]]) -> int:
-    """Record signs of life, of each task the newest claim's last; an outcome that came with it says more."""
+async def _note_heartbeats(
+    session: Session, heartbeats: Sequence[Progress], outcomes: Mapping[int, tuple[int, Outcome]]
+) -> int:
+    """Record the last heartbeat of each task's newest claim, unless its outcome came with it."""
     newest: dict[int, Progress] = {}
-    for sign in signs:
-        settled = outcomes.get(sign.task_id)
-        held = newest.get(sign.task_id)
-        if settled is not None and settled[0] == sign.claim:
+    for beat in heartbeats:
+        settled = outcomes.get(beat.task_id)
+        held = newest.get(beat.task_id)
+        if settled is not None and settled[0] == beat.claim:
             continue
-        if held is not None and (held.claim > sign.claim or (held.claim == sign.claim and sign.detail is None)):
+        if held is not None and (held.claim > beat.claim or (held.claim == beat.claim and beat.detail is None)):
             continue
-        newest[sign.task_id] = sign
+        newest[beat.task_id] = beat
     codec = session.codec
     return await settle.note_heartbeats(
         session,
-        {(sign.task_id, sign.claim): encrypt_progress(codec, sign.task_id, sign.detail) for sign in newest.values()},
-        {(sign.task_id, sign.claim): sign.worker for sign in newest.values()},
+        {(beat.task_id, beat.claim): encrypt_progress(codec, beat.task_id, beat.detail) for beat in newest.values()},
+        {(beat.task_id, beat.claim): beat.worker for beat in newest.values()},
     )
 
 
-async def _begin_waits(
-    session: Session, outcomes: Mapping[int, tuple[int, Outcome]], summary: ApplySummary, settings: Settings
-) -> dict[int, tuple[int, Outcome]]:
-    """Put to wait what is to; what has its answer already has it in the place of its wait."""
-    waits = [report for _, report in outcomes.values() if type(report) is Waiting]
-    outcome = await begin_waits(session, waits, settings.wait_timeout_seconds)
-    summary.waiting = outcome.waiting
-    settled = {report.task_id: (report.claim or 0, report) for report in outcome.settled}
-    return {**outcomes, **settled}
-
-
 async def _postpone(session: Session, failed: Mapping[Pair, Failed]) -> int:
-    """Give attempts back that never began, to be made again a while later."""
+    """Give back attempts that never began, for another try a while later."""
     reports = list(failed.values())
     delays = [_POSTPONED_SECONDS * random.uniform(0.8, 1.2) for _ in reports]
     now = datetime.now(UTC).isoformat(timespec="seconds")
     notes = [json.dumps({"percent": None, "note": f"put off at {now}: {_message_of(r.error)}"}) for r in reports]
-    ids, claims = [pair[0] for pair in failed], [pair[1] for pair in failed]
-    rows = await session.fetch("postpone_tasks", ids, claims, delays, notes)
+    rows = await session.fetch("postpone_tasks", *columns(failed), delays, notes)
     for row in rows:
         metrics.TRANSITIONS.labels(row["action"], row["state"]).inc()
         metrics.PAYLOADS_POSTPONED.labels(row["action"]).inc()
@@ -281,10 +260,9 @@ def _message_of(error: str) -> str:
 
 
 def _not_opened(report: Succeeded, claim_id: str, exc: Exception) -> Unreadable:
-    """A result whose spawned tasks cannot be read here: it is kept, and its task is run again if nobody replays it."""
-    return Unreadable(
-        encode_sealed_result(claim_id, report.result, report.spawn), f"its spawned tasks cannot be read: {exc}"
-    )
+    """A result whose spawned tasks cannot be read here: it is kept, and its task runs again unless it is replayed."""
+    text = encode_sealed_result(claim_id, report.result, report.spawn)
+    return Unreadable(text, f"its spawned tasks cannot be read: {exc}")
 
 
 async def _fail(session: Session, failed: dict[Pair, Failed], settings: Settings) -> int:
@@ -309,7 +287,7 @@ async def _fail(session: Session, failed: dict[Pair, Failed], settings: Settings
 
 
 def bounded_error(error: str) -> str:
-    """The error's JSON text, cut to its code and message when it is longer than is kept."""
+    """The error's JSON text, cut to its code and message when it is over ERROR_LIMIT_BYTES."""
     size = utf8_size(error)
     if size <= ERROR_LIMIT_BYTES:
         return error
@@ -322,47 +300,38 @@ def bounded_error(error: str) -> str:
 
 
 def _with_trace(error: str, trace: TraceContext) -> str:
-    """An error object that names the attempt, for the next one to link to; where it does so itself, ours counts."""
+    """The error with the attempt's trace context, for the next attempt to link to; it replaces the worker's own."""
     return f'{error.rstrip()[:-1]},"traceparent":"{trace.traceparent}"}}'
 
 
-def _size_of_sealed(result: str, size: int, settings: Settings) -> tuple[int, int]:
-    """Bytes of a result that its worker has sealed, as they count, and their limit.
-
-    The worker is not believed: an object may state any size, and readers of the result make room for it.
-    """
-    reference = reference_of(result)
-    if reference is not None:
-        return reference.size, settings.largest_result_bytes
-    return size, settings.result_limit_bytes * 4 // 3 + _SEAL_BYTES  # it is base64
-
-
-def _too_large(report: Succeeded, size: int, limit: int) -> Failed:
-    setting = "PENSTOCK_RESULT_LIMIT_BYTES" if reference_of(report.result) is None else "PENSTOCK_PAYLOAD_MAX_BYTES"
-    error = {
-        "code": TOO_LARGE,
-        "message": f"the result is {size} bytes; the limit is {limit} ({setting})",
-        "data": {"type": "ResultTooLarge", "size": size, "limit": limit},
-    }
-    return Failed(report.task_id, report.claim, report.attempt, json.dumps(error), _FINAL, report.trace, report.worker)
-
-
-def _not_its_own(report: Succeeded) -> Failed:
-    text = "the result names an object of another task"
-    error = {"code": HANDLER_ERROR, "message": text, "data": {"type": "BadEncoding", "message": text}}
-    return Failed(report.task_id, report.claim, report.attempt, json.dumps(error), Hints(), report.trace, report.worker)
+def _check_size(report: Succeeded, settings: Settings) -> Failed | None:
+    """The failure of a result that is over its limit. The stated size of an object counts: its readers allocate it."""
+    size, limit, setting = utf8_size(report.result), settings.result_limit_bytes, "PENSTOCK_RESULT_LIMIT_BYTES"
+    if is_sealed(report.result):
+        reference = reference_of(report.result)
+        if reference is None:
+            limit = limit * 4 // 3 + _SEAL_BYTES  # it is base64
+        else:
+            size, limit, setting = reference.size, settings.largest_result_bytes, "PENSTOCK_PAYLOAD_MAX_BYTES"
+    if size <= limit:
+        return None
+    message = f"the result is {size} bytes; the limit is {limit} ({setting})"
+    return _as_failed(report, error_text(TOO_LARGE, message, type="ResultTooLarge", size=size, limit=limit), _FINAL)
 
 
 def _bad_children(report: Succeeded, exc: RpcError) -> Failed:
-    error = {"code": exc.code, "message": exc.message, "data": {"type": "BadChildren", "message": exc.message}}
-    return Failed(report.task_id, report.claim, report.attempt, json.dumps(error), _FINAL, report.trace, report.worker)
+    return _as_failed(report, error_text(exc.code, exc.message, type="BadChildren", message=exc.message), _FINAL)
+
+
+def _as_failed(report: Succeeded, error: str, hints: Hints) -> Failed:
+    return Failed(report.task_id, report.claim, report.attempt, error, hints, report.trace, report.worker)
 
 
 def delay_after(attempt: int, max_attempts: int, hints: Hints, backoff: Backoff) -> float | None:
-    """Seconds until the next attempt after the failed one of that number, or None when it was the last.
+    """Seconds until the attempt after the failed one of that number; None when it was the last.
 
-    A worker's hints steer: ``final`` ends, ``max_attempts`` lowers the cap, ``retry_after`` sets this delay,
-    ``backoff`` is the action's own policy. Hints that make no sense are ignored.
+    Hints of the worker come first: ``final`` ends, ``max_attempts`` lowers the cap, ``retry_after`` is the delay,
+    ``backoff`` the action's own policy. Invalid hints are ignored.
     """
     cap = max_attempts
     if hints.max_attempts is not None and hints.max_attempts >= 1:

@@ -2,7 +2,7 @@
 
 -- name: read_settled
 -- $1 ids (distinct), $2 how many bytes of results (the last one may go beyond). Of those that are not live: id, state
--- (null where there is no such task), and what came of it. One snapshot, so a task that is just settling, or just being
+-- (null where there is no such task), and its outcome. One snapshot, so a task that is just settling, or just being
 -- retried, is in one of the two tables. The history has an index in each partition, so it is asked for the settled alone;
 -- those whose results are too many are left to the next look. Lateral: each record is found by its own look.
 with live as materialized (

@@ -1,6 +1,6 @@
 """Tasks that come with a result: they are made when, and only if, the result is accepted under its claim.
 
-Those of a step become its children, made by whoever moves its workflow on; those of a plain task are plain tasks.
+Those of a step become its children, made when its workflow advances; those of a plain task are plain tasks.
 """
 
 from __future__ import annotations

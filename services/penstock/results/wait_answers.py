@@ -1,12 +1,10 @@
-"""Outside events: answers to what tasks wait for, and waits whose time is up.
+"""Answers to waiting tasks, and waits that time out.
 
-Either brings the task back under its claim and then records a result or a failure as that of a worker is recorded, in
-one transaction; so there is one way to settle.
+Both resume the task under its claim and record a result or a failure as a worker's, in one transaction.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated
@@ -14,24 +12,22 @@ from typing import Annotated
 import msgspec
 
 from penstock.db.session import Session
+from penstock.payloads.codec import answer_aad
 from penstock.protocol.errors import TASK_TIMEOUT, AnsweredAlready, RpcError, StateConflict, TaskNotFound
-from penstock.protocol.reports import Failed
+from penstock.protocol.reports import Failed, error_text
 from penstock.protocol.task import State
 from penstock.protocol.views import about
 from penstock.protocol.wait_tokens import claim_of_token, stored_token
 from penstock.results.apply import apply_reports
-from penstock.results.wait_store import (
+from penstock.results.waits import (
     Token,
-    end_waits,
-    find_overdue_waits,
-    forget_token,
-    keep_answer,
-    keep_next_answer,
     note_answers,
+    read_answer,
+    read_policy,
+    read_token,
     read_tokens,
     resume_waits,
 )
-from penstock.results.waits import read_answer
 from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
 from penstock.settings.model import Settings
@@ -65,10 +61,10 @@ _KEPT = Answered(None, None, kept=True, duplicate=False)
 
 
 async def answer_wait(session: Session, command: AnswerWait, settings: Settings) -> Answered:
-    """Settle what waits for a token, inside a transaction, or keep the answer for a task that has yet to wait.
+    """Settle the task that waits for a token, inside a transaction, or keep the answer until a task waits for it.
 
     Raises StateConflict: the task is settled, or the attempt that the token was made for is over; AnsweredAlready:
-    another answer came first; TaskNotFound: a token made for a task that there is not.
+    another answer came first; TaskNotFound: a token made for an unknown task.
     """
     try:
         answered = await _answer(session, command, settings)
@@ -83,11 +79,13 @@ async def answer_wait(session: Session, command: AnswerWait, settings: Settings)
 
 async def _answer(session: Session, command: AnswerWait, settings: Settings) -> Answered:
     kept = await _kept(session, command)
-    token = await keep_answer(session, kept, command.answer, command.digest)
+    answer = session.codec.encode(command.answer, answer_aad(kept))
+    (row,) = await session.fetch("keep_answers", [kept], [answer], [command.digest])
+    token = read_token(row, fresh=row["fresh"])
     made_for = claim_of_token(command.token)
     if token.fresh:
         if made_for is not None and not await settle.read_attempts(session, [made_for]):
-            await forget_token(session, kept)
+            await session.fetch("forget_tokens", [kept])
             raise await _too_late(session, made_for)
         return _KEPT
     if token.active and await _settle(session, token, command, settings):
@@ -99,7 +97,7 @@ async def _answer(session: Session, command: AnswerWait, settings: Settings) -> 
             return Answered(None, None, kept=True, duplicate=True)
         raise AnsweredAlready(None, None)
     if token.active:
-        await end_waits(session, [kept])  # its task was cancelled at this very moment
+        await session.fetch("end_waits", [kept])  # its task was cancelled at this very moment
     task_id = token.pair[0]
     state = await _state_of(session, task_id)
     if is_same:
@@ -111,12 +109,12 @@ async def _answer(session: Session, command: AnswerWait, settings: Settings) -> 
             raise AnsweredAlready(task_id, state)
         raise StateConflict(task_id, state, "answered")
     # The attempt that waited is over and another is to come, which may wait for the same token.
-    await keep_next_answer(session, kept, command.answer, command.digest)
+    await session.fetch("keep_next_answers", [kept], [answer], [command.digest])
     return _KEPT
 
 
 async def _kept(session: Session, command: AnswerWait) -> str:
-    """The token as it is kept. What began to wait under an earlier version has no tenant before its token."""
+    """The token as it is stored. A wait that began under an earlier version has no tenant before its token."""
     kept = stored_token(command.token, command.tenant)
     if kept != command.token:
         known = (await read_tokens(session, [command.token])).get(command.token)
@@ -128,14 +126,13 @@ async def _kept(session: Session, command: AnswerWait) -> str:
 
 
 async def _settle(session: Session, token: Token, command: AnswerWait, settings: Settings) -> bool:
-    """False when the task does not wait any more."""
+    """Returns False when the task does not wait any more."""
     assert token.pair is not None
     if not await resume_waits(session, [token.pair]):
         return False
     report = read_answer(command.answer, token.pair, token.policy)
     await apply_reports(session, [report], settings)
     await note_answers(session, [(token.token, token.pair, command.digest)])
-    await session.fetch("end_waits_of", [token.pair[0]])
     return True
 
 
@@ -152,19 +149,19 @@ async def _too_late(session: Session, pair: Pair) -> RpcError:
 
 
 async def give_up_overdue(session: Session, limit: int, settings: Settings, *, now: datetime | None = None) -> int:
-    """End up to ``limit`` waits whose time is up, inside a transaction; returns how many rows that was.
+    """End up to ``limit`` overdue waits, longest first, inside a transaction; returns how many.
 
     Each is a failed attempt of its task, the last one where its handler said so.
     """
-    overdue = await find_overdue_waits(session, limit, now=now)
+    overdue = await session.fetch("find_overdue_waits", limit, now)
     if not overdue:
         return 0
-    waited = {token.pair: token.policy for token in overdue if token.pair is not None}
-    resumed = await resume_waits(session, waited)
-    problem = "nobody answered what it waited for in time"
-    error = json.dumps({"code": TASK_TIMEOUT, "message": problem, "data": {"type": "WaitTimeout", "message": problem}})
-    await apply_reports(session, [Failed(*pair, None, error, waited[pair]) for pair in resumed], settings)
-    await end_waits(session, [token.token for token in overdue])
+    policies = {(row["task_id"], row["claim"]): read_policy(row["policy"]) for row in overdue}
+    resumed = await resume_waits(session, policies)
+    problem = "no answer came before its wait timed out"
+    error = error_text(TASK_TIMEOUT, problem, type="WaitTimeout", message=problem)
+    await apply_reports(session, [Failed(*pair, None, error, policies[pair]) for pair in resumed], settings)
+    await session.fetch("end_waits", [row["token"] for row in overdue])
     await session.fetch("end_waits_of", [pair[0] for pair in resumed])
     metrics.WAITS_ENDED.labels("timeout").inc(len(resumed))
     return len(overdue)

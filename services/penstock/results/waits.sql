@@ -1,8 +1,8 @@
 -- What tasks wait for, by token. A WAITING task that has a claim waits for an event; one without stands behind its
--- ordering key. Whoever puts a task to wait, or answers it, locks the row of its token, which makes the report of a
+-- ordering key. Suspending a task and answering it both lock the row of its token, which makes the report of a
 -- wait and an answer that comes at the same moment see each other, whichever is first; and then that of the task, always
 -- in this order, so that they cannot deadlock. Three kinds of rows:
--- somebody waits (deadline), an answer is kept (answer), it is over (neither; digest: of the answer, if there was one).
+-- a task waits (deadline), an answer is kept (answer), it is over (neither; digest: of the answer, if there was one).
 
 -- name: note_waits
 -- $1 ids (distinct), $2 claims, $3 tokens (distinct), $4 seconds, $5 policies as JSON text, $6 whether each token stands
@@ -58,7 +58,7 @@ from penstock.wait where token = any($1::text[]);
 
 -- name: keep_answers
 -- $1 tokens (distinct), $2 answers, $3 digests. Kept where the token is not known; where it is, its row is locked and
--- stays as it is. Returns rows as read_tokens does, and whether each is fresh.
+-- stays unchanged. Returns rows as read_tokens does, and whether each is fresh.
 insert into penstock.wait as w (token, answer, digest)
 select * from unnest($1::text[], $2::text[], $3::bytea[]) i (token, answer, digest) order by token
 on conflict (token) do update set token = w.token
@@ -85,11 +85,11 @@ where w.token = i.token and w.token = any($1::text[]);
 delete from penstock.wait where token = any($1::text[]);
 
 -- name: end_waits
--- $1 tokens, locked before. Nobody waits for them any more.
+-- $1 tokens, locked before. They are waited for no more.
 update penstock.wait set deadline = null, updated_at = now() where token = any($1::text[]) and deadline is not null;
 
 -- name: end_waits_of
--- $1 ids of tasks that wait no more. Relies on wait_task. A row that somebody else has is ended by them.
+-- $1 ids of tasks that wait no more. Relies on wait_task. A row that another transaction holds is ended by it.
 update penstock.wait set deadline = null, updated_at = now()
 where token in (select token from penstock.wait where task_id = any($1::bigint[]) and deadline is not null
                 for update skip locked);

@@ -1,9 +1,9 @@
-"""Watermark: how far behind the results are that resulters record.
+"""How far behind the results are that resulters record.
 
-A task's sign of life may wait in the results queue, or in the hands of a resulter, while its worker is well. So each
-resulter notes once a second how old the oldest result is that it holds or has recorded lately, and the supervisor takes
-a task for silent only when it was silent for longer than that. Counts of the queue cannot tell: they are approximate,
-some brokers leave out what receivers hold, and a queue that is busy is never seen empty.
+A heartbeat may wait in the results queue, or in a resulter, while its worker is well. So each resulter notes once a
+second how old the oldest result is that it holds or has recorded lately, and the supervisor takes a task for silent
+only after more time than that. Counts of the queue do not show it: they are approximate, some brokers leave out what
+receivers hold, and a busy queue is never seen empty.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _NOTE_SECONDS = 1.0
 
 
 class ReadingNote:
-    """What one resulter notes.
+    """The note of one resulter.
 
-    hold_seconds: for how long a receiver keeps messages from others. What was read within that counts, for others of
-    its time may be with another resulter, or wait here to be tried again.
+    hold_seconds: for how long a receiver keeps messages from others. Results read within that count: another resulter
+    may hold others of their age.
     """
 
     def __init__(self, store: Store, *, hold_seconds: float) -> None:
@@ -51,27 +51,26 @@ class ReadingNote:
             self._read.append((monotonic(), _oldest(messages)))
 
     def interrupted(self) -> None:
-        """Nothing could be read, or not be recorded: nobody knows what waits."""
+        """Reading or recording failed: the backlog is unknown."""
         self._was_interrupted = True
 
     async def run(self) -> None:
-        """Until it is cancelled."""
         await repeat("watermark", self.note)
 
     async def note(self) -> float:
-        """Write it down; returns the seconds until it should be done again."""
+        """Write the note; returns the seconds until the next one."""
         now = monotonic()
         while self._read and self._read[0][0] < now - self._hold_seconds:
             self._read.popleft()
-        # What is not in hand any more does not grow older: it was so far behind at that time.
+        # A result that is no longer in hand does not grow older.
         times = [None if sent_at is None else sent_at + now - at for at, sent_at in self._read]
         times += map(_oldest, self._in_hand)
-        told = [sent_at for sent_at in times if sent_at is not None]
+        known = [sent_at for sent_at in times if sent_at is not None]
         interrupted, self._was_interrupted = self._was_interrupted, False
         try:
             async with self._store.session() as session:
                 await session.fetch(
-                    "note_resulter", self._name, min(told, default=None), len(told) == len(times), not interrupted
+                    "note_resulter", self._name, min(known, default=None), len(known) == len(times), not interrupted
                 )
         except BaseException:
             self._was_interrupted = True
@@ -79,23 +78,23 @@ class ReadingNote:
         return _NOTE_SECONDS
 
     async def forget(self) -> None:
-        """It reads nothing from now on, and holds nothing."""
+        """Delete the note: this resulter has stopped reading."""
         async with self._store.session() as session:
             await session.fetch("forget_resulter", self._name)
 
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """What resulters have noted together.
+    """The notes of all resulters together.
 
-    known: any of them has. is_established: they have read long enough to know the lag. lag_seconds: how far behind they
-    are. tells: the queue tells when results were sent.
+    known: there is one. is_established: they have read long enough to know the lag. lag_seconds: how far behind they
+    are. has_times: the queue says when results were sent.
     """
 
     known: bool
     is_established: bool
     lag_seconds: float
-    tells: bool
+    has_times: bool
 
 
 async def read_watermark(session: Session, hold_seconds: float) -> Watermark:
@@ -105,6 +104,6 @@ async def read_watermark(session: Session, hold_seconds: float) -> Watermark:
 
 
 def _oldest(messages: Sequence[Message]) -> float | None:
-    """When the oldest was sent, None where one of them does not tell."""
+    """When the oldest was sent; None if unknown of any."""
     times = [message.sent_at for message in messages if message.sent_at is not None]
     return min(times) if len(times) == len(messages) else None

@@ -24,7 +24,7 @@ _READ_EVERY_SECONDS = 0.5
 
 
 class Throughput:
-    """How fast attempts end, and how long they run, by action and by route. ``times``: the run times by action."""
+    """How fast attempts end, and how long they run, by action and by route. times: the run times by action."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -34,7 +34,7 @@ class Throughput:
         self.times = RunTimes()
 
     async def refresh(self) -> None:
-        """Read them anew when it is time to."""
+        """Read the figures again when they are old."""
         if monotonic() - self._read_at < _READ_EVERY_SECONDS:
             return
         self._read_at = monotonic()
@@ -43,13 +43,13 @@ class Throughput:
         self.times.learn(self._throughput)
 
     def saw(self, tasks: Iterable[Claimed]) -> None:
-        """Learn by which route actions go; most go by none."""
+        """Learn the routes of actions; most have none."""
         for task in tasks:
             if task.route is not None or task.action in self._route_of:
                 self._route_of[task.action] = task.route
 
     def of(self, route: str | None) -> tuple[float, float]:
-        """Of the tasks of a route: attempts that end a second, and the seconds that one runs on the average."""
+        """Of a route: attempts that end per second, and the mean run time in seconds."""
         mine = [one for one in self._throughput if self._route_of.get(one.action) == route]
         timed = sum(one.timed for one in mine)
         return (
@@ -73,7 +73,7 @@ class ClaimWindow:
 
     @asynccontextmanager
     async def reserved(self) -> AsyncIterator[int]:
-        """Room set aside for one claim, as a number of tasks; none may be free."""
+        """Room set aside for one claim, as a number of tasks; may be 0."""
         window = self.window
         async with self._reserving:  # one at a time: room is counted, then set aside
             limit = min(self._settings.claim_batch_size, await self._room())
@@ -84,16 +84,14 @@ class ClaimWindow:
             window.reserved -= limit
 
     def claimed(self, tasks: list[Claimed]) -> None:
-        """They are in flight now."""
         self.window.claimed(len(tasks))
         self._throughput.saw(tasks)
 
     def full_for_seconds(self) -> float:
-        """How long there is no room by what is known."""
         return self.window.full_for_seconds(monotonic())
 
     async def _room(self) -> int:
-        """How many tasks may be claimed now; counts what is in flight when it is time to."""
+        """How many tasks may be claimed now; counts those in flight when the last count is old."""
         now = monotonic()
         window = self.window
         if window.full_for_seconds(now):

@@ -1,8 +1,7 @@
-"""Diverts what has to be put aside for a route or a gate though nothing else can be claimed.
+"""Divert due tasks to their route or limit gate while the window of the outbound queue is full.
 
-A claim puts such tasks aside as it meets them. While the window of the outbound queue is full there are no claims, and
-what goes by a route of its own would wait behind tasks that it has nothing to do with. So as long as that lasts, the
-tasks that are due are looked through from the front, a batch at a time, again and again.
+A claim diverts such tasks as it meets them. Without claims, tasks of a route would wait behind unrelated ones; so the
+due tasks are scanned from the front, batch by batch, until there is room again.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ _REST_SECONDS = 1.0  # between two rounds
 
 
 class Diverter:
-    """Looks through the tasks that are due.
+    """Scans the due tasks, at_once of them in one look.
 
-    at_once: how many in one look. give_up: called with what Postgres refused, how many, and the stretches they are in;
-    gives up the tasks to blame and returns how many those were.
+    give_up: called with what Postgres refused, how many tasks, and their stretches; fails those to blame and returns
+    how many.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class Diverter:
         self._next_at = float("-inf")
 
     async def run_once(self) -> int:
-        """Look on from where the last look ended, unless it is too soon; returns how many tasks were put aside."""
+        """Continue where the last look ended, unless it is too soon; returns how many tasks were diverted."""
         if self._looking.locked() or monotonic() < self._next_at:
             return 0
         async with self._looking:

@@ -1,8 +1,7 @@
-"""Gates: where tasks of limited actions wait, and how they are let through.
+"""Limit gates: where tasks of limited actions wait, and how they are claimed.
 
-An action's row is locked while its gates are looked at, so one scheduler at a time counts what is in flight and what
-its rate leaves, and claims no more: a limit holds whatever number of schedulers there are. Gates are looked at in turn,
-the one that has waited longest first, and no gate twice before it is worth it.
+An action's row is locked while its gates are read, so one scheduler at a time counts its tasks in flight and its rate,
+and a limit holds for any number of schedulers. The gate that has waited longest comes first.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ log = get_logger()
 
 
 class Gates:
-    """Lets tasks through gates.
+    """Claims tasks at gates.
 
-    at_once: how many tasks of an action in one claim. claimed: told of each claim before it is sent.
+    at_once: how many tasks of an action in one claim. claimed: called with each claim before it is sent.
     """
 
     def __init__(
@@ -48,11 +47,11 @@ class Gates:
         self._next_at = float("-inf")
 
     def idle_seconds(self) -> float:
-        """How long no gate is worth a look by what is known; a new one may be before."""
+        """For how long no known gate is worth a look."""
         return max(0.0, self._next_at - monotonic())
 
     async def run_once(self) -> int:
-        """Let through what may go, unless another pass is at it; returns how many tasks went."""
+        """Claim and send what the limits allow, unless another pass does so; returns how many tasks were sent."""
         if self._looking.locked():
             return 0
         async with self._looking:
@@ -69,7 +68,7 @@ class Gates:
             if action not in self._rest_until:
                 try:
                     went += await self._let_through(action)
-                except Refused as exc:  # what waits at other gates, and for routes, must not wait for this action
+                except Refused as exc:  # other gates and routes must not wait for this action
                     log.error("gate_refused", action=action, reason=str(exc), retry_in_seconds=_PAUSE_SECONDS)
                     self._rest(action, _PAUSE_SECONDS)
         self._next_at = now if went else min([self._next_at, *self._rest_until.values()])
@@ -80,7 +79,7 @@ class Gates:
         async with self._store.transaction() as session:
             rows = await session.fetch("lock_action", action)
             if not rows and await session.value("action_is_limited", action):
-                self._rest(action, BUSY_SECONDS)  # another scheduler is at it
+                self._rest(action, BUSY_SECONDS)  # another scheduler holds it
                 return 0
             limits = Limits(**{name: rows[0][name] for name in _LIMITS}) if rows else Limits()
             if limits.paused:
@@ -139,7 +138,7 @@ class Gates:
     async def _note(
         self, session: Session, gates: Sequence[Gate], shares: Mapping[str, int], went: Mapping[str, int]
     ) -> None:
-        """Write down what is left of each gate's rate and when to look again."""
+        """Store what is left of each gate's rate, and when to look again."""
         waits = {gate.name: 0.0 if gate.allowance.tasks else gate.allowance.retry_seconds for gate in gates}
         soonest = min((seconds for seconds in waits.values() if seconds), default=_IDLE_SECONDS)
         self._next_at = min(self._next_at, monotonic() + soonest)

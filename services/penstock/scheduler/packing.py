@@ -1,7 +1,7 @@
 """Packs claimed tasks into messages, by number, by bytes and by the time that their work takes.
 
-Packing is what makes the queue cheap and fast, as long as nobody waits for it: a message holds about a second of work
-at the most, by the run times that workers report, so long tasks travel alone and short ones by the hundred.
+Packing makes the queue cheap and fast. A message holds at most about a second of work, by the run times that workers
+report, so long tasks travel alone and short ones by the hundred.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from penstock.protocol.task_traces import TRACE_ENTRY_BYTES, TRACES_MAX_BYTES, e
 from penstock.runtime import metrics
 from penstock.tasks.records import ActionThroughput
 
-_SPREAD = 10  # a claim is cut into at least so many messages before any holds many tasks
-_SECONDS_UNKNOWN = 0.1  # taken for the run time of an action that no worker has reported yet
+_SPREAD = 10  # messages that a claim is cut into before any holds many tasks
+_SECONDS_UNKNOWN = 0.1  # the run time of an action that no worker has reported yet
 _ATTRIBUTES_BYTES = 1024  # the time limit, and a tenant of all, whose 128 characters are up to 6 bytes each as JSON
 _UNSIGNED = Fence()
 
 
 @dataclass(frozen=True, slots=True)
 class PackedMessage:
-    """A message and the tasks that travel in it."""
+    """A message and its tasks."""
 
     message: Outgoing
     tasks: Sequence[Claimed]
 
 
 class RunTimes:
-    """How long the tasks of each action run, by what workers told lately."""
+    """Recent run times of each action, as reported by workers."""
 
     def __init__(self) -> None:
         self._means: dict[str, float] = {}
         self.mean = 0.0
 
     def learn(self, throughput: Sequence[ActionThroughput]) -> None:
-        """Take over what is new; an action that did not run lately keeps what was last known of it."""
+        """Take over new figures; an action that did not run lately keeps its last ones."""
         timed = sum(one.timed for one in throughput)
         if timed:
             self.mean = sum(one.seconds for one in throughput) / timed
@@ -66,10 +66,10 @@ def pack_messages(
 ) -> list[PackedMessage]:
     """Pack claimed tasks into messages, in the order of the claim.
 
-    A small claim travels one task a message, so that idle workers share it; a message grows only once there are
-    ``_SPREAD`` of them. Tasks with different time limits travel apart, for the limit is the message's attribute; a
-    suspect travels alone, so that the next worker that it takes with it takes nobody else's task along. by_tenant: so
-    do the tasks of each tenant, in messages of its group. fence: makes their claim ids.
+    A small claim travels one task a message, so that idle workers share it; messages grow only once there are
+    ``_SPREAD`` of them. Tasks of different time limits travel apart, because the limit is the message's attribute; a
+    suspect travels alone, so that a crash of its worker affects no other task. by_tenant: so do the tasks of each
+    tenant, in messages of its group. fence: makes their claim ids.
     """
     groups: dict[tuple[float | None, str | None], list[Claimed]] = defaultdict(list)
     alone = []
@@ -84,7 +84,7 @@ def pack_messages(
         calls = [call_of(task, fence) for task in members]
         seconds = {action: times.of(action) for action in {task.action for task in members}}
         sizes = [utf8_size(call) for call in calls]
-        # What stands beside the body for each task by itself; one tenant of all is in _ATTRIBUTES_BYTES.
+        # Attributes of single tasks; one tenant for all is counted in _ATTRIBUTES_BYTES.
         beside = any(task.trace is not None or (task.tenant is not None and not by_tenant) for task in members)
         if beside:
             sizes = [size + _bytes_beside(task) for size, task in zip(sizes, members, strict=True)]
@@ -112,7 +112,7 @@ def call_of(task: Claimed, fence: Fence) -> str:
 
 
 def message_of(tasks: Sequence[Claimed], group: str | None = None, fence: Fence = _UNSIGNED) -> PackedMessage:
-    """Tasks of one time limit, and of one group, in one message; a suspect only by itself."""
+    """Tasks of one time limit and one group in one message; a suspect alone."""
     return PackedMessage(
         Outgoing(join_batch([call_of(task, fence) for task in tasks]), _attributes(tasks), group), tasks
     )
@@ -131,13 +131,13 @@ def _attributes(tasks: Sequence[Claimed]) -> Mapping[str, str]:
 
 
 def _bytes_beside(task: Claimed) -> int:
-    """What its trace and its tenant may add to the attributes."""
+    """The bytes that its trace and its tenant may add to the attributes."""
     size = 0 if task.trace is None else len(task.trace) + TRACE_ENTRY_BYTES
     return size if task.tenant is None else size + tenant_bytes(task.tenant)
 
 
 def _cut_for_attributes(tasks: Sequence[Claimed], start: int, end: int) -> Iterator[tuple[int, int]]:
-    """A slice in parts whose traces and tenants fit into the attributes; nearly always it is one."""
+    """Cut a slice into parts whose traces and tenants fit into the attributes; nearly always there is one."""
     used = 0
     for place in range(start, end):
         size = _bytes_beside(tasks[place])

@@ -1,14 +1,14 @@
 """Scheduler: claims due tasks by priority and sends them, no more than the window allows.
 
-SQS has no priority, so what is not yet needed stays in Postgres. Where to look is the business of
-:mod:`~penstock.scheduler.scan_bounds`, how much to claim of :mod:`~penstock.scheduler.claim_window`, what travels
-together of :mod:`~penstock.scheduler.packing`. Tasks of limited actions wait at :mod:`~penstock.scheduler.gates`, those
-that go by :mod:`~penstock.scheduler.routes` have windows of their own; while there are neither, neither costs anything.
+SQS has no priority, so tasks that are not needed yet stay in Postgres. ``scan_bounds`` decides where to look,
+``claim_window`` how much to claim, ``packing`` what travels together. Tasks of limited actions wait at ``gates``;
+``routes`` have windows of their own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
@@ -23,7 +23,6 @@ from penstock.scheduler.claim_window import ClaimWindow, Throughput
 from penstock.scheduler.divert import Diverter
 from penstock.scheduler.gates import Gates
 from penstock.scheduler.routes import Routes
-from penstock.scheduler.rules_cache import RulesCache
 from penstock.scheduler.scan_bounds import LEVELS, ScanBounds
 from penstock.scheduler.sending import Sender
 from penstock.scheduler.unclaimable import give_up_unclaimable
@@ -31,9 +30,41 @@ from penstock.settings.model import Settings
 from penstock.tasks import claim
 from penstock.tasks.records import ClaimBatch
 
-_AGED_SHARE = 10  # of what is claimed, one part in so many goes to those that have waited too long
+_AGED_SHARE = 10  # one claim in so many goes to tasks that have waited too long
 _AGED_LOOK_SECONDS = 1.0  # until the next look when there were none
 _SOONEST_SECONDS = 0.001
+_RULES_FRESH_SECONDS = 1.0
+
+
+class RulesCache:
+    """The limits and routes as this scheduler knows them.
+
+    limited: any action is limited or paused. gates: any gate exists. routes: (name, queue) of each.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._read_at = float("-inf")
+        self.limited = False
+        self.gates = False
+        self.routes: list[tuple[str, str]] = []
+
+    @property
+    def apply(self) -> bool:
+        """Whether claims must follow them; a plain claim finds no task then."""
+        return self.limited or bool(self.routes)
+
+    async def refresh(self, *, at_once: bool = False) -> bool:
+        """Read them when they are old, or at once; returns whether claims must follow them now and did not before."""
+        if not at_once and monotonic() - self._read_at < _RULES_FRESH_SECONDS:
+            return False
+        applied = self.apply
+        async with self._store.session() as session:
+            (found,) = await session.fetch("read_rules")
+        self._read_at = monotonic()
+        self.limited, self.gates = found["limits"], found["gates"]
+        self.routes = [(name, queue) for name, queue in json.loads(found["routes"])]
+        return self.apply and not applied
 
 
 class Scheduler(Service):
@@ -55,7 +86,7 @@ class Scheduler(Service):
         self._rules = RulesCache(store)
         self._waiting = asyncio.Lock()
         self._aged_at = float("-inf")
-        self._others_first = 0  # so many tasks have to be claimed by priority before the next that waited too long
+        self._others_first = 0  # tasks to claim by priority before the next that waited too long
         self._throughput = throughput = Throughput(store)
         self._window = ClaimWindow(store=store, settings=settings, throughput=throughput, route=None)
         self._routes = Routes(
@@ -80,8 +111,7 @@ class Scheduler(Service):
         return {"listen": self._listener.run}
 
     async def wait_for_work(self) -> None:
-        """Until a wake-up, the next task's time or the poll interval, whichever comes first; while the window is full,
-        wake-ups wait together."""
+        """Until a wake-up, the next task's time or the poll interval; while the window is full, wake-ups wait too."""
         async with self._waiting:  # a wake-up is for one pass: two that look at once find no more than one
             await asyncio.sleep(self._window.full_for_seconds())
             seconds = self._settings.poll_seconds
@@ -98,7 +128,7 @@ class Scheduler(Service):
             self._listener.event.clear()
 
     async def run_once(self) -> int:
-        """Claim what is due and fits the window, send it, release what could not be sent; returns how many went."""
+        """Claim what is due and fits the window, send it, release the rest; returns how many were sent."""
         # Cleared before looking: a wake-up that comes during the claim then leads to another look, not to a wait.
         self._listener.event.clear()
         await self._store.read_fence()
@@ -119,7 +149,7 @@ class Scheduler(Service):
         return worked
 
     async def _send_plain(self) -> int:
-        """Send what goes by no route and through no gate; returns how many went, or were put aside for one."""
+        """Send tasks without route and gate; returns how many were sent, or diverted to one."""
         batch, diverted = await self._claim()
         if batch is not None:
             return diverted + await self._sender.send_batch(batch)
@@ -128,20 +158,22 @@ class Scheduler(Service):
         return diverted
 
     async def _look_at_rules(self, *, at_once: bool = False) -> bool:
-        """Returns whether claims have to go by rules now and did not before."""
+        """Returns whether claims must follow rules now and did not before."""
         applies_now = await self._rules.refresh(at_once=at_once)
         self._routes.set(self._rules.routes)
         return applies_now
 
     async def _passed_gates(self, batch: ClaimBatch) -> None:
-        """Routes are looked up in the claim itself, so it may know of one before this scheduler does."""
+        """A claim looks up routes in Postgres, so it may find one that is unknown here."""
         self._throughput.saw(batch.tasks)
         if any(not self._routes.knows(task.route) for task in batch.tasks):
             await self._look_at_rules(at_once=True)
 
     async def _claim(self) -> tuple[ClaimBatch | None, int]:
-        """Claim what fits the window, behind the bounds or, when it is time, from the front; what has waited too long
-        goes first. Also how many tasks were put aside for a gate or a route."""
+        """Claim what fits the window, behind the bounds or from the front; tasks that waited too long go first.
+
+        Also returns how many tasks were diverted to a gate or a route.
+        """
         bounds = self._bounds
         async with self._window.reserved() as limit:
             if not limit:
@@ -159,7 +191,7 @@ class Scheduler(Service):
         return batch, diverted
 
     async def _look_ahead(self) -> int:
-        """Without room for a claim: put aside what goes by other ways, and must not wait for that room."""
+        """Without room for a claim: divert tasks of gates and routes."""
         diverted = await self._diverter.run_once() if self._rules.apply else 0
         self._note(diverted)
         return diverted
@@ -170,7 +202,7 @@ class Scheduler(Service):
             self._routes.look_again()
 
     async def _claim_aged(self, limit: int) -> tuple[ClaimBatch | None, int]:
-        """A small part of the claims goes to tasks that higher priorities have kept waiting, the lowest first."""
+        """Claim tasks that higher priorities have kept waiting, the lowest first; a small part of all claims."""
         age = self._settings.priority_ageing_seconds
         if not age or self._others_first > 0 or monotonic() < self._aged_at:
             return None, 0
@@ -193,7 +225,7 @@ class Scheduler(Service):
         return batch, diverted
 
     async def _sweep(self, limit: int) -> tuple[ClaimBatch | None, int]:
-        """Claim from the front. It may take long; other passes claim behind the bounds meanwhile."""
+        """Claim from the front; other passes claim behind the bounds meanwhile."""
         bounds = self._bounds
         bounds.sweep_begins(monotonic())
         batch, diverted = None, 0
@@ -220,7 +252,7 @@ class Scheduler(Service):
     async def _give_up(
         self, refused: Refused, limit: int, stretches: Sequence[Stretch], *, due_seconds: float = 0.0
     ) -> int:
-        """Give up the tasks for whose sake a claim was refused; returns how many. Raises Refused: there are none."""
+        """Fail the tasks because of which a claim was refused; returns how many. Raises Refused: there are none."""
         given_up = await give_up_unclaimable(
             self._store, refused, limit, stretches,
             due_seconds=due_seconds, hold_keys=self._settings.holds_ordering_keys,

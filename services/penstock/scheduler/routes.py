@@ -31,9 +31,9 @@ class _Route:
 
 
 class Routes:
-    """The routes as they are known here.
+    """The known routes.
 
-    open_queue: makes a queue of a name, or URL, and a label. put_aside: called with how many tasks a claim put aside.
+    open_queue: makes a queue of a name, or URL, and a label. put_aside: called with how many tasks a claim diverted.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Routes:
         self._routes: dict[str, _Route] = {}
 
     def set(self, routes: Sequence[tuple[str, str]]) -> None:
-        """Take over (name, queue) of each route."""
+        """Replace the routes, given as (name, queue)."""
         before = self._routes
         self._routes = {}
         for name, queue_name in routes:
@@ -70,20 +70,20 @@ class Routes:
             self._routes[name] = known
 
     def knows(self, route: str | None) -> bool:
-        """Whether its queue is known here; without a route it always is."""
+        """Whether the queue of a route, or of none, is known here."""
         return route is None or route in self._routes
 
     def queue_of(self, route: str | None) -> Queue:
-        """Where tasks of the route go; those of a route that is gone, to the outbound queue."""
+        """The queue of a route; the outbound queue for none or a deleted one."""
         return self._outbound if route not in self._routes else self._routes[route].queue
 
     def look_again(self) -> None:
-        """Tasks were put aside, some of them maybe for a route. Nothing else brings any to one but other schedulers."""
+        """Look at every route at the next pass: tasks were diverted."""
         for route in self._routes.values():
             route.empty_until = float("-inf")
 
     async def run_once(self, sender: Sender) -> int:
-        """Send by each route what fits its window; returns how many tasks went, or were put aside for a gate."""
+        """Send by each route what fits its window; returns how many tasks were sent, or diverted to a gate."""
         went = 0
         for name, route in list(self._routes.items()):
             if monotonic() >= max(route.rest_until, route.empty_until):
@@ -109,7 +109,7 @@ class Routes:
         try:
             return diverted + await sender.send_batch(batch)
         except Unavailable as exc:
-            # What goes by other ways must not wait for this one.
+            # Other routes must not wait for this one.
             log.warning("route_rests", route=name, queue=route.queue_name, reason=str(exc), seconds=_PAUSE_SECONDS)
             route.rest_until = monotonic() + _PAUSE_SECONDS
             return diverted

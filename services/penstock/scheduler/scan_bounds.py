@@ -1,11 +1,10 @@
-"""Scan bounds: where in the order of due tasks the next claim has to look.
+"""Where in the order of due tasks the next claim begins.
 
-A claim that began at the front of the index each time would pass, again and again, the dead entries of what was claimed
-before; while anybody holds an old transaction open they cannot be removed, and within a minute there are millions. So
-a claim begins behind the last position claimed, in each priority. What comes to stand before a bound (a retry, a
-released claim, a late commit, a run_at in the past) is found by a sweep from the front: once a second, and whenever a
-bounded claim finds less than it has room for, yet hardly for more than a tenth of the time. A new priority stands
-between the bounds and is found at once.
+A claim that began at the front of the index would pass the dead entries of earlier claims each time; while any old
+transaction is open they cannot be removed, and there are millions within a minute. So a claim begins behind the last
+position claimed, in each priority. Tasks before a bound (a retry, a released claim, a late commit, a run_at in the
+past) are found by a sweep from the front: once a second, and whenever a bounded claim finds less than it has room for,
+yet for no more than about a tenth of the time. A new priority lies between the bounds and is found at once.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class ScanBounds:
         self._rest_until = float("-inf")
 
     def may_sweep(self, now: float) -> bool:
-        """Whether none is under way, and the last one was long enough ago for its price."""
+        """Whether no sweep is running, and the last one was long enough ago for its cost."""
         return self._sweeping_since is None and now >= self._rest_until
 
     def sweep_is_due(self, now: float) -> bool:
@@ -47,38 +46,35 @@ class ScanBounds:
         return now - self._levels_read_at >= _LEVELS_SECONDS
 
     def set_levels(self, levels: Sequence[int], now: float) -> None:
-        """Take note of all priorities in use; at ``LEVELS`` or more of them nothing is bounded."""
+        """Set all priorities in use; from ``LEVELS`` of them on nothing is bounded."""
         self._levels_read_at = now
         self._is_bounded = len(levels) < LEVELS
         self._positions = {level: self._positions.get(level, BEGINNING) for level in levels} if self._is_bounded else {}
 
     def from_front(self) -> Sequence[Stretch]:
-        """What a sweep looks through: each priority from its beginning, and all between them."""
+        """The stretches of a sweep: each priority from its beginning, and all between them."""
         return _stretches(dict.fromkeys(self._positions, BEGINNING)) if self._is_bounded else EVERYTHING
 
     def from_bounds(self) -> Sequence[Stretch]:
-        """What a claim between two sweeps looks through: each priority behind its bound, and all between them."""
+        """The stretches of a claim between two sweeps: each priority behind its bound, and all between them."""
         return _stretches(self._positions) if self._is_bounded else EVERYTHING
 
     def claimed(self, reached: Mapping[int, Position], is_short: bool) -> None:
-        """A claim took all behind the bounds up to these positions.
-
-        is_short: it would have taken more; so there may be something before the bounds.
-        """
+        """A claim took all tasks up to these positions. is_short: it had room for more, so some may be before them."""
         self._wanted = is_short
         self._move({level: max(at, self._positions.get(level, at)) for level, at in reached.items()})
 
     def look_back(self) -> None:
-        """Tasks have come to stand before the bounds: sweep at the next chance, whatever it costs."""
+        """Sweep at the next chance, at any cost: there are tasks before the bounds."""
         self._wanted = True
         self._rest_until = float("-inf")
 
     def sweep_begins(self, now: float) -> None:
-        """Until ``swept``, no other sweep begins."""
+        """No other sweep begins until ``swept``."""
         self._sweeping_since = now
 
     def swept(self, reached: Mapping[int, Position], is_short: bool, now: float) -> None:
-        """The sweep took all up to these positions; when it is not short, there may be more right behind them."""
+        """The sweep took all tasks up to these positions; unless it is short, more may follow."""
         started = now if self._sweeping_since is None else self._sweeping_since
         self._sweeping_since = None
         self._swept_at = now
@@ -99,7 +95,7 @@ def _stretches(positions: Mapping[int, Position]) -> Sequence[Stretch]:
 
 
 def _with_gaps(positions: Mapping[int, Position]) -> Iterable[Stretch]:
-    """Every priority once, highest first: those with a position alone, those between them together."""
+    """Every priority once, highest first; those without a position are joined."""
     above = PRIORITY_MAX
     for level in sorted(positions, reverse=True):
         if level < above:

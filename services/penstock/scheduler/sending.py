@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from time import time_ns
 from penstock.brokers.base import Queue
 from penstock.db.pool import Store
 from penstock.protocol.errors import HANDLER_ERROR, Unavailable
+from penstock.protocol.reports import error_text
 from penstock.protocol.task import Claimed, Failure
 from penstock.protocol.task_traces import read_carried
 from penstock.protocol.trace_context import Hop
@@ -30,7 +30,7 @@ log = get_logger()
 
 @dataclass(slots=True)
 class SendReport:
-    """What did not go: tasks to try again, tasks whose message the queue will never take, and why."""
+    """Tasks to send again, tasks whose message the queue will never take, and why."""
 
     reason: str | None
     unsent: list[Claimed] = field(default_factory=list)
@@ -43,10 +43,10 @@ class SendReport:
 
 
 class Sender:
-    """Sends batches of any claim.
+    """Sends claim batches.
 
-    queue_of: the queue of a route, None for the outbound queue. released: called when tasks have come to stand before
-    where claims look.
+    queue_of: the queue of a route, None for the outbound queue. released: called after tasks were released, which may
+    lie before the bounds of the next claim.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class Sender:
         self._released = released
 
     async def send_batch(self, batch: ClaimBatch) -> int:
-        """Send a claim, release what could not be sent; returns how many went. Raises Unavailable when none did."""
+        """Send a claim, release what could not be sent; returns how many were sent. Raises Unavailable if none was."""
         started_ns = time_ns()
         try:
             # Well before the supervisor gives the claims back, while they are still being sent.
             async with asyncio.timeout(self._settings.unsent_after_seconds * _SENDING_SHARE):
                 outcome = await self._send_all(batch.tasks)
         except Exception as exc:
-            # Released at once rather than found by the supervisor later; of what did go, the claim is now an old one.
+            # Released at once rather than by the supervisor later; messages that were sent carry an old claim now.
             await self._conclude(batch, SendReport(reason=type(exc).__name__, unsent=batch.tasks))
             if isinstance(exc, TimeoutError):
                 raise Unavailable("nothing could be sent in time") from exc
@@ -82,7 +82,7 @@ class Sender:
         if active.active() is not None:
             _trace(batch.tasks, outcome, started_ns)
         if len(outcome.unsent) == len(batch.tasks):
-            # Without a pause the same tasks would be claimed and released in a tight circle.
+            # Without a pause the same tasks would be claimed and released in a loop.
             raise Unavailable(f"nothing could be sent: {outcome.reason}")
         return len(batch.tasks) - len(outcome.unsent)
 
@@ -109,10 +109,10 @@ class Sender:
         )
 
     async def _send(self, queue: Queue, messages: Sequence[PackedMessage]) -> SendReport:
-        """Send; of a message that the queue refuses for good, each task is tried in one of its own.
+        """Send; a refused message is tried again with each task in its own.
 
-        Cut off in the middle, it is unknown which messages went: the batch stays unconfirmed, the supervisor
-        gives its claims back, and a message that did go carries an old claim.
+        When interrupted, it is unknown which messages were sent: the batch stays unconfirmed, the supervisor releases
+        its claims, and the messages that were sent carry an old claim.
         """
         report = await queue.send([packed.message for packed in messages])
         outcome = SendReport(reason=report.reason)
@@ -134,20 +134,17 @@ class Sender:
         return outcome
 
     async def _conclude(self, batch: ClaimBatch, outcome: SendReport) -> None:
-        """Release what could not be sent, give up what never can be, confirm the rest."""
+        """Release what could not be sent, fail what never can be, confirm the rest."""
         if not outcome.unsent and not outcome.refused:
             async with self._store.session() as session:
                 await claim.confirm(session, batch.id)
             return
         async with self._store.transaction() as session:
             released = await claim.release(session, ((task.id, task.claim) for task in outcome.unsent))
-            # Released, it would be claimed again at once, before all others of its priority, for ever.
-            error = {
-                "code": HANDLER_ERROR,
-                "message": "the outbound queue refuses the task's message",
-                "data": {"type": "Unsendable", "message": outcome.reason},
-            }
-            failures = [Failure(task.id, task.claim, json.dumps(error), None) for task in outcome.refused]
+            # Released, a refused task would be claimed again at once, before all others of its priority, for ever.
+            problem = "the outbound queue refuses the task's message"
+            error = error_text(HANDLER_ERROR, problem, type="Unsendable", message=outcome.reason)
+            failures = [Failure(task.id, task.claim, error, None) for task in outcome.refused]
             await settle.fail(session, failures, hold_keys=self._settings.holds_ordering_keys)
             await claim.confirm(session, batch.id)
         self._released()
@@ -169,7 +166,7 @@ class Sender:
 
 
 def _trace(tasks: Sequence[Claimed], outcome: SendReport, started_ns: int) -> None:
-    """Tell the traces of those tasks that have one how it went."""
+    """End the send span of each traced task."""
     spans = active.active()
     read = [(task, read_carried(task.trace)) for task in tasks if task.trace is not None]
     if spans is None or not read:

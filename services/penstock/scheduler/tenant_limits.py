@@ -1,7 +1,7 @@
-"""Tenants at gates: what the limits of each leave, whatever action its tasks are of, and even shares between tenants.
+"""Limits of tenants at gates, over all their actions, and even shares between tenants.
 
-A tenant's row is locked while what it may do is counted and used, as an action's is, so one scheduler at a time lets
-its tasks through. Rows that another scheduler holds are passed over, never waited for; so no two can deadlock.
+A tenant's row is locked while its limit is counted and used, as an action's is, so one scheduler at a time claims its
+tasks. Rows that another scheduler holds are skipped, so no two can deadlock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TenantLimits:
     paused: list[str] = field(default_factory=list)
 
     def bound(self, gates: Sequence[Gate]) -> list[Gate]:
-        """The gates that are not shut by a pause, none of them allowing more than its tenant may."""
+        """The gates whose tenant is not paused, none of them allowing more than its tenant may."""
         shut = set(self.paused)
         return [self._bound(gate) for gate in gates if gate.name not in shut]
 
@@ -33,7 +33,7 @@ class TenantLimits:
         tenant = self.allowances.get(self.of.get(gate.name, ""))
         if tenant is None or tenant.tasks >= gate.allowance.tasks:
             return gate
-        # Of two reasons to wait the longer counts; the tokens are the gate's own.
+        # The longer of two waits counts; the tokens are the gate's own.
         retry = max(tenant.retry_seconds, gate.allowance.retry_seconds if not gate.allowance.tasks else 0.0)
         return Gate(gate.name, Allowance(tenant.tasks, retry, gate.allowance.tokens))
 
@@ -55,7 +55,7 @@ class TenantLimits:
         return shares
 
     async def note(self, session: Session, went: Mapping[str, int]) -> None:
-        """Write down what is left of each tenant's rate, after so many went by gate, and shut the gates of pauses."""
+        """Store what is left of each tenant's rate after so many claims by gate, and close the gates of paused ones."""
         if self.paused:
             await session.fetch("close_gates_of_paused", self.paused)
         spent = Counter[str]()
@@ -68,7 +68,7 @@ class TenantLimits:
 
 
 async def look_at_tenants(session: Session, rows: Sequence[Any], room: int) -> TenantLimits:
-    """Lock the tenants of some gates, rows of ``lock_gates``, and tell what each may do; behind the action's lock."""
+    """Lock the tenants of gates, rows of ``lock_gates``, after the action's lock, and count what each may do."""
     found = TenantLimits(of={row["name"]: row["tenant"] for row in rows if row["tenant"] is not None})
     if not found.of:
         return found
@@ -76,7 +76,7 @@ async def look_at_tenants(session: Session, rows: Sequence[Any], room: int) -> T
     locked = {row["name"]: row for row in await session.fetch("lock_tenants", names)}
     missing = [name for name in names if name not in locked]
     if missing:
-        # New ones get their rows now; those that another scheduler is at are left to it.
+        # New ones get their rows now; those that another scheduler holds are left to it.
         await session.fetch("add_tenant_paces", missing)
         locked |= {row["name"]: row for row in await session.fetch("lock_tenants", missing)}
     bounds = {name: row["max_in_flight"] for name, row in locked.items() if row["max_in_flight"] is not None}

@@ -1,18 +1,18 @@
-"""Unclaimable: tasks whose claim Postgres refuses, so that they do not stand in the way of all others.
+"""Fail tasks whose claim Postgres refuses, so that they do not block all others.
 
-A claim is one statement over a thousand tasks, and is refused as a whole for the sake of one. The batch is tried by
-halves, without effect, and the tasks that are refused alone fail permanently, as those do that no message can carry.
+A claim is one statement over a thousand tasks, refused as a whole because of one. The batch is tried by halves, without
+effect, and tasks that are refused alone fail permanently.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 
 from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.protocol.errors import HANDLER_ERROR, Refused
+from penstock.protocol.reports import error_text
 from penstock.protocol.task import Failure, Stretch
 from penstock.runtime.logs import get_logger
 from penstock.tasks import claim, settle
@@ -21,15 +21,15 @@ log = get_logger()
 
 
 class _Undone(Exception):
-    """Ends a savepoint without a trace."""
+    """Undoes a savepoint."""
 
 
 async def give_up_unclaimable(
     store: Store, refused: Refused, limit: int, stretches: Sequence[Stretch], *, due_seconds: float, hold_keys: bool
 ) -> int:
-    """Fail those permanently for whose sake the claim of these stretches was refused; returns how many.
+    """Fail the tasks because of which the claim of these stretches was refused; returns how many.
 
-    Raises Refused: not even a plain claim of them is taken.
+    Raises Refused: not even a plain claim of them is accepted.
     """
     async with store.transaction() as session:
         ids = await claim.find_candidates(session, limit, stretches, due_seconds)
@@ -38,12 +38,9 @@ async def give_up_unclaimable(
         if not guilty:
             return 0
         rows = await session.fetch("claim_plainly", guilty)
-        error = {
-            "code": HANDLER_ERROR,
-            "message": "Postgres refuses to claim the task",
-            "data": {"type": "Unclaimable", "message": str(refused)},
-        }
-        failures = [Failure(row["id"], row["claim"], json.dumps(error), None) for row in rows]
+        problem = "Postgres refuses to claim the task"
+        error = error_text(HANDLER_ERROR, problem, type="Unclaimable", message=str(refused))
+        failures = [Failure(row["id"], row["claim"], error, None) for row in rows]
         await settle.fail(session, failures, hold_keys=hold_keys)
         await claim.confirm(session, rows[0]["claim"])
     for row in rows:
@@ -52,7 +49,7 @@ async def give_up_unclaimable(
 
 
 async def _refused_alone(session: Session, ids: Sequence[int]) -> list[int]:
-    """Those of the tasks whose claim is refused when each is tried alone."""
+    """The tasks whose claim is refused when tried alone."""
     if not ids:
         return []
     try:

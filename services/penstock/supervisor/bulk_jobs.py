@@ -1,7 +1,7 @@
-"""Bulk jobs: operations on many records, batch after batch, beside the other duties.
+"""Advance bulk jobs, batch by batch, beside the other duties.
 
-A batch is a transaction of its own, which also notes how far the job came. Between two batches is a pause, so that
-neither Postgres nor this process is kept from other work. Several supervisors share the jobs, one at a job at a time.
+A batch is one transaction, which also stores the job's cursor. A pause after each batch leaves Postgres and this
+process time for other work. Several supervisors share the jobs, one supervisor per job at a time.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ log = get_logger()
 
 
 class BulkJobs:
-    """Moves jobs on.
+    """Advances bulk jobs.
 
-    changed: called after a batch that has changed tasks, for one may run now. kinds: what does a batch, by kind of job.
+    changed: called after a batch that has changed tasks, which may be due now. kinds: the batch function by kind.
     """
 
     def __init__(self, *, store: Store, changed: Callable[[], None], kinds: Mapping[str, Batch] = BATCHES) -> None:
@@ -38,7 +38,6 @@ class BulkJobs:
         self._rest_until: dict[int, float] = {}
 
     async def run(self) -> None:
-        """Batch after batch until cancelled, beside the supervisor's rounds."""
         await repeat("bulk jobs", self._work_then_rest)
 
     async def _work_then_rest(self) -> float:
@@ -47,10 +46,10 @@ class BulkJobs:
         return (monotonic() - started) * _SHARE if moved else self._pause()
 
     async def run_once(self) -> bool:
-        """One batch of one job; whether there was one. Raises Unavailable: nothing of the batch has happened."""
+        """Do one batch of one job; returns whether there was one. Raises Unavailable: the batch had no effect."""
         now = monotonic()
         self._rest_until = {job_id: until for job_id, until in self._rest_until.items() if until > now}
-        job = step = None
+        job = result = None
         try:
             async with self._store.transaction() as session:
                 job = await take_job(session, without=list(self._rest_until))
@@ -61,11 +60,11 @@ class BulkJobs:
                     self._rest(job.id, _UNKNOWN_REST_SECONDS)
                     log.warning("job_kind_unknown", job=job.id, kind=job.kind, known=",".join(self._kinds))
                     return True
-                step = await batch(session, job)
-                await advance_job(session, job, step)
+                result = await batch(session, job)
+                await advance_job(session, job, result)
         except Unavailable:
             if job is not None:
-                self._rest(job.id, _FAILED_REST_SECONDS)  # it may be this job alone that cannot go on
+                self._rest(job.id, _FAILED_REST_SECONDS)  # perhaps only this job fails
             raise
         except Exception as exc:
             if job is None:
@@ -74,14 +73,14 @@ class BulkJobs:
             async with self._store.transaction() as session:
                 await end_job(session, job.id, JobState.FAILED, error=f"{type(exc).__name__}: {exc}"[:500])
             return True
-        if step.rest_seconds:
-            self._rest(job.id, step.rest_seconds)
-        if step.changed:
+        if result.rest_seconds:
+            self._rest(job.id, result.rest_seconds)
+        if result.changed:
             self._changed()
-        if step.done:
+        if result.done:
             log.info(
-                "job_done", job=job.id, kind=job.kind, seen=job.seen + step.seen, changed=job.changed + step.changed,
-                refused=job.refused + step.refused,
+                "job_done", job=job.id, kind=job.kind, seen=job.seen + result.seen,
+                changed=job.changed + result.changed, refused=job.refused + result.refused,
             )  # fmt: skip
         return True
 
@@ -89,6 +88,6 @@ class BulkJobs:
         self._rest_until[job_id] = monotonic() + seconds
 
     def _pause(self) -> float:
-        """Until there may be something to do: a new job, or one that rests."""
+        """Seconds until a job may be there: a new one, or one that rests."""
         longest = _IDLE_SECONDS * random.uniform(0.8, 1.2)
         return max(0.0, min([longest, *(until - monotonic() for until in self._rest_until.values())]))

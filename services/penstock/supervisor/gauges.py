@@ -1,4 +1,4 @@
-"""Gauges: how much waits, how long the oldest has waited, how deep the queues are."""
+"""Gauges of the backlog, its oldest task and the queues."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ log = get_logger()
 
 
 class _Rises:
-    """Detects when a count has risen. A fall is believed at the second look: the counts of SQS are approximate, and one
-    that flickers would be a rise again and again."""
+    """Detects when a count has risen. Counts of SQS are approximate, so a fall counts at the second look."""
 
     def __init__(self) -> None:
         self._mark = 0
@@ -40,11 +39,10 @@ class _Rises:
 
 
 class Gauges:
-    """One round sets every gauge; a queue that does not answer keeps the others from nothing.
+    """One round sets every gauge; a queue that does not answer affects no other.
 
-    dead_letters: the dead-letter queues by label; one that is missing or may not be read is left out. One that has
-    more messages than before is logged, once for each rise. by_route: the queues of routes now; one that is
-    unavailable affects no other.
+    dead_letters: the dead-letter queues by label; one that cannot be read is left out, each rise is logged. by_route:
+    the queues of routes now.
     """
 
     def __init__(
@@ -64,7 +62,7 @@ class Gauges:
         self._rises = {label: _Rises() for label in dead_letters}
 
     async def run_once(self) -> int:
-        """Returns 0: looking changes nothing."""
+        """Returns 0: nothing changes."""
         if monotonic() >= self._rest_until:
             await self._look_at_tasks()
         away: Unavailable | None = None
@@ -91,7 +89,7 @@ class Gauges:
         return 0
 
     async def _look_at_tasks(self) -> None:
-        """Count what is live and what is due: cheap at a hundred thousand, not at millions, nor over dead rows."""
+        """Count live and due tasks: expensive at millions, and over dead rows."""
         started = monotonic()
         async with self._store.session() as session:
             live: Counter[str] = Counter()
@@ -111,7 +109,7 @@ class Gauges:
         self._show_loads(loads)
 
     def _show_loads(self, loads: Sequence[RouteLoad]) -> None:
-        """A route that is gone is gone from the metrics too: a figure that stands still would keep its workers up."""
+        """Set the figures of routes and remove deleted ones, which would keep their workers running."""
         for load in loads:
             metrics.SCALING_WAITING.labels(load.name).set(load.waiting)
             metrics.SCALING_IN_FLIGHT.labels(load.name).set(load.in_flight)

@@ -33,17 +33,17 @@ class LimitUpkeep:
 
     @property
     def queues(self) -> Mapping[str, Queue]:
-        """Their queues by label."""
+        """The queues of routes, by label."""
         return {queue.label: queue for _, queue in self._known.values()}
 
     def queue_of(self, route: str | None) -> Queue | None:
-        """The queue of a route, the outbound queue without one; None for a route that is gone."""
+        """The queue of a route, the outbound queue for none; None for a deleted route."""
         if route is None:
             return self._outbound
         return self._known[route][1] if route in self._known else None
 
     async def run_once(self) -> int:
-        """Returns how many tasks go by other rules now than they waited for."""
+        """Returns how many tasks of changed limits or deleted routes were returned."""
         async with self._store.session() as session:
             (found,) = await session.fetch("read_rules")
         before, self._known = self._known, {}
@@ -57,9 +57,6 @@ class LimitUpkeep:
                 looked = await session.fetch("adopt_next_in_flight", *self._adopted_upto, _LOOKED_AT)
                 self._adopted_upto = (looked[0]["claimed_at"], looked[0]["id"]) if looked else (None, None)
                 await session.fetch("forget_tenant_paces")
-        return await self._return_strays()
-
-    async def _return_strays(self) -> int:
         returned = await in_batches(self._return_batch, full=_BATCH, most=_BATCHES_PER_ROUND)
         if returned:
             log.info("strays_returned", tasks=returned)

@@ -1,9 +1,8 @@
-"""Objects of large payloads and results: deleted from the bucket when nothing names them any more.
+"""Delete objects of large payloads and results from the bucket once no record names them.
 
-An object is looked at again and again, whether the record of its task still names it; so it leaves with its record, its
-payload or its result, however those were removed. What is to be deleted is noted before it is, and forgotten after: a
-kill in between repeats a deletion, which is harmless, and while S3 is away the notes wait. Objects of which no task
-came, because somebody died between the upload and the insert, are found by listing the days of long ago, by folder.
+Each object is checked repeatedly for a record that names it, so it goes with its record, payload or result, however
+those were removed. A deletion is noted first and the note removed afterwards: a kill in between repeats it, which is
+harmless. Objects without a task, of a process that died before the insert, are found by listing old days, by folder.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ log = get_logger()
 
 
 class PayloadObjects:
-    """One round: looks, deletions, and a part of the search for orphans; nothing where there is no bucket."""
+    """One round: checks, deletions, and a part of the search for orphans; nothing without a bucket."""
 
     def __init__(self, *, store: Store, settings: Settings) -> None:
         self._store = store
@@ -40,13 +39,13 @@ class PayloadObjects:
         self._orphan_seconds = settings.payload_orphan_seconds
         self._day = date.min  # that is searched
         self._folders: list[str] = []  # of that day, those still to be listed
-        self._behind = ""  # the name up to which the first of these was listed
+        self._behind = ""  # the last name listed of the first of these
         self._failures = 0
 
     async def run_once(self, *, now: datetime | None = None) -> int:
         """Returns how many objects were deleted. now: the database's clock unless given. Raises Unavailable.
 
-        S3 being away is no reason for other upkeep to wait: what is to be deleted is tried again in the next round.
+        While S3 is unavailable other upkeep goes on; deletions are tried again in the next round.
         """
         bucket = self._store.codec.bucket
         if bucket is None:
@@ -78,12 +77,19 @@ class PayloadObjects:
         deleted, behind = 0, ""
         for _ in range(_DELETIONS_PER_ROUND):
             async with self._store.session() as session:
-                rows = await session.fetch("find_doomed_objects", behind, _DELETED_AT_ONCE)
+                rows = await session.fetch("find_objects_to_delete", behind, _DELETED_AT_ONCE)
             if not rows:
                 break
             behind = rows[-1]["name"]
             names = [row["name"] for row in rows if not row["needed"]]
-            gone = await self._deleted(bucket, names) if names else set()
+            gone = set[str]()
+            if names:
+                try:
+                    gone = await bucket.delete(names)
+                except PayloadUnavailable:
+                    metrics.PAYLOAD_OBJECTS.labels("delete", "away").inc()
+                    raise
+                metrics.PAYLOAD_OBJECTS.labels("delete", "ok").inc()
             kept = {row["name"] for row in rows if row["needed"]}
             async with self._store.session() as session:
                 await session.fetch("forget_objects", [*gone, *kept])
@@ -92,18 +98,8 @@ class PayloadObjects:
                 log.warning("objects_not_deleted", objects=len(names) - len(gone), next="they are tried again")
         return deleted
 
-    @staticmethod
-    async def _deleted(bucket: Bucket, names: list[str]) -> set[str]:
-        try:
-            gone = await bucket.delete(names)
-        except PayloadUnavailable:
-            metrics.PAYLOAD_OBJECTS.labels("delete", "away").inc()
-            raise
-        metrics.PAYLOAD_OBJECTS.labels("delete", "ok").inc()
-        return gone
-
     async def _search(self, bucket: Bucket, now: datetime | None) -> None:
-        """Doom what no task has adopted, day by day; how far is noted in Postgres, within a day it is not."""
+        """Schedule objects without a task for deletion, day by day; the day reached is stored in Postgres."""
         for _ in range(_PAGES_PER_ROUND):
             async with self._store.transaction() as session:
                 clock: datetime = now or await session.value("read_clock")
@@ -117,7 +113,7 @@ class PayloadObjects:
             if names:
                 self._behind = names[-1]
                 async with self._store.session() as session:
-                    orphans = await session.fetch("doom_orphans", names)
+                    orphans = await session.fetch("delete_orphans_later", names)
                 if orphans:
                     log.info("orphans_found", objects=len(orphans), day=day.isoformat())
                 continue

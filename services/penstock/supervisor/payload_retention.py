@@ -1,12 +1,10 @@
-"""Emptying: payloads and results that leave before their records.
+"""Remove payloads and results before their records.
 
-Like records themselves they live at least their retention and at most a day longer: a day (UTC) is seen to when it is
-past as a whole. What is emptied is written anew, to the end of its partition; among what still settles there, it would
-make every look read what came in between.
+They are kept at least their retention and at most a day longer: a day (UTC) is handled once it is over, because an
+emptied record is rewritten to the end of its partition.
 
-Records are walked in the order in which they settled, once: how far is noted in Postgres, and a look goes a step
-further that grows while little is found and shrinks where much is, so that each transaction changes a bounded number of
-records and reads about as many.
+Records are walked once, in the order in which they settled. The instant reached is stored in Postgres; steps grow while
+they find little and shrink where they find much, so each transaction reads and changes a bounded number of records.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ log = get_logger()
 
 
 class PayloadRetention:
-    """One round: some steps for payloads, some for results; nothing where they are kept as long as their records."""
+    """One round: some steps for payloads, some for results; none where they are kept as long as their records."""
 
     def __init__(self, *, store: Store, settings: Settings) -> None:
         self._store = store
@@ -42,7 +40,7 @@ class PayloadRetention:
             )
             + 2 * DAY
         )
-        # What settled may be committed a while after its finished_at, which is when its transaction began.
+        # A record may be committed a while after its finished_at, the begin of its transaction.
         self._margin_seconds = 2 * settings.statement_timeout_seconds
         kept = {"payload": settings.payload_retention_seconds, "result": settings.result_retention_seconds}
         self._kept = {what: seconds for what, seconds in kept.items() if seconds is not None}
@@ -64,7 +62,7 @@ class PayloadRetention:
         return total
 
     async def _step(self, what: str, kept_seconds: float, now: datetime | None, *, summarize: bool) -> int | None:
-        """One look; how many were emptied, None when there is nothing to look at yet."""
+        """Returns how many were emptied; None when all is done."""
         async with self._store.transaction() as session:
             clock = now or await session.value("read_clock")
             past = clock - timedelta(seconds=kept_seconds + self._margin_seconds)
@@ -87,10 +85,9 @@ class PayloadRetention:
             return changed
 
     async def _summarize(self, upto: datetime) -> None:
-        """See to it that the index on finished_at knows what was written to the partitions that come next.
+        """Add the newest rows of the next partitions to the index on finished_at, as a vacuum does.
 
-        Postgres does that when it vacuums, which may be long ago. Who vacuums now has the lock; it is not waited for
-        so long that Postgres would break the vacuum off.
+        A running vacuum has the lock, which is waited for only so long that Postgres does not cancel the vacuum.
         """
         days = [(upto.astimezone(UTC) + timedelta(days=n)).strftime("%Y%m%d") for n in (0, 1)]
         try:

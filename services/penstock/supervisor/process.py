@@ -13,26 +13,18 @@ from penstock.db.pool import Store
 from penstock.runtime.loop import Service, SideTask
 from penstock.settings.model import Settings
 from penstock.supervisor.bulk_jobs import BulkJobs
-from penstock.supervisor.expiry import Expiry
+from penstock.supervisor.duties import Duty, DutyGuard, expiry, wait_timeouts
 from penstock.supervisor.gauges import Gauges
-from penstock.supervisor.guard import Guard
 from penstock.supervisor.limits import LimitUpkeep
 from penstock.supervisor.payload_objects import PayloadObjects
 from penstock.supervisor.payload_retention import PayloadRetention
 from penstock.supervisor.repair import Repair
 from penstock.supervisor.retention import Retention
 from penstock.supervisor.schedules import Imports, NamesOfImport, ScheduleFiring
-from penstock.supervisor.waits import Waits
 from penstock.supervisor.workflows import WorkflowAdvancer
 from penstock.tasks.promotion import Promotions
 
 _MAKE_TASKS_DUE = ("Rules", "Repair", "Expiry", "Waits")  # duties after which schedulers are woken
-
-
-class Duty(Protocol):
-    """One kind of upkeep; ``run_once`` does one bounded round and returns how much it changed."""
-
-    async def run_once(self) -> int: ...
 
 
 class Addition(Protocol):
@@ -72,7 +64,7 @@ class Supervisor(Service):
         self._store = store
         self._interval_seconds = settings.supervisor_interval_seconds
         self._notifier = Notifier(store)
-        self._guard = Guard()
+        self._guard = DutyGuard()
         self._limits = LimitUpkeep(store=store, outbound=queues["outbound"], open_queue=open_queue)
         self._jobs = BulkJobs(store=store, changed=self._notifier.wake)
         self._firing = ScheduleFiring(store=store, notifier=self._notifier, settings=settings)
@@ -86,8 +78,8 @@ class Supervisor(Service):
         self._duties: dict[str, Duty] = {
             "Rules": self._limits,
             "Repair": Repair(store=store, queue_of=self._limits.queue_of, results=queues["results"], settings=settings),
-            "Expiry": Expiry(store=store),
-            "Waits": Waits(store=store, settings=settings),
+            "Expiry": expiry(store),
+            "Waits": wait_timeouts(store, settings),
             "Retention": Retention(store=store, settings=settings),
             "Emptying": PayloadRetention(store=store, settings=settings),
             "Objects": PayloadObjects(store=store, settings=settings),
@@ -116,7 +108,7 @@ class Supervisor(Service):
         }
 
     async def run_once(self) -> int:
-        """One round. A duty that fails does not keep the others from theirs. Raises Unavailable."""
+        """One round; a duty that fails stops no other. Raises Unavailable."""
         for name, duty in self._duties.items():
             changed = await self._guard.run(name, duty.run_once)
             if changed and name in _MAKE_TASKS_DUE:
@@ -125,5 +117,5 @@ class Supervisor(Service):
         return 0
 
     async def wait_for_work(self) -> None:
-        # Jitter keeps several supervisors from meeting at the same rows every time.
+        # Jitter keeps several supervisors from meeting at the same rows each time.
         await asyncio.sleep(self._interval_seconds * random.uniform(0.8, 1.2))

@@ -1,29 +1,24 @@
-"""Repair: claims whose scheduler or worker fell silent.
+"""Repair claims whose scheduler or worker stopped responding.
 
-Three cases, told apart:
-- claimed, sending never confirmed (the scheduler died): given back after ``unsent_after_seconds``, attempt included,
-  unless a worker has told a sign of life of it;
-- taken by a worker (it sent a heartbeat) and silent for ``stale_after_seconds``: a failed attempt, retried with its
-  delay. The attempt was counted at the claim and is not counted again;
-- sent, never reported: while the outbound queue, or that of its route, holds anything, the message may be in it, and
-  waiting costs no attempt; after ``untaken_after_seconds`` it is given back and sent again. When the queue was seen
-  empty for half of ``stale_after_seconds``, the message is gone without an answer (a worker that reports nothing died
-  with it): a failed attempt. Of a queue that does not count what receivers hold (RabbitMQ) that is believed once
-  nobody can hold it any longer.
+Three cases:
+- claimed, sending never confirmed: released after ``unsent_after_seconds``, attempt included, unless a worker has sent
+  a heartbeat;
+- reported by a worker, then silent for ``stale_after_seconds``: a failed attempt, retried after its delay;
+- sent, never reported: while the queue holds anything, the message may be in it, and waiting costs no attempt; after
+  ``untaken_after_seconds`` the claim is released and the task sent again. When the queue was seen empty for half of
+  ``stale_after_seconds``, the message is gone without an answer: a failed attempt. Of a queue that does not count what
+  receivers hold (RabbitMQ) that is believed once no receiver can hold it any longer.
 
-One task may kill its worker, and all that travelled with it fall silent too. So a task that was silent once is a
-suspect: from then on it is sent alone. Only a suspect whose worker fell silent again, at the cap of its attempts, is
-given up (CRITICAL_ERROR); one that reached the cap in company has that attempt given back, which stands among its
-failures all the same, and is tried once more, alone.
+A task may crash its worker, and all tasks of its message are then silent too. So a task that was silent once is a
+suspect and sent alone from then on. Only a suspect fails permanently at its last attempt; another task at its last
+attempt has it refunded, with the failure recorded, and is tried once more, alone.
 
-The answer, or the sign of life, may be on its way through the results queue. So silence counts only where it is longer
-than ``stale_after_seconds``, by how far the resulters are behind and by how long one that died keeps its messages from
-the others; and not at all until they have read without interruption for that long (:mod:`penstock.results.watermark`).
-So an outage of the resulters or of Postgres costs no attempt, and a task that kills its workers fails however many
-results there are.
+The answer or heartbeat may be in the results queue. So silence counts only beyond ``stale_after_seconds`` plus the lag
+of the resulters and the time for which one that died keeps its messages; and not until they have read without
+interruption for that long (:mod:`penstock.results.watermark`). An outage of the resulters or of Postgres thus costs no
+attempt.
 
-A process that was killed exports no span of what it was at. So where the task is traced, a span made here stands for
-the lost attempt, and the next one links to it.
+A killed process exports no span, so a span made here stands for the lost attempt, and the next one links to it.
 """
 
 from __future__ import annotations
@@ -34,7 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.brokers.base import Queue
 from penstock.db.pool import Store
@@ -68,8 +63,8 @@ log = get_logger()
 class Repair:
     """One round looks at every stale claim once, in bounded batches.
 
-    queue_of: the queue by which tasks of a route go, None for a deleted route. empty_seconds: for how long a
-    queue has to look empty, None for half of ``stale_after_seconds``.
+    queue_of: the queue of a route, None for a deleted one. empty_seconds: for how long a queue must look empty; None
+    for half of ``stale_after_seconds``.
     """
 
     def __init__(
@@ -86,12 +81,12 @@ class Repair:
         self._results = results
         self._settings = settings
         self._empty_seconds = settings.stale_after_seconds / 2 if empty_seconds is None else empty_seconds
-        self._since: datetime | None = None  # no claim before this holds, but for those that a sweep finds
+        self._since: datetime | None = None  # the oldest claim that holds, but for those that a sweep finds
         self._sweep_at = float("-inf")
-        self._empty_since: dict[str | None, float] = {}  # the first of the looks in a row that found nothing, by route
+        self._empty_since: dict[str | None, float] = {}  # by route, since the first of the last looks
 
     async def run_once(self) -> int:
-        """Returns how many tasks were given back or failed. Raises Unavailable."""
+        """Returns how many tasks were released or failed. Raises Unavailable."""
         changed = await self._release_unsent()
         errors: list[PenstockError] = []
 
@@ -120,14 +115,15 @@ class Repair:
                     or (self._is_gone(task) and empty_for[task.route] >= max(self._empty_seconds, on_the_way))
                 )
                 (silent if is_silent else waiting).append(task)
-            lost = [_lost(task) for task in silent]
+            lost = [_lost_attempt(task) for task in silent]
             failed = set[int]()
             for part in await in_halves(lost, self._fail, leave):
                 failed |= part or set()
             for one in lost:
-                if one.attempt is not None and one.task.id in failed:  # the others were answered meanwhile
-                    one.attempt.end(_ERROR, one.why)
-            released = await in_halves(self._overdue(waiting), self._release, leave)
+                if one.span is not None and one.task.id in failed:  # the others were answered meanwhile
+                    one.span.end(_ERROR, one.why)
+            overdue = [task for task in waiting if task.silent_seconds > self._settings.untaken_after_seconds]
+            released = await in_halves(overdue, self._release, leave)
             changed += len(failed) + sum(part or 0 for part in released)
             if len(stale) < _BATCH:
                 break
@@ -141,7 +137,7 @@ class Repair:
         return changed
 
     async def _oldest_claim(self) -> datetime | None:
-        """Where to begin, so that dead entries of claims are passed once and not in each round."""
+        """Where to begin, so that dead entries of claims are read once and not in each round."""
         if monotonic() >= self._sweep_at:
             self._sweep_at = monotonic() + _SWEEP_SECONDS
             self._since = None
@@ -165,20 +161,20 @@ class Repair:
             log.warning("unsent_claims_released", tasks=released)
 
     async def _seconds_on_the_way(self) -> float:
-        """For how long an answer may be on its way before it is recorded; infinite while unknown."""
+        """How long an answer may take to be recorded; infinite while unknown."""
         hold_seconds = self._settings.visibility_timeout_seconds
         async with self._store.session() as session:
             mark = await read_watermark(session, hold_seconds)
         if mark.known and not mark.is_established:
             return math.inf
-        if not (mark.known and mark.tells) and (await self._results.depth()).total:
+        if not (mark.known and mark.has_times) and (await self._results.depth()).total:
             return math.inf
         return mark.lag_seconds + hold_seconds if mark.known else 0.0
 
     async def _queue_is_empty_for(self, route: str | None) -> float:
-        """Since which look of ours a route's queue has been empty at each, in seconds; negative before the second.
+        """For how long every look has found a route's queue empty, in seconds; negative before the second look.
 
-        Counts of SQS are approximate, and right a minute after the queue has come to rest.
+        Counts of SQS are approximate, and exact a minute after the last change.
         """
         queue = self._queue_of(route)
         if queue is None:
@@ -193,32 +189,34 @@ class Repair:
         return now - self._empty_since[route]
 
     def _is_gone(self, task: StaleTask) -> bool:
-        """Of a task whose queue looks empty: whether nobody can hold its message either."""
+        """Whether no receiver can hold the message of a task whose queue looks empty."""
         queue = self._queue_of(task.route)
         if queue is None or queue.limits.counts_held:
             return True
         return task.held_seconds > queue.limits.max_extend_seconds
 
-    async def _fail(self, lost: Sequence[_Lost], hurried: bool) -> set[int]:
-        """Returns which of them still held their claim."""
-        in_company = [one for one in lost if one.task.attempts >= one.task.max_attempts and not one.task.suspect]
-        failures = [self._failure(one) for one in lost if one not in in_company]
+    async def _fail(self, lost: Sequence[_LostAttempt], hurried: bool) -> set[int]:
+        """Returns the ids of those that still held their claim."""
+        refunds: list[Failure] = []
+        failures: list[Failure] = []
+        for one in lost:
+            task = one.task
+            if task.attempts >= task.max_attempts and not task.suspect:
+                refunds.append(Failure(task.id, task.claim, one.error, None))
+            else:
+                delay = delay_after(task.attempts, task.max_attempts, NO_HINTS, self._settings.backoff)
+                failures.append(Failure(task.id, task.claim, one.error, delay, suspect=True))
         async with self._store.transaction(hurried=hurried) as session:
-            spared = await settle.refund(
-                session, [Failure(one.task.id, one.task.claim, one.error, None) for one in in_company]
-            )
+            refunded = await settle.refund(session, refunds)
             settled = await settle.fail(session, failures, hold_keys=self._settings.holds_ordering_keys)
-        if spared:
-            metrics.RELEASED.labels("suspect").inc(len(spared))
-            log.warning("suspects_tried_alone", tasks=len(spared))
+        if refunded:
+            metrics.RELEASED.labels("suspect").inc(len(refunded))
+            log.warning("suspects_tried_alone", tasks=len(refunded))
         failed = {task.id for task in settled}
         if failed:
             metrics.REPAIRED.inc(len(failed))
             log.warning("stale_tasks_failed", tasks=len(failed))
-        return spared | failed
-
-    def _overdue(self, waiting: Sequence[StaleTask]) -> list[StaleTask]:
-        return [task for task in waiting if task.silent_seconds > self._settings.untaken_after_seconds]
+        return refunded | failed
 
     async def _release(self, overdue: Sequence[StaleTask], hurried: bool) -> int:
         async with self._store.transaction(hurried=hurried) as session:
@@ -228,42 +226,27 @@ class Repair:
             log.warning("untaken_tasks_released", tasks=released)
         return released
 
-    def _failure(self, lost: _Lost) -> Failure:
-        task = lost.task
-        delay = delay_after(task.attempts, task.max_attempts, NO_HINTS, self._settings.backoff)
-        return Failure(task.id, task.claim, lost.error, delay, suspect=True)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Lost:
-    """A task without a sign of life, and why its attempt is taken for lost. attempt: its span, where it is traced."""
+class _LostAttempt:
+    """An attempt without heartbeat, why it counts as lost, and its error as JSON text. span: where it is traced."""
 
     task: StaleTask
     why: str
-    attempt: AttemptSpan | None
-
-    @property
-    def error(self) -> str:
-        """As JSON text, by which the next attempt knows this one."""
-        error: dict[str, Any] = {
-            "code": HANDLER_ERROR,
-            "message": f"no result {self.task.held_seconds:.0f} s after the claim: {self.why}",
-            "data": {"type": _ERROR, "message": self.why},
-        }
-        trace = None if self.attempt is None else self.attempt.context
-        if trace is not None and trace.is_sampled:
-            error["traceparent"] = trace.traceparent
-        return json.dumps(error)
+    error: str
+    span: AttemptSpan | None = None
 
 
-def _lost(task: StaleTask) -> _Lost:
-    why = "its worker fell silent" if task.taken else "its message is gone and no worker answered"
+def _lost_attempt(task: StaleTask) -> _LostAttempt:
+    why = "its worker stopped sending heartbeats" if task.taken else "its message is gone and no worker answered"
     if task.suspect:
         why += "; it was sent alone, so it may be this task that workers do not survive"
+    message = f"no result {task.held_seconds:.0f} s after the claim: {why}"
+    error = {"code": HANDLER_ERROR, "message": message, "data": {"type": _ERROR, "message": why}}
     spans, carried = active.active(), read_carried(task.trace)
     if spans is None or carried is None:
-        return _Lost(task, why, None)
-    attempt = spans.lost(
-        task.action, task.id, task.claim, carried, worker=task.worker, held_seconds=task.held_seconds
-    )  # fmt: skip
-    return _Lost(task, why, attempt)
+        return _LostAttempt(task, why, json.dumps(error))
+    span = spans.lost(task.action, task.id, task.claim, carried, worker=task.worker, held_seconds=task.held_seconds)
+    if span.context is not None and span.context.is_sampled:
+        error["traceparent"] = span.context.traceparent
+    return _LostAttempt(task, why, json.dumps(error), span)

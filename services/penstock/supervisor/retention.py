@@ -1,17 +1,16 @@
-"""Retention: settled tasks leave by the day, other records by their age.
+"""Retention: settled tasks are dropped by the day, other records deleted by age.
 
-The history has one partition per final state and day (UTC). A partition whose last moment is older than the state's
-retention is dropped, so a record lives at least its retention and at most a day longer. A retention under two days
-would make that coarse, so there rows are deleted in batches as well; so are rows in the default partitions, which
-fill only while no supervisor runs for days. An ordering key that a cleaned task held is released.
+The history has one partition per final state and day (UTC), dropped once its end is older than the state's retention;
+so a record is kept at least its retention and at most a day longer. For a retention under two days rows are deleted in
+batches as well, as are rows in the default partitions, which fill only while no supervisor runs for days. An ordering
+key held by a deleted task is released.
 
 While a default partition has records, their days cannot have partitions, and each other new day reads all of it under
-a lock. So its records are copied to tables of their days, some blocks at a time, while a trigger notes what changes;
-then one short transaction copies the last changes, makes those tables partitions and replaces the default by an empty
-one.
+a lock. So its records are copied to tables of their days, some blocks at a time, while a trigger notes changes; then
+one short transaction copies the last changes, attaches those tables and replaces the default by an empty one.
 
-A partition leaves in steps, each a transaction of its own: it is detached, its unique keys are deleted some blocks at a
-time, and it is dropped. How far that came is noted, so a large day needs no statement that grows with it.
+A partition is dropped in steps, each a transaction: it is detached, its unique keys are deleted some blocks at a time,
+and it is dropped. The position is stored, so no statement grows with the size of a day.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from penstock.runtime.logs import get_logger
 from penstock.runtime.periodic import in_batches
 from penstock.settings.model import Settings
 from penstock.settings.values import DAY
-from penstock.supervisor.guard import Guard
+from penstock.supervisor.duties import DutyGuard
 from penstock.tasks import ordering
 
 _BATCH = 2000
@@ -47,7 +46,7 @@ _TALLY_ROWS_AT_ONCE = 20_000
 _KEYS_LOOKED_AT = 500
 _SHORT_SECONDS = 2 * DAY  # records that are kept for less leave one by one
 _LOCK_WAIT_MS = 100  # all reads, or inserts, queue up behind this wait
-_LOCK_PAUSE_SECONDS = 180.0  # a reader that had the lock once is a long one
+_LOCK_PAUSE_SECONDS = 180.0  # after a reader kept the lock
 _BLOCKS_AT_ONCE = 256  # 2 MiB, of the smallest records some ten thousand
 _FORGETTING_SECONDS = 2.0  # of one round
 _BLOCKS_COPIED_AT_ONCE = 128  # of the smallest records some six thousand
@@ -57,7 +56,7 @@ _COPYING_SECONDS = 2.0  # of one round
 log = get_logger()
 
 
-class _Aged(NamedTuple):
+class _AgeLimit(NamedTuple):
     """A kind of record that is deleted by age. statement: given the seconds, a limit and more; returns how many."""
 
     statement: str
@@ -72,7 +71,7 @@ class Retention:
 
     def __init__(self, *, store: Store, settings: Settings) -> None:
         self._store = store
-        self._guard = Guard()
+        self._guard = DutyGuard()
         self._locks_rest_until: dict[str, float] = {}
         self._held_upto = ""  # ordering key
         self._blocks_copied = _BLOCKS_COPIED_AT_ONCE
@@ -83,15 +82,15 @@ class Retention:
         }
         runs_seconds = settings.retention_schedule_runs_seconds
         self._aged = {
-            "receipt": _Aged("delete_old_receipts", max(settings.retention_receipts_seconds, 1.0)),
-            "rejected": _Aged("delete_old_rejected", settings.retention_rejected_seconds),
-            "job": _Aged("delete_old_jobs", settings.retention_jobs_seconds),
-            "audit": _Aged("delete_old_audit", settings.retention_audit_seconds),
-            "schedule_run": _Aged("delete_old_runs", runs_seconds, batch=5000, batches=20),
+            "receipt": _AgeLimit("delete_old_receipts", max(settings.retention_receipts_seconds, 1.0)),
+            "rejected": _AgeLimit("delete_old_rejected", settings.retention_rejected_seconds),
+            "job": _AgeLimit("delete_old_jobs", settings.retention_jobs_seconds),
+            "audit": _AgeLimit("delete_old_audit", settings.retention_audit_seconds),
+            "schedule_run": _AgeLimit("delete_old_runs", runs_seconds, batch=5000, batches=20),
             # Before its import, which a request needs for its state.
-            "scheduler0_request": _Aged("delete_old_requests", runs_seconds),
-            "schedule_import": _Aged("delete_old_imports", runs_seconds),
-            "waits": _Aged("delete_ended_waits", settings.retention_waits_seconds, more=(None,)),
+            "scheduler0_request": _AgeLimit("delete_old_requests", runs_seconds),
+            "schedule_import": _AgeLimit("delete_old_imports", runs_seconds),
+            "waits": _AgeLimit("delete_ended_waits", settings.retention_waits_seconds, more=(None,)),
         }
 
     async def run_once(self) -> int:
@@ -116,7 +115,7 @@ class Retention:
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[Session | None]:
-        """A transaction that no other supervisor's upkeep runs beside; None while one does."""
+        """A transaction under the lock of upkeep; None while another supervisor has it."""
         async with self._store.transaction() as session:
             yield session if await session.value("try_upkeep_lock") else None
 
@@ -128,7 +127,7 @@ class Retention:
         return 0
 
     async def _empty_some(self, parent: str) -> bool:
-        """One step of giving the records of a default partition partitions of their days; whether another follows."""
+        """One step of moving records of a default partition to partitions of their days; whether another follows."""
         try:
             async with self._alone() as session:
                 if session is None:
@@ -157,7 +156,7 @@ class Retention:
         return False
 
     async def _make_partitions(self) -> int:
-        """The days ahead, one after the other; a day of which the default partition has records is left out."""
+        """Make those of the days ahead, without days of which the default partition has records."""
         while await self._with_lock("make", self._make_partition):
             pass
         return 0
@@ -190,10 +189,7 @@ class Retention:
         return False
 
     async def _with_lock(self, what: str, work: Callable[[Session], Awaitable[bool]]) -> bool:
-        """Do in a transaction what needs the lock of a table that is read and written all the time.
-
-        The lock is not waited for long, and after a failure not asked for again for minutes.
-        """
+        """Do in a transaction what locks a busy table. The wait is short, and after a failure there is a pause."""
         if monotonic() < self._locks_rest_until.get(what, 0.0):
             return False
         try:
@@ -207,7 +203,7 @@ class Retention:
             raise
 
     async def _drop_detached(self) -> int:
-        """Forget and drop what is detached, also by a supervisor that died in between; returns how many records."""
+        """Drop detached partitions; returns how many records they had."""
         async with self._store.session() as session:
             await session.fetch("forget_forgotten")
             detached = await session.fetch("list_detached")
@@ -221,9 +217,9 @@ class Retention:
         return dropped
 
     async def _forget_some(self, partition: str, state: State) -> int | None:
-        """Delete the unique keys of the next blocks, or drop the table after the last; how many records it had then.
+        """Delete the unique keys of the next blocks, or drop the table after the last; returns its records then.
 
-        A record that a retry took back left the partition before it was detached, so no key of a live task is deleted.
+        A retried record left the partition before it was detached, so no key of a live task is deleted.
         """
         async with self._alone() as session:
             if session is None:
@@ -281,7 +277,7 @@ class Retention:
         return await self._in_batches(state, delete, full=_BATCH)
 
     async def _index_short(self) -> int:
-        """Give new partitions of states that are kept for a short time the index by which their records leave."""
+        """Index new partitions of states whose rows are deleted one by one."""
         for state, keep_seconds in self._keep.items():
             if keep_seconds < _SHORT_SECONDS:
                 while await self._with_lock("index", partial(self._index_partition, f"task_{state.lower()}")):
@@ -297,9 +293,9 @@ class Retention:
         return True
 
     async def _release_orphaned_keys(self) -> int:
-        """Release ordering keys whose failed task was cleaned, or cancelled as a step, so that no retry ends them.
+        """Release ordering keys whose failed task was deleted, or cancelled as a step, so that no retry releases them.
 
-        A few held keys are looked at in each round, and then those behind them: each is looked for in every partition.
+        Each round checks the next few held keys, as each is searched in every partition.
         """
         async with self._store.transaction() as session:
             released, last = await ordering.release_orphaned_keys(session, _KEYS_LOOKED_AT, self._held_upto)
@@ -308,7 +304,7 @@ class Retention:
             log.warning("ordering_keys_released", keys=released, reason="the failed task cannot be retried any more")
         return 0
 
-    async def _delete_aged(self, kind: str, aged: _Aged) -> int:
+    async def _delete_aged(self, kind: str, aged: _AgeLimit) -> int:
         async def delete() -> int:
             async with self._store.session() as session:
                 count: int = await session.value(aged.statement, aged.seconds, aged.batch, *aged.more)
@@ -317,7 +313,7 @@ class Retention:
         return await self._in_batches(kind, delete, full=aged.batch, most=aged.batches)
 
     async def _delete_workflows(self) -> int:
-        """A batch of workflows that ended so long ago that the last of their tasks may be gone."""
+        """Delete a batch of workflows that ended before the longest retention of tasks."""
         async with self._store.transaction() as session:
             # Their tasks settled before they ended, so none is kept for longer.
             old = await session.fetch("find_old_workflows", max(self._keep.values()), _WORKFLOW_STEPS)

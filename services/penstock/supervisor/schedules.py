@@ -1,7 +1,7 @@
-"""Schedules: fired to the second, and imports carried out.
+"""Fire schedules, to the second, and carry out imports.
 
-Firing has a loop of its own beside the rounds of upkeep: it sleeps until the next schedule is due, by the database's
-clock, and at most a second, so that a new or changed one is seen within that. Several supervisors share the work.
+Firing has a loop of its own: it sleeps until the next schedule is due, by the database's clock, and at most a second,
+for a new one may come. Several supervisors share the work.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from penstock.schedules.store import WrittenSchedule, create_batch, note_import
 from penstock.settings.model import Settings
 
 LOOK_SECONDS = 1.0
-_ROUNDS_AT_ONCE = 2  # of a backlog: while Postgres stores one, the other is decided on
+_ROUNDS_AT_ONCE = 2  # of a backlog: one is decided while Postgres stores the other
 
 NamesOfImport = Callable[[Session, int, Sequence[str]], Awaitable[set[str]]]
-"""Of reserved names of schedules, those that an import of that id may use."""
+"""The reserved names, of those given, that an import of that id may use."""
 
 log = get_logger()
 _decode_entries = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -88,12 +88,12 @@ class ScheduleFiring:
         if wait is None:
             return LOOK_SECONDS
         self._sweeps.found(-wait)
-        # What is due and was not claimed is in another supervisor's hands: look again soon, not at once.
+        # Another supervisor holds due schedules that were not claimed: look again soon, not at once.
         return min(LOOK_SECONDS, wait) if wait > 0 else 0.05
 
 
 class Imports:
-    """Carries out calls of schedule.create_many; ``run_once`` is one part of one, in one transaction."""
+    """Carries out ``schedule.create_many``; ``run_once`` is one part of a call, in one transaction."""
 
     def __init__(self, *, store: Store, settings: Settings, names_of_import: NamesOfImport | None = None) -> None:
         self._store = store
@@ -122,7 +122,7 @@ class Imports:
     async def _write(
         self, session: Session, import_id: int, place: int, entries: list[msgspec.Raw], replaces: bool
     ) -> tuple[list[WrittenSchedule | InvalidParams], list[dict[str, Any]]]:
-        """Check and write; the outcomes stand in the order of the entries, each error names its entry."""
+        """Check and write entries; returns outcomes in their order, and errors that name their entry."""
         outcomes: dict[int, WrittenSchedule | InvalidParams] = {}
         wanted: dict[int, NewSchedule] = {}
         for number, entry in enumerate(entries):
@@ -146,7 +146,7 @@ class Imports:
     async def _refused_names(
         self, session: Session, import_id: int, wanted: Mapping[int, NewSchedule]
     ) -> dict[int, InvalidParams]:
-        """Of schedules by number, those with a reserved name that this import may not use."""
+        """The schedules, by number, with a reserved name that this import may not use."""
         refused: dict[int, InvalidParams] = {}
         for number, schedule in wanted.items():
             try:
@@ -174,7 +174,7 @@ class Imports:
 async def _write_all(
     session: Session, wanted: list[NewSchedule], replaces: bool
 ) -> list[WrittenSchedule | InvalidParams]:
-    """Write them; one that Postgres refuses harms no other."""
+    """Write schedules; one that Postgres refuses affects no other."""
 
     async def write(part: Sequence[NewSchedule], hurried: bool) -> Sequence[WrittenSchedule | InvalidParams]:
         async with session.savepoint(hurried=hurried):
@@ -183,7 +183,7 @@ async def _write_all(
     async def refuse(_one: NewSchedule, error: PenstockError) -> Sequence[WrittenSchedule | InvalidParams]:
         return [InvalidParams("schedules", str(error))]
 
-    # Behind a lock the part is tried again as a whole: an import reports the outcome of each entry.
+    # A lock makes the whole part be tried again: an import reports the outcome of each entry.
     parts = await in_halves(wanted, write, refuse, errors=(Refused,))
     return [outcome for part in parts for outcome in part]
 

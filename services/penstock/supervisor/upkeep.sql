@@ -1,10 +1,10 @@
 -- The supervisor's statements. Each touches a bounded number of rows.
 
 -- name: release_unsent
--- $1 seconds, $2 dispatches at the most, $3 now or null. Claims whose sending was never confirmed, because their
+-- $1 seconds, $2 at most so many batches, $3 now or null. Claims whose sending was never confirmed, because their
 -- scheduler died between the claim and the send: back to the state they came from, the attempt given back.
--- If the message did go out after all, its result is of an old claim and is ignored; a task that a worker has told a sign
--- of life of did go out, and is left to it.
+-- If the message did go out after all, its result is of an old claim and is ignored; a task with a heartbeat
+-- was received, and is left to its worker.
 with lost as (
     delete from penstock.dispatch where id in (
         select id from penstock.dispatch
@@ -29,9 +29,9 @@ where state = 'ACQUIRED' and claimed_at < now() - make_interval(secs => $1)
 
 -- name: find_stale
 -- $1 seconds, $2 how many, $3 now or null, $4 and $5 behind this claimed_at and id or null (keyset; the tasks of
--- one claim share their claimed_at). No sign of life for that long. `claimed_at` bounds the scan of task_acquired:
+-- one claim share their claimed_at). No heartbeat for that long. `claimed_at` bounds the scan of task_acquired:
 -- a heartbeat is never older than its claim.
--- trace: as the claim told it; see claim.sql.
+-- trace: as the claim returns it; see claim.sql.
 select id, claim, action, attempts, max_attempts, claimed_at, heartbeat_at is not null as taken, suspect,
        route, extract(epoch from coalesce($3::timestamptz, now()) - claimed_at)::float8 as held_seconds,
        extract(epoch from coalesce($3::timestamptz, now()) - coalesce(heartbeat_at, claimed_at))::float8
@@ -95,8 +95,8 @@ select pg_try_advisory_xact_lock(hashtext('penstock upkeep'));
 select set_config('lock_timeout', '2s', true);
 
 -- name: limit_lock_wait_to
--- $1 milliseconds, for the rest of the transaction. Whoever waits for an exclusive lock has everybody else queue up
--- behind it.
+-- $1 milliseconds, for the rest of the transaction. All others queue up behind a waiting
+-- exclusive lock.
 select set_config('lock_timeout', $1::int::text, true);
 
 -- name: lift_statement_timeout
@@ -263,8 +263,8 @@ with gone as (
 -- $4 how many actions keep their names in a minute, and in the sums: those with most settled tasks. $5 the name that the
 -- rows of all others go by. What was counted under it may be taken back under the action's own name, so sums below zero
 -- are taken from it too, where there is one.
--- A row that stands on a whole minute was folded before, so a minute is folded once, when it is over. Nobody else
--- changes rows of the tally, so that their ctid stays what it is.
+-- A row that stands on a whole minute was folded before, so a minute is folded once, when it is over. No other
+-- transaction changes rows of the tally, so their ctid stays.
 with batch as materialized (
     select ctid, at from penstock.tally
     where at > 'epoch'

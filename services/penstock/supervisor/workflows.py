@@ -1,7 +1,7 @@
-"""Workflows: advanced as their steps settle.
+"""Advance workflows as their steps settle.
 
-Advancing has a loop of its own beside the rounds of upkeep: woken as soon as a step has settled, and looking once a
-second in case a wake-up was lost. Several supervisors share the work, one at a workflow at a time.
+This has a loop of its own, woken as soon as a step has settled and once a second in case a wake-up was lost. Several
+supervisors share the work, one supervisor per workflow at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = get_logger()
 
 
 class WorkflowAdvancer:
-    """Advances workflows; ``run_once`` is one transaction over some of those that have events."""
+    """Advances workflows; ``run_once`` is one transaction over some of those with events."""
 
     def __init__(self, *, store: Store, notifier: Notifier, settings: Settings) -> None:
         self._store = store
@@ -44,7 +44,6 @@ class WorkflowAdvancer:
         self.listener = Listener(store, WORKFLOWS)
 
     async def run(self) -> None:
-        """Until cancelled, beside the supervisor's rounds."""
         await repeat("workflows", self._advance_or_wait)
 
     async def _advance_or_wait(self) -> float:
@@ -53,7 +52,7 @@ class WorkflowAdvancer:
         if advanced is None:
             await self._wait()
             return 0
-        return 0 if advanced.events else _HELD_PAUSE_SECONDS  # another supervisor is at them
+        return 0 if advanced.events else _HELD_PAUSE_SECONDS  # another supervisor holds them
 
     async def run_once(self) -> AdvanceSummary | None:
         """One round; None when no workflow has events that can be taken. Raises Unavailable."""
@@ -72,7 +71,7 @@ class WorkflowAdvancer:
         except Exception as exc:
             if isinstance(exc, Unavailable) and not isinstance(exc, PayloadUnavailable):
                 raise
-            # One that cannot be moved on must not hold up the others: each alone, and then past the failing one.
+            # One that fails must not stop the others: each alone, and then past the failing one.
             self._after = pending[0] if len(pending) == 1 else self._after
             self._at_once = 1
             raise
@@ -102,7 +101,7 @@ class WorkflowAdvancer:
             return await advance_workflows(session, workflows, self._settings)
 
     async def _pass_over(self, workflow: int, error: PenstockError) -> AdvanceSummary:
-        """Leave one that cannot be moved on now, for it needs what another transaction holds or Postgres refuses it."""
+        """Leave a workflow that another transaction blocks or Postgres refuses."""
         self._put_off[workflow] = monotonic() + _PUT_OFF_SECONDS
         log.warning("workflow_put_off", workflow=workflow, reason=str(error))
         return AdvanceSummary()

@@ -1,9 +1,8 @@
-"""Bulk operations, batch by batch: what a filter means, and what is done to what it means.
+"""Bulk operations, batch by batch.
 
-A batch goes along the ids of one table, from the job's cursor up to the highest id there was when the job was made. It
-looks at a bounded number of records and changes a bounded number of them, so no index serves the filters and no lock
-is held for long. A record that somebody else is at, such as a scheduler that claims it, is not waited for: the batch
-ends before it, and the next one begins there.
+A batch walks the ids of one table, from the job's cursor up to the highest id when the job was made. It reads and
+changes a bounded number of records, so filters need no index and no lock is held for long. A record that another
+transaction holds, such as a claim, is not waited for: the batch ends before it, and the next one begins there.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from penstock.tasks import reschedule, settle
 from penstock.tasks.bulk_jobs import MAX_ERRORS, Batch, BatchResult, BulkJob
 from penstock.tasks.filters import BulkWork, Operation, Selection
 
-LOOKED_AT = 10_000  # records in one batch at the most
+LOOKED_AT = 10_000  # records in one batch
 PICKED = 1000
 PICKED_BYTES = 16 * 1024 * 1024
 COUNTED = 50_000  # records looked at to count; beyond, the number is estimated
 SAMPLE = 10
-HELD_TRIES = 100  # of a record that somebody else is at, before it is passed over
+HELD_TRIES = 100  # of a record that another transaction holds, before it is skipped
 HELD_REST_SECONDS = 0.05
 _GOLDEN = 0.6180339887498949
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many tasks a filter means. ``count``: found; ``estimate``: all of them, where not all could be looked at."""
+    """How many tasks match. count: found; estimate: of all records, if too many; sample: the lowest ids."""
 
     count: int
     exact: bool
@@ -44,7 +43,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """What is looked at: ids behind ``after`` up to ``top``, created no later than ``now``, all as of the job."""
+    """The records of a job: ids after ``after`` up to ``top``, created no later than ``now``."""
 
     after: int
     top: int
@@ -52,7 +51,7 @@ class _Range:
 
 
 async def count_matches(session: Session, work: BulkWork, *, top: int, now: datetime) -> Count:
-    """How many tasks a filter means, in bounded time; inside a transaction."""
+    """Count the matching tasks in bounded time, inside a transaction."""
     await session.fetch("plan_jobs")
     select = work.select
     within = _range(select, top, now)
@@ -62,18 +61,18 @@ async def count_matches(session: Session, work: BulkWork, *, top: int, now: date
     count, seen, first, last = row["matching"], row["seen"], row["first"], row["last"]
     if seen < COUNTED or last == within.top:
         return Count(count, True, count, row["ids"][:SAMPLE])
-    # The ids that were not looked at are taken to be like those that were.
+    # The other ids are assumed to be like these.
     return Count(count, False, count + round(count / (last - first + 1) * (within.top - last)), row["ids"][:SAMPLE])
 
 
 async def preview(session: Session, work: BulkWork) -> Count:
-    """What a job would be about, if it were made now; inside a transaction. Changes nothing."""
+    """Count the tasks of a job if it were made now, inside a transaction."""
     top, now = await session.value("read_last_id"), await session.value("read_clock")
     return await count_matches(session, work, top=top, now=now)
 
 
 async def run_batch(session: Session, job: BulkJob) -> BatchResult:
-    """One batch of a bulk job; the first one counts, the last one finds nothing left."""
+    """Do one batch of a bulk job; the first one counts, the last one finds nothing left."""
     work = msgspec.convert(job.params, BulkWork)
     select = work.select
     if job.cursor is None:
@@ -110,11 +109,11 @@ async def run_batch(session: Session, job: BulkJob) -> BatchResult:
 
 
 async def _reasons(session: Session, job: BulkJob, refused: Sequence[int]) -> list[dict[str, Any]]:
-    """Why tasks could not be changed, of as many as the job still has room to tell."""
-    told = refused[: MAX_ERRORS - len(job.errors)]
-    rows = {row["id"]: row for row in await session.fetch("read_states", told)} if told else {}
+    """Why tasks could not be changed, of as many as the job has room for."""
+    reported = refused[: MAX_ERRORS - len(job.errors)]
+    rows = {row["id"]: row for row in await session.fetch("read_states", reported)} if reported else {}
     errors = []
-    for task_id in told:
+    for task_id in reported:
         row = rows.get(task_id)
         if row is None:
             reason = "its record is no longer kept"
@@ -136,31 +135,31 @@ BATCHES: Mapping[str, Batch] = dict.fromkeys(Operation, run_batch)
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _LockedRecords:
     mine: set[int]
     busy: set[int]
 
 
-async def _hold(session: Session, select: Selection, ids: Sequence[int]) -> _Held:
-    """Lock these records as far as no other transaction holds them; those of another state by now are left out."""
+async def _hold(session: Session, select: Selection, ids: Sequence[int]) -> _LockedRecords:
+    """Lock the records that no other transaction holds; those of another state by now are left out."""
     if not ids:
-        return _Held(set(), set())
+        return _LockedRecords(set(), set())
     hold = "hold_settled_tasks" if _is_settled(select) else "hold_live_tasks"
     mine = {row["id"] for row in await session.fetch(hold, ids, list(select.states))}
     missing = [task_id for task_id in ids if task_id not in mine]
     if not missing:
-        return _Held(mine, set())
+        return _LockedRecords(mine, set())
     there = await session.fetch("read_states", missing)
-    return _Held(mine, {row["id"] for row in there if row["state"] in select.states})
+    return _LockedRecords(mine, {row["id"] for row in there if row["state"] in select.states})
 
 
 def _next_look(matching: int, seen: int) -> int:
-    """How many records to look at so that a batch is filled, as far as they are like the last ones."""
+    """How many records to look at to fill a batch, if they are like the last ones."""
     return LOOKED_AT if not matching else min(LOOKED_AT, max(PICKED, PICKED * seen // matching))
 
 
 def _wait(job: BulkJob, task_id: int, look: int) -> BatchResult:
-    """Try again a moment later, but not for ever."""
+    """Try again a moment later, a limited number of times."""
     assert job.cursor is not None
     tries = job.cursor.get("tries", 0) + 1
     if tries < HELD_TRIES:
@@ -190,7 +189,7 @@ async def _reschedule(session: Session, job: BulkJob, work: BulkWork, ids: Seque
     base = how.run_at
     if how.delay is not None:
         base = job.created_at + timedelta(seconds=how.delay)
-    # Multiples of the golden ratio leave no gap and no heap, however many there are to come.
+    # Multiples of the golden ratio spread evenly, however many follow.
     later = [how.spread * ((job.changed + place) * _GOLDEN % 1) for place in range(len(ids))]
     return {row["id"] for row in await session.fetch("spread_tasks", ids, later, base, how.priority)}
 

@@ -74,7 +74,7 @@ from (
     where id > $1 and id <= $2 and state = any($5::text[]::penstock.task_state[]) order by id limit $3) seen;
 
 -- name: hold_live_tasks
--- $1 ids, $2 states. Those in such a state that nobody else is at; locked until the end of the transaction.
+-- $1 ids, $2 states. Those in such a state that no other transaction holds; locked until the end of the transaction.
 select id from penstock.task where id = any($1::bigint[]) and state::text = any($2::text[])
 order by id for update skip locked;
 

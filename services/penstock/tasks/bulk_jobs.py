@@ -1,8 +1,7 @@
-"""Jobs: work on many records that a supervisor does in batches, each of which moves the job on in its own transaction.
+"""Bulk jobs: work on many records that a supervisor does in batches, each in its own transaction.
 
-A kind of job is a :data:`Batch` in the supervisor's registry: it does a bounded part of the work from the job's cursor
-on, and says how far it came. What it did and how far it came are committed together, so a kill at any point neither
-loses nor repeats anything.
+A kind of job is a :data:`Batch`: it does a bounded part of the work from the job's cursor on and returns the next one.
+Both are committed together, so a kill at any point neither loses nor repeats anything.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BulkJob:
-    """A job as it stands.
+    """The state of a job.
 
-    cursor: how far it came, as its kind has it; None before the first batch. total: how many records it is about, None
-    before they were counted; ``total_is_exact``: counted, not estimated. seen: records looked at. refused: those that
-    should have been changed and could not be; the first of them are in ``errors``.
+    cursor: the position, as defined by its kind; None before the first batch. total: how many records match, None until
+    counted; ``total_is_exact``: counted, not estimated. seen: records looked at. refused: those that could not be
+    changed; the first of them are in ``errors``.
     """
 
     id: int
@@ -57,7 +56,7 @@ class BulkJob:
 
     @property
     def rate(self) -> float:
-        """Records changed or refused a second, over the job's life."""
+        """Records changed or refused per second, since the job was made."""
         seconds = ((self.finished_at or self.updated_at) - self.created_at).total_seconds()
         return (self.changed + self.refused) / seconds if seconds > 0 else 0.0
 
@@ -66,8 +65,8 @@ class BulkJob:
 class BatchResult:
     """What one batch did, and where the next one begins.
 
-    total: how many records the job is about, where this batch has found out. done: there is no next one.
-    rest_seconds: nothing to be done before, because somebody else is at the records.
+    total: how many records match, if this batch has counted. done: there is no next batch. rest_seconds: until the next
+    batch, because another transaction holds the records.
     """
 
     cursor: Mapping[str, Any]
@@ -85,7 +84,7 @@ Batch = Callable[[Session, BulkJob], Awaitable[BatchResult]]
 
 
 async def create_job(session: Session, kind: str, params: bytes) -> BulkJob:
-    """Make a job; ``params`` is a JSON object. It is about no task that is added later."""
+    """Make a job of the tasks that exist now; ``params`` is a JSON object."""
     return _job((await session.fetch("create_job", kind, params.decode("utf-8")))[0])
 
 
@@ -98,27 +97,27 @@ async def read_job(session: Session, job_id: int) -> BulkJob:
 
 
 async def list_jobs(session: Session, *, before: int | None, limit: int, tenant: str | None = None) -> list[BulkJob]:
-    """Newest first, from behind the id ``before``. tenant: only those that are about its tasks alone."""
+    """Newest first, from after the id ``before``. tenant: only jobs of its tasks alone."""
     return [_job(row) for row in await session.fetch("list_jobs", before, limit, tenant)]
 
 
 async def take_job(session: Session, *, without: Sequence[int]) -> BulkJob | None:
-    """The running job that has waited longest, held until the transaction ends; None when there is none to be had."""
+    """The running job that has waited longest, locked until the transaction ends; None when there is none."""
     rows = await session.fetch("take_job", list(without))
     return _job(rows[0]) if rows else None
 
 
-async def advance_job(session: Session, job: BulkJob, step: BatchResult) -> None:
-    """Note what a batch did, in the transaction in which it did it."""
-    errors = [*job.errors, *step.errors][:MAX_ERRORS]
+async def advance_job(session: Session, job: BulkJob, result: BatchResult) -> None:
+    """Record a batch, in its transaction."""
+    errors = [*job.errors, *result.errors][:MAX_ERRORS]
     await session.fetch(
-        "advance_job", job.id, _text(step.cursor), step.total, step.seen, step.changed, step.refused, _text(errors),
-        JobState.DONE if step.done else JobState.RUNNING,
+        "advance_job", job.id, _text(result.cursor), result.total, result.seen, result.changed, result.refused,
+        _text(errors), JobState.DONE if result.done else JobState.RUNNING,
     )  # fmt: skip
 
 
 async def end_job(session: Session, job_id: int, state: JobState, *, error: str | None = None) -> bool:
-    """End a job before its time; whether it was running. ``error``: why."""
+    """End a job early; returns whether it was running. error: why."""
     errors = [] if error is None else [{"id": None, "reason": error}]
     return bool(await session.fetch("end_job", job_id, state, _text(errors)))
 

@@ -43,7 +43,7 @@ set cursor = $2::jsonb, total = coalesce($3::bigint, total), seen = seen + $4, c
 where id = $1;
 
 -- name: end_job
--- $1 id, $2 state, $3 errors to add, as the JSON text of an array. One that has ended already stays as it is.
+-- $1 id, $2 state, $3 errors to add, as the JSON text of an array. One that has ended already stays unchanged.
 update penstock.job
 set errors = errors || $3::jsonb, state = $2, updated_at = clock_timestamp(), finished_at = clock_timestamp()
 where id = $1 and state = 'RUNNING'

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -108,10 +109,6 @@ def _narrow(command: Bulk) -> Bulk:
     return Bulk(msgspec.structs.replace(command.work, select=select), command.dry_run)
 
 
-def _is_dry(command: Bulk) -> bool:
-    return command.dry_run
-
-
 async def _carry_out(context: Context, operation: Operation, command: Bulk) -> views.BulkStarted | views.BulkPreview:
     """Count, or make the job; the work itself is the supervisor's."""
     async with context.transaction() as session:
@@ -123,43 +120,11 @@ async def _carry_out(context: Context, operation: Operation, command: Bulk) -> v
     return views.BulkStarted(job.id)
 
 
-def _read_cancel(given: BulkParams, _settings: Settings) -> Bulk:
-    return Bulk(BulkWork(_selection(Operation.CANCEL, given)), given.dry_run)
+def _reader(operation: Operation) -> Callable[[Any, Any], Bulk]:
+    def read(given: BulkParams, _settings: Settings) -> Bulk:
+        return Bulk(BulkWork(_selection(operation, given)), given.dry_run)
 
-
-@method(
-    Operation.CANCEL, permission=Permission.ADMIN, scope=Scope.OWN, read=_read_cancel, narrow=_narrow, by_queue=True,
-    dry=_is_dry,
-)  # fmt: skip
-async def cancel(context: Context, command: Bulk) -> views.BulkStarted | views.BulkPreview:
-    """Cancel tasks by a filter, as `cancel` does one."""
-    return await _carry_out(context, Operation.CANCEL, command)
-
-
-def _read_retry(given: BulkParams, _settings: Settings) -> Bulk:
-    return Bulk(BulkWork(_selection(Operation.RETRY, given)), given.dry_run)
-
-
-@method(
-    Operation.RETRY, permission=Permission.ADMIN, scope=Scope.OWN, read=_read_retry, narrow=_narrow, by_queue=True,
-    dry=_is_dry,
-)  # fmt: skip
-async def retry(context: Context, command: Bulk) -> views.BulkStarted | views.BulkPreview:
-    """Re-run CRITICAL_ERROR and CANCELLED tasks by a filter."""
-    return await _carry_out(context, Operation.RETRY, command)
-
-
-def _read_delete(given: BulkParams, _settings: Settings) -> Bulk:
-    return Bulk(BulkWork(_selection(Operation.DELETE, given)), given.dry_run)
-
-
-@method(
-    Operation.DELETE, permission=Permission.ADMIN, scope=Scope.OWN, read=_read_delete, narrow=_narrow, by_queue=True,
-    dry=_is_dry,
-)  # fmt: skip
-async def delete(context: Context, command: Bulk) -> views.BulkStarted | views.BulkPreview:
-    """Delete records of settled tasks by a filter, permanently."""
-    return await _carry_out(context, Operation.DELETE, command)
+    return read
 
 
 def _read_reschedule(given: BulkRescheduleParams, _settings: Settings) -> Bulk:
@@ -167,10 +132,35 @@ def _read_reschedule(given: BulkRescheduleParams, _settings: Settings) -> Bulk:
     return Bulk(BulkWork(_selection(Operation.RESCHEDULE, given), how), given.dry_run)
 
 
-@method(
-    Operation.RESCHEDULE, permission=Permission.ADMIN, scope=Scope.OWN, read=_read_reschedule, narrow=_narrow,
-    by_queue=True, dry=_is_dry,
-)  # fmt: skip
+_bulk_method = partial(
+    method,
+    permission=Permission.ADMIN,
+    scope=Scope.OWN,
+    narrow=_narrow,
+    by_queue=True,
+    dry=lambda command: command.dry_run,
+)
+
+
+@_bulk_method(Operation.CANCEL, read=_reader(Operation.CANCEL))
+async def cancel(context: Context, command: Bulk) -> views.BulkStarted | views.BulkPreview:
+    """Cancel tasks by a filter, as `cancel` does one."""
+    return await _carry_out(context, Operation.CANCEL, command)
+
+
+@_bulk_method(Operation.RETRY, read=_reader(Operation.RETRY))
+async def retry(context: Context, command: Bulk) -> views.BulkStarted | views.BulkPreview:
+    """Re-run CRITICAL_ERROR and CANCELLED tasks by a filter."""
+    return await _carry_out(context, Operation.RETRY, command)
+
+
+@_bulk_method(Operation.DELETE, read=_reader(Operation.DELETE))
+async def delete(context: Context, command: Bulk) -> views.BulkStarted | views.BulkPreview:
+    """Delete records of settled tasks by a filter, permanently."""
+    return await _carry_out(context, Operation.DELETE, command)
+
+
+@_bulk_method(Operation.RESCHEDULE, read=_read_reschedule)
 async def reschedule(context: Context, command: Bulk) -> views.BulkStarted | views.BulkPreview:
     """Change by a filter when tasks that wait may run, and their priority."""
     return await _carry_out(context, Operation.RESCHEDULE, command)
@@ -181,17 +171,11 @@ def _read_job(given: JobId, _settings: Settings) -> int:
 
 
 async def _own_job(session: Session, job_id: int) -> bulk_jobs.BulkJob:
-    """Raises JobNotFound, also for one that is about tasks that the caller may not see."""
+    """Raises JobNotFound, also for a job of tasks that the caller may not see."""
     job = await bulk_jobs.read_job(session, job_id)
-    if not sees(_tenant_of(job.params)):
+    if not sees(job.params.get("select", {}).get("tenant")):
         raise JobNotFound(job_id)
     return job
-
-
-def _tenant_of(params: Mapping[str, Any]) -> str | None:
-    """For whom a bulk job is, by its parameters."""
-    found: str | None = params.get("select", {}).get("tenant")
-    return found
 
 
 @method("job.get", permission=Permission.READ, scope=Scope.OWN, errors=(JobNotFound,), read=_read_job)

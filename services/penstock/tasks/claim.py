@@ -1,4 +1,4 @@
-"""Claiming tasks, and what is known of the claims: which were sent, how many are in flight, how fast they go."""
+"""Claim due tasks, confirm or release claims, and count them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ async def claim(
 ) -> ClaimBatch | None:
     """Claim up to ``limit`` due tasks by priority, run_at, id, out of ``stretches``; None when there is none.
 
-    Those that have their turn in an ordering key are found wherever they are. due_seconds: only those that have
-    been due for so long, and none by its turn. Once there are rules, this finds nothing; see ``claim_by_rules``.
+    Tasks promoted in an ordering key are found anywhere. due_seconds: only tasks due for that long, and no promoted
+    ones. Once there are limits or routes, this finds nothing; see ``claim_by_rules``.
     """
     rows = await session.fetch("claim_tasks", limit, now, *_columns_of(stretches), due_seconds)
     return _batch(rows) if rows else None
@@ -37,48 +37,50 @@ async def claim(
 async def claim_by_rules(
     session: Session, limit: int, *, stretches: Sequence[Stretch] = EVERYTHING, due_seconds: float = 0.0
 ) -> tuple[ClaimBatch | None, int]:
-    """As ``claim``, where there are rules; also how many tasks were put aside, at a gate or for a route."""
+    """As ``claim``, with limits or routes; also returns how many tasks were diverted to a gate or a route."""
     rows = await session.fetch("claim_tasks_by_rules", limit, None, *_columns_of(stretches), due_seconds)
     diverted: int = rows[0]["diverted"]
     return (None if rows[0][0] is None else _batch(rows)), diverted
 
 
 async def find_candidates(session: Session, limit: int, stretches: Sequence[Stretch], due_seconds: float) -> list[int]:
-    """The tasks that a claim would look at, locked, in its order."""
+    """The tasks that a claim would read, locked, in its order."""
     return [row[0] for row in await session.fetch("find_candidates", limit, None, *_columns_of(stretches), due_seconds)]
 
 
 async def put_aside(session: Session, limit: int, priority: int, after: Position) -> tuple[int, int, Position | None]:
-    """Put what is of a limited action or goes by a route aside, among ``limit`` due tasks of a priority behind a
-    position, and claim nothing; returns how many were looked at, how many put aside, and the last position."""
+    """Divert tasks of limited actions and routes, among ``limit`` due tasks of a priority after a position.
+
+    Returns how many were looked at, how many diverted, and the last position.
+    """
     ((looked, diverted, run_at, task_id),) = await session.fetch("put_tasks_aside", limit, priority, *after)
     return looked, diverted, None if task_id is None else Position(run_at, task_id)
 
 
 async def claim_by_route(session: Session, limit: int, route: str) -> tuple[ClaimBatch | None, int]:
-    """Claim up to ``limit`` due tasks of a route, in the same order; also how many were put aside at a gate."""
+    """Claim up to ``limit`` due tasks of a route, in the same order; also returns how many were diverted to a gate."""
     rows = await session.fetch("claim_tasks_by_route", limit, route)
     return (None if rows[0][0] is None else _batch(rows)), rows[0]["diverted"]
 
 
 async def claim_at_gates(session: Session, limits: Mapping[str, int]) -> tuple[ClaimBatch | None, Counter[str]]:
-    """Claim due tasks at gates, up to so many of each; also how many that were by gate.
+    """Claim due tasks at gates, up to a limit for each; also returns how many by gate.
 
-    The gates are locked before, in the same transaction.
+    The gates are locked already, in the same transaction.
     """
     rows = await session.fetch("claim_tasks_at_gates", list(limits), list(limits.values()))
     return (_batch(rows) if rows else None), Counter(row["gate"] for row in rows)
 
 
 async def read_priorities(session: Session, limit: int) -> list[int]:
-    """Up to ``limit`` priorities, highest first, that any task has which is due now or later."""
+    """Up to ``limit`` priorities of tasks due now or later, highest first."""
     return [row[0] for row in await session.fetch("read_priorities", limit)]
 
 
 async def read_seconds_to_next(session: Session, stretches: Sequence[Stretch], limit: int) -> float | None:
-    """Seconds until the next task of these stretches is due that is not due yet, None for none.
+    """Seconds until the next task of these stretches becomes due, None for none.
 
-    limit: the maximum number of priorities looked through, of stretches that cover several.
+    limit: of the priorities looked through, in stretches that cover several.
     """
     lows, highs, *_ = _columns_of(stretches)
     seconds: float | None = await session.value("read_seconds_to_next", lows, highs, limit)
@@ -86,12 +88,12 @@ async def read_seconds_to_next(session: Session, stretches: Sequence[Stretch], l
 
 
 async def confirm(session: Session, batch_id: int) -> None:
-    """Everything of the batch was sent or released."""
+    """Note that all tasks of the batch were sent or released."""
     await session.fetch("confirm_claim", batch_id)
 
 
 async def release(session: Session, pairs: Iterable[Pair]) -> int:
-    """Give claims back, with their attempt; returns how many still held."""
+    """Release claims, with their attempt; returns how many still held."""
     ids, claims = columns(pairs)
     return len(await session.fetch("release_tasks", ids, claims)) if ids else 0
 
@@ -99,7 +101,7 @@ async def release(session: Session, pairs: Iterable[Pair]) -> int:
 async def count_in_flight(
     session: Session, limit: int, *, since: datetime = BEGINNING.run_at, route: str | None = None
 ) -> InFlight:
-    """Tasks of a route, None for no route, ACQUIRED now, counted up to ``limit``, claimed at ``since`` or later."""
+    """Count up to ``limit`` ACQUIRED tasks of a route, or of none, claimed at ``since`` or later."""
     if route is None:
         (row,) = await session.fetch("count_in_flight", limit, since)
     else:
@@ -108,7 +110,7 @@ async def count_in_flight(
 
 
 async def read_throughput(session: Session, seconds: float) -> list[ActionThroughput]:
-    """What attempts of each action did within the last ``seconds``."""
+    """The attempts of each action within the last ``seconds``."""
     return [ActionThroughput(*row) for row in await session.fetch("read_throughput", seconds)]
 
 
@@ -120,7 +122,7 @@ def _columns_of(stretches: Sequence[Stretch]) -> list[list[Any]]:
 
 
 def _batch(rows: Sequence[asyncpg.Record]) -> ClaimBatch:
-    """Of the rows of a claim: the members of Claimed, then perhaps its priority and its last run_at."""
+    """The rows of a claim: the members of Claimed, then perhaps priority and last run_at."""
     metrics.BATCH_SIZE.labels("claim").observe(len(rows))
     reached: dict[int, Position] = {}
     if "last_run_at" in rows[0].keys():  # noqa: SIM118 - of a Record, `in` asks for a value

@@ -3,7 +3,7 @@
 -- part: candidates
 -- Relies on the index task_ready: its order is the claim's order, its predicate is repeated word for word. A stretch
 -- of one priority begins in the middle of that priority, so that what was claimed before is not read again; dead
--- entries cost as much as live ones while somebody holds an old transaction open. Across several priorities it cannot.
+-- entries cost as much as live ones while an old transaction is open. Across several priorities it cannot.
 -- The limit stands in a select of its own, which hides its value from the planner: with the statistics of a table that
 -- was empty a moment ago, a limit above the rows expected would have all due tasks sorted for each claim. Each stretch
 -- repeats it: without, they are sorted with the statistics of a full table.
@@ -28,7 +28,7 @@
     ) ready
 
 -- part: turns
--- Tasks that no index knows as ready, for it was told by the batch that their turn in their ordering key has come (see
+-- Tasks that no index knows as ready, for one row promotes many in their ordering keys (see
 -- finish_tasks): those that come before the last one in `behind`, or find room. They are merged with these, and locked
 -- only then. What is taken leaves its turn. One of which something chosen cannot be taken, for it was cancelled, moved in
 -- time or is locked, is over (see promote_overdue). By the index on ends_at no dead entry is passed that is older than a turn can
@@ -113,7 +113,7 @@ noted as materialized (
 
 -- part: trace
 -- Of a claimed task that is traced: its context and, on a line of its own, that of the attempt before, which the worker
--- told with its error.
+-- returned with its error.
 case when t.trace is not null then concat_ws(E'\n', t.trace, t.failures -> -1 -> 'error' ->> 'traceparent')
               end as trace
 
@@ -145,7 +145,7 @@ case when exists (select from penstock.route where labels <> '{}') then coalesce
 -- part: diverted
 -- Of the tasks in `sorted`: puts aside what goes by a route, or is of a limited action. From then on it stands in the
 -- index of its route or its gate, and in no other task's way; until it is claimed and given back, fails, or is moved in
--- time, whereupon it begins here again. One that somebody else has claimed meanwhile is left alone.
+-- time, whereupon it begins here again. One that another scheduler has claimed meanwhile is left alone.
 -- No join with `sorted`: it would be taken for a few rows and walked once for each task, a million steps for a thousand.
 aside as materialized (
     select id, is_limited, route from sorted where is_limited or route is not null
@@ -181,9 +181,9 @@ opened as (
 -- name: claim_tasks
 -- Those that are ready, and those that have their turn.
 -- $1 how many, $2 now or null for the database's clock; $3 to $6 the stretches of the index to look through, in the
--- claim's order: lowest and highest priority of each, and the (run_at, id) behind which it begins (see Bounds);
--- $7 seconds for which they have been due. Finds nothing once any action or tenant is limited or any route is set: whoever does
--- not know of that yet has to look (read_rules) and to go on with claim_tasks_by_rules.
+-- claim's order: lowest and highest priority of each, and the (run_at, id) behind which it begins (see ScanBounds);
+-- $7 seconds for which they have been due. Finds nothing once any action or tenant is limited or any route is set: a
+-- scheduler that finds nothing reads the rules (read_rules) and continues with claim_tasks_by_rules.
 -- last_run_at: run_at, on the last row of each priority only, null on the others.
 with behind as materialized (
     select id, priority, run_at from (
@@ -331,7 +331,7 @@ select c.id, c.claim, c.action, c.payload::text, c.timeout_seconds,
 from claimed c order by c.priority desc, c.run_at, c.id;
 
 -- name: read_priorities
--- $1 how many at the most. The priorities of tasks that are due, now or later; each step is one look into the index
+-- $1 at most how many. The priorities of tasks that are due, now or later; each step is one look into the index
 -- task_ready.
 with recursive step as (
     (select priority from penstock.task
@@ -346,10 +346,10 @@ with recursive step as (
 select priority from step where priority is not null limit $1;
 
 -- name: read_seconds_to_next
--- $1 and $2 lowest and highest priority of each stretch to look through (see Bounds), $3 how many priorities at the most of
+-- $1 and $2 lowest and highest priority of each stretch to look through (see ScanBounds), $3 at most how many priorities of
 -- those that cover several. Seconds until the next task is due that is not due yet, null for none. Where a stretch is one
 -- priority, the look begins at what is due now: dead entries of what was claimed before stand in front of that.
--- Selects of their own hide the parameters from the planner, which would plan anew each time: 0.8 ms a look in place of 0.4.
+-- Selects of their own hide the parameters from the planner, which would plan each time: 0.8 ms a look instead of 0.4.
 with recursive stretch as materialized (
     select low, high from unnest((select $1::int2[]), (select $2::int2[])) as s (low, high)
 ), step as (

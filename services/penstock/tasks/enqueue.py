@@ -1,4 +1,4 @@
-"""Bringing tasks in."""
+"""Store new tasks, receipts and rejected messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DEADLOCK_TRIES = 3
 
 
 async def enqueue(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
-    """Insert tasks, all or none; the answers stand in the order of ``tasks``. Payloads are sealed."""
+    """Insert tasks with their payloads encoded, all or none; the answers are in the order of ``tasks``."""
     if not tasks:
         return []
     spans = active.active()
@@ -33,13 +33,8 @@ async def enqueue(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
 
 
 async def _enqueue(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
-    if session.codec.is_on:
-        return await _enqueue_sealed(session, tasks)
-    return await insert(session, tasks)
-
-
-async def _enqueue_sealed(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
-    """Insert tasks with their payloads sealed, and note the objects that they name, all or none."""
+    if not session.codec.is_on:
+        return await insert(session, tasks)
     sealed = [replace(t, payload=session.codec.encode(t.payload, payload_aad(t.action, t.tenant))) for t in tasks]
     offered = [t.offered for t in tasks if t.offered is not None]
     if not offered and all(reference_of(t.payload) is None for t in sealed):
@@ -52,7 +47,7 @@ async def _enqueue_sealed(session: Session, tasks: Sequence[NewTask]) -> list[En
 
 
 async def insert(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
-    """As ``enqueue``, of tasks whose payloads are as they are to be stored."""
+    """As ``enqueue``, of tasks whose payloads are encoded already."""
     metrics.BATCH_SIZE.labels("enqueue").observe(len(tasks))
     traced = active.active() is not None
     if all(t.is_plain for t in tasks):
@@ -64,8 +59,8 @@ async def insert(session: Session, tasks: Sequence[NewTask]) -> list[Enqueued]:
     times = _times_named(tasks)
     if not any(times):
         return await _insert_in_parts(session, tasks, traced=traced)
-    # The first of each key before what names one again, which is answered as the first: so the first statement
-    # takes all keys, in the one order in which everybody takes them, and no two such batches can deadlock.
+    # The first task of each key comes before its duplicates: so the first statement takes all keys, in the one order
+    # that every transaction uses, and no two such batches can deadlock.
     order = sorted(range(len(tasks)), key=times.__getitem__)
     given = [replace(tasks[n], unique="retained") if times[n] else tasks[n] for n in order]
     answers = dict(zip(order, await _insert_in_parts(session, given, traced=traced), strict=True))
@@ -85,8 +80,8 @@ async def _insert_in_parts(session: Session, tasks: Sequence[NewTask], *, traced
                     await _note_traces(session, tasks, enqueued)
                 return enqueued
         except (asyncpg.DeadlockDetectedError, asyncpg.LockNotAvailableError) as exc:
-            # Each statement takes its keys in sorted order, but several of them together do not, and a transaction
-            # may hold others before. The wait for a lock ends before Postgres looks for a deadlock.
+            # Each statement takes its keys in sorted order, but several together do not, and the transaction may hold
+            # others already. The wait for a lock ends before Postgres looks for a deadlock.
             is_held = isinstance(exc, asyncpg.LockNotAvailableError) and len(parts) == 1
             if not tries or is_held:
                 raise
@@ -127,7 +122,7 @@ async def _enqueue_keyed(session: Session, tasks: Sequence[NewTask]) -> list[Enq
     earlier = {row["id"] for row in rows if not row["fresh"]} - states.keys()
     if earlier:
         states |= {row["id"]: row["state"] for row in await session.fetch("read_states", list(earlier))}
-    # A first task cleaned between the two statements is answered as it last must have been.
+    # A first task deleted between the two statements must have succeeded.
     return [
         Enqueued(
             row["id"],
@@ -140,7 +135,7 @@ async def _enqueue_keyed(session: Session, tasks: Sequence[NewTask]) -> list[Enq
 
 
 async def _replace(session: Session, tasks: Mapping[int, NewTask]) -> dict[int, str]:
-    """Put these in the place of the tasks of those ids; returns the states of those that waited."""
+    """Replace the tasks of those ids; returns the states of those that waited."""
     if not tasks:
         return {}
     given = tasks.values()
@@ -152,12 +147,12 @@ async def _replace(session: Session, tasks: Mapping[int, NewTask]) -> dict[int, 
 
 
 async def record_receipts(session: Session, message_ids: Sequence[str]) -> set[str]:
-    """Note inbound messages as accepted; returns those that were not before."""
+    """Record inbound messages as accepted; returns the new ones."""
     return {row[0] for row in await session.fetch("record_receipts", list(message_ids))}
 
 
 async def insert_rejected(session: Session, source: str, bodies: Sequence[tuple[str | bytes, str]]) -> None:
-    """Keep (body, reason) pairs that could not be understood."""
+    """Store rejected messages, as (body, reason) pairs."""
     if bodies:
         texts = [b if isinstance(b, bytes) else b.encode("utf-8", "surrogatepass") for b, _ in bodies]
         reasons = [reason.replace("\0", "\ufffd") for _, reason in bodies]
@@ -182,14 +177,14 @@ def _key_of(task: NewTask) -> tuple[str, str | None, str | None]:
 
 
 def _is_usual(tasks: Sequence[NewTask]) -> bool:
-    """Whether one statement stores them: a key that stands there twice is that of the first, who keeps it."""
+    """Whether one statement can store them: of a repeated key the first task keeps it."""
     return all(task.unique == "retained" and task.on_duplicate != "replace" for task in tasks)
 
 
 def _times_named(tasks: Sequence[NewTask]) -> list[int]:
-    """How often the unique key of each was named before it, where that decides on their order; otherwise nothing.
+    """How often the unique key of each was used before it, where that decides their order; otherwise empty.
 
-    Where one is named with different ``unique``, which may have different answers, they stay in their order.
+    Tasks of one key with different ``unique``, whose answers may differ, stay in their order.
     """
     if _is_usual(tasks):
         return []
@@ -208,8 +203,7 @@ def _times_named(tasks: Sequence[NewTask]) -> list[int]:
 
 
 def _cut_at_repeated_keys(tasks: Sequence[NewTask]) -> list[Sequence[NewTask]]:
-    """Tasks in parts, one after the other, so that none meets a task of its own part by a key that it would take or
-    whose task it would replace: a statement does not see the rows that it makes itself."""
+    """Cut tasks into consecutive parts without repeated keys: a statement does not see the rows that it inserts."""
     if _is_usual(tasks):
         return [tasks]
     parts: list[Sequence[NewTask]] = []

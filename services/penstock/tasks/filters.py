@@ -1,4 +1,4 @@
-"""What a bulk operation is about and what it does: plain values, kept as the parameters of a job. Pure."""
+"""Filters and changes of bulk operations, stored as the parameters of a bulk job. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Operation(StrEnum):
 
     @property
     def states(self) -> tuple[State, ...]:
-        """The states it can be asked for; all of them are live, or all are final."""
+        """The states it may select; all are live, or all are final."""
         return _STATES[self]
 
 
@@ -34,10 +34,10 @@ _STATES = {
 
 
 class Selection(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A filter; all of it must fit.
+    """A filter whose conditions must all match.
 
     action: exact, or a pattern with ``*``. labels: among the task's. older_than, newer_than: seconds from the task's
-    creation to the job's. ids_from, ids_to: both included.
+    creation to the job's. ids_from, ids_to: inclusive.
     """
 
     states: tuple[State, ...]
@@ -56,9 +56,9 @@ class Selection(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class NewTimes(msgspec.Struct, frozen=True, omit_defaults=True):
-    """When tasks shall run. run_at or delay, in seconds from the job's creation; neither: their time stays.
+    """When tasks are to run: at run_at or after delay, in seconds from the job's creation; neither keeps their time.
 
-    spread: seconds over which they are spread from then on. priority: None where it stays.
+    spread: seconds over which they are spread. priority: None keeps it.
     """
 
     run_at: datetime | None = None
@@ -68,7 +68,7 @@ class NewTimes(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BulkWork(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The parameters of a bulk job. top: the highest id it is about, noted when the job is made."""
+    """The parameters of a bulk job. top: the highest task id, noted when the job is made."""
 
     select: Selection
     reschedule: NewTimes | None = None

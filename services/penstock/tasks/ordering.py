@@ -1,4 +1,4 @@
-"""Ordering keys: of each, one task at a time may run; the others wait for it."""
+"""Ordering keys: one task of each runs at a time, the others wait for it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HeldKey(msgspec.Struct, frozen=True):
 
 
 async def list_held_keys(session: Session, limit: int, after: str | None = None) -> list[HeldKey]:
-    """Ordering keys that a task in CRITICAL_ERROR holds, by key, from behind ``after``, a key as it is stored."""
+    """Ordering keys held by a task in CRITICAL_ERROR, by key, from after ``after``, a key as it is stored."""
     return [
         view_of(
             HeldKey,
@@ -44,7 +44,7 @@ async def list_held_keys(session: Session, limit: int, after: str | None = None)
 
 
 async def release_keys(session: Session, keys: Sequence[str]) -> dict[str, int | None]:
-    """Let held ordering keys go, inside a transaction; of each that was held, the task that may run next."""
+    """Release held ordering keys, inside a transaction; returns the task promoted by each that was held."""
     held = [row["key"] for row in await session.fetch("release_ordering_keys", list(keys))]
     promoted = await _promote(session, held) if held else {}
     return {key: promoted.get(key) for key in held}
@@ -53,7 +53,7 @@ async def release_keys(session: Session, keys: Sequence[str]) -> dict[str, int |
 async def release_orphaned_keys(session: Session, limit: int, after: str = "") -> tuple[int, str | None]:
     """Release ordering keys whose failed task cannot be retried, among ``limit`` held ones, inside a transaction.
 
-    Returns how many, and the last key looked at, None when there is none behind it.
+    Returns how many, and the last key looked at, None at the end.
     """
     ((keys, last),) = await session.fetch("release_orphaned_keys", limit, after)
     if keys:
@@ -64,16 +64,16 @@ async def release_orphaned_keys(session: Session, limit: int, after: str = "") -
 async def promote_overdue(
     session: Session, limit: int, *, also_running: bool = False, sweeps: Sweeps | None = None
 ) -> int:
-    """Promote the tasks of up to ``limit`` turns that are over, inside a transaction; returns how many may run.
+    """Promote the tasks of up to ``limit`` overdue promotions, inside a transaction; returns how many tasks.
 
-    Where one was cancelled meanwhile, the next of its ordering key goes. also_running: of any turns.
-    sweeps: without it, the look begins at the front.
+    For a cancelled task, the next of its ordering key is promoted. also_running: of promotions that are not overdue
+    too. sweeps: without it, the look begins at the front.
     """
     behind: dict[int, str] = {}
     sweeps = sweeps or Sweeps()
     with sweeps.look() as since:
-        turns = await session.fetch("take_overdue_promotions", limit, also_running, since)
-    for task_ids, keys, late_seconds in turns:
+        overdue = await session.fetch("take_overdue_promotions", limit, also_running, since)
+    for task_ids, keys, late_seconds in overdue:
         behind.update(zip(task_ids, keys, strict=True))
         sweeps.found(late_seconds)
     if not behind:
@@ -88,11 +88,11 @@ async def promote_overdue(
 
 
 async def _promote(session: Session, keys: Collection[str]) -> dict[str, int]:
-    """Let the next of each ordering key go, of which nothing runs any more; returns the tasks promoted, by key.
+    """Promote the next task of each ordering key without a running one; returns the promoted tasks by key.
 
-    Where none waits the key is forgotten, and only for that its head is locked: the row that an enqueuer holds
-    until its task can be seen. What a look finds may be cancelled before it is promoted; then it looks again. No
-    other transaction is waited for: a key of which one holds the head or the next task is looked at later.
+    A key without waiting tasks is forgotten, and only then its head is locked, which an enqueuer holds until its task
+    is visible. A task that was cancelled meanwhile makes it look again. No other transaction is waited for: a key whose
+    head or next task one holds is looked at later.
     """
     promoted: dict[str, int] = {}
     actions: Counter[str] = Counter()
@@ -120,9 +120,9 @@ async def _promote(session: Session, keys: Collection[str]) -> dict[str, int]:
 
 
 async def _forget(session: Session, keys: Sequence[str]) -> list[str]:
-    """Forget the keys of which none waits; returns those of which one does by now.
+    """Forget keys without waiting tasks; returns those that have one by now.
 
-    A key whose head another transaction holds is looked at later: a task may be about to come.
+    A key whose head another transaction holds is looked at later: a task may be coming.
     """
     heads = {row["key"]: row["is_held"] for row in await session.fetch("lock_ordering_heads", keys)}
     held = [key for key, is_held in heads.items() if is_held]

@@ -1,13 +1,12 @@
-"""Promotions that are over: their tasks are promoted, each by itself.
+"""Promote the next tasks of ordering keys that no scheduler claimed in time.
 
-A resulter that lets the next of many ordering keys go tells so in one row, from which a scheduler claims them (see
-finish_tasks). What is not claimed within a few seconds, or could not be, is promoted here, and so becomes to everybody
-what it would have been without: to an older scheduler, to one whose claims go by rules, to whoever looks for it by its
-state. Resulters do it, for they give the turns, and supervisors, for when the last resulter has gone. A resulter that
-stops ends all turns: the version that follows may know of none.
+A resulter that settles tasks of many ordering keys promotes their next tasks in one row, from which a scheduler claims
+them (see finish_tasks). Tasks that are not claimed within a few seconds are promoted one by one here, so that older
+schedulers, claims by rules and queries by state see them. Resulters do this, and supervisors for when the last resulter
+has gone. A resulter that stops ends all promotions, since the version that follows may know of none.
 
-So is what a settled task could not promote, for another transaction held the key: that is noted as a turn that is over,
-and looked at a moment later, and then each second until the other transaction has ended (see look_later).
+Keys that another transaction held when their task settled are promoted here too: a moment later, and then each second
+until that transaction has ended (see look_later).
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from penstock.tasks import ordering
 
 _LOOK_SECONDS = 1.0
 _SOON_SECONDS = 0.02  # most transactions that hold a key enqueue a task and end
-_AT_ONCE = 10  # turns, some thousand tasks
+_AT_ONCE = 10  # rows, some thousand tasks
 
 
 class Promotions:
-    """``run_once`` promotes the tasks of a few turns and returns after how many seconds to look again."""
+    """``run_once`` promotes the tasks of a few rows and returns after how many seconds to look again."""
 
     def __init__(self, *, store: Store, notifier: Notifier) -> None:
         self._store = store
@@ -35,26 +34,25 @@ class Promotions:
         self._sweeps = Sweeps()
 
     def settled(self) -> None:
-        """Tasks were settled through the store: keys that were left are looked at soon."""
+        """Look soon at keys that were left: tasks were settled through the store."""
         if self._store.has_left:
             self._store.has_left = False
             self._left.set()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
         await repeat("turns", self._work_or_wait)
 
     async def run_once(self) -> float:
         async with self._store.transaction() as session:
             promoted = await ordering.promote_overdue(session, _AT_ONCE, sweeps=self._sweeps)
-        self._store.has_left = False  # what is left by now was left before
+        self._store.has_left = False  # such keys were left before
         if not promoted:
             return _LOOK_SECONDS
         self._notifier.wake()
         return 0.0
 
     async def end_all(self) -> None:
-        """End the turns that are not over too."""
+        """Promote the tasks of all rows, also of those that are not overdue."""
         promoted = 1
         while promoted:
             async with self._store.transaction() as session:

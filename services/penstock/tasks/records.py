@@ -1,4 +1,4 @@
-"""What the store answers with: records of claims, attempts and settled tasks."""
+"""Records of claims, attempts and settled tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Pair = tuple[int, int]  # (task id, claim)
 
 @dataclass(frozen=True, slots=True)
 class ClaimBatch:
-    """One claim: its token, by which the outcome is confirmed, the tasks, and the last position by priority."""
+    """One claim. id: its token, by which the sending is confirmed. reached: the last position by priority."""
 
     id: int
     tasks: list[Claimed]
@@ -22,7 +22,7 @@ class ClaimBatch:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """How many tasks are claimed and unsettled; ``aged`` of them were claimed before ``aged_before``, a moment ago."""
+    """How many tasks are claimed and unsettled; ``aged`` of them were claimed before ``aged_before``."""
 
     count: int
     aged: int
@@ -31,7 +31,7 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class ActionThroughput:
-    """What attempts of one action did lately. ``timed``: those of known run time, which is ``seconds`` together."""
+    """Recent attempts of one action. timed: those of known run time, ``seconds`` in total."""
 
     action: str
     ended: int
@@ -41,7 +41,7 @@ class ActionThroughput:
 
 @dataclass(frozen=True, slots=True)
 class SettledTask:
-    """A task that has changed state. ``waited``: for an event, when it was cancelled."""
+    """A task that has changed state. waited: for an event, when it was cancelled."""
 
     id: int
     action: str
@@ -50,11 +50,11 @@ class SettledTask:
 
 @dataclass(frozen=True, slots=True)
 class StaleTask:
-    """An ACQUIRED task without a sign of life.
+    """An ACQUIRED task without a recent heartbeat.
 
-    held_seconds: since its claim. silent_seconds: since its last sign of life, or its claim. taken: a worker has
-    reported it at least once. suspect: it travelled alone, after another silence. route: by which it was sent. worker:
-    which one has reported it, where it told. trace: what its claim told; see wire.read_carried.
+    held_seconds: since its claim. silent_seconds: since its last heartbeat, or its claim. taken: a worker has reported
+    it. suspect: it travelled alone, after another silence. route: by which it was sent. worker: which one has reported
+    it, if known. trace: as in ``Claimed``; see ``read_carried``.
     """
 
     id: int
@@ -73,6 +73,6 @@ class StaleTask:
 
 
 def columns(pairs: Iterable[Pair]) -> tuple[list[int], list[int]]:
-    """The arrays that a statement is given of pairs: the ids, and what stands beside them."""
+    """Pairs as the two arrays that a statement takes."""
     listed = list(pairs)
     return [pair[0] for pair in listed], [pair[1] for pair in listed]

@@ -1,4 +1,4 @@
-"""Tasks moved because somebody asks: to another time or priority, or from their end into a new life."""
+"""Reschedule waiting tasks, and restart failed or cancelled ones."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ async def reschedule(
     delay_seconds: float | None = None,
     priority: int | None = None,
 ) -> dict[int, State]:
-    """Move tasks that wait (WAITING, SCHEDULED, ERROR), what is None staying; returns the state of each moved."""
+    """Change the time or priority of waiting tasks, None keeping it; returns the state of each changed task."""
     rows = await session.fetch("reschedule_tasks", list(ids), run_at, delay_seconds, priority)
     return {row["id"]: State(row["state"]) for row in rows}
 
 
 async def restart(session: Session, ids: Sequence[int]) -> dict[int, State]:
-    """CRITICAL_ERROR or CANCELLED to a new life; returns the state of each that restarted.
+    """Restart CRITICAL_ERROR or CANCELLED tasks; returns the state of each that restarted.
 
-    One whose unique key another task has by now stays as it is: see ``why_not_restarted``.
+    A task whose unique key another task has by now is left unchanged: see ``why_not_restarted``.
     """
     rows = await session.fetch("restart_tasks", list(ids))
     for row in rows:
@@ -36,7 +36,7 @@ async def restart(session: Session, ids: Sequence[int]) -> dict[int, State]:
 
 
 async def why_not_restarted(session: Session, task_id: int, state: State, *, payload_gone: bool) -> StateConflict:
-    """Why ``restart`` leaves a task as it is, by its state and whether its payload was emptied."""
+    """Why ``restart`` leaves a task unchanged, by its state and whether its payload was removed."""
     if state in (State.CRITICAL_ERROR, State.CANCELLED):
         if payload_gone:
             return PayloadGone(task_id, state)

@@ -1,7 +1,8 @@
-"""Outcomes of attempts, and the ends of tasks."""
+"""Record outcomes of attempts, and cancel tasks."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,19 +14,13 @@ from penstock.runtime import metrics
 from penstock.tasks import ordering
 from penstock.tasks.records import Pair, SettledTask, columns
 
-_STATE_AFTER = {
-    "fail_tasks_permanently": State.CRITICAL_ERROR,
-    "cancel_tasks": State.CANCELLED,
-}
-
-
-PROMOTIONS_FROM = 16  # tasks promoted at a time, from which on one row for all is cheaper than one for each
+PROMOTIONS_FROM = 16  # tasks promoted at a time from which on one row for all is cheaper than one for each
 
 
 async def finish(session: Session, results: dict[Pair, str], workers: Mapping[Pair, str | None] | None = None) -> int:
     """ACQUIRED to SUCCESS for each (id, claim) that still holds; returns how many. Ids are distinct.
 
-    workers: who ran them, where that is known.
+    workers: the names of those who ran them, if known.
     """
     if not results:
         return 0
@@ -35,9 +30,9 @@ async def finish(session: Session, results: dict[Pair, str], workers: Mapping[Pa
     finished = 0
     given = ids, claims, list(results.values()), [*map((workers or {}).get, results)]
     rows = await session.fetch("finish_tasks", *given, PROMOTIONS_FROM)
-    for action, count, told, promoted, keys in rows:
+    for action, count, of_workflows, promoted, keys in rows:
         if count:
-            session.has_told |= told > 0
+            session.has_told |= of_workflows > 0
             metrics.TRANSITIONS.labels(action, State.SUCCESS).inc(count)
             finished += count
         elif promoted:
@@ -48,7 +43,7 @@ async def finish(session: Session, results: dict[Pair, str], workers: Mapping[Pa
 
 
 async def note_run_times(session: Session, times: Mapping[str, tuple[int, float]]) -> None:
-    """Add what workers tell of run times: by action, how many attempts and how many seconds together."""
+    """Add run times that workers report: by action, the number of attempts and their total seconds."""
     if times:
         counts, seconds = zip(*times.values(), strict=True)
         await session.fetch("note_run_times", list(times), list(counts), list(seconds))
@@ -62,8 +57,8 @@ async def read_attempts(session: Session, pairs: Iterable[Pair]) -> dict[Pair, t
 
 
 async def find_claims(session: Session, by_attempt: Iterable[tuple[int, int]]) -> dict[tuple[int, int], int]:
-    """Claims of ACQUIRED tasks by (id, attempt), for results in the older convention."""
-    # No task has such an attempt, and the driver would refuse the number.
+    """Claims of ACQUIRED tasks by (id, attempt), for legacy result ids."""
+    # The driver refuses larger numbers, which no task has.
     ids, attempts = columns(pair for pair in by_attempt if 0 < pair[1] <= MAX_ATTEMPTS_LIMIT)
     rows = await session.fetch("find_claims_by_attempt", ids, attempts) if ids else []
     return {(row["id"], row["attempts"]): row["claim"] for row in rows}
@@ -72,7 +67,7 @@ async def find_claims(session: Session, by_attempt: Iterable[tuple[int, int]]) -
 async def fail(session: Session, failures: Sequence[Failure], *, hold_keys: bool = False) -> list[SettledTask]:
     """ACQUIRED to ERROR with its delay, or to CRITICAL_ERROR where there is none. Ids are distinct.
 
-    hold_keys: the ordering key of a task in CRITICAL_ERROR stands still; otherwise its successor goes.
+    hold_keys: a task in CRITICAL_ERROR holds its ordering key; otherwise the next task is promoted.
     """
     settled: list[SettledTask] = []
     await session.plan_for(len(failures))
@@ -83,19 +78,24 @@ async def fail(session: Session, failures: Sequence[Failure], *, hold_keys: bool
             [f.delay_seconds for f in again], [f.suspect for f in again], [f.worker for f in again],
         )  # fmt: skip
         settled += _count(rows, State.ERROR)
-    buried = [f for f in failures if f.delay_seconds is None]
-    if buried:
-        given = [f.id for f in buried], [f.claim for f in buried], [f.error for f in buried]
+    final = [f for f in failures if f.delay_seconds is None]
+    if final:
+        given = [f.id for f in final], [f.claim for f in final], [f.error for f in final]
         settled += await _settle(
-            session, "fail_tasks_permanently", *given, [f.worker for f in buried], hold_keys=hold_keys
+            session,
+            "fail_tasks_permanently",
+            *given,
+            [f.worker for f in final],
+            into=State.CRITICAL_ERROR,
+            hold_keys=hold_keys,
         )
     return settled
 
 
 async def refund(session: Session, failures: Sequence[Failure]) -> set[int]:
-    """Give back the claims of lost attempts, which are kept as failures and not counted; from now on sent alone.
+    """Refund lost attempts: record the failure, do not count it, and send the task alone from now on.
 
-    Ids are distinct. Returns those that still held.
+    Ids are distinct. Returns those whose claim still held.
     """
     ids, claims = columns((failure.id, failure.claim) for failure in failures)
     rows = await session.fetch("refund_attempts", ids, claims, [failure.error for failure in failures]) if ids else []
@@ -105,7 +105,7 @@ async def refund(session: Session, failures: Sequence[Failure]) -> set[int]:
 async def note_heartbeats(
     session: Session, beats: dict[Pair, str | None], workers: Mapping[Pair, str | None] | None = None
 ) -> int:
-    """Record signs of life, with progress as JSON text and who gave them where known. Ids are distinct."""
+    """Record heartbeats, with progress as JSON text and the worker if known; returns how many. Ids are distinct."""
     ids, claims = columns(beats)
     await session.plan_for(len(ids))
     given = ids, claims, list(beats.values()), [*map((workers or {}).get, beats)]
@@ -114,35 +114,32 @@ async def note_heartbeats(
 
 async def cancel(session: Session, ids: Sequence[int], reason: str | None = None) -> set[int]:
     """Any live state to CANCELLED, inside a transaction; returns the ids that were live."""
-    settled = await _settle(session, "cancel_tasks", list(ids), reason)
+    settled = await _settle(session, "cancel_tasks", list(ids), reason, into=State.CANCELLED)
     waited = [task.id for task in settled if task.waited]
     if waited:
         await session.fetch("end_waits_of", waited)
     return {task.id for task in settled}
 
 
-async def _settle(session: Session, name: str, *args: Any, hold_keys: bool = False) -> list[SettledTask]:
-    """Run a statement that makes tasks final, then let their successors by ordering key go, or hold them.
+async def _settle(session: Session, name: str, *args: Any, into: State, hold_keys: bool = False) -> list[SettledTask]:
+    """Run a statement that makes tasks final, then promote the next tasks of their ordering keys, or hold the keys.
 
-    Must run inside a transaction: a crash between the two would leave a key standing still.
+    Must run inside a transaction: a crash between the two would block a key.
     """
     rows = await session.fetch(name, *args)
     session.has_told |= any(row["workflow"] is not None for row in rows)
-    # One task of a key runs at a time, so each key stands here once.
+    # One task of a key runs at a time, so keys are distinct.
     keys = {row["ordering_key"]: row["id"] for row in rows if row["ordering_key"] is not None}
     if keys and hold_keys:
         await session.fetch("lock_ordering_heads_at_once", list(keys))
         await session.fetch("hold_ordering_keys", list(keys), list(keys.values()))
     elif keys:
         await ordering._promote(session, keys)
-    return _count(rows, _STATE_AFTER[name])
+    return _count(rows, into)
 
 
 def _count(rows: Sequence[asyncpg.Record], state: State) -> list[SettledTask]:
     settled = [SettledTask(row["id"], row["action"], row.get("waited", False)) for row in rows]
-    by_action: dict[str, int] = {}
-    for task in settled:
-        by_action[task.action] = by_action.get(task.action, 0) + 1
-    for action, count in by_action.items():
+    for action, count in Counter(task.action for task in settled).items():
         metrics.TRANSITIONS.labels(action, state).inc(count)
     return settled

@@ -1,15 +1,15 @@
--- What becomes of a claimed task. Every statement matches id, claim and state together; a row that does not
+-- Outcomes of claimed tasks. Every statement matches id, claim and state together; a row that does not
 -- match is a stale report, which is no error.
 --
 -- Rows are found by `id = any`, never by a join with unnest: on a table that swings between empty and full the planner
--- turns such a join into a scan, at 400 us a task in place of 5. The pairs (id, claim) are tested inside a CASE,
+-- turns such a join into a scan, at 400 us a task instead of 5. The pairs (id, claim) are tested inside a CASE,
 -- which keeps the planner from making a join of that too; it hashes them once, where `claim = any` would walk the
 -- whole array for every row. `state::text` keeps the planner from the partial indexes on state.
 -- Whatever makes a task of a workflow final adds to workflow_event in the same statement: see workflows.sql.
 
 -- part: next
--- Of the ordering keys in `ended`, of which this transaction has settled the task that ran, or which it lets go: the
--- oldest that waits in each, which may run. The row of the head stays as it is, and is not even locked: while tasks wait,
+-- Of the ordering keys in `ended`, of which this transaction has settled the task that ran, or which it releases: the
+-- oldest that waits in each, which may run. The row of the head stays unchanged, and is not even locked: while tasks wait,
 -- it costs nothing. The id is null where this snapshot knows of none that waits (see forget_ordering_keys).
 next as materialized (
     select e.key, t.id, t.priority, t.run_at
@@ -22,10 +22,10 @@ next as materialized (
 exists (select from penstock.action) or exists (select from penstock.route) or exists (select from penstock.tenant)
 
 -- name: finish_tasks
--- $1 ids (distinct), $2 claims, $3 results as JSON text, $4 workers or null: of one that does not tell, the row may know
--- by a sign of life, $5 from how many on a turn is given. ACQUIRED to SUCCESS: the row moves to the history.
--- The next of each ordering key is promoted. Where they are many, of one priority and due, they are given a turn instead:
--- one row that names them all, by which the claim takes them as they are (see turns in claim.sql). A row rewritten for each,
+-- $1 ids (distinct), $2 claims, $3 results as JSON text, $4 workers or null: the row may know it
+-- by a heartbeat, $5 from how many on one row promotes them. ACQUIRED to SUCCESS: the row moves to the history.
+-- The next of each ordering key is promoted. Where they are many, of one priority and due, one row in `turn` promotes them instead:
+-- one row that names them all, by which the claim takes them unchanged (see turns in claim.sql). A row rewritten for each,
 -- with its entries in the indexes, is what a key costs otherwise. Not where there are rules: those go by the tasks' rows.
 -- Returns (action, how many of it moved, how many of those belong to workflows, how many of it were promoted), and a row
 -- with the ordering keys, and no action, for which the caller has to look again: what was found to be next was taken away
@@ -44,7 +44,7 @@ with gone as (
         g.claimed_at, g.created_at, now(), g.timeout_seconds, g.unique_key, g.ordering_key, g.progress, g.failures,
         g.labels, g.expires_at, g.limit_key, g.tenant, g.workflow, g.trace, now(), r.result::json, coalesce(r.worker, g.worker)
     from gone g join unnest($1::bigint[], $3::text[], $4::text[]) r (id, result, worker) on r.id = g.id
-), told as (
+), notified as (
     insert into penstock.workflow_event (workflow_id, task_id, claim, state)
     select workflow, id, claim, 'SUCCESS' from gone where workflow is not null
 ), tallied as (
@@ -72,7 +72,7 @@ with gone as (
       and t.state = 'WAITING' and t.claimed_at is null
     returning t.id, t.action
 )
-select action, count(*) as finished, count(workflow) as told, 0 as promoted, null::text[] as keys
+select action, count(*) as finished, count(workflow) as notified, 0 as promoted, null::text[] as keys
 from gone group by action
 union all
 select action, 0, 0, count(*), null from promoted group by action
@@ -95,7 +95,7 @@ where t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED';
 -- name: delay_tasks
 -- $1 ids (distinct), $2 claims, $3 errors as JSON text, $4 delays in seconds, $5 whether each is suspect from now on,
 -- $6 workers or null.
--- ACQUIRED to ERROR, to run again later. Workflows are told, by an event of no task: one that fails by now cancels what
+-- ACQUIRED to ERROR, to run again later. Workflows are notified, by an event of no task: one that fails by now cancels what
 -- waits to be tried again.
 with failed as materialized (
     select * from unnest($1::bigint[], $3::text[], $4::float8[], $5::bool[], $6::text[])
@@ -112,7 +112,7 @@ with failed as materialized (
     where t.id = f.id and t.id = any($1::bigint[]) and t.state::text = 'ACQUIRED'
       and case when (t.id, t.claim) in (select * from unnest($1::bigint[], $2::bigint[])) then true else false end
     returning t.id, t.action, t.workflow
-), told as (
+), notified as (
     insert into penstock.workflow_event (workflow_id, task_id, claim, state)
     select distinct workflow, 0, 0, 'ERROR'::penstock.task_state from changed where workflow is not null
 ), tallied as (
@@ -123,7 +123,7 @@ select id, action from changed;
 
 -- name: refund_attempts
 -- $1 ids (distinct), $2 claims, $3 errors as JSON text. ACQUIRED back to the state it came from, suspect from now on: the
--- attempt was lost in company, so it is told among the failures and given back all the same. Returns ids.
+-- attempt was lost with others of its message, so it is refunded and recorded as a failure. Returns ids.
 update penstock.task t
 set state = case when t.attempts = 1 then 'SCHEDULED' else 'ERROR' end::penstock.task_state,
     attempts = t.attempts - 1, claimed_at = null, heartbeat_at = null, progress = null, updated_at = now(),
@@ -153,7 +153,7 @@ with gone as (
             'worker', coalesce(f.worker, g.worker))),
         g.labels, g.expires_at, g.limit_key, g.tenant, g.workflow, g.trace, now(), coalesce(f.worker, g.worker)
     from gone g join unnest($1::bigint[], $3::text[], $4::text[]) f (id, error, worker) on f.id = g.id
-), told as (
+), notified as (
     insert into penstock.workflow_event (workflow_id, task_id, claim, state)
     select workflow, id, claim, 'CRITICAL_ERROR' from gone where workflow is not null
 ), tallied as (
@@ -188,7 +188,7 @@ with gone as (
         claimed_at, created_at, now(), timeout_seconds, unique_key, ordering_key, progress, failures,
         labels, expires_at, limit_key, tenant, workflow, trace, now(), $2::text, worker
     from gone
-), told as (
+), notified as (
     insert into penstock.workflow_event (workflow_id, task_id, claim, state)
     select workflow, id, claim, 'CANCELLED' from gone where workflow is not null
 ), tallied as (
@@ -202,9 +202,9 @@ select id, action, case when state::text <> 'WAITING' or claimed_at is not null 
 -- $1 ids. CRITICAL_ERROR or CANCELLED to a new life: attempts from 0, the claim token kept, so that a late result
 -- of the old life can never match. Behind a live task of the same ordering key it waits; a key that it held is held no
 -- more. A head names the task that holds its key, or some task that ran before; so it is asked only of a key that is
--- held, lest a task that ran first take itself for the one that runs. An expiry that has passed is forgotten. One whose payload was emptied stays as it is, and so does a step of a
+-- held, lest a task that ran first take itself for the one that runs. An expiry that has passed is forgotten. One whose payload was emptied stays unchanged, and so does a step of a
 -- workflow: see restart_steps.
--- Its unique key must be its own or nobody's: the upsert locks the row and returns who has it. taken_at moves on, by
+-- Its unique key must be its own or free: the upsert locks the row and returns who has it. taken_at moves on, by
 -- which an enqueuer whose snapshot is older sees that the task that it takes for settled is so no longer.
 with chosen as materialized (
     select id, action, unique_key from penstock.task_history
@@ -281,7 +281,7 @@ select key from penstock.ordering_head where key = any($1::text[]) order by key 
 
 -- name: look_later
 -- $1 ordering keys of which nothing runs, and of which another transaction holds the head or the task that is next. They
--- are noted as a turn that is over, of tasks there never were: a resulter that ends turns looks at what is next of them.
+-- are noted as an overdue promotion without tasks: a resulter that ends promotions looks for their next tasks.
 insert into penstock.turn (priority, run_at, task_id, size, task_ids, run_ats, keys, ends_at)
 select 0, now(), min(k.id), count(*), array_agg(k.id), array_agg(now()), array_agg(k.key), now()
 from (select -nextval('penstock.turn_id_seq') as id, key from unnest($1::text[]) u (key)) k;
@@ -328,7 +328,7 @@ where t.id = any(array(
 returning t.id, t.action;
 
 -- name: forget_ordering_keys
--- $1 ordering keys, locked before in the same transaction. Those of which nobody waits are forgotten; returns them.
+-- $1 ordering keys, locked before in the same transaction. Those without a waiting task are forgotten; returns them.
 delete from penstock.ordering_head h
 where h.key = any($1::text[])
   and (select t.id from penstock.task t where t.ordering_key = h.key and t.state = 'WAITING' limit 1) is null
@@ -336,7 +336,7 @@ returning h.key;
 
 -- name: hold_ordering_keys
 -- $1 ordering keys, locked before in the same transaction, $2 the task of each. The keys stand still: nothing behind
--- that task runs until it starts anew, or the key is let go.
+-- that task runs until it is retried, or the key is released.
 update penstock.ordering_head h set held = true, task_id = i.task_id
 from unnest($1::text[], $2::bigint[]) i (key, task_id)
 where h.key = i.key and h.key = any($1::text[]);
@@ -356,7 +356,7 @@ from penstock.ordering_head h left join penstock.task_history t on t.id = h.task
 where h.held and ($1::text is null or h.key > $1) order by h.key limit $2;
 
 -- name: note_run_times
--- $1 actions, $2 how many attempts have ended, $3 how many seconds they ran together, as workers tell.
+-- $1 actions, $2 how many attempts have ended, $3 how many seconds they ran together, as workers report.
 insert into penstock.tally (action, event, count, seconds)
 select action, 'RAN', sum(count)::bigint, sum(seconds)
 from unnest($1::text[], $2::bigint[], $3::float8[]) r (action, count, seconds) group by action;

@@ -1,4 +1,4 @@
-"""Finding what was left behind: tasks past their time, claims never sent, attempts without a sign of life."""
+"""Tasks past their expiry, claims never sent, and attempts without heartbeats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = get_logger()
 async def expire(session: Session, limit: int, *, now: datetime | None = None) -> int:
     """Cancel up to ``limit`` tasks that were not started in time, inside a transaction; returns how many.
 
-    One that cannot be cancelled now, for it needs what another transaction holds, is left for the next round.
+    A task that another transaction blocks is left for the next round.
     """
 
     async def cancel(ids: Sequence[int], hurried: bool) -> int:
@@ -35,7 +35,7 @@ async def expire(session: Session, limit: int, *, now: datetime | None = None) -
 
 
 async def release_unsent(session: Session, after_seconds: float, *, limit: int, now: datetime | None = None) -> int:
-    """Give back the claims of batches never confirmed; returns how many tasks."""
+    """Release the claims of batches never confirmed; returns how many tasks."""
     return len(await session.fetch("release_unsent", after_seconds, limit, now))
 
 
@@ -48,9 +48,9 @@ async def find_stale(
     after: StaleTask | None = None,
     since: datetime | None = None,
 ) -> list[StaleTask]:
-    """ACQUIRED tasks without a sign of life for that long, oldest claim first, from behind ``after``.
+    """ACQUIRED tasks without a heartbeat for that long, oldest claim first, from after ``after``.
 
-    since: where to begin without ``after``, the instant of a claim.
+    since: the instant of the first claim, without ``after``.
     """
     claimed_at, task_id = (after.claimed_at, after.id) if after else (since, 0)
     rows = await session.fetch("find_stale", after_seconds, limit, now, claimed_at, task_id)

@@ -1,8 +1,7 @@
 """Enqueue inside the caller's own transaction: the task is there if and only if the transaction commits.
 
-The database does it, by the function ``penstock_enqueue_many`` of the migrations; here the options are read as the api
-reads them, and the connection is told by where its class comes from, so that no driver is imported which the caller
-has not imported already.
+The database function ``penstock_enqueue_many`` does it; here the options are checked as the api checks them. The module
+of the connection's class identifies the driver, so no driver is imported that the caller has not imported.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _ASYNC = "asyncpg Connection, SQLAlchemy AsyncConnection or AsyncSession, psycop
 _SYNC = "SQLAlchemy Connection or Session, psycopg Connection or Cursor"
 _SQLALCHEMY_ASYNC = {"AsyncConnection", "AsyncSession", "async_scoped_session"}
 _SQLALCHEMY_SYNC = {"Connection", "Session", "scoped_session"}
-# What a database that cannot be asked this way answers, and what to do about it
+# What to do about an error, by its SQLSTATE
 _ADVICE = {
     "42883": "the database lacks penstock_enqueue_many: run `penstock migrate` against it",
     "42501": "grant it: grant execute on function penstock_enqueue, penstock_enqueue_many to <role>",
@@ -140,7 +139,7 @@ def _ask_sync(connection: Any, tasks: Sequence[NewTask], settings: Settings | No
 
 
 def _kind_of(connection: Any) -> tuple[str, str]:
-    """Driver and class of a connection, of whichever class it inherits from; two empty texts for what is none."""
+    """Driver and class of a connection or of a class it inherits from; two empty texts for anything else."""
     for base in type(connection).__mro__:
         family = base.__module__.partition(".")[0]
         if family == "asyncpg" and base.__name__ in ("Connection", "PoolConnectionProxy"):
@@ -163,7 +162,7 @@ def _for_sqlalchemy(connection: Any, body: str, limit_bytes: int) -> tuple[Any, 
 
 
 def _psycopg_cursor(connection: Any) -> Any:
-    """A cursor of its own, whose rows are tuples; the caller's may have other rows, or some not fetched yet."""
+    """A new cursor, whose rows are tuples; the caller's may have other rows, or unfetched ones."""
     from psycopg.rows import tuple_row
 
     of = connection if hasattr(connection, "cursor") else connection.connection
@@ -179,7 +178,7 @@ def _wrong(connection: Any, taken: str, other: str, taken_by_other: str) -> Type
 
 
 def _advise(exc: Exception) -> None:
-    """Add what to do to an error that says that the function is not there, or not for this role."""
+    """Add advice to an error of a missing function or grant."""
     cause = getattr(exc, "orig", exc)  # of SQLAlchemy
     advice = _ADVICE.get(getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or "")
     if advice is not None:
@@ -187,7 +186,7 @@ def _advise(exc: Exception) -> None:
 
 
 class _Task(msgspec.Struct, omit_defaults=True):
-    """A task as the function takes it: what is not said is left out."""
+    """A task as the function takes it; defaults are left out."""
 
     action: str
     payload: msgspec.Raw
@@ -210,7 +209,7 @@ class _Task(msgspec.Struct, omit_defaults=True):
 
 
 def _parameters(tasks: Sequence[NewTask], settings: Settings) -> tuple[str, int]:
-    """What the function is told: the tasks, which belong to the caller's span where traces are on, and the limit."""
+    """The function's arguments: the tasks, with the caller's trace context if traces are on, and the limit."""
     trace = trace_context.current() if settings.traces else None
     headers = {} if trace is None else trace.headers
     entries = [

@@ -131,7 +131,7 @@ async def test_a_task_whose_worker_fell_silent_is_a_failed_attempt_counted_once(
     assert row["run_at"] > row["updated_at"]
     error = json.loads(row["error"])
     assert error["data"]["type"] == "StaleTask"
-    assert "its worker fell silent" in error["message"]
+    assert "its worker stopped sending heartbeats" in error["message"]
     assert sample("penstock_repaired_total") == before + 1
 
 

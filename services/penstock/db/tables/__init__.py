@@ -1,1 +1,0 @@
-"""Table definitions, which Alembic and a test compare with the schema."""
