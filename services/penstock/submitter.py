@@ -79,7 +79,7 @@ class Submitter(Consumer):
         try:
             await self._store_singly(message)
         except Refused as exc:  # at the commit, so it is unknown of which entry
-            await self._reject(message, str(exc))
+            await self._store_together({message.original_id: Inbound(refused=[(message.body, str(exc))])})
 
     async def _store_together(self, read: Mapping[str, Inbound], *, hurried: bool = False) -> None:
         async with self._store.transaction(hurried=hurried) as session:
@@ -128,13 +128,6 @@ class Submitter(Consumer):
                     for wanted in inbound.changes
                 ]
         return inbound
-
-    async def _reject(self, message: Message, reason: str) -> None:
-        refused = Inbound(refused=[(message.body, reason)])
-        async with self._store.transaction() as session:
-            if await enqueue.record_receipts(session, [message.original_id]):
-                await enqueue.insert_rejected(session, "inbound", refused.refused)
-        self._stored(refused, [])
 
     def _stored(self, inbound: Inbound, enqueued: Sequence[Enqueued]) -> None:
         if enqueued or inbound.changes:

@@ -10,64 +10,43 @@ import asyncpg
 
 from penstock.db.pool import Store
 from penstock.db.session import Session
-from penstock.payloads.codec import PayloadCodec
-from penstock.protocol.fence import Fence
 from penstock.runtime.chaos import Faults
+
+_LOST_REPLY = "the reply of Postgres is lost, after the commit"
 
 
 class _FaultySession(Session):
     """Statements that may fail before they run; autocommitted ones may lose their reply too."""
 
-    def __init__(
-        self, connection: Any, codec: PayloadCodec, fence: Fence, faults: Faults, *, commits_each: bool
-    ) -> None:
-        super().__init__(connection, codec, fence)
-        self._faults = faults
-        self._commits_each = commits_each
+    faults: Faults
+    commits_each: bool
 
-    async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
-        await self._before()
-        rows = await super().fetch(name, *args)
-        self._after()
+    async def _run(self, statement: str, *args: Any) -> list[asyncpg.Record]:
+        await self.faults.delay()
+        self.faults.fail("postgres", "Postgres refuses the statement")
+        rows = await super()._run(statement, *args)
+        if self.commits_each:
+            self.faults.fail("commit", _LOST_REPLY)
         return rows
-
-    async def fetch_of(self, name: str, *args: Any, partition: str) -> list[asyncpg.Record]:
-        await self._before()
-        rows = await super().fetch_of(name, *args, partition=partition)
-        self._after()
-        return rows
-
-    async def _before(self) -> None:
-        await self._faults.delay()
-        self._faults.fail("postgres", "Postgres refuses the statement")
-
-    def _after(self) -> None:
-        if self._commits_each:
-            self._faults.fail("commit", "the reply of Postgres is lost, after the commit")
 
 
 class FaultyStore(Store):
-    """A store before which faults are put. A lost reply comes after the commit: what was written stays."""
+    """A store with faults. A reply is lost after the commit: what was written stays."""
 
     def __init__(self, database_url: str, *, faults: Faults, **options: Any) -> None:
         super().__init__(database_url, **options)
         self._faults = faults
 
-    @asynccontextmanager
-    async def session(self) -> AsyncIterator[Session]:
-        async with super().session() as session:
-            faulty = _FaultySession(session._connection, session.codec, session.fence, self._faults, commits_each=True)
-            yield faulty
-            session.has_told |= faulty.has_told
-            session.has_left |= faulty.has_left
+    def _session_on(self, connection: Any, *, commits_each: bool) -> Session:
+        session = _FaultySession(connection, self.codec, self.fence)
+        session.faults = self._faults
+        session.commits_each = commits_each
+        return session
 
     @asynccontextmanager
     async def transaction(
         self, *, hurried: bool = False, lock_wait_seconds: float | None = None
     ) -> AsyncIterator[Session]:
         async with super().transaction(hurried=hurried, lock_wait_seconds=lock_wait_seconds) as session:
-            faulty = _FaultySession(session._connection, session.codec, session.fence, self._faults, commits_each=False)
-            yield faulty
-            session.has_told |= faulty.has_told
-            session.has_left |= faulty.has_left
-        self._faults.fail("commit", "the reply of Postgres is lost, after the commit")
+            yield session
+        self._faults.fail("commit", _LOST_REPLY)

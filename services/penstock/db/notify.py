@@ -12,6 +12,7 @@ from typing import Any
 from penstock.db.pool import Store
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.logs import get_logger
+from penstock.runtime.periodic import is_set_within
 
 CHANNEL = "penstock_work"  # tasks have come, or room has been made in the window
 WORKFLOWS = "penstock_workflows"  # tasks of workflows have settled
@@ -74,7 +75,7 @@ class Listener:
                 for channel, event in self._events.items():
                     await connection.add_listener(channel, self._heard)
                     event.set()  # a wake-up may have come while no one listened
-                while not await _is_set(lost, within_seconds=_WATCHDOG_SECONDS):
+                while not await is_set_within(lost, _WATCHDOG_SECONDS):
                     # A half-open socket stays silent; a query must be answered.
                     await connection.execute("select 1", timeout=5)
                 log.warning("listen_lost", reason="the connection was closed")
@@ -89,11 +90,3 @@ class Listener:
 
     def _heard(self, _connection: object, _pid: int, channel: str, _payload: object) -> None:
         self._events[channel].set()
-
-
-async def _is_set(event: asyncio.Event, *, within_seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(within_seconds):
-            return await event.wait()
-    except TimeoutError:
-        return False

@@ -21,12 +21,12 @@ _FENCE_SECONDS = 60.0
 PLANNING = {"jit": "off", "enable_seqscan": "off"}
 """Settings of every connection that decide on plans.
 
-A plan outlives the state it was made for. One that is kept from the moment at which the live table was empty reads all
-of it and sorts, for each claim and each handful of results, until the next analyze; of an empty table that is cheapest.
-Every statement of ours has an index to go by; where one has not, Postgres scans all the same.
+A plan outlives the state it was made for. One made while the live table was empty reads and sorts all of it, for each
+claim and each few results, until the next analyze. Every statement of ours has an index; without one, Postgres scans
+all the same.
 """
 
-# The server is no primary any more, or leaves: connections made before stay unchanged, so the pool makes new ones.
+# The server is no longer the primary, or stops: the pool makes new connections.
 _ANOTHER_SERVER = (
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.AdminShutdownError,
@@ -35,13 +35,13 @@ _ANOTHER_SERVER = (
 )
 
 LOCK_WAIT_SECONDS = 0.5
-"""For how long a statement waits for a lock that another transaction holds, before that is an error (Locked).
+"""How long a statement waits for a lock before the error Locked.
 
-Most statements are of many tasks, all of which would wait for one. It is shorter than Postgres's deadlock_timeout, so a
-program that meets us in a deadlock is rarely the one that loses.
+Most statements are of many tasks, which would all wait for one. It is shorter than Postgres's deadlock_timeout, so in a
+deadlock with another program it is rarely the other that fails.
 """
 PATIENT_SECONDS = 5.0
-"""The same for what one caller asks for, and nothing else waits with."""
+"""The same for statements of one caller, with which nothing else waits."""
 
 
 class Store:
@@ -65,13 +65,13 @@ class Store:
             "idle_in_transaction_session_timeout": "60000",
             **PLANNING,
         }
-        """Settings that each connection asks for when it is made."""
+        """Settings of each new connection."""
         self._pool: Any = None
         self._opening = asyncio.Lock()
         self.has_told = False
-        """Whether a task of a workflow was settled here, since this was last cleared."""
+        """Whether a task of a workflow was settled here since this was last cleared."""
         self.has_left = False
-        """Likewise whether ordering keys were left to be looked at later."""
+        """Whether ordering keys were left for later since this was last cleared."""
 
     async def open(self) -> Any:
         """The pool, made if there is none yet. Raises Unavailable while the database cannot be reached."""
@@ -103,7 +103,7 @@ class Store:
     async def session(self) -> AsyncIterator[Session]:
         """Statements that commit one by one."""
         async with self._connection() as connection:
-            session = Session(connection, self.codec, self.fence)
+            session = self._session_on(connection, commits_each=True)
             try:
                 yield session
             finally:
@@ -115,17 +115,20 @@ class Store:
     ) -> AsyncIterator[Session]:
         """Statements that commit together when the block ends without an error.
 
-        hurried: they wait shortly, see ``in_halves``. lock_wait_seconds: None for LOCK_WAIT_SECONDS.
+        hurried: they wait only shortly, see ``in_halves``. lock_wait_seconds: None for LOCK_WAIT_SECONDS.
         """
         async with self._connection() as connection:
             async with connection.transaction():
-                session = Session(connection, self.codec, self.fence)
+                session = self._session_on(connection, commits_each=False)
                 if hurried:
                     await session.hurry()
                 elif lock_wait_seconds is not None:
                     await session.fetch("limit_lock_wait_to", round(lock_wait_seconds * 1000))
                 yield session
             self._note(session)
+
+    def _session_on(self, connection: Any, *, commits_each: bool) -> Session:
+        return Session(connection, self.codec, self.fence)
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:

@@ -24,9 +24,8 @@ _PARTITION = re.compile(r"task_(success|critical_error|cancelled)(_[0-9]{8}|_def
 class Session:
     """Statements by their names, on one connection.
 
-    codec: encodes payloads before they are stored; None: stored as given. fence: what claim ids are made by, see
-    ``Store.read_fence``. has_told: a statement has settled a task that belongs to a workflow. has_left: ordering keys
-    were left to be looked at later.
+    codec: encodes payloads before they are stored; None: stored as given. fence: makes claim ids, see
+    ``Store.read_fence``. has_told: a task of a workflow was settled. has_left: ordering keys were left for later.
     """
 
     def __init__(self, connection: Any, codec: PayloadCodec | None = None, fence: Fence | None = None) -> None:
@@ -37,29 +36,26 @@ class Session:
         self._timeout_seconds: float | None = None  # the connection's own
         self.has_left = False
 
-    async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
-        """Run the statement of that name and return its rows."""
+    async def fetch(self, name: str, *args: Any, partition: str | None = None) -> list[asyncpg.Record]:
+        """Run the statement of that name and return its rows. partition: of the history, for a statement about one."""
+        statement = SQL[name]
+        if partition is not None:  # no parameter can carry the name of a table
+            if _PARTITION.fullmatch(partition) is None:
+                raise ValueError(f"{partition!r} is no partition of the history")
+            statement = statement.replace("{partition}", partition)
         started = perf_counter()
-        rows: list[asyncpg.Record] = await self._connection.fetch(SQL[name], *args, timeout=self._timeout_seconds)
+        rows = await self._run(statement, *args)
         metrics.STATEMENT_SECONDS.labels(name).observe(perf_counter() - started)
         return rows
 
-    async def value(self, name: str, *args: Any) -> Any:
-        """Run the statement of that name and return the first column of its first row, or None."""
-        rows = await self.fetch(name, *args)
+    async def value(self, name: str, *args: Any, partition: str | None = None) -> Any:
+        """As ``fetch``; return the first column of the first row, or None."""
+        rows = await self.fetch(name, *args, partition=partition)
         return rows[0][0] if rows else None
 
-    async def fetch_of(self, name: str, *args: Any, partition: str) -> list[asyncpg.Record]:
-        """As ``fetch``, for a statement about one partition, whose name no parameter can carry."""
-        if _PARTITION.fullmatch(partition) is None:
-            raise ValueError(f"{partition!r} is no partition of the history")
-        text = SQL[name].replace("{partition}", partition)
-        rows: list[asyncpg.Record] = await self._connection.fetch(text, *args, timeout=self._timeout_seconds)
+    async def _run(self, statement: str, *args: Any) -> list[asyncpg.Record]:
+        rows: list[asyncpg.Record] = await self._connection.fetch(statement, *args, timeout=self._timeout_seconds)
         return rows
-
-    async def value_of(self, name: str, *args: Any, partition: str) -> Any:
-        """As ``value``, for a statement about one partition."""
-        return (await self.fetch_of(name, *args, partition=partition))[0][0]
 
     async def lift_timeout(self) -> None:
         """Let the statements that follow in this transaction take up to an hour."""
@@ -68,9 +64,9 @@ class Session:
 
     @asynccontextmanager
     async def savepoint(self, *, hurried: bool = False) -> AsyncIterator[None]:
-        """Part of a transaction: when the block raises, what it did is undone and the rest may go on.
+        """Part of a transaction, undone when the block raises; the rest may go on.
 
-        hurried: from here on its statements wait shortly, see ``in_halves``.
+        hurried: its statements wait only shortly, see ``in_halves``.
         """
         with Translated():
             async with self._connection.transaction():
@@ -79,14 +75,14 @@ class Session:
                 yield
 
     async def hurry(self) -> None:
-        """Have the statements of this transaction wait shortly, for locks and for their own end."""
+        """Shorten the lock and statement timeouts of this transaction."""
         await self._connection.fetch(SQL["shorten_waits"])
 
     async def plan_for(self, rows: int) -> None:
-        """Have the statements that follow in this transaction planned for the arrays that they are given.
+        """Plan the next statements of this transaction for arrays of that size.
 
-        A plan that is kept for any array takes it for ten elements and joins by nested loops: over a thousand rows, at
-        ten times the price. For a few rows the kept plan is right, and planning would cost more than running.
+        A cached plan assumes ten elements and joins by nested loops: over a thousand rows, at ten times the cost. For a
+        few rows the cached plan is right, and planning would cost more than running.
         """
         if rows >= _MANY_ROWS:
             await self._connection.execute("set local plan_cache_mode = force_custom_plan")

@@ -1,4 +1,4 @@
-"""Duties: work that repeats beside the passes of a process, and bounded batches of it."""
+"""Work that repeats beside the passes of a process, in bounded batches, until a time or an event."""
 
 from __future__ import annotations
 
@@ -30,6 +30,15 @@ async def repeat(duty: str, work: Callable[[], Awaitable[float]]) -> None:
                     log.exception("duty_failed", duty=duty, error=type(exc).__name__, failures=pauses.failures + 1)
             seconds = pauses.next_seconds()
         await asyncio.sleep(seconds)
+
+
+async def is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event at most that long; returns whether it is set."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False
 
 
 async def in_batches(work: Callable[[], Awaitable[int]], *, full: int, most: int) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from time import monotonic
 
 from penstock.brokers.base import Queue
@@ -19,6 +18,7 @@ from penstock.db.pool import Store
 from penstock.protocol.errors import Refused, Unavailable
 from penstock.protocol.task import BEGINNING, Position, Stretch
 from penstock.runtime.loop import Service, SideTask
+from penstock.runtime.periodic import is_set_within
 from penstock.scheduler.claim_window import ClaimWindow, Throughput
 from penstock.scheduler.divert import Diverter
 from penstock.scheduler.gates import Gates
@@ -122,9 +122,7 @@ class Scheduler(Service):
                     next_due = await claim.read_seconds_to_next(session, self._bounds.from_bounds(), LEVELS)
                 if next_due is not None:
                     seconds = min(seconds, max(_SOONEST_SECONDS, next_due))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._listener.event.wait()
+            await is_set_within(self._listener.event, seconds)
             self._listener.event.clear()
 
     async def run_once(self) -> int:

@@ -225,7 +225,7 @@ class Retention:
             if session is None:
                 return 0
             await session.fetch("limit_lock_wait")
-            found = await session.fetch_of("begin_forgetting", partition=partition)
+            found = await session.fetch("begin_forgetting", partition=partition)
             if not found:
                 return 0  # another supervisor has dropped it
             at = found[0]
@@ -233,7 +233,7 @@ class Retention:
             if first < upto:
                 await session.fetch("plan_forgetting")
                 counts = Counter(json.loads(at["counts"]))
-                for action, count in await session.fetch_of("forget_blocks", first, upto, partition=partition):
+                for action, count in await session.fetch("forget_blocks", first, upto, partition=partition):
                     counts[action] += count
                 await session.fetch("note_forgotten", partition, upto, json.dumps(counts))
                 return None
@@ -245,19 +245,11 @@ class Retention:
         return rows
 
     async def _compact_tally(self) -> int:
+        limits = _TALLY_KEPT_SECONDS, _TALLY_BY_MINUTE_SECONDS, _TALLY_ROWS_AT_ONCE, MAX_ACTIONS_SHOWN, OTHER_ACTIONS
+
         async def compact() -> int:
             async with self._alone() as session:
-                if session is None:
-                    return 0
-                folded: int = await session.value(
-                    "compact_tally",
-                    _TALLY_KEPT_SECONDS,
-                    _TALLY_BY_MINUTE_SECONDS,
-                    _TALLY_ROWS_AT_ONCE,
-                    MAX_ACTIONS_SHOWN,
-                    OTHER_ACTIONS,
-                )
-                return folded
+                return 0 if session is None else int(await session.value("compact_tally", *limits))
 
         await in_batches(compact, full=_TALLY_ROWS_AT_ONCE, most=_BATCHES_PER_ROUND)
         return 0
@@ -266,15 +258,17 @@ class Retention:
         parent, keep_seconds = f"task_{state.lower()}", self._keep[state]
         if keep_seconds >= _SHORT_SECONDS:
             parent = f"{parent}_default"
-
-        async def delete() -> int:
-            async with self._store.session() as session:
-                count: int = await session.value_of(
-                    "delete_expired", state.value, keep_seconds, _BATCH, None, partition=parent
-                )
-                return count
-
+        delete = partial(self._run, "delete_expired", state.value, keep_seconds, _BATCH, None, partition=parent)
         return await self._in_batches(state, delete, full=_BATCH)
+
+    async def _delete_aged(self, kind: str, aged: _AgeLimit) -> int:
+        delete = partial(self._run, aged.statement, aged.seconds, aged.batch, *aged.more)
+        return await self._in_batches(kind, delete, full=aged.batch, most=aged.batches)
+
+    async def _run(self, statement: str, *args: object, partition: str | None = None) -> int:
+        async with self._store.session() as session:
+            count: int = await session.value(statement, *args, partition=partition)
+        return count
 
     async def _index_short(self) -> int:
         """Index new partitions of states whose rows are deleted one by one."""
@@ -303,14 +297,6 @@ class Retention:
         if released:
             log.warning("ordering_keys_released", keys=released, reason="the failed task cannot be retried any more")
         return 0
-
-    async def _delete_aged(self, kind: str, aged: _AgeLimit) -> int:
-        async def delete() -> int:
-            async with self._store.session() as session:
-                count: int = await session.value(aged.statement, aged.seconds, aged.batch, *aged.more)
-                return count
-
-        return await self._in_batches(kind, delete, full=aged.batch, most=aged.batches)
 
     async def _delete_workflows(self) -> int:
         """Delete a batch of workflows that ended before the longest retention of tasks."""

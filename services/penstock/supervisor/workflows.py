@@ -6,7 +6,6 @@ supervisors share the work, one supervisor per workflow at a time.
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from penstock.protocol.errors import PayloadUnavailable, PenstockError, Unavaila
 from penstock.runtime import metrics
 from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import get_logger
-from penstock.runtime.periodic import repeat
+from penstock.runtime.periodic import is_set_within, repeat
 from penstock.settings.model import Settings
 from penstock.workflows.advance import AdvanceSummary
 from penstock.workflows.store import advance_workflows, find_pending
@@ -50,7 +49,7 @@ class WorkflowAdvancer:
         self.listener.event.clear()
         advanced = await self.run_once()
         if advanced is None:
-            await self._wait()
+            await is_set_within(self.listener.event, LOOK_SECONDS * random.uniform(0.8, 1.2))
             return 0
         return 0 if advanced.events else _HELD_PAUSE_SECONDS  # another supervisor holds them
 
@@ -105,11 +104,3 @@ class WorkflowAdvancer:
         self._put_off[workflow] = monotonic() + _PUT_OFF_SECONDS
         log.warning("workflow_put_off", workflow=workflow, reason=str(error))
         return AdvanceSummary()
-
-    async def _wait(self) -> None:
-        """Until a wake-up, or a second."""
-        try:
-            async with asyncio.timeout(LOOK_SECONDS * random.uniform(0.8, 1.2)):
-                await self.listener.event.wait()
-        except TimeoutError:
-            return

@@ -15,7 +15,7 @@ import asyncio
 
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
-from penstock.runtime.periodic import repeat
+from penstock.runtime.periodic import is_set_within, repeat
 from penstock.runtime.sweeps import Sweeps
 from penstock.tasks import ordering
 
@@ -64,10 +64,7 @@ class Promotions:
         seconds = await self.run_once()
         if not seconds:
             return 0.0
-        try:
-            async with asyncio.timeout(seconds):
-                await self._left.wait()
-        except TimeoutError:
+        if not await is_set_within(self._left, seconds):
             return 0.0
         self._left.clear()
         return _SOON_SECONDS

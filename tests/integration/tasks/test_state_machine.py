@@ -1042,9 +1042,9 @@ class Lives(RuleBasedStateMachine):
 
         async def work() -> int:
             async with self.store.session() as session:
-                early = await session.value_of("delete_expired", state.value, 60.0, 100, None, partition=partition)
+                early = await session.value("delete_expired", state.value, 60.0, 100, None, partition=partition)
                 assert early == 0, "too early"
-                removed: int = await session.value_of(
+                removed: int = await session.value(
                     "delete_expired", state.value, 60.0, 100, in_a_day(), partition=partition
                 )
                 return removed
