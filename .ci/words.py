@@ -89,7 +89,7 @@ CHECKED = (
     "services/penstock/payloads/*.py",
     "services/penstock/protocol/*.py",
     "services/penstock/resulter.py",
-    "services/penstock/results/*.py",
+    "services/penstock/results/[asw]*.py",
     "services/penstock/results/*.sql",
     "services/penstock/runtime/*.py",
     "services/penstock/scheduler/*.py",

@@ -39,9 +39,9 @@ log = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class AnswerWait:
-    """What a task waits for has come. answer: a member of a JSON-RPC response, result or error, as a worker gives it.
+    """The answer to a waiting task, as a member of a worker's JSON-RPC response, result or error.
 
-    digest: tells one answer from another. tenant: of the task, None for none and for a token that Penstock made.
+    digest: distinguishes answers. tenant: of the task, None for none and for a token that Penstock made.
     """
 
     token: str
