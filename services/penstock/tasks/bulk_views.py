@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import msgspec
 
-from penstock.protocol.views import Instant, about, timestamp
+from penstock.protocol.views import Instant, about, view_of
 from penstock.tasks.bulk_jobs import BulkJob, JobState
 
 
@@ -51,19 +52,5 @@ class JobPage(msgspec.Struct, frozen=True):
 
 
 def job(record: BulkJob) -> Job:
-    return Job(
-        id=record.id,
-        kind=record.kind,
-        params=record.params,
-        state=record.state,
-        total=record.total,
-        total_is_exact=record.total_is_exact,
-        seen=record.seen,
-        changed=record.changed,
-        refused=record.refused,
-        rate=round(record.rate, 1),
-        errors=[JobError(error["id"], error["reason"]) for error in record.errors],
-        created_at=timestamp(record.created_at),
-        updated_at=timestamp(record.updated_at),
-        finished_at=None if record.finished_at is None else timestamp(record.finished_at),
-    )
+    errors = [JobError(error["id"], error["reason"]) for error in record.errors]
+    return view_of(Job, asdict(record), total_is_exact=record.total_is_exact, rate=round(record.rate, 1), errors=errors)
