@@ -98,7 +98,7 @@ CHECKED = (
     "services/penstock/submitter.py",
     "services/penstock/supervisor/*.py",
     "services/penstock/supervisor/*.sql",
-    "services/penstock/tasks/*.sql",
+    "services/penstock/tasks/[bcrst]*.sql",
     "services/penstock/worker/*.py",
     "services/penstock/workflows/*.sql",
     "services/penstock/workflows/s*.py",

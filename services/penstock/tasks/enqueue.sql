@@ -26,7 +26,7 @@ select id from inserted order by id;
 -- $10 labels as JSON text or null, $11 expires_at or null, $12 expires in so many seconds or null, $13 limit keys or
 -- null; $14 whether a unique key is free when the task that has it is settled, $15 or was taken so many seconds ago;
 -- $16 tenants or null. Keys of a tenant are its own: they are kept behind its name.
--- The two upserts change nothing in an existing row: they lock it and return it, which a plain DO NOTHING would
+-- The two upserts change nothing in a row that somebody has: they lock it and return it, which a plain DO NOTHING would
 -- not for a row committed after this statement's snapshot. Keys are taken in sorted order, so two such batches cannot
 -- deadlock. A task behind a live one of its ordering key starts as WAITING.
 -- A key is free only on evidence that its task has settled: this snapshot sees the row of the key as it is now, and
@@ -62,7 +62,7 @@ with input as materialized (
             else coalesce(k.taken_at <= now() - make_interval(secs => (
                 (select jsonb_object_agg(id, unless_since) from input where unless_since is not null)
                 ->> excluded.task_id::text)::float8), false)
-            end as free) notified)
+            end as free) told)
     returning k.action, k.key, k.task_id
 ), fresh as (
     select i.* from input i left join keyed k on k.action = i.action and k.key = i.unique_key

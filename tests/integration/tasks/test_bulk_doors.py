@@ -187,7 +187,7 @@ async def test_the_command_asks_before_it_changes_anything_and_names_the_number(
         assert alone.exit_code == 2
         said = " ".join(alone.output.replace("│", " ").split())
         assert "refusing to cancel 20 tasks without confirmation: stdin is not a terminal. Pass --yes." in said
-        monkeypatch.setattr("penstock.cli.tasks.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+        monkeypatch.setattr("penstock.cli.common.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
         declined = run("tasks", "cancel", "--action", "report", answer="n\n")
         assert declined.exit_code == 1
         assert "Cancel 20 tasks? [y/N]" in declined.output
