@@ -696,7 +696,7 @@ class Lives(RuleBasedStateMachine):
         known = self.tokens.get(token)
         if known is None:
             self.tokens[token] = Token(is_kept=True, answer=kind)
-            assert got == Answered(None, None, kept=True)
+            assert got == Answered(None, None, kept=True, duplicate=False)
             self.met["event kept"] += 1
         elif known.is_active:
             assert known.pair is not None
@@ -706,7 +706,7 @@ class Lives(RuleBasedStateMachine):
             self.end_tokens_of(task_id)
             self.tokens[token] = Token(known.pair, answer=kind)
             self.settle_by(task_id, kind)
-            assert got == Answered(task_id, self.tasks[task_id].state)
+            assert got == Answered(task_id, self.tasks[task_id].state, kept=False, duplicate=False)
             self.met["event"] += 1
         elif known.is_kept:
             if known.answer == kind:
@@ -719,7 +719,7 @@ class Lives(RuleBasedStateMachine):
             task_id = known.pair[0]
             state = self.tasks[task_id].state if task_id in self.tasks else None
             if known.answer == kind:
-                assert got == Answered(task_id, state, duplicate=True)
+                assert got == Answered(task_id, state, kept=False, duplicate=True)
                 self.met["event again"] += 1
             elif state is None:
                 assert isinstance(got, TaskNotFound)
@@ -727,7 +727,7 @@ class Lives(RuleBasedStateMachine):
                 assert isinstance(got, StateConflict)
                 self.met["late event refused"] += 1
             else:
-                assert got == Answered(None, None, kept=True)
+                assert got == Answered(None, None, kept=True, duplicate=False)
                 self.tokens[token] = Token(is_kept=True, answer=kind)
                 self.met["next event kept"] += 1
 
