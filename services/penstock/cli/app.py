@@ -11,17 +11,16 @@ import typer
 from typer.core import TyperGroup
 
 from penstock.cli import (
-    actions,
-    claim_key,
     config,
     credentials,
     dlq,
     enqueue,
     jobs,
     keys,
+    limits,
     local,
     ordering,
-    payload_key,
+    other_keys,
     processes,
     rejected,
     routes,
@@ -30,7 +29,6 @@ from penstock.cli import (
     stats,
     task,
     tasks,
-    tenants,
     top,
     workflows,
 )
@@ -97,8 +95,8 @@ def _root(
 
 
 for part in (
-    local, enqueue, stats, top, task, tasks, jobs, workflows, schedules, actions, routes, tenants, ordering,
-    rejected, dlq, processes, sources, payload_key, claim_key, command, config, keys, credentials,
+    local, enqueue, stats, top, task, tasks, jobs, workflows, schedules, limits, routes, ordering,
+    rejected, dlq, processes, sources, other_keys, command, config, keys, credentials,
 ):  # fmt: skip
     part.add_to(app)
 

@@ -13,9 +13,8 @@ from penstock.protocol.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.compat.scheduler0.store import Credential
-    from penstock.db.session import Session
 
-PAGE = 1000
+_ALL = 2**31 - 1
 _print_page = listing(
     "credentials",
     "credentials",
@@ -60,15 +59,8 @@ def list_credentials(database: Database) -> None:
     """List credentials, newest first, including archived ones."""
     from penstock.compat.scheduler0 import store
 
-    async def read(session: Session) -> list[Credential]:
-        found: list[Credential] = []
-        while True:
-            page = await store.list_credentials(session, limit=PAGE, offset=len(found))
-            found += page
-            if len(page) < PAGE:
-                return found
-
-    members = [_members(one) for one in database.run(read)]
+    found = database.run(lambda session: store.list_credentials(session, limit=_ALL, offset=0))
+    members = [_members(one) for one in found]
     database.show(members, lambda _: _print_page({"credentials": members}))
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.api.keys import Key
     from penstock.db.session import Session
 
-PAGE = 1000
+_ALL = 2**31 - 1
 
 
 def add_to(app: typer.Typer) -> None:
@@ -103,16 +103,8 @@ def list_keys(
     """List keys, newest first, without those of PENSTOCK_API_KEYS."""
     from penstock.api import keys
 
-    async def read(session: Session) -> list[Key]:
-        records: list[Key] = []
-        while True:
-            before = records[-1].id if records else None
-            page = await keys.list_keys(session, before=before, limit=PAGE, revoked=with_revoked)
-            records += page
-            if len(page) < PAGE:
-                return records
-
-    members = [_members(record) for record in database.run(read)]
+    found = database.run(lambda session: keys.list_keys(session, before=None, limit=_ALL, revoked=with_revoked))
+    members = [_members(record) for record in found]
     database.show(members, lambda _: _print_page({"keys": members}))
 
 
