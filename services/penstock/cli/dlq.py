@@ -190,7 +190,6 @@ def _answers(method: str, choice: Choice, wanted: int, api: Api, more: dict[str,
 
 
 def _gone(answer: dict[str, Any]) -> int:
-    """How many messages left the dead-letter queue."""
     return int(answer.get("purged", 0) + answer.get("replayed", 0) + answer.get("dropped", 0))
 
 

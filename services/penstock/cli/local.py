@@ -235,7 +235,6 @@ def logs(
 
 
 def _example() -> list[str]:
-    """The example's module if the current folder is a clone."""
     found = None
     if Path(*EXAMPLE_APP.split(".")).exists():
         with contextlib.suppress(ImportError, ValueError):
@@ -245,7 +244,6 @@ def _example() -> list[str]:
 
 @contextlib.contextmanager
 def _spinner(text: str) -> Iterator[None]:
-    """A spinner on a terminal, one line elsewhere."""
     from rich.console import Console
 
     console = Console(stderr=True)

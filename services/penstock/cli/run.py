@@ -81,7 +81,6 @@ def _maker(
 
 
 def _source(name: str, settings: Settings, store: Store) -> Service:
-    """Kafka in, Postgres out: no queues."""
     from penstock.compat.topics.feeds import ClockworkFeed, Feed, ScheduleFeed
     from penstock.compat.topics.process import Source
 

@@ -39,7 +39,6 @@ def _print_stats(result: dict[str, Any]) -> None:
 
 
 def _print_counts(name: str, value: dict[str, Any]) -> None:
-    """Counts, one a line; counts by state, as a table."""
     typer.echo(f"{name}:")
     if all(isinstance(inner, dict) for inner in value.values()):
         columns = sorted({column for inner in value.values() for column in inner})

@@ -216,7 +216,6 @@ def failure_line(task: dict[str, Any], failure: dict[str, Any]) -> str:
 
 
 def _error_line(error: Any) -> str:
-    """An error's type and message."""
     if not isinstance(error, dict):
         return " ".join(str(error).split())
     data = error.get("data")

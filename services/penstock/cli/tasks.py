@@ -104,7 +104,6 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _changing(verb: str, help: str) -> Callable[..., None]:
-    """A command that changes the tasks of a filter."""
 
     def command(
         *, tasks: Annotated[Given, ParamsOf(BulkParams, without=["dry_run"], **_FILTER)], bulk: Bulk, api: Api

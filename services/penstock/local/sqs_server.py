@@ -118,7 +118,6 @@ def _collect(answer: list[MutableMapping[str, Any]]) -> Any:
 
 
 async def _first(wait: Any, other: asyncio.Future[Any], *, seconds: float) -> None:
-    """Until one of the two is done, or the time is up."""
     waiting = asyncio.ensure_future(wait)
     try:
         await asyncio.wait((waiting, other), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

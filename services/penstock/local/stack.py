@@ -172,7 +172,6 @@ class Stack:
             raise StackError("name either another broker (--transport-url) or another SQS (--sqs-endpoint-url)")
 
     def _worker_commands(self) -> Iterator[tuple[str, list[str]]]:
-        """Each worker's name and command."""
         command = [sys.executable, "-m", "penstock", "worker", *(word for app in self.apps for word in ("--app", app))]
         for number in range(1, self.workers + 1):
             yield f"worker-{number}", command
@@ -502,7 +501,6 @@ def _no_proxy() -> dict[str, str]:
 
 
 async def _answers(host: str, port: int, path: str) -> bool:
-    """Whether a GET is answered with 200 within two seconds."""
     try:
         async with asyncio.timeout(2):
             reader, writer = await asyncio.open_connection(host.strip("[]"), port)
