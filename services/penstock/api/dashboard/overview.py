@@ -226,15 +226,10 @@ def _failed_actions(rows: Iterable[Any]) -> list[dict[str, Any]]:
         if row["event"] == State.CRITICAL_ERROR:
             final[row["action"]] += row["count"]
     top = max(attempts.values(), default=0)
-    ordered = sorted(attempts, key=lambda action: (-attempts[action], action))[:_MAX_ACTIONS]
+    ordered = sorted(attempts.items(), key=lambda item: (-item[1], item[0]))[:_MAX_ACTIONS]
     return [
-        {
-            "action": name,
-            "attempts": attempts[name],
-            "final": final[name],
-            "bar": charts.bar(attempts[name], top, "bad"),
-        }
-        for name in ordered
+        {"action": name, "attempts": count, "final": final[name], "bar": charts.bar(count, top, "bad")}
+        for name, count in ordered
     ]
 
 

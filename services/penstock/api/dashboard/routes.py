@@ -36,17 +36,8 @@ from penstock.api.dashboard.pages import PAGES
 from penstock.api.dispatch import Methods
 from penstock.api.http import read_body
 from penstock.api.rpc import masked
+from penstock.protocol import errors
 from penstock.protocol.caller import bind
-from penstock.protocol.errors import (
-    AccessDenied,
-    InvalidParams,
-    NotFound,
-    Overloaded,
-    RateLimited,
-    RpcError,
-    TooLarge,
-    Unavailable,
-)
 from penstock.protocol.version import __version__
 from penstock.settings.model import Settings
 
@@ -58,7 +49,12 @@ _POLICY = (
 )
 _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _A_YEAR_SECONDS = 31_536_000
-_STATUSES: dict[type[RpcError], int] = {RateLimited: 429, Overloaded: 503, TooLarge: 413, InvalidParams: 400}
+_STATUSES: dict[type[errors.RpcError], int] = {
+    errors.RateLimited: 429,
+    errors.Overloaded: 503,
+    errors.TooLarge: 413,
+    errors.InvalidParams: 400,
+}
 
 NAVIGATION = (
     ("/", "Overview", "stats"), ("/tasks", "Tasks", "list"), ("/schedules", "Schedules", "schedule.list"),
@@ -131,10 +127,10 @@ class Dashboard:
                 response = await handle(request, browser)
             except ClientDisconnect:
                 return Response(status_code=400)
-            except RpcError as exc:
+            except errors.RpcError as exc:
                 response = self._failure(request, browser, exc, _status_of(exc))
             except Exception as exc:
-                status = 503 if isinstance(exc, Unavailable) else 500
+                status = 503 if isinstance(exc, errors.Unavailable) else 500
                 response = self._failure(request, browser, masked(exc, "dashboard"), status)
             return _secured(response)
 
@@ -148,7 +144,9 @@ class Dashboard:
                     return Response(status_code=401)
                 return RedirectResponse("/login?next=" + quote(local_path(_address(request)), safe=""), 303)
             if not browser.may(page.method):
-                raise AccessDenied(403, f"Your API key may not see this page: it needs the right to {page.method}")
+                raise errors.AccessDenied(
+                    403, f"Your API key may not see this page: it needs the right to {page.method}"
+                )
             if is_stream:
                 return self._stream(page, request, browser)
             values = await page.load(self._page_request(request, browser))
@@ -172,11 +170,11 @@ class Dashboard:
                 values = await page.load(self._page_request(request, current, is_stream=True))
                 if "redirect" in values:
                     return None
-            except RateLimited:
+            except errors.RateLimited:
                 return None
-            except RpcError as exc:
+            except errors.RpcError as exc:
                 return str(self._templates.get_template("trouble.html").render(problem=exc.message))
-            except Unavailable:
+            except errors.Unavailable:
                 text = "Postgres is unavailable; this page shows the last known state. Retrying."
                 return str(self._templates.get_template("trouble.html").render(problem=text))
             template = self._templates.get_template(values.get("template", page.template))
@@ -194,7 +192,7 @@ class Dashboard:
         back = local_path(form.text("back"))
         try:
             outcome = await form_actions.carry_out(page_request, form)
-        except RpcError as exc:
+        except errors.RpcError as exc:
             again = form_actions.page_again(form, exc)
             if again is not None:
                 return self._html(request, browser, *again, status=422)
@@ -244,12 +242,12 @@ class Dashboard:
         """Read a form that a page of the dashboard sent. Raises AccessDenied, InvalidParams, TooLarge, Overloaded."""
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media != "application/x-www-form-urlencoded":
-            raise InvalidParams("form", f"must be application/x-www-form-urlencoded, not {media[:100]!r}")
+            raise errors.InvalidParams("form", f"must be application/x-www-form-urlencoded, not {media[:100]!r}")
         body = await read_body(request, limit_bytes, self._settings.request_timeout_seconds)
         try:
             pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=2000)
         except ValueError as exc:
-            raise InvalidParams("form", f"cannot be read: {exc}") from None
+            raise errors.InvalidParams("form", f"cannot be read: {exc}") from None
         form = form_actions.Form(pairs)
         check_form(request, browser, form.text("csrf"))
         return form
@@ -283,12 +281,12 @@ class Dashboard:
             response.delete_cookie(FLASH_COOKIE)
         return response
 
-    def _failure(self, request: Request, browser: BrowserSession | None, exc: RpcError, status: int) -> Response:
+    def _failure(self, request: Request, browser: BrowserSession | None, exc: errors.RpcError, status: int) -> Response:
         data = exc.data if isinstance(exc.data, dict) else {}
         values = {"status": status, "problem": _sentence(exc), "reference": data.get("ref")}
         html = self._templates.get_template("failure.html").render(self._context(request, browser, values, live=False))
         response = Response(html, status, media_type="text/html")
-        if isinstance(exc, RateLimited | Overloaded):
+        if isinstance(exc, errors.RateLimited | errors.Overloaded):
             response.headers["Retry-After"] = str(max(1, math.ceil(exc.retry_after_seconds)))
         return response
 
@@ -313,15 +311,15 @@ def _secured(response: Response, cache: str = "no-store") -> Response:
     return response
 
 
-def _status_of(exc: RpcError) -> int:
-    if isinstance(exc, AccessDenied):
+def _status_of(exc: errors.RpcError) -> int:
+    if isinstance(exc, errors.AccessDenied):
         return exc.status
-    if isinstance(exc, NotFound):
+    if isinstance(exc, errors.NotFound):
         return 404
     return _STATUSES.get(type(exc), 409)
 
 
-def _sentence(exc: RpcError) -> str:
+def _sentence(exc: errors.RpcError) -> str:
     return exc.message[:1].upper() + exc.message[1:]
 
 
