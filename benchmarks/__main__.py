@@ -53,7 +53,7 @@ def bench(
         typer.Option(min=1, show_default="1000000, 5000000", help="Rows in the way, for future and history."),
     ] = None,
     sqs_endpoint_url: Annotated[
-        str | None, typer.Option(show_default=False, help="Use this SQS in place of the embedded one.")
+        str | None, typer.Option(show_default=False, help="Use this SQS instead of the embedded one.")
     ] = None,
     one_stack: Annotated[
         bool,

@@ -1,4 +1,4 @@
-"""What a rate of tasks takes: processes, cores, WAL, SQS calls and money, reckoned from a measured drain.
+"""What a rate of tasks takes: processes, cores, WAL, SQS calls and money, calculated from a measured drain.
 
     python benchmarks/model.py [benchmarks/results/drain.json] [--rate 1000000 ...]
 

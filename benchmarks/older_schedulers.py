@@ -72,7 +72,7 @@ class Report:
 
 
 RECOVERY = {
-    # So that what a killed process held is somebody else's within seconds and not within minutes.
+    # So that what a killed process held is taken over within seconds and not within minutes.
     "PENSTOCK_UNSENT_AFTER_SECONDS": "3",
     "PENSTOCK_STALE_AFTER_SECONDS": "10",
     "PENSTOCK_HEARTBEAT_SECONDS": "2",
@@ -109,7 +109,7 @@ async def clockwork(
     stack: Any = None,
 ) -> Report:
     """Create schedules, some over HTTP and the others through the create topic, create and cancel more over
-    HTTP, and see what comes of them. stack: of which some processes are killed.
+    HTTP, and check their outcome. stack: of which some processes are killed.
 
     lead_seconds: from now to the first that is due; creating them all has to be done by then.
     """
@@ -169,7 +169,7 @@ async def clockwork(
             continue
         report.early += record.timestamp()[1] < due[number] or arrived_at * 1000 < due[number]
         report.lateness.append(arrived_at - due[number] / 1000)
-        # Those of one millisecond stand in the order of their arrival, which sixteen requests at once do not tell.
+        # Those of one millisecond stand in the order of their arrival, which sixteen requests at once do not show.
         report.out_of_order += due[number] < last.get(key_of[number], 0)
         last[key_of[number]] = max(due[number], last.get(key_of[number], 0))
     report.arrived = len(counts.keys() - cancelled)
@@ -180,7 +180,7 @@ async def clockwork(
 async def message_scheduler(
     kafka: MockKafka, source: str, *, schedules: int, over_seconds: float, lead_seconds: float, stack: Any = None
 ) -> Report:
-    """Write schedules in JSON, a tenth of them replaced and a tenth cancelled, and see what comes of them."""
+    """Write schedules in JSON, a tenth of them replaced and a tenth cancelled, and check their outcome."""
     topic = kafka.topic("fired")
     randoms = random.Random(_ORDER_SEED)
     started = time.time()
@@ -275,7 +275,7 @@ async def stages(database_url: str) -> dict[str, int]:
 
 
 def kill(stack: Any, name: str) -> None:
-    """kill -9 at a process of the stack; it is started again by whoever keeps the stack."""
+    """kill -9 at a process of the stack; the stack starts it again."""
     pid = next(one["pid"] for one in stack.state()["processes"] if one["name"] == name)
     if pid:
         os.kill(pid, signal.SIGKILL)

@@ -76,7 +76,7 @@ def _memory() -> Path | None:
 
 @pytest.fixture(autouse=True)
 def _no_action_met(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Metrics tell apart the first actions that a process meets: here those of this test."""
+    """Metrics name the first actions that a process meets: here those of this test."""
     monkeypatch.setattr(metrics, "_labelled_actions", set())
 
 
@@ -107,7 +107,7 @@ def postgres() -> Iterator[EmbeddedPostgres]:
 
 @pytest.fixture(scope="session")
 def template_database(postgres: EmbeddedPostgres) -> str:
-    """Name of a migrated database that others are copied from; nobody may stay connected to it."""
+    """Name of a migrated database that others are copied from; no connection to it may stay open."""
     from penstock.db.migrate import upgrade
 
     postgres.create_database(TEMPLATE)
@@ -129,7 +129,7 @@ def empty_database_url(postgres: EmbeddedPostgres) -> Iterator[str]:
 def database_url(postgres: EmbeddedPostgres, template_database: str) -> Iterator[str]:
     """A migrated database of this test alone."""
     name = f"test_{next(_numbers)}"
-    # By copying files: a fifth of the time that it takes by way of the log, which nobody needs here.
+    # By copying files: a fifth of the time that it takes by way of the log, which is not needed here.
     postgres.execute(f"create database {name} template {template_database} strategy file_copy")
     yield postgres.dsn(name)
     postgres.drop_database(name)

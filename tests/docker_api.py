@@ -1,4 +1,4 @@
-"""As much of the API of Docker as `docker build` and `docker run --detach` ask of it; it keeps what it is told."""
+"""As much of the API of Docker as `docker build` and `docker run --detach` ask of it; it records each request."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ HELD = {
 
 # Those of the held ones that are run too, as they stand, where the tool is installed: by the tool and the test. What
 # lies behind the tool is stood in for: AWS by a provider of its schema, a cluster by the schemas of its objects, the
-# daemon of Docker by one that keeps what it is told. Nothing stands in for npm's registry.
+# daemon of Docker by one that records each request. Nothing stands in for npm's registry.
 RUN_WHERE = {
     ("docs/autoscaling.md", "sh kubectl"): ("kubectl", "tests/unit/test_docs_kubernetes.py::"
     "test_a_block_makes_the_objects_of_the_files_that_it_names"),

@@ -1,7 +1,7 @@
 """A Kafka for tests: librdkafka's mock cluster, which speaks the real protocol to any process of this machine.
 
 It knows groups and their rebalances, idempotent producers and headers, no transactions. A topic is made when it is
-first asked for, with four partitions. ``python -m tests.kafka`` runs one by itself and prints its address.
+first asked for, with four partitions. ``python -m tests.kafka`` runs one alone and prints its address.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 import confluent_kafka
 import pytest
 
-PARTITIONS = 4  # of a topic that nobody made with another number
+PARTITIONS = 4  # of a topic that was not created with another number
 _PRODUCER = 0
 PROMPT = {"fetch.wait.max.ms": 10}
 """For consumers: the mock answers a fetch that finds nothing after so long, whatever comes; else after 500."""
-_JOIN_DELAY_MS = 200  # the first join of a group waits so long for other members; 3000 unless told
+_JOIN_DELAY_MS = 200  # the first join of a group waits so long for other members; 3000 by default
 
 
 class MockKafka:

@@ -1,6 +1,6 @@
 """A RabbitMQ for tests: Debian's package, as a private node with folders, ports and an epmd of its own.
 
-``python -m tests.rabbitmq`` runs one by itself and prints its URL; it ends with the process.
+``python -m tests.rabbitmq`` runs one alone and prints its URL; it ends with the process.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from penstock.worker.handlers.context import Context
 from penstock.worker.handlers.outcomes import Retry
 
 NOOP = "bench.noop"
-NOOP_INBOUND = "bench.noop_inbound"  # another name for what comes by the other door, so that the doors are told apart
+NOOP_INBOUND = "bench.noop_inbound"  # tasks of the inbound queue, named differently from those over HTTP
 CLOCK = "bench.clock"
 SLOW = "bench.slow"
 FAILING = "bench.failing"

@@ -33,7 +33,7 @@ _DATABASE = """
 class Process:
     """One reading of a process; those of a service include its children. Megabytes are 10^6 bytes.
 
-    peak_mb: the most it ever had, None where the system does not tell.
+    peak_mb: the most it ever had, None where the system does not report it.
     """
 
     pid: int
@@ -46,7 +46,7 @@ class Process:
 class Usage:
     """One reading of everything.
 
-    at: seconds on a steady clock. busy_seconds: of all cores, since boot, whoever used them.
+    at: seconds on a steady clock. busy_seconds: of all cores, since boot, by all programs.
     """
 
     at: float
@@ -131,7 +131,7 @@ async def read_usage(state: Mapping[str, Any], database: asyncpg.Pool[Any], page
 def cost(before: Usage, after: Usage, tasks: int) -> dict[str, Any]:
     """What was used between two readings, for one task, and the bill for a million.
 
-    Raises StackError when a process was started anew in between.
+    Raises StackError when a process was restarted in between.
     """
     for name, process in after.processes.items():
         if name not in before.processes or before.processes[name].pid != process.pid:
@@ -202,7 +202,7 @@ def _busy_seconds() -> float:
 
 
 def _proportional_bytes(process: psutil.Process) -> int:
-    """Memory in which what is shared counts once over all sharers, where the system tells; else resident memory."""
+    """Memory in which what is shared counts once over all sharers, if the system reports it; else resident memory."""
     try:
         full = process.memory_full_info()
         return int(getattr(full, "pss", 0) or full.rss)

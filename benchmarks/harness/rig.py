@@ -35,10 +35,10 @@ _QUEUES = ("inbound", "outbound", "results")
 
 @dataclass(frozen=True)
 class Options:
-    """What a scenario may be told.
+    """Options of a scenario.
 
     tasks: how many. workers, schedulers: processes. seconds: how long, for scenarios that last. rates: enqueues a
-    second. rows: how many rows are to be in the way. sqs_endpoint_url: in place of the embedded SQS. profile: folder
+    second. rows: how many rows are to be in the way. sqs_endpoint_url: instead of the embedded SQS. profile: folder
     for profiles.
     """
 

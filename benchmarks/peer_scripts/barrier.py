@@ -1,4 +1,4 @@
-"""What the peers' scripts share: where they are told what to do, the common start, the time of the first handler."""
+"""What the peers' scripts share: where they get their options, the common start, the time of the first handler."""
 
 from __future__ import annotations
 

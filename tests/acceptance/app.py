@@ -48,7 +48,7 @@ async def mark(ctx: Context, name: str, ledger: str) -> None:
 
 @action("until_cancelled")
 async def until_cancelled(ctx: Context, ledger: str) -> None:
-    """Leave a line in the ledger when it begins, and another when it is told to stop."""
+    """Leave a line in the ledger when it begins, and another when it is asked to stop."""
     with Path(ledger).open("a") as file:
         file.write("begun\n")
     await ctx.wait_cancelled()

@@ -110,7 +110,7 @@ def started(folder: Path, *names: str, **settings: str) -> Iterator[list[Running
 
 
 def run(*arguments: str, **settings: str) -> tuple[int, str]:
-    """A command that ends by itself: its exit code and all it said."""
+    """A command that ends: its exit code and its whole output."""
     done = subprocess.run(
         [sys.executable, "-m", "penstock", *arguments], env=environment(**settings), cwd=ROOT, capture_output=True,
         text=True, timeout=120, check=False,
@@ -121,16 +121,16 @@ def run(*arguments: str, **settings: str) -> tuple[int, str]:
 def assert_clean(text: str) -> None:
     assert text.strip(), "nothing was said: this would prove nothing"
     at = text.find(MARK)
-    assert at < 0, f"a secret was told: ...{text[max(0, at - 300) : at + 100]}..."
+    assert at < 0, f"a secret was printed: ...{text[max(0, at - 300) : at + 100]}..."
 
 
-@pytest.mark.parametrize("failure", ["wrong password", "nobody there", "no such database"])
+@pytest.mark.parametrize("failure", ["wrong password", "no server", "no such database"])
 def test_process_that_cannot_reach_postgres_keeps_its_password(
     failure: str, postgres: EmbeddedPostgres, marked_url: str, sqs_url: str, tmp_path: Path
 ) -> None:
     url = {
         "wrong password": marked_url.replace(PASSWORD, f"not{MARK}"),
-        "nobody there": f"postgresql://me:{PASSWORD}@127.0.0.1:1/x",
+        "no server": f"postgresql://me:{PASSWORD}@127.0.0.1:1/x",
         "no such database": f"{marked_url}_gone",
     }[failure]
     names = OVER_POSTGRES if failure == "wrong password" else ("scheduler", "api")  # all open their store the same way

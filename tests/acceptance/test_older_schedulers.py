@@ -38,7 +38,7 @@ class Killable:
 def test_schedules_of_clockwork_arrive_in_order_and_on_time_and_cancelled_ones_never(
     kafka: MockKafka, pipeline: SimpleNamespace
 ) -> None:
-    """How late they are depends on the machine; the benchmark tells. Where the first was due before all were created,
+    """How late they are depends on the machine; the benchmark has it. Where the first was due before all were created,
     which says nothing about their order, the next try has more time."""
     for lead_seconds in (15.0, 60.0, 240.0):
         report = asyncio.run(

@@ -416,7 +416,7 @@ def test_the_tutorial_holds_with_the_installed_wheel_up_to_the_end_of_penstock_u
             cwd=place.path,
             env=os.environ | place.env,
             stdout=subprocess.PIPE,
-            stderr=log.open("w"),  # a pipe that nobody reads would stop the whole stack once it is full
+            stderr=log.open("w"),  # an unread pipe would stop the whole stack once it is full
             text=True,
         ) as process,
         ended(process),

@@ -88,7 +88,7 @@ def test_many_keys_that_are_let_go_together_keep_their_order_though_processes_ar
         pid = stack.pid_of(victim)
         os.kill(pid, signal.SIGKILL)
         stack.wait_for(lambda victim=victim, pid=pid: stack.pid_of(victim) not in (pid, 0), what=f"a new {victim}")
-    # A batch of calls asks for a thousand at the most.
+    # A batch of calls asks for at most a thousand.
     tasks = stack.settled(ids[:900], seconds=120) + stack.settled(ids[900:], seconds=120)
     assert {task["state"] for task in tasks} == {"SUCCESS"}
     expect_order(spans(ledger))

@@ -52,7 +52,7 @@ class Place:
             "PYTHONPATH": python_path(),
             "NO_COLOR": "1",
             "COLUMNS": "200",
-            # Quick enough that a task caught by a kill comes back within the test's patience.
+            # Quick enough that a task caught by a kill comes back within the test's timeout.
             "PENSTOCK_STALE_AFTER_SECONDS": "6",
             "PENSTOCK_HEARTBEAT_SECONDS": "2",
             "PENSTOCK_UNSENT_AFTER_SECONDS": "3",
@@ -427,7 +427,7 @@ def test_a_task_survives_a_stack_that_is_stopped_then_one_that_is_killed_and_suc
 def leave_by_a_second_signal(place: Place, state: dict[str, Any]) -> None:
     """At once, and without leaving anything behind."""
     holder = place.holder()
-    # A process that does not stop by itself, so that the first signal alone takes long.
+    # A process that does not stop on its own, so that the first signal alone takes long.
     os.kill(process_id(state, "supervisor"), signal.SIGSTOP)
     os.kill(holder, signal.SIGTERM)
     wait_until(lambda: not alive(process_id(state, "api")), "the stop to be under way")

@@ -20,7 +20,7 @@ _EARLY_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Accepted:
-    """One task whose sender was told yes. id: None for those through the queue, which are known by their key alone."""
+    """One task with an accepted request. id: None for those through the queue, which are known by their key alone."""
 
     id: int | None
     key: str | None
@@ -72,7 +72,7 @@ class Row:
 
 
 class Ledger:
-    """What the senders were told, and what the workers wrote."""
+    """The answers that the senders got, and what the workers wrote."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""A steady stream of tasks by both doors, from senders that try again as real ones do."""
+"""A steady stream of tasks over HTTP and through the queue, from senders that try again as real ones do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DELAY_SECONDS = 1.0
 
 class Load:
     """Sends until stopped. api_url is asked for each time, since nothing says that it stays. send: puts a body into the
-    inbound queue; False when it cannot be told whether it is there.
+    inbound queue; False when it is unknown whether it is there.
 
     Of the tasks through HTTP half have a unique key, and are sent again until answered; the others are sent once, and
     count as accepted only if that was answered. Those through the queue all have a key, for there is no answer.

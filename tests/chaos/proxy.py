@@ -58,7 +58,7 @@ class Proxy:
         app.router.add_put(CONTROL, self._set)
         app.router.add_route("*", "/{path:.*}", self._pass)
         connector = aiohttp.TCPConnector(limit=0)
-        # A caller that is killed in a long poll must end the poll behind, or messages would go to nobody.
+        # A caller that is killed in a long poll must end the poll behind, or messages would be lost.
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
         async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as self._client:
             await runner.setup()
@@ -113,7 +113,7 @@ class Proxy:
             return reply.status, headers, answer
 
     def _fail_entries(self, operation: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
-        """Take entries out of a batch call; returns what is told of them."""
+        """Take entries out of a batch call; returns the answers for them."""
         if not operation.endswith("Batch") or not self._weather.partial:
             return []
         failing = [entry for entry in asked["Entries"] if self._strikes("entry failed", self._weather.partial)]

@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
                         help=f"one or more of: {', '.join(SCENARIOS)}")  # fmt: skip
     parser.add_argument(
         "--transport", choices=["sqs", "amqp"], default="sqs",
-        help="amqp: a RabbitMQ of its own in place of SQS, and the scenarios that are for it",
+        help="amqp: a RabbitMQ of its own instead of SQS, and the scenarios that are for it",
     )  # fmt: skip
     parser.add_argument("--seconds", type=float, default=30, help="how long a lasting fault stays (30)")
     parser.add_argument("--json", type=Path, help="write the rows there too")

@@ -138,16 +138,16 @@ async def clocks_apart(arena: Arena, seconds: float) -> None:
 # Postgres
 
 
-@scenario("postgres-kill", "messages that were given back while Postgres was away")
+@scenario("postgres-kill", "messages that were given back while Postgres was unavailable")
 async def postgres_kill(arena: Arena, seconds: float) -> None:
     """kill -9 of Postgres, which recovers from its log"""
     async with arena.fault("kill postgres", has_bar=True):
         arena.kill("postgres")
 
 
-@scenario("postgres-restart", "messages that were given back while Postgres was away")
+@scenario("postgres-restart", "messages that were given back while Postgres was unavailable")
 async def postgres_restart(arena: Arena, seconds: float) -> None:
-    """a fast shutdown of Postgres, started anew"""
+    """a fast shutdown of Postgres, started again"""
     async with arena.fault("restart postgres"):
         arena.signal("postgres", signal.SIGINT)
 
@@ -270,7 +270,7 @@ async def sqs_partial(arena: Arena, seconds: float) -> None:
 
 @scenario("queues-anew", "tasks whose message or result went with its queue", transports=("sqs",))
 async def queues_anew(arena: Arena, seconds: float) -> None:
-    """the outbound and the results queue are deleted with all that is in them, and made anew 3 s later"""
+    """the outbound and the results queue are deleted with all that is in them, and made again 3 s later"""
     async with arena.fault("queues deleted"):
         await arena.delete_queues("outbound", "results")
         await asyncio.sleep(3)
@@ -280,16 +280,16 @@ async def queues_anew(arena: Arena, seconds: float) -> None:
 # RabbitMQ
 
 
-@scenario("rabbitmq-restart", "what workers held was delivered anew", transports=("amqp",))
+@scenario("rabbitmq-restart", "what workers held was delivered again", transports=("amqp",))
 async def rabbitmq_restart(arena: Arena, seconds: float) -> None:
-    """an orderly stop of RabbitMQ, started anew"""
+    """an orderly stop of RabbitMQ, started again"""
     assert arena.rabbitmq is not None
     async with arena.fault("restart RabbitMQ"):
         await asyncio.to_thread(arena.rabbitmq.stop)
         await asyncio.to_thread(arena.rabbitmq.start)
 
 
-@scenario("rabbitmq-kill", "what workers held was delivered anew", transports=("amqp",))
+@scenario("rabbitmq-kill", "what workers held was delivered again", transports=("amqp",))
 async def rabbitmq_kill(arena: Arena, seconds: float) -> None:
     """kill -9 of RabbitMQ, which recovers from its log, and it stays away for a while"""
     assert arena.rabbitmq is not None
@@ -299,7 +299,7 @@ async def rabbitmq_kill(arena: Arena, seconds: float) -> None:
         await asyncio.to_thread(arena.rabbitmq.start)
 
 
-@scenario("connections-cut", "what workers held was delivered anew", transports=("amqp",))
+@scenario("connections-cut", "what workers held was delivered again", transports=("amqp",))
 async def connections_cut(arena: Arena, seconds: float) -> None:
     """every connection to RabbitMQ is closed by an operator, again and again"""
     assert arena.rabbitmq is not None

@@ -1,6 +1,6 @@
 """A shop's hour, as the dashboard might find it: what tests look for, and what screenshots show.
 
-Written straight into the tables, because nobody can wait an hour for an hour of history; schedules, workflows, limits
+Written straight into the tables, because an hour of history would take an hour; schedules, workflows, limits
 and keys are made by the methods that everybody uses.
 """
 

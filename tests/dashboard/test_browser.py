@@ -59,7 +59,7 @@ def browser(chromium: Any) -> Iterator[Any]:
     chromium.get_log("browser")
     yield chromium
     complaints = [entry for entry in chromium.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
-    # That a form was refused is told as a failure to load, which it is not.
+    # That a form was refused is logged as a failure to load, which it is not.
     assert [entry for entry in complaints if "422 (Unprocessable" not in entry["message"]] == []
 
 

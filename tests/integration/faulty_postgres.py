@@ -131,7 +131,7 @@ async def postgres_proxy(database_url: str) -> AsyncIterator[PostgresProxy]:
 
         async def to_client() -> None:
             while chunk := await upstream_reader.read(65_536):
-                # Each reply ends with ReadyForQuery: then it is done, and nobody is told.
+                # Each reply ends with ReadyForQuery: then it is done, and the client does not learn it.
                 if cut.is_set() and chunk[-6:-1] == b"Z\x00\x00\x00\x05":
                     return
                 if not cut.is_set():

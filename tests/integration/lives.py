@@ -40,7 +40,7 @@ class Spawned(Exception):
 
 
 class Broken(Exception):
-    """Raised by a handler of these tests: it has failed for good."""
+    """Raised by a handler of these tests: it has failed permanently."""
 
 
 Work = Callable[[str, Any], Any]
@@ -59,7 +59,7 @@ class Lives:
         self.ran: list[tuple[str, Any]] = []
 
     async def ask(self, method: str, **params: Any) -> Any:
-        """Carry out a change, as a door would."""
+        """Carry out a change, as the api would."""
         command = read_command(method, msgspec.json.encode(params), self.settings)
         async with self.store.transaction() as session:
             return await CHANGES[method](session, command, self.settings)
@@ -96,7 +96,7 @@ class Lives:
             await apply_reports(session, reports, self.settings)
 
     async def work(self, tasks: Sequence[Claimed], handler: Work) -> None:
-        """Run tasks and report what came of them, all in one transaction."""
+        """Run tasks and report the outcomes, all in one transaction."""
         reports: list[Report] = []
         for task in tasks:
             payload = json.loads(task.payload)

@@ -1,4 +1,4 @@
-"""A pooler between the driver and Postgres, as far as the driver can tell one."""
+"""A pooler between the driver and Postgres, as the driver sees one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every code block of the documentation is run by a test, held against what it speaks of, or at least read.
 
 What tests of their pages run or hold stands in ``tests.docs_blocks``. The rest is run here, page by page, against one
-api, one database and somebody who does the tasks: shell commands as they stand, programs, requests. No process is
+api, one database and a worker for the tasks: shell commands as they stand, programs, requests. No process is
 started. What is neither, programs for other queues and answers, is at least read.
 """
 
@@ -275,7 +275,7 @@ class Stage:
                 assert wanted is not None
                 assert set(wanted[1].split(",")) <= set(extras)
             case other:
-                raise AssertionError(f"{other}: nobody runs this; teach it here, or have a test of its page run it")
+                raise AssertionError(f"{other}: nothing runs this; teach it here, or have a test of its page run it")
         return ""
 
     async def penstock(self, words: list[str]) -> str:
@@ -339,7 +339,7 @@ class Stage:
 
 @asynccontextmanager
 async def everything_done(store: Store, settings: Settings) -> Any:
-    """Somebody does the tasks, whatever their actions are, and what a supervisor does for workflows and jobs."""
+    """A worker runs the tasks, whatever their actions are, and what a supervisor does for workflows and jobs."""
     lives = Lives(store, settings)
     jobs = BulkJobs(store=store, changed=lambda: None)
 

@@ -1,4 +1,4 @@
-"""The export example against a real database and the real doors: what it writes, and how often."""
+"""The export example against a real database and the real api and queue: what it writes, and how often."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ async def test_a_feed_comes_in_through_both_doors_and_sending_it_again_adds_noth
         assert len(await enqueued(connection)) == 300
         await take_all(submitter, lambda: enqueued(connection), 1200)
 
-        # The same objects again: each meets its task by the other door, or by its own.
+        # The same objects again: each meets its task by the other way, or by its own.
         async def same_ids(self: ExportDatabase, count: int, *, seed: int = 0) -> range:
             return result.ids
 

@@ -342,7 +342,7 @@ async def test_a_read_only_failover_is_waited_for(
 
 
 async def until_it_works(service: Submitter | Resulter | Scheduler) -> int:
-    """Passes until one does something; connections of the pool that have died cost one pass each at the most."""
+    """Passes until one does something; connections of the pool that have died cost at most one pass each."""
     for _ in range(20):
         try:
             return await service.run_once()
@@ -376,7 +376,7 @@ async def test_a_request_that_postgres_refuses_spoils_no_neighbour(
 async def test_a_result_that_postgres_refuses_spoils_no_neighbour(
     resulter: Resulter, results: SqsQueue, refusals: Refusals, store: Store, sql: Any, task_of: TaskOf, place: str
 ) -> None:  # fmt: skip
-    """Here Postgres refuses every change of the guilty task, its failure too."""
+    """Here Postgres refuses every change of the failing task, its failure too."""
     for done, code in enumerate(REFUSALS):
         guilty, *good = await claimed(store, NewTask("guilty"), *(NewTask("good") for _ in range(4)))
         names = [claim_id(task.id, task.claim) for task in (good[0], guilty, *good[1:])]

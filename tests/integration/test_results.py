@@ -139,7 +139,7 @@ async def test_all_waits_for_the_last_and_any_answers_those_that_have_settled(st
         await fail(store, claimed, ids[0])
         async with store.transaction() as session:
             await settle.cancel(session, [ids[2]], "not wanted")
-        outcomes = (await every)["result"]  # no wake-up came with the last change: the watch looks by itself
+        outcomes = (await every)["result"]  # no wake-up came with the last change: the watch looks on its own
         assert [entry["id"] for entry in outcomes] == [*ids, ids[0]]
         assert [entry["state"] for entry in outcomes] == ["CRITICAL_ERROR", "SUCCESS", "CANCELLED", "CRITICAL_ERROR"]
         assert outcomes[0]["error"]["message"] == "no luck"

@@ -1,4 +1,4 @@
-"""The example of docs/results.md is run against an api, with somebody who does the tasks."""
+"""The example of docs/results.md is run against an api, with a worker for the tasks."""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ async def test_a_delete_that_is_refused_brings_the_message_again_and_nothing_twi
 
 
 async def expire(rig: Rig, proxy: SqsProxy) -> None:
-    """Every message that somebody holds comes back, as after the visibility timeout."""
+    """Every leased message comes back, as after the visibility timeout."""
     # Long-poll replies are seen by no test, so the receipts are read out of what the processes tried to delete.
     receipts = {entry["ReceiptHandle"] for entries in proxy.entries("DeleteMessageBatch") for entry in entries}
     for queue in (rig.inbound, rig.outbound, rig.results):
@@ -407,7 +407,7 @@ async def test_of_a_delete_that_fails_in_part_only_that_part_comes_again(rig: Ri
     assert await rig.inbound.depth() == EMPTY
 
 
-# Lost replies: it was done, and nobody was told
+# Lost replies: it was done, and the caller did not learn it
 
 
 async def test_a_send_whose_reply_is_lost_runs_twice_and_counts_once(
@@ -453,7 +453,7 @@ async def test_a_reply_that_submitter_and_resulter_never_see_loses_nothing(
                     await service.run_once()
             else:
                 assert await service.run_once() == 1
-    # The SDK tries a lost call once more, so the receive that nobody saw may have been either.
+    # The SDK tries a lost call once more, so the lost receive may have been either.
     for url, receipt in seen:
         await transport.queue(url, label="inbound").release([Message("", receipt, "", 1, None, {})])
     for service in (rig.submitter, rig.resulter):
@@ -505,7 +505,7 @@ async def test_results_in_any_order_count_by_their_claim(rig: Rig, task_of: Task
 async def test_an_outbound_message_that_comes_hours_late_changes_nothing(
     rig: Rig, settings: Settings, task_of: TaskOf
 ) -> None:
-    """It was given up as never taken, sent anew, done, and then the first one turns up at a worker."""
+    """It was given up as never taken, sent again, done, and then the first one turns up at a worker."""
     async with rig.store.transaction() as session:
         (answer,) = await enqueue.enqueue(session, [NewTask("echo", '{"text": "new"}')])
     assert await rig.scheduler.run_once() == 1
@@ -728,7 +728,7 @@ async def test_queues_deleted_and_made_anew_are_used_again_and_no_task_is_lost(
     assert await rig.scheduler.run_once() == 1
     await put(rig.inbound, request("submit:c", {"n": 1}))
     assert await rig.submitter.run_once() == 1
-    # Its message went with the queue; nobody ever reported it, so two looks at an empty queue tell.
+    # Its message went with the queue; no worker ever reported it, so two looks at an empty queue show it.
     sent = await take(rig.outbound)
     await rig.outbound.delete(sent)
     stale = settings.model_copy(update={"stale_after_seconds": 0.0})
@@ -744,7 +744,7 @@ async def test_queues_deleted_and_made_anew_are_used_again_and_no_task_is_lost(
 async def test_expired_credentials_are_replaced_by_fresh_ones_without_a_restart(
     rig: Rig, proxy: SqsProxy, settings: Settings, monkeypatch: pytest.MonkeyPatch, task_of: TaskOf
 ) -> None:
-    """Somebody renews what the SDK reads, as a tool does that writes ~/.aws/credentials."""
+    """Another program renews what the SDK reads, as a tool does that writes ~/.aws/credentials."""
     monkeypatch.setattr("penstock.brokers.sqs._LOOK_FOR_CREDENTIALS_SECONDS", 0.0)
     (task,) = await rig.claimed(NewTask("a"))
     await put(rig.inbound, request("submit:b", {"n": 1}))

@@ -228,7 +228,7 @@ def _same_json(one: str, other: str) -> bool:
 async def test_bad_entries_are_refused_singly_and_the_good_ones_beside_them_stored(
     submitter: Submitter, inbound: SqsQueue, store: Store
 ) -> None:
-    # What is no JSON spoils its batch: where the next entry begins cannot be told.
+    # What is no JSON spoils its batch: where the next entry begins is unknown.
     alone = {"not json", "empty batch", "50,000 requests", "NaN", "infinity", "deep nesting"}
     names = [name for name in REFUSED if name not in alone]
     entries = [part for name in names for part in (REFUSED[name][0], request("submit:good", {"of": name}))]

@@ -29,7 +29,7 @@ from penstock.supervisor.bulk_jobs import BulkJobs
 from penstock.tasks import claim, enqueue, settle, views
 from tests.integration.apis import running
 
-SECRET = "ours-and-nobody-elses"  # stands in all names and keys that are another tenant's or nobody's
+SECRET = "ours-and-nobody-elses"  # stands in all names and keys that are another tenant's or of no tenant
 HIDDEN = "what-nobody-else-may-read"  # stands in payloads, labels, results and reasons
 
 
@@ -501,7 +501,7 @@ async def test_counts_are_of_the_tenant_alone_whoever_asks(
     for key, said in ((stand.acme.key, "bound to the tenant 'acme'"), (stand.admin.key, "states")):
         done = await asyncio.to_thread(CliRunner().invoke, app, [*shell, "--json"], env={"PENSTOCK_API_KEY": key})
         assert said in done.output + str(done.exception)
-    # Where there are more than one look counts, what is told is the least that there is.
+    # Where there are more than one look counts, the answer is a lower bound.
     monkeypatch.setattr(views, "TENANT_LOOKED_AT", 2)
     monkeypatch.setattr(recent, "KEPT_SECONDS", 0)
     few = await stand.admin.ask("stats", tenant="acme")

@@ -1,4 +1,4 @@
-"""Tenants: carried by tasks all their life, told to the queue, held to limits, over a real Postgres and real queues."""
+"""Tenants: carried by tasks all their life, sent to queues, held to limits, over a real Postgres and real queues."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def tenants_of(sql: Any, ids: Sequence[int]) -> Counter[str | None]:
 
 
 async def drain(schedulers: Sequence[Scheduler], sent: Outbound, sql: Any, *, until: int) -> None:
-    """Pass after pass until so many were sent; what waits for a rate or a lock is looked at again."""
+    """Pass after pass until so many were sent; tasks that wait for a rate or a lock are looked at again."""
     async with asyncio.timeout(60):
         while len(sent.pairs) < until:
             await asyncio.gather(*(scheduler.run_once() for scheduler in schedulers))
@@ -146,7 +146,7 @@ async def test_keys_of_tenants_never_meet(store: Store, task_of: Any) -> None:
     (behind,) = await enqueue(store, NewTask("b", tenant="one", ordering_key="o"))
     assert (await task_of(behind))["state"] == State.WAITING
     async with store.transaction() as session:
-        await settle.cancel(session, first[:1])  # that of nobody
+        await settle.cancel(session, first[:1])  # that of no tenant
     assert (await task_of(behind))["state"] == State.WAITING
     async with store.transaction() as session:
         await settle.cancel(session, first[1:2])
@@ -240,7 +240,7 @@ async def test_the_tasks_of_a_schedule_are_for_its_tenant(store: Store, sql: Any
     assert changed.schedule.tenant is None
 
 
-# Told to the queue
+# Given to the queue
 
 
 async def test_a_message_is_of_one_tenant_and_tells_the_queue_whose(

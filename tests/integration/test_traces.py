@@ -199,7 +199,7 @@ async def _run(side: Callable[[], Awaitable[None]]) -> None:
 async def lost_with_its_worker(
     store: Store, settings: Settings, outbound: SqsQueue, results: SqsQueue, sql: Any
 ) -> int:
-    """The only task is sent, a worker takes it, tells that it is alive, and is gone, long ago; returns the claim."""
+    """The only task is sent, a worker takes it, sends a heartbeat, and is gone, long ago; returns the claim."""
     scheduler = Scheduler(store=store, outbound=outbound, settings=settings, open_queue=lambda name, label: outbound)
     await scheduler.open()
     assert await scheduler.run_once() == 1
@@ -328,7 +328,7 @@ async def test_a_failure_for_good_ends_in_error(tracer: Tracer, store: Store, pi
     assert attempt.status.status_code is StatusCode.ERROR
     row = await task_of(made.id)
     assert json.loads(row["error"])["traceparent"].split("-")[1:3] == list(ids_of(attempt))
-    # Begun by hand anew, it is still of its trace, and the attempt links to the one of its former life.
+    # Retried by hand, it is still of its trace, and the attempt links to the one of its former life.
     async with store.transaction() as session:
         await reschedule.restart(session, [made.id])
     again = (await spans_of(tracer, "process bad", 2))[1]

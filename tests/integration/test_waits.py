@@ -311,7 +311,7 @@ async def wait_until_blocked(sql: Any) -> None:
         if await sql.fetchval("select count(*) from pg_locks where not granted"):
             return
         await asyncio.sleep(0.01)
-    raise AssertionError("nobody waits for a lock")
+    raise AssertionError("no session waits for a lock")
 
 
 async def test_an_event_that_comes_again_is_known_and_another_one_is_refused(world: World) -> None:
@@ -497,7 +497,7 @@ async def test_a_plan_of_overdue_and_of_old_waits_goes_by_an_index(world: World,
         assert ("wait_deadline" if "overdue" in statement else "wait_ended") in plan, plan
 
 
-# The doors
+# Over HTTP and the queue
 
 
 async def test_resulter_puts_to_wait_and_submitter_answers(

@@ -1,4 +1,4 @@
-"""Who ran a task: told by workers with their messages, kept with each attempt, shown by the api."""
+"""Who ran a task: reported by workers with their messages, kept with each attempt, shown by the api."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_each_attempt_keeps_who_ran_it(
     assert (await task_of(task.id))["worker"] is None
     await report(resulter, results, "one:7", error(task))
     again = await run_again(sql, store, task)
-    assert (await task_of(task.id))["worker"] is None  # of the newest claim nobody has told yet
+    assert (await task_of(task.id))["worker"] is None  # the newest claim has no report yet
     await report(resulter, results, "two:8", encode_progress(name(again), 40))
     assert (await task_of(task.id))["worker"] == "two:8"
     await report(resulter, results, "two:8", encode_result(name(again), "1"))

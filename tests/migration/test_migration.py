@@ -155,7 +155,7 @@ def test_a_downgrade_leaves_no_function_in_the_public_schema(migrated_url: str) 
     "name", ["enqueue_plain_tasks", "enqueue_keyed_tasks", "replace_tasks", "enqueue_traced_tasks", "note_traces"]
 )
 def test_a_function_of_the_database_is_the_statement_of_the_code(migrated_url: str, name: str) -> None:
-    """Whoever changes the statement puts the function right by a migration of its own."""
+    """A change of the statement replaces the function by a migration of its own."""
     rows = query(
         migrated_url,
         "select prosrc from pg_proc where proname = $1 and pronamespace = 'penstock'::regnamespace", name,
@@ -371,7 +371,7 @@ async def test_a_row_that_contradicts_itself_is_refused(
             await insert(connection, table, row)
     finally:
         await connection.close()
-    # A state of the other table has no partition there; Postgres says so in place of the CHECK's name.
+    # A state of the other table has no partition there; Postgres says so instead of the CHECK's name.
     if constraint != "history_state_is_final":
         assert caught.value.constraint_name == constraint
 

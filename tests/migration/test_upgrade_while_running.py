@@ -207,7 +207,7 @@ def test_tasks_in_every_state_live_on_over_an_upgrade(empty_database_url: str, r
 
 
 class Holder(threading.Thread):
-    """A transaction that has read the tasks and stays open, as a report or a backup does, until it is told to end."""
+    """A transaction that has read the tasks and stays open, as a report or a backup does, until it is asked to end."""
 
     def __init__(self, url: str) -> None:
         super().__init__(daemon=True)
@@ -246,7 +246,7 @@ def test_an_upgrade_gives_way_while_an_old_transaction_holds_a_table_and_goes_on
     pauses = []
 
     def pause(seconds: float) -> None:
-        # Between two tries nobody is kept waiting: a writer gets its turn.
+        # Between two tries no other session waits: a writer gets its turn.
         asyncio.run(fetch(empty_database_url, "select penstock_enqueue('a')"))
         pauses.append(seconds)
         holder.may_end.set()

@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def has_provider(folder: Path) -> bool:
-    """Whether AWS' own provider can be had, from wherever this machine is told to take it."""
+    """Whether AWS' own provider can be had, from where this machine is configured to take it."""
     try:
         return init(folder, None, seconds=300).returncode == 0
     except subprocess.TimeoutExpired:

@@ -3,7 +3,7 @@
 With it `terraform validate` checks every name, type and required attribute, and `terraform test` runs files that mock
 the provider: values come from the mock, and all else (variables, conditions, expressions, outputs) from Terraform
 itself. `terraform apply` goes through too: every resource becomes as it was asked for, and what AWS would fill in (an
-ARN, a URL) is made up. What it cannot tell is what AWS' own provider checks beyond its schema, such as the range of a
+ARN, a URL) is made up. What it cannot check is what AWS' own provider checks beyond its schema, such as the range of a
 number, or what AWS itself would refuse.
 
 The protocol is version 6 of terraform-plugin-go's tfplugin; the few messages that are not empty are encoded here.
@@ -144,7 +144,7 @@ class _Account:
         return _bytes(1, _bytes(2, fields_of(fields_of(request)[3])[1]))
 
     def refresh(self, request: bytes) -> bytes:
-        """Nobody changes anything behind Terraform's back."""
+        """No other program changes anything."""
         return _bytes(1, fields_of(request)[2])
 
     def read(self, request: bytes) -> bytes:
@@ -196,7 +196,7 @@ class _Handlers(grpc.GenericRpcHandler):
 
 @contextmanager
 def schema_provider() -> Iterator[dict[str, str]]:
-    """Serve it; gives the variables by which Terraform finds it, in place of one from the registry."""
+    """Serve it; gives the variables by which Terraform finds it, instead of one from the registry."""
     with tempfile.TemporaryDirectory(prefix="penstock-tf-") as folder:
         address = f"{folder}/provider.sock"
         server = grpc.server(futures.ThreadPoolExecutor(4), handlers=(_Handlers(),))

@@ -1,4 +1,4 @@
-"""The alert rules: run by promtool over series that should fire them and that should not; what they tell people."""
+"""The alert rules: run by promtool over series that should fire them and that should not; what they say."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_an_alert_that_does_not_fire_is_found(tmp_path: Path) -> None:
     rule = next(rule for rule in rules() if rule["alert"] == "PenstockDeadLetters")
     never = rule | {"expr": rule["expr"].replace("> 0", "> 1000000")}
     (tmp_path / RULES.name).write_text(yaml.safe_dump({"groups": [{"name": "one", "rules": [never]}]}), "utf-8")
-    case = next(case for case in cases() if case["name"] == "messages that nobody could deal with")
+    case = next(case for case in cases() if case["name"] == "messages that could not be processed")
     expected = {"expr": 'count(ALERTS{alertname="PenstockDeadLetters", alertstate="firing"})', "eval_time": "20m",
                 "exp_samples": [{"labels": "{}", "value": 1}]}  # fmt: skip
     tests = [case | {"promql_expr_test": [expected]}]

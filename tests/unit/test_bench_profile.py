@@ -1,4 +1,4 @@
-"""Profiles need a program that may be missing, which is told before anything is filled."""
+"""Profiles need a program that may be missing, which is reported before anything is filled."""
 
 from __future__ import annotations
 

@@ -556,7 +556,7 @@ def test_image_runs_penstock_as_an_ordinary_user_and_holds_no_secret() -> None:
     final = final[max(at for at, (word, _) in enumerate(final) if word == "FROM") :]
     found = dict(final)
     user = found["USER"].split(":")[0]
-    assert user.isdigit(), "by number, so that an orchestrator can tell that it is not root"
+    assert user.isdigit(), "by number, so that an orchestrator sees that it is not root"
     assert int(user) > 0
     assert json.loads(found["ENTRYPOINT"]) == ["penstock"]
     assert "CMD" not in found

@@ -1,4 +1,4 @@
-"""How the demo is stopped, by whoever has started it."""
+"""How the demo is stopped, by the shell that started it."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def cluster() -> Cluster:
 
 @pytest.fixture
 def shell(cluster: Cluster, tmp_path: Path) -> Iterator[Shell]:
-    """Runs lines as somebody would in a clone, with this cluster."""
+    """Runs lines as a user would in a clone, with this cluster."""
     with serving(cluster) as address:
         config = tmp_path / "config"
         config.write_text(yaml.safe_dump({
@@ -116,7 +116,7 @@ def test_the_migration_of_a_new_version_replaces_the_one_before(cluster: Cluster
         path: document["metadata"]["uid"] for path, document in cluster.objects.items() if document["kind"] == "Job"
     }
     assert list(jobs) == ["/apis/batch/v1/namespaces/penstock/jobs/penstock-migrate"]
-    assert jobs.popitem()[1] == f"u{len(cluster.objects) + 1}", "made last, in place of the first"
+    assert jobs.popitem()[1] == f"u{len(cluster.objects) + 1}", "made last, instead of the first"
 
 
 @needs_kubectl

@@ -30,7 +30,7 @@ def block(page: str, info: str) -> Block:
 
 
 def shell(text: str, folder: Path, env: Mapping[str, str]) -> None:
-    """Done as by somebody who reads the plan and agrees."""
+    """Done as by a user who reads the plan and agrees."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TF_")}
     done = subprocess.run(
         ["bash", "-euc", text], cwd=folder, env=environ | {"CHECKPOINT_DISABLE": "1"} | dict(env), input="yes\n",

@@ -1,4 +1,4 @@
-"""docs/moving-from-scheduler0.md against the settings, routes and statements that it tells of."""
+"""docs/moving-from-scheduler0.md against the settings, routes and statements that it describes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_every_setting_of_the_api_is_told_and_every_setting_told_exists() -> Non
     named = set(re.findall(r"PENSTOCK_[A-Z0-9_]+", PAGE))
     assert named <= SETTINGS
     missing = {name for name in SETTINGS if name.startswith("PENSTOCK_SCHEDULER0")} - named
-    assert missing <= {"PENSTOCK_SCHEDULER0_AUTH_PASSWORD"}  # told with the user's, by its end
+    assert missing <= {"PENSTOCK_SCHEDULER0_AUTH_PASSWORD"}  # described with the user's
 
 
 @pytest.mark.parametrize("page", ["docs/moving-from-scheduler0.md", "docs/schedules.md"])

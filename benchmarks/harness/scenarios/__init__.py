@@ -23,7 +23,7 @@ from benchmarks.harness.scenarios import (
 
 @dataclass(frozen=True)
 class Scenario:
-    """A scenario by name, what it measures, and the sizes that it takes unless told otherwise.
+    """A scenario by name, what it measures, and its default sizes.
 
     tasks: 0 where the time decides.
     """
@@ -44,7 +44,7 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario("drain", "a backlog of no-op tasks, until settled", backlog.drain, 200_000),
         Scenario("live", "producers and pipeline at once, half by HTTP, half through SQS", live.live, 200_000),
         Scenario("latency", "single enqueues on an idle pipeline", latency.latency, 0),
-        Scenario("enqueue", "the HTTP door, single and batched, 1 and 100 connections", enqueue.enqueue, 10_000),
+        Scenario("enqueue", "the HTTP api, single and batched, 1 and 100 connections", enqueue.enqueue, 10_000),
         Scenario("mixed", "priorities, failing and slow tasks, urgent ones in between", priorities.mixed, 10_000),
         Scenario("urgent", "urgent tasks behind a backlog that is being drained", priorities.urgent, 100_000),
         Scenario("future", "a drain with and without rows due tomorrow", crowded.future, 200_000, rows=1_000_000),

@@ -55,7 +55,7 @@ def _doubling(most: int) -> list[int]:
 async def drain_once(
     rig: Rig, tasks: int, text: str = "settling", task: Callable[[int], NewTask] = plain_noop
 ) -> dict[str, Any]:
-    """Fill while nothing may start, then let go; neither the fill nor what it writes is in the cost."""
+    """Fill while nothing may start, then start; neither the fill nor what it writes is in the cost."""
     before, last_id = await rig.settled(), await rig.last_id()
     async with rig.schedulers_paused():
         await insert_noops(rig.store, tasks, rig.bench.bar("enqueueing", tasks), task)

@@ -1,4 +1,4 @@
-"""enqueue: what the HTTP door takes, single and batched, over 1 and 100 connections, while nothing is claimed."""
+"""enqueue: what the HTTP api takes, single and batched, over 1 and 100 connections, while nothing is claimed."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _TASKS_A_PAIR = 10_000  # with fewer tasks there are fewer pairs
 
 Make = Callable[[int], NewTask]
 
-# What is measured, the action that is limited meanwhile, the tasks. The first tells how far two plain drains differ.
+# What is measured, the action that is limited meanwhile, the tasks. The first shows how far two plain drains differ.
 _FEATURES: tuple[tuple[str, str | None, Make], ...] = (
     ("nothing, for comparison", None, plain_noop),
     ("rules for other actions", "another", plain_noop),

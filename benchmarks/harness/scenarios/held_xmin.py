@@ -1,4 +1,4 @@
-"""held-xmin: the rate while somebody holds a transaction open, so that no dead row can be removed."""
+"""held-xmin: the rate while a transaction is held open, so that no dead row can be removed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def held_xmin(bench: Bench) -> dict[str, Any]:
 
 
 class _Feeder:
-    """Keeps the backlog full until told to stop. ``total``: tasks that will have settled once it is drained."""
+    """Keeps the backlog full until stopped. ``total``: tasks that will have settled once it is drained."""
 
     def __init__(self, rig: Rig, backlog: int) -> None:
         self.stopping = False

@@ -1,4 +1,4 @@
-"""live: producers and the pipeline at once, half of the tasks by each door."""
+"""live: producers and the pipeline at once, half of the tasks over HTTP, half through the queue."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from benchmarks.harness.producers import post_batches, send_inbound, together
 from benchmarks.harness.rig import Bench, rig_up
 from penstock.client.inbound import InboundClient
 
-_SENDERS = 4  # on each door
+_SENDERS = 4  # over HTTP, and as many through the queue
 
 
 async def live(bench: Bench) -> dict[str, Any]:
-    """HTTP batches and the client's ``enqueue_many`` into the inbound queue, as fast as either door takes them."""
+    """HTTP batches and the client's ``enqueue_many`` into the inbound queue, as fast as each accepts them."""
     by_http = bench.options.tasks // 2
     by_inbound = bench.options.tasks - by_http
     async with rig_up(bench) as rig:

@@ -102,7 +102,7 @@ async def mixed(bench: Bench) -> dict[str, Any]:
 
 
 def mixed_task(number: int, priority: int) -> dict[str, Any]:
-    """One of the mixture, as a request: of a hundred one is slow, ten fail, half tell when they started."""
+    """One of the mixture, as a request: of a hundred one is slow, ten fail, half report when they started."""
     if number % 100 == 0:
         return enqueue_request(SLOW, {"seconds": _SLOW_SECONDS}, number=number, priority=priority)
     if number % 10 == 5:

@@ -18,7 +18,7 @@ _HOPS = 50  # a chain has so many times fewer steps: it can only go one by one
 
 
 async def workflows(bench: Bench) -> dict[str, Any]:
-    """Random graphs and groups of a tenth of ``tasks`` steps and of all; a row tells what each step took."""
+    """Random graphs and groups of a tenth of ``tasks`` steps and of all; a row has the time of each step."""
     tasks = bench.options.tasks
     small = max(2, tasks // 10)
     async with rig_up(bench) as rig:

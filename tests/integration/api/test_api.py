@@ -733,7 +733,7 @@ async def test_port_that_is_taken_is_named(store: Store, settings: Settings) -> 
 
 
 async def test_request_in_hand_is_answered_when_the_api_stops(store: Store, settings: Settings) -> None:
-    """A lock holds the insert; the api is told to stop; once the lock is gone the caller still gets its answer."""
+    """A lock holds the insert; the api is asked to stop; once the lock is gone the caller still gets its answer."""
     blocker = await store.connect()
     async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url, timeout=30) as http:
         transaction = blocker.transaction()

@@ -46,7 +46,7 @@ async def records(store: Store, *, revoked: bool = True) -> dict[str, Key]:
 
 
 class Holder:
-    """Somebody with a key."""
+    """A caller with a key."""
 
     def __init__(self, http: httpx.AsyncClient, key: str) -> None:
         self._http = http
@@ -308,7 +308,7 @@ async def test_keys_of_postgres_are_not_believed_for_long_without_postgres(
     database_url: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whether a key was revoked cannot be told then: such a request is put off, not taken for one without a key."""
+    """Whether a key was revoked is unknown then: such a request is put off, not taken for one without a key."""
     monkeypatch.setattr(key_cache, "REFRESH_SECONDS", 0.05)
     monkeypatch.setattr(key_cache, "BELIEVED_SECONDS", 0.5)
     logged = captured_log(monkeypatch)

@@ -97,7 +97,7 @@ async def enqueue(store: Store, *tasks: NewTask) -> list[int]:
 
 
 async def fail_for_good(store: Store, task_id: int, error: dict[str, Any]) -> None:
-    """Have the newest claim of a task fail, as a worker would tell it."""
+    """Have the newest claim of a task fail, as a worker would report it."""
     async with store.transaction() as session:
         batch = await claim.claim(session, 100)
         assert batch is not None
@@ -974,7 +974,7 @@ async def test_tenants_are_limited_paused_and_their_rules_removed(browser: Brows
     assert (await browser.call("tenant.get", tenant="acme/eu")).paused is False
 
 
-NOT_OURS = "ours-and-nobody-elses"  # in all that is another tenant's or nobody's
+NOT_OURS = "ours-and-nobody-elses"  # in all that is another tenant's or of no tenant
 
 
 async def furnish(store: Store, browser: Browser, tenant: str | None) -> dict[str, list[Any]]:
@@ -1012,7 +1012,7 @@ async def test_a_session_of_a_bound_key_sees_and_changes_what_is_its_tenants_alo
     entered = await sign_in(browser, secrets["bound"])
     assert (entered.status_code, entered.headers["location"]) == (303, "/")
 
-    # Every page there is: what it may see tells of its own, the rest is refused.
+    # Every page there is: what it may see is its own, the rest is refused.
     seen: dict[str, str] = {}
     ids = {"id": mine, "name:path": "my-schedule", "queue": "inbound"}
     for path in ("/", *(page.path for page in PAGES), "/tenants/acme", f"/workflows/{flow.id}"):

@@ -1,4 +1,4 @@
-"""The api against clients that are slow, endless, lying or a browser led astray; over plain sockets."""
+"""The api against clients that are slow, endless, lying or a misled browser; over plain sockets."""
 
 from __future__ import annotations
 
@@ -365,7 +365,7 @@ async def test_connection_over_the_limit_is_told_so_and_the_others_are_served(st
 
 
 async def test_idle_connections_of_strangers_make_room_before_callers(store: Store, settings: Settings) -> None:
-    """Whoever holds all connections open keeps none from a caller; what is in a request is never closed for another."""
+    """Holding all connections open keeps none from a caller; what is in a request is never closed for another."""
     settings = settings.model_copy(update={"http_connections": 3})
     async with running(store, settings) as api, wire(api) as caller, wire(api) as stranger, wire(api) as other:
         assert await caller.ask() == 200

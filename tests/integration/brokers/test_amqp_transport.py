@@ -155,7 +155,7 @@ async def test_a_message_of_others_is_taken_as_it_is(
     assert (plain.id, plain.body, plain.attributes, plain.sent_at) == ("mine", '"plain"', {}, None)
     assert broken.id != "no/id"
     with pytest.raises(UnicodeEncodeError):
-        broken.body.encode()  # so that nobody takes it for text
+        broken.body.encode()  # so that it is not taken for text
     assert await queue.delete(messages) == []
 
 

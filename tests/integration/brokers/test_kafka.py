@@ -211,7 +211,7 @@ async def _second_member_joins(members: Members) -> bool:
     await members.close()
     assert sorted(one[:3] for one in positions) == sorted(done[partition][:3] for partition in committed)
     assert not [record for record in again if Partition(record.topic, record.partition) in committed]
-    assert set(firsts) <= set(lost)  # it was told of what it left
+    assert set(firsts) <= set(lost)  # it was notified of what it left
     return sorted(revoked) == sorted(committed) != []
 
 

@@ -1,4 +1,4 @@
-"""What every transport has to do, SQS, RabbitMQ and Kafka alike; what they declare tells where they may differ."""
+"""What every transport has to do, SQS, RabbitMQ and Kafka alike; what they declare says where they may differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock doctor` against a real Postgres and a real SQS, each with one thing wrong: found, and told what to do."""
+"""`penstock doctor` against a real Postgres and a real SQS, each with one thing wrong: found, with what to do."""
 
 from __future__ import annotations
 

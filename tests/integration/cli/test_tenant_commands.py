@@ -53,7 +53,7 @@ async def test_tasks_workflows_and_schedules_are_given_a_tenant_and_found_by_it(
 
 
 def find_by_key(url: str) -> None:
-    """From a shell: a key that two tenants have, and nobody, is that of three workflows."""
+    """From a shell: a key of two tenants and of no tenant is that of three workflows."""
     made = {}
     for tenant in ("acme", "other", None):
         whose = () if tenant is None else ("--tenant", tenant)

@@ -75,7 +75,7 @@ async def test_one_look_is_printed_for_a_person_and_as_json_for_a_script(store: 
 async def test_limits_pauses_and_the_health_of_processes_are_shown(store: Store, settings: Settings) -> None:
     well, ill = Health("well"), Health("ill")
     well.succeeded()
-    ill.failed("Postgres is away")
+    ill.failed("Postgres is unavailable")
 
     def use(url: str) -> None:
         for words in (["actions", "set", "export", "--max-in-flight", "9"], ["actions", "pause", "export"]):
@@ -86,7 +86,7 @@ async def test_limits_pauses_and_the_health_of_processes_are_shown(store: Store,
             page = CliRunner().invoke(app, ["top", "--once", "--api-url", url, *named]).stdout
             seen = json.loads(CliRunner().invoke(app, ["top", "--once", "--json", "--api-url", url, *named]).stdout)
         assert "1 of 3 ready" in page
-        assert f"{two.url}: Postgres is away" in page
+        assert f"{two.url}: Postgres is unavailable" in page
         assert "2 of 9" in page
         assert "export (paused)" in page
         assert [process["ready"] for process in seen["processes"]] == [True, False, False]

@@ -1,4 +1,4 @@
-"""clockwork's API as its clients meet it: real HTTP, and what is armed in Postgres by then."""
+"""clockwork's API as its clients meet it: real HTTP, and what is put into Postgres."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ async def test_what_went_wrong_on_our_side_is_400_too(
     from penstock.protocol.errors import Unavailable
 
     def away(*_: Any) -> Any:
-        raise Unavailable("as if Postgres were away")
+        raise Unavailable("as if Postgres were unavailable")
 
     monkeypatch.setattr(store, "transaction", away)
     assert await create(http) == (400, "Unknown exception")

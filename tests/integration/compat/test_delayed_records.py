@@ -1,4 +1,4 @@
-"""Armed schedules in Postgres: armed, replaced, called off, held, and fired in order by one at a time."""
+"""Delayed records in Postgres: put, replaced, cancelled, held, and fired in order by one at a time."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Door:
         return Imports(store=self.store, settings=self.settings, names_of_import=names_of_import)
 
     async def jobs(self, *jobs: dict[str, Any]) -> list[dict[str, Any]]:
-        """Make jobs, and have the supervisor make their schedules; returns them as the async task tells them."""
+        """Make jobs, and have the supervisor make their schedules; returns them as the async task answers them."""
         response = await self.call("POST", "/jobs", list(jobs))
         assert response.status_code == 202, response.text
         while await self.imports().run_once():
@@ -682,7 +682,7 @@ async def test_what_concerns_a_node_is_accepted(door: Door) -> None:
 async def test_executions_are_runs_with_what_came_of_them(door: Door, sql: Any) -> None:
     project, other = await door.project("a"), await door.project("b")
     first, _, _ = await door.jobs(job(project), job(project), job(other))
-    # A schedule of somebody else's, whose name is like a job's.
+    # A schedule of another owner, whose name is like a job's.
     await sql.execute(
         """with made as (insert into penstock.schedule (name, expression, timezone, action, payload)
            values ('scheduler0:x', '@yearly', 'UTC', 'scheduler0.callback', '{}') returning id)

@@ -1,4 +1,4 @@
-"""Callbacks of scheduler0's jobs: what is sent, in which parts, and what comes of each; then the whole way of one."""
+"""Callbacks of scheduler0's jobs: what is sent, in which parts, and the outcome of each; then the whole way of one."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ async def test_retries_come_after_a_fixed_delay_if_a_setting_says_so(make: Calla
         (outcome,) = await make(scheduler0_retry_delay_seconds=3)([fired(server.url)])
     assert isinstance(outcome, NotDelivered)
     assert outcome.delay == 3
-    (outcome,) = await make(scheduler0_retry_delay_seconds=3)([fired(server.url)])  # nobody is there any more
+    (outcome,) = await make(scheduler0_retry_delay_seconds=3)([fired(server.url)])  # the server is gone
     assert isinstance(outcome, NotDelivered)
     assert outcome.delay == 3
 

@@ -1,4 +1,4 @@
-"""Schedules from topics into Postgres: what each record means, and that each counts once, whoever is killed."""
+"""Schedules from topics into Postgres: what each record means, and that each counts once, also after a kill."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ async def fired(store: Store, sql: Any) -> Any:
 
 
 async def armed(sql: Any) -> dict[bytes, tuple[str, bool]]:
-    """What is armed: by key the value that will be published, and whether it is held."""
+    """Delayed records: by key the value that will be published, and whether it is held."""
     rows = await sql.fetch("select key, record, held from penstock.armed")
     return {row["key"]: (json.loads(row["record"]).get("value_base64"), row["held"]) for row in rows}
 
@@ -320,7 +320,7 @@ async def test_a_source_that_begins_anew_goes_on_where_the_last_one_was_and_fire
     await driver.catch_up(first)
     assert len(await fired()) == 30
     driver.opened.remove(first)
-    first._uncommitted.clear()  # as after a kill: nothing more is told to Kafka
+    first._uncommitted.clear()  # as after a kill: nothing more is committed to Kafka
     await first.close()
     second = await driver.open(source_settings)
     await driver.catch_up(second)
@@ -344,7 +344,7 @@ async def test_records_whose_storing_failed_are_read_again(
     async def store_badly(session: Any, taken: Any) -> None:
         await store_well(session, taken)
         if next(failures, False):
-            raise Unavailable("as if Postgres were away")
+            raise Unavailable("as if Postgres were unavailable")
 
     feed.store = store_badly  # type: ignore[method-assign]
     source = await driver.open(source_settings, feed)

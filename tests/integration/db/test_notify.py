@@ -39,7 +39,7 @@ async def notifier(store: Store) -> AsyncIterator[Notifier]:
 
 @pytest.fixture
 async def other(database_url: str) -> AsyncIterator[Any]:
-    """A connection of somebody else."""
+    """A connection of another program."""
     connection = await asyncpg.connect(database_url)
     yield connection
     await connection.close()

@@ -1,4 +1,4 @@
-"""The signal for scaling: counted over a real Postgres, exported by the supervisor, told by the api."""
+"""The signal for scaling: counted over a real Postgres, exported by the supervisor, answered by the api."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_each_task_counts_in_the_lane_that_it_will_go_by_before_and_after_
     found = await counts(store)
     assert found == {OUTBOUND: (4, 0), "urgent": (6, 0), "video": (5, 0)}
     async with asyncio.timeout(60):
-        # Each has a window of three: what waits and what is in flight changes, the sum does not.
+        # Each has a window of three: the backlog and the tasks in flight change, the sum does not.
         while found != {OUTBOUND: (1, 3), "urgent": (3, 3), "video": (2, 3)}:
             assert {name: sum(of) for name, of in found.items()} == {OUTBOUND: 4, "urgent": 6, "video": 5}
             if not await scheduler.run_once():

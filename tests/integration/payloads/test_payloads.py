@@ -790,7 +790,7 @@ async def test_nothing_is_in_the_clear_in_tables_queues_and_bucket(
         by_name = {step["name"]: step for step in tree}
         assert (await pipe.status(by_name["measure/0"]["task_id"]))["result"] == len(MARKER)
         assert (await pipe.status(by_name["late/0"]["task_id"]))["payload"] == small | {"item": 1}
-        # And yet all of it can be seen by whoever may.
+        # And yet all of it can be seen with the permission.
         assert (await pipe.status(echoed["id"]))["result"] == {"echo": MARKER}
         assert (await pipe.status(large["id"]))["result"] == {"echo": LARGE["text"]}
         assert (await pipe.status(waiting["id"]))["result"] == MARKER
@@ -940,7 +940,7 @@ async def test_what_is_stored_is_no_offer_and_an_offer_is_its_tenants_own(
 async def test_a_ciphertext_in_the_task_of_another_tenant_is_refused(
     settings: Settings, s3: S3Bucket, registry: Registry, sql: Any, large: bool
 ) -> None:
-    """To whoever writes to the database: by a handler, by the api and as a file."""
+    """To any writer of the database: by a handler, by the api and as a file."""
     changed = with_bucket(settings, s3, payload_keys=new_key())
     async with plant(changed, registry) as pipe:
         secret = {"text": "salaries" * (100_000 if large else 1)}

@@ -751,7 +751,7 @@ async def test_due_schedules_are_found_by_their_index(store: Store, do: Change, 
 async def test_a_live_task_is_the_newest_one_of_the_schedule(
     store: Store, do: Change, firing: ScheduleFiring, sql: Any
 ) -> None:
-    """A task that somebody else enqueued for the same action does not count as the schedule's own."""
+    """A task that another caller enqueued for the same action does not count as the schedule's own."""
     await make(do, overlap="skip")
     async with store.session() as session:
         await enqueue.enqueue(session, [NewTask("a")])

@@ -55,7 +55,7 @@ def repair(
 
 
 async def claimed(store: Store, *tasks: NewTask, confirm: bool = True) -> ClaimBatch:
-    """New tasks, claimed and, unless told otherwise, confirmed as sent."""
+    """New tasks, claimed and, by default, confirmed as sent."""
     async with store.transaction() as session:
         await enqueue.enqueue(session, tasks)
     return await claim(store, confirm=confirm)
@@ -114,7 +114,7 @@ async def test_many_unsent_dispatches_are_given_back_in_one_round(
     assert await sql.fetchval("select count(*) from penstock.dispatch") == 0
 
 
-# Repair: taken by a worker that fell silent
+# Repair: taken by a worker that stopped heartbeating
 
 
 async def test_a_task_whose_worker_fell_silent_is_a_failed_attempt_counted_once(
@@ -410,7 +410,7 @@ async def test_a_task_that_lives_is_not_sent_again_however_long_it_runs(
     await put(results, '"a sign of life"')  # resulters were away for as long
     assert await repair.run_once() == 0
     assert await sql.fetchval("select state::text from penstock.task") == "ACQUIRED"
-    await age(sql, settings.untaken_after_seconds)  # and nobody reads results
+    await age(sql, settings.untaken_after_seconds)  # and no resulter reads results
     assert await repair.run_once() == 1
     assert await sql.fetchval("select state::text from penstock.task") == "SCHEDULED"
 

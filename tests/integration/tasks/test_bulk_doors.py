@@ -29,7 +29,7 @@ from tests.integration.apis import running
 
 @asynccontextmanager
 async def stack(store: Store, settings: Settings, *, working: bool = True) -> AsyncIterator[str]:
-    """The url of an api, with 60 tasks, and the jobs of a supervisor unless told otherwise."""
+    """The url of an api, with 60 tasks, and by default the jobs of a supervisor."""
     async with store.session() as session:
         await enqueue.enqueue(session, [NewTask("mail", delay_seconds=600) for _ in range(40)])
         await enqueue.enqueue(session, [NewTask("report", delay_seconds=600) for _ in range(20)])

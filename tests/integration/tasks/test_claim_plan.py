@@ -147,7 +147,7 @@ def stretches_of(positions: dict[int, Position]) -> list[Stretch]:
     return [Stretch(3, 32767, BEGINNING), *levels, Stretch(-32768, -1, BEGINNING)]
 
 
-FROM_FRONT = {"all priorities at once": EVERYTHING, "each priority by itself": tuple(stretches_of({}))}
+FROM_FRONT = {"all priorities at once": EVERYTHING, "each priority alone": tuple(stretches_of({}))}
 
 
 def candidates_in(plan: Node) -> Node:
@@ -234,7 +234,7 @@ async def test_a_claim_that_finds_nothing_due_does_not_read_the_future(
     seeded: Any, stretches: Sequence[Stretch]
 ) -> None:
     # All at once, the scan skips from priority to priority on PostgreSQL 18; before, it reads the index of all future
-    # tasks. Each by itself, it does nowhere.
+    # tasks. Alone, it does nowhere.
     before_all = await seeded.fetchval("select min(run_at) - interval '1 hour' from penstock.task")
     plan = await explain(seeded, SQL["claim_tasks"], *claim_of(1000, before_all, stretches), analyze=True)
     assert plan["Actual Rows"] == 0
@@ -254,7 +254,7 @@ async def test_what_comes_next_is_read_without_passing_what_was_claimed(seeded: 
     transaction = seeded.transaction()
     await transaction.start()
     try:
-        # Their entries stand in front of what is due later, for as long as anybody can see them as they were.
+        # Their entries stand in front of what is due later, for as long as an open transaction can see them.
         await seeded.execute(
             "update penstock.task set state = 'ACQUIRED', claimed_at = now(), claim = 1, attempts = 1"
             " where state in ('SCHEDULED', 'ERROR') and run_at <= now()"
@@ -364,7 +364,7 @@ _ALSO_BY = {"finish_tasks": {"task_ordering"}}  # the next of each ordering key
 def swinging_url(request: pytest.FixtureRequest, postgres: EmbeddedPostgres, template_database: str) -> Iterator[str]:
     """A full table whose statistics are its own, or those of the same table while it was empty.
 
-    empty: analyzed when it had never held a row; emptied: vacuumed and analyzed after its rows had gone. Where somebody
+    empty: analyzed when it had never held a row; emptied: vacuumed and analyzed after its rows had gone. If a transaction
     looks at the table meanwhile, vacuum does not cut its empty pages off, and the planner takes every page for empty.
     """
     statistics: str = request.param
@@ -676,7 +676,7 @@ async def test_a_claim_of_twenty_priorities_does_not_read_the_future_on_postgres
         await transaction.rollback()
 
 
-# Dead entries, which nobody may remove while an old transaction is open
+# Dead entries, which cannot be removed while an old transaction is open
 
 
 @pytest.fixture(params=[18, 16])
@@ -689,7 +689,7 @@ def dead_url(request: pytest.FixtureRequest, postgres: EmbeddedPostgres) -> Iter
 
 
 async def test_a_claim_behind_its_bound_passes_no_dead_entries(dead_url: str) -> None:
-    """100,000 tasks were claimed, half of them settled, while somebody holds a transaction open; 500 more are due."""
+    """100,000 tasks were claimed, half of them settled, while a transaction is held open; 500 more are due."""
     connection = await asyncpg.connect(dead_url, server_settings=PLANNING)
     holder = await asyncpg.connect(dead_url)
     try:
@@ -752,7 +752,7 @@ async def test_a_look_for_stale_claims_passes_no_dead_entries_before_the_oldest_
 
 
 async def test_a_claim_passes_no_dead_turns(dead_url: str) -> None:
-    """20,000 turns were taken while somebody holds a transaction open; three are left."""
+    """20,000 turns were taken while a transaction is held open; three are left."""
     connection = await asyncpg.connect(dead_url, server_settings=PLANNING)
     holder = await asyncpg.connect(dead_url)
     give = (

@@ -1,4 +1,4 @@
-"""Promotions: many tasks whose ordering key has become theirs, told in one row in place of one written for each."""
+"""Promotions: many tasks whose ordering key has become theirs, recorded in one row instead of one for each."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ async def test_a_turn_lasts_for_some_seconds_and_is_then_a_state(store: Store, s
     (turn,) = await turns(sql)
     assert 4 < (turn["ends_at"] - await sql.fetchval("select now()")).total_seconds() <= 5
     await sql.execute("update penstock.turn set ends_at = now() - interval '1 ms'")
-    assert await claim(store) is None  # whoever promotes them has them
+    assert await claim(store) is None  # the one that promotes them has them
     assert await promote_overdue(store) == MANY
     assert await states(store, seconds_of(keys)) == {"SCHEDULED"}
     assert await turns(sql) == []

@@ -159,7 +159,7 @@ EVENTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def step(work: Callable[..., None]) -> Callable[..., None]:
-    """Counts, so that the test can tell how much it has tried."""
+    """Counts, so that the test knows how much it has tried."""
     STEPS.add(work.__name__)
 
     @wraps(work)
@@ -207,7 +207,7 @@ class Lives(RuleBasedStateMachine):
 
         return self.run(work())
 
-    # What the model does by itself
+    # What the model does on its own
 
     def settle(self, task_ids: Iterable[int], state: State) -> None:
         for task_id in task_ids:
@@ -411,7 +411,7 @@ class Lives(RuleBasedStateMachine):
         batch = self.claim_out_of(stretches, limit, much_later)
         found = len(batch.tasks) if batch else 0
         bounds.claimed(batch.reached if batch else {}, found < limit)
-        assert not (missed and found < limit) or bounds.sweep_is_due(self.now + 3600), "nobody will look for these"
+        assert not (missed and found < limit) or bounds.sweep_is_due(self.now + 3600), "nothing will look for these"
         self.missed |= missed
         self.met["bounded claim"] += bool(found)
         self.met["bounded claim past tasks before its bounds"] += bool(found and missed)
@@ -658,7 +658,7 @@ class Lives(RuleBasedStateMachine):
     )
     @step
     def wait(self, data: st.DataObject, token: str, kind: str, end: str) -> None:
-        """Whole lives of waits, which chance alone would seldom lead."""
+        """Whole lives of waits, which chance alone would rarely lead."""
         task_id = data.draw(st.sampled_from(self.in_state(State.ACQUIRED)))
         task = self.tasks[task_id]
         if end == "early event":
@@ -775,7 +775,7 @@ class Lives(RuleBasedStateMachine):
     @rule(data=st.data())
     @step
     def fail_claims_that_may_have_been_lost_meanwhile(self, data: st.DataObject) -> None:
-        """The statements alone hold the fence: whoever decided on a failure may have looked a moment too early."""
+        """The statements alone hold the fence: the one that decided on a failure may have looked a moment too early."""
         self.fail(self.draw_claims(data), for_good=data.draw(st.booleans()), hold=data.draw(st.booleans()))
 
     def fail(self, pairs: list[Pair], *, for_good: bool, hold: bool) -> None:
@@ -896,7 +896,7 @@ class Lives(RuleBasedStateMachine):
     @rule(end=st.sampled_from(["none yet", "by hand", "by a retry", "by cleaning"]))
     @step
     def hold_an_ordering_key_and_end_that(self, end: str) -> None:
-        """A life that chance alone would seldom lead."""
+        """A life that chance alone would rarely lead."""
         self.claim_out_of(EVERYTHING, 100, much_later=True)
         self.the_database_agrees_with_the_model()
         heads = [(key, head) for key, head in self.heads.items() if self.tasks[head].state is State.ACQUIRED]
@@ -986,7 +986,7 @@ class Lives(RuleBasedStateMachine):
     @rule(data=st.data())
     @step
     def restart_one_whose_unique_key_is_taken_first(self, data: st.DataObject) -> None:
-        """What seldom comes about by chance."""
+        """What rarely happens by chance."""
         task_id = data.draw(st.sampled_from(self.of_a_key_of_its_own()))
         action, key = self.key_of(task_id) or ("", "")
         self.enqueue(batch=[NewTask(action, unique_key=key, unique="live")])
@@ -1004,7 +1004,7 @@ class Lives(RuleBasedStateMachine):
         for task_id in sorted(set(ids) & set(restartable)):
             task = self.tasks[task_id]
             if task.new.unique_key is not None:
-                # Its record is kept, so the key is its own, somebody else's, or nobody's since that one was cleaned.
+                # Its record is kept, so the key is its own, another task's, or free since that one was cleaned.
                 key = task.new.action, task.new.unique_key
                 wanting = [i for i in ids if i in restartable and self.key_of(i) == key]
                 holder = self.unique.get(key) or min(wanting)
@@ -1158,7 +1158,7 @@ class Lives(RuleBasedStateMachine):
             assert row["result"] is None
 
     def check_order(self, rows: Iterable[Any]) -> None:
-        """One task of a key may run, all others wait; with nobody restarted it is the oldest."""
+        """One task of a key may run, all others wait; without a restart it is the oldest."""
         runnable = Counter(
             row["ordering_key"]
             for row in rows

@@ -184,7 +184,7 @@ async def count(sql: Any) -> int:
 
 @pytest.fixture
 async def heard(database_url: str) -> AsyncIterator[list[str]]:
-    """Nudges to schedulers, as they come."""
+    """Wake-ups of schedulers, as they come."""
     connection = await asyncpg.connect(database_url)
     wake_ups: list[str] = []
     await connection.add_listener(CHANNEL, lambda *args: wake_ups.append(args[3]))

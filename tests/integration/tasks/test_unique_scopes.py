@@ -52,7 +52,7 @@ async def test_a_live_key_is_free_when_its_task_has_settled_and_not_before(store
     assert (second.id, second.duplicate) == (first.id, True)
     await cancel(store, first.id)
     (kept,) = await enqueue(store, NewTask("a", unique_key="k"))
-    assert (kept.id, kept.duplicate) == (first.id, True), "the newcomer says how long it respects the key"
+    assert (kept.id, kept.duplicate) == (first.id, True), "the new task says how long it respects the key"
     (third,) = await enqueue(store, live())
     assert not third.duplicate
 
@@ -65,7 +65,7 @@ async def test_a_window_is_counted_from_when_the_key_was_taken(store: Store, sql
     (second,) = await enqueue(store, NewTask("a", unique_key="k", unique=60.0))
     assert not second.duplicate
     (third,) = await enqueue(store, NewTask("a", unique_key="k", unique=60.0))
-    assert (third.id, third.duplicate) == (second.id, True), "the window began anew"
+    assert (third.id, third.duplicate) == (second.id, True), "the window began again"
 
 
 async def test_entries_of_one_batch_meet_each_other_in_their_order(store: Store) -> None:

@@ -764,7 +764,7 @@ async def test_handlers_own_timeouts_are_its_own(bench: Bench, registry: Registr
     assert await bench.result() == "went on"
 
 
-# Holding back nobody
+# Holding back no other task
 
 
 async def test_slow_task_holds_back_neither_others_nor_their_answers(bench: Bench, registry: Registry) -> None:
@@ -964,7 +964,7 @@ async def test_stray_entries_of_a_good_batch_are_reported_and_hold_nothing_up(be
     assert await bench.left() == 0
 
 
-# Signs of life
+# Heartbeats
 
 
 async def test_redelivered_tasks_are_announced_before_any_starts(bench: Bench, registry: Registry) -> None:

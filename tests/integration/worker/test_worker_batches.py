@@ -53,7 +53,7 @@ async def test_tasks_of_several_messages_are_gathered_up_to_the_batch(bench: Ben
         await bench.send(*calls_of("double", *numbers))
     async with running(bench.worker()) as worker:
         await take(worker, 3)
-        assert len(await bench.outcomes(4)) == 4  # the fifth waits for company
+        assert len(await bench.outcomes(4)) == 4  # the fifth waits for a batch
         assert sizes == [4]
         await asyncio.wait_for(worker.settle(), PATIENCE_SECONDS)  # nothing more can come
     assert kinds(await bench.outcomes(5)) == {n: 2 * n for n in range(1, 6)}

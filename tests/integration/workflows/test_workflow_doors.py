@@ -1,4 +1,4 @@
-"""Workflows over every door: the page's examples, the command line, the Python client, the queues."""
+"""Workflows by every way: the page's examples, the command line, the Python client, the queues."""
 
 from __future__ import annotations
 

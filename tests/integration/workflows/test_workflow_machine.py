@@ -37,7 +37,7 @@ MET = {
 SELDOM = st.sampled_from([False, False, True])
 # Of what there is then. What there is hangs on the clock too, so it must not bound what is drawn.
 WHICH = st.integers(0, 9999)
-KINDS = st.sampled_from(["success", "success", "success", "success", "fail", "fail for good", "spawn", "spawn"])
+KINDS = st.sampled_from(["success", "success", "success", "success", "fail", "fail permanently", "spawn", "spawn"])
 
 
 @st.composite
@@ -145,7 +145,7 @@ class Workflows(RuleBasedStateMachine):
             case "fail":
                 self.met["failure"] += 1
                 return Failed(task.id, task.claim, None, error, NO_HINTS)
-            case "fail for good":
+            case "fail permanently":
                 self.met["last failure"] += 1
                 return Failed(task.id, task.claim, None, error, Hints(final=True))
             case "spawn":
@@ -157,7 +157,7 @@ class Workflows(RuleBasedStateMachine):
 
     @rule(kinds=st.lists(KINDS, min_size=1, max_size=12))
     def go_on(self, kinds: list[str]) -> None:
-        """As processes that nobody disturbs would: each of the kinds ends one task."""
+        """As undisturbed processes would: each of the kinds ends one task."""
         for kind in kinds:
             self.run(self.lives.advance())
             claimed = self.run(self.lives.claim(1))
@@ -290,7 +290,7 @@ class Workflows(RuleBasedStateMachine):
             assert step["open_children"] == sum(not child["done"] for child in children)
             assert step["done"] == (ended and not step["open_children"]), dict(step)
             if step["task_id"] is not None:
-                # Of what has ended the step knows once its event was taken; what waits for others is no one's to run.
+                # Of what has ended the step knows once its event was taken; waiting steps are not to be run.
                 assert step["task_state"] is not None
                 assert step["state"] == step["task_state"] or not ended, dict(step)
                 assert ended or lags or step["is_live"], dict(step)

@@ -1,4 +1,4 @@
-"""Every command there is: what it prints as help, which exit codes it has, and that docs/cli.md tells of it."""
+"""Every command there is: what it prints as help, which exit codes it has, and that docs/cli.md describes it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OF_THE_API = [command for command in COMMANDS if command.has("--api-url")]
 PROCESSES = (
     "submitter", "scheduler", "worker", "resulter", "supervisor", "api", "kafka-source", "clockwork-source",
 )  # fmt: skip
-# They print no data of their own: they start, stop or change something and say so, or pass on lines as they are.
+# They print no data of their own: they start, stop or change something and say so, or pass on lines unchanged.
 # `task result` prints JSON anyhow.
 WITHOUT_JSON = {*PROCESSES, "up", "down", "logs", "migrate", "task result"}
 # What a command needs beyond a value for each argument.
@@ -49,7 +49,7 @@ VALUES = {"definition": '{"steps": [{"name": "a", "action": "a"}]}', "expression
 
 @pytest.fixture(scope="module")
 def built() -> Callable[..., Any]:
-    """The command, built once: each call of the app would build the whole tree anew."""
+    """The command, built once: each call of the app would build the whole tree again."""
     return typer.main.get_command(app)
 
 

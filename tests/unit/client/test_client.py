@@ -1,4 +1,4 @@
-"""What clients do by themselves; tests/integration/client/test_client_calls.py has them talk to an api and a queue."""
+"""What clients do on their own; tests/integration/client/test_client_calls.py has them talk to an api and a queue."""
 
 from __future__ import annotations
 

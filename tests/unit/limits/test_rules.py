@@ -1,4 +1,4 @@
-"""What may be asked about limits and routes, and how mistakes are told."""
+"""What may be asked about limits and routes, and how mistakes are reported."""
 
 from __future__ import annotations
 

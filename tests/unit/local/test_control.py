@@ -1,4 +1,4 @@
-"""What the workers of `penstock up` are told of the api, so that they learn of cancelled tasks."""
+"""What the workers of `penstock up` know of the api, so that they learn of cancelled tasks."""
 
 from __future__ import annotations
 

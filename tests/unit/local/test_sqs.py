@@ -134,7 +134,7 @@ def test_taken_port_that_was_asked_for_is_named_in_the_error(make: Make) -> None
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedSqs]:
-    """One endpoint for tests that leave it as it is."""
+    """One endpoint for tests that leave it unchanged."""
     server = EmbeddedSqs(tmp_path_factory.mktemp("guarded"))
     server.start()
     yield server

@@ -22,7 +22,7 @@ HERE = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", 1, "
 
 
 def text_of(one: CarriedTrace | None) -> str | None:
-    """As the claim tells it."""
+    """As the claim has it."""
     if one is None:
         return None
     return one.context.text if one.former is None else f"{one.context.text}\n{one.former.traceparent}"

@@ -1,4 +1,4 @@
-"""Faults on purpose: off by default, as often as asked, and of every kind that happens by itself."""
+"""Faults on purpose: off by default, as often as asked, and of every kind that happens on its own."""
 
 from __future__ import annotations
 

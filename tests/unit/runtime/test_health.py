@@ -41,8 +41,8 @@ def test_ready_follows_the_last_pass_and_says_why_not(health: Health, server: He
     assert get(server, "/readyz") == (503, "starting\n")
     health.succeeded()
     assert get(server, "/readyz") == (200, "ok\n")
-    health.failed("Postgres is away")
-    assert get(server, "/readyz") == (503, "Postgres is away\n")
+    health.failed("Postgres is unavailable")
+    assert get(server, "/readyz") == (503, "Postgres is unavailable\n")
     health.succeeded()
     assert get(server, "/readyz") == (200, "ok\n")
 

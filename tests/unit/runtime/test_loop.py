@@ -43,7 +43,7 @@ class Scripted(Service):
         self.asked.append("open")
         if self.unreachable:
             self.unreachable -= 1
-            raise Unavailable("Postgres is away")
+            raise Unavailable("Postgres is unavailable")
 
     async def run_once(self) -> int:
         self.asked.append("pass")
@@ -89,7 +89,7 @@ def passes(outcome: str) -> float:
 
 
 def in_turn(*steps: int | Exception) -> tuple[Step, asyncio.Event]:
-    """A step that returns or raises these in turn, then finds nothing for ever; the event tells that they are spent."""
+    """A step that returns or raises these in turn, then finds nothing for ever; the event is set at their end."""
     left = list(steps)
     spent = asyncio.Event()
 
@@ -155,7 +155,7 @@ async def test_as_many_passes_as_asked_for_are_under_way_at_once() -> None:
     assert await asyncio.wait_for(running, 30) == 0
 
 
-# What is away
+# Unavailable services
 
 
 async def test_a_start_waits_until_what_it_needs_is_there(short_pauses: None) -> None:
@@ -180,7 +180,7 @@ async def test_a_start_that_still_waits_says_why_and_stops_at_once_when_told() -
     async with asyncio.timeout(30):
         while health.ready() == (False, "starting"):
             await asyncio.sleep(0)
-    assert health.ready() == (False, "Postgres is away")
+    assert health.ready() == (False, "Postgres is unavailable")
     loop.stop()
     assert await asyncio.wait_for(running, 30) == 0
     assert "pass" not in service.asked
@@ -205,7 +205,7 @@ async def test_a_start_that_hangs_does_not_hold_a_stop_back() -> None:
 async def test_a_pass_that_finds_postgres_away_is_repeated_and_health_follows(short_pauses: None) -> None:
     seen: list[tuple[bool, str]] = []
     health = Health("scripted")
-    step, spent = in_turn(Unavailable("Postgres is away"), Unavailable("Postgres is away"), 1)
+    step, spent = in_turn(Unavailable("Postgres is unavailable"), Unavailable("Postgres is unavailable"), 1)
 
     async def watched() -> int:
         seen.append(health.ready())
@@ -217,7 +217,7 @@ async def test_a_pass_that_finds_postgres_away_is_repeated_and_health_follows(sh
     await asyncio.wait_for(spent.wait(), 30)
     loop.stop()
     assert await running == 0
-    assert seen == [(True, "ok"), (False, "Postgres is away"), (False, "Postgres is away"), (True, "ok")]
+    assert seen == [(True, "ok"), (False, "Postgres is unavailable"), (False, "Postgres is unavailable"), (True, "ok")]
     assert passes("failed") == before + 2
 
 
@@ -338,7 +338,7 @@ async def test_a_pass_that_outlasts_the_grace_is_cut_off() -> None:
     assert service.asked[-2:] == ["drain", "close"]
 
 
-@pytest.mark.parametrize("problem", [Unavailable("SQS is away"), ValueError("ours")])
+@pytest.mark.parametrize("problem", [Unavailable("SQS is unavailable"), ValueError("ours")])
 async def test_a_drain_that_fails_still_closes(problem: Exception) -> None:
     class Leaky(Scripted):
         async def drain(self, seconds: float) -> None:

@@ -92,11 +92,11 @@ def test_further_actions_count_as_other(monkeypatch: pytest.MonkeyPatch) -> None
     registry = CollectorRegistry()
     counter = metrics.Counter("made_total", "m", ["action", "state"], registry=registry)
     waits = metrics.Histogram("wait_seconds", "w", ["action"], registry=registry)
-    for action in ("known-1", "the last that is told", *(f"made up {n}" for n in range(1000))):
+    for action in ("known-1", "the last that is named", *(f"made up {n}" for n in range(1000))):
         counter.labels(action, "SUCCESS").inc()
         waits.labels(action).observe_many([0.1])
     told = {sample.labels["action"] for metric in registry.collect() for sample in metric.samples}
-    assert told == {"known-1", "the last that is told", "other"}
+    assert told == {"known-1", "the last that is named", "other"}
     assert registry.get_sample_value("made_total", {"action": "other", "state": "SUCCESS"}) == 1000
     assert registry.get_sample_value("wait_seconds_count", {"action": "other"}) == 1000
     other = metrics.Counter("calls_total", "c", ["operation"], registry=registry)

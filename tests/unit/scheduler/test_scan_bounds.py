@@ -153,7 +153,7 @@ def test_looking_back_ends_the_rest() -> None:
     assert bounds.sweep_is_due(12)
 
 
-# All together: nobody is left behind
+# All together: no task is left behind
 
 Task = tuple[int, Position]
 steps = st.lists(

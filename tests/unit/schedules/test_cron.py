@@ -368,7 +368,7 @@ def test_elapsed_finds_the_newest_of_bursts_far_apart() -> None:
 
 
 class Walked:
-    """Tells how often it was asked for the next instant."""
+    """Counts how often it was asked for the next instant."""
 
     def __init__(self, expression: str) -> None:
         self._timing = timing(expression, "UTC", ANCHOR)

@@ -29,7 +29,7 @@ def utc(text: str) -> datetime:
     return datetime.fromisoformat(text).replace(tzinfo=UTC)
 
 
-# The oracle: bits of each field and the test of a moment, as the manual of the library tells them
+# The oracle: bits of each field and the test of a moment, as the manual of the library has them
 
 
 def read(field: str, place: int) -> tuple[set[int], bool]:

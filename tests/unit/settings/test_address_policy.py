@@ -43,7 +43,7 @@ def test_whatever_python_holds_not_to_be_public_is_refused(
     address: ipaddress.IPv4Address | ipaddress.IPv6Address,
 ) -> None:
     public = address.is_global and not address.is_multicast
-    # 192.0.0.9 and .10, and some of 2001::/23, are public by their letter; nobody's server is there.
+    # 192.0.0.9 and .10, and some of 2001::/23, are public by their letter; no server is there.
     if not public and not str(address).startswith("64:ff9b:"):
         assert AddressPolicy().refusal(str(address))
 

@@ -196,7 +196,7 @@ def test_every_task_has_its_own_answer_and_no_other(
         assert 1 <= len(calls) <= (1 if alone else batch)
         called.extend(call.ctx.task_id for call in calls)
         answers = [outcome_of(fate_of[call.params.n], call) for call in calls]
-        calls.clear()  # what a handler does to its list is nobody's concern
+        calls.clear()  # a handler may change its list
         return answers
 
     async def asynchronous(calls: list[Call[AStruct]]) -> list[Any]:

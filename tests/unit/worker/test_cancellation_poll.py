@@ -22,7 +22,7 @@ from penstock.worker.handlers.context import Cancellation, Context, TaskCancelle
 
 
 class Api:
-    """Answers as it is told, and notes what it is asked."""
+    """Answers as configured, and notes what it is asked."""
 
     def __init__(self) -> None:
         self.lost: list[str] = []

@@ -16,7 +16,7 @@ PATIENCE_SECONDS = 60.0
 
 
 class Calls:
-    """A queue that notes what it is told."""
+    """A queue that notes its calls."""
 
     label = "outbound"
 

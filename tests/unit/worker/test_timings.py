@@ -1,4 +1,4 @@
-"""What a worker notes of run times, and how long it waits for company, with a clock that the tests turn."""
+"""What a worker notes of run times, and how long it waits for a batch, with a clock that the tests turn."""
 
 from __future__ import annotations
 
