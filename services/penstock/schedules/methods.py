@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -33,7 +32,6 @@ from penstock.settings.model import Settings
 from penstock.tasks.new_task import check_task_payload, new_task
 from penstock.tasks.params import EnqueueParams
 
-PART_ENTRIES = 500  # of an import, read and written by the supervisor in one transaction
 UPCOMING = 5
 
 
@@ -215,8 +213,7 @@ def _narrow_many(given: model.ScheduleCreateManyParams) -> model.ScheduleCreateM
 async def create_many(context: Context, given: model.ScheduleCreateManyParams) -> model.ImportStarted:
     """Import many schedules in the background; schedule.import_status shows the progress."""
     entries = given.schedules
-    cuts = [*range(0, len(entries), PART_ENTRIES), len(entries)]
-    parts = ((start, msgspec.json.encode(entries[start:end]).decode("utf-8")) for start, end in pairwise(cuts))
+    parts = model.import_parts(entries)
     async with context.transaction() as session:
         import_id = await store.start_import(session, parts, total=len(entries), replaces=given.replace)
     return model.ImportStarted(import_id, len(entries))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -23,6 +23,7 @@ from penstock.protocol.tenant import tenant_of_key
 from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
 from penstock.schedules.model import (
+    PART_ENTRIES,
     NewSchedule,
     RunRecord,
     ScheduleListParams,
@@ -233,11 +234,11 @@ def run_cursor(run: RunRecord) -> str:
 # Imports of many
 
 
-async def start_import(session: Session, parts: Iterable[tuple[int, str]], *, total: int, replaces: bool) -> int:
-    """Store entries for the supervisor, as pairs of the first one's index and a JSON array; returns the import's id."""
+async def start_import(session: Session, parts: Sequence[str], *, total: int, replaces: bool) -> int:
+    """Store the parts of ``import_parts`` for the supervisor; returns the import's id."""
     import_id: int = await session.value("create_import", replaces, total)
-    places, entries = zip(*parts, strict=True)
-    await session.fetch("insert_import_parts", import_id, list(places), list(entries))
+    starts = [place * PART_ENTRIES for place in range(len(parts))]
+    await session.fetch("insert_import_parts", import_id, starts, parts)
     return import_id
 
 

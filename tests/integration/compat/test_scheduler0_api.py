@@ -25,6 +25,7 @@ from penstock.db.notify import Notifier
 from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.api_key import digest_of
+from penstock.schedules.model import import_parts
 from penstock.schedules.store import start_import
 from penstock.settings.model import Settings
 from penstock.supervisor.retention import Retention
@@ -542,7 +543,7 @@ async def test_a_jobs_data_goes_to_no_schedule_that_another_caller_made(door: Do
         for wanted in (name, following, "scheduler0:x", "scheduler0:٧", "free")
     ]
     async with door.store.transaction() as session:
-        await start_import(session, [(0, msgspec.json.encode(entries).decode())], total=5, replaces=True)
+        await start_import(session, import_parts(entries), total=5, replaces=True)
     assert await door.imports().run_once() == 5
     assert [row[0] for row in await sql.fetch("select name from penstock.schedule")] == ["free"]
     (second,) = await door.jobs(job(project))

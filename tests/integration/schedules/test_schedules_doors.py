@@ -17,7 +17,7 @@ from penstock.client.client import Client
 from penstock.client.inbound import InboundClient
 from penstock.db.pool import Store
 from penstock.protocol.errors import InvalidParams, PenstockError, ScheduleNotFound, TooLarge
-from penstock.schedules.methods import PART_ENTRIES
+from penstock.schedules.model import PART_ENTRIES
 from penstock.settings.model import Settings
 from penstock.submitter import Submitter
 from penstock.supervisor.schedules import Imports

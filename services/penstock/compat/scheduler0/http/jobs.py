@@ -22,11 +22,11 @@ from penstock.db.session import Session
 from penstock.methods.table import read_command
 from penstock.protocol.errors import Refused, ScheduleNotFound
 from penstock.runtime.logs import get_logger
+from penstock.schedules.model import import_parts
 from penstock.schedules.store import pause_schedule, start_import, update_schedule
 from penstock.settings.model import Settings
 
 JOBS_A_STATEMENT = 5000
-PART_ENTRIES = 500  # of an import, read and written by the supervisor in one transaction
 
 log = get_logger()
 _encode = msgspec.json.Encoder().encode
@@ -143,12 +143,10 @@ class Jobs(Resource[Job]):
 
 def _prepare(
     given: Sequence[JobGiven], reserved: Sequence[Any], settings: Settings
-) -> tuple[list[Job], list[tuple[int, str]], str]:
+) -> tuple[list[Job], list[str], str]:
     """The jobs, the parts of the import of their schedules, and the output of the async task. Raises BadJob."""
     made = [jobs.make_job(one, row["id"], row["now"]) for one, row in zip(given, reserved, strict=True)]
-    entries = [jobs.schedule_of(job, settings) for job in made]
-    starts = range(0, len(entries), PART_ENTRIES)
-    parts = [(start, _encode(entries[start : start + PART_ENTRIES]).decode()) for start in starts]
+    parts = import_parts([jobs.schedule_of(job, settings) for job in made])
     return made, parts, _encode(made).decode()
 
 
