@@ -44,8 +44,8 @@ class Notifier:
             self._woken.clear()
             try:
                 async with self._store.session() as session:
-                    if self._store.has_told and self._channel == CHANNEL:
-                        self._store.has_told = False
+                    if self._store.settled_steps and self._channel == CHANNEL:
+                        self._store.settled_steps = False
                         await session.fetch("notify_work", WORKFLOWS)
                     await session.fetch("notify_work", self._channel)
             except Unavailable as exc:

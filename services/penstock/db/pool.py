@@ -68,9 +68,9 @@ class Store:
         """Settings of each new connection."""
         self._pool: Any = None
         self._opening = asyncio.Lock()
-        self.has_told = False
+        self.settled_steps = False
         """Whether a task of a workflow was settled here since this was last cleared."""
-        self.has_left = False
+        self.left_keys = False
         """Whether ordering keys were left for later since this was last cleared."""
 
     async def open(self) -> Any:
@@ -144,8 +144,8 @@ class Store:
                 await pool.release(connection)
 
     def _note(self, session: Session) -> None:
-        self.has_told |= session.has_told
-        self.has_left |= session.has_left
+        self.settled_steps |= session.settled_steps
+        self.left_keys |= session.left_keys
 
     async def _acquire(self) -> tuple[Any, Any]:
         """The pool and a connection of it. Raises Unavailable when none comes free in time."""

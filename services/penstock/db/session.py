@@ -25,16 +25,16 @@ class Session:
     """Statements by their names, on one connection.
 
     codec: encodes payloads before they are stored; None: stored as given. fence: makes claim ids, see
-    ``Store.read_fence``. has_told: a task of a workflow was settled. has_left: ordering keys were left for later.
+    ``Store.read_fence``. settled_steps: a task of a workflow was settled. left_keys: ordering keys were left for later.
     """
 
     def __init__(self, connection: Any, codec: PayloadCodec | None = None, fence: Fence | None = None) -> None:
         self._connection = connection
         self.codec = codec or PayloadCodec()
         self.fence = fence or Fence()
-        self.has_told = False
+        self.settled_steps = False
         self._timeout_seconds: float | None = None  # the connection's own
-        self.has_left = False
+        self.left_keys = False
 
     async def fetch(self, name: str, *args: Any, partition: str | None = None) -> list[asyncpg.Record]:
         """Run the statement of that name and return its rows. partition: of the history, for a statement about one."""

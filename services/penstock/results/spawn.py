@@ -96,16 +96,16 @@ def _by(route: str | None) -> str:
 
 async def spawn_children(session: Session, spawners: Mapping[Pair, Spawner], held: Mapping[Pair, Parent]) -> None:
     """Make the tasks of results that were accepted in this transaction; they are for their parent's tenant."""
-    told = {pair: parent.workflow for pair, parent in held.items() if parent.workflow is not None}
-    if told:
+    steps = {pair: parent.workflow for pair, parent in held.items() if parent.workflow is not None}
+    if steps:
         await session.fetch(
-            "attach_children", list(told.values()), [pair[0] for pair in told], [pair[1] for pair in told],
-            [session.codec.encode(spawners[pair].text, spawn_aad(pair[0])) for pair in told],
+            "attach_children", list(steps.values()), [pair[0] for pair in steps], [pair[1] for pair in steps],
+            [session.codec.encode(spawners[pair].text, spawn_aad(pair[0])) for pair in steps],
         )  # fmt: skip
     plain = [
         replace(task, tenant=parent.tenant)
         for pair, parent in held.items()
-        if pair not in told
+        if pair not in steps
         for task in spawners[pair].tasks
     ]
     await enqueue.enqueue(session, plain)

@@ -34,10 +34,10 @@ async def give_up_unclaimable(
     async with store.transaction() as session:
         ids = await claim.find_candidates(session, limit, stretches, due_seconds)
         await session.plan_for(len(ids))
-        guilty = await _refused_alone(session, ids)
-        if not guilty:
+        refused_ids = await _refused_alone(session, ids)
+        if not refused_ids:
             return 0
-        rows = await session.fetch("claim_plainly", guilty)
+        rows = await session.fetch("claim_plainly", refused_ids)
         problem = "Postgres refuses to claim the task"
         error = error_text(HANDLER_ERROR, problem, type="Unclaimable", message=str(refused))
         failures = [Failure(row["id"], row["claim"], error, None) for row in rows]

@@ -133,5 +133,5 @@ async def _forget(session: Session, keys: Sequence[str]) -> list[str]:
 
 async def _look_later(session: Session, keys: Sequence[str]) -> None:
     if keys:
-        session.has_left = True
+        session.left_keys = True
         await session.fetch("look_later", keys)

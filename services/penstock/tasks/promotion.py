@@ -35,8 +35,8 @@ class Promotions:
 
     def settled(self) -> None:
         """Look soon at keys that were left: tasks were settled through the store."""
-        if self._store.has_left:
-            self._store.has_left = False
+        if self._store.left_keys:
+            self._store.left_keys = False
             self._left.set()
 
     async def run(self) -> None:
@@ -45,7 +45,7 @@ class Promotions:
     async def run_once(self) -> float:
         async with self._store.transaction() as session:
             promoted = await ordering.promote_overdue(session, _AT_ONCE, sweeps=self._sweeps)
-        self._store.has_left = False  # such keys were left before
+        self._store.left_keys = False  # such keys were left before
         if not promoted:
             return _LOOK_SECONDS
         self._notifier.wake()

@@ -32,7 +32,7 @@ async def finish(session: Session, results: dict[Pair, str], workers: Mapping[Pa
     rows = await session.fetch("finish_tasks", *given, PROMOTIONS_FROM)
     for action, count, of_workflows, promoted, keys in rows:
         if count:
-            session.has_told |= of_workflows > 0
+            session.settled_steps |= of_workflows > 0
             metrics.TRANSITIONS.labels(action, State.SUCCESS).inc(count)
             finished += count
         elif promoted:
@@ -127,7 +127,7 @@ async def _settle(session: Session, name: str, *args: Any, into: State, hold_key
     Must run inside a transaction: a crash between the two would block a key.
     """
     rows = await session.fetch(name, *args)
-    session.has_told |= any(row["workflow"] is not None for row in rows)
+    session.settled_steps |= any(row["workflow"] is not None for row in rows)
     # One task of a key runs at a time, so keys are distinct.
     keys = {row["ordering_key"]: row["id"] for row in rows if row["ordering_key"] is not None}
     if keys and hold_keys:
