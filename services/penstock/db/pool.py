@@ -109,6 +109,16 @@ class Store:
             finally:
                 self._note(session)
 
+    async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
+        """As ``Session.fetch``, in a session of its own."""
+        async with self.session() as session:
+            return await session.fetch(name, *args)
+
+    async def value(self, name: str, *args: Any, partition: str | None = None) -> Any:
+        """As ``Session.value``, in a session of its own."""
+        async with self.session() as session:
+            return await session.value(name, *args, partition=partition)
+
     @asynccontextmanager
     async def transaction(
         self, *, hurried: bool = False, lock_wait_seconds: float | None = None

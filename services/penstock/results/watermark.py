@@ -68,10 +68,9 @@ class ReadingNote:
         known = [sent_at for sent_at in times if sent_at is not None]
         interrupted, self._was_interrupted = self._was_interrupted, False
         try:
-            async with self._store.session() as session:
-                await session.fetch(
-                    "note_resulter", self._name, min(known, default=None), len(known) == len(times), not interrupted
-                )
+            await self._store.fetch(
+                "note_resulter", self._name, min(known, default=None), len(known) == len(times), not interrupted
+            )
         except BaseException:
             self._was_interrupted = True
             raise
@@ -79,8 +78,7 @@ class ReadingNote:
 
     async def forget(self) -> None:
         """Delete the note: this resulter has stopped reading."""
-        async with self._store.session() as session:
-            await session.fetch("forget_resulter", self._name)
+        await self._store.fetch("forget_resulter", self._name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,7 @@ class Gates:
             return await self._look()
 
     async def _look(self) -> int:
-        async with self._store.session() as session:
-            (found,) = await session.fetch("find_open_gates")
+        (found,) = await self._store.fetch("find_open_gates")
         now = monotonic()
         self._rest_until = {action: until for action, until in self._rest_until.items() if until > now}
         self._next_at = now + (_IDLE_SECONDS if found["seconds"] is None else found["seconds"])

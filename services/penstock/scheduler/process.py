@@ -59,8 +59,7 @@ class RulesCache:
         if not at_once and monotonic() - self._read_at < _RULES_FRESH_SECONDS:
             return False
         applied = self.apply
-        async with self._store.session() as session:
-            (found,) = await session.fetch("read_rules")
+        (found,) = await self._store.fetch("read_rules")
         self._read_at = monotonic()
         self.limited, self.gates = found["limits"], found["gates"]
         self.routes = [(name, queue) for name, queue in json.loads(found["routes"])]

@@ -44,8 +44,7 @@ class LimitUpkeep:
 
     async def run_once(self) -> int:
         """Returns how many tasks of changed limits or deleted routes were returned."""
-        async with self._store.session() as session:
-            (found,) = await session.fetch("read_rules")
+        (found,) = await self._store.fetch("read_rules")
         before, self._known = self._known, {}
         for name, queue_name in json.loads(found["routes"]):
             known = before.get(name)
@@ -63,5 +62,4 @@ class LimitUpkeep:
         return returned
 
     async def _return_batch(self) -> int:
-        async with self._store.session() as session:
-            return len(await session.fetch("return_strays", _BATCH))
+        return len(await self._store.fetch("return_strays", _BATCH))

@@ -68,16 +68,14 @@ class PayloadObjects:
 
     async def _look(self, now: datetime | None) -> None:
         async def look() -> int:
-            async with self._store.session() as session:
-                return len(await session.fetch("look_at_objects", self._sweep_seconds, _LOOKED_AT_ONCE, now))
+            return len(await self._store.fetch("look_at_objects", self._sweep_seconds, _LOOKED_AT_ONCE, now))
 
         await in_batches(look, full=_LOOKED_AT_ONCE, most=_LOOKS_PER_ROUND)
 
     async def _delete(self, bucket: Bucket) -> int:
         deleted, behind = 0, ""
         for _ in range(_DELETIONS_PER_ROUND):
-            async with self._store.session() as session:
-                rows = await session.fetch("find_objects_to_delete", behind, _DELETED_AT_ONCE)
+            rows = await self._store.fetch("find_objects_to_delete", behind, _DELETED_AT_ONCE)
             if not rows:
                 break
             behind = rows[-1]["name"]
@@ -91,8 +89,7 @@ class PayloadObjects:
                     raise
                 metrics.PAYLOAD_OBJECTS.labels("delete", "ok").inc()
             kept = {row["name"] for row in rows if row["needed"]}
-            async with self._store.session() as session:
-                await session.fetch("forget_objects", [*gone, *kept])
+            await self._store.fetch("forget_objects", [*gone, *kept])
             deleted += len(gone)
             if len(gone) < len(names):
                 log.warning("objects_not_deleted", objects=len(names) - len(gone), next="they are tried again")
@@ -112,8 +109,7 @@ class PayloadObjects:
             names = await bucket.list(self._folders[0], day, self._behind)
             if names:
                 self._behind = names[-1]
-                async with self._store.session() as session:
-                    orphans = await session.fetch("delete_orphans_later", names)
+                orphans = await self._store.fetch("delete_orphans_later", names)
                 if orphans:
                     log.info("orphans_found", objects=len(orphans), day=day.isoformat())
                 continue

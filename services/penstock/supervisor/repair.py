@@ -141,10 +141,9 @@ class Repair:
         if monotonic() >= self._sweep_at:
             self._sweep_at = monotonic() + _SWEEP_SECONDS
             self._since = None
-        async with self._store.session() as session:
-            self._since = await session.value(
-                "find_oldest_claim", self._settings.stale_after_seconds + _LATE_SECONDS, self._since
-            )
+        self._since = await self._store.value(
+            "find_oldest_claim", self._settings.stale_after_seconds + _LATE_SECONDS, self._since
+        )
         return self._since
 
     async def _release_unsent(self) -> int:

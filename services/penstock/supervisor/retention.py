@@ -258,17 +258,12 @@ class Retention:
         parent, keep_seconds = f"task_{state.lower()}", self._keep[state]
         if keep_seconds >= _SHORT_SECONDS:
             parent = f"{parent}_default"
-        delete = partial(self._run, "delete_expired", state.value, keep_seconds, _BATCH, None, partition=parent)
+        delete = partial(self._store.value, "delete_expired", state.value, keep_seconds, _BATCH, None, partition=parent)
         return await self._in_batches(state, delete, full=_BATCH)
 
     async def _delete_aged(self, kind: str, aged: _AgeLimit) -> int:
-        delete = partial(self._run, aged.statement, aged.seconds, aged.batch, *aged.more)
+        delete = partial(self._store.value, aged.statement, aged.seconds, aged.batch, *aged.more)
         return await self._in_batches(kind, delete, full=aged.batch, most=aged.batches)
-
-    async def _run(self, statement: str, *args: object, partition: str | None = None) -> int:
-        async with self._store.session() as session:
-            count: int = await session.value(statement, *args, partition=partition)
-        return count
 
     async def _index_short(self) -> int:
         """Index new partitions of states whose rows are deleted one by one."""
