@@ -364,8 +364,8 @@ _ALSO_BY = {"finish_tasks": {"task_ordering"}}  # the next of each ordering key
 def swinging_url(request: pytest.FixtureRequest, postgres: EmbeddedPostgres, template_database: str) -> Iterator[str]:
     """A full table whose statistics are its own, or those of the same table while it was empty.
 
-    empty: analyzed when it had never held a row; emptied: vacuumed and analyzed after its rows had gone. If a transaction
-    looks at the table meanwhile, vacuum does not cut its empty pages off, and the planner takes every page for empty.
+    empty: analyzed when it had never held a row; emptied: vacuumed and analyzed after its rows had gone. If a
+    transaction looks at the table meanwhile, vacuum keeps its empty pages, and the planner takes every page for empty.
     """
     statistics: str = request.param
     name = "swinging"
