@@ -35,6 +35,8 @@ CHECKED = (
     "README.md",
     "SECURITY.md",
     "benchmarks/*.md",
+    "benchmarks/[!d]*.py",
+    "docker-compose.yml",
     "docs/architecture.md",
     "docs/autoscaling.md",
     "docs/batches.md",
@@ -104,6 +106,10 @@ CHECKED = (
     "services/penstock/workflows/*.sql",
     "services/penstock/workflows/s*.py",
     "terraform/*.md",
+    "tests/*.yml",
+    "tests/[!i]*.py",
+    "tests/integration/[!acp]*.py",
+    "tests/integration/cli/*.py",
 )
 
 # A phrase as a regular expression, in which a space also matches a line break, and what to write instead.

@@ -65,8 +65,8 @@ def test_first_key_is_made_listed_used_and_revoked_by_the_command(
         assert {one["name"] for one in json.loads(penstock("keys", "list", "--all", "--json", *folder))} == {
             "ops", "feeder",
         }  # fmt: skip
-        with pytest.raises(AssertionError, match="no key 'nobody'"):
-            penstock("keys", "revoke", "nobody", *folder)
+        with pytest.raises(AssertionError, match="no key 'stranger'"):
+            penstock("keys", "revoke", "stranger", *folder)
 
 
 def test_key_made_where_none_are_asked_for_comes_with_a_note(database_url: str) -> None:

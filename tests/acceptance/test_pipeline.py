@@ -106,7 +106,7 @@ def test_a_task_waits_while_its_worker_is_killed_and_succeeds_by_its_event(stack
     assert printed == {"id": ids[0], "state": "SUCCESS", "kept": False, "duplicate": False}
     answer = {"jsonrpc": "2.0", "method": "task.complete", "params": {"token": by_task[ids[1]], "result": 2}}
     stack.sqs().send_message(QueueUrl=stack.state["queues"]["inbound"], MessageBody=json.dumps(answer))
-    penstock("task", "fail", by_task[ids[2]], "nobody home", "--final", "--data-dir", str(stack.data_dir))
+    penstock("task", "fail", by_task[ids[2]], "not at home", "--final", "--data-dir", str(stack.data_dir))
     settled = stack.settled(ids)
     assert [(task["state"], task["attempts"]) for task in settled] == [
         ("SUCCESS", 1), ("SUCCESS", 1), ("CRITICAL_ERROR", 1)

@@ -245,14 +245,14 @@ async def test_bad_entries_are_refused_singly_and_the_good_ones_beside_them_stor
 async def test_values_that_only_postgres_refuses_spoil_neither_batch_nor_neighbours(
     submitter: Submitter, inbound: SqsQueue, store: Store, sql: Any
 ) -> None:
-    await sql.execute("alter table penstock.task add constraint no_guilty check (action <> 'guilty')")
-    guilty = request("enqueue", {"action": "guilty"})
-    batch = f"[{request('submit:a', {'n': 1})},{guilty},{request('submit:a', {'n': 2})}]"
+    await sql.execute("alter table penstock.task add constraint no_refused check (action <> 'refused')")
+    refused = request("enqueue", {"action": "refused"})
+    batch = f"[{request('submit:a', {'n': 1})},{refused},{request('submit:a', {'n': 2})}]"
     await put(inbound, request("submit:a", {"n": 0}), batch, request("submit:a", {"n": 3}))
     assert await drained(submitter) == 3
     assert sorted(json.loads(task["payload"])["n"] for task in await tasks(store)) == [0, 1, 2, 3]
     ((_, kept, why),) = await rejected(store)
-    assert json.loads(kept) == json.loads(guilty)
+    assert json.loads(kept) == json.loads(refused)
     assert "Postgres rejected" in why
     assert await inbound.depth() == EMPTY
 

@@ -469,7 +469,7 @@ def test_a_metric_or_label_that_does_not_exist_is_found() -> None:
     assert complaints("rate(penstock_transitions[5m])") == ["no metric penstock_transitions"]
     assert complaints("penstock_run_seconds") == ["no metric penstock_run_seconds"]
     assert complaints('penstock_backlog{action="a"}') == ["penstock_backlog has no label action"]
-    assert complaints("sum by (door) (penstock_backlog)") == ["no series here has the label door"]
+    assert complaints("sum by (colour) (penstock_backlog)") == ["no series here has the label colour"]
     assert complaints('sum by (le) (rate(penstock_run_seconds_bucket{action=~"x"}[1m]))') == []
 
 

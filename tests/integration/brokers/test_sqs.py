@@ -239,11 +239,11 @@ async def test_deleting_with_an_old_receipt_fails_for_that_message_alone(outboun
 
 
 async def test_an_extended_message_stays_hidden_while_another_comes_again(outbound: SqsQueue) -> None:
-    await put(outbound, '"held"', '"let go"')
+    await put(outbound, '"held"', '"released"')
     messages = {message.body: message for message in await take(outbound, visibility_seconds=1)}
     assert await outbound.extend([messages['"held"']], 60) == []
     again = await outbound.receive(wait_seconds=20, visibility_seconds=30)
-    assert [message.body for message in again] == ['"let go"']
+    assert [message.body for message in again] == ['"released"']
     assert await outbound.depth() == Depth(0, 2, 0)
 
 

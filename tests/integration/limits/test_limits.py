@@ -286,10 +286,10 @@ async def test_a_task_whose_claim_is_refused_fails_permanently_and_stands_in_nob
         await enqueue(store, NewTask("plain"))
         await run_until_idle(scheduler)
         sent.actions.clear()
-    for action in ("guilty", "limited"):
+    for action in ("refused", "limited"):
         await limit(store, action, max_in_flight=2)
-    await refuse(sql, "gate is null or action <> 'guilty'")
-    tasks = [NewTask("guilty" if n in (3, 11) else "limited" if n % 2 else "plain") for n in range(20)]
+    await refuse(sql, "gate is null or action <> 'refused'")
+    tasks = [NewTask("refused" if n in (3, 11) else "limited" if n % 2 else "plain") for n in range(20)]
     ids = await enqueue(store, *tasks)
     await run_until_idle(scheduler)
     assert Counter(sent.actions) == {"limited": 2} | ({"plain": 10} if window == "open" else {})
@@ -309,14 +309,14 @@ async def test_a_claim_that_is_refused_at_one_gate_or_route_holds_up_no_other(
         store=store, outbound=outbound, settings=settings,
         open_queue=lambda name, label: transport.queue(name, label=label),
     )  # fmt: skip
-    await refuse(sql, "state <> 'ACQUIRED' or action not like 'guilty%'")
-    for action in ("guilty-limited", "limited"):
+    await refuse(sql, "state <> 'ACQUIRED' or action not like 'refused%'")
+    for action in ("refused-limited", "limited"):
         await limit(store, action, max_in_flight=2)
     name = f"{settings.outbound_queue}-video"
     async with queue_named(settings, transport, name) as video:
-        await route(store, "a", name, "guilty-routed")
+        await route(store, "a", name, "refused-routed")
         await route(store, "b", name, "routed")
-        ids = await enqueue(store, *map(NewTask, ("guilty-limited", "guilty-routed", "limited", "routed")))
+        ids = await enqueue(store, *map(NewTask, ("refused-limited", "refused-routed", "limited", "routed")))
         await run_until_idle(scheduler)
         assert ids_of(await take(outbound)) == [ids[2]]
         assert ids_of(await take(video)) == [ids[3]]

@@ -407,7 +407,7 @@ async def test_a_task_that_lives_is_not_sent_again_however_long_it_runs(
     await beat(store, await claimed(store, NewTask("a")))
     await age(sql, settings.untaken_after_seconds)
     await sql.execute("update penstock.task set heartbeat_at = now() - interval '10 minutes'")
-    await put(results, '"a sign of life"')  # resulters were away for as long
+    await put(results, '"a heartbeat"')  # resulters were stopped for as long
     assert await repair.run_once() == 0
     assert await sql.fetchval("select state::text from penstock.task") == "ACQUIRED"
     await age(sql, settings.untaken_after_seconds)  # and no resulter reads results
