@@ -97,7 +97,7 @@ class Ledger:
     async def check(self, connection: asyncpg.Connection, row: Row, *, may_repeat: bool) -> None:
         """Fill the row by holding all three against each other."""
         history = await connection.fetch(
-            "select id, state::text, claim, unique_key, (result->>'claim')::bigint as reported from penstock.task_history"
+            "select id, state::text, claim, unique_key, (result->>'claim')::bigint as seen from penstock.task_history"
         )
         live = await connection.fetch("select id, state::text, unique_key, attempts from penstock.task")
         runs = self.runs()
@@ -128,7 +128,7 @@ class Ledger:
         for record in history:
             if record["state"] == "SUCCESS":
                 claims = {claim for claim, _ in runs.get(record["id"], ())}
-                row.wrong += record["reported"] != record["claim"] or record["claim"] not in claims
+                row.wrong += record["seen"] != record["claim"] or record["claim"] not in claims
             elif record["id"] not in self.poison:
                 row.given_up += 1
         row.repeated = sum(len(times) > 1 for task_id, times in runs.items() if task_id not in self.poison)
