@@ -30,7 +30,6 @@ def enqueue(
             ),
             priority="-32768 to 32767, higher first; default 0.",
             unique_key="At most one task per action and key; a duplicate returns the first task's id.",
-            ordering_key="Tasks of one key run one at a time, in order.",
             max_attempts="Attempts before the task fails.",
             timeout="Time limit of one attempt.",
             labels="A label. Repeatable.",

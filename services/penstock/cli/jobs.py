@@ -14,10 +14,9 @@ from penstock.tasks.bulk_params import JobId, JobListParams
 
 
 def add_to(app: typer.Typer) -> None:
-    page = ParamsOf(JobListParams, limit="Maximum number of jobs.")
-    one = ParamsOf(JobId, id=typer.Argument(metavar="ID", help="The job's id."))
+    one = ParamsOf(JobId)
     commands: Commands = {
-        "list": calling("job.list", page, "List jobs, newest first.", _print_jobs),
+        "list": calling("job.list", ParamsOf(JobListParams), "List jobs, newest first.", _print_jobs),
         "show": calling("job.get", one, "Show a job: its progress, and the tasks it refused.", print_job),
         "cancel": calling("job.cancel", one, "Stop a job; changes already made stay.", print_job),
     }

@@ -23,10 +23,6 @@ from penstock.limits.model import (
 )
 from penstock.protocol.method import NoParams
 
-_ACTION = "The action's exact name."
-_TENANT = "The tenant's exact name."
-_TENANT_OR_ALL = "The tenant's exact name; '*' for all tenants without limits of their own."
-
 
 @dataclass(frozen=True)
 class Rate:
@@ -120,7 +116,7 @@ _print_tenants = listing(
 
 
 def add_to(app: typer.Typer) -> None:
-    action = ParamsOf(ActionName, action=_ACTION)
+    action = ParamsOf(ActionName)
     actions: Commands = {
         "list": calling(
             "action.list", ParamsOf(NoParams), "List the actions that are limited or paused.", _print_actions
@@ -130,8 +126,8 @@ def add_to(app: typer.Typer) -> None:
         **_pausing("action", "an action", action),
     }
     add_group(app, "actions", actions, panel="Tasks", help="Limit and pause actions, across all schedulers.")
-    page = ParamsOf(TenantListParams, limit="Maximum number of tenants.")
-    tenant_or_all = ParamsOf(TenantOrAll, tenant=_TENANT_OR_ALL)
+    page = ParamsOf(TenantListParams)
+    tenant_or_all = ParamsOf(TenantOrAll)
     tenants: Commands = {
         "list": calling(
             "tenant.list", page, "List the tenants that have limits of their own or are paused, the default first.",
@@ -144,7 +140,7 @@ def add_to(app: typer.Typer) -> None:
         ),
         "set": set_tenant,
         "delete": calling("tenant.delete", tenant_or_all, "Remove a tenant's own limits and unpause it."),
-        **_pausing("tenant", "a tenant", ParamsOf(TenantName, tenant=_TENANT)),
+        **_pausing("tenant", "a tenant", ParamsOf(TenantName)),
     }  # fmt: skip
     add_group(app, "tenants", tenants, panel="Tasks", help="Limit and pause tenants, across all schedulers.")
 
@@ -159,7 +155,7 @@ def _pausing(kind: str, one: str, params: ParamsOf) -> dict[str, Callable[..., N
 
 def set_action(
     *,
-    limits: Annotated[Given, ParamsOf(ActionSetParams, action=_ACTION, per=_PER, **_ACTION_OPTIONS)],
+    limits: Annotated[Given, ParamsOf(ActionSetParams, per=_PER, **_ACTION_OPTIONS)],
     none: Annotated[list[ActionLimit] | None, typer.Option(help="A limit to remove. Repeatable.")] = None,
     api: Api,
 ) -> None:
@@ -169,7 +165,7 @@ def set_action(
 
 def set_tenant(
     *,
-    limits: Annotated[Given, ParamsOf(TenantSetParams, tenant=_TENANT_OR_ALL, per=_PER, **_TENANT_OPTIONS)],
+    limits: Annotated[Given, ParamsOf(TenantSetParams, per=_PER, **_TENANT_OPTIONS)],
     none: Annotated[list[TenantLimit] | None, typer.Option(help="A limit to remove. Repeatable.")] = None,
     api: Api,
 ) -> None:

@@ -34,7 +34,7 @@ def add_to(app: typer.Typer) -> None:
         ),
         "set": set_route,
         "delete": calling(
-            "route.delete", ParamsOf(RouteName, name="The route's name."),
+            "route.delete", ParamsOf(RouteName),
             "Delete a route; its waiting tasks take the other routes, or go to the outbound queue.",
             lambda _: typer.echo("deleted"),
         ),

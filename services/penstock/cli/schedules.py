@@ -49,15 +49,13 @@ _PAGE = ParamsOf(
     tenant="Only schedules of this tenant.",
     action="Only schedules of this action.",
     paused=typer.Option("--paused/--running", show_default=False, help="Only paused, or only running schedules."),
-    limit="Maximum number of schedules.",
 )
 
 
 def add_to(app: typer.Typer) -> None:
     def one(method: str, help: str, printer: Printer = _print_schedule) -> Callable[..., None]:
-        return calling(f"schedule.{method}", ParamsOf(ScheduleName, name=_NAME), help, printer)
+        return calling(f"schedule.{method}", ParamsOf(ScheduleName), help, printer)
 
-    runs = ParamsOf(ScheduleRunsParams, name=_NAME, limit="Maximum number of runs.")
     commands: Commands = {
         "list": calling("schedule.list", _PAGE, "List schedules, newest first.", _print_schedules),
         "show": one("get", "Show a schedule, its payload and its next few runs."),
@@ -67,7 +65,10 @@ def add_to(app: typer.Typer) -> None:
         "pause": one("pause", "Pause a schedule; runs in the meantime are not made up."),
         "resume": one("resume", "Resume a schedule, from now on."),
         "runs": calling(
-            "schedule.runs", runs, "List the runs of a schedule and their outcomes, newest first.", _print_runs
+            "schedule.runs",
+            ParamsOf(ScheduleRunsParams),
+            "List the runs of a schedule and their outcomes, newest first.",
+            _print_runs,
         ),
         "run-now": one("run_now", "Trigger a schedule now, even if paused.", _print_run),
         "import": import_schedules,

@@ -41,8 +41,7 @@ LabelOption = Annotated[
 TenantOption = Annotated[str | None, typer.Option("--tenant", show_default=False, help="Only tasks of this tenant.")]
 
 
-_FILTER = {
-    "action": "Only tasks of this action; * matches any characters.",
+_FILTER_HELP = {
     "states": typer.Option(
         "--state", parser=parse_state, metavar="STATE", show_default=False,
         help=f"Only tasks in this state: {STATES_HELP}. Repeatable.",
@@ -50,11 +49,8 @@ _FILTER = {
     "labels": "Only tasks with this label. Repeatable: all must match.",
     "older_than": "Only tasks added at least this long ago.",
     "newer_than": "Only tasks added less than this long ago.",
-    "ids_from": "Only tasks with this id or a higher one.",
-    "ids_to": "Only tasks with this id or a lower one.",
-    "tenant": "Only tasks of this tenant.",
-    "all": typer.Option("--all", help="All current tasks, instead of a filter."),
 }  # fmt: skip
+_FILTER_NAMES = {field for field in BulkParams.__struct_fields__ if field != "dry_run"}
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,7 @@ class Bulk:
 
     def run(self, verb: str, params: dict[str, Any], api: Api) -> None:
         """Count the tasks, ask, and change them. Raises typer.BadParameter without a filter."""
-        if not _FILTER.keys() & params.keys():
+        if not _FILTER_NAMES & params.keys():
             raise typer.BadParameter(
                 "give at least one filter (--action, --state, --label, --older-than, --newer-than, --from-id, --to-id, "
                 "--tenant), or --all"
@@ -106,7 +102,7 @@ def add_to(app: typer.Typer) -> None:
 def _changing(verb: str, help: str) -> Callable[..., None]:
 
     def command(
-        *, tasks: Annotated[Given, ParamsOf(BulkParams, without=["dry_run"], **_FILTER)], bulk: Bulk, api: Api
+        *, tasks: Annotated[Given, ParamsOf(BulkParams, without=["dry_run"], **_FILTER_HELP)], bulk: Bulk, api: Api
     ) -> None:
         bulk.run(verb, tasks, api)
 
@@ -158,7 +154,7 @@ def reschedule(
     tasks: Annotated[
         Given,
         ParamsOf(
-            BulkRescheduleParams, without=["dry_run"], **_FILTER,
+            BulkRescheduleParams, without=["dry_run"], **_FILTER_HELP,
             spread="Spread the tasks evenly over this time from then on.",
         ),
     ],

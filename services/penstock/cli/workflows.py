@@ -44,9 +44,10 @@ _MARKS = {
 
 
 def add_to(app: typer.Typer) -> None:
-    page = ParamsOf(WorkflowListParams, limit="Maximum number of workflows.")
     commands: Commands = {
-        "list": calling("workflow.list", page, "List workflows, newest first.", _print_workflows),
+        "list": calling(
+            "workflow.list", ParamsOf(WorkflowListParams), "List workflows, newest first.", _print_workflows
+        ),
         "show": show, "create": create, "cancel": cancel, "retry": retry,
     }  # fmt: skip
     add_group(app, "workflows", commands, panel="Tasks", help="Workflows: tasks that wait for each other.")
