@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from time import monotonic
 
 from penstock.compat.delayed_records import MAX_AT_ONCE, publish_due
@@ -13,7 +11,7 @@ from penstock.db.pool import Store
 from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger
 from penstock.runtime.loop import SideTask
-from penstock.runtime.periodic import repeat
+from penstock.runtime.periodic import is_set_within, repeat
 
 LOOK_SECONDS = 1.0
 _HELD_SECONDS = 0.05  # while another supervisor publishes
@@ -51,9 +49,7 @@ class DelayedRecordPublisher:
         async with self._store.session() as session:
             wait: float | None = await session.value("read_delayed_record_wait")
         if wait is None or wait > 0:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS if wait is None else min(LOOK_SECONDS, wait)):
-                    await self._woken.wait()
+            await is_set_within(self._woken, LOOK_SECONDS if wait is None else min(LOOK_SECONDS, wait))
             return 0
         started = monotonic()
         async with self._store.transaction() as session:

@@ -13,6 +13,8 @@ from time import perf_counter
 
 import msgspec
 
+from penstock.runtime.periodic import is_set_within
+
 EVERY_SECONDS = 2.0
 SHARE_OF_TIME = 0.1  # a page that is expensive to render is rendered less often
 STREAMS = 100  # at once; further browsers show their page as it was loaded, and retry
@@ -57,11 +59,7 @@ class Streams:
                     quiet_since = now
                     yield b": still here\n\n"
                 pause = max(EVERY_SECONDS, (now - started) / SHARE_OF_TIME)
-                try:
-                    async with asyncio.timeout(pause):
-                        await self._stopping.wait()
-                except TimeoutError:
-                    pass
+                await is_set_within(self._stopping, pause)
         finally:
             self._open[name] -= 1
             self._open += Counter()  # drops names without streams

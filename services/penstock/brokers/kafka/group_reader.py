@@ -6,7 +6,6 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -19,6 +18,7 @@ from penstock.brokers.leases import MessageLeases, Unsent
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.backoff import Pauses
 from penstock.runtime.logs import get_logger
+from penstock.runtime.periodic import is_set_within
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings
 
@@ -112,9 +112,7 @@ class GroupReader:
             if left <= 0:
                 return []
             self._came.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self._came.wait()
+            await is_set_within(self._came, left)
 
     async def _hand_out(self, visibility_seconds: float) -> list[Message]:
         """A few of those read ahead, once their delivery is committed."""

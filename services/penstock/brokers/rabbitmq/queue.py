@@ -26,6 +26,7 @@ from penstock.brokers.leases import LeasedQueue, MessageLeases, Unsent
 from penstock.brokers.rabbitmq.connection import Link, Links, TooLargeForBroker
 from penstock.protocol.errors import Unavailable
 from penstock.runtime.logs import get_logger
+from penstock.runtime.periodic import is_set_within
 
 DEFAULT_CONSUMER_TIMEOUT_SECONDS = 1800
 LIMITS = Limits(
@@ -192,10 +193,7 @@ class _Reader:
             raise
         try:
             if wait_seconds and not self._came and self.closed is None:
-                async with asyncio.timeout(wait_seconds):
-                    await self._any_came.wait()
-        except TimeoutError:
-            pass
+                await is_set_within(self._any_came, wait_seconds)
         finally:
             if self.closed is None:
                 await self._link.call(self._channel.basic_cancel(tag))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import suppress
 from datetime import datetime
 from enum import IntEnum
 from time import monotonic
@@ -16,6 +15,7 @@ from starlette.responses import Response
 
 from penstock.compat.scheduler0.http.messages import Problem, answer
 from penstock.db.pool import Store
+from penstock.runtime.periodic import is_set_within
 
 LOOK_SECONDS = 0.25
 LONGEST_SECONDS = 25.0  # less than most proxies wait
@@ -89,9 +89,7 @@ class AsyncTasks:
         self._waits += 1
         try:
             while not self._stopping.is_set() and monotonic() - began < LONGEST_SECONDS:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_SECONDS):
-                        await self._stopping.wait()
+                await is_set_within(self._stopping, LOOK_SECONDS)
                 now = await self._look(request_id)
                 if now != first or await request.is_disconnected():
                     return now
