@@ -7,11 +7,10 @@ import time
 
 import asyncpg
 from alembic import context
+from penstock_tables import SCHEMA, metadata
 from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
-
-from penstock.db.tables import SCHEMA, metadata
 
 _OPTIONS = {
     "target_metadata": metadata,

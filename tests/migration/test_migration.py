@@ -17,10 +17,10 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+from migrations.penstock_tables import SCHEMA, metadata
 from penstock.db.migrate import _config, downgrade, head_revision, migrations_path, upgrade, upgrade_sql
 from penstock.db.pool import Store
 from penstock.db.statements import SQL
-from penstock.db.tables import SCHEMA, metadata
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.task import Failure, NewTask, State

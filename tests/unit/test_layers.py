@@ -156,7 +156,7 @@ def test_a_cycle_would_be_found() -> None:
     ],
 )
 def test_a_worker_loads_no_database_driver(statement: str) -> None:
-    assert loaded_by(statement) & (DATABASE | {"penstock.db", "penstock.db.tables"}) == set()
+    assert loaded_by(statement) & (DATABASE | {"penstock.db"}) == set()
 
 
 def test_a_worker_loads_no_delivery_before_one_is_asked_for() -> None:

@@ -35,6 +35,8 @@ def _config(
     config = Config(output_buffer=output) if output is not None else Config()
     config.set_main_option("script_location", str(migrations_path()).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
+    # For the table definitions beside the migrations, which only Alembic reads.
+    config.set_main_option("prepend_sys_path", str(migrations_path()).replace("%", "%%"))
     # Not by set_main_option: a password may hold %, and the URL must not appear in a config dump.
     config.attributes["url"] = database_url
     config.attributes["lock_seconds"] = lock_seconds
