@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -17,40 +17,20 @@ from penstock.protocol.method import Scope
 from penstock.settings.processes import is_loopback
 
 
-class SenderChecks(Protocol):
-    """What a dispatcher checks about the sender of a body."""
-
-    def check_method(self, method: str) -> None:
-        """Raises AccessDenied."""
-
-    def charge(self, requests: int) -> None:
-        """Raises RateLimited."""
-
-
+@dataclass(frozen=True, slots=True)
 class Caller:
     """The sender of a request.
 
-    name: by which the rate is counted: of the key, or the address. key: the key's name, empty without one. tenant: to
-    which the key is bound. actions: patterns of those that it may enqueue; None: the default.
+    name: by which the rate is counted: of the key, or the address. rates: None for any rate. key: the key's name, empty
+    without one. tenant: to which the key is bound. actions: patterns of those that it may enqueue; None: the default.
     """
 
-    __slots__ = ("_permissions", "_rates", "actions", "key", "name", "tenant")
-
-    def __init__(
-        self,
-        name: str,
-        permissions: frozenset[Permission],
-        rates: Rates | None,
-        key: str = "",
-        tenant: str | None = None,
-        actions: tuple[str, ...] | None = None,
-    ) -> None:
-        self.name = name
-        self.key = key
-        self.tenant = tenant
-        self.actions = actions
-        self._permissions = permissions
-        self._rates = rates
+    name: str
+    permissions: frozenset[Permission]
+    rates: Rates | None
+    key: str = ""
+    tenant: str | None = None
+    actions: tuple[str, ...] | None = None
 
     def check_method(self, method: str) -> None:
         """Raises AccessDenied, with the permission that is missing, or because the key is bound to a tenant."""
@@ -76,7 +56,7 @@ class Caller:
             )  # fmt: skip
 
     def _check(self, needed: Permission) -> None:
-        if needed not in self._permissions:
+        if needed not in self.permissions:
             raise AccessDenied(403, f"Not permitted: this API key may not {needed}", {"needs": needed})
 
     def may(self, method: str) -> bool:
@@ -84,17 +64,17 @@ class Caller:
         found = method_of(method)
         if found is None or (self.tenant is not None and found.scope is Scope.CLOSED):
             return False
-        return found.permission in self._permissions
+        return found.permission in self.permissions
 
     def check_rate(self) -> None:
         """Raises RateLimited when not even one request may come now."""
-        if self._rates is not None:
-            self._rates.check(self.name)
+        if self.rates is not None:
+            self.rates.check(self.name)
 
     def charge(self, requests: int) -> None:
         """Count requests of this caller. Raises RateLimited when they are too many."""
-        if self._rates is not None:
-            self._rates.charge(self.name, requests)
+        if self.rates is not None:
+            self.rates.charge(self.name, requests)
 
 
 class Authenticator:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from penstock.api import audit, disconnect
-from penstock.api.access import Authenticator, SenderChecks, address_of
+from penstock.api.access import Authenticator, Caller, address_of
 from penstock.api.http_limits import ADMITTED
 from penstock.api.rpc import Answer, Dispatcher, error_body, masked
 from penstock.api.scaling import Scaling
@@ -47,7 +47,7 @@ class _Refusal(errors.InvalidRequest):
         self.reason = reason
 
 
-async def _answer(dispatcher: Dispatcher, body: bytes, caller: SenderChecks, request: Request) -> Answer:
+async def _answer(dispatcher: Dispatcher, body: bytes, caller: Caller, request: Request) -> Answer:
     """In a span that continues the caller's trace, where traces are made."""
     spans = active.active()
     if spans is None:

@@ -20,7 +20,7 @@ from jsonrpcserver import Success
 from jsonrpcserver.async_main import dispatch_to_response
 from oslash.either import Left
 
-from penstock.api.access import SenderChecks
+from penstock.api.access import Caller
 from penstock.protocol.errors import AccessDenied, InternalError, MethodNotFound, Overloaded, RpcError, Unavailable
 from penstock.protocol.requests import Invalid, Request, decode_body
 from penstock.runtime import metrics
@@ -143,7 +143,7 @@ class Dispatcher:
         self._methods: Any = _Methods(handlers, prefixes or {})
         self._batch_limit = batch_limit
 
-    async def answer(self, body: bytes, caller: SenderChecks) -> Answer:
+    async def answer(self, body: bytes, caller: Caller) -> Answer:
         """Answer one body; raises nothing that the body is to blame for, but RateLimited if it holds too many requests.
 
         A request that the caller may not make is answered so, and harms no neighbour.
@@ -187,7 +187,7 @@ class Dispatcher:
             return Answer(status if status != 200 else 204, None)
         return Answer(status, _encode(answers[0]))
 
-    async def _dispatch(self, requests: Sequence[Request], caller: SenderChecks) -> list[tuple[str, Outcome]]:
+    async def _dispatch(self, requests: Sequence[Request], caller: Caller) -> list[tuple[str, Outcome]]:
         """Label and outcome of every request, in their order."""
         outcomes: list[tuple[str, Outcome]] = [("unknown", None)] * len(requests)
         for start in range(0, len(requests), ENTRIES_AT_ONCE):
