@@ -3,15 +3,15 @@ its outcome."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from penstock.db.context import Context
-from penstock.db.session import Session
+from penstock.db.session import OpenSession, Session
 from penstock.methods.audit import OUTCOME_MAX_CHARS, AuditEntry, begin_audit, end_audit, shown_params
 from penstock.protocol.api_key import Permission
 from penstock.protocol.checks import MAX_LIST, check_page, read_cursor
@@ -97,7 +97,7 @@ def set_actor(name: str, address: str, source: str) -> None:
 class Audit:
     """Records calls. session: opens one."""
 
-    def __init__(self, session: Callable[[], AbstractAsyncContextManager[Session]]) -> None:
+    def __init__(self, session: OpenSession) -> None:
         self._session = session
         # A batch of a thousand requests is recorded by one statement before and few after.
         self._begin: Batcher[AuditEntry, int] = Batcher(self._begin_many)

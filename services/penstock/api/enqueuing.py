@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from penstock.db.notify import Notifier
 from penstock.db.pool import Store
-from penstock.methods.inbound import OpenSession, count_enqueued, refusal_of, take_in_tasks
+from penstock.db.session import OpenSession
+from penstock.methods.inbound import count_enqueued, refusal_of, take_in_tasks
 from penstock.protocol import trace_context
 from penstock.protocol.errors import InvalidParams, PenstockError, Refused, RpcError
 from penstock.protocol.task import Enqueued, NewTask

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 from penstock.api.disconnect import wait_gone
 from penstock.db.notify import Listener
 from penstock.db.pool import Store
-from penstock.db.session import Session
+from penstock.db.session import OpenSession
 from penstock.payloads.records import shown_rows
 from penstock.protocol.caller import bound_to, seen
 from penstock.protocol.errors import RpcError, TaskNotFound, TooManyWaits, Unavailable
@@ -41,8 +41,6 @@ _MANY = 100
 _CALLS_PER_LOOK = 50  # of those that have just come; each may ask for a thousand tasks
 
 log = get_logger()
-
-SessionOf = Callable[[], AbstractAsyncContextManager[Session]]
 
 
 class _Waiter:
@@ -81,7 +79,7 @@ class LongPolls:
     requests_limit: how many requests may wait, so that the others find a connection.
     """
 
-    def __init__(self, store: Store, session: SessionOf, *, tasks_limit: int, requests_limit: int) -> None:
+    def __init__(self, store: Store, session: OpenSession, *, tasks_limit: int, requests_limit: int) -> None:
         self._session = session
         self._codec = store.codec
         self._listener = Listener(store)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.db.session import Session
+from penstock.db.session import OpenSession, Session
 from penstock.protocol.errors import RpcError
 from penstock.protocol.task import NewTask
 from penstock.runtime.recent import Recent
@@ -19,8 +19,8 @@ class Context:
     """session, transaction: open one. wake: wakes schedulers, after tasks were added or settled, or limits changed."""
 
     settings: Settings
-    session: Callable[[], AbstractAsyncContextManager[Session]]
-    transaction: Callable[[], AbstractAsyncContextManager[Session]]
+    session: OpenSession
+    transaction: OpenSession
     wake: Callable[[], None]
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from time import perf_counter
 from typing import Any
 
@@ -86,3 +86,6 @@ class Session:
         """
         if rows >= _MANY_ROWS:
             await self._connection.execute("set local plan_cache_mode = force_custom_plan")
+
+
+OpenSession = Callable[[], AbstractAsyncContextManager[Session]]

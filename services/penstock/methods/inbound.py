@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.db.context import within
-from penstock.db.session import Session
+from penstock.db.session import OpenSession, Session
 from penstock.methods.audit import OUTCOME_MAX_CHARS, AuditEntry, begin_audit, end_audit, shown_params
 from penstock.methods.table import API_ONLY, METHODS, read_command
 from penstock.payloads.codec import PayloadCodec, offered_aad, payload_aad
@@ -27,8 +27,6 @@ from penstock.runtime import metrics
 from penstock.settings.model import Settings
 from penstock.tasks import enqueue
 from penstock.tasks.objects import queues_of_kinds
-
-OpenSession = Callable[[], AbstractAsyncContextManager[Session]]
 
 _ONLY_ANSWERS = "{method} only answers, and a queue has no way back: ask over HTTP"
 _decode_request = msgspec.json.Decoder(Request).decode

@@ -11,8 +11,6 @@ import hashlib
 import hmac
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -25,7 +23,7 @@ from starlette.responses import Response
 from penstock.api.access import Authenticator, Caller, address_of
 from penstock.api.http_limits import ADMITTED
 from penstock.api.lookups import Lookups
-from penstock.db.session import Session
+from penstock.db.session import OpenSession
 from penstock.protocol.errors import AccessDenied
 
 SESSION_COOKIE = "penstock_session"
@@ -76,13 +74,7 @@ class BrowserSession:
 class BrowserSessions:
     """Identifies browsers, signs them in and out. session: opens a database session."""
 
-    def __init__(
-        self,
-        authenticator: Authenticator,
-        session: Callable[[], AbstractAsyncContextManager[Session]],
-        *,
-        session_seconds: float,
-    ) -> None:
+    def __init__(self, authenticator: Authenticator, session: OpenSession, *, session_seconds: float) -> None:
         self._authenticator = authenticator
         self._session = session
         self._session_seconds = session_seconds
