@@ -8,7 +8,7 @@ import asyncpg
 
 from penstock.protocol.errors import Locked, Refused, TooSlow, Unavailable
 
-# Errors that pass automatically or by an operator's action; every other one is a bug of ours and stays loud.
+# Errors that pass automatically or by an operator's action; all others are bugs.
 TRANSIENT = (
     OSError,
     TimeoutError,
@@ -43,7 +43,7 @@ _WAITED = re.compile(
 
 
 class Translated:
-    """Turn a driver's error into ours: the text names the kind, never the URL."""
+    """Turns an error of the driver into ours, whose text has no URL."""
 
     def __enter__(self) -> None:
         return None
@@ -53,7 +53,7 @@ class Translated:
             raise Unavailable(
                 "Postgres lacks Penstock's tables, or an older version has them: run `penstock migrate`"
             ) from exc
-        # The driver refuses a value before it is sent: an InterfaceError that is a ValueError too.
+        # The driver refuses a value before sending it with an InterfaceError that is a ValueError too.
         unsent = isinstance(exc, asyncpg.InterfaceError) and isinstance(exc, ValueError)
         if unsent or isinstance(exc, _REFUSALS):
             raise Refused(f"Postgres rejected the values: {exc}") from exc
@@ -69,6 +69,5 @@ class Translated:
 
 
 def _waited_for_a_row(exc: BaseException | None) -> bool:
-    """Whether a statement ran out of its time behind a lock. Of a table's lock nothing is said: there the shorter time
-    for locks runs out first."""
+    """Whether a statement timed out behind a row's lock; behind a table's, the shorter timeout for locks raises."""
     return isinstance(exc, asyncpg.QueryCanceledError) and _WAITED.search(exc.context or "") is not None

@@ -1,4 +1,4 @@
-"""What the processes' role may do: read and write every table of the schema, and no DDL."""
+"""Grants for the role of the processes: it reads and writes every table, and changes no schema."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from penstock.db.driver_errors import Translated
 from penstock.protocol.errors import Refused
 
 _TABLES = "select, insert, update, delete"
-# The locks of a migration and of the supervisor's upkeep: a table that one of them creates meanwhile would be missed.
+# The locks of a migration and of the supervisor's upkeep, so that neither creates a table without its grants.
 _LOCK = "select pg_advisory_xact_lock(hashtext(name)) from unnest(array['penstock migrate', 'penstock upkeep']) name"
 _ROLE = """
 select quote_ident(r.rolname) as name, pg_has_role(r.oid, n.nspowner, 'MEMBER') as owns,
        n.nspowner::regrole::text as owner
 from pg_roles r cross join pg_namespace n where r.rolname = $1 and n.nspname = 'penstock'
 """
-# The roles that create tables later: the functions that make partitions run as their owners, migrations as this role.
+# The roles that will create tables: owners of the functions that create partitions, and this role by migrations.
 _CREATORS = """
 select distinct creator::regrole::text from (
     select proowner from pg_proc where pronamespace = 'penstock'::regnamespace and prosecdef
@@ -25,9 +25,9 @@ order by 1
 
 
 async def grant(database_url: str, role: str) -> None:
-    """Grant a role what the processes need, also on tables that are created later; doing so again changes nothing.
+    """Grant a role the rights of the processes, also on later tables; doing so again changes nothing.
 
-    Raises Refused when there is no such role, or when it has the rights of the schema's owner.
+    Raises Refused for an unknown role and for one with the rights of the schema's owner.
     """
     with Translated():
         connection = await asyncpg.connect(database_url)

@@ -1,4 +1,4 @@
-"""Bring the schema up to date, or back: Alembic's commands with the migrations that ship with the package."""
+"""Upgrade and downgrade of the schema, by Alembic with the migrations that ship with the package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from penstock.protocol.errors import Unavailable
 
-# A statement that waits for a table's lock makes everybody else wait behind it, so it must not wait for long.
+# A statement that waits for a table's lock blocks every later one, so it must not wait for long.
 LOCK_SECONDS = 2.0
 TRIES = 30
 _LOCK_NOT_AVAILABLE = "55P03"
@@ -24,7 +24,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def migrations_path() -> Path:
-    """Where the migrations are: inside an installed wheel, or at the top of a checkout."""
+    """In an installed wheel, or at the top of a checkout."""
     shipped = _PACKAGE / "migrations"
     return shipped if shipped.is_dir() else _PACKAGE.parents[1] / "migrations"
 
@@ -48,23 +48,19 @@ def upgrade(
 ) -> None:
     """Run the migrations up to ``revision``; doing so again changes nothing. Must not run inside an event loop.
 
-    A lock that is not granted within ``lock_seconds`` is released and requested again after a pause as long,
-    ``tries`` times in all; what was migrated by then stays. Raises Unavailable after the last of them, and for a
-    database at a revision that this version does not know.
+    A lock that is not granted within ``lock_seconds`` is requested again after a pause as long, ``tries`` times in all;
+    what was migrated by then stays. Raises Unavailable after the last of them, and for a database at a revision that
+    this version does not know.
     """
-    _check_revision(database_url)
-    _patiently(lambda: command.upgrade(_config(database_url, lock_seconds=lock_seconds), revision), lock_seconds, tries)
+    _run(command.upgrade, database_url, revision, lock_seconds, tries)
 
 
 def downgrade(database_url: str, revision: str, *, lock_seconds: float = LOCK_SECONDS, tries: int = TRIES) -> None:
-    """Undo the migrations down to ``revision`` (``base`` for all); the tables they made are dropped.
+    """Undo the migrations down to ``revision`` (``base``: all), with their tables.
 
     Waits for locks, and raises, as ``upgrade`` does.
     """
-    _check_revision(database_url)
-    _patiently(
-        lambda: command.downgrade(_config(database_url, lock_seconds=lock_seconds), revision), lock_seconds, tries
-    )
+    _run(command.downgrade, database_url, revision, lock_seconds, tries)
 
 
 def _check_revision(database_url: str) -> None:
@@ -88,10 +84,13 @@ async def _read_revision(database_url: str) -> str | None:
     return found
 
 
-def _patiently(run: Callable[[], None], lock_seconds: float, tries: int) -> None:
+def _run(
+    migrate: Callable[[Config, str], None], database_url: str, revision: str, lock_seconds: float, tries: int
+) -> None:
+    _check_revision(database_url)
     for left in reversed(range(tries)):
         try:
-            return run()
+            return migrate(_config(database_url, lock_seconds=lock_seconds), revision)
         except DBAPIError as exc:
             if getattr(exc.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
                 raise
@@ -104,17 +103,15 @@ def _patiently(run: Callable[[], None], lock_seconds: float, tries: int) -> None
 
 
 def upgrade_sql(revision: str = "head") -> str:
-    """The SQL of an upgrade from nothing, for those who run it by hand."""
+    """The SQL of an upgrade of an empty database."""
     output = StringIO()
     command.upgrade(_config(output=output), revision, sql=True)
     return output.getvalue()
 
 
 def head_revision() -> str:
-    """The newest revision that this package knows."""
     return ScriptDirectory.from_config(_config()).get_current_head() or "base"
 
 
 def revisions() -> set[str]:
-    """Every revision that this package knows."""
     return {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
