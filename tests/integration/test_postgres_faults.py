@@ -213,7 +213,7 @@ async def test_a_dispatch_that_could_not_be_confirmed_is_sent_anew_and_only_the_
         assert batch is not None
         await refusals.begin("53100", "commit", table="dispatch")
         with pytest.raises(Unavailable):
-            await scheduler._sender.dispatch(batch)
+            await scheduler._sender.send_batch(batch)
     eager = settings.model_copy(update={"unsent_after_seconds": 0.0})
     assert (
         await Repair(
