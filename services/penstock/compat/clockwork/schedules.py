@@ -81,11 +81,10 @@ def delayed_record_of(request: ScheduleRequest, settings: Settings) -> DelayedRe
         raise IllegalArgument(problem)
     members = {"topic": topic} | _text("key", request.ordering_key) | _text("value", request.task_data)
     record = escape_for_sqs(msgspec.json.encode(members | {"due_at": max(0, request.schedule_time)}).decode())
-    size = utf8_size(record)
-    if size + 100 > settings.payload_limit_bytes:  # of a task that holds it alone
+    size, limit = utf8_size(record), settings.payload_limit_bytes
+    if size + 100 > limit:  # of a task that holds it alone
         raise IllegalArgument(
-            f"the record is {size} bytes as JSON; the limit is {settings.payload_limit_bytes} "
-            "(PENSTOCK_PAYLOAD_LIMIT_BYTES)"
+            f"the record is {size} bytes as JSON; the limit is {limit} (PENSTOCK_PAYLOAD_LIMIT_BYTES)"
         )
     contents = [request.schedule_time, request.ordering_key, request.task_data, topic]
     return DelayedRecord(

@@ -21,7 +21,7 @@ _PEERS = frozenset({"cmd", "peer"})
 _MAX_CHARS = 512  # of a key or a secret that is looked up
 
 
-class Authenticator:
+class CredentialAuthenticator:
     """Checks the headers of a request in Postgres, so that an archived credential is refused at once.
 
     rates: None for any rate.

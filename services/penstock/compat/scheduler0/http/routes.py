@@ -17,7 +17,7 @@ from penstock.api.audit import Audit, set_actor
 from penstock.api.http import read_body, refusal
 from penstock.api.http_limits import ADMITTED
 from penstock.api.rates import Rates
-from penstock.compat.scheduler0.http.access import UNAUTHORIZED, Authenticator
+from penstock.compat.scheduler0.http.access import UNAUTHORIZED, CredentialAuthenticator
 from penstock.compat.scheduler0.http.credentials import Credentials
 from penstock.compat.scheduler0.http.executions import Executions
 from penstock.compat.scheduler0.http.jobs import Jobs
@@ -53,7 +53,7 @@ class Scheduler0:
         self._store = store
         self._settings = settings
         self._audit = audit
-        self._authenticator = Authenticator(store, settings, rates)
+        self._authenticator = CredentialAuthenticator(store, settings, rates)
         self._tasks = AsyncTasks(store)
         credentials, projects, jobs = Credentials(store, settings), Projects(store, settings), Jobs(store, settings)
         routes = [
