@@ -191,7 +191,7 @@ CALLERS: dict[Place, list[tuple[str, set[str]]]] = {
     ("supervisor/repair.py", "queue"): [("supervisor", {"outbound"} | ROUTES)],
     ("cli/doctor/queues.py", "queue"): [("supervisor", ROLES | DEAD_LETTERS)],
     ("api/dispatch.py", "queue"): [("api", ROLES)],
-    ("api/dead_letters.py", "self._dead_queue(label)"): [("dlq_operator", DEAD_LETTERS)],
+    ("api/dead_letters.py", "_dead_queue(context, label)"): [("dlq_operator", DEAD_LETTERS)],
     ("api/dead_letters.py", "queue"): [("dlq_operator", ROLES)],
     ("api/dead_letter_browser.py", "self._queue"): [("dlq_operator", DEAD_LETTERS)],
     ("api/dead_letter_browser.py", "queue"): [("dlq_operator", DEAD_LETTERS)],
@@ -218,8 +218,10 @@ def calls() -> Iterator[tuple[Place, str]]:
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Await) and isinstance(node.value, ast.Call):
                 function = node.value.func
-                if isinstance(function, ast.Attribute) and function.attr in QUEUE_METHODS:
-                    yield (name, ast.unparse(function.value)), function.attr
+                # The method itself, or one that is given to a function of the same file, which calls it.
+                for called in (function, *node.value.args):
+                    if isinstance(called, ast.Attribute) and called.attr in QUEUE_METHODS:
+                        yield (name, ast.unparse(called.value)), called.attr
 
 
 NOT_A_QUEUE = {"self", "session", "claim", "self._leases", "self._notifier", "held"}  # with methods of these names too
