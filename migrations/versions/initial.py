@@ -23,15 +23,18 @@ do $do$
 declare
     one text;
 begin
-    for one in select oid::regclass::text from pg_class
-               where relnamespace = 'penstock'::regnamespace and relkind in ('r', 'p') and relname <> 'alembic_version'
+    -- All names first: that of a partition which went with its table would be read as a number.
+    foreach one in array array(
+        select oid::regclass::text from pg_class
+        where relnamespace = 'penstock'::regnamespace and relkind in ('r', 'p') and relname <> 'alembic_version')
     loop
         execute format('drop table if exists %s cascade', one);
     end loop;
-    for one in select oid::regprocedure::text from pg_proc
-               where pronamespace = 'penstock'::regnamespace
-                  or (pronamespace = 'public'::regnamespace
-                      and proname in ('penstock_enqueue', 'penstock_enqueue_many', 'penstock_note_trace'))
+    foreach one in array array(
+        select oid::regprocedure::text from pg_proc
+        where pronamespace = 'penstock'::regnamespace
+           or (pronamespace = 'public'::regnamespace
+               and proname in ('penstock_enqueue', 'penstock_enqueue_many', 'penstock_note_trace')))
     loop
         execute format('drop function if exists %s cascade', one);
     end loop;

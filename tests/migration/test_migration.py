@@ -122,6 +122,14 @@ def test_every_revision_can_be_stepped_up_and_down_alone(empty_database_url: str
         downgrade(empty_database_url, "-1")
 
 
+def test_a_month_of_partitions_goes_with_their_tables(migrated_url: str) -> None:
+    query(migrated_url, "select penstock.ensure_partitions(30)")
+    downgrade(migrated_url, "base")
+    assert query(migrated_url, "select relname from pg_class where relnamespace = 'penstock'::regnamespace") == [
+        ("alembic_version",), ("alembic_version_pkc",),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("change", [upgrade, lambda url: downgrade(url, "base")], ids=["up", "down"])
 def test_a_database_at_an_unknown_revision_is_left_as_it_is_with_what_to_do(
     migrated_url: str, change: Callable[[str], None]
