@@ -592,9 +592,9 @@ async def test_a_workflow_of_ten_thousand_steps_is_made_at_once_and_costs_as_muc
     asked: list[str] = []
     fetch = Session.fetch
 
-    async def counted(self: Session, name: str, *args: Any) -> Any:
+    async def counted(self: Session, name: str, *args: Any, **options: Any) -> Any:
         asked.append(name)
-        return await fetch(self, name, *args)
+        return await fetch(self, name, *args, **options)
 
     monkeypatch.setattr(Session, "fetch", counted)
     random = Random(7)
