@@ -361,6 +361,14 @@ def test_long_names_need_no_scrolling_sideways(
     assert scroll <= client == width
 
 
+@pytest.mark.parametrize("path", ["/", "/tasks", "/tenants"])
+def test_a_search_field_and_its_button_are_in_one_row(browser: Any, stand: Stand, path: str) -> None:
+    opened(browser, stand, path)
+    field, button = (css(browser, f"form[role=search] {tag}").rect for tag in ("input", "button"))
+    assert button["x"] >= field["x"] + field["width"]
+    assert abs(button["y"] - field["y"]) < field["height"] / 2
+
+
 def test_words_of_tables_are_whole_and_filters_show_their_choice(
     browser: Any, stand: Stand, long_names: dict[str, str]
 ) -> None:
