@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from penstock.cli.common import Api, CursorOption, limit_option, listing
+from penstock.cli.common import calling, listing
 from penstock.cli.groups import Commands, add_group
+from penstock.cli.parameters import ParamsOf
+from penstock.tasks.params import OrderingListParams, OrderingReleaseParams
 
 _print_keys = listing(
     "held ordering keys",
@@ -18,23 +20,17 @@ _print_keys = listing(
 
 
 def add_to(app: typer.Typer) -> None:
-    commands: Commands = {"list": list_keys, "release": release}
+    key = ParamsOf(OrderingReleaseParams, key="From `penstock ordering`.", tenant="The key's tenant.")
+    commands: Commands = {
+        "list": calling(
+            "ordering.list", ParamsOf(OrderingListParams),
+            "List ordering keys that a failed task (CRITICAL_ERROR) holds.", _print_keys,
+        ),
+        "release": calling(
+            "ordering.release", key, "Release a held ordering key: the next task of the key may run.", _print_released
+        ),
+    }  # fmt: skip
     add_group(app, "ordering", commands, panel="Tasks", help="Ordering keys that a failed task holds.")
-
-
-def list_keys(*, limit: Annotated[int, limit_option("keys")] = 50, cursor: CursorOption = None, api: Api) -> None:
-    """List ordering keys that a failed task (CRITICAL_ERROR) holds."""
-    api.show(api.call("ordering.list", limit=limit, cursor=cursor), _print_keys)
-
-
-def release(
-    *,
-    key: Annotated[str, typer.Argument(help="From `penstock ordering`.")],
-    tenant: Annotated[str | None, typer.Option(show_default=False, help="The key's tenant.")] = None,
-    api: Api,
-) -> None:
-    """Release a held ordering key: the next task of the key may run."""
-    api.show(api.call("ordering.release", key=key, tenant=tenant), _print_released)
 
 
 def _print_released(answer: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ _FORMS = {
     **dict.fromkeys(
         ("delay", "expires_in", "jitter", "max_lateness", "newer_than", "older_than", "spread", "timeout"), _DURATION
     ),
-    **dict.fromkeys(("end_at", "expires_at", "run_at", "start_at"), _INSTANT),
+    **dict.fromkeys(("end_at", "expires_at", "run_at", "since", "start_at", "until"), _INSTANT),
     "labels": Form(list[str], {"metavar": "NAME=TEXT"}, labels),
     "payload": Form(str, {"metavar": "JSON"}, lambda text: json_value(text, "payload")),
     "unique": Form(str, {}, lambda text: duration(text) if text[:1].isdecimal() else text),

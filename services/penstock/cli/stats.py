@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from penstock.cli.common import Api, print_fields, print_table
+from penstock.cli.common import calling, print_fields, print_table
 from penstock.cli.options import expanded
+from penstock.cli.parameters import ParamsOf
 from penstock.cli.values import state_label
+from penstock.tasks.params import StatsParams
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Tasks")(expanded(stats))
-
-
-def stats(
-    *,
-    tenant: Annotated[
-        str | None, typer.Option(show_default=False, help="Only counts of this tenant, among the newest records.")
-    ] = None,
-    api: Api,
-) -> None:
-    """Show counts per state and action, rates and lag."""
-    api.show(api.call("stats", tenant=tenant), _print_stats)
+    stats = calling("stats", ParamsOf(StatsParams), "Show counts per state and action, rates and lag.", _print_stats)
+    app.command("stats", rich_help_panel="Tasks")(expanded(stats))
 
 
 def _print_stats(result: dict[str, Any]) -> None:

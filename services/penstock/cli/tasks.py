@@ -10,10 +10,9 @@ import typer
 
 from penstock.cli.common import (
     Api,
-    CursorOption,
     YesOption,
+    calling,
     confirm,
-    limit_option,
     print_cursor,
     print_table,
     progress,
@@ -22,34 +21,28 @@ from penstock.cli.common import (
 from penstock.cli.groups import Commands, add_group
 from penstock.cli.jobs import print_job
 from penstock.cli.parameters import Given, ParamsOf
-from penstock.cli.values import STATES_HELP, complete_state, instant, labels, state_label
+from penstock.cli.values import STATES_HELP, complete_state, state_label
 from penstock.cli.values import state as parse_state
 from penstock.tasks.bulk_params import BulkParams, BulkRescheduleParams
+from penstock.tasks.params import ListParams
 
 if TYPE_CHECKING:
     from penstock.client.client import Client
 
-LabelOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--label",
-        metavar="NAME=TEXT",
-        show_default=False,
-        help="Only tasks with this label. Repeatable: all must match.",
-    ),
-]
-TenantOption = Annotated[str | None, typer.Option("--tenant", show_default=False, help="Only tasks of this tenant.")]
-
-
+_LABELS = "Only tasks with this label. Repeatable: all must match."
 _FILTER_HELP = {
     "states": typer.Option(
         "--state", parser=parse_state, metavar="STATE", show_default=False,
         help=f"Only tasks in this state: {STATES_HELP}. Repeatable.",
     ),
-    "labels": "Only tasks with this label. Repeatable: all must match.",
+    "labels": _LABELS,
     "older_than": "Only tasks added at least this long ago.",
     "newer_than": "Only tasks added less than this long ago.",
 }  # fmt: skip
+_LIST_HELP = """List tasks, newest first.
+
+With a filter, one call searches a bounded number of tasks; pass the printed cursor to search older ones.
+"""
 _FILTER_NAMES = {field for field in BulkParams.__struct_fields__ if field != "dry_run"}
 
 
@@ -86,8 +79,16 @@ class Bulk:
 
 
 def add_to(app: typer.Typer) -> None:
+    state = typer.Option(
+        parser=parse_state, metavar="STATE", show_default=False, autocompletion=complete_state,
+        help=f"Only tasks in this state: {STATES_HELP}.",
+    )  # fmt: skip
+    sought = ParamsOf(
+        ListParams, state=state, labels=_LABELS, until="Created before; as --since.",
+        since="Created then or later: RFC 3339 with a zone, or epoch milliseconds.",
+    )  # fmt: skip
     commands: Commands = {
-        "list": list_tasks,
+        "list": calling("list", sought, _LIST_HELP, _print_page),
         "cancel": _changing("cancel", "Cancel tasks that have not settled; results that arrive later are ignored."),
         "retry": _changing("retry", "Re-run failed (CRITICAL_ERROR) and CANCELLED tasks with a fresh attempt counter."),
         "delete": _changing(
@@ -108,45 +109,6 @@ def _changing(verb: str, help: str) -> Callable[..., None]:
 
     command.__doc__ = help
     return command
-
-
-def list_tasks(
-    *,
-    state: Annotated[
-        str | None,
-        typer.Option(
-            parser=parse_state,
-            metavar="STATE",
-            show_default=False,
-            help=f"Only tasks in this state: {STATES_HELP}.",
-            autocompletion=complete_state,
-        ),
-    ] = None,
-    action: Annotated[str | None, typer.Option(show_default=False, help="Only tasks of this action.")] = None,
-    tenant: TenantOption = None,
-    label: LabelOption = None,
-    key: Annotated[
-        str | None, typer.Option(show_default=False, help="Only tasks with this unique key or ordering key.")
-    ] = None,
-    since: Annotated[
-        str | None,
-        typer.Option(show_default=False, help="Created then or later: RFC 3339 with a zone, or epoch milliseconds."),
-    ] = None,
-    until: Annotated[str | None, typer.Option(show_default=False, help="Created before; as --since.")] = None,
-    limit: Annotated[int, limit_option("tasks")] = 50,
-    cursor: CursorOption = None,
-    api: Api,
-) -> None:
-    """List tasks, newest first.
-
-    With a filter, one call searches a bounded number of tasks; pass the printed cursor to search older ones.
-    """
-    page = api.call(
-        "list",
-        state=state, action=action, labels=labels(label), key=key, since=instant(since), until=instant(until),
-        limit=limit, cursor=cursor, tenant=tenant,
-    )  # fmt: skip
-    api.show(page, _print_page)
 
 
 def reschedule(

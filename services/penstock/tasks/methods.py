@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Literal, TypeVar
-
-import msgspec
+from typing import TypeVar
 
 from penstock.db.context import Context, ServingContext
 from penstock.db.session import Session
@@ -25,22 +23,25 @@ from penstock.protocol.errors import (
     TooManyWaits,
 )
 from penstock.protocol.method import Scope, method
-from penstock.protocol.task import REASON_MAX_CHARS, NewTask, State
+from penstock.protocol.task import NewTask, State
 from penstock.protocol.tenant import read_tenant
-from penstock.protocol.views import CURSOR, about
 from penstock.runtime.budget import in_hand
 from penstock.settings.model import Settings
 from penstock.tasks import reschedule as rescheduling
 from penstock.tasks import settle, stats, views
 from penstock.tasks.list import ListTasks, ShowTasks, list_tasks, show_tasks
 from penstock.tasks.new_task import new_task, read_start
-from penstock.tasks.params import EnqueueParams
-
-LONGEST_WAIT_SECONDS = 60.0  # load balancers close a connection that is silent for longer
-
-_Task = Annotated[checks.TaskId, about("The task.")]
-_One = Annotated[checks.TaskId | None, about("One task; the answer is an object.")]
-_Many = Annotated[list[checks.TaskId] | None, about(f"Up to {checks.MAX_IDS} tasks; the answer is an array.")]
+from penstock.tasks.params import (
+    LONGEST_WAIT_SECONDS,
+    CancelParams,
+    EnqueueParams,
+    ListParams,
+    RescheduleParams,
+    ResultParams,
+    RetryParams,
+    StatsParams,
+    StatusParams,
+)
 
 
 def _read_enqueue(given: EnqueueParams, settings: Settings) -> NewTask:
@@ -62,12 +63,6 @@ async def enqueue(context: ServingContext, tasks: Sequence[NewTask | RpcError]) 
     return await context.enqueue(tasks)
 
 
-class StatusParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: _One = None
-    ids: _Many = None
-    detail: Annotated[bool, about("With payload, keys, claim and every failed attempt.")] = False
-
-
 def _read_status(given: StatusParams, _settings: Settings) -> ShowTasks:
     return ShowTasks(_read_id_or_ids(given), given.ids is not None, given.detail)
 
@@ -80,16 +75,6 @@ async def status(
 ) -> Sequence[views.Task | views.TaskDetail | list[views.Task | views.TaskDetail | None] | RpcError]:
     """Show one task, or several in the order of `ids`, with null for an unknown id."""
     return await show_tasks(context, _within_limit(commands))
-
-
-class ResultParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: _One = None
-    ids: _Many = None
-    timeout: Annotated[float, about(f"Seconds to wait, 0 to {LONGEST_WAIT_SECONDS:.0f}.")] = 20.0
-    wait: Annotated[
-        Literal["all", "any"],
-        about("With ids: until all have settled; or until any has, and only those that have are answered."),
-    ] = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +130,6 @@ def _within_limit(commands: Sequence[Command | RpcError]) -> list[Command | RpcE
     return checked
 
 
-class CancelParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: _Task
-    reason: Annotated[str | None, about(f"Shown with the task; 1 to {REASON_MAX_CHARS} characters.")] = None
-
-
 @dataclass(frozen=True, slots=True)
 class Cancel:
     id: int
@@ -175,10 +155,6 @@ async def cancel(context: Context, command: Cancel) -> views.Changed:
     return views.Changed(command.id, State.CANCELLED)
 
 
-class RetryParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: _Task
-
-
 @dataclass(frozen=True, slots=True)
 class Retry:
     id: int
@@ -202,13 +178,6 @@ async def retry(context: Context, command: Retry) -> views.Changed:
             raise await rescheduling.why_not_restarted(session, command.id, state, payload_gone=payload_gone)
     context.wake()
     return views.Changed(command.id, states[command.id])
-
-
-class RescheduleParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: _Task
-    run_at: Annotated[str | int | None, about("Not before this instant; null leaves it.")] = None
-    delay: Annotated[float | None, about("Not before so many seconds from now; excludes run_at.")] = None
-    priority: Annotated[int | None, about("Null leaves it.")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,20 +229,6 @@ async def _read_state(session: Session, task_id: int) -> tuple[State, bool]:
     return State(rows[0]["state"]), bool(rows[0]["payload_gone"])
 
 
-class ListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    state: Annotated[State | None, about("Only tasks in this state.")] = None
-    action: Annotated[str | None, about("Only tasks of this action.")] = None
-    limit: Annotated[int, about(f"Maximum number of tasks; 1 to {checks.MAX_LIST}.")] = 50
-    cursor: Annotated[str | None, CURSOR] = None
-    labels: Annotated[dict[str, str] | None, about("Only tasks that have all of these labels.")] = None
-    key: Annotated[str | None, about("Only tasks that have this unique key or ordering key.")] = None
-    since: Annotated[
-        str | int | None, about("Only tasks created at this instant or later; RFC 3339, or epoch milliseconds.")
-    ] = None
-    until: Annotated[str | int | None, about("Only tasks created before this instant.")] = None
-    tenant: Annotated[str | None, about("Only tasks of this tenant; with key, a key of its own.")] = None
-
-
 def _read_list(given: ListParams, _settings: Settings) -> ListTasks:
     checks.check_labels_sought(given.labels)
     since, until = checks.read_instant(given.since, "since"), checks.read_instant(given.until, "until")
@@ -289,12 +244,6 @@ def _read_list(given: ListParams, _settings: Settings) -> ListTasks:
 async def list_(context: Context, command: ListTasks) -> views.TaskPage:
     """List tasks, newest first."""
     return await list_tasks(context, command)
-
-
-class StatsParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    tenant: Annotated[
-        str | None, about("Only tasks of this tenant, among the newest records; without rates and lag.")
-    ] = None
 
 
 def _read_stats(given: StatsParams, _settings: Settings) -> str | None:

@@ -9,14 +9,15 @@ import msgspec
 
 from penstock.db.context import Context
 from penstock.protocol.api_key import Permission
-from penstock.protocol.checks import MAX_IDS, MAX_LIST, read_key, read_limit
+from penstock.protocol.checks import MAX_IDS, read_key, read_limit
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.method import Scope, method
 from penstock.protocol.requests import ClaimId, parse_claim_id
 from penstock.protocol.tenant import own_key, read_tenant, stored_key, tenant_of_key
-from penstock.protocol.views import CURSOR, NEXT_CURSOR, about
+from penstock.protocol.views import NEXT_CURSOR, about
 from penstock.settings.model import Settings
 from penstock.tasks import ordering, settle
+from penstock.tasks.params import ClaimsCheckParams, OrderingListParams, OrderingReleaseParams
 
 
 class HeldKeys(msgspec.Struct, frozen=True):
@@ -30,11 +31,6 @@ class ListHeldKeys:
 
     limit: int
     after: str | None
-
-
-class OrderingListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    limit: Annotated[int, about(f"Maximum number of keys; 1 to {MAX_LIST}.")] = 50
-    cursor: Annotated[str | None, CURSOR] = None
 
 
 def _read_list(given: OrderingListParams, _settings: Settings) -> ListHeldKeys:
@@ -60,11 +56,6 @@ class ReleasedKey(msgspec.Struct, frozen=True):
     next: Annotated[int | None, about("The task that waited longest and may run now; null when none did.")]
 
 
-class OrderingReleaseParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    key: Annotated[str, about("The ordering key.")]
-    tenant: Annotated[str | None, about("The tenant that owns the key; null: no tenant.")] = None
-
-
 def _read_release(given: OrderingReleaseParams, _settings: Settings) -> str:
     return stored_key(read_tenant(given.tenant), read_key(given.key, "key") or "")
 
@@ -82,10 +73,6 @@ class CheckedClaims(msgspec.Struct, frozen=True):
     lost: Annotated[
         list[str], about("Claims that no longer hold their task: it was cancelled, settled, or claimed again.")
     ]
-
-
-class ClaimsCheckParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    claims: Annotated[list[str], about(f"Ids of outbound requests, <task id>:<claim>; 1 to {MAX_IDS}.")]
 
 
 def _read_claims(given: ClaimsCheckParams, _settings: Settings) -> dict[str, ClaimId]:

@@ -1,4 +1,4 @@
-"""The parameters of `enqueue`, of which schedules and steps of workflows are made too."""
+"""Parameters of the methods about tasks. The field order is the order of positional parameters."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from penstock.protocol.checks import MAX_IDS, MAX_LIST, TaskId
 from penstock.protocol.task import (
     ACTION_MAX_CHARS,
     KEY_MAX_CHARS,
@@ -15,13 +16,23 @@ from penstock.protocol.task import (
     MAX_LABELS,
     PRIORITY_MAX,
     PRIORITY_MIN,
+    REASON_MAX_CHARS,
     OnDuplicate,
+    State,
 )
 from penstock.protocol.tenant import TENANT_MAX_CHARS
-from penstock.protocol.views import about
+from penstock.protocol.views import CURSOR, about
+
+LONGEST_WAIT_SECONDS = 60.0  # load balancers close a connection that is silent for longer
+
+_Task = Annotated[TaskId, about("The task.")]
+_One = Annotated[TaskId | None, about("One task; the answer is an object.")]
+_Many = Annotated[list[TaskId] | None, about(f"Up to {MAX_IDS} tasks; the answer is an array.")]
 
 
 class EnqueueParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Schedules and steps of workflows are made of it too."""
+
     action: Annotated[str, about(f"What a worker's handler is registered for; 1 to {ACTION_MAX_CHARS} characters.")]
     payload: Annotated[
         msgspec.Raw, about("The handler's parameters: an object (by name) or an array (by position).")
@@ -84,3 +95,69 @@ class EnqueueParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str | None,
         about("Instead of payload: a payload that a client has encrypted or stored in the bucket."),
     ] = None
+
+
+class StatusParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: _One = None
+    ids: _Many = None
+    detail: Annotated[bool, about("With payload, keys, claim and every failed attempt.")] = False
+
+
+class ResultParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: _One = None
+    ids: _Many = None
+    timeout: Annotated[float, about(f"Seconds to wait, 0 to {LONGEST_WAIT_SECONDS:.0f}.")] = 20.0
+    wait: Annotated[
+        Literal["all", "any"],
+        about("With ids: until all have settled; or until any has, and only those that have are answered."),
+    ] = "all"
+
+
+class CancelParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: _Task
+    reason: Annotated[str | None, about(f"Shown with the task; 1 to {REASON_MAX_CHARS} characters.")] = None
+
+
+class RetryParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: _Task
+
+
+class RescheduleParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: _Task
+    run_at: Annotated[str | int | None, about("Not before this instant; null leaves it.")] = None
+    delay: Annotated[float | None, about("Not before so many seconds from now; excludes run_at.")] = None
+    priority: Annotated[int | None, about("Null leaves it.")] = None
+
+
+class ListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    state: Annotated[State | None, about("Only tasks in this state.")] = None
+    action: Annotated[str | None, about("Only tasks of this action.")] = None
+    limit: Annotated[int, about(f"Maximum number of tasks; 1 to {MAX_LIST}.")] = 50
+    cursor: Annotated[str | None, CURSOR] = None
+    labels: Annotated[dict[str, str] | None, about("Only tasks that have all of these labels.")] = None
+    key: Annotated[str | None, about("Only tasks that have this unique key or ordering key.")] = None
+    since: Annotated[
+        str | int | None, about("Only tasks created at this instant or later; RFC 3339, or epoch milliseconds.")
+    ] = None
+    until: Annotated[str | int | None, about("Only tasks created before this instant.")] = None
+    tenant: Annotated[str | None, about("Only tasks of this tenant; with key, a key of its own.")] = None
+
+
+class StatsParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tenant: Annotated[
+        str | None, about("Only tasks of this tenant, among the newest records; without rates and lag.")
+    ] = None
+
+
+class OrderingListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    limit: Annotated[int, about(f"Maximum number of keys; 1 to {MAX_LIST}.")] = 50
+    cursor: Annotated[str | None, CURSOR] = None
+
+
+class OrderingReleaseParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    key: Annotated[str, about("The ordering key.")]
+    tenant: Annotated[str | None, about("The tenant that owns the key; null: no tenant.")] = None
+
+
+class ClaimsCheckParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    claims: Annotated[list[str], about(f"Ids of outbound requests, <task id>:<claim>; 1 to {MAX_IDS}.")]
