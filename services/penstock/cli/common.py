@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from penstock.cli.parameters import HELP, Given, ParamsOf
-from penstock.cli.values import duration_option
 from penstock.protocol.errors import PenstockError, RpcError
 from penstock.runtime.printable import printable, printable_json
 
@@ -43,9 +42,6 @@ ApiUrlOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the api's result as JSON.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
-RunAtOption = Annotated[str | None, typer.Option(show_default=False, help=HELP["run_at"])]
-DelayOption = Annotated[float | None, duration_option(help=HELP["delay"])]
-PriorityOption = Annotated[int | None, typer.Option(show_default=False, help=HELP["priority"])]
 CursorOption = Annotated[str | None, typer.Option(show_default=False, help=HELP["cursor"])]
 
 

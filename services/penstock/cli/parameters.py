@@ -30,10 +30,11 @@ class Form(NamedTuple):
 
 _DURATION = Form(float, {"parser": duration, "metavar": "DURATION"}, float)
 _INSTANT = Form(str, {}, instant)
+_DURATIONS = (
+    "delay", "expires_in", "jitter", "max_lateness", "newer_than", "older_than", "retry_after", "spread", "timeout",
+)  # fmt: skip
 _FORMS = {
-    **dict.fromkeys(
-        ("delay", "expires_in", "jitter", "max_lateness", "newer_than", "older_than", "spread", "timeout"), _DURATION
-    ),
+    **dict.fromkeys(_DURATIONS, _DURATION),
     **dict.fromkeys(("end_at", "expires_at", "run_at", "since", "start_at", "until"), _INSTANT),
     "labels": Form(list[str], {"metavar": "NAME=TEXT"}, labels),
     "payload": Form(str, {"metavar": "JSON"}, lambda text: json_value(text, "payload")),

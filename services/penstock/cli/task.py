@@ -9,24 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.common import (
-    Api,
-    ApiUrlOption,
-    DataDirOption,
-    DelayOption,
-    PriorityOption,
-    RunAtOption,
-    connect,
-    print_fields,
-    print_json,
-    say,
-)
+from penstock.cli.common import Api, ApiUrlOption, DataDirOption, calling, connect, print_fields, print_json, say
 from penstock.cli.follow import follow
 from penstock.cli.groups import Commands, add_group
+from penstock.cli.parameters import Given, ParamsOf
 from penstock.cli.tasks import print_tasks
-from penstock.cli.values import duration_option, instant, json_value, state_label
+from penstock.cli.values import duration_option, json_value, state_label
 from penstock.protocol.errors import NoResult, PenstockError, ResultTimeout
 from penstock.protocol.task import State
+from penstock.tasks.params import CancelParams, RescheduleParams, RetryParams, TaskCompleteParams, TaskFailParams
 
 if TYPE_CHECKING:
     from penstock.client.client import Client
@@ -37,17 +28,38 @@ _DETAILS = {
     "payload_gone", "payload_unread", "unique_key", "ordering_key", "limit_key", "labels", "expires_at", "timeout",
     "claim", "worker", "failures",
 }  # fmt: skip
-TaskId = Annotated[int, typer.Argument(metavar="ID", help="The task's id.")]
-TokenArgument = Annotated[
-    str,
-    typer.Argument(help="The token that the task waits for, shown as waits_for by `penstock task show ID --detail`."),
-]
+_WAITING = {
+    "token": "The token that the task waits for, shown as waits_for by `penstock task show ID --detail`.",
+    "tenant": "The task's tenant, needed if the handler chose the token.",
+}
 
 
 def add_to(app: typer.Typer) -> None:
+    failed = ParamsOf(
+        TaskFailParams, **_WAITING, error=typer.Argument(metavar="MESSAGE", help="What went wrong."),
+        final="No more attempts: the task fails now (CRITICAL_ERROR).", retry_after="Time until the next attempt.",
+    )  # fmt: skip
     commands: Commands = {
-        "show": show, "result": result, "cancel": cancel, "retry": retry, "reschedule": reschedule,
-        "complete": complete, "fail": fail,
+        "show": show,
+        "result": result,
+        "cancel": calling(
+            "cancel", ParamsOf(CancelParams),
+            "Cancel a task that has not settled; a later result is ignored, and its handler is asked to stop.",
+            _print_change,
+        ),
+        "retry": calling(
+            "retry", ParamsOf(RetryParams),
+            "Re-run a failed (CRITICAL_ERROR) or CANCELLED task with a fresh attempt counter.", _print_change,
+        ),
+        "reschedule": calling(
+            "reschedule", ParamsOf(RescheduleParams),
+            "Move a waiting task (WAITING, SCHEDULED or retrying) to another time or priority.", _print_change,
+        ),
+        "complete": complete,
+        "fail": calling(
+            "task.fail", failed, "Fail the attempt of a task that waits; it is retried as after any other failure.",
+            _print_answered,
+        ),
     }  # fmt: skip
     add_group(app, "task", commands, panel="Tasks", help="One task: show it, change it, answer its wait.")
 
@@ -87,7 +99,7 @@ def _print_several(ids: list[int], tasks: list[dict[str, Any] | None]) -> None:
 
 
 def result(
-    task_id: TaskId,
+    task_id: Annotated[int, typer.Argument(metavar="ID", help="The task's id.")],
     timeout: Annotated[float | None, duration_option(help="How long to wait; default forever.")] = None,
     api_url: ApiUrlOption = None,
     data_dir: DataDirOption = None,
@@ -100,66 +112,15 @@ def result(
     print_result(connect(api_url, data_dir), task_id, timeout)
 
 
-def cancel(
-    *,
-    task_id: TaskId,
-    reason: Annotated[str | None, typer.Option(show_default=False, help="Shown with the task.")] = None,
-    api: Api,
-) -> None:
-    """Cancel a task that has not settled; a later result is ignored, and its handler is asked to stop."""
-    api.show(api.call("cancel", id=task_id, reason=reason), _print_change)
-
-
-def retry(task_id: TaskId, api: Api) -> None:
-    """Re-run a failed (CRITICAL_ERROR) or CANCELLED task with a fresh attempt counter."""
-    api.show(api.call("retry", id=task_id), _print_change)
-
-
-def reschedule(
-    *,
-    task_id: TaskId,
-    run_at: RunAtOption = None,
-    delay: DelayOption = None,
-    priority: PriorityOption = None,
-    api: Api,
-) -> None:
-    """Move a waiting task (WAITING, SCHEDULED or retrying) to another time or priority."""
-    answer = api.call("reschedule", id=task_id, run_at=instant(run_at), delay=delay, priority=priority)
-    api.show(answer, _print_change)
-
-
-WaitingTenantOption = Annotated[
-    str | None,
-    typer.Option("--tenant", show_default=False, help="The task's tenant, needed if the handler chose the token."),
-]
-
-
 def complete(
     *,
-    token: TokenArgument,
+    waiting: Annotated[Given, ParamsOf(TaskCompleteParams, without=["result"], **_WAITING)],
     result: Annotated[str, typer.Argument(metavar="[JSON]", help="The result; - reads standard input.")] = "null",
-    tenant: WaitingTenantOption = None,
     api: Api,
 ) -> None:
     """Complete a task that waits, with a result; a result that arrives before the task waits is kept."""
     value = json_value(result, "result")
-    api.show(api.client.complete(token, value, tenant=tenant), _print_answered)
-
-
-def fail(
-    *,
-    token: TokenArgument,
-    error: Annotated[str, typer.Argument(metavar="MESSAGE", help="What went wrong.")],
-    final: Annotated[
-        bool, typer.Option("--final", help="No more attempts: the task fails now (CRITICAL_ERROR).")
-    ] = False,
-    retry_after: Annotated[float | None, duration_option(help="Time until the next attempt.")] = None,
-    tenant: WaitingTenantOption = None,
-    api: Api,
-) -> None:
-    """Fail the attempt of a task that waits; it is retried as after any other failure."""
-    answer = api.call("task.fail", token=token, error=error, final=final, retry_after=retry_after, tenant=tenant)
-    api.show(answer, _print_answered)
+    api.show(api.client.complete(result=value, **waiting), _print_answered)
 
 
 def print_result(

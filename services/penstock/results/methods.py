@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
@@ -14,28 +14,15 @@ from penstock.protocol.errors import HANDLER_ERROR, InvalidParams, Refused, Stat
 from penstock.protocol.json_text import check_json, utf8_size
 from penstock.protocol.method import Scope, method
 from penstock.protocol.reports import check_token
-from penstock.protocol.task import TOKEN_MAX_CHARS
 from penstock.protocol.tenant import read_tenant
-from penstock.protocol.views import about
 from penstock.protocol.wait_tokens import claim_of_token, digest_of
 from penstock.results.wait_answers import Answered, AnswerWait, answer_wait
 from penstock.runtime.logs import get_logger
 from penstock.settings.model import Settings
 from penstock.tasks.methods import check_own_task
+from penstock.tasks.params import TaskCompleteParams, TaskFailParams
 
 log = get_logger()
-
-_Token = Annotated[str, about(f"What the task waits for, or will wait for; 1 to {TOKEN_MAX_CHARS} characters.")]
-_Tenant = Annotated[
-    str | None,
-    about("Of the task, with a token that its handler thought out; null for none. A bound key need not name it."),
-]
-
-
-class TaskCompleteParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    token: _Token
-    result: Annotated[msgspec.Raw, about("Any JSON, as a handler would return it.")] = msgspec.Raw(b"null")
-    tenant: _Tenant = None
 
 
 def _read_complete(given: TaskCompleteParams, settings: Settings) -> AnswerWait:
@@ -49,16 +36,6 @@ def _read_complete(given: TaskCompleteParams, settings: Settings) -> AnswerWait:
 async def complete(context: Context, command: AnswerWait) -> Answered:
     """Give a task the result that it waits for; one that comes before its task waits is kept."""
     return await _answer(context, command)
-
-
-class TaskFailParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    token: _Token
-    error: Annotated[
-        str | dict[str, Any], about("What went wrong, as text, or an object with message, code and data (an object).")
-    ]
-    final: Annotated[bool, about("No more attempts: CRITICAL_ERROR now.")] = False
-    retry_after: Annotated[float | None, about("Seconds until the next attempt, instead of the usual delay.")] = None
-    tenant: _Tenant = None
 
 
 def _read_fail(given: TaskFailParams, settings: Settings) -> AnswerWait:

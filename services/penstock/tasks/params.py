@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -17,6 +17,7 @@ from penstock.protocol.task import (
     PRIORITY_MAX,
     PRIORITY_MIN,
     REASON_MAX_CHARS,
+    TOKEN_MAX_CHARS,
     OnDuplicate,
     State,
 )
@@ -28,6 +29,11 @@ LONGEST_WAIT_SECONDS = 60.0  # load balancers close a connection that is silent 
 _Task = Annotated[TaskId, about("The task.")]
 _One = Annotated[TaskId | None, about("One task; the answer is an object.")]
 _Many = Annotated[list[TaskId] | None, about(f"Up to {MAX_IDS} tasks; the answer is an array.")]
+_Token = Annotated[str, about(f"What the task waits for, or will wait for; 1 to {TOKEN_MAX_CHARS} characters.")]
+_WaitingTenant = Annotated[
+    str | None,
+    about("Of the task, with a token that its handler thought out; null for none. A bound key need not name it."),
+]
 
 
 class EnqueueParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -147,6 +153,22 @@ class StatsParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tenant: Annotated[
         str | None, about("Only tasks of this tenant, among the newest records; without rates and lag.")
     ] = None
+
+
+class TaskCompleteParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    token: _Token
+    result: Annotated[msgspec.Raw, about("Any JSON, as a handler would return it.")] = msgspec.Raw(b"null")
+    tenant: _WaitingTenant = None
+
+
+class TaskFailParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    token: _Token
+    error: Annotated[
+        str | dict[str, Any], about("What went wrong, as text, or an object with message, code and data (an object).")
+    ]
+    final: Annotated[bool, about("No more attempts: CRITICAL_ERROR now.")] = False
+    retry_after: Annotated[float | None, about("Seconds until the next attempt, instead of the usual delay.")] = None
+    tenant: _WaitingTenant = None
 
 
 class OrderingListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
