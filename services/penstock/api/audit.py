@@ -20,7 +20,6 @@ from penstock.protocol.method import Scope, method
 from penstock.protocol.views import CURSOR, NEXT_CURSOR, Instant, about, view_of
 from penstock.runtime.batcher import Batcher
 from penstock.runtime.logs import get_logger
-from penstock.settings.model import Settings
 
 log = get_logger()
 
@@ -55,7 +54,7 @@ class AuditListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cursor: Annotated[str | None, CURSOR] = None
 
 
-def _read_list(given: AuditListParams, _settings: Settings) -> AuditListParams:
+def _read_list(given: AuditListParams) -> AuditListParams:
     check_page(given.limit, given.cursor)
     return given
 

@@ -33,7 +33,6 @@ from penstock.protocol.task import State
 from penstock.protocol.views import about, timestamp
 from penstock.runtime.logs import get_logger
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
-from penstock.settings.model import Settings
 from penstock.tasks import enqueue
 from penstock.tasks.records import Pair
 
@@ -149,7 +148,7 @@ class DlqListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, about(f"Maximum number of messages; 1 to {MAX_LIST}.")] = 50
 
 
-def _read_list(given: DlqListParams, _settings: Settings) -> DlqListParams:
+def _read_list(given: DlqListParams) -> DlqListParams:
     read_limit(given.limit)
     return given
 
@@ -169,7 +168,7 @@ class DlqShowParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: Annotated[str, about("From dlq.list.")]
 
 
-def _read_show(given: DlqShowParams, _settings: Settings) -> DlqShowParams:
+def _read_show(given: DlqShowParams) -> DlqShowParams:
     _check_message_id(given.id, "id")
     return given
 
@@ -203,7 +202,7 @@ class ReplayDead:
     force: bool
 
 
-def _read_replay(given: DlqReplayParams, _settings: Settings) -> ReplayDead:
+def _read_replay(given: DlqReplayParams) -> ReplayDead:
     return ReplayDead(given.queue, _read_which(given.ids, given.limit), given.force)
 
 
@@ -241,7 +240,7 @@ class PurgeDead:
     which: list[str] | int
 
 
-def _read_purge(given: DlqPurgeParams, _settings: Settings) -> PurgeDead:
+def _read_purge(given: DlqPurgeParams) -> PurgeDead:
     return PurgeDead(given.queue, _read_which(given.ids, given.limit))
 
 

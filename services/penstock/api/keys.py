@@ -19,7 +19,6 @@ from penstock.protocol.method import Scope, method
 from penstock.protocol.tenant import read_tenant
 from penstock.protocol.views import CURSOR, NEXT_CURSOR, Instant, about, view_of
 from penstock.runtime.logs import get_logger
-from penstock.settings.model import Settings
 
 log = get_logger()
 
@@ -121,7 +120,7 @@ class KeysCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
 
 
-def _read_create(given: KeysCreateParams, _settings: Settings) -> CreateKey:
+def _read_create(given: KeysCreateParams) -> CreateKey:
     try:
         name = api_key.check_name(given.name)
     except ValueError as exc:
@@ -154,7 +153,7 @@ class KeysListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     revoked: Annotated[bool, about("With those that are revoked.")] = False
 
 
-def _read_list(given: KeysListParams, _settings: Settings) -> KeysListParams:
+def _read_list(given: KeysListParams) -> KeysListParams:
     check_page(given.limit, given.cursor)
     return given
 
@@ -172,7 +171,7 @@ class KeysRevokeParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: Annotated[TaskId, about("From keys.list.")]
 
 
-def _read_revoke(given: KeysRevokeParams, _settings: Settings) -> int:
+def _read_revoke(given: KeysRevokeParams) -> int:
     return read_id(given.id, "id")
 
 

@@ -80,7 +80,7 @@ class RejectedListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     source: Annotated[Source | None, about("Only messages of this queue.")] = None
 
 
-def _read_list(given: RejectedListParams, _settings: Settings) -> ListRejected:
+def _read_list(given: RejectedListParams) -> ListRejected:
     return ListRejected(read_limit(given.limit), read_cursor(given.cursor), given.source)
 
 
@@ -105,7 +105,7 @@ class RejectedShowParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     id: Annotated[TaskId, about("From rejected.list.")]
 
 
-def _read_show(given: RejectedShowParams, _settings: Settings) -> int:
+def _read_show(given: RejectedShowParams) -> int:
     return read_id(given.id, "id")
 
 
@@ -133,7 +133,7 @@ class WhichRejected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: Annotated[Source | None, about("With limit: only messages of this queue.")] = None
 
 
-def _read_which(given: WhichRejected, _settings: Settings) -> list[int] | ListRejected:
+def _read_which(given: WhichRejected) -> list[int] | ListRejected:
     if (given.ids is None) == (given.limit is None):
         raise InvalidParams("ids", "or limit must be given, not both")
     if given.ids is None:

@@ -14,12 +14,11 @@ from penstock.protocol.checks import read_action, read_limit
 from penstock.protocol.errors import InvalidParams, RouteNotFound
 from penstock.protocol.method import NoParams, Scope, method
 from penstock.protocol.tenant import EVERY_TENANT, read_tenant
-from penstock.settings.model import Settings
 
 # Actions
 
 
-def _read_set_action(given: model.ActionSetParams, _settings: Settings) -> SetLimits:
+def _read_set_action(given: model.ActionSetParams) -> SetLimits:
     return SetLimits(read_action(given.action), model.read_change(given))
 
 
@@ -41,7 +40,7 @@ async def _show_action(context: Context, action: str) -> model.Action:
         return await store.read_action(session, action)
 
 
-def _read_action(given: model.ActionName, _settings: Settings) -> str:
+def _read_action(given: model.ActionName) -> str:
     return read_action(given.action)
 
 
@@ -73,11 +72,7 @@ async def resume_action(context: Context, action: str) -> model.Action:
 # Routes
 
 
-def _check_route(given: model.RouteSetParams, _settings: Settings) -> model.RouteSetParams:
-    return model.check_route(given)
-
-
-@method("route.set", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_check_route, by_queue=True)
+@method("route.set", permission=Permission.ADMIN, scope=Scope.CLOSED, read=model.check_route, by_queue=True)
 async def set_route(context: Context, route: model.RouteSetParams) -> model.RouteChanged:
     """Make or replace a route: which tasks go to a queue of their own."""
     async with context.transaction() as session:
@@ -93,7 +88,7 @@ async def list_routes(context: Context, _given: NoParams) -> model.Routes:
         return model.Routes(await store.list_routes(session))
 
 
-def _read_route(given: model.RouteName, _settings: Settings) -> str:
+def _read_route(given: model.RouteName) -> str:
     return model.read_route_name(given.name)
 
 
@@ -117,7 +112,7 @@ def _tenant_or_all(tenant: str, name: str = "tenant") -> str:
     return tenant if tenant == EVERY_TENANT else (read_tenant(tenant, name) or "")
 
 
-def _read_set_tenant(given: model.TenantSetParams, _settings: Settings) -> SetLimits:
+def _read_set_tenant(given: model.TenantSetParams) -> SetLimits:
     return SetLimits(_tenant_or_all(given.tenant), model.read_change(given))
 
 
@@ -139,7 +134,7 @@ async def _show_tenant(context: Context, tenant: str) -> model.TenantDetail:
         return await store.read_tenant_limits(session, tenant)
 
 
-def _read_tenant_or_all(given: model.TenantOrAll, _settings: Settings) -> str:
+def _read_tenant_or_all(given: model.TenantOrAll) -> str:
     return _tenant_or_all(given.tenant)
 
 
@@ -149,7 +144,7 @@ async def get_tenant(context: Context, tenant: str) -> model.TenantDetail:
     return await _show_tenant(context, tenant)
 
 
-def _check_list_tenants(given: model.TenantListParams, _settings: Settings) -> model.TenantListParams:
+def _check_list_tenants(given: model.TenantListParams) -> model.TenantListParams:
     read_limit(given.limit)
     if given.cursor is not None:
         _tenant_or_all(given.cursor, "cursor")
@@ -172,7 +167,7 @@ async def delete_tenant(context: Context, tenant: str) -> model.TenantDetail:
     return await _changed_tenant(context, tenant)
 
 
-def _read_tenant(given: model.TenantName, _settings: Settings) -> str:
+def _read_tenant(given: model.TenantName) -> str:
     if given.tenant == EVERY_TENANT:
         raise InvalidParams("tenant", "must be one tenant's name: to send nothing at all, pause actions")
     return read_tenant(given.tenant) or ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from inspect import signature
 from types import ModuleType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -61,8 +62,13 @@ class Method:
         return self.read(decode(self.params, raw or b"{}"), settings)
 
 
-def _as_given(given: Any, _settings: Any = None) -> Any:
+def _as_given(given: Any) -> Any:
     return given
+
+
+def _with_settings(read: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    """``read`` as a function of parameters and settings, also if it takes parameters alone."""
+    return read if len(signature(read).parameters) == 2 else lambda given, _settings: read(given)
 
 
 def _never(_command: Any) -> bool:
@@ -75,7 +81,7 @@ def method(
     permission: Permission,
     scope: Scope,
     errors: tuple[type[RpcError], ...] = (),
-    read: Callable[[Any, Any], Any] | None = None,
+    read: Callable[..., Any] | None = None,
     narrow: Callable[[Any], Any] = _as_given,
     audited: bool | None = None,
     by_queue: bool = False,
@@ -85,8 +91,8 @@ def method(
 ) -> Callable[[Callable[[Any, Any], Awaitable[Any]]], Method]:
     """Declare a method: a function of a context and a command, whose docstring is the summary.
 
-    The parameters are the struct that ``read`` takes first; without ``read``, they are the command. audited: None for
-    whether the permission is admin. See ``Method`` for the others.
+    The parameters are the struct that ``read`` takes first, alone or before the settings; without ``read``, they are
+    the command. audited: None for whether the permission is admin. See ``Method`` for the others.
     """
 
     def declare(function: Callable[[Any, Any], Awaitable[Any]]) -> Method:
@@ -101,7 +107,7 @@ def method(
             permission,
             scope,
             errors,
-            read or _as_given,
+            _with_settings(read or _as_given),
             narrow,
             permission is Permission.ADMIN if audited is None else audited,
             by_queue,

@@ -18,7 +18,7 @@ from penstock.db.context import Context
 from penstock.db.session import Session
 from penstock.protocol.api_key import Permission
 from penstock.protocol.caller import actions_of_caller, bound_to, check_actions, narrow_tenant, own_tenant
-from penstock.protocol.checks import HIGHEST_ID, read_cursor, read_id, read_limit
+from penstock.protocol.checks import HIGHEST_ID, check_page, read_cursor, read_id
 from penstock.protocol.errors import AccessDenied, InvalidParams, ScheduleNotFound, TooLarge
 from penstock.protocol.method import Scope, method
 from penstock.protocol.params import decode
@@ -102,7 +102,7 @@ async def update(context: Context, command: UpdateSchedule) -> model.ScheduleDet
     return _detail(updated)
 
 
-def _read_name(given: model.ScheduleName, _settings: Settings) -> str:
+def _read_name(given: model.ScheduleName) -> str:
     return model.read_stored_name(given.name)
 
 
@@ -120,11 +120,10 @@ async def get(context: Context, name: str) -> model.ScheduleDetail:
         return _detail(await store.read_schedule(session, await schedule_of_caller(session, name)))
 
 
-def _check_list(given: model.ScheduleListParams, _settings: Settings) -> model.ScheduleListParams:
+def _check_list(given: model.ScheduleListParams) -> model.ScheduleListParams:
     if given.labels is not None:
         model.read_labels(given.labels)
-    read_limit(given.limit)
-    read_cursor(given.cursor)
+    check_page(given.limit, given.cursor)
     read_tenant(given.tenant)
     return given
 
@@ -175,10 +174,9 @@ async def run_now(context: Context, name: str) -> model.ScheduleRun:
     return _run(run)
 
 
-def _check_runs(given: model.ScheduleRunsParams, _settings: Settings) -> model.ScheduleRunsParams:
+def _check_runs(given: model.ScheduleRunsParams) -> model.ScheduleRunsParams:
     model.read_stored_name(given.name)
-    read_limit(given.limit)
-    read_cursor(given.cursor)
+    check_page(given.limit, given.cursor)
     return given
 
 
@@ -194,7 +192,7 @@ async def list_runs(context: Context, given: model.ScheduleRunsParams) -> model.
     return model.SchedulePageOfRuns([_run(run) for run in runs], cursor)
 
 
-def _read_many(given: model.ScheduleCreateManyParams, _settings: Settings) -> model.ScheduleCreateManyParams:
+def _read_many(given: model.ScheduleCreateManyParams) -> model.ScheduleCreateManyParams:
     if not 1 <= len(given.schedules) <= model.IMPORT_LIMIT:
         raise InvalidParams("schedules", f"must hold 1 to {model.IMPORT_LIMIT} schedules, not {len(given.schedules)}")
     return given
@@ -219,7 +217,7 @@ async def create_many(context: Context, given: model.ScheduleCreateManyParams) -
     return model.ImportStarted(import_id, len(entries))
 
 
-def _read_import(given: model.ScheduleImportStatusParams, _settings: Settings) -> int:
+def _read_import(given: model.ScheduleImportStatusParams) -> int:
     return read_id(given.id, "id")
 
 

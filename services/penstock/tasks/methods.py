@@ -63,7 +63,7 @@ async def enqueue(context: ServingContext, tasks: Sequence[NewTask | RpcError]) 
     return await context.enqueue(tasks)
 
 
-def _read_status(given: StatusParams, _settings: Settings) -> ShowTasks:
+def _read_status(given: StatusParams) -> ShowTasks:
     return ShowTasks(_read_id_or_ids(given), given.ids is not None, given.detail)
 
 
@@ -87,7 +87,7 @@ class AwaitResults:
     any_will_do: bool
 
 
-def _read_result(given: ResultParams, _settings: Settings) -> AwaitResults:
+def _read_result(given: ResultParams) -> AwaitResults:
     if not 0 <= given.timeout <= LONGEST_WAIT_SECONDS:
         raise InvalidParams("timeout", f"must be between 0 and {LONGEST_WAIT_SECONDS:.0f} seconds, not {given.timeout}")
     return AwaitResults(_read_id_or_ids(given), given.ids is not None, given.timeout, given.wait == "any")
@@ -136,7 +136,7 @@ class Cancel:
     reason: str | None = None
 
 
-def _read_cancel(given: CancelParams, _settings: Settings) -> Cancel:
+def _read_cancel(given: CancelParams) -> Cancel:
     return Cancel(checks.read_id(given.id, "id"), checks.read_reason(given.reason))
 
 
@@ -160,7 +160,7 @@ class Retry:
     id: int
 
 
-def _read_retry(given: RetryParams, _settings: Settings) -> Retry:
+def _read_retry(given: RetryParams) -> Retry:
     return Retry(checks.read_id(given.id, "id"))
 
 
@@ -190,7 +190,7 @@ class Reschedule:
     priority: int | None
 
 
-def _read_reschedule(given: RescheduleParams, _settings: Settings) -> Reschedule:
+def _read_reschedule(given: RescheduleParams) -> Reschedule:
     run_at = read_start(given.run_at, given.delay, given.priority)
     if run_at is None and given.delay is None and given.priority is None:
         raise InvalidParams("run_at", "or delay or priority must be given")
@@ -229,7 +229,7 @@ async def _read_state(session: Session, task_id: int) -> tuple[State, bool]:
     return State(rows[0]["state"]), bool(rows[0]["payload_gone"])
 
 
-def _read_list(given: ListParams, _settings: Settings) -> ListTasks:
+def _read_list(given: ListParams) -> ListTasks:
     checks.check_labels_sought(given.labels)
     since, until = checks.read_instant(given.since, "since"), checks.read_instant(given.until, "until")
     if since is not None and until is not None and until <= since:
@@ -246,7 +246,7 @@ async def list_(context: Context, command: ListTasks) -> views.TaskPage:
     return await list_tasks(context, command)
 
 
-def _read_stats(given: StatsParams, _settings: Settings) -> str | None:
+def _read_stats(given: StatsParams) -> str | None:
     return read_tenant(given.tenant)
 
 

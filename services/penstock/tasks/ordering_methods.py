@@ -15,7 +15,6 @@ from penstock.protocol.method import Scope, method
 from penstock.protocol.requests import ClaimId, parse_claim_id
 from penstock.protocol.tenant import own_key, read_tenant, stored_key, tenant_of_key
 from penstock.protocol.views import NEXT_CURSOR, about
-from penstock.settings.model import Settings
 from penstock.tasks import ordering, settle
 from penstock.tasks.params import ClaimsCheckParams, OrderingListParams, OrderingReleaseParams
 
@@ -33,7 +32,7 @@ class ListHeldKeys:
     after: str | None
 
 
-def _read_list(given: OrderingListParams, _settings: Settings) -> ListHeldKeys:
+def _read_list(given: OrderingListParams) -> ListHeldKeys:
     limit = read_limit(given.limit)
     if given.cursor is None:
         return ListHeldKeys(limit, None)
@@ -56,7 +55,7 @@ class ReleasedKey(msgspec.Struct, frozen=True):
     next: Annotated[int | None, about("The task that waited longest and may run now; null when none did.")]
 
 
-def _read_release(given: OrderingReleaseParams, _settings: Settings) -> str:
+def _read_release(given: OrderingReleaseParams) -> str:
     return stored_key(read_tenant(given.tenant), read_key(given.key, "key") or "")
 
 
@@ -75,7 +74,7 @@ class CheckedClaims(msgspec.Struct, frozen=True):
     ]
 
 
-def _read_claims(given: ClaimsCheckParams, _settings: Settings) -> dict[str, ClaimId]:
+def _read_claims(given: ClaimsCheckParams) -> dict[str, ClaimId]:
     """Claims by the ids that were given, with a token or without one."""
     if not 1 <= len(given.claims) <= MAX_IDS:
         raise InvalidParams("claims", f"must hold 1 to {MAX_IDS} claims, not {len(given.claims)}")

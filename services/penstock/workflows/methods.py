@@ -10,11 +10,10 @@ from penstock.db.context import Context
 from penstock.db.session import Session
 from penstock.protocol.api_key import Permission
 from penstock.protocol.caller import bound_to, check_actions, narrow_tenant, own_tenant, sees
-from penstock.protocol.checks import read_cursor, read_id, read_limit, read_reason
+from penstock.protocol.checks import check_page, read_cursor, read_id, read_limit, read_reason
 from penstock.protocol.errors import InvalidParams, TooLarge, WorkflowConflict, WorkflowNotFound
 from penstock.protocol.method import Scope, method
 from penstock.protocol.tenant import read_tenant
-from penstock.settings.model import Settings
 from penstock.workflows import definition, model, store
 from penstock.workflows.model import CancelWorkflow, CreateWorkflow, GetWorkflow, WhichWorkflow
 
@@ -59,7 +58,7 @@ async def _check_seen(session: Session, which: WhichWorkflow) -> None:
         raise WorkflowNotFound(which.given)
 
 
-def _read_status(given: model.WorkflowStatusParams, _settings: Settings) -> GetWorkflow:
+def _read_status(given: model.WorkflowStatusParams) -> GetWorkflow:
     which, after = _read_which(given), read_cursor(given.cursor)
     if after is not None and after > _INT4_MAX:
         raise InvalidParams("cursor", f"must be that of a page before, not {given.cursor!r}")
@@ -85,9 +84,8 @@ async def status(context: Context, command: GetWorkflow) -> model.WorkflowDetail
     return model.WorkflowDetail(**msgspec.structs.asdict(workflow), counts=counts, tree=steps, cursor=cursor)
 
 
-def _check_list(given: model.WorkflowListParams, _settings: Settings) -> model.WorkflowListParams:
-    read_limit(given.limit)
-    read_cursor(given.cursor)
+def _check_list(given: model.WorkflowListParams) -> model.WorkflowListParams:
+    check_page(given.limit, given.cursor)
     read_tenant(given.tenant)
     return given
 
@@ -100,7 +98,7 @@ async def list_workflows(context: Context, given: model.WorkflowListParams) -> m
     return model.WorkflowPage(found, str(found[-1].id) if len(found) == given.limit else None)
 
 
-def _read_cancel(given: model.WorkflowCancelParams, _settings: Settings) -> CancelWorkflow:
+def _read_cancel(given: model.WorkflowCancelParams) -> CancelWorkflow:
     return CancelWorkflow(_read_which(given), read_reason(given.reason))
 
 
@@ -117,7 +115,7 @@ async def cancel(context: Context, command: CancelWorkflow) -> model.WorkflowCha
     return cancelled
 
 
-def _read_retry(given: model.WorkflowRetryParams, _settings: Settings) -> WhichWorkflow:
+def _read_retry(given: model.WorkflowRetryParams) -> WhichWorkflow:
     return _read_which(given)
 
 
