@@ -1,11 +1,11 @@
-"""The methods about bulk operations and jobs."""
+"""The methods about bulk operations and jobs, and what they return."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -26,14 +26,53 @@ from penstock.protocol.checks import (
 from penstock.protocol.errors import InvalidParams, JobNotFound
 from penstock.protocol.method import Scope, method
 from penstock.protocol.tenant import read_tenant
+from penstock.protocol.views import Instant, about, view_of
 from penstock.runtime.logs import get_logger
-from penstock.settings.model import Settings
 from penstock.tasks import bulk, bulk_jobs
-from penstock.tasks import bulk_views as views
 from penstock.tasks.bulk_params import BulkParams, BulkRescheduleParams, JobId, JobListParams
 from penstock.tasks.filters import BulkWork, NewTimes, Operation, Selection
 
 log = get_logger()
+
+
+class BulkStarted(msgspec.Struct, frozen=True):
+    job: Annotated[int, about("Of the job that does it; see job.get.")]
+
+
+class BulkPreview(msgspec.Struct, frozen=True):
+    """With `dry_run`: what a job would be about."""
+
+    count: Annotated[int, about("Tasks found.")]
+    exact: Annotated[bool, about("False: there were too many records to look at them all, and there may be more.")]
+    estimate: Annotated[int, about("How many there may be in all; the count where that is exact.")]
+    sample: Annotated[list[int], about("The lowest ids of them.")]
+
+
+class JobError(msgspec.Struct, frozen=True):
+    id: Annotated[int | None, about("The task; null where the job itself failed.")]
+    reason: str
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    id: int
+    kind: Annotated[str, about("The method that made it.")]
+    params: Annotated[Any, about("What it was made with, and `top`, the highest id of a task that it is about.")]
+    state: bulk_jobs.JobState
+    total: Annotated[int | None, about("Tasks that it is about, as counted before it began; null before that.")]
+    total_is_exact: Annotated[bool, about("False: estimated.")]
+    seen: Annotated[int, about("Records looked at so far.")]
+    changed: int
+    refused: Annotated[int, about("Tasks that the filter fits, and that could not be changed.")]
+    rate: Annotated[float, about("Tasks changed or refused a second.")]
+    errors: Annotated[list[JobError], about("Of the first 20 that were refused, or why the job failed.")]
+    created_at: Instant
+    updated_at: Instant
+    finished_at: Instant | None
+
+
+class JobPage(msgspec.Struct, frozen=True):
+    jobs: list[Job]
+    cursor: Annotated[str | None, about("Pass it on for the next page; null at the end.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,25 +148,25 @@ def _narrow(command: Bulk) -> Bulk:
     return Bulk(msgspec.structs.replace(command.work, select=select), command.dry_run)
 
 
-async def _carry_out(context: Context, operation: Operation, command: Bulk) -> views.BulkStarted | views.BulkPreview:
+async def _carry_out(context: Context, operation: Operation, command: Bulk) -> BulkStarted | BulkPreview:
     """Count, or make the job; the work itself is the supervisor's."""
     async with context.transaction() as session:
         if command.dry_run:
             found = await bulk.preview(session, command.work)
-            return views.BulkPreview(found.count, found.exact, found.estimate, list(found.sample))
+            return BulkPreview(found.count, found.exact, found.estimate, list(found.sample))
         job = await bulk_jobs.create_job(session, operation, msgspec.json.encode(command.work))
     log.info("job_made", job=job.id, kind=job.kind)
-    return views.BulkStarted(job.id)
+    return BulkStarted(job.id)
 
 
-def _reader(operation: Operation) -> Callable[[Any, Any], Bulk]:
-    def read(given: BulkParams, _settings: Settings) -> Bulk:
+def _reader(operation: Operation) -> Callable[[BulkParams], Bulk]:
+    def read(given: BulkParams) -> Bulk:
         return Bulk(BulkWork(_selection(operation, given)), given.dry_run)
 
     return read
 
 
-def _read_reschedule(given: BulkRescheduleParams, _settings: Settings) -> Bulk:
+def _read_reschedule(given: BulkRescheduleParams) -> Bulk:
     how = _new_times(given)
     return Bulk(BulkWork(_selection(Operation.RESCHEDULE, given), how), given.dry_run)
 
@@ -143,31 +182,36 @@ _bulk_method = partial(
 
 
 @_bulk_method(Operation.CANCEL, read=_reader(Operation.CANCEL))
-async def cancel(context: Context, command: Bulk) -> views.BulkStarted | views.BulkPreview:
+async def cancel(context: Context, command: Bulk) -> BulkStarted | BulkPreview:
     """Cancel tasks by a filter, as `cancel` does one."""
     return await _carry_out(context, Operation.CANCEL, command)
 
 
 @_bulk_method(Operation.RETRY, read=_reader(Operation.RETRY))
-async def retry(context: Context, command: Bulk) -> views.BulkStarted | views.BulkPreview:
+async def retry(context: Context, command: Bulk) -> BulkStarted | BulkPreview:
     """Re-run CRITICAL_ERROR and CANCELLED tasks by a filter."""
     return await _carry_out(context, Operation.RETRY, command)
 
 
 @_bulk_method(Operation.DELETE, read=_reader(Operation.DELETE))
-async def delete(context: Context, command: Bulk) -> views.BulkStarted | views.BulkPreview:
+async def delete(context: Context, command: Bulk) -> BulkStarted | BulkPreview:
     """Delete records of settled tasks by a filter, permanently."""
     return await _carry_out(context, Operation.DELETE, command)
 
 
 @_bulk_method(Operation.RESCHEDULE, read=_read_reschedule)
-async def reschedule(context: Context, command: Bulk) -> views.BulkStarted | views.BulkPreview:
+async def reschedule(context: Context, command: Bulk) -> BulkStarted | BulkPreview:
     """Change by a filter when tasks that wait may run, and their priority."""
     return await _carry_out(context, Operation.RESCHEDULE, command)
 
 
-def _read_job(given: JobId, _settings: Settings) -> int:
+def _read_job(given: JobId) -> int:
     return read_id(given.id, "id")
+
+
+def _shown(job: bulk_jobs.BulkJob) -> Job:
+    errors = [JobError(error["id"], error["reason"]) for error in job.errors]
+    return view_of(Job, asdict(job), total_is_exact=job.total_is_exact, rate=round(job.rate, 1), errors=errors)
 
 
 async def _own_job(session: Session, job_id: int) -> bulk_jobs.BulkJob:
@@ -179,33 +223,33 @@ async def _own_job(session: Session, job_id: int) -> bulk_jobs.BulkJob:
 
 
 @method("job.get", permission=Permission.READ, scope=Scope.OWN, errors=(JobNotFound,), read=_read_job)
-async def get_job(context: Context, job_id: int) -> views.Job:
+async def get_job(context: Context, job_id: int) -> Job:
     """Show a job: how far it is, and what it could not do."""
     async with context.transaction() as session:
-        return views.job(await _own_job(session, job_id))
+        return _shown(await _own_job(session, job_id))
 
 
-def _read_list(given: JobListParams, _settings: Settings) -> ListJobs:
+def _read_list(given: JobListParams) -> ListJobs:
     return ListJobs(read_limit(given.limit), read_cursor(given.cursor))
 
 
 @method("job.list", permission=Permission.READ, scope=Scope.OWN, read=_read_list)
-async def list_jobs(context: Context, command: ListJobs) -> views.JobPage:
+async def list_jobs(context: Context, command: ListJobs) -> JobPage:
     """List jobs, newest first."""
     async with context.transaction() as session:
         jobs = await bulk_jobs.list_jobs(session, before=command.before, limit=command.limit, tenant=bound_to())
     cursor = str(jobs[-1].id) if len(jobs) == command.limit else None
-    return views.JobPage([views.job(job) for job in jobs], cursor)
+    return JobPage([_shown(job) for job in jobs], cursor)
 
 
 @method(
     "job.cancel", permission=Permission.ADMIN, scope=Scope.OWN, errors=(JobNotFound,), read=_read_job, by_queue=True
 )  # fmt: skip
-async def cancel_job(context: Context, job_id: int) -> views.Job:
+async def cancel_job(context: Context, job_id: int) -> Job:
     """Stop a job; what it has done stays done."""
     async with context.transaction() as session:
         await _own_job(session, job_id)
         await bulk_jobs.end_job(session, job_id, bulk_jobs.JobState.CANCELLED)
         job = await bulk_jobs.read_job(session, job_id)
     log.info("job_cancelled", job=job.id, state=job.state)
-    return views.job(job)
+    return _shown(job)
