@@ -26,6 +26,7 @@ from penstock.protocol.errors import RpcError, TaskNotFound, TooManyWaits, Unava
 from penstock.runtime import budget, metrics
 from penstock.runtime.batcher import Batcher
 from penstock.runtime.logs import get_logger
+from penstock.runtime.periodic import is_set_within
 from penstock.tasks import views
 from penstock.tasks.methods import AwaitResults
 
@@ -162,9 +163,7 @@ class LongPolls:
     async def _watch(self) -> None:
         used_at = monotonic()
         while monotonic() - used_at < _IDLE_SECONDS:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_SECONDS):
-                    await self._listener.event.wait()
+            await is_set_within(self._listener.event, _LOOK_SECONDS)
             self._listener.event.clear()
             if not self._waiting:
                 continue

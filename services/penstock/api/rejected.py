@@ -195,8 +195,7 @@ async def retry_rejected(
                 refused = await _retry_one(session, rejected_id, settings)
         except Refused as exc:
             refused = [StillRejected(rejected_id, str(exc))]
-            async with store.session() as session:
-                await session.fetch("explain_rejected", rejected_id, str(exc).replace("\0", "\ufffd"))
+            await store.fetch("explain_rejected", rejected_id, str(exc).replace("\0", "\ufffd"))
         if refused is None:
             unknown.append(rejected_id)
         elif refused:

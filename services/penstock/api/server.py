@@ -13,6 +13,7 @@ import uvicorn
 
 from penstock.api.http_limits import HEAD_BYTES, LimitedProtocol
 from penstock.protocol.errors import SettingsError
+from penstock.runtime.periodic import is_set_within
 from penstock.settings.values import PREFIX
 
 _BACKLOG = 2048
@@ -117,12 +118,10 @@ class HttpServer:
 
     async def wait_ended(self, seconds: float) -> bool:
         """Wait until the requests in hand are answered; False when the time ran out first."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._ended.wait()
-        except TimeoutError:
+        ended = await is_set_within(self._ended, seconds)
+        if not ended:
             self._server.force_exit = True
-        return self._ended.is_set()
+        return ended
 
     def close(self) -> None:
         if self._socket is not None:
