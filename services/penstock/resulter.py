@@ -12,6 +12,7 @@ from penstock.db.notify import Notifier
 from penstock.db.pool import Store
 from penstock.protocol.errors import HANDLER_ERROR, Locked, PenstockError, Refused, TooSlow, Unavailable
 from penstock.protocol.fence import Fence
+from penstock.protocol.message_attributes import worker_of
 from penstock.protocol.reports import (
     NO_HINTS,
     Failed,
@@ -25,7 +26,6 @@ from penstock.protocol.reports import (
     error_text,
 )
 from penstock.protocol.trace_context import Hop
-from penstock.protocol.worker_names import worker_of
 from penstock.results.apply import apply_reports
 from penstock.results.watermark import ReadingNote
 from penstock.runtime.halving import in_halves

@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from penstock.brokers.base import Outgoing
 from penstock.brokers.sqs import SqsQueue
 from penstock.db.pool import Store
-from penstock.protocol.task_traces import decode_traces
+from penstock.protocol.message_attributes import decode_traces
 from penstock.resulter import Resulter
 from penstock.scheduler.process import Scheduler
 from penstock.settings.model import Settings

@@ -14,10 +14,10 @@ from penstock.brokers.base import Outgoing
 from penstock.brokers.sqs import SqsQueue
 from penstock.db.pool import Store
 from penstock.protocol.batching import join_batch
+from penstock.protocol.message_attributes import WORKER_ATTRIBUTE
 from penstock.protocol.reports import decode_reports, encode_progress, encode_result, encode_wait
 from penstock.protocol.requests import encode_call
 from penstock.protocol.task import Claimed, Failure, NewTask
-from penstock.protocol.worker_names import WORKER_ATTRIBUTE
 from penstock.resulter import Resulter
 from penstock.results.apply import apply_reports
 from penstock.settings.model import Settings

@@ -15,9 +15,6 @@ from penstock.protocol.errors import InvalidRequest, ParseError, RpcError
 from penstock.protocol.json_text import entry_text, holds_unstorable, replace_unstorable, short_reason, text_of
 from penstock.protocol.sealed import MARK
 
-TIMEOUT_ATTRIBUTE = "timeout_seconds"  # of an outbound message: run time limit of each of its tasks
-SUSPECT_ATTRIBUTE = "suspect"  # of an outbound message: a worker stopped heartbeating while running its task
-
 _EMPTY = msgspec.Raw(b"")
 _MARK = MARK.encode()
 

@@ -140,7 +140,7 @@ class Claimed(NamedTuple):
     """A task that a scheduler has claimed and must now send or release.
 
     waited_seconds: from due to claimed. suspect: a worker stopped heartbeating while running it, so it is isolated.
-    route: None: the outbound queue. trace: see ``task_traces.read_carried``.
+    route: None: the outbound queue. trace: see ``message_attributes.read_carried``.
     """
 
     id: int

@@ -14,10 +14,17 @@ from penstock.brokers.base import Outgoing
 from penstock.protocol.batching import join_batch, pack
 from penstock.protocol.fence import Fence
 from penstock.protocol.json_text import escape_for_sqs, utf8_size
-from penstock.protocol.requests import SUSPECT_ATTRIBUTE, TIMEOUT_ATTRIBUTE, encode_call
+from penstock.protocol.message_attributes import (
+    SUSPECT_ATTRIBUTE,
+    TIMEOUT_ATTRIBUTE,
+    TRACE_ENTRY_BYTES,
+    TRACES_MAX_BYTES,
+    encode_tenants,
+    encode_traces,
+    tenant_bytes,
+)
+from penstock.protocol.requests import encode_call
 from penstock.protocol.task import Claimed
-from penstock.protocol.task_tenants import encode_tenants, tenant_bytes
-from penstock.protocol.task_traces import TRACE_ENTRY_BYTES, TRACES_MAX_BYTES, encode_traces
 from penstock.runtime import metrics
 from penstock.tasks.records import ActionThroughput
 

@@ -11,9 +11,9 @@ from time import time_ns
 from penstock.brokers.base import Queue
 from penstock.db.pool import Store
 from penstock.protocol.errors import HANDLER_ERROR, Unavailable
+from penstock.protocol.message_attributes import read_carried
 from penstock.protocol.reports import error_text
 from penstock.protocol.task import Claimed, Failure
-from penstock.protocol.task_traces import read_carried
 from penstock.protocol.trace_context import Hop
 from penstock.runtime import metrics
 from penstock.runtime.logs import get_logger

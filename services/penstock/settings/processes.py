@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, SecretStr
 
 from penstock.protocol.api_key import ApiKey, check_plain_lengths, parse_entries
+from penstock.protocol.message_attributes import check_worker_name
 from penstock.protocol.retry import Backoff
-from penstock.protocol.worker_names import check_worker_name
 from penstock.settings.values import (
     DAY,
     PREFIX,

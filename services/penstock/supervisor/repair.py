@@ -34,9 +34,9 @@ from typing import TYPE_CHECKING
 from penstock.brokers.base import Queue
 from penstock.db.pool import Store
 from penstock.protocol.errors import HANDLER_ERROR, PenstockError
+from penstock.protocol.message_attributes import read_carried
 from penstock.protocol.reports import NO_HINTS
 from penstock.protocol.task import Failure
-from penstock.protocol.task_traces import read_carried
 from penstock.results.apply import delay_after
 from penstock.results.watermark import read_watermark
 from penstock.runtime import metrics

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from penstock.protocol.message_attributes import CarriedTrace
 from penstock.protocol.reports import add_trace
 from penstock.protocol.requests import ClaimId
-from penstock.protocol.task_traces import CarriedTrace
 from penstock.worker.handlers.actions import Handler
 from penstock.worker.handlers.context import Cancellation, Context
 from penstock.worker.leases import Lease

@@ -22,18 +22,15 @@ from penstock.brokers.base import Message, Queue
 from penstock.brokers.receiver import Receiver
 from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.errors import RpcError
-from penstock.protocol.reports import encode_progress
-from penstock.protocol.requests import (
+from penstock.protocol.message_attributes import (
     SUSPECT_ATTRIBUTE,
     TIMEOUT_ATTRIBUTE,
-    ClaimId,
-    Invalid,
-    Request,
-    decode_body,
-    parse_claim_id,
+    CarriedTrace,
+    decode_tenants,
+    decode_traces,
 )
-from penstock.protocol.task_tenants import decode_tenants
-from penstock.protocol.task_traces import CarriedTrace, decode_traces
+from penstock.protocol.reports import encode_progress
+from penstock.protocol.requests import ClaimId, Invalid, Request, decode_body, parse_claim_id
 from penstock.runtime.logs import get_logger
 from penstock.runtime.loop import Service, SideTask
 from penstock.runtime.tracing import active

@@ -12,8 +12,8 @@ from penstock.protocol.batching import join_batch, pack
 from penstock.protocol.compression import PACKED_PER_MESSAGE, PACKED_PREFIX
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.json_text import utf8_size
+from penstock.protocol.message_attributes import WORKER_ATTRIBUTE
 from penstock.protocol.reports import encode_run_times
-from penstock.protocol.worker_names import WORKER_ATTRIBUTE
 from penstock.runtime import metrics
 from penstock.runtime.backoff import Pauses
 from penstock.runtime.logs import get_logger

@@ -15,8 +15,9 @@ from penstock.brokers.base import MAX_RECEIVES, ORIGINAL_ID_ATTRIBUTE, Depth, Me
 from penstock.brokers.sqs import LIMITS, SqsQueue, SqsTransport
 from penstock.db.pool import Store
 from penstock.protocol.batching import join_batch
+from penstock.protocol.message_attributes import TIMEOUT_ATTRIBUTE
 from penstock.protocol.reports import encode_result
-from penstock.protocol.requests import TIMEOUT_ATTRIBUTE, encode_call
+from penstock.protocol.requests import encode_call
 from penstock.protocol.task import Claimed, Failure, NewTask, State
 from penstock.resulter import Resulter
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX

@@ -15,7 +15,8 @@ from penstock.db.notify import Notifier
 from penstock.db.pool import Store
 from penstock.local.postgres import EmbeddedPostgres
 from penstock.protocol.errors import Unavailable
-from penstock.protocol.requests import TIMEOUT_ATTRIBUTE, parse_claim_id
+from penstock.protocol.message_attributes import TIMEOUT_ATTRIBUTE
+from penstock.protocol.requests import parse_claim_id
 from penstock.protocol.task import Claimed, Failure, NewTask
 from penstock.runtime.loop import Loop
 from penstock.scheduler import scan_bounds

@@ -28,10 +28,10 @@ from penstock.brokers.base import Message, Outgoing, Queue
 from penstock.brokers.sqs import SqsQueue, SqsTransport
 from penstock.protocol.batching import join_batch
 from penstock.protocol.compression import PACKED_PER_MESSAGE
+from penstock.protocol.message_attributes import encode_tenants
 from penstock.protocol.reports import Failed, Progress, Report, RunTimes, Succeeded, Unreadable, decode_reports
 from penstock.protocol.requests import encode_call
 from penstock.protocol.retry import Backoff
-from penstock.protocol.task_tenants import encode_tenants
 from penstock.runtime.logs import TaskLogFilter
 from penstock.settings.model import Settings
 from penstock.worker.handlers.actions import Registry, action

@@ -5,8 +5,14 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.protocol.message_attributes import (
+    TRACE_ENTRY_BYTES,
+    CarriedTrace,
+    decode_traces,
+    encode_traces,
+    read_carried,
+)
 from penstock.protocol.reports import Failed, Succeeded, add_trace, decode_reports, encode_error, encode_result
-from penstock.protocol.task_traces import TRACE_ENTRY_BYTES, CarriedTrace, decode_traces, encode_traces, read_carried
 from penstock.protocol.trace_context import TraceContext
 
 contexts = st.builds(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.protocol.batching import join_batch
 from penstock.protocol.errors import SettingsError
+from penstock.protocol.message_attributes import WORKER_ATTRIBUTE, WORKER_NAME_MAX_CHARS, check_worker_name, worker_of
 from penstock.protocol.reports import (
     Failed,
     Progress,
@@ -24,7 +25,6 @@ from penstock.protocol.reports import (
     encode_run_times,
     encode_wait,
 )
-from penstock.protocol.worker_names import WORKER_ATTRIBUTE, WORKER_NAME_MAX_CHARS, check_worker_name, worker_of
 from penstock.settings.loading import load_settings
 from penstock.worker.process import name_of_process
 

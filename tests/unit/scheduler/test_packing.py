@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.protocol.json_text import utf8_size
-from penstock.protocol.requests import SUSPECT_ATTRIBUTE, TIMEOUT_ATTRIBUTE
+from penstock.protocol.message_attributes import SUSPECT_ATTRIBUTE, TIMEOUT_ATTRIBUTE
 from penstock.protocol.task import Claimed
 from penstock.scheduler.packing import PackedMessage, RunTimes, message_of, pack_messages
 from penstock.tasks.records import ActionThroughput

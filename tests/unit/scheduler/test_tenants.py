@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.brokers.sqs import group_id
 from penstock.limits.token_bucket import Allowance, Gate
+from penstock.protocol.message_attributes import decode_tenants
 from penstock.protocol.task import Claimed
-from penstock.protocol.task_tenants import decode_tenants
 from penstock.protocol.tenant import check_tenant, own_key, stored_key, tenant_of_key
 from penstock.scheduler.packing import RunTimes, pack_messages
 from penstock.scheduler.tenant_limits import TenantLimits

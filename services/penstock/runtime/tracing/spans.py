@@ -19,8 +19,8 @@ from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanK
 from opentelemetry.trace.span import TraceState
 
 from penstock.protocol import trace_context
+from penstock.protocol.message_attributes import CarriedTrace
 from penstock.protocol.task import Enqueued, NewTask
-from penstock.protocol.task_traces import CarriedTrace
 from penstock.protocol.trace_context import Hop, TraceContext
 from penstock.protocol.version import __version__
 

@@ -1,11 +1,13 @@
-"""Trace contexts of the tasks in an outbound message, as attributes of it.
+"""Attributes of messages: what travels beside the body.
 
-They are not in the body: a worker is any JSON-RPC server, and a strict one refuses unknown members of a request. A
-context that all tasks of a message share is in the standard attributes; otherwise ``traces`` has those of each task.
+It is not in the body, for a worker is any JSON-RPC server, and a strict one refuses unknown members of a request. A
+trace context that all tasks of a message share is in the standard attributes; otherwise ``traces`` has those of each.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -14,9 +16,19 @@ import msgspec
 
 from penstock.protocol.trace_context import TRACEPARENT, TraceContext, of_headers, of_text, parse
 
+# Of an outbound message
+TIMEOUT_ATTRIBUTE = "timeout_seconds"  # run time limit of each of its tasks
+SUSPECT_ATTRIBUTE = "suspect"  # a worker stopped heartbeating while running its task
+TENANT_ATTRIBUTE = "tenant"  # of one whose tasks all are of this tenant
+TENANTS_ATTRIBUTE = "tenants"  # of one with several tenants: ids of tasks by tenant, as JSON
 TRACES_ATTRIBUTE = "traces"
 TRACES_MAX_BYTES = 32_768  # of the attribute; RabbitMQ sends all headers of a message in one frame
 TRACE_ENTRY_BYTES = 120  # that an entry adds at most to its own text
+_TENANT_ENTRY_BYTES = 26  # of a task, without its tenant's name
+# Of a results message
+WORKER_ATTRIBUTE = "worker"
+WORKER_NAME_MAX_CHARS = 100
+_WORKER_NAME = re.compile(rf"[!-~]([ -~]{{0,{WORKER_NAME_MAX_CHARS - 2}}}[!-~])?")
 
 
 class CarriedTrace(NamedTuple):
@@ -26,14 +38,41 @@ class CarriedTrace(NamedTuple):
     former: TraceContext | None = None
 
 
-class _Entry(msgspec.Struct, omit_defaults=True):
+class _TraceEntry(msgspec.Struct, omit_defaults=True):
     traceparent: str
     tasks: list[int]
     tracestate: str | None = None
     link: str | None = None
 
 
-_decode = msgspec.json.Decoder(list[_Entry]).decode
+_decode_ids = msgspec.json.Decoder(dict[str, list[int]]).decode
+_decode_entries = msgspec.json.Decoder(list[_TraceEntry]).decode
+
+
+def tenant_bytes(tenant: str) -> int:
+    """The most bytes that a task of this tenant adds to the attributes."""
+    return len(json.dumps(tenant)) + _TENANT_ENTRY_BYTES
+
+
+def encode_tenants(tenants: Iterable[tuple[int, str | None]]) -> dict[str, str]:
+    """Attributes with the tenants of these tasks, given as (id, tenant)."""
+    ids: dict[str | None, list[int]] = defaultdict(list)
+    for task_id, tenant in tenants:
+        ids[tenant].append(task_id)
+    if len(ids) == 1:
+        (only,) = ids
+        return {} if only is None else {TENANT_ATTRIBUTE: json.dumps(only)}
+    ids.pop(None, None)
+    return {TENANTS_ATTRIBUTE: json.dumps(ids, separators=(",", ":"))}
+
+
+def decode_tenants(attributes: Mapping[str, str], task_ids: Iterable[int]) -> dict[int, str]:
+    """Tenants by task. Raises ValueError for invalid attributes."""
+    if TENANT_ATTRIBUTE in attributes:
+        return dict.fromkeys(task_ids, msgspec.json.decode(attributes[TENANT_ATTRIBUTE], type=str))
+    if TENANTS_ATTRIBUTE not in attributes:
+        return {}
+    return {task_id: tenant for tenant, ids in _decode_ids(attributes[TENANTS_ATTRIBUTE]).items() for task_id in ids}
 
 
 def read_carried(text: str | None) -> CarriedTrace | None:
@@ -59,7 +98,7 @@ def encode_traces(tasks: Iterable[tuple[int, str | None]]) -> dict[str, str]:
     attributes = shared.pop().headers if is_shared else {}
     if not is_shared or any(one.former is not None for one in carried):
         entries = [
-            _Entry(
+            _TraceEntry(
                 one.context.traceparent,
                 groups[text],
                 one.context.state or None,
@@ -76,7 +115,7 @@ def decode_traces(attributes: Mapping[str, str], tasks: Iterable[int]) -> dict[i
     """Traces by task; invalid ones are left out."""
     if TRACES_ATTRIBUTE in attributes:
         try:
-            entries = _decode(attributes[TRACES_ATTRIBUTE])
+            entries = _decode_entries(attributes[TRACES_ATTRIBUTE])
         except (ValueError, RecursionError):
             entries = []
         found: dict[int, CarriedTrace] = {}
@@ -89,3 +128,19 @@ def decode_traces(attributes: Mapping[str, str], tasks: Iterable[int]) -> dict[i
         return {}
     context = of_headers(attributes)
     return {} if context is None else dict.fromkeys(tasks, CarriedTrace(context))
+
+
+def check_worker_name(name: str) -> str:
+    """Raises ValueError."""
+    if not _WORKER_NAME.fullmatch(name):
+        raise ValueError(
+            f"a worker's name is 1 to {WORKER_NAME_MAX_CHARS} printable ASCII characters, "
+            f"no space at either end; this is {name[:120]!r}"
+        )
+    return name
+
+
+def worker_of(attributes: Mapping[str, str]) -> str | None:
+    """The worker of a results message; None if the name is missing or invalid."""
+    name = attributes.get(WORKER_ATTRIBUTE)
+    return name if name is not None and _WORKER_NAME.fullmatch(name) else None
