@@ -159,6 +159,10 @@ def test_a_worker_loads_no_database_driver(statement: str) -> None:
     assert loaded_by(statement) & (DATABASE | {"penstock.db"}) == set()
 
 
+def test_the_commands_load_neither_the_database_nor_sqs() -> None:
+    assert loaded_by("import penstock.cli.app") & (DATABASE | {"penstock.db", "botocore", "aiobotocore"}) == set()
+
+
 def test_a_worker_loads_no_delivery_before_one_is_asked_for() -> None:
     loaded = loaded_by("import penstock.worker.process, penstock.cli.run")
     assert {name for name in loaded if name.startswith("penstock.worker.deliveries.")} <= {

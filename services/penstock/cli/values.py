@@ -59,20 +59,20 @@ def state_label(state: str) -> str:
     return SHOWN_STATES.get(state, state)
 
 
-def instant(text: str | None) -> str | int | None:
+def instant(text: str) -> str | int:
     """RFC 3339 unchanged, epoch milliseconds as a number."""
-    return int(text) if text is not None and text.lstrip("-").isdecimal() else text
+    return int(text) if text.lstrip("-").isdecimal() else text
 
 
-def labels(pairs: list[str] | None) -> dict[str, str] | None:
-    """The values of --label, None without any. Raises typer.BadParameter for a value that is not NAME=TEXT."""
+def labels(pairs: list[str]) -> dict[str, str]:
+    """The values of --label. Raises typer.BadParameter for a value that is not NAME=TEXT."""
     found = {}
-    for pair in pairs or ():
+    for pair in pairs:
         name, equals, text = pair.partition("=")
         if not (name and equals):
             raise typer.BadParameter(f"{pair!r} is not NAME=TEXT", param_hint="--label")
         found[name] = text
-    return found or None
+    return found
 
 
 def json_value(text: str, what: str) -> Any:
