@@ -15,18 +15,18 @@ from penstock.protocol.api_key import Permission
 from penstock.protocol.caller import bound_to, own_tenant, sees
 from penstock.protocol.checks import (
     check_labels_sought,
+    check_page,
     check_priority,
     check_span,
     read_action,
     read_cursor,
     read_id,
     read_instant,
-    read_limit,
 )
 from penstock.protocol.errors import InvalidParams, JobNotFound
 from penstock.protocol.method import Scope, method
 from penstock.protocol.tenant import read_tenant
-from penstock.protocol.views import Instant, about, view_of
+from penstock.protocol.views import NEXT_CURSOR, Instant, about, view_of
 from penstock.runtime.logs import get_logger
 from penstock.tasks import bulk, bulk_jobs
 from penstock.tasks.bulk_params import BulkParams, BulkRescheduleParams, JobId, JobListParams
@@ -72,7 +72,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 class JobPage(msgspec.Struct, frozen=True):
     jobs: list[Job]
-    cursor: Annotated[str | None, about("Pass it on for the next page; null at the end.")]
+    cursor: Annotated[str | None, NEXT_CURSOR]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +81,6 @@ class Bulk:
 
     work: BulkWork
     dry_run: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ListJobs:
-    """Newest first; ``before`` is the id that the page begins behind."""
-
-    limit: int
-    before: int | None
 
 
 def _selection(operation: Operation, given: BulkParams) -> Selection:
@@ -229,16 +221,18 @@ async def get_job(context: Context, job_id: int) -> Job:
         return _shown(await _own_job(session, job_id))
 
 
-def _read_list(given: JobListParams) -> ListJobs:
-    return ListJobs(read_limit(given.limit), read_cursor(given.cursor))
+def _check_list(given: JobListParams) -> JobListParams:
+    check_page(given.limit, given.cursor)
+    return given
 
 
-@method("job.list", permission=Permission.READ, scope=Scope.OWN, read=_read_list)
-async def list_jobs(context: Context, command: ListJobs) -> JobPage:
+@method("job.list", permission=Permission.READ, scope=Scope.OWN, read=_check_list)
+async def list_jobs(context: Context, page: JobListParams) -> JobPage:
     """List jobs, newest first."""
     async with context.transaction() as session:
-        jobs = await bulk_jobs.list_jobs(session, before=command.before, limit=command.limit, tenant=bound_to())
-    cursor = str(jobs[-1].id) if len(jobs) == command.limit else None
+        before = read_cursor(page.cursor)
+        jobs = await bulk_jobs.list_jobs(session, before=before, limit=page.limit, tenant=bound_to())
+    cursor = str(jobs[-1].id) if len(jobs) == page.limit else None
     return JobPage([_shown(job) for job in jobs], cursor)
 
 
