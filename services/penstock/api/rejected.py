@@ -34,7 +34,7 @@ Source = Literal["inbound", "results", "kafka-source"]
 
 class Rejected(msgspec.Struct, frozen=True):
     id: int
-    source: Literal["inbound", "results"]
+    source: Source
     body: Annotated[str, about("As it came; bytes that are not UTF-8 are written as \\xNN.")]
     reason: str
     at: Instant
@@ -77,7 +77,7 @@ class ListRejected:
 class RejectedListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, about(f"Maximum number of messages; 1 to {MAX_LIST}.")] = 50
     cursor: Annotated[str | None, CURSOR] = None
-    source: Annotated[Source | None, about("Only messages of this queue.")] = None
+    source: Annotated[Source | None, about("Only messages from this source.")] = None
 
 
 def _read_list(given: RejectedListParams) -> ListRejected:

@@ -18,9 +18,10 @@ PAGE = 100  # records a call, so that progress shows: a retry takes a transactio
 class Source(StrEnum):
     inbound = "inbound"
     results = "results"
+    kafka_source = "kafka-source"
 
 
-SourceOption = Annotated[Source | None, typer.Option(show_default=False, help="Only messages of this queue.")]
+SourceOption = Annotated[Source | None, typer.Option(show_default=False, help="Only messages from this source.")]
 
 
 @dataclass(frozen=True)

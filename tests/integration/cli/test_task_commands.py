@@ -173,7 +173,13 @@ async def test_rejected_messages_are_listed_shown_read_again_and_purged(
     while len(await rejected(store)) < 2:
         await submitter.run_once()
 
+    async with store.transaction() as session:
+        await enqueue.insert_rejected(session, "kafka-source", [(b"{", "no schedule")])
+
     def use(url: str) -> None:
+        (record,) = json.loads(run(url, "rejected", "--source", "kafka-source", "--json"))["rejected"]
+        assert record["source"] == "kafka-source"
+        assert run(url, "rejected", "purge", str(record["id"])).splitlines()[-1] == "purged  1"
         first, second = json.loads(run(url, "rejected", "--json"))["rejected"]
         listed = run(url, "rejected", "--source", "inbound").splitlines()
         assert [line.split()[0] for line in listed] == ["id", str(first["id"]), str(second["id"])]
