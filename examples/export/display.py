@@ -38,7 +38,9 @@ class Snapshot:
             return f"{sent} {whose} with a worker; one that died is given up {stale_seconds:g} s after its last sign"
         if self.states.get("ERROR", 0):
             return "failed tasks wait for their next attempt"
-        return "tasks wait for the scheduler"
+        if self.states.get("SCHEDULED", 0):
+            return "tasks wait for the scheduler"
+        return "messages wait for the submitter; a killed embedded SQS loses those of its last two seconds"
 
 
 class Display:

@@ -22,12 +22,12 @@ create table penstock.armed (
 create index armed_due on penstock.armed (due_at, id) where not held;
 create index armed_held on penstock.armed (source, partition) where held;
 comment on table penstock.armed is 'Schedules of clockwork''s API and of topics, from being armed to being due';
-comment on column penstock.armed.id is 'Order of arrival; one that is replaced arrives anew';
+comment on column penstock.armed.id is 'Order of arrival; one that is replaced is new in the order';
 comment on column penstock.armed.source is 'clockwork, or kafka: and the topic';
 comment on column penstock.armed.key is 'Who it is within its source: see penstock.armed';
 comment on column penstock.armed.variant is 'Tells apart the several that one key may have; empty: one alone';
 comment on column penstock.armed.partition is 'Of the topic that it was read from';
-comment on column penstock.armed.held is 'Its partition has not been read to the end yet: it may be called off';
+comment on column penstock.armed.held is 'Its partition has not been read to the end yet: it may be cancelled';
 comment on column penstock.armed.record is 'What is published, as kafka.publish has it in its records';
 comment on column penstock.armed.last is 'What is published once that has arrived, likewise';
 

@@ -127,7 +127,7 @@ begin
 end $$;
 
 -- An empty table that is attached needs no lock that settling waits for, where `create table ... partition of` does.
--- The owner stays the one of the parent, whoever of its members calls this.
+-- The owner stays the one of the parent, whichever member calls this.
 create function penstock.make_partition(parent text, name text, first timestamptz, upto timestamptz)
 returns void
 language plpgsql security definer set search_path = pg_catalog, penstock, pg_temp as $$

@@ -22,7 +22,7 @@ create table penstock.workflow (
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 create index workflow_by_state on penstock.workflow (state, id);
 create index workflow_finished on penstock.workflow (finished_at) where finished_at is not null;
-comment on table penstock.workflow is 'Tasks that wait for each other; its row is locked by whoever moves it on';
+comment on table penstock.workflow is 'Tasks that wait for each other; its row is locked by the process that advances it';
 comment on column penstock.workflow.definition is 'SHA-256 of what it was created with';
 comment on column penstock.workflow.open is 'Steps that are not done';
 comment on column penstock.workflow.undo is
@@ -63,7 +63,7 @@ create index workflow_step_task on penstock.workflow_step (task_id) where task_i
 create index workflow_step_children on penstock.workflow_step (workflow_id, parent) where parent is not null;
 comment on column penstock.workflow_step.pending is 'Predecessors that are not done';
 comment on column penstock.workflow_step.state is
-    'Of its own task as last seen: WAITING for predecessors, SCHEDULED once let go, then the final state';
+    'Of its own task as last seen: WAITING for predecessors, SCHEDULED once released, then the final state';
 comment on column penstock.workflow_step.done is 'It and all its children have ended';
 comment on column penstock.workflow_step.passed is 'It is done, and lets its successors go';
 comment on column penstock.workflow_step.ended is 'The event that told of its end; grows with time';
