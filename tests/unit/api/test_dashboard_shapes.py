@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.dashboard import charts, form_actions, formats, graph, overview
+from penstock.api.dashboard import form_actions, formats, graph, overview
 from penstock.api.dashboard.browser_sessions import local_path
-from penstock.api.dashboard.charts import Series
 from penstock.api.dashboard.page_request import cleaned, labels_of, utc
+from penstock.api.dashboard.routes import _templates
 from penstock.api.dashboard.timeline import timeline
 from penstock.protocol.errors import InvalidParams
 from penstock.protocol.task import State
@@ -24,6 +24,7 @@ from penstock.tasks import views
 from penstock.workflows.model import Step, StepKind
 
 NOW = datetime(2030, 1, 31, 8, tzinfo=UTC)
+charts: Any = _templates().globals["charts"]
 texts = st.text(max_size=30)
 
 
@@ -62,17 +63,15 @@ def test_any_error_a_worker_makes_up_can_be_shown(error: Any) -> None:
     assert all(isinstance(parts[name], str) for name in ("kind", "message", "traceback", "code"))
 
 
-@given(values=st.lists(st.tuples(st.floats(0, 1e9), st.floats(0, 1e9), st.floats(0, 1e9)), min_size=1, max_size=60),
-       label=texts)  # fmt: skip
-def test_columns_are_well_formed_and_stay_inside(values: list[tuple[float, float, float]], label: str) -> None:
-    label = "".join(char for char in label if char.isprintable())
-    one, two, three = zip(*values, strict=True)
-    drawn = charts.columns(
-        [Series("ok", "ok", one), Series(label, "bad", two)],
-        Series("in", "in", three),
-        [label] * len(values),
-        "a minute",
-    )
+counts = st.integers(0, 10**9)
+
+
+@given(minutes=st.lists(st.tuples(texts, counts, counts, counts), min_size=1, max_size=60))
+def test_columns_are_well_formed_and_stay_inside(minutes: list[tuple[str, int, int, int]]) -> None:
+    minutes = [("".join(filter(str.isprintable, label)), *given) for label, *given in minutes]  # type: ignore[misc]
+    highest = max(succeeded + failed for _, _, succeeded, failed in minutes)
+    top = overview.nice_top(max(highest, *(minute[1] for minute in minutes)))
+    drawn = charts.columns({"minutes": minutes, "highest": highest, "top": top})
     svg = ElementTree.fromstring(re.search(r"<svg.*</svg>", drawn, re.DOTALL)[0])  # type: ignore[index]
     for shape in svg.iter("rect"):
         if shape.get("class") != "hover":
@@ -82,15 +81,15 @@ def test_columns_are_well_formed_and_stay_inside(values: list[tuple[float, float
 
 @given(value=st.floats(1e-6, 1e12))
 def test_the_top_of_an_axis_is_above_the_highest_value_and_not_far(value: float) -> None:
-    top = charts.nice_top(value)
+    top = overview.nice_top(value)
     assert value * 0.999 <= top <= value * 2.01
 
 
 def test_percentiles_are_of_the_values_and_of_none_nothing() -> None:
     ordered = list(map(float, range(100)))
-    assert [charts.percentile(ordered, share) for share in (0.5, 0.95, 0.99)] == [50, 95, 99]
-    assert charts.percentile([], 0.5) == 0
-    assert charts.percentile([3.0], 0.99) == 3
+    assert [overview.percentile(ordered, share) for share in (0.5, 0.95, 0.99)] == [50, 95, 99]
+    assert overview.percentile([], 0.5) == 0
+    assert overview.percentile([3.0], 0.99) == 3
 
 
 def step(number: int, name: str, *after: str, state: State = State.WAITING, parent: str | None = None) -> Step:
@@ -100,8 +99,10 @@ def step(number: int, name: str, *after: str, state: State = State.WAITING, pare
 
 
 def test_a_step_stands_behind_all_that_it_waits_for() -> None:
-    drawn = graph.draw([step(0, "a"), step(1, "b", "a"), step(2, "c", "a"), step(3, "d", "b", "c", "a")])
-    places = dict(zip("abcd", (float(x) for x in re.findall(r'</title><rect x="(\d+)"', drawn)), strict=True))
+    drawn = charts.graph(
+        graph.layout([step(0, "a"), step(1, "b", "a"), step(2, "c", "a"), step(3, "d", "b", "c", "a")])
+    )
+    places = dict(zip("abcd", (float(x) for x in re.findall(r"translate\((\d+),", drawn)), strict=True))
     assert places["a"] < places["b"] == places["c"] < places["d"]
     assert drawn.count('class="edge"') == 5
     ElementTree.fromstring(drawn)
@@ -110,7 +111,7 @@ def test_a_step_stands_behind_all_that_it_waits_for() -> None:
 @given(st.lists(st.lists(st.integers(0, 11), max_size=4), min_size=1, max_size=12))
 def test_any_graph_is_drawn_even_one_that_cannot_be(links: list[list[int]]) -> None:
     steps = [step(place, f"s{place}", *(f"s{one}" for one in before)) for place, before in enumerate(links)]
-    drawn = graph.draw(steps)
+    drawn = charts.graph(graph.layout(steps))
     assert drawn.count('<g class="node') == len(steps)
     ElementTree.fromstring(drawn)
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from time import monotonic, time
 from typing import Any
 
-import msgspec
-from markupsafe import Markup
-
-from penstock.api.dashboard import charts
-from penstock.api.dashboard.charts import Series
 from penstock.api.dashboard.page_request import PageRequest
 from penstock.api.dashboard.pages import show_tenant
 from penstock.api.dashboard.process_probe import ProcessProbe
@@ -30,9 +26,9 @@ SAMPLE = 1000  # of the newest successes, for percentiles
 FAILURES = 300  # of the newest, to be grouped
 COUNTED_IN_FLIGHT = 100_000
 HOUR_SECONDS, MINUTE_SECONDS = 3660.0, 60.0
-LATELY_SECONDS, LATELY_STEP_SECONDS = 170.0, 5.0  # within what is stored to the second
+LATELY_STEPS, LATELY_STEP_SECONDS = 34, 5.0  # within what is stored to the second
 LIVE = ("SCHEDULED", "WAITING", "ERROR", "ACQUIRED")
-_FAILED = ("ERROR", "CRITICAL_ERROR")
+_KINDS = {"ENQUEUED": "in", State.SUCCESS: "ok", State.ERROR: "bad", State.CRITICAL_ERROR: "bad"}
 _MAX_ACTIONS = 12
 _NAME = re.compile(r"penstock-(?P<process>\w+)(?:@(?P<host>.*?):(?P<pid>\d+))?(?P<listen>-listen)?")
 
@@ -88,35 +84,34 @@ class Overview:
         }
 
     async def _read(self, request: PageRequest) -> dict[str, Any]:
-        found, now, history = await asyncio.gather(
+        stats, now, history = await asyncio.gather(
             request.call("stats"), self._read_now(request), self._read_history(request)
         )
-        stats = msgspec.to_builtins(found)
-        states = stats["states"]
-        live = {f"s-{state.lower()}": states[state] for state in LIVE if states[state]}
-        values: dict[str, Any] = history | now | {
+        live_states = [(state, stats.states[state]) for state in LIVE]
+        return {
+            **history,
+            **now,
             "is_whole": True,
-            "rates": stats["rates"],
-            "lag": stats["lag"],
-            "states": states,
-            "backlog": sum(states[state] for state in LIVE),
-            "live_bar": charts.share_bar(live) if live else None,
-            "live_states": [(state, states[state]) for state in LIVE],
-            "floor": self._settings.in_flight_floor,
-            "ceiling": self._settings.in_flight_limit,
-        }  # fmt: skip
-        return values
+            "rates": stats.rates,
+            "lag": stats.lag,
+            "states": stats.states,
+            "backlog": sum(count for _, count in live_states),
+            "live_states": live_states,
+            "settings": self._settings,
+        }
 
     async def _read_now(self, request: PageRequest) -> dict[str, Any]:
         """Values that change every second."""
         async with request.methods.session() as session:
-            lately = await session.fetch("read_history", LATELY_SECONDS, LATELY_STEP_SECONDS)
+            lately = await session.fetch("read_history", LATELY_STEPS * LATELY_STEP_SECONDS, LATELY_STEP_SECONDS)
             flight = (await session.fetch("read_in_flight", COUNTED_IN_FLIGHT))[0]
             connections = await session.fetch("read_connections")
+        ended = [row["step"] for row in lately if _KINDS.get(row["event"]) in ("ok", "bad")]
         return {
-            "sparks": _sparks(lately, time()),
+            "sparks": _per_step(lately, LATELY_STEP_SECONDS, LATELY_STEPS),
             "flight": flight,
-            "last_result": _last_result(lately),
+            # When an attempt last ended, rounded up to a step.
+            "last_result": datetime.fromtimestamp((max(ended) + 1) * LATELY_STEP_SECONDS, UTC) if ended else None,
             "processes": _processes(connections),
             "health": self._probe.latest(),
         }
@@ -131,7 +126,7 @@ class Overview:
             failures = await session.fetch("read_recent_failures", FAILURES)
         self._history_at = monotonic()
         self._history = {
-            "throughput": _by_minute(hour, time()),
+            "throughput": _throughput(hour),
             "latency": _latency(successes),
             "sample": len(successes),
             "handlers": _handler_times(hour),
@@ -146,91 +141,87 @@ class Overview:
             self._reading.cancel()
 
 
-def _per_step(rows: Iterable[Any], steps: Iterable[int], *events: str) -> list[float]:
-    """Events in each step."""
-    counts: dict[int, int] = defaultdict(int)
+def _per_step(rows: Iterable[Any], seconds: float, count: int) -> list[tuple[int, int, int, int]]:
+    """The last whole steps, each with the tasks enqueued and the attempts that succeeded and failed in it."""
+    counts: Counter[tuple[str | None, int]] = Counter()
     for row in rows:
-        if row["event"] in events:
-            counts[row["step"]] += row["count"]
-    return [counts[step] for step in steps]
+        counts[_KINDS.get(row["event"]), row["step"]] += row["count"]
+    last = int(time() // seconds)
+    return [(at, counts["in", at], counts["ok", at], counts["bad", at]) for at in range(last - count, last)]
 
 
-def _by_minute(rows: Sequence[Any], now: float) -> dict[str, Any]:
-    """The chart of the last hour without the current minute, and its sums."""
-    last = int(now // MINUTE_SECONDS)
-    steps = range(last - 60, last)
-    labels = [datetime.fromtimestamp(step * MINUTE_SECONDS, UTC).strftime("%H:%M") for step in steps]
-    succeeded, failed = _per_step(rows, steps, State.SUCCESS), _per_step(rows, steps, *_FAILED)
-    enqueued = _per_step(rows, steps, "ENQUEUED")
-    drawn = charts.columns(
-        [Series("succeeded", "ok", succeeded), Series("failed", "bad", failed)], Series("enqueued", "in", enqueued),
-        labels, "tasks a minute",
-    )  # fmt: skip
-    return {"chart": drawn, "enqueued": sum(enqueued), "succeeded": sum(succeeded), "failed": sum(failed)}
+def _throughput(rows: Iterable[Any]) -> dict[str, Any]:
+    """The last hour by minute. highest: of its columns. top: of the chart's axis."""
+    steps = _per_step(rows, MINUTE_SECONDS, 60)
+    highest = max(succeeded + failed for _, _, succeeded, failed in steps)
+    return {
+        "minutes": [(f"{datetime.fromtimestamp(at * MINUTE_SECONDS, UTC):%H:%M}", *counts) for at, *counts in steps],
+        "highest": highest,
+        "top": nice_top(max(highest, *(enqueued for _, enqueued, _, _ in steps))),
+    }
 
 
-def _sparks(rows: Sequence[Any], now: float) -> dict[str, Markup]:
-    """Three small charts of the last minutes without the current step."""
-    last = int(now // LATELY_STEP_SECONDS)
-    steps = range(last - int(LATELY_SECONDS // LATELY_STEP_SECONDS), last)
-    kinds = {"in": ("ENQUEUED",), "ok": (State.SUCCESS,), "bad": _FAILED}
-    return {kind: charts.sparkline(_per_step(rows, steps, *events), kind) for kind, events in kinds.items()}
+def nice_top(value: float) -> float:
+    """The top of an axis: the next 1, 2, 3, 4, 5, 6, 8 or 10 times a power of ten."""
+    if value < 1e-9:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 3, 4, 5, 6, 8, 10) if step * power >= value * 0.9999)
 
 
 def _latency(rows: Sequence[Any]) -> list[dict[str, Any]]:
-    """Percentiles of the newest successes in seconds: of all, then of the most frequent actions."""
+    """Percentiles of the newest successes in seconds: of all, then of the most frequent actions.
+
+    waited_at, took_at: their places on the logarithmic scale of the column, from 1 to 98.
+    """
     by_action: dict[str, list[Any]] = defaultdict(list)
     for row in rows:
         by_action[row["action"]].append(row)
-    groups = [("all", list(rows))] if rows else []
-    if len(by_action) > 1:
-        groups += sorted(by_action.items(), key=lambda item: -len(item[1]))[: _MAX_ACTIONS - 1]
-    elif by_action:
-        groups = list(by_action.items())
-    found = []
-    for name, of_group in groups:
-        entry: dict[str, Any] = {"action": name, "count": len(of_group)}
-        for measure in ("waited", "took"):
-            ordered = sorted(row[measure] for row in of_group)
-            entry[measure] = tuple(charts.percentile(ordered, share) for share in (0.5, 0.95, 0.99))
-        found.append(entry)
+    groups = sorted(by_action.items(), key=lambda item: -len(item[1]))[: _MAX_ACTIONS - 1]
+    if len(groups) > 1:
+        groups.insert(0, ("all", list(rows)))
+    found: list[dict[str, Any]] = [{"action": name} for name, _ in groups]
     for measure in ("waited", "took"):
-        values = [max(value, 0.001) for entry in found for value in entry[measure]]
-        low, top = min(values, default=0.001), max(values, default=1.0)
-        for entry in found:
-            entry[measure + "_bar"] = charts.quantiles(entry[measure], low, top)
+        for entry, (_, group) in zip(found, groups, strict=True):
+            ordered = sorted(row[measure] for row in group)
+            entry[measure] = [percentile(ordered, share) for share in (0.5, 0.95, 0.99)]
+        logarithms = [[math.log(max(value, 0.001)) for value in entry[measure]] for entry in found]
+        low, top = min(map(min, logarithms), default=0), max(map(max, logarithms), default=0)
+        for entry, places in zip(found, logarithms, strict=True):
+            entry[f"{measure}_at"] = [
+                max(1.0, (place - low) / (top - low) * 98) if top > low else 50 for place in places
+            ]
     return found
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """ordered: ascending; 0 if empty."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
 def _handler_times(rows: Iterable[Any]) -> dict[str, float]:
     """The mean run time of handlers over the hour by action and of all, in seconds, as workers report it."""
-    counted: dict[str, int] = defaultdict(int)
+    counts: dict[str, int] = defaultdict(int)
     seconds: dict[str, float] = defaultdict(float)
     for row in rows:
         if row["event"] == "RAN":
-            counted[row["action"]] += row["count"]
-            seconds[row["action"]] += row["seconds"]
-    means = {action: seconds[action] / count for action, count in counted.items() if count}
-    if counted:
-        means["all"] = sum(seconds.values()) / max(1, sum(counted.values()))
-    return means
+            for name in (row["action"], "all"):
+                counts[name] += row["count"]
+                seconds[name] += row["seconds"]
+    return {name: seconds[name] / count for name, count in counts.items()}
 
 
 def _failed_actions(rows: Iterable[Any]) -> list[dict[str, Any]]:
     """Failed attempts of the hour by action, most first; final: those that failed permanently."""
-    attempts: dict[str, int] = defaultdict(int)
-    final: dict[str, int] = defaultdict(int)
+    attempts: Counter[str] = Counter()
+    final: Counter[str] = Counter()
     for row in rows:
-        if row["event"] in _FAILED:
+        if _KINDS.get(row["event"]) == "bad":
             attempts[row["action"]] += row["count"]
         if row["event"] == State.CRITICAL_ERROR:
             final[row["action"]] += row["count"]
-    top = max(attempts.values(), default=0)
     ordered = sorted(attempts.items(), key=lambda item: (-item[1], item[0]))[:_MAX_ACTIONS]
-    return [
-        {"action": name, "attempts": count, "final": final[name], "bar": charts.bar(count, top, "bad")}
-        for name, count in ordered
-    ]
+    return [{"action": name, "attempts": count, "final": final[name]} for name, count in ordered]
 
 
 def _grouped(failures: Sequence[Any]) -> list[dict[str, Any]]:
@@ -261,9 +252,3 @@ def _processes(rows: Iterable[Any]) -> list[dict[str, Any]]:
         if row["since"] is not None:
             entry["since"] = min(entry["since"] or row["since"], row["since"])
     return [found[key] for key in sorted(found)]
-
-
-def _last_result(rows: Iterable[Any]) -> datetime | None:
-    """When an attempt last ended, rounded up to a step."""
-    steps = [row["step"] for row in rows if row["event"] in (State.SUCCESS, *_FAILED)]
-    return datetime.fromtimestamp((max(steps) + 1) * LATELY_STEP_SECONDS, UTC) if steps else None

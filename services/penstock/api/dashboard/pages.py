@@ -139,7 +139,7 @@ async def load_workflow(request: PageRequest) -> dict[str, Any]:
     workflow = await request.call("workflow.status", id=request.path["id"], cursor=cursor, limit=GRAPH_STEPS)
     return {
         "workflow": workflow,
-        "drawn": graph.draw(workflow.tree),
+        "layout": graph.layout(workflow.tree),
         "whole": workflow.cursor is None and cursor is None,
         "cursor": workflow.cursor,
         "can_cancel": workflow.finished_at is None,

@@ -345,6 +345,7 @@ def _templates() -> Environment:
     made.globals |= {
         "asset": lambda name: f"/assets/{name}?v={versions[name]}", "query": formats.query, "version": __version__,
     }  # fmt: skip
-    # A global, since a stream renders one block of a page, without the page's imports.
+    # Globals, since a stream renders one block of a page, without the page's imports.
     made.globals["ui"] = made.get_template("macros.html").module
+    made.globals["charts"] = made.get_template("charts.html").module
     return made
