@@ -1,14 +1,15 @@
 """Sessions of browsers: signed in by an API key where keys are required, else open to this machine.
 
-A browser holds one cookie, a random token. With keys, Postgres has the digest of the token and of the key used to sign
-in, so every api process knows the session, revoking a key ends its sessions, and neither the cookie nor the database
-leads back to the key. The token of every form is derived from the cookie, which no other origin can read.
+The cookie is a random token. Postgres has the digests of the token and of the key, so every api process knows the
+session, revoking a key ends its sessions, and neither cookie nor database leads back to the key. The token of every
+form is derived from the cookie, which no other origin can read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from penstock.api.access import Authenticator, Caller, address_of
 from penstock.api.http_limits import ADMITTED
@@ -30,20 +31,22 @@ SESSION_COOKIE = "penstock_session"
 FLASH_COOKIE = "penstock_flash"
 _FLASH_SECONDS = 60
 _FLASH_CHARS = 1000
+_TOKEN = re.compile(r"[\w-]{43}", re.ASCII)
+SIGNED_OUT = Caller("", frozenset(), None)
 
 
 class Flash(msgspec.Struct, frozen=True):
     """The outcome of the last form, shown once."""
 
     text: str
-    kind: Literal["done", "failed"] = "done"
+    kind: Literal["done", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class BrowserSession:
-    """caller: None before the sign-in. token: of the cookie. signs_in: whether keys are required."""
+    """caller: SIGNED_OUT before the sign-in. token: of the cookie. signs_in: whether keys are required."""
 
-    caller: Caller | None
+    caller: Caller
     token: str
     address: str
     signs_in: bool
@@ -54,21 +57,11 @@ class BrowserSession:
         return _digest(b"form", self.token).hex()
 
     @property
-    def name(self) -> str:
-        return self.caller.key if self.caller is not None else ""
-
-    @property
-    def tenant(self) -> str | None:
-        """The tenant that the key is bound to."""
-        return None if self.caller is None else self.caller.tenant
-
-    @property
-    def actions(self) -> tuple[str, ...] | None:
-        """Patterns of the actions that the key may enqueue."""
-        return None if self.caller is None else self.caller.actions
+    def is_signed_in(self) -> bool:
+        return self.caller is not SIGNED_OUT
 
     def may(self, method: str) -> bool:
-        return self.caller is not None and self.caller.may(method)
+        return self.caller.may(method)
 
 
 class BrowserSessions:
@@ -85,10 +78,10 @@ class BrowserSessions:
         self._authenticator.check_host(request.headers)
         address = address_of(request)
         token = request.cookies.get(SESSION_COOKIE, "")
-        is_known = _is_token(token)
+        is_known = _TOKEN.fullmatch(token) is not None
         if not is_known:
             token = secrets.token_urlsafe(32)
-        caller = None
+        caller: Caller | None = None
         if not self._authenticator.asks_for_keys:
             caller = self._authenticator.admit(request.headers, address)
         elif is_known:
@@ -97,7 +90,7 @@ class BrowserSessions:
         if caller is not None:
             request.scope[ADMITTED] = True
             caller.charge(1)
-        return BrowserSession(caller, token, address, self._authenticator.asks_for_keys)
+        return BrowserSession(caller or SIGNED_OUT, token, address, self._authenticator.asks_for_keys)
 
     async def _key_of(self, token: str) -> bytes | None:
         async with self._session() as session:
@@ -140,10 +133,12 @@ def set_cookie(request: Request, response: Response, token: str, seconds: float 
     )  # fmt: skip
 
 
-def set_flash(response: Response, flash: Flash) -> None:
-    short = msgspec.structs.replace(flash, text=flash.text[:_FLASH_CHARS])
-    value = urlsafe_b64encode(msgspec.json.encode(short)).decode("ascii")
+def flashed(path: str, text: str, kind: Literal["done", "failed"]) -> Response:
+    """Redirect to a page that shows a text once."""
+    response = RedirectResponse(path, 303)
+    value = urlsafe_b64encode(msgspec.json.encode(Flash(text[:_FLASH_CHARS], kind))).decode("ascii")
     response.set_cookie(FLASH_COOKIE, value, max_age=_FLASH_SECONDS, httponly=True, samesite="lax")
+    return response
 
 
 def flash_of(request: Request) -> Flash | None:
@@ -157,10 +152,6 @@ def local_path(path: str) -> str:
     """The path a form names as its next page; ``/`` unless it is one of the dashboard's own."""
     is_local = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable() and "\\" not in path
     return path if is_local and path.isascii() and len(path) < 4000 else "/"
-
-
-def _is_token(token: str) -> bool:
-    return len(token) == 43 and all(char.isalnum() or char in "-_" for char in token) and token.isascii()
 
 
 def _digest(use: bytes, token: str) -> bytes:

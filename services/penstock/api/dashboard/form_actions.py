@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -14,13 +15,16 @@ from penstock.methods.table import read_command
 from penstock.protocol.checks import MAX_IDS
 from penstock.protocol.errors import AccessDenied, InvalidParams, MethodNotFound, RpcError
 from penstock.protocol.tenant import EVERY_TENANT
+from penstock.tasks.filters import Operation
 
 _MINUTE, _DAY = 60, 86_400
-_TEXT_FIELDS = ("action", "unique_key", "ordering_key", "limit_key", "tenant")
-_EDIT_FIELDS = ("id", "payload", "priority", "max_attempts", "timeout", "delay", "labels", *_TEXT_FIELDS)
-_TENANT_LIMITS = {"max_in_flight": int, "rate": float, "burst": int}
-_ACTION_LIMITS = _TENANT_LIMITS | {f"key_{name}": kind for name, kind in _TENANT_LIMITS.items()}
-_Number = TypeVar("_Number", int, float)
+_TENANT_LIMITS = ("max_in_flight", "rate", "burst")
+_ACTION_LIMITS = (*_TENANT_LIMITS, *(f"key_{name}" for name in _TENANT_LIMITS))
+_EDIT_TEXTS = ("action", "unique_key", "ordering_key", "limit_key", "tenant")
+_EDIT_NUMBERS: dict[str, type[int] | type[float]] = {
+    "priority": int, "max_attempts": int, "timeout": float, "delay": float,
+}  # fmt: skip
+EDIT_FIELDS = ("id", "payload", "labels", *_EDIT_TEXTS, *_EDIT_NUMBERS)
 
 
 class Form:
@@ -37,8 +41,7 @@ class Form:
         return [value for field_name, value in self._pairs if field_name == name]
 
 
-@dataclass(frozen=True, slots=True)
-class FormOutcome:
+class FormOutcome(NamedTuple):
     """text: shown on the next page. next: its path; None: back to the form's. complete: no part was refused."""
 
     text: str
@@ -48,10 +51,11 @@ class FormOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ResultPage:
-    """A result that can be shown only once, as a page of its own."""
+    """A page of its own: a result that can be shown only once, or a form again whose text must not be lost."""
 
     template: str
     values: dict[str, Any] = field(repr=False)
+    status: int = 200
 
 
 class FormAction(NamedTuple):
@@ -67,7 +71,11 @@ async def carry_out(request: PageRequest, form: Form) -> FormOutcome | ResultPag
     method = form.text("method")
     match method:
         case "enqueue":
-            return await _run_again(request, form)
+            try:
+                return await _run_again(request, form)
+            except RpcError as exc:
+                again = {name: form.text(name) for name in EDIT_FIELDS} | {"cancel": bool(form.text("cancel"))}
+                return ResultPage("edit.html", {"values": again, "problem": exc.message}, 422)
         case "keys.create":
             return await _create_key(request, form)
         case "cancel.selected" | "retry.selected":
@@ -81,28 +89,14 @@ async def carry_out(request: PageRequest, form: Form) -> FormOutcome | ResultPag
     return FormOutcome(text, None if action.next is None else action.next.format(result=result))
 
 
-def page_again(form: Form, exc: RpcError) -> tuple[str, dict[str, Any]] | None:
-    """The template and values of the form again after an error, if it holds text that must not be lost."""
-    if form.text("method") != "enqueue":
-        return None
-    values: dict[str, Any] = {name: form.text(name) for name in _EDIT_FIELDS}
-    return "edit.html", {"values": values | {"cancel": bool(form.text("cancel"))}, "problem": exc.message}
-
-
 async def _run_again(request: PageRequest, form: Form) -> FormOutcome:
     """Enqueue an edited copy of a task, cancelling that task first if requested."""
     # Payloads may be longer than other fields, and are not cleaned.
     values = {name: value for name, value in cleaned(form.values).items() if name != "payload"}
-    params = {
-        **{name: values.get(name) for name in _TEXT_FIELDS},
-        "payload": msgspec.Raw(_json(form.text("payload") or "{}", "payload")),
-        "priority": _number(values, "priority", int),
-        "max_attempts": _number(values, "max_attempts", int),
-        "timeout": _number(values, "timeout", float),
-        "delay": _number(values, "delay", float),
-        "labels": msgspec.json.decode(_json(values.get("labels", "{}"), "labels")),
-    }
-    params = {name: value for name, value in params.items() if value is not None}
+    params: dict[str, Any] = {name: values[name] for name in _EDIT_TEXTS if name in values}
+    params |= {name: _number(values[name], name, kind) for name, kind in _EDIT_NUMBERS.items() if name in values}
+    params["payload"] = msgspec.Raw(_json(form.text("payload") or "{}", "payload"))
+    params["labels"] = msgspec.json.decode(_json(values.get("labels", "{}"), "labels"))
     if "unique_key" in params:
         params["unique"] = "live"  # the old task keeps its record, and the new one takes over the key
     if not request.browser.may("enqueue"):
@@ -110,7 +104,7 @@ async def _run_again(request: PageRequest, form: Form) -> FormOutcome:
     raw = msgspec.json.encode(params)
     read_command("enqueue", raw, request.settings)  # before the old task is cancelled
     if values.get("cancel"):
-        await request.call("cancel", id=_required(values, "id"), reason="edited and enqueued again")
+        await request.call("cancel", **_of("id")(values), reason="edited and enqueued again")
     async with request.methods.audit.recording("enqueue", raw):
         task = await request.call("enqueue", **params)
     if task.duplicate:
@@ -121,13 +115,12 @@ async def _run_again(request: PageRequest, form: Form) -> FormOutcome:
 
 
 async def _create_key(request: PageRequest, form: Form) -> ResultPage:
-    values = request.query
-    days = _number(values, "days", float)
-    key = await request.call(
-        "keys.create", name=_required(values, "name"), permissions=form.all("permission"),
-        expires_in=None if days is None else days * _DAY, tenant=values.get("tenant"),
-        actions=[one.strip() for one in values["actions"].split(",")] if "actions" in values else None,
-    )  # fmt: skip
+    params = _of("name", optional=("tenant",))(request.query)
+    if "days" in request.query:
+        params["expires_in"] = _number(request.query["days"], "days", float) * _DAY
+    if "actions" in request.query:
+        params["actions"] = [one.strip() for one in request.query["actions"].split(",")]
+    key = await request.call("keys.create", **params, permissions=form.all("permission"))
     return ResultPage("new_key.html", {"key": key})
 
 
@@ -151,63 +144,44 @@ async def _change_selected(request: PageRequest, method: str, form: Form) -> For
 
 def bulk_params(operation: str, values: Mapping[str, str]) -> dict[str, Any]:
     """Parameters of a bulk operation. Raises InvalidParams."""
-    params: dict[str, Any] = {
-        "action": values.get("action"),
-        "states": [values["state"]] if "state" in values else None,
-        "labels": labels_of(values.get("labels")),
-        "tenant": values.get("tenant"),
-        "older_than": _minutes(values, "older_than"),
-        "newer_than": _minutes(values, "newer_than"),
-        "all": True if values.get("all") else None,
-    }
-    if operation == "bulk.reschedule":
-        params |= {
-            "delay": _minutes(values, "delay"),
-            "spread": _minutes(values, "spread"),
-            "priority": _number(values, "priority", int),
-        }
-    return {name: value for name, value in params.items() if value is not None}
+    moves = ("delay", "spread", "priority") if operation == "bulk.reschedule" else ()
+    params = _fields(values, ("action", "labels", "tenant", "older_than", "newer_than", "all", *moves))
+    return params | ({"states": [values["state"]]} if "state" in values else {})
 
 
-def _bulk(operation: str) -> FormAction:
-    return FormAction(
-        lambda values: bulk_params(operation, values), "Job {result.job} has started", "/jobs/{result.job}"
-    )
-
-
-def _of(*names: str) -> Callable[[Mapping[str, str]], dict[str, Any]]:
-    """Parameters that are required fields of the same name."""
-    return lambda values: {name: _required(values, name) for name in names}
-
-
-def _limits(subject: str, limits: Mapping[str, type[int] | type[float]]) -> Callable[[Mapping[str, str]], Any]:
-    """Limits of an action or tenant. An empty one is removed: raw JSON, since a call leaves out None."""
+def _of(*required: str, optional: Iterable[str] = ()) -> Callable[[Mapping[str, str]], dict[str, Any]]:
+    """Parameters that are fields of the same name."""
 
     def params(values: Mapping[str, str]) -> dict[str, Any]:
-        numbers = {name: _number(values, name, kind) for name, kind in limits.items()}
-        return {subject: _required(values, subject)} | {
-            name: msgspec.Raw(b"null") if value is None else value for name, value in numbers.items()
-        }
+        for name in required:
+            if name not in values:
+                raise InvalidParams(name, "is missing")
+        return _fields(values, (*required, *optional))
 
     return params
 
 
-def _whom(tenant: str) -> str:
-    return "tenants without their own" if tenant == EVERY_TENANT else tenant
+def _limits(subject: str, limits: Sequence[str]) -> Callable[[Mapping[str, str]], dict[str, Any]]:
+    """Limits of an action or tenant. An empty one is removed: raw JSON, since a call leaves out None."""
+    read = _of(subject, optional=limits)
+    return lambda values: dict.fromkeys(limits, msgspec.Raw(b"null")) | read(values)
 
 
-def _messages(values: Mapping[str, str]) -> dict[str, Any]:
-    """One message by its id, or up to ``limit``."""
-    return {"ids": [values["id"]]} if "id" in values else {"limit": _number(values, "limit", int) or 1000}
+def _messages(values: Mapping[str, str], *of_many: str) -> dict[str, Any]:
+    """One message by its id, or up to ``limit`` of those with the values of some fields."""
+    return {"ids": [values["id"]]} if "id" in values else {"limit": 1000} | _fields(values, ("limit", *of_many))
 
 
 def _rejected(values: Mapping[str, str]) -> dict[str, Any]:
-    return _messages(values) | ({} if "id" in values else {"source": values.get("source")})
+    return _messages(values, "source")
 
 
 def _dead(values: Mapping[str, str]) -> dict[str, Any]:
-    force = {"force": True} if values.get("force") else {}
-    return {"queue": _required(values, "queue"), **_messages(values), **force}
+    return _of("queue", optional=("force",))(values) | _messages(values)
+
+
+def _whom(tenant: str) -> str:
+    return "tenants without their own" if tenant == EVERY_TENANT else tenant
 
 
 def _replayed(result: Any) -> str:
@@ -217,25 +191,14 @@ def _replayed(result: Any) -> str:
 
 def _retried(result: Any) -> str:
     still = result.still_rejected
-    return f"{result.retried} messages accepted" + (
-        f"; {len(still)} still rejected: {still[0].reason}" if still else ""
-    )
+    left = f"; {len(still)} still rejected: {still[0].reason}" if still else ""
+    return f"{result.retried} messages accepted{left}"
 
 
 FORM_ACTIONS: dict[str, FormAction] = {
-    "cancel": FormAction(
-        lambda values: {"id": _required(values, "id"), "reason": values.get("reason")}, "Task {result.id} is cancelled"
-    ),
+    "cancel": FormAction(_of("id", optional=("reason",)), "Task {result.id} is cancelled"),
     "retry": FormAction(_of("id"), "Task {result.id} runs again"),
-    "reschedule": FormAction(
-        lambda values: {
-            "id": _required(values, "id"),
-            "run_at": utc(values.get("run_at")),
-            "delay": _minutes(values, "delay"),
-            "priority": _number(values, "priority", int),
-        },
-        "Task {result.id} is rescheduled",
-    ),
+    "reschedule": FormAction(_of("id", optional=("run_at", "delay", "priority")), "Task {result.id} is rescheduled"),
     "schedule.pause": FormAction(_of("name"), "Schedule {result.name} is paused"),
     "schedule.resume": FormAction(_of("name"), "Schedule {result.name} is resumed"),
     "schedule.run_now": FormAction(_of("name"), "Schedule {params[name]} created task {result.task_id}"),
@@ -259,37 +222,44 @@ FORM_ACTIONS: dict[str, FormAction] = {
     "dlq.purge": FormAction(_dead, "{result.purged} messages deleted"),
     "keys.revoke": FormAction(_of("id"), "Key {result.name} is revoked"),
     "job.cancel": FormAction(_of("id"), lambda result: f"Job {result.id} is {result.state.lower()}"),
-    "ordering.release": FormAction(
-        lambda values: {"key": _required(values, "key"), "tenant": values.get("tenant")},
-        "Ordering key {result.key} is released",
-    ),
-    **{f"bulk.{name}": _bulk(f"bulk.{name}") for name in ("cancel", "retry", "delete", "reschedule")},
+    "ordering.release": FormAction(_of("key", optional=("tenant",)), "Ordering key {result.key} is released"),
+    **{
+        operation: FormAction(partial(bulk_params, operation), "Job {result.job} has started", "/jobs/{result.job}")
+        for operation in Operation
+    },
 }
 
 
-def _required(values: Mapping[str, str], name: str) -> str:
-    if name not in values:
-        raise InvalidParams(name, "is missing")
-    return values[name]
+def _fields(values: Mapping[str, str], names: Iterable[str]) -> dict[str, Any]:
+    """Parameters that are fields of the same name, as methods take them, without missing ones. Raises InvalidParams."""
+    return {name: _parameter(name, values[name]) for name in names if name in values}
 
 
-def _number(values: Mapping[str, str], name: str, kind: type[_Number]) -> _Number | None:
-    if name not in values:
-        return None
+def _parameter(name: str, text: str) -> Any:
+    match name:
+        case "delay" | "spread" | "older_than" | "newer_than":
+            return _number(text, name, float) * _MINUTE
+        case "priority" | "limit" | "max_in_flight" | "burst" | "key_max_in_flight" | "key_burst":
+            return _number(text, name, int)
+        case "rate" | "key_rate":
+            return _number(text, name, float)
+        case "all" | "force":
+            return True
+        case "labels":
+            return labels_of(text)
+        case "run_at":
+            return utc(text)
+    return text
+
+
+def _number(text: str, name: str, kind: type[int] | type[float]) -> float:
     try:
-        number = kind(values[name])
+        number = kind(text)
     except ValueError:
-        number = None
-    if number is None or (isinstance(number, float) and not math.isfinite(number)):
-        wanted = "a whole number" if kind is int else "a number"
-        raise InvalidParams(name, f"must be {wanted}, not {values[name][:60]!r}")
+        number = math.nan
+    if not math.isfinite(number):
+        raise InvalidParams(name, f"must be {'a whole number' if kind is int else 'a number'}, not {text[:60]!r}")
     return number
-
-
-def _minutes(values: Mapping[str, str], name: str) -> float | None:
-    """A field in minutes, in seconds."""
-    number = _number(values, name, float)
-    return None if number is None else number * _MINUTE
 
 
 def _json(text: str, name: str) -> bytes:

@@ -15,7 +15,7 @@ from penstock.protocol.task import SHOWN_STATES
 from penstock.runtime.printable import printable
 
 _SHOWN_BYTES = 64 * 1024
-_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
+_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def number(value: float | None) -> str:
@@ -24,16 +24,14 @@ def number(value: float | None) -> str:
         return "–"
     if isinstance(value, int) or abs(value) >= 100 or value == int(value):
         return f"{value:,.0f}"
-    return f"{value:.2f}".rstrip("0").rstrip(".") if abs(value) < 10 else f"{value:.1f}"
+    return _trimmed(value, 2) if abs(value) < 10 else f"{value:.1f}"
 
 
 def compact(value: float | None) -> str:
     """``950``, ``12.3k``, ``5.1M``: at most four digits, for axes and badges."""
-    if value is None:
-        return number(value)
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.1f}".rstrip("0").rstrip(".") + unit
+        if value is not None and abs(value) >= size:
+            return _trimmed(value / size, 1) + unit
     return number(value)
 
 
@@ -41,16 +39,16 @@ def span(seconds: float | None) -> str:
     """A duration in its largest unit: ``3 ms``, ``1.2 s``, ``4 min``, ``2.5 h``."""
     if seconds is None:
         return "–"
-    if seconds < 0.001:
-        return "0 ms" if seconds <= 0 else "<1 ms"
+    if 0 < seconds < 0.001:
+        return "<1 ms"
     if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.1f}".rstrip("0").rstrip(".") + " s"
-    for size, unit in _UNITS:
-        if seconds >= size:
-            return f"{seconds / size:.1f}".rstrip("0").rstrip(".") + f" {unit}"
-    return f"{seconds:.0f} s"
+        return f"{max(0.0, seconds) * 1000:.0f} ms"
+    size, unit = next(one for one in _UNITS if seconds >= one[0])
+    return f"{_trimmed(seconds / size, 1)} {unit}"
+
+
+def _trimmed(value: float, decimals: int) -> str:
+    return f"{value:.{decimals}f}".rstrip("0").rstrip(".")
 
 
 def instant_of(value: str | datetime | None) -> datetime | None:
@@ -65,7 +63,7 @@ def when(value: str | datetime | None, *, relative: bool = True) -> Markup:
         return Markup('<span class="faint">–</span>')
     utc = instant.astimezone(UTC)
     text = utc.strftime("%Y-%m-%d %H:%M:%S")
-    mark = Markup(" data-ago") if relative else Markup("")
+    mark = Markup(" data-ago" if relative else "")
     return Markup('<time datetime="{}" title="{} UTC"{}>{}</time>').format(
         utc.isoformat(timespec="milliseconds").replace("+00:00", "Z"), text, mark, text
     )
@@ -94,14 +92,16 @@ def error_parts(value: Any) -> dict[str, Any]:
     """Kind, message, traceback and the rest of an error object of any shape."""
     error = plain(value)
     if not isinstance(error, dict):
-        return {"kind": "", "message": "" if error is None else _text(error), "traceback": "", "rest": {}, "code": ""}
+        error = {} if error is None else {"message": error}
     data = error.get("data")
     data = dict(data) if isinstance(data, dict) else ({} if data is None else {"data": data})
-    kind = _text(data.pop("type", ""))
-    message = _text(data.pop("message", "") or error.get("message", ""))
     trace = data.pop("traceback", "")
-    trace = "".join(map(_text, trace)) if isinstance(trace, list) else _text(trace or "")
-    return {"kind": kind, "message": message, "traceback": trace, "rest": data, "code": _text(error.get("code", ""))}
+    return {
+        "kind": _text(data.pop("type", "")),
+        "message": _text(data.pop("message", "") or error.get("message", "")),
+        "traceback": "".join(map(_text, trace)) if isinstance(trace, list) else _text(trace or ""),
+        "rest": data,
+    }
 
 
 def _text(value: Any) -> str:

@@ -1,7 +1,6 @@
 """Live pages: server-sent events with the part of a page that has changed.
 
-Each stream is one generator on plain Starlette; sse-starlette would add its own pings and shutdown. A stream ends when
-the api stops taking requests, so an open tab never delays a stop.
+sse-starlette would add its own pings and shutdown; these streams end when the api stops taking requests.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ _PING_SECONDS = 15.0
 
 
 class Streams:
-    """The open streams."""
-
     def __init__(self) -> None:
         self._stopping = asyncio.Event()
         self._open: Counter[str] = Counter()

@@ -12,7 +12,7 @@ from time import monotonic, time
 from typing import Any
 
 from penstock.api.dashboard.page_request import PageRequest
-from penstock.api.dashboard.pages import show_tenant
+from penstock.api.dashboard.pages import load_tenant
 from penstock.api.dashboard.process_probe import ProcessProbe
 from penstock.protocol.task import State
 from penstock.settings.model import Settings
@@ -50,8 +50,8 @@ class Overview:
 
         A key that is bound to a tenant gets that tenant's page.
         """
-        if request.browser.tenant is not None:
-            return {"template": "tenant.html", **await show_tenant(request, request.browser.tenant)}
+        if request.browser.caller.tenant is not None:
+            return {"template": "tenant.html", **await load_tenant(request)}
         if self._values is not None and monotonic() - self._read_at < CACHE_SECONDS:
             return self._values
         if self._reading is None:

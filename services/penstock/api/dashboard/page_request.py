@@ -16,7 +16,7 @@ _VALUE_CHARS = 16_000
 
 
 class Values(dict[str, Any]):
-    """Values of a form, None where a value is missing."""
+    """Values of a query or form, None where a value is missing."""
 
     def __missing__(self, _name: str) -> None:
         return None
@@ -31,7 +31,7 @@ class PageRequest:
 
     browser: BrowserSession
     path: Mapping[str, str]
-    query: Mapping[str, str]
+    query: Values
     methods: Methods = field(repr=False)
     settings: Settings = field(repr=False)
     is_stream: bool = False
@@ -57,9 +57,9 @@ class Page(NamedTuple):
     live: bool = True
 
 
-def cleaned(values: Mapping[str, str]) -> dict[str, str]:
+def cleaned(values: Mapping[str, str]) -> Values:
     """Values of a query or form without NUL, lone surrogates, outer blanks, and empty ones."""
-    result = {}
+    result = Values()
     for name, value in values.items():
         text = value[:_VALUE_CHARS].encode("utf-8", "replace").decode("utf-8").replace("\0", "\ufffd").strip()
         if text:

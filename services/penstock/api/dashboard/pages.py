@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from penstock.api.dashboard import graph
-from penstock.api.dashboard.form_actions import bulk_params
+from penstock.api.dashboard.form_actions import EDIT_FIELDS, bulk_params
 from penstock.api.dashboard.formats import indented, plain, segment
-from penstock.api.dashboard.page_request import PAGE_ROWS, Page, PageRequest, Values, labels_of, utc
+from penstock.api.dashboard.page_request import PAGE_ROWS, Page, PageRequest, labels_of, utc
 from penstock.api.dashboard.timeline import timeline
 from penstock.protocol.api_key import Permission
 from penstock.protocol.errors import AccessDenied, InvalidParams, QueueAway
@@ -23,8 +23,6 @@ from penstock.workflows.model import WorkflowState
 
 GRAPH_STEPS = 150
 DEAD_SHOWN = 20
-BULK_OPERATIONS = {operation.value: operation.states for operation in Operation}
-_MOVABLE = (State.WAITING, State.SCHEDULED, State.ERROR)
 _FLAGS = {"yes": True, "no": False}
 
 
@@ -44,7 +42,7 @@ def list_page(
     """A page of the records that ``method`` lists under ``name``. filters, flags: its parameters from the query."""
 
     async def load(request: PageRequest) -> dict[str, Any]:
-        query = Values(request.query)
+        query = request.query
         given = {parameter: query[parameter] for parameter in filters}
         given |= {parameter: _FLAGS.get(query[parameter]) for parameter in flags}
         found = await request.call(method, cursor=query["cursor"], limit=PAGE_ROWS, **given)
@@ -54,7 +52,7 @@ def list_page(
 
 
 async def load_tasks(request: PageRequest) -> dict[str, Any]:
-    query = Values(request.query)
+    query = request.query
     wanted = query["id"]
     if wanted is not None and wanted.isascii() and wanted.isdigit():
         return {"redirect": f"/tasks/{wanted}"}
@@ -70,14 +68,10 @@ async def load_tasks(request: PageRequest) -> dict[str, Any]:
         "any_filter": any(filters.values()),
         "states": list(State),
         # For the form, which a stream does not update.
-        "actions": [] if request.is_stream else await _known_actions(request),
-        "bulk": {name: filters[name] for name in ("state", "action", "tenant", "labels") if filters[name]},
+        "actions": [] if request.is_stream else list((await request.call("stats")).actions),
+        "bulk": {name: filters[name] for name in ("state", "action", "tenant", "labels")},
         "full": len(found.tasks) >= PAGE_ROWS,
     }
-
-
-async def _known_actions(request: PageRequest) -> list[str]:
-    return list((await request.call("stats")).actions)
 
 
 async def load_task(request: PageRequest) -> dict[str, Any]:
@@ -89,13 +83,8 @@ async def load_task(request: PageRequest) -> dict[str, Any]:
     return {
         "task": task,
         "life": life,
-        "labels": plain(task.labels) or {},
         "trace_url": trace_url and task.trace_id and trace_url.replace("{trace_id}", task.trace_id),
-        "progress": plain(task.progress),
         "events": timeline(task, life, datetime.now(UTC)),
-        "can_cancel": not task.state.final,
-        "can_retry": task.state in (State.CRITICAL_ERROR, State.CANCELLED),
-        "can_move": task.state in _MOVABLE and not (task.state is State.WAITING and task.attempts),
     }
 
 
@@ -104,22 +93,9 @@ async def load_edit(request: PageRequest) -> dict[str, Any]:
     if not request.browser.may("enqueue"):
         raise AccessDenied(403, "Your API key may not enqueue tasks")
     task = await request.call("status", id=request.path["id"], detail=True)
-    copied = (
-        "id",
-        "action",
-        "priority",
-        "max_attempts",
-        "timeout",
-        "unique_key",
-        "ordering_key",
-        "limit_key",
-        "tenant",
-    )
-    values = {
-        **{name: getattr(task, name) for name in copied},
+    values = {name: getattr(task, name, None) for name in EDIT_FIELDS} | {
         "labels": msgspec.json.encode(plain(task.labels) or {}).decode("utf-8"),
         "payload": "" if task.payload is None else indented(task.payload),
-        "delay": None,
         "cancel": not task.state.final,
     }
     return {"values": values, "problem": None}
@@ -129,21 +105,19 @@ async def load_schedule(request: PageRequest) -> dict[str, Any]:
     name = request.path["name"]
     schedule, runs = await asyncio.gather(
         request.call("schedule.get", name=name),
-        request.call("schedule.runs", name=name, cursor=request.query.get("cursor"), limit=PAGE_ROWS),
+        request.call("schedule.runs", name=name, cursor=request.query["cursor"], limit=PAGE_ROWS),
     )
     return {"schedule": schedule, "runs": runs.runs, "cursor": runs.cursor}
 
 
 async def load_workflow(request: PageRequest) -> dict[str, Any]:
-    cursor = request.query.get("cursor")
+    cursor = request.query["cursor"]
     workflow = await request.call("workflow.status", id=request.path["id"], cursor=cursor, limit=GRAPH_STEPS)
     return {
         "workflow": workflow,
         "layout": graph.layout(workflow.tree),
         "whole": workflow.cursor is None and cursor is None,
         "cursor": workflow.cursor,
-        "can_cancel": workflow.finished_at is None,
-        "can_retry": workflow.state in (WorkflowState.FAILED, WorkflowState.CANCELLED),
     }
 
 
@@ -186,35 +160,31 @@ async def load_actions(request: PageRequest) -> dict[str, Any]:
 
 async def load_tenants(request: PageRequest) -> dict[str, Any]:
     """Tenants with a rule of their own; any other one is opened by name."""
-    query = Values(request.query)
-    if query["name"] is not None:
-        return {"redirect": f"/tenants/{segment(query['name'])}"}
-    found = await request.call("tenant.list", cursor=query["cursor"], limit=PAGE_ROWS)
+    name = request.query["name"]
+    if name is not None:
+        return {"redirect": f"/tenants/{segment(name)}"}
+    found = await request.call("tenant.list", cursor=request.query["cursor"], limit=PAGE_ROWS)
     return {"tenants": found.tenants, "cursor": found.cursor, "everyone": EVERY_TENANT}
 
 
 async def load_tenant(request: PageRequest) -> dict[str, Any]:
-    return await show_tenant(request, request.path["name"])
-
-
-async def show_tenant(request: PageRequest, name: str) -> dict[str, Any]:
-    """Counts and limits of one tenant. Raises InvalidParams, also if the key is bound to another tenant."""
+    """Counts and limits of the tenant of the path, or of the key. Raises InvalidParams if the key has another one."""
+    name = request.path.get("name", request.browser.caller.tenant)
     return {
         "rule": await request.call("tenant.get", tenant=name),
         "counted": None if name == EVERY_TENANT else await request.call("stats", tenant=name),
-        "live_states": [state for state in State if not state.final],
-        "final_states": [state for state in State if state.final],
+        "states": list(State),
         "everyone": EVERY_TENANT,
     }
 
 
 async def load_bulk(request: PageRequest) -> dict[str, Any]:
     """The bulk jobs; with ``count`` in the query, also how many tasks the form selects."""
-    query = Values(request.query)
+    query = request.query
     jobs = await request.call("job.list", limit=PAGE_ROWS, cursor=query["cursor"])
-    operation = query["operation"] or Operation.RETRY.value
-    if operation not in BULK_OPERATIONS:
-        raise InvalidParams("operation", f"must be one of {', '.join(BULK_OPERATIONS)}, not {operation[:60]!r}")
+    operation, operations = query["operation"] or Operation.RETRY, list(Operation)
+    if operation not in operations:
+        raise InvalidParams("operation", f"must be one of {', '.join(operations)}, not {operation[:60]!r}")
     count = problem = None
     if query["count"] is not None:
         try:
@@ -222,7 +192,7 @@ async def load_bulk(request: PageRequest) -> dict[str, Any]:
         except InvalidParams as exc:
             problem = exc.message
     return {
-        "jobs": jobs.jobs, "cursor": jobs.cursor, "operation": operation, "operations": BULK_OPERATIONS,
+        "jobs": jobs.jobs, "cursor": jobs.cursor, "operation": operation, "operations": operations,
         "values": query, "count": count, "looked_at": COUNTED, "problem": problem, "states": list(State),
     }  # fmt: skip
 

@@ -42,17 +42,17 @@ class ProcessProbe:
 
     async def probe(self) -> None:
         async with httpx.AsyncClient(timeout=_ANSWER_SECONDS, trust_env=False) as client:
-            self._latest = list(await asyncio.gather(*(_probe(client, name, url) for name, url in self._urls)))
+
+            async def health(name: str, url: str) -> ProcessHealth:
+                try:
+                    answer = await client.get(f"{url}/readyz")
+                except httpx.HTTPError as exc:
+                    return ProcessHealth(name, url, False, type(exc).__name__)
+                return ProcessHealth(name, url, answer.status_code == 200, answer.text.strip()[:200])
+
+            self._latest = list(await asyncio.gather(*(health(name, url) for name, url in self._urls)))
         self._probed_at = monotonic()
 
     def stop(self) -> None:
         if self._probing is not None:
             self._probing.cancel()
-
-
-async def _probe(client: httpx.AsyncClient, name: str, url: str) -> ProcessHealth:
-    try:
-        answer = await client.get(f"{url}/readyz")
-    except httpx.HTTPError as exc:
-        return ProcessHealth(name, url, False, type(exc).__name__)
-    return ProcessHealth(name, url, answer.status_code == 200, answer.text.strip()[:200])

@@ -23,12 +23,11 @@ from penstock.api.dashboard.browser_sessions import (
     SESSION_COOKIE,
     BrowserSession,
     BrowserSessions,
-    Flash,
     check_form,
     flash_of,
+    flashed,
     local_path,
     set_cookie,
-    set_flash,
 )
 from penstock.api.dashboard.live import Streams
 from penstock.api.dashboard.page_request import Page, PageRequest, cleaned
@@ -43,17 +42,25 @@ from penstock.settings.model import Settings
 
 SIGN_IN_BYTES = 16 * 1024  # of a form that anyone may send
 FORM_LIMIT_BYTES = 8 * 1024 * 1024  # the largest payload, as a form encodes it
-_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
-    "base-uri 'none'; frame-ancestors 'none'"
-)
+_HEADERS = {
+    # A browser must not frame a page, nor run foreign scripts in it.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    # The server sends no-referrer with all answers, with which a browser also hides the origin of forms.
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
 _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _A_YEAR_SECONDS = 31_536_000
-_STATUSES: dict[type[errors.RpcError], int] = {
+_STATUSES: dict[type[Exception], int] = {
     errors.RateLimited: 429,
     errors.Overloaded: 503,
     errors.TooLarge: 413,
     errors.InvalidParams: 400,
+    errors.NotFound: 404,
+    errors.RpcError: 409,
+    errors.Unavailable: 503,
+    Exception: 500,
 }
 
 NAVIGATION = (
@@ -111,7 +118,7 @@ class Dashboard:
 
     async def _identify(self, request: Request) -> BrowserSession:
         browser = await self._sessions.identify(request)
-        bind(browser.tenant, browser.actions)
+        bind(browser.caller.tenant, browser.caller.actions)
         return browser
 
     def _guarded(
@@ -123,15 +130,12 @@ class Dashboard:
             browser: BrowserSession | None = None
             try:
                 browser = await self._identify(request)
-                set_actor(browser.name, browser.address, "dashboard")
+                set_actor(browser.caller.key, browser.address, "dashboard")
                 response = await handle(request, browser)
             except ClientDisconnect:
                 return Response(status_code=400)
-            except errors.RpcError as exc:
-                response = self._failure(request, browser, exc, _status_of(exc))
             except Exception as exc:
-                status = 503 if isinstance(exc, errors.Unavailable) else 500
-                response = self._failure(request, browser, masked(exc, "dashboard"), status)
+                response = self._failure(request, browser, exc)
             return _secured(response)
 
         return answer
@@ -139,7 +143,7 @@ class Dashboard:
     def _serve(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
         async def serve(request: Request, browser: BrowserSession) -> Response:
             is_stream = "text/event-stream" in request.headers.get("accept", "")
-            if browser.caller is None:
+            if not browser.is_signed_in:
                 if is_stream:
                     return Response(status_code=401)
                 return RedirectResponse("/login?next=" + quote(local_path(_address(request)), safe=""), 303)
@@ -158,7 +162,7 @@ class Dashboard:
 
     def _stream(self, page: Page, request: Request, browser: BrowserSession) -> Response:
         """A stream of the live part of a page. The browser is identified each time: its key may have been revoked."""
-        if not page.live or self._streams.full(browser.name):
+        if not page.live or self._streams.full(browser.caller.key):
             # 204 makes a browser stop asking; 503, try later.
             return Response(status_code=503 if page.live else 204)
 
@@ -172,20 +176,19 @@ class Dashboard:
                     return None
             except errors.RateLimited:
                 return None
-            except errors.RpcError as exc:
-                return str(self._templates.get_template("trouble.html").render(problem=exc.message))
-            except errors.Unavailable:
-                text = "Postgres is unavailable; this page shows the last known state. Retrying."
-                return str(self._templates.get_template("trouble.html").render(problem=text))
+            except (errors.RpcError, errors.Unavailable) as exc:
+                away = "Postgres is unavailable; this page shows the last known state. Retrying."
+                problem = exc.message if isinstance(exc, errors.RpcError) else away
+                return self._templates.get_template("trouble.html").render(problem=problem)
             template = self._templates.get_template(values.get("template", page.template))
             context = template.new_context(self._context(request, current, values, live=page.live))
             return "".join(template.blocks["live"](context))
 
-        return StreamingResponse(self._streams.follow(browser.name, render), media_type="text/event-stream")
+        return StreamingResponse(self._streams.follow(browser.caller.key, render), media_type="text/event-stream")
 
     async def _do(self, request: Request, browser: BrowserSession) -> Response:
         """Carry out a form; redirect to the next page with the outcome."""
-        if browser.caller is None:
+        if not browser.is_signed_in:
             return RedirectResponse("/login", 303)
         form = await self._form(request, browser, FORM_LIMIT_BYTES)
         page_request = PageRequest(browser, {}, cleaned(form.values), self._methods, self._settings)
@@ -193,17 +196,14 @@ class Dashboard:
         try:
             outcome = await form_actions.carry_out(page_request, form)
         except errors.RpcError as exc:
-            again = form_actions.page_again(form, exc)
-            if again is not None:
-                return self._html(request, browser, *again, status=422)
-            return _flashed(back, Flash(_sentence(exc), "failed"))
+            return flashed(back, _sentence(exc), "failed")
         if isinstance(outcome, form_actions.ResultPage):
-            return self._html(request, browser, outcome.template, outcome.values)
-        return _flashed(outcome.next or back, Flash(outcome.text, "done" if outcome.complete else "failed"))
+            return self._html(request, browser, outcome.template, outcome.values, status=outcome.status)
+        return flashed(outcome.next or back, outcome.text, "done" if outcome.complete else "failed")
 
     async def _login_page(self, request: Request, browser: BrowserSession) -> Response:
         next_path = local_path(request.query_params.get("next", "/"))
-        if browser.caller is not None:
+        if browser.is_signed_in:
             return RedirectResponse(next_path, 303)
         return self._html(request, browser, "login.html", {"next": next_path, "problem": None})
 
@@ -270,22 +270,26 @@ class Dashboard:
         }
 
     def _html(
-        self, request: Request, browser: BrowserSession, template: str, values: Mapping[str, Any], *,
+        self, request: Request, browser: BrowserSession | None, template: str, values: Mapping[str, Any], *,
         status: int = 200, live: bool = False,
     ) -> Response:  # fmt: skip
         html = self._templates.get_template(template).render(self._context(request, browser, values, live=live))
         response = Response(html, status, media_type="text/html")
-        if request.cookies.get(SESSION_COOKIE) != browser.token:
+        if browser is not None and request.cookies.get(SESSION_COOKIE) != browser.token:
             set_cookie(request, response, browser.token, None)
         if FLASH_COOKIE in request.cookies:
             response.delete_cookie(FLASH_COOKIE)
         return response
 
-    def _failure(self, request: Request, browser: BrowserSession | None, exc: errors.RpcError, status: int) -> Response:
-        data = exc.data if isinstance(exc.data, dict) else {}
-        values = {"status": status, "problem": _sentence(exc), "reference": data.get("ref")}
-        html = self._templates.get_template("failure.html").render(self._context(request, browser, values, live=False))
-        response = Response(html, status, media_type="text/html")
+    def _failure(self, request: Request, browser: BrowserSession | None, exc: Exception) -> Response:
+        if isinstance(exc, errors.AccessDenied):
+            status = exc.status
+        else:
+            status = next(status for kind, status in _STATUSES.items() if isinstance(exc, kind))
+        shown = exc if isinstance(exc, errors.RpcError) else masked(exc, "dashboard")
+        reference = shown.data.get("ref") if isinstance(shown.data, dict) else None
+        values = {"status": status, "problem": _sentence(shown), "reference": reference}
+        response = self._html(request, browser, "failure.html", values, status=status)
         if isinstance(exc, errors.RateLimited | errors.Overloaded):
             response.headers["Retry-After"] = str(max(1, math.ceil(exc.retry_after_seconds)))
         return response
@@ -295,28 +299,9 @@ def _address(request: Request) -> str:
     return request.url.path + (f"?{request.url.query}" if request.url.query else "")
 
 
-def _flashed(path: str, flash: Flash) -> Response:
-    response = RedirectResponse(path, 303)
-    set_flash(response, flash)
-    return response
-
-
 def _secured(response: Response, cache: str = "no-store") -> Response:
-    """Forbid a browser to frame or cache a response, and to run foreign scripts in it."""
-    response.headers["Content-Security-Policy"] = _POLICY
-    response.headers["Cache-Control"] = cache
-    # The server sends no-referrer with all answers, with which a browser also hides the origin of forms.
-    response.headers["Referrer-Policy"] = "same-origin"
-    response.headers["Cross-Origin-Opener-Policy"] = "same-origin"
+    response.headers.update(_HEADERS | {"Cache-Control": cache})
     return response
-
-
-def _status_of(exc: errors.RpcError) -> int:
-    if isinstance(exc, errors.AccessDenied):
-        return exc.status
-    if isinstance(exc, errors.NotFound):
-        return 404
-    return _STATUSES.get(type(exc), 409)
 
 
 def _sentence(exc: errors.RpcError) -> str:
