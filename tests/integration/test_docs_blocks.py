@@ -434,7 +434,7 @@ async def test_every_block_of_a_page_that_no_test_of_its_own_runs(
     for name, params in CALLED.get(page, ()):
         handler = REGISTRY.get(name)
         assert handler is not None, name
-        args, kwargs = handler.arguments(json.dumps(params).encode())
+        args, kwargs = handler.fit(json.dumps(params).encode())
         returned = handler.function(Context(1, 1, name), *args, **kwargs)
         if handler.is_async:
             await returned

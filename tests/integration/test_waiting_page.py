@@ -78,7 +78,7 @@ async def run_what_is_due(store: Store, settings: Settings) -> None:
     for task in dispatch.tasks:
         handler = REGISTRY.get(task.action)
         assert handler is not None
-        args, kwargs = handler.arguments(task.payload.encode())
+        args, kwargs = handler.fit(task.payload.encode())
         returned = handler.function(Context(task.id, task.claim, task.action), *args, **kwargs)
         returned = await returned if handler.is_async else returned
         text = answer_of(f"{task.id}:{task.claim}", handler, returned, limit_bytes=1000)
@@ -95,7 +95,7 @@ async def test_the_handler_of_the_batches_page_answers_for_each(names: dict[str,
     exec(text, names)
     handler = REGISTRY.get("index")
     assert handler is not None
-    assert (handler.batch, handler.linger_seconds, handler.timeout_seconds) == (100, 0.05, 30)
+    assert (handler.batch, handler.linger_seconds, handler.timeout) == (100, 0.05, 30)
     call, document = names["Call"], names["Document"]
     one, two, three = await names["index"]([call(Context(n, 1, "index"), document(n)) for n in (1, 2, 3)])
     assert one == {"indexed": 1}

@@ -111,14 +111,14 @@ def check_json(raw: str, field: str) -> None:
         raise InvalidParams(field, f"is not valid JSON: {short_reason(exc)}") from None
     if holds_unstorable(raw):
         raise InvalidParams(field, "holds \\u0000 or half a surrogate pair, which Postgres cannot store as text")
-    if raw.count("{") + raw.count("[") > MAX_DEPTH and _depth(raw) > MAX_DEPTH:
+    if raw.count("{") + raw.count("[") > MAX_DEPTH and json_depth(raw) > MAX_DEPTH:
         raise InvalidParams(field, f"is nested deeper than {MAX_DEPTH} levels")
 
 
 _KINDS = {"n": "null", "t": "a boolean", "f": "a boolean", '"': "a string"}
 
 
-def _depth(raw: str) -> int:
+def json_depth(raw: str) -> int:
     # Without escaped quotes, strings are between pairs of quotes; all other characters but brackets are removed.
     text = raw.encode("utf-8", "surrogatepass").replace(rb"\\", b"").replace(rb"\"", b"")
     marks = text.translate(_STEPS, _NO_MARKS)

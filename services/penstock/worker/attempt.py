@@ -12,7 +12,7 @@ from penstock.protocol.message_attributes import CarriedTrace
 from penstock.protocol.reports import add_trace
 from penstock.protocol.requests import ClaimId
 from penstock.worker.handlers.actions import Handler
-from penstock.worker.handlers.context import Cancellation, Context
+from penstock.worker.handlers.context import Cancellation, Context, Report
 from penstock.worker.leases import Lease
 from penstock.worker.threads import Call
 
@@ -49,14 +49,12 @@ class Attempt(HandlerCall):
 
     params: raw JSON; of a batched handler, decoded when it joins a batch, and ``started_at`` counts from then.
     seen_at: last heartbeat. spawned: tasks that go with its result. carried: trace context of the message.
-    report_progress: called in the handler's thread.
     """
 
     claim_id: str
     claim: ClaimId
     params: Any
     lease: Lease
-    report_progress: Callable[[Attempt, float | None, str | None], None]
     seen_at: float
     tenant: str | None = field(init=False, default=None)
     carried: CarriedTrace | None = field(init=False, default=None)
@@ -73,16 +71,13 @@ class Attempt(HandlerCall):
         """Whether its claim has ended, so that the response would be ignored."""
         return self.cancellation.is_set
 
-    def context(self) -> Context:
+    def context(self, report: Report) -> Context:
         claim = self.claim
         redelivered = self.lease.message.receive_count > 1
         return Context(
-            claim.task_id, claim.claim, self.handler.name, redelivered, self.report, self.cancellation, self.spawned,
+            claim.task_id, claim.claim, self.handler.name, redelivered, report, self.cancellation, self.spawned,
             self.tenant,
         )  # fmt: skip
-
-    def report(self, percent: float | None, note: str | None) -> None:
-        self.report_progress(self, percent, note)
 
     def log_fields(self) -> dict[str, Any]:
         return {"task_id": self.claim.task_id, "claim": self.claim.claim, "action": self.handler.name}
@@ -110,33 +105,15 @@ class Attempt(HandlerCall):
 
 @dataclass(slots=True, eq=False)
 class Batch(HandlerCall):
-    """Attempts of one batched call. queued: ready to start."""
+    """Attempts of one batched call. timer: of the batching delay, while it lasts."""
 
     attempts: list[Attempt]
     timer: asyncio.TimerHandle | None = field(init=False, default=None)
-    queued: bool = field(init=False, default=False)
 
     @classmethod
     def of(cls, attempt: Attempt) -> Batch:
         """A batch for the attempt's handler and time limit, with this first attempt."""
         return cls(attempt.handler, attempt.limit_seconds, attempt.received_at, [attempt])
-
-    @property
-    def is_full(self) -> bool:
-        return len(self.attempts) >= (self.handler.batch or 1)
-
-    def drop_lost(self) -> list[Attempt]:
-        """Remove and return the attempts whose claim has ended."""
-        lost = [attempt for attempt in self.attempts if attempt.is_lost]
-        if lost:
-            self.attempts = [attempt for attempt in self.attempts if not attempt.is_lost]
-        return lost
-
-    def take_back(self) -> list[Lease]:
-        """Remove the attempts of messages of which no task has started; returns the leases of these messages."""
-        leases = [attempt.lease for attempt in self.attempts if not attempt.lease.begun]
-        self.attempts = [attempt for attempt in self.attempts if attempt.lease.begun]
-        return leases
 
     def log_fields(self) -> dict[str, Any]:
         """Those of the first task, and the number of tasks."""
@@ -168,49 +145,36 @@ class OpenBatches:
         batch = self._open.get(key)
         if batch is None:
             batch = self._open[key] = Batch.of(attempt)
-            batch.timer = self._loop.call_later(attempt.handler.linger_seconds, self._ready, batch)
+            batch.timer = self._loop.call_later(attempt.handler.linger_seconds, self._end_delay, batch)
         else:
             batch.attempts.append(attempt)
-        if batch.is_full:
+        if len(batch.attempts) >= (batch.handler.batch or 1):
             del self._open[key]
-            self._ready(batch)
+            self._end_delay(batch)
 
-    def _ready(self, batch: Batch) -> None:
-        self._stop_timer(batch)
-        if not batch.queued:
-            batch.queued = True
-            self._queue(batch)
-
-    @staticmethod
-    def _stop_timer(batch: Batch) -> None:
+    def _end_delay(self, batch: Batch) -> None:
         if batch.timer is not None:
             batch.timer.cancel()
             batch.timer = None
+            self._queue(batch)
 
-    def unqueued(self) -> list[Batch]:
+    def delayed(self) -> list[Batch]:
         """Batches within their batching delay."""
-        return [batch for batch in self._open.values() if not batch.queued]
+        return [batch for batch in self._open.values() if batch.timer is not None]
 
     def close(self, batch: Batch) -> None:
-        """Stop adding attempts to a batch."""
-        self._stop_timer(batch)
+        """Stop adding attempts to a batch, which is not queued if it is within its batching delay."""
+        if batch.timer is not None:
+            batch.timer.cancel()
+            batch.timer = None
         key = batch.handler, batch.limit_seconds
         if self._open.get(key) is batch:
             del self._open[key]
 
     def flush(self) -> None:
         """End every batching delay now."""
-        for batch in list(self._open.values()):
-            self._ready(batch)
-
-    def take_back(self) -> list[Lease]:
-        """As :meth:`Batch.take_back`, of the batches within their batching delay."""
-        leases: list[Lease] = []
-        for batch in self.unqueued():
-            leases += batch.take_back()
-            if not batch.attempts:
-                self.close(batch)
-        return leases
+        for batch in self.delayed():
+            self._end_delay(batch)
 
     def clear(self) -> None:
         for batch in list(self._open.values()):

@@ -6,7 +6,6 @@ In a worker without the api's URL, cancelled tasks run to their end, and their r
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
@@ -14,6 +13,7 @@ from time import monotonic
 import aiohttp  # the SQS client has loaded it already
 import msgspec
 
+from penstock.protocol.errors import Unavailable
 from penstock.runtime.backoff import Pauses
 from penstock.runtime.logs import get_logger
 from penstock.worker.attempt import Attempt
@@ -34,10 +34,6 @@ class _Answer(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Answer).decode
-
-
-class _Unreachable(Exception):
-    """The api gave no valid response."""
 
 
 class CancellationPoll:
@@ -84,7 +80,7 @@ class CancellationPoll:
         for start in range(0, len(claims), _MAX_CLAIMS):
             try:
                 lost = await self._lost_claims(http, claims[start : start + _MAX_CLAIMS])
-            except _Unreachable as exc:
+            except Unavailable as exc:
                 if not self._pauses.failures:
                     log.warning("control_away", url=self._url, reason=str(exc), hint="cancelled tasks run to their end")
                 self._retry_seconds = self._pauses.next_seconds()
@@ -92,22 +88,22 @@ class CancellationPoll:
             if self._pauses.failures:
                 log.info("control_back", url=self._url, failures=self._pauses.failures)
                 self._pauses.reset()
-            for attempt in [running[claim] for claim in lost if claim in running]:
-                self._lost(attempt)
+            for claim in running.keys() & lost:
+                self._lost(running[claim])
                 found += 1
         return found
 
     async def _lost_claims(self, http: aiohttp.ClientSession, claims: Sequence[str]) -> list[str]:
+        """Raises Unavailable without a valid response."""
         request = {"jsonrpc": "2.0", "method": "claims.check", "params": {"claims": claims}, "id": 1}
         try:
-            headers = {"Content-Type": "application/json"}
-            async with http.post(self._url, data=json.dumps(request), headers=headers) as reply:
+            async with http.post(self._url, json=request) as reply:
                 body = await reply.read()
             return _decode(body).result.lost
-        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-            raise _Unreachable(str(exc) or type(exc).__name__) from exc
+        except (aiohttp.ClientError, OSError) as exc:
+            raise Unavailable(str(exc) or type(exc).__name__) from exc
         except msgspec.DecodeError as exc:
-            raise _Unreachable(f"HTTP {reply.status}: {body[:200].decode('utf-8', 'replace')}") from exc
+            raise Unavailable(f"HTTP {reply.status}: {body[:200].decode('utf-8', 'replace')}") from exc
 
     def _pause_seconds(self) -> float:
         if self._pauses.failures:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic, time
 
@@ -53,33 +54,28 @@ class Linger:
         return wait if wait >= _SHORTEST_DELAY_SECONDS else 0.0
 
 
+@dataclass(slots=True, eq=False)
 class Lease:
     """A leased message, and the number of its tasks without a response.
 
-    begun: one of its tasks has started. sent_ago: seconds from sent to received; None: unknown to the broker.
-    until: end of the lease by this process's clock. lost: the lease has ended, and another worker may receive the
-    message.
+    until: end of the lease by this process's clock. begun: one of its tasks has started. lost: the lease has ended, and
+    another worker may receive the message.
     """
 
-    __slots__ = ("begun", "delete_tries", "lost", "message", "received_at", "sent_ago", "unanswered", "until")
-
-    def __init__(self, message: Message, tasks: int, visibility_seconds: float) -> None:
-        self.message = message
-        self.unanswered = tasks
-        self.begun = False
-        self.lost = False
-        self.delete_tries = 0
-        self.received_at = monotonic()
-        self.until = self.received_at + visibility_seconds
-        self.sent_ago = None if message.sent_at is None else max(0.0, time() - message.sent_at)
+    message: Message
+    unanswered: int
+    received_at: float
+    until: float
+    begun: bool = False
+    lost: bool = False
+    delete_tries: int = 0
 
     def begin(self) -> None:
         """Record the start of the message's first task."""
-        if self.begun:
-            return
-        self.begun = True
-        if self.sent_ago is not None:
-            metrics.OUTBOUND_WAIT_SECONDS.observe(self.sent_ago + monotonic() - self.received_at)
+        if not self.begun:
+            self.begun = True
+            if self.message.sent_at is not None:
+                metrics.OUTBOUND_WAIT_SECONDS.observe(max(0.0, time() - self.message.sent_at))
 
 
 class Leases:
@@ -102,8 +98,8 @@ class Leases:
         return len(self._leases)
 
     def add(self, message: Message, tasks: int) -> Lease:
-        lease = Lease(message, tasks, self._visibility_seconds)
-        self._leases[message.id] = lease
+        now = monotonic()
+        lease = self._leases[message.id] = Lease(message, tasks, now, now + self._visibility_seconds)
         self._empty.clear()
         return lease
 
@@ -179,8 +175,7 @@ class Leases:
         interval = self._visibility_seconds / 3
         while True:
             await asyncio.sleep(interval)
-            soon = monotonic() + self._visibility_seconds - interval / 2
-            # Leases that are long enough wait for the next round.
+            soon = monotonic() + self._visibility_seconds - interval / 2  # a later end can wait for the next round
             due = [
                 lease for lease in self._leases.values() if lease.unanswered and not lease.lost and lease.until < soon
             ]
@@ -191,9 +186,12 @@ class Leases:
         now = monotonic()
         longest = self._queue.limits.max_extend_seconds
         if self._queue.limits.deletes_overdue:
+            # The supervisor watches the heartbeats of their tasks.
             overdue = [lease for lease in due if now + self._visibility_seconds / 2 > lease.received_at + longest]
-            if overdue:
-                await self._delete_overdue(overdue)
+            await self._delete(overdue)
+            for lease in overdue:
+                lease.lost = True
+                log.info("message_deleted_early", message_id=lease.message.id, unanswered=lease.unanswered)
             due = [lease for lease in due if not lease.lost]
         by_seconds: dict[int, list[Lease]] = defaultdict(list)
         for lease in due:
@@ -211,13 +209,6 @@ class Leases:
                         "message_lease_lost", message_id=lease.message.id, unanswered=lease.unanswered,
                         held_seconds=round(monotonic() - lease.received_at),
                     )  # fmt: skip
-
-    async def _delete_overdue(self, overdue: Sequence[Lease]) -> None:
-        """Delete messages at the broker's longest lease; the supervisor watches the heartbeats of their tasks."""
-        await self._delete(overdue)
-        for lease in overdue:
-            lease.lost = True
-            log.info("message_deleted_early", message_id=lease.message.id, unanswered=lease.unanswered)
 
     async def release(self, leases: Sequence[Lease]) -> None:
         """Give messages back, for any worker to receive at once."""

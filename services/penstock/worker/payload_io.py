@@ -18,28 +18,13 @@ from penstock.protocol.trace_context import of_headers
 from penstock.runtime.backoff import Pauses
 from penstock.runtime.logs import get_logger
 from penstock.worker.attempt import Attempt
-from penstock.worker.responses import Refusal
+from penstock.worker.responses import Refusal, decode_answer
 
 _QUOTE = ord('"')
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
 
 log = get_logger()
-_EMPTY = msgspec.Raw(b"")
-
-
-class _Response(msgspec.Struct):
-    id: str = ""
-    result: msgspec.Raw = _EMPTY
-    error: msgspec.Raw = _EMPTY
-    spawn: msgspec.Raw = _EMPTY
-    encoding: str | None = None
-    method: str | None = None
-    traceparent: str = ""
-    tracestate: str = ""
-
-
-_decode_answer = msgspec.json.Decoder(_Response).decode
 
 
 def needs_opening(params: Any) -> bool:
@@ -69,9 +54,7 @@ async def open_params(codec: PayloadCodec, attempt: Attempt) -> None:
 
 async def store_result(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
     """Offload a large result; returns the response. Retries while the bucket is unavailable. Raises Refusal."""
-    if codec.bucket is None or len(answer) <= codec.threshold_bytes:
-        return answer
-    decoded = _decode_answer(answer)
+    decoded = decode_answer(answer)
     result = bytes(decoded.result).decode()
     if not result or not codec.is_large(result):
         return answer
@@ -91,8 +74,8 @@ async def store_result(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
 
 def encrypt_answer(codec: PayloadCodec, claim: ClaimId, answer: str) -> str:
     """Encrypt a response's result, spawned tasks or error."""
-    decoded = _decode_answer(answer)
-    if decoded.method is not None:
+    decoded = decode_answer(answer)
+    if decoded.params is not None:
         return answer
     error = bytes(decoded.error).decode()
     if error:

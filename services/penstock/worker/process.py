@@ -1,8 +1,5 @@
 """Worker: receives tasks from the outbound queue, runs their handlers, sends responses to the results queue.
 
-It needs the two queues only. A message is deleted when the responses to all its tasks are in the results
-queue; a slow task delays neither the others of its message nor their responses.
-
 Suspects, which may crash the worker, start alone: messages delivered for the third time, and tasks that stopped
 heartbeating before. Almost all are harmless, so each runs alone for a moment only: long enough for a task that crashes
 at once, too short to delay others.
@@ -21,7 +18,7 @@ from itertools import chain
 from penstock.brokers.base import Message, Queue
 from penstock.brokers.receiver import Receiver
 from penstock.payloads.codec import PayloadCodec
-from penstock.protocol.errors import RpcError
+from penstock.protocol.errors import InvalidRequest, RpcError
 from penstock.protocol.message_attributes import (
     SUSPECT_ATTRIBUTE,
     TIMEOUT_ATTRIBUTE,
@@ -40,7 +37,7 @@ from penstock.worker.cancellation_poll import CancellationPoll
 from penstock.worker.handlers.actions import Registry
 from penstock.worker.leases import Lease, Leases
 from penstock.worker.payload_io import encrypt_answer, encrypt_note
-from penstock.worker.responses import no_task_answer, unknown_action_answer
+from penstock.worker.responses import failure_answer, no_task_answer, unknown_action
 from penstock.worker.result_sender import ResultSender, Timings
 from penstock.worker.runner import Runner, log_failure
 from penstock.worker.threads import Threads
@@ -77,20 +74,19 @@ class Worker(Service):
         )  # fmt: skip
         self._starting = asyncio.Lock()
         self._watchdog = Watchdog(self._runner.action_of)
-        self._cancellation_poll = None if settings.control_url is None else self._polling(settings.control_url)
+        self._cancellation_poll: CancellationPoll | None = None
+        if settings.control_url is not None:
+            key = settings.control_api_key
+            self._cancellation_poll = CancellationPoll(
+                url=settings.control_url,
+                api_key=key.get_secret_value() if key else None,
+                poll_seconds=settings.cancel_poll_seconds,
+                attempts=self._runner.attempts,
+                lost=self._runner.lose,
+            )
         self._stopping = False
         self._releasing: asyncio.Task[None] | None = None
         self.idle_seconds = 0.0 if settings.receive_wait_seconds else 0.1
-
-    def _polling(self, url: str) -> CancellationPoll:
-        key = self._settings.control_api_key
-        return CancellationPoll(
-            url=url,
-            api_key=key.get_secret_value() if key else None,
-            poll_seconds=self._settings.cancel_poll_seconds,
-            attempts=self._runner.attempts,
-            lost=self._runner.lose,
-        )
 
     async def open(self) -> None:
         await self._outbound.depth()
@@ -112,12 +108,7 @@ class Worker(Service):
         while not self._stopping and not self._runner.has_room:
             self._runner.changed.clear()
             await self._runner.changed.wait()
-        if self._stopping:
-            return 0
-        return await self._receive()
-
-    async def _receive(self) -> int:
-        messages = await self._receiver.receive()
+        messages = [] if self._stopping else await self._receiver.receive()
         if self._stopping:
             if messages:
                 await self._outbound.release(messages)  # received by a long poll still open
@@ -182,44 +173,34 @@ class Worker(Service):
             return []
         try:
             entries = decode_body(message.body, batch_limit=self._settings.packed_limit, may_be_sealed=True).entries
+            named = [(entry, _claim_of(entry)) for entry in entries]
+            tasks = [claim.task_id for _, (_, claim) in named if claim is not None]
+            if not tasks:
+                raise InvalidRequest("no entry is a request with a claim id")
         except RpcError as exc:
             # No claim id to respond to: the broker moves it to the dead-letter queue after its last delivery.
             log.error("message_unreadable", message_id=message.id, reason=exc.message)
             return []
-        found, invalid = [], []
-        for entry in entries:
-            task = _task_of(entry)
-            if task is None:
-                invalid.append(entry)
-            else:
-                found.append(task)
-        if not found:
-            log.error("message_unreadable", message_id=message.id, reason="no entry is a request with a claim id")
-            return []
         try:
-            tenants = decode_tenants(message.attributes, (claim.task_id for _, _, claim in found))
+            tenants = decode_tenants(message.attributes, tasks)
         except ValueError as exc:
             # A handler must never run a task for the wrong tenant.
             log.error("message_unreadable", message_id=message.id, reason=f"its tenants: {exc}")
             return []
-        lease = self._leases.add(message, len(found))
-        for entry in invalid:
-            self._answer_invalid(entry, message)
+        lease = self._leases.add(message, len(tasks))
         limit = _limit_seconds(message)
         traces: Mapping[int, CarriedTrace] = {}
         if message.attributes and active.active() is not None:
-            traces = decode_traces(message.attributes, (claim.task_id for _, _, claim in found))
+            traces = decode_traces(message.attributes, tasks)
         attempts = []
-        for request, claim_id, claim in found:
-            handler = self._registry.get(request.method)
-            if handler is None:
-                self._answer_unknown(request, claim_id, claim, lease)
+        for entry, (claim_id, claim) in named:
+            if isinstance(entry, Invalid) or claim is None:
+                self._answer_invalid(entry, message)
+            elif (handler := self._registry.get(entry.method)) is None:
+                self._answer_unknown(entry, claim_id, claim, lease)
             else:
                 received_at = lease.received_at
-                attempt = Attempt(
-                    handler, limit, received_at, claim_id, claim, request.params, lease, self._runner.report,
-                    received_at,
-                )  # fmt: skip
+                attempt = Attempt(handler, limit, received_at, claim_id, claim, entry.params, lease, received_at)
                 if traces:
                     attempt.carried = traces.get(claim.task_id)
                 if tenants:
@@ -236,16 +217,12 @@ class Worker(Service):
         lease.begin()
         self._timings.add("unknown", "error", 0.0)
         attempts = self._settings.unknown_action_attempts
-        answer, problem = unknown_action_answer(claim_id, request.method, self._registry, attempts)
+        answer, problem = failure_answer(claim_id, None, unknown_action(request.method, self._registry, attempts))
         log_failure(claim, request.method[:200], problem, details=True)  # the action's name alone is in it
         self._sender.answer(answer, lease)
 
     async def _announce(self, attempts: Sequence[Attempt]) -> None:
-        """Send a heartbeat of each before any starts.
-
-        A task that crashes its worker is so distinguished from one that never started: the worker before may have
-        crashed with one of these.
-        """
+        """Send a heartbeat of each before any starts, so that a task that crashes the worker is known to have run."""
         messages = {attempt.lease.message.id: attempt.lease.message.receive_count for attempt in attempts}
         log.warning(
             "messages_redelivered", messages=len(messages), tasks=len(attempts), deliveries=max(messages.values())
@@ -340,15 +317,11 @@ async def _within(seconds: float, awaited: Awaitable[None]) -> bool:
     return True
 
 
-def _task_of(entry: Request | Invalid) -> tuple[Request, str, ClaimId] | None:
-    if isinstance(entry, Invalid):
-        return None
-    raw = bytes(entry.id)
-    if raw[:1] != b'"':
-        return None
-    claim_id = raw[1:-1].decode()
-    claim = parse_claim_id(claim_id)
-    return None if claim is None else (entry, claim_id, claim)
+def _claim_of(entry: Request | Invalid) -> tuple[str, ClaimId | None]:
+    if isinstance(entry, Invalid) or bytes(entry.id)[:1] != b'"':
+        return "", None
+    claim_id = bytes(entry.id)[1:-1].decode()
+    return claim_id, parse_claim_id(claim_id)
 
 
 def _limit_seconds(message: Message) -> float | None:

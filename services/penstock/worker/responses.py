@@ -7,8 +7,8 @@ unforeseen: a task without a response would run again and again.
 from __future__ import annotations
 
 import json
-import math
 import traceback
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -17,8 +17,8 @@ import msgspec
 
 from penstock.protocol.compression import pack_result
 from penstock.protocol.errors import HANDLER_ERROR, METHOD_NOT_FOUND, TASK_TIMEOUT, TOO_LARGE
-from penstock.protocol.json_text import MAX_DEPTH, escape_for_sqs
-from penstock.protocol.jsonable import foreign, to_builtins
+from penstock.protocol.json_text import MAX_DEPTH, escape_for_sqs, json_depth
+from penstock.protocol.jsonable import dumps, foreign
 from penstock.protocol.reports import encode_error, encode_packed_result, encode_result, encode_wait
 from penstock.protocol.requests import Invalid, Request, parse_claim_id
 from penstock.protocol.task import BUILT_IN_ACTIONS
@@ -30,9 +30,28 @@ TRACEBACK_LIMIT_BYTES = 8192  # of a traceback, as JSON; its end is kept
 _ACTION_SHOWN_CHARS = 200
 
 _encode = msgspec.json.Encoder(enc_hook=foreign).encode
-_decode = msgspec.json.Decoder().decode
 
 Error = tuple[int, str, dict[str, Any]]  # code, message and data
+
+
+class _WaitParams(msgspec.Struct):
+    id: str
+
+
+class _Answer(msgspec.Struct):
+    """A response, or a wait's notification, which has params."""
+
+    id: str = ""
+    result: msgspec.Raw = msgspec.Raw(b"")
+    error: msgspec.Raw = msgspec.Raw(b"")
+    spawn: msgspec.Raw = msgspec.Raw(b"")
+    encoding: str | None = None
+    params: _WaitParams | None = None
+    traceparent: str = ""
+    tracestate: str = ""
+
+
+decode_answer = msgspec.json.Decoder(_Answer).decode
 
 
 class Refusal(Exception):
@@ -83,7 +102,14 @@ def answer_of(
     spawned: tasks that come with it, as JSON text. Raises Refusal.
     """
     if type(result) is Wait:
-        return _wait_answer(claim_id, handler, result, spawned)
+        if spawned:
+            problem = "ctx.spawn() goes with a result, and a task that waits has none: do one of the two"
+            raise Unfit("BadResult", problem)
+        if parse_claim_id(claim_id) != result.attempt:
+            raise Unfit("BadResult", "the wait was made by the context of another attempt; return your own ctx.wait()")
+        return encode_wait(
+            claim_id, result.token, timeout=result.timeout, on_timeout=result.on_timeout, hints=_hints(handler)
+        )
     if spawned:
         size = sum(map(len, spawned)) + len(spawned) + 1  # it is ASCII
         if size > limit_bytes:
@@ -99,14 +125,6 @@ def answer_of(
         if len(packed) < size:
             return encode_packed_result(claim_id, packed, spawned)
     return encode_result(claim_id, text, spawned)
-
-
-def _wait_answer(claim_id: str, handler: Handler, wait: Wait, spawned: Sequence[str]) -> str:
-    if spawned:
-        raise Unfit("BadResult", "ctx.spawn() goes with a result, and a task that waits has none: do one of the two")
-    if parse_claim_id(claim_id) != wait.attempt:
-        raise Unfit("BadResult", "the wait was made by the context of another attempt; return your own ctx.wait()")
-    return encode_wait(claim_id, wait.token, timeout=wait.timeout, on_timeout=wait.on_timeout, hints=_hints(handler))
 
 
 def _too_large(kind: str, what: str, size: int, limit_bytes: int) -> Unfit:
@@ -125,40 +143,15 @@ def _encoded(result: Any) -> str:
     except Exception as exc:
         problem = f"the handler returned {type(result).__name__}, which is not JSON-serialisable: {text_of(exc)}"
         raise Unfit("BadResult", problem) from None
-    # msgspec silently writes null for them.
-    if b"null" in encoded and _holds_no_number(to_builtins(result)):
-        raise Unfit("BadResult", "the result holds NaN or Infinity, which JSON cannot")
-    if encoded.count(b"{") + encoded.count(b"[") > MAX_DEPTH and _depth(_decode(encoded)) > MAX_DEPTH:
-        raise Unfit("BadResult", f"the result is nested deeper than {MAX_DEPTH} levels")
     text = encoded.decode()
+    if encoded.count(b"{") + encoded.count(b"[") > MAX_DEPTH and json_depth(text) > MAX_DEPTH:
+        raise Unfit("BadResult", f"the result is nested deeper than {MAX_DEPTH} levels")
+    if "null" in text:  # msgspec silently writes it for them
+        try:
+            dumps(result)
+        except ValueError:
+            raise Unfit("BadResult", "the result holds NaN or Infinity, which JSON cannot") from None
     return text if text.isascii() else escape_for_sqs(text)  # here, where it still counts towards the limit
-
-
-def _holds_no_number(value: Any) -> bool:
-    stack = [value]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, float):
-            if not math.isfinite(item):
-                return True
-        elif isinstance(item, dict):
-            stack.extend(item.values())
-        elif isinstance(item, list | tuple | set | frozenset):
-            stack.extend(item)
-    return False
-
-
-def _depth(value: Any) -> int:
-    depth, level = 0, [value]
-    while level:
-        depth += 1
-        level = [
-            child
-            for item in level
-            for child in (item.values() if isinstance(item, dict) else item)
-            if isinstance(child, dict | list)
-        ]
-    return depth
 
 
 def one_for_each(returned: Any, tasks: int) -> Sequence[Any]:
@@ -173,37 +166,34 @@ def one_for_each(returned: Any, tasks: int) -> Sequence[Any]:
 
 
 def failure_answer(
-    claim_id: str, handler: Handler, exc: BaseException, errors: dict[int, Error] | None = None
+    claim_id: str, handler: Handler | None, exc: BaseException, errors: dict[int, Error] | None = None
 ) -> tuple[str, Problem]:
     """The response to an exception, and what is wrong.
 
     errors: of the same call, which hold the traceback of an exception of several tasks once.
     """
-    if isinstance(exc, Refusal):
-        message = text_of(exc)
-        data = {key: cut(value) if isinstance(value, str) else value for key, value in exc.data.items()}
-        if exc.is_final:
-            data["final"] = True
-        hints = _hints(handler)
-        if exc.attempts is not None:
-            hints["max_attempts"] = min(exc.attempts, hints.get("max_attempts", exc.attempts))
-        text = encode_error(claim_id, exc.code, message, {"type": exc.kind, "message": message, **data, **hints})
-        return text, Problem(exc.kind, message)
     error = errors.get(id(exc)) if errors else None  # the exceptions of a call live as long as it
     is_first = error is None
     if error is None:
         error = _error_of(handler, exc)
         if errors is not None:
             errors[id(exc)] = error
-    shown = error[2].get("traceback") if is_first else None
-    problem = Problem(type(exc).__name__, error[2]["message"], shown, isinstance(exc, Retry))
+    data = error[2]
+    problem = Problem(
+        data["type"], data["message"], data.get("traceback") if is_first else None, isinstance(exc, Retry)
+    )
     return encode_error(claim_id, *error), problem
 
 
-def _error_of(handler: Handler, exc: BaseException) -> Error:
+def _error_of(handler: Handler | None, exc: BaseException) -> Error:
+    message, hints = text_of(exc), _hints(handler)
+    if isinstance(exc, Refusal):
+        if exc.attempts is not None:
+            hints["max_attempts"] = min(exc.attempts, hints.get("max_attempts", exc.attempts))
+        final = {"final": True} if exc.is_final else {}
+        return exc.code, message, {"type": exc.kind, "message": message, **exc.data, **final, **hints}
     kind = cut(type(exc).__name__, 200)
-    message = text_of(exc)
-    data = {"type": kind, "message": message, **_hints(handler)}
+    data = {"type": kind, "message": message, **hints}
     if isinstance(exc, Retry):
         data["retry_after"] = exc.delay
     elif isinstance(exc, Fail):
@@ -213,31 +203,22 @@ def _error_of(handler: Handler, exc: BaseException) -> Error:
     return HANDLER_ERROR, cut(f"{kind}: {message}"), data
 
 
-def timeout_answer(
-    claim_id: str, handler: Handler, *, ran_seconds: float, limit_seconds: float, where: str | None = None
-) -> tuple[str, Problem]:
-    """The response of a task that was stopped, and what is wrong. ``where``: the stack at which it was stopped."""
+def timed_out(ran_seconds: float, limit_seconds: float, where: str | None) -> Refusal:
+    """The failure of a call that was stopped. ``where``: the stack at which it was stopped."""
     message = f"stopped after {ran_seconds:.3g} s; one attempt may run {limit_seconds:g} s"
-    data = {"type": "TaskTimeout", "message": message, "limit_seconds": limit_seconds, **_hints(handler)}
-    text = encode_error(claim_id, TASK_TIMEOUT, message, {**data, "traceback": where})
-    return text, Problem("TaskTimeout", message, where)
+    data = {"limit_seconds": limit_seconds, "traceback": where}
+    return Refusal("TaskTimeout", message, code=TASK_TIMEOUT, data=data)
 
 
-def unknown_action_answer(
-    claim_id: str, action: str, registry: Registry, attempts: int | None = None
-) -> tuple[str, Problem]:
-    """The response for an action without a handler, and what is wrong. attempts: of the task, at most."""
-    shown = cut(action[:_ACTION_SHOWN_CHARS])
+def unknown_action(action: str, registry: Registry, attempts: int | None = None) -> Refusal:
+    """The failure of a task without a handler. attempts: of the task, at most."""
     near = registry.nearest(action[:_ACTION_SHOWN_CHARS])
-    message = f"this worker has no handler for action {shown!r}"
+    message = f"this worker has no handler for action {cut(action[:_ACTION_SHOWN_CHARS])!r}"
     if action in BUILT_IN_ACTIONS:
         message += "; it is built in, and run by workers whose PENSTOCK_DELIVERIES names it"
     elif near:
         message += f"; the nearest it has is {near!r}"
-    data: dict[str, Any] = {"type": "UnknownAction", "message": message, "nearest": near}
-    if attempts is not None:
-        data["max_attempts"] = attempts
-    return encode_error(claim_id, METHOD_NOT_FOUND, message, data), Problem("UnknownAction", message)
+    return Refusal("UnknownAction", message, code=METHOD_NOT_FOUND, data={"nearest": near}, attempts=attempts)
 
 
 def no_task_answer(entry: Request | Invalid, reason: str) -> str:
@@ -254,37 +235,22 @@ def no_task_answer(entry: Request | Invalid, reason: str) -> str:
     return json.dumps({"jsonrpc": "2.0", "error": error, "id": None}, separators=(",", ":"))
 
 
-class _Params(msgspec.Struct):
-    id: str
-
-
-class _Identified(msgspec.Struct):
-    """Of a response, or of a wait's notification."""
-
-    id: str = ""
-    error: msgspec.Raw = msgspec.Raw(b"")
-    params: _Params | None = None
-
-
-_decode_id = msgspec.json.Decoder(_Identified).decode
-
-
 def refused_answer(answer: str, size: int) -> str:
     """The response instead of one that the results queue does not accept."""
     message = f"the answer is {size} bytes, more than the results queue is set to take (its MaximumMessageSize)"
-    named = _decode_id(answer)
-    final = not bytes(named.error)  # the handler has done its work
+    decoded = decode_answer(answer)
+    final = not bytes(decoded.error)  # the handler has done its work
     data = {"type": "BadResult", "message": message, "size": size, "final": final}
-    claim_id = named.id if named.params is None else named.params.id
+    claim_id = decoded.id if decoded.params is None else decoded.params.id
     return encode_error(claim_id, TOO_LARGE, message, data)
 
 
-def _hints(handler: Handler) -> dict[str, Any]:
+def _hints(handler: Handler | None) -> dict[str, Any]:
     """What the action's registration says about retries."""
     hints: dict[str, Any] = {}
-    if handler.max_attempts is not None:
+    if handler is not None and handler.max_attempts is not None:
         hints["max_attempts"] = handler.max_attempts
-    if handler.backoff is not None:
+    if handler is not None and handler.backoff is not None:
         hints["backoff"] = asdict(handler.backoff)
     return hints
 
@@ -315,13 +281,8 @@ def cut(text: str, limit_bytes: int = TEXT_LIMIT_BYTES, *, keep_end: bool = Fals
     def part(chars: int) -> str:
         return str(text[len(text) - chars :] if keep_end else text[:chars])
 
-    low, high = 0, min(len(text), limit_bytes)
-    if len(json.dumps(part(high))) <= limit_bytes:
-        return part(high)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if len(json.dumps(part(middle))) <= limit_bytes:
-            low = middle
-        else:
-            high = middle - 1
-    return part(low)
+    longest = min(len(text), limit_bytes)
+    if len(json.dumps(part(longest))) > limit_bytes:
+        chars = range(1, longest + 1)
+        longest = bisect_right(chars, limit_bytes, key=lambda count: len(json.dumps(part(count))))
+    return part(longest)

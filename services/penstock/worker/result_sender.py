@@ -130,16 +130,15 @@ class ResultSender:
             entries = self._take()
             self._linger.record(len(entries))
             failed, reason = await self._send(entries)
-            if not failed:
-                pauses.reset()
-                if not self._added.is_set():
-                    self._empty.set()
-                continue
-            self._take_back(failed)
             if len(failed) < len(entries):
                 pauses.reset()
-            if reason is not None:
+            if failed:
+                self._answers[:0] = [entry for entry in failed if entry[2] is None]
+                self._progress = {entry[2]: entry[0] for entry in failed if entry[2] is not None} | self._progress
+                self._added.set()
                 await self._pause(pauses, len(failed), reason)
+            elif not self._added.is_set():
+                self._empty.set()
 
     def _take(self) -> list[Entry]:
         self._added.clear()
@@ -157,15 +156,7 @@ class ResultSender:
         pauses = Pauses(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while entries:
             entries, reason = await self._send(entries)
-            if entries and reason is not None:
-                await self._pause(pauses, len(entries), reason)
-
-    def _take_back(self, failed: list[Entry]) -> None:
-        self._answers[:0] = [entry for entry in failed if entry[2] is None]
-        for text, _, claim_id in failed:
-            if claim_id is not None:
-                self._progress.setdefault(claim_id, text)
-        self._added.set()
+            await self._pause(pauses, len(entries), reason)
 
     async def _send(self, entries: list[Entry]) -> tuple[list[Entry], str | None]:
         """Send once; returns the unsent entries and the reason, or None where they can be sent at once, split."""
@@ -216,7 +207,9 @@ class ResultSender:
         return [(text, lease, claim_id)]
 
     @staticmethod
-    async def _pause(pauses: Pauses, entries: int, reason: str) -> None:
-        if pauses.is_reported:
-            log.warning("results_not_sent", entries=entries, failures=pauses.failures + 1, reason=reason)
-        await asyncio.sleep(pauses.next_seconds())
+    async def _pause(pauses: Pauses, entries: int, reason: str | None) -> None:
+        """Wait before unsent entries are sent again, unless there is none or they can be sent at once."""
+        if entries and reason is not None:
+            if pauses.is_reported:
+                log.warning("results_not_sent", entries=entries, failures=pauses.failures + 1, reason=reason)
+            await asyncio.sleep(pauses.next_seconds())

@@ -24,7 +24,7 @@ from penstock.settings.model import Settings
 from penstock.worker import responses
 from penstock.worker.attempt import Attempt, Batch, OpenBatches
 from penstock.worker.handlers.batches import Call
-from penstock.worker.handlers.parameters import Arguments
+from penstock.worker.handlers.context import Context
 from penstock.worker.leases import Lease
 from penstock.worker.payload_io import needs_opening, open_params, store_result
 from penstock.worker.result_sender import Timings
@@ -115,7 +115,6 @@ class Runner:
         return self._waiting if unit.handler.is_async else self._waiting_for_thread
 
     def _queue(self, batch: Batch) -> None:
-        """Queue a batch; it accepts attempts until it starts."""
         self._queue_of(batch).append(batch)
         self._start_waiting()
 
@@ -126,7 +125,6 @@ class Runner:
             try:
                 attempt.params = self._fitted(attempt)
             except responses.Refusal as exc:
-                attempt.lease.begin()
                 self._refuse(attempt, exc)
                 return
         if alone:
@@ -136,31 +134,22 @@ class Runner:
 
     def _refuse(self, attempt: Attempt, refusal: responses.Refusal) -> None:
         """Answer an attempt of a batch without calling its handler."""
+        attempt.lease.begin()
         self._settle(attempt, responses.failure_answer(attempt.claim_id, attempt.handler, refusal), 0.0)
 
-    def _arguments(self, attempt: Attempt) -> Arguments:
-        try:
-            return attempt.handler.arguments(attempt.params)
-        except InvalidParams as exc:
-            raise self._bad_params(attempt, exc) from None
-
     def _fitted(self, attempt: Attempt) -> Any:
-        """The parameters of an attempt in a batch. Raises Refusal."""
+        """What the handler is called with. Raises Refusal."""
         try:
             return attempt.handler.fit(attempt.params)
         except InvalidParams as exc:
-            raise self._bad_params(attempt, exc) from None
-
-    def _bad_params(self, attempt: Attempt, exc: InvalidParams) -> responses.Refusal:
-        own = attempt.handler.bad_params_attempts
-        return responses.Refusal(
-            "BadParams", exc.message, code=exc.code, data=exc.data,
-            attempts=self._bad_params_attempts if own is None else own,
-        )  # fmt: skip
+            own = attempt.handler.bad_params_attempts
+            attempts = self._bad_params_attempts if own is None else own
+            data = {name: responses.cut(value) for name, value in exc.data.items()}
+            raise responses.Refusal("BadParams", exc.message, code=exc.code, data=data, attempts=attempts) from None
 
     def attempts(self) -> Iterator[Attempt]:
         """Every attempt without a response, running or waiting."""
-        for unit in chain(self._running, self._waiting, self._waiting_for_thread, self._open_batches.unqueued()):
+        for unit in chain(self._running, self._waiting, self._waiting_for_thread, self._open_batches.delayed()):
             yield from (attempt for attempt in unit.attempts if not attempt.answered)
 
     def lose(self, attempt: Attempt) -> None:
@@ -183,7 +172,9 @@ class Runner:
     def _start_waiting(self) -> None:
         running, waiting, plain = self._running, self._waiting, self._waiting_for_thread
         while self._may_start and len(running) < self._concurrency:
-            if plain and self._threads.has_room and self._is_thread_next():
+            # The oldest waiting call is next, so that plain functions and coroutines do not delay each other.
+            is_older = plain and not (waiting and waiting[0].received_at < plain[0].received_at)
+            if is_older and self._threads.has_room:
                 unit = plain.popleft()
                 self._threads.reserve()
             elif waiting:
@@ -203,28 +194,33 @@ class Runner:
     def _close_batch(self, batch: Batch) -> bool:
         """Let no more attempts join a batch, drop the lost ones, and begin the others; False when none is left."""
         self._open_batches.close(batch)
-        for attempt in batch.drop_lost():
-            attempt.answered = True
-            self._answer(attempt, "")
-        for attempt in batch.attempts:
-            attempt.lease.begin()
+        attempts, batch.attempts = batch.attempts, []
+        for attempt in attempts:
+            if attempt.is_lost:
+                attempt.answered = True
+                self._answer(attempt, "")
+            else:
+                attempt.lease.begin()
+                batch.attempts.append(attempt)
         self.changed.set()
         if not batch.attempts and not batch.handler.is_async:
             self._threads.release()
         return bool(batch.attempts)
 
-    def _is_thread_next(self) -> bool:
-        """Whether the oldest waiting call is a plain function's, so that neither kind delays the other."""
-        waiting, plain = self._waiting, self._waiting_for_thread
-        return not (waiting and waiting[0].received_at < plain[0].received_at)
-
     async def _run(self, unit: Unit) -> None:
         """Run one call, and answer its attempts."""
-        self._set_deadline(unit)
+        unit.started_at = now = monotonic()
+        unit.limit_seconds = unit.limit_seconds or unit.handler.timeout or self._timeout_seconds
+        unit.deadline = now + unit.limit_seconds
+        if unit.deadline < self._alarm_at:
+            self._set_alarm(unit.deadline)
         error = ""
         try:
             try:
                 answers = await (self._run_batch(unit) if isinstance(unit, Batch) else self._run_attempt(unit))
+                if self._codec.bucket is not None and any(map(self._is_large, answers)):
+                    unit.deadline = math.inf  # the handler has done its work
+                    answers = await asyncio.gather(*map(self._stored, unit.attempts, answers))
             finally:
                 if unit.thread_call is None and not unit.handler.is_async:
                     self._threads.release()  # the handler was not called
@@ -256,29 +252,29 @@ class Runner:
         bind_task(attempt.claim.task_id, attempt.claim.claim, handler.name)
         if needs_opening(attempt.params):
             await open_params(self._codec, attempt)
-        args, kwargs = self._arguments(attempt)
+        args, kwargs = self._fitted(attempt)
+        context = self._context(attempt)
         if handler.is_async:
-            result = await handler.function(attempt.context(), *args, **kwargs)
+            result = await handler.function(context, *args, **kwargs)
         else:
-            result = await self._in_thread(attempt, partial(handler.function, attempt.context(), *args, **kwargs))
-        answer = self._answer_of(attempt.claim_id, handler, result, spawned=attempt.spawned), None
-        if self._codec.bucket is not None:
-            attempt.deadline = math.inf  # the handler has done its work
-            return (await self._stored(attempt, answer),)
-        return (answer,)
+            result = await self._in_thread(attempt, partial(handler.function, context, *args, **kwargs))
+        return ((self._answer_of(attempt.claim_id, handler, result, spawned=attempt.spawned), None),)
 
     async def _run_batch(self, batch: Batch) -> Sequence[Answer]:
         handler = batch.handler
         bind_task(None, None, handler.name)
         for attempt in batch.attempts:
             attempt.started_at = batch.started_at
-        await self._open_batch(batch)
-        if not batch.attempts:
-            return ()
+        sealed = [attempt for attempt in batch.attempts if needs_opening(attempt.params)]
+        if sealed:
+            await asyncio.gather(*map(self._open, sealed))
+            batch.attempts = [attempt for attempt in batch.attempts if not attempt.answered]
+            if not batch.attempts:
+                return ()
         if self._spans is not None:
             batch.begin_span(self._spans).activate()
         calls = [
-            Call(attempt.context(), attempt.params, partial(self._on_loop, self._answer_early, batch, attempt))
+            Call(self._context(attempt), attempt.params, partial(self._on_loop, self._answer_early, batch, attempt))
             for attempt in batch.attempts
         ]
         if handler.is_async:
@@ -287,31 +283,21 @@ class Runner:
             returned = await self._in_thread(batch, partial(handler.function, calls))
         errors: dict[int, responses.Error] = {}
         outcomes = responses.one_for_each(returned, len(batch.attempts))
-        answers = [
+        return [
             ("", None) if attempt.answered else self._answer_to(attempt, outcome, errors)
             for attempt, outcome in zip(batch.attempts, outcomes, strict=True)
         ]
-        if self._codec.bucket is not None:
-            batch.deadline = math.inf
-            return await asyncio.gather(*map(self._stored, batch.attempts, answers))
-        return answers
 
-    async def _open_batch(self, batch: Batch) -> None:
-        """Open and fit payloads; attempts for which that fails are answered and leave the batch."""
+    async def _open(self, attempt: Attempt) -> None:
+        """Open and fit the payload of an attempt in a batch; if that fails, the attempt is answered."""
+        try:
+            await open_params(self._codec, attempt)
+            attempt.params = self._fitted(attempt)
+        except responses.Refusal as exc:
+            self._refuse(attempt, exc)
 
-        async def open_one(attempt: Attempt) -> None:
-            try:
-                await open_params(self._codec, attempt)
-                attempt.params = self._fitted(attempt)
-            except responses.Refusal as exc:
-                self._refuse(attempt, exc)
-
-        closed = [attempt for attempt in batch.attempts if needs_opening(attempt.params)]
-        if closed:
-            try:
-                await asyncio.gather(*map(open_one, closed))
-            finally:
-                batch.attempts = [attempt for attempt in batch.attempts if not attempt.answered]
+    def _context(self, attempt: Attempt) -> Context:
+        return attempt.context(partial(self._on_loop, self._report, attempt))
 
     def _answer_to(self, attempt: Attempt, outcome: Any, errors: dict[int, responses.Error]) -> Answer:
         """The response to an outcome in a batch: a result, or an exception."""
@@ -322,13 +308,15 @@ class Runner:
                 outcome = exc
         return responses.failure_answer(attempt.claim_id, attempt.handler, outcome, errors)
 
+    def _is_large(self, answer: Answer) -> bool:
+        return answer[1] is None and len(answer[0]) > self._codec.threshold_bytes
+
     async def _stored(self, attempt: Attempt, answer: Answer) -> Answer:
         """The response, with a large result stored as an object."""
-        text, problem = answer
-        if problem is not None or attempt.answered:
+        if attempt.answered or not self._is_large(answer):
             return answer
         try:
-            return await store_result(self._codec, attempt.claim, text), None
+            return await store_result(self._codec, attempt.claim, answer[0]), None
         except responses.Refusal as exc:
             return responses.failure_answer(attempt.claim_id, attempt.handler, exc)
 
@@ -336,12 +324,11 @@ class Runner:
         """Answer a task of a batch whose others still run."""
         if attempt.answered or batch.overdue or batch.cut:
             return
-        answer = text, problem = self._answer_to(attempt, outcome, {})
-        if self._codec.bucket is not None and problem is None and len(text) > self._codec.threshold_bytes:
+        answer = self._answer_to(attempt, outcome, {})
+        if self._codec.bucket is not None and self._is_large(answer):
             return  # stored with the others' when the call ends
         self._settle(attempt, answer, (monotonic() - batch.started_at) / len(batch.attempts))
-        if not self.changed.is_set():
-            self.changed.set()
+        self.changed.set()
 
     async def _in_thread(self, unit: Unit, function: Callable[[], Any]) -> Any:
         unit.thread_call = self._threads.start(function)
@@ -362,13 +349,11 @@ class Runner:
         """Answer the attempts, each with its share of the call's run time."""
         now = monotonic()
         ran = now - unit.started_at
-        if isinstance(unit, Attempt):
-            self._settle(unit, answers[0], ran)
-        else:
-            for attempt, answer in zip(unit.attempts, answers, strict=True):
-                if not attempt.answered:
-                    self._settle(attempt, answer, ran / len(answers))
-        self._ran(now, ran)
+        for attempt, answer in zip(unit.attempts, answers, strict=True):
+            if not attempt.answered:
+                self._settle(attempt, answer, ran / len(answers), is_timeout=unit.overdue)
+        self._mean_seconds += (ran - self._mean_seconds) * _MEAN_WEIGHT
+        self._last_end = now
         self._end(unit)
 
     def _abandon(self, unit: Unit) -> None:
@@ -396,26 +381,13 @@ class Runner:
             log_failure(attempt.claim, attempt.handler.name, problem, details=self._log_details)
         self._answer(attempt, text)
 
-    def _ran(self, now: float, seconds: float) -> None:
-        self._mean_seconds += (seconds - self._mean_seconds) * _MEAN_WEIGHT
-        self._last_end = now
-
     def _end(self, unit: Unit) -> None:
         self._running.discard(unit)
         if self._waiting or self._waiting_for_thread or not self._running:
             self._start_waiting()
-        if not self.changed.is_set():
-            self.changed.set()
+        self.changed.set()
 
     # Time limits. One timer, set for the earliest deadline: a task that ends before its own costs nothing.
-
-    def _set_deadline(self, unit: Unit) -> None:
-        unit.started_at = now = monotonic()
-        handler = unit.handler
-        unit.limit_seconds = unit.limit_seconds or handler.timeout_seconds or self._timeout_seconds
-        unit.deadline = now + unit.limit_seconds
-        if unit.deadline < self._alarm_at:
-            self._set_alarm(unit.deadline)
 
     def _set_alarm(self, at: float) -> None:
         if self._alarm is not None:
@@ -447,31 +419,18 @@ class Runner:
         self._finish_overdue(unit)
 
     def _finish_overdue(self, unit: Unit) -> None:
-        attempts = [attempt for attempt in unit.attempts if not attempt.answered]
-        if not attempts:
-            return  # its tasks were answered before, while it went on
-        now = monotonic()
-        ran = now - unit.started_at
-        is_logged = True
-        for attempt in attempts:
-            answer, problem = responses.timeout_answer(
-                attempt.claim_id, attempt.handler, ran_seconds=unit.ran_seconds,
-                limit_seconds=unit.limit_seconds or 0.0, where=unit.where,
-            )  # fmt: skip
-            if not is_logged:
-                problem = problem._replace(traceback=None)  # the stack of one call is logged once
-            self._settle(attempt, (answer, problem), ran / len(attempts), is_timeout=True)
-            is_logged = False
-        self._ran(now, ran)
-        self._end(unit)
+        if unit not in self._running:
+            return  # its attempts were answered before, while it went on
+        refusal = responses.timed_out(unit.ran_seconds, unit.limit_seconds or 0.0, unit.where)
+        errors: dict[int, responses.Error] = {}
+        answers = [
+            ("", None) if attempt.answered else self._answer_to(attempt, refusal, errors) for attempt in unit.attempts
+        ]
+        self._finish(unit, answers)
 
     # Progress
 
-    def report(self, attempt: Attempt, percent: float | None, note: str | None) -> None:
-        """Pass on progress, from any thread."""
-        self._on_loop(self._pass_on, attempt, percent, note)
-
-    def _pass_on(self, attempt: Attempt, percent: float | None, note: str | None) -> None:
+    def _report(self, attempt: Attempt, percent: float | None, note: str | None) -> None:
         if not attempt.answered:
             attempt.seen_at = monotonic()
             self._progress(attempt, percent, note)
@@ -488,26 +447,20 @@ class Runner:
 
     def take_back(self) -> list[Lease]:
         """Remove the attempts of messages of which no task has started; returns the leases of these messages."""
-        given_back: dict[Lease, None] = {}
+        untouched: dict[Lease, None] = {}
+        for unit in [*self._waiting, *self._waiting_for_thread, *self._open_batches.delayed()]:
+            untouched |= dict.fromkeys(attempt.lease for attempt in unit.attempts if not attempt.lease.begun)
+            if isinstance(unit, Batch):
+                unit.attempts = [attempt for attempt in unit.attempts if attempt.lease.begun]
+                if not unit.attempts:
+                    self._open_batches.close(unit)
         for queue in (self._waiting, self._waiting_for_thread):
-            kept: list[Unit] = []
-            for unit in queue:
-                if isinstance(unit, Batch):
-                    given_back.update(dict.fromkeys(unit.take_back()))
-                    if unit.attempts:
-                        kept.append(unit)
-                    else:
-                        self._open_batches.close(unit)
-                elif unit.lease.begun:
-                    kept.append(unit)
-                else:
-                    given_back[unit.lease] = None
+            kept = [unit for unit in queue if any(attempt.lease.begun for attempt in unit.attempts)]
             queue.clear()
             queue.extend(kept)
-        given_back.update(dict.fromkeys(self._open_batches.take_back()))
         self._open_batches.flush()
         self._start_waiting()
-        return list(given_back)
+        return list(untouched)
 
     def stop_starting(self) -> None:
         self._may_start = False

@@ -13,6 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -20,29 +21,27 @@ from typing import Any
 Outcome = tuple[Any, BaseException | None]
 
 
+@dataclass(slots=True, eq=False)
 class Call:
     """A function under way in a thread; ``outcome`` gives (result, None) or (None, what was raised)."""
 
-    __slots__ = ("_thread_id", "function", "is_left", "outcome")
-
-    def __init__(self, function: Callable[[], Any], outcome: asyncio.Future[Outcome]) -> None:
-        self.function = function
-        self.outcome = outcome
-        self.is_left = False
-        self._thread_id: int | None = None
+    function: Callable[[], Any]
+    outcome: asyncio.Future[Outcome]
+    is_left: bool = False
+    thread_id: int | None = None
 
     def stack(self) -> str | None:
-        frame = sys._current_frames().get(self._thread_id or 0)
+        frame = sys._current_frames().get(self.thread_id or 0)
         return None if frame is None else "".join(traceback.format_stack(frame))
 
     def run(self) -> Outcome:
-        self._thread_id = threading.get_ident()
+        self.thread_id = threading.get_ident()
         try:
             return self.function(), None
         except BaseException as exc:  # SystemExit too: it would end the thread without a word
             return None, exc
         finally:
-            self._thread_id = None
+            self.thread_id = None
 
 
 class Threads:
@@ -90,7 +89,7 @@ class Threads:
         call.is_left = True
         self.left += 1
         if self.left <= self.size:
-            self._busy -= 1
+            self.release()
         elif self.left >= 2 * self.size:
             self._exhausted.set()
 
@@ -114,15 +113,12 @@ class Threads:
             del call, outcome  # a thread that waits must not keep the last task's values alive
 
     def _done(self, call: Call, outcome: Outcome) -> None:
-        self._idle_threads += 1
-        if call.is_left:
-            if self.left > self.size:
-                self._busy -= 1
-            else:  # its place went to another thread, so there is one too many now
-                self._idle_threads -= 1
-                self._calls.put(None)
-            self.left -= 1
+        if call.is_left and self.left <= self.size:
+            self._calls.put(None)  # its place went to another thread, so there is one too many now
         else:
+            self._idle_threads += 1
             self._busy -= 1
+        if call.is_left:
+            self.left -= 1
         if not call.outcome.done():
             call.outcome.set_result(outcome)

@@ -19,7 +19,7 @@ from penstock.worker.deliveries import registry as frame
 from penstock.worker.deliveries.registry import EXTRAS, Deliveries
 from penstock.worker.handlers.actions import Registry, action
 from penstock.worker.handlers.context import Context
-from penstock.worker.responses import unknown_action_answer
+from penstock.worker.responses import failure_answer, unknown_action
 from tests.integration.http_servers import answer, serving
 from tests.integration.lines import running
 
@@ -85,7 +85,7 @@ async def test_what_was_opened_is_closed_the_newest_first_though_one_fails() -> 
 
 
 def test_a_worker_without_it_says_where_a_delivery_comes_from() -> None:
-    answered = json.loads(unknown_action_answer("1:1", "http.request", Registry())[0])
+    answered = json.loads(failure_answer("1:1", None, unknown_action("http.request", Registry()))[0])
     assert "run by workers whose PENSTOCK_DELIVERIES names it" in answered["error"]["message"]
 
 

@@ -21,7 +21,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.protocol.errors import InvalidParams, SettingsError
-from penstock.settings.address_policy import AddressPolicy
 from penstock.settings.loading import load_settings
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable
 from penstock.worker.deliveries.http import retry_after_seconds
@@ -49,7 +48,7 @@ async def make() -> AsyncIterator[Callable[..., Ask]]:
         assert handler is not None
 
         async def ask(*, task_id: int = 7, claim: int = 1, **payload: Any) -> Any:
-            args, kwargs = handler.arguments(json.dumps(payload).encode())
+            args, kwargs = handler.fit(json.dumps(payload).encode())
             return await handler.function(Context(task_id, claim, "http.request"), *args, **kwargs)
 
         return ask
@@ -389,7 +388,7 @@ async def test_a_redirect_inwards_is_refused_at_each_hop(target: str) -> None:
     async def resolve(host: str, port: int) -> Sequence[str]:
         return ["127.0.0.1"] if host == "public.test" else ["127.0.0.2"]
 
-    client = HttpClient(policy=AddressPolicy(["public.test"]), resolve=resolve)
+    client = HttpClient(load_settings(http_allow="public.test"), resolve)
 
     def answered(request: Request) -> bytes:
         return answer(302, Location="/next") if request.target == "/" else answer(307, Location=target)
@@ -435,7 +434,7 @@ async def test_a_name_that_leads_elsewhere_at_the_next_look_up_gains_nothing() -
             made.close()
             raise OSError("no route in a test")
 
-    client = Watched(policy=AddressPolicy(), resolve=resolve)
+    client = Watched(load_settings(http_allow=""), resolve)
     async with serving([answer()]) as server:
         url = f"http://rebind.test:{server.port}/"
         with pytest.raises(NotDelivered):
@@ -460,7 +459,7 @@ async def test_of_several_addresses_only_public_ones_are_connected_to() -> None:
             connected.append(str(info[4][0]))
             raise OSError("no route in a test")
 
-    client = Watched(policy=AddressPolicy(), resolve=resolve)
+    client = Watched(load_settings(http_allow=""), resolve)
     with pytest.raises(NotDelivered):
         await client.request("GET", "http://mixed.test/")
     await client.close()
@@ -468,7 +467,7 @@ async def test_of_several_addresses_only_public_ones_are_connected_to() -> None:
 
 
 async def test_a_socket_is_refused_even_if_an_address_came_past_all_checks_before() -> None:
-    client = HttpClient(policy=AddressPolicy())
+    client = HttpClient(load_settings(http_allow=""))
     client._check_literal = lambda url: None  # type: ignore[method-assign]
     async with serving([answer()]) as server:
         with pytest.raises(AddressRefused, match="loopback"):
@@ -489,9 +488,9 @@ async def test_tls_is_checked_by_the_name_though_the_address_was_connected_to(tm
     async def resolve(host: str, port: int) -> Sequence[str]:
         return ["127.0.0.1"]
 
-    policy = AddressPolicy(["hooks.test", "other.test"])
-    client = HttpClient(policy=policy, resolve=resolve, ca_file=str(ca_file))
-    stranger = HttpClient(policy=policy, resolve=resolve)
+    allowed = "hooks.test,other.test"
+    client = HttpClient(load_settings(http_allow=allowed, http_ca_file=str(ca_file)), resolve)
+    stranger = HttpClient(load_settings(http_allow=allowed), resolve)
     try:
         async with serving([answer(200, b"hello")], context=context) as server:
             reply = await client.request("GET", f"https://hooks.test:{server.port}/")
@@ -513,7 +512,7 @@ async def test_a_redirect_out_of_tls_is_not_followed(tmp_path: Path) -> None:
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
-    client = HttpClient(policy=AddressPolicy(["127.0.0.1"]), ca_file=str(tmp_path / "ca.pem"))
+    client = HttpClient(load_settings(http_allow="127.0.0.1", http_ca_file=str(tmp_path / "ca.pem")))
     try:
         async with (
             serving([answer(200)]) as plain,

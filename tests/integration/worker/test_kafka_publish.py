@@ -29,7 +29,7 @@ async def publish(kafka: MockKafka) -> AsyncIterator[Any]:
     assert action is not None
 
     async def run(**params: Any) -> Any:
-        args, kwargs = action.arguments(json.dumps(params).encode())
+        args, kwargs = action.fit(json.dumps(params).encode())
         return await action.function(Context(1, 1, "kafka.publish"), *args, **kwargs)
 
     yield run

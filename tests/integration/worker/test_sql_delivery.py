@@ -66,7 +66,7 @@ async def make(other_url: str) -> AsyncIterator[Callable[..., Execute]]:
 
         async def execute(statement: str, *parameters: Any, task_id: int = 1, tenant: str | None = None) -> Any:
             payload = {"statement": statement, "parameters": parameters}
-            args, kwargs = handler.arguments(json.dumps(payload).encode())
+            args, kwargs = handler.fit(json.dumps(payload).encode())
             return await handler.function(Context(task_id, 1, "sql.execute", tenant=tenant), *args, **kwargs)
 
         return execute

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from penstock.protocol.batching import join_batch, pack
 from penstock.protocol.errors import InvalidParams, InvalidRequest, ParseError
-from penstock.protocol.json_text import _depth, check_payload, decode_any, escape_for_sqs, replace_unstorable, utf8_size
+from penstock.protocol.json_text import (
+    check_payload,
+    decode_any,
+    escape_for_sqs,
+    json_depth,
+    replace_unstorable,
+    utf8_size,
+)
 from penstock.protocol.reports import (
     Failed,
     Progress,
@@ -103,7 +110,7 @@ def depth_of(value: Any) -> int:
 
 @given(payload=st.one_of(payloads, dumped(anything)))
 def test_the_depth_of_a_text_is_that_of_its_values(payload: str) -> None:
-    assert _depth(payload) == depth_of(json.loads(payload))
+    assert json_depth(payload) == depth_of(json.loads(payload))
 
 
 @given(raw=st.one_of(any_text, dumped(anything)))

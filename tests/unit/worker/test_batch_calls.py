@@ -146,7 +146,7 @@ class World:
     def attempt(self, handler: Handler, task_id: int, lease: Lease) -> Attempt:
         params = msgspec.Raw(f'{{"n":{task_id}}}'.encode())
         return Attempt(
-            handler, None, lease.received_at, f"{task_id}:1", ClaimId(task_id, 1), params, lease, self.runner.report,
+            handler, None, lease.received_at, f"{task_id}:1", ClaimId(task_id, 1), params, lease,
             lease.received_at,
         )  # fmt: skip
 
@@ -208,7 +208,7 @@ def test_every_task_has_its_own_answer_and_no_other(
         handler = Handler("act", asynchronous if is_async else plain, batch=batch, linger=linger)
         number = 0
         for place, message in enumerate(messages):
-            lease = Lease(Message(str(place), "r", "", 1, None, {}), len(message), 30)
+            lease = Lease(Message(str(place), "r", "", 1, None, {}), len(message), 0.0, 30.0)
             attempts = [world.attempt(handler, number + n, lease) for n in range(len(message))]
             number += len(message)
             for attempt in attempts:

@@ -33,7 +33,7 @@ def registry() -> Registry:
 
 
 def fit(function: Callable[..., Any], params: str) -> tuple[list[Any], dict[str, Any]]:
-    args, kwargs = Handler("act", function).arguments(params.encode())
+    args, kwargs = Handler("act", function).fit(params.encode())
     return list(args), dict(kwargs)
 
 
@@ -77,7 +77,7 @@ def test_options_are_kept_with_the_action(registry: Registry) -> None:
 
     handler = registry.get("resize")
     assert handler is not None
-    assert (handler.max_attempts, handler.timeout_seconds, handler.backoff) == (3, 2.5, backoff)
+    assert (handler.max_attempts, handler.timeout, handler.backoff) == (3, 2.5, backoff)
     assert [each.name for each in registry] == ["resize"]
 
 
@@ -155,9 +155,9 @@ def test_object_with_an_async_call_is_async() -> None:
 
     handler = Handler("act", Exporter())
     assert handler.is_async
-    assert handler.arguments(b'{"n":1}') == ((), {"n": 1})
+    assert handler.fit(b'{"n":1}') == ((), {"n": 1})
     with pytest.raises(InvalidParams):
-        handler.arguments(b'{"n":"1"}')
+        handler.fit(b'{"n":"1"}')
 
 
 def test_nearest_name_is_found_and_a_stranger_is_not(registry: Registry) -> None:

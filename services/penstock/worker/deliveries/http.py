@@ -34,7 +34,7 @@ _KEPT_HEADER_CHARS = 1000
 _MAX_KEPT_HEADERS = 50
 _ENVELOPE_BYTES = 2048  # of a result, for what is not body and headers
 _IDEMPOTENCY_HEADER = "Idempotency-Key"
-_RANGE = re.compile(r"([1-5]\d\d)(?:-([1-5]\d\d))?|([1-5])xx")
+_RANGE = re.compile(r"([1-5]\d\d)(?:-([1-5]\d\d))?")
 
 Statuses = Sequence[int | str]
 _encode_json = msgspec.json.Encoder().encode
@@ -50,14 +50,7 @@ class Requests:
 
     def __init__(self, client: HttpClient, settings: Settings, *, clock: Callable[[], float] = time.time) -> None:
         self._client = client
-        self._secrets = settings.signing_secrets
-        self._hosts = settings.signing_hosts
-        self._timeout_seconds = settings.http_timeout_seconds
-        self._body_limit_bytes = settings.http_response_limit_bytes
-        self._result_limit_bytes = settings.result_limit_bytes
-        self._shortest_pause_seconds = min(settings.retry_base_seconds, settings.retry_cap_seconds)
-        self._longest_pause_seconds = settings.retry_cap_seconds
-        self._jitter = settings.retry_jitter
+        self._settings = settings
         self._clock = clock
 
     async def request(
@@ -84,6 +77,10 @@ class Requests:
 
         Raises Undeliverable for invalid parameters and a final answer, NotDelivered for one that may change.
         """
+        if timeout is not None and not 0 < timeout <= 3600:
+            raise Undeliverable(f"timeout must be above 0 and at most 3600 seconds, not {timeout!r}")
+        largest = self._settings.http_response_limit_bytes
+        limit_bytes = largest if keep_bytes is None else min(keep_bytes, largest)
         content, content_type = _content(body, body_base64, json)
         expected = statuses("expected_status", DEFAULT_EXPECTED if expected_status is None else expected_status)
         final = statuses("final_status", DEFAULT_FINAL if final_status is None else final_status)
@@ -96,42 +93,36 @@ class Requests:
         if _IDEMPOTENCY_HEADER.lower() not in names:
             sent[_IDEMPOTENCY_HEADER] = key
         if sign is not None:
-            self._check_host(sign, url)
-            sent |= self._signature(sign, key, content, names)
-        limit_bytes = self._body_limit_bytes if keep_bytes is None else min(keep_bytes, self._body_limit_bytes)
+            sent |= self._signature(sign, url, key, content or b"", names)
         reply = await self._client.request(
             method or ("GET" if content is None else "POST"),
             url,
             headers=sent,
             body=content or b"",
-            timeout_seconds=_positive("timeout", timeout, self._timeout_seconds),
+            timeout_seconds=timeout or self._settings.http_timeout_seconds,
             redirects=_between("redirects", redirects, 0, MAX_REDIRECTS),
-            limit_bytes=max(_between("keep_bytes", limit_bytes, 0, self._body_limit_bytes), _SHOWN_CHARS),
+            limit_bytes=max(_between("keep_bytes", limit_bytes, 0, largest), _SHOWN_CHARS),
         )
         if reply.status not in expected:
             self._refuse(reply, final)
         return self._result(reply, limit_bytes, keep_headers)
 
-    def _check_host(self, name: str, url: str) -> None:
-        """Raises Undeliverable where the secret does not sign for the URL's host."""
-        hosts = self._hosts.get(name)
-        if hosts is None:
-            return
+    def _signature(self, name: str, url: str, key: str, content: bytes, names: set[str]) -> dict[str, str]:
+        """Headers that sign the request. Raises NotDelivered, Undeliverable."""
+        hosts = self._settings.signing_hosts.get(name)
         host = (read_url(url).host or "").lower()  # as it is connected to
-        if not any(fnmatchcase(host.rstrip("."), pattern) for pattern in hosts):
+        if hosts is not None and not any(fnmatchcase(host.rstrip("."), pattern) for pattern in hosts):
             raise Undeliverable(
                 f"the secret {name} does not sign for the host {host[:100]!r}: {PREFIX}HTTP_SIGNING_HOSTS has "
                 "those that it signs for"
             )
-
-    def _signature(self, name: str, key: str, content: bytes | None, names: set[str]) -> dict[str, str]:
-        secrets = self._secrets.get(name)
+        secrets = self._settings.signing_secrets.get(name)
         if secrets is None:
             # Not final: workers get a new secret one after the other.
-            known = ", ".join(sorted(self._secrets)) or "none"
+            known = ", ".join(sorted(self._settings.signing_secrets)) or "none"
             raise NotDelivered(f"there is no secret {name[:100]!r} in {PREFIX}HTTP_SIGNING_SECRETS; there is {known}")
-        given = signature_headers(secrets, message_id=key, timestamp=int(self._clock()), body=content or b"")
-        taken = names & given.keys()
+        given = signature_headers(secrets, message_id=key, timestamp=int(self._clock()), body=content)
+        taken = names & {header.lower() for header in given}
         if taken:
             raise Undeliverable(f"the header {min(taken)} is the signature's: leave it out, or leave out sign")
         return given
@@ -152,8 +143,9 @@ class Requests:
         asked = retry_after_seconds(reply.headers, now=self._clock())
         if asked is None:
             return None
-        pause = max(asked, self._shortest_pause_seconds) * random.uniform(1, 1 + self._jitter)
-        return min(pause, self._longest_pause_seconds)
+        longest = self._settings.retry_cap_seconds
+        shortest = min(self._settings.retry_base_seconds, longest)
+        return min(max(asked, shortest) * random.uniform(1, 1 + self._settings.retry_jitter), longest)
 
     def _result(self, reply: Response, limit_bytes: int, keep_headers: Sequence[str] | None) -> dict[str, Any]:
         names = DEFAULT_KEPT_HEADERS if keep_headers is None else keep_headers[:_MAX_KEPT_HEADERS]
@@ -162,12 +154,16 @@ class Requests:
             for name in names
             if name in reply.headers
         }
-        room = self._result_limit_bytes - _ENVELOPE_BYTES - len(json.dumps(kept))
-        result: dict[str, Any] = {"status": reply.status, "url": reply.url, "headers": kept}
-        body, is_whole = reply.body[:limit_bytes], reply.is_whole and len(reply.body) <= limit_bytes
-        shown, fits = _shown_body(body, is_whole, max(0, room))
-        result |= shown
-        result["truncated"] = not (is_whole and fits)
+        room = self._settings.result_limit_bytes - _ENVELOPE_BYTES - len(json.dumps(kept))
+        is_whole = reply.is_whole and len(reply.body) <= limit_bytes
+        shown, fits = _shown_body(reply.body[:limit_bytes], is_whole, max(0, room))
+        result = {
+            "status": reply.status,
+            "url": reply.url,
+            "headers": kept,
+            **shown,
+            "truncated": not (is_whole and fits),
+        }
         if reply.redirects:
             result["redirects"] = reply.redirects
         return result
@@ -175,11 +171,7 @@ class Requests:
 
 def _content(body: str | None, body_base64: str | None, value: Any) -> tuple[bytes | None, str | None]:
     """The body, and its type. Raises Undeliverable."""
-    is_given = {
-        "body": body is not None,
-        "body_base64": body_base64 is not None,
-        "json": value is not msgspec.UNSET,
-    }
+    is_given = {"body": body is not None, "body_base64": body_base64 is not None, "json": value is not msgspec.UNSET}
     given = [name for name in is_given if is_given[name]]
     if len(given) > 1:
         raise Undeliverable(f"the payload has {' and '.join(given)}: give one of them")
@@ -196,14 +188,10 @@ def statuses(name: str, given: Statuses) -> frozenset[int]:
     """The statuses of a list such as ``[200, "201-204", "3xx"]``. Raises Undeliverable."""
     found: set[int] = set()
     for entry in given:
-        match = _RANGE.fullmatch(str(entry))
+        match = _RANGE.fullmatch(re.sub("^([1-5])xx$", r"\g<1>00-\g<1>99", str(entry)))
         if match is None:
             raise Undeliverable(f'{name} has {entry!r}: take statuses of 100 to 599, such as 200, "201-204" or "2xx"')
-        first, last, hundred = match.groups()
-        if hundred is not None:
-            found.update(range(int(hundred) * 100, int(hundred) * 100 + 100))
-        else:
-            found.update(range(int(first), int(last or first) + 1))
+        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return frozenset(found)
 
 
@@ -239,14 +227,6 @@ def _shown_body(body: bytes, is_whole: bool, room: int) -> tuple[dict[str, str],
             return {"body_base64": base64.b64encode(fitting).decode()}, len(fitting) == len(body)
         text = body[: exc.start].decode()
     return {"body": cut(text, room)}, len(json.dumps(text)) <= room
-
-
-def _positive(name: str, given: float | None, default: float) -> float:
-    if given is None:
-        return default
-    if not 0 < given <= 3600:
-        raise Undeliverable(f"{name} must be above 0 and at most 3600 seconds, not {given!r}")
-    return given
 
 
 def _between(name: str, given: int, least: int, most: int) -> int:

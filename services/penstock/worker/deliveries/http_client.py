@@ -24,6 +24,7 @@ from yarl import URL
 from penstock.protocol.version import __version__
 from penstock.runtime.logs import get_logger
 from penstock.settings.address_policy import AddressPolicy, address_of
+from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
 from penstock.worker.deliveries.errors import NotDelivered, Undeliverable, short_text
 
@@ -74,24 +75,12 @@ class Response:
 
 
 class HttpClient:
-    """Makes requests to addresses that its policy allows.
+    """Makes requests to addresses that the settings allow; ``http_max_connections`` are open at once, to all hosts."""
 
-    connections: open at once, to all hosts together; further requests wait for one within their own time.
-    ca_file: certificate authorities beside the system's.
-    """
-
-    def __init__(
-        self,
-        *,
-        policy: AddressPolicy,
-        connections: int = 200,
-        ca_file: str | None = None,
-        resolve: Resolve | None = None,
-    ) -> None:
-        self._policy = policy
-        self._connections = connections
-        self._ca_file = ca_file
-        self._resolver = _Resolver(policy, resolve or _getaddrinfo)
+    def __init__(self, settings: Settings, resolve: Resolve | None = None) -> None:
+        self._settings = settings
+        self._policy = AddressPolicy(settings.http_allow)
+        self._resolver = _Resolver(self._policy, resolve or _getaddrinfo)
         self._session: aiohttp.ClientSession | None = None
 
     async def request(
@@ -133,17 +122,19 @@ class HttpClient:
                 location = answered.get("Location")
                 if redirects == 0 or location is None or reply.status not in _REDIRECTS:
                     try:
-                        kept, is_whole = await _read(reply, limit_bytes)
+                        kept = await reply.content.readexactly(limit_bytes + 1)
+                    except asyncio.IncompleteReadError as exc:  # that was all of it
+                        kept = exc.partial
                     except (aiohttp.ClientError, OSError) as exc:
                         raise NotDelivered(f"{shown(url)} broke off its answer: {short_text(exc)}") from None
-                    return Response(reply.status, answered, kept, is_whole, shown(url), followed)
+                    is_whole = len(kept) <= limit_bytes
+                    return Response(reply.status, answered, kept[:limit_bytes], is_whole, shown(url), followed)
                 reply.close()
-                status = reply.status
             followed += 1
             if followed > redirects:
                 raise Undeliverable(f"{shown(url)} redirects for the {followed}th time; {redirects} are followed")
             following = _redirected(url, location)
-            if status == 303 or (status in (301, 302) and method == "POST"):
+            if reply.status == 303 or (reply.status in (301, 302) and method == "POST"):
                 method, body = ("HEAD" if method == "HEAD" else "GET"), b""
                 headers = CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _CONTENT)
             if following.origin() != url.origin():
@@ -159,14 +150,15 @@ class HttpClient:
                     method, url, headers=headers, data=body or None, allow_redirects=False,
                     skip_auto_headers=("Content-Type",),
                 )  # fmt: skip
-            except _Refused as exc:
-                raise self._refused(exc.host, exc.address, exc.kind) from None
             except aiohttp.InvalidURL as exc:
                 raise Undeliverable(f"the URL cannot be requested: {short_text(exc)}") from None
             except (aiohttp.ClientError, ssl.SSLError, OSError) as exc:
                 # Mostly a connection of the pool that the server has closed meanwhile. In any other case the
                 # pipeline would send the request again too.
-                if is_last or not _is_closed(exc):
+                is_closed = isinstance(exc, aiohttp.ServerDisconnectedError) or (
+                    isinstance(exc, OSError) and exc.errno in (errno.ECONNRESET, errno.EPIPE)
+                )
+                if is_last or not is_closed:
                     raise NotDelivered(f"{shown(url)} cannot be reached: {short_text(exc)}") from None
             except ValueError as exc:  # what the library refuses to put on the wire
                 raise Undeliverable(f"the request to {shown(url)} cannot be sent: {exc}") from None
@@ -177,22 +169,15 @@ class HttpClient:
         host = url.host or ""
         address = address_of(host)
         if address is not None and (kind := self._policy.refusal(address)) is not None:
-            raise self._refused(host, address, kind)
-
-    def _refused(self, host: str, address: str, kind: str) -> AddressRefused:
-        log.warning("address_refused", host=host[:200], address=address, kind=kind)
-        what = f"the address {host} is {kind}" if address_of(host) else f"{host} leads to an address that is {kind}"
-        return AddressRefused(
-            f"{what}, so it is not requested; an operator allows it by {PREFIX}HTTP_ALLOW, by host or network"
-        )
+            raise _refused(host, address, kind)
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             context = ssl.create_default_context()
-            if self._ca_file is not None:
-                context.load_verify_locations(self._ca_file)
+            if self._settings.http_ca_file is not None:
+                context.load_verify_locations(self._settings.http_ca_file)
             connector = aiohttp.TCPConnector(
-                limit=self._connections,
+                limit=self._settings.http_max_connections,
                 ssl=context,
                 resolver=self._resolver,
                 ttl_dns_cache=_DNS_SECONDS,
@@ -213,21 +198,13 @@ class HttpClient:
         family, kind, protocol, _, where = info
         address = str(where[0])
         if (refusal := self._policy.refusal(address)) is not None and address not in self._resolver.trusted:
-            raise _Refused(address, address, refusal)
+            raise _refused(address, address, refusal)
         return socket.socket(family=family, type=kind, proto=protocol)
 
     async def close(self) -> None:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
-
-
-class _Refused(Exception):
-    """All addresses of a host are refused; not an OSError, which the library would wrap in its own."""
-
-    def __init__(self, host: str, address: str, kind: str) -> None:
-        super().__init__(f"{host} leads to {address}, which is {kind}")
-        self.host, self.address, self.kind = host, address, kind
 
 
 class _Resolver(AbstractResolver):
@@ -241,7 +218,7 @@ class _Resolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """Raises _Refused when no address is allowed, OSError when there is none."""
+        """Raises AddressRefused when no address is allowed, OSError when there is none."""
         found = list(dict.fromkeys(await self._resolve(host, port)))
         refusals = {address: self._policy.refusal(address) for address in found}
         if self._policy.trusts(host):
@@ -254,7 +231,7 @@ class _Resolver(AbstractResolver):
         if not usable:
             if not found:
                 raise OSError(f"{host} has no address")
-            raise _Refused(host, found[0], refusals[found[0]] or "refused")
+            raise _refused(host, found[0], refusals[found[0]] or "refused")
         random.shuffle(usable)
         return [
             ResolveResult(
@@ -266,6 +243,15 @@ class _Resolver(AbstractResolver):
 
     async def close(self) -> None:
         pass
+
+
+def _refused(host: str, address: str, kind: str) -> AddressRefused:
+    """Log a refusal; returns its error, which is no OSError, for the library would wrap that in its own."""
+    log.warning("address_refused", host=host[:200], address=address, kind=kind)
+    what = f"the address {host} is {kind}" if address_of(host) else f"{host} leads to an address that is {kind}"
+    return AddressRefused(
+        f"{what}, so it is not requested; an operator allows it by {PREFIX}HTTP_ALLOW, by host or network"
+    )
 
 
 async def _getaddrinfo(host: str, port: int) -> Sequence[str]:
@@ -327,27 +313,8 @@ def _headers(given: Mapping[str, str]) -> CIMultiDict[str]:
 
 def _readable(headers: CIMultiDictProxy[str]) -> CIMultiDictProxy[str]:
     """Headers as valid UTF-8: the library hides other bytes in half surrogate pairs, which JSON cannot hold."""
-    if all(value.isascii() for value in headers.values()):
-        return headers
     valid = ((n, v.encode("utf-8", "surrogateescape").decode("utf-8", "replace")) for n, v in headers.items())
     return CIMultiDictProxy(CIMultiDict(valid))
-
-
-async def _read(reply: aiohttp.ClientResponse, limit_bytes: int) -> tuple[bytes, bool]:
-    """The first bytes of a body, and whether they are all of it."""
-    kept = bytearray()
-    async for chunk in reply.content.iter_any():
-        kept += chunk
-        if len(kept) > limit_bytes:
-            reply.close()
-            return bytes(kept[:limit_bytes]), False
-    return bytes(kept), True
-
-
-def _is_closed(exc: BaseException) -> bool:
-    if isinstance(exc, aiohttp.ServerDisconnectedError):
-        return True
-    return isinstance(exc, OSError) and exc.errno in (errno.ECONNRESET, errno.EPIPE)
 
 
 def shown(url: URL) -> str:

@@ -95,7 +95,9 @@ class Publisher:
         last = [record_of(one, self._settings) for one in then or ()]  # before anything is published: it may be wrong
         first = [record_of(one, self._settings) for one in wanted]
         places = await self._send(first)
-        self._note_lateness(wanted)
+        due = [self._clock() - one.due_at / 1000 for one in wanted if one.due_at is not None]
+        if due:
+            metrics.PUBLISH_LATENESS_SECONDS.observe_many([max(0.0, seconds) for seconds in due])
         places += await self._send(last)
         published = [
             {"topic": record.topic, "partition": place.partition, "offset": place.offset}
@@ -122,12 +124,6 @@ class Publisher:
         if refused:
             raise Undeliverable(f"{text}; Kafka will never take it: enqueue another one")
         raise NotDelivered(text)
-
-    def _note_lateness(self, records: Sequence[RecordParams]) -> None:
-        now = self._clock()
-        due = [now - one.due_at / 1000 for one in records if one.due_at is not None]
-        if due:
-            metrics.PUBLISH_LATENESS_SECONDS.observe_many([max(0.0, seconds) for seconds in due])
 
 
 def record_of(params: RecordParams, settings: Settings) -> Record:

@@ -78,14 +78,9 @@ class Deliveries:
     @cached_property
     def http(self) -> HttpClient:
         """The worker's one guarded HTTP client; its sockets are opened with the first request."""
-        from penstock.settings.address_policy import AddressPolicy
         from penstock.worker.deliveries.http_client import HttpClient
 
-        client = HttpClient(
-            policy=AddressPolicy(self.settings.http_allow),
-            connections=self.settings.http_max_connections,
-            ca_file=self.settings.http_ca_file,
-        )
+        client = HttpClient(self.settings)
         self.at_close(client.close)
         return client
 

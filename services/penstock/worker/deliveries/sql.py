@@ -107,17 +107,15 @@ class Statements:
             return {"status": await connection.execute(named.statement, *values)}
         cursor = await prepared.cursor(*values)
         rows = await cursor.fetch(named.max_rows + 1)
-        kept = self._fitting([_row(row) for row in rows[: named.max_rows]])
-        return {"rows": kept, "truncated": len(kept) < len(rows)}
-
-    def _fitting(self, rows: list[Any]) -> list[Any]:
-        """As many of the first rows as a result has room for: the statement must not fail for its rows."""
+        kept: list[dict[str, Any]] = []
         room = self._result_limit_bytes - _ENVELOPE_BYTES
-        for position, row in enumerate(rows):
-            room -= len(json.dumps(row)) + 1
+        for row in rows[: named.max_rows]:
+            shown = _value(row)
+            room -= len(json.dumps(shown)) + 1
             if room < 0:
-                return rows[:position]
-        return rows
+                break  # the statement must not fail for its rows
+            kept.append(shown)
+        return {"rows": kept, "truncated": len(kept) < len(rows)}
 
     async def _pool(self, named: NamedStatement) -> tuple[asyncpg.Pool[Any], asyncio.Semaphore]:
         dsn = named.dsn.get_secret_value()
@@ -142,20 +140,13 @@ class Statements:
 
 async def _as_json(connection: Any) -> None:
     """Convert values from and to what JSON can hold."""
-    for kind in _AS_TEXT:
-        await connection.set_type_codec(kind, schema="pg_catalog", encoder=_text_of, decoder=str, format="text")
-    for kind in _AS_JSON:
-        await connection.set_type_codec(
-            kind, schema="pg_catalog", encoder=json.dumps, decoder=json.loads, format="text"
-        )
+    for kinds, encoder, decoder in ((_AS_TEXT, _text_of, str), (_AS_JSON, json.dumps, json.loads)):
+        for kind in kinds:
+            await connection.set_type_codec(kind, schema="pg_catalog", encoder=encoder, decoder=decoder, format="text")
 
 
 def _text_of(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _row(row: Any) -> dict[str, Any]:
-    return {name: _value(value) for name, value in row.items()}
 
 
 def _value(value: Any) -> Any:
@@ -164,10 +155,8 @@ def _value(value: Any) -> Any:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    if isinstance(value, dict):
+    if isinstance(value, dict | asyncpg.Record):
         return {key: _value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_value(item) for item in value]
-    if isinstance(value, asyncpg.Record):
-        return _row(value)
     return str(value)

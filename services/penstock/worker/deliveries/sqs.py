@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ _CALLS_AT_ONCE = 8  # to one queue; of a FIFO queue one, for the sake of order
 _FIFO = ".fifo"
 _MAX_ATTRIBUTES = 10
 _NOT_IN_SQS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff\ud800-\udfff]")
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+_NAME = re.compile(r"(?=.{1,256}$)[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")  # of an attribute
 _ID = re.compile(r"[!-~]{1,128}")  # group and deduplication ids
 # Another attempt would be refused too.
 _REFUSALS = frozenset(("InvalidMessageContents", "InvalidParameterValue", "MissingParameter", "InvalidAttributeValue"))
@@ -65,6 +65,10 @@ class _Entry:
     queue: str
     arguments: dict[str, Any]
     size: int
+
+    @property
+    def group(self) -> str | None:
+        return self.arguments.get("MessageGroupId")
 
 
 class Sender:
@@ -117,10 +121,8 @@ class Sender:
             raise Undeliverable(f"{sending.queue} is a FIFO queue: give group_id")
         if is_fifo:
             # The same in all attempts of a task: SQS drops the second of two within five minutes.
-            given = sending.deduplication_id
-            arguments["MessageDeduplicationId"] = (
-                f"penstock-{task_id}" if given is None else _id("deduplication_id", given)
-            )
+            given = f"penstock-{task_id}" if sending.deduplication_id is None else sending.deduplication_id
+            arguments["MessageDeduplicationId"] = _id("deduplication_id", given)
         elif sending.deduplication_id is not None:
             raise Undeliverable(f"deduplication_id is for FIFO queues, and {sending.queue} is none")
         size = utf8_size(body) + sum(_attribute_size(name, value) for name, value in attributes.items())
@@ -138,20 +140,19 @@ class Sender:
             return
         is_fifo = queue.endswith(_FIFO)
         room = asyncio.Semaphore(1 if is_fifo else _CALLS_AT_ONCE)
+        held: set[str | None] = set()  # behind one that failed, another of its group would overtake it later
 
         async def run(batch: Sequence[_Entry]) -> None:
             async with room:
-                # Behind one that failed, another of its group would overtake it at the next attempt.
-                held = _groups_that_failed(batch, entries, outcomes) if is_fifo else frozenset()
-                going = []
+                going = [entry for entry in batch if entry.group not in held]
                 for entry in batch:
-                    group = entry.arguments.get("MessageGroupId")
-                    if group in held:
-                        outcomes[entry.position] = NotDelivered(f"an earlier message of group {group!r} was not sent")
-                    else:
-                        going.append(entry)
+                    if entry.group in held:
+                        reason = f"an earlier message of group {entry.group!r} was not sent"
+                        outcomes[entry.position] = NotDelivered(reason)
                 if going:
                     await self._call(queue, url, going, outcomes)
+                if is_fifo:
+                    held.update(entry.group for entry in going if isinstance(outcomes[entry.position], NotDelivered))
 
         sizes = [entry.size for entry in entries]
         slices = pack(sizes, max_bytes=LIMITS.max_call_bytes, max_items=LIMITS.max_call_messages)
@@ -203,17 +204,6 @@ def _outcome(queue: str, sent: Mapping[str, Any] | None, failed: Mapping[str, An
     return Undeliverable(text) if failed.get("SenderFault") else NotDelivered(text)
 
 
-def _groups_that_failed(
-    batch: Sequence[_Entry], entries: Iterable[_Entry], outcomes: Sequence[Outcome]
-) -> frozenset[str]:
-    first = batch[0].position
-    return frozenset(
-        entry.arguments["MessageGroupId"]
-        for entry in entries
-        if entry.position < first and isinstance(outcomes[entry.position], NotDelivered)
-    )
-
-
 def _body(sending: SqsMessage) -> str:
     """Raises Undeliverable."""
     if (sending.body is None) == (sending.json is msgspec.UNSET):
@@ -231,14 +221,10 @@ def _attributes(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Raises Undeliverable."""
     if len(given) > _MAX_ATTRIBUTES:
         raise Undeliverable(f"there are {len(given)} attributes; SQS takes {_MAX_ATTRIBUTES}")
-    return {_attribute_name(name): _attribute(name, value) for name, value in given.items()}
-
-
-def _attribute_name(name: str) -> str:
-    reserved = name.lower().startswith(("aws.", "amazon."))
-    if not _NAME.fullmatch(name) or reserved or name[0] == "." or name[-1] == "." or ".." in name:
-        raise Undeliverable(f"{name[:100]!r} is no name of an attribute")
-    return name
+    for name in given:
+        if not _NAME.fullmatch(name) or name.lower().startswith(("aws.", "amazon.")):
+            raise Undeliverable(f"{name[:100]!r} is no name of an attribute")
+    return {name: _attribute(name, value) for name, value in given.items()}
 
 
 def _attribute(name: str, value: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
@@ -19,68 +20,55 @@ from penstock.protocol.task import ACTION_MAX_CHARS, MAX_ATTEMPTS_LIMIT
 from penstock.runtime.logs import get_logger
 from penstock.worker.handlers.batches import DEFAULT_LINGER_SECONDS, MAX_BATCH, MAX_LINGER_SECONDS, batch_fit
 from penstock.worker.handlers.context import Context
-from penstock.worker.handlers.parameters import Arguments, Parameters, is_number, place
+from penstock.worker.handlers.parameters import Parameters, is_number, place
 
 log = get_logger()
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+@dataclass(eq=False)
 class Handler:
     """A registered function with its options; those that are None are left to the task or the settings.
 
-    batch: the tasks of one call, None for a handler of one task; linger_seconds: how long the first of them waits for
-    the others. arguments: fits a task's parameters, raw JSON, to the function; raises InvalidParams. fit: the same for
-    one task of a batch.
+    timeout: seconds. batch: the tasks of one call, None for a handler of one task; linger_seconds: how long the first
+    of them waits for the others. fit: converts a task's parameters, raw JSON, to the arguments after the context, or
+    for a task of a batch to the type that its calls hold; raises InvalidParams.
     Raises SettingsError for a function that cannot be a handler, an invalid name or invalid numbers.
     """
 
-    def __init__(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        *,
-        max_attempts: int | None = None,
-        bad_params_attempts: int | None = None,
-        timeout: float | None = None,
-        backoff: Backoff | None = None,
-        batch: int | None = None,
-        linger: float | None = None,
-    ) -> None:
+    name: str
+    function: Callable[..., Any]
+    _: KW_ONLY
+    max_attempts: int | None = None
+    bad_params_attempts: int | None = None
+    timeout: float | None = None
+    backoff: Backoff | None = None
+    batch: int | None = None
+    linger: InitVar[float | None] = None
+    linger_seconds: float = field(init=False)
+    is_async: bool = field(init=False)
+    fit: Callable[[msgspec.Raw | bytes], Any] = field(init=False)
+
+    def __post_init__(self, linger: float | None) -> None:
+        name, function, batch = self.name, self.function, self.batch
         _check_name(name)
-        _check_batch(name, batch, linger)
-        for option, most in (("max_attempts", max_attempts), ("bad_params_attempts", bad_params_attempts)):
+        if batch is None and linger is not None:
+            raise SettingsError(f"action {name!r}: linger goes with batch, how many tasks one call takes")
+        if batch is not None and not (type(batch) is int and 1 <= batch <= MAX_BATCH):
+            raise SettingsError(f"action {name!r}: batch must be 1 to {MAX_BATCH} tasks, not {batch!r}")
+        if linger is not None and not (is_number(linger) and 0 <= linger <= MAX_LINGER_SECONDS):
+            raise SettingsError(f"action {name!r}: linger must be 0 to {MAX_LINGER_SECONDS:g} seconds, not {linger!r}")
+        for option in ("max_attempts", "bad_params_attempts"):
+            most = getattr(self, option)
             if most is not None and not (type(most) is int and 1 <= most <= MAX_ATTEMPTS_LIMIT):
                 raise SettingsError(f"action {name!r}: {option} must be 1 to {MAX_ATTEMPTS_LIMIT}, not {most!r}")
-        if timeout is not None and not (is_number(timeout) and 0 < timeout < math.inf):
-            raise SettingsError(f"action {name!r}: timeout must be above 0 seconds, not {timeout!r}")
+        if self.timeout is not None and not (is_number(self.timeout) and 0 < self.timeout < math.inf):
+            raise SettingsError(f"action {name!r}: timeout must be above 0 seconds, not {self.timeout!r}")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise SettingsError(f"action {name!r}: {place(function)} yields; a handler returns its result")
-        self.name = name
-        self.function = function
-        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-        self.timeout_seconds = timeout
-        self.max_attempts = max_attempts
-        self.bad_params_attempts = bad_params_attempts
-        self.backoff = backoff
-        self.batch = batch
         self.linger_seconds = DEFAULT_LINGER_SECONDS if linger is None else float(linger)
-        self.arguments: Callable[[msgspec.Raw | bytes], Arguments]
-        self.fit: Callable[[msgspec.Raw | bytes], Any]
-        if batch is None:
-            self.arguments = Parameters(name, function, Context).fit
-        else:
-            self.fit = batch_fit(name, function)
-
-
-def _check_batch(name: str, batch: object, linger: object) -> None:
-    if batch is None:
-        if linger is not None:
-            raise SettingsError(f"action {name!r}: linger goes with batch, how many tasks one call takes")
-        return
-    if type(batch) is not int or not 1 <= batch <= MAX_BATCH:
-        raise SettingsError(f"action {name!r}: batch must be 1 to {MAX_BATCH} tasks, not {batch!r}")
-    if linger is not None and not (is_number(linger) and 0 <= linger <= MAX_LINGER_SECONDS):  # type: ignore[operator]
-        raise SettingsError(f"action {name!r}: linger must be 0 to {MAX_LINGER_SECONDS:g} seconds, not {linger!r}")
+        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+        self.fit = Parameters(name, function, Context).fit if batch is None else batch_fit(name, function)
 
 
 def _check_name(name: object) -> None:
@@ -115,10 +103,11 @@ class Registry:
     def add(self, handler: Handler) -> None:
         """Raises SettingsError when another function has the name; the same function, reloaded, replaces itself."""
         known = self._handlers.get(handler.name)
-        if known is not None and not _is_same(known.function, handler.function):
+        where = place(handler.function)
+        is_reloaded = known is not None and place(known.function) == where and "<locals>" not in where
+        if known is not None and known.function is not handler.function and not is_reloaded:
             raise SettingsError(
-                f"action {handler.name!r} is registered twice: by {place(known.function)} "
-                f"and {place(handler.function)}; rename one"
+                f"action {handler.name!r} is registered twice: by {place(known.function)} and {where}; rename one"
             )
         self._handlers[handler.name] = handler
 
@@ -174,10 +163,6 @@ def action(name: Any = None, *, registry: Registry = REGISTRY, **options: Unpack
     return register
 
 
-def _is_same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    return one is other or (place(one) == place(other) and "<locals>" not in place(one))
-
-
 def load_app(module: str, *, registry: Registry = REGISTRY) -> None:
     """Import a module so that its actions register; the current folder is importable.
 
@@ -195,17 +180,14 @@ def load_app(module: str, *, registry: Registry = REGISTRY) -> None:
     try:
         importlib.import_module(module)
     except (Exception, SystemExit) as exc:
-        raise SettingsError(_why_not_loaded(module, exc, here)) from exc
+        missing = exc.name if isinstance(exc, ModuleNotFoundError) else None
+        why = f"its import ended in {type(exc).__name__}: {exc}"
+        if missing is not None and f"{module}.".startswith(f"{missing}."):
+            why = (
+                f"there is no module {missing!r} in {here} nor among what is installed; "
+                "run the worker from the folder that holds it, or install it"
+            )
+        raise SettingsError(f"--app {module} cannot be loaded: {why}") from exc
     added = (handler for handler in registry if handler.name not in before)
     if not any(added) and not any(f"{place(handler.function)}.".startswith(f"{module}.") for handler in registry):
         log.warning("app_registers_nothing", app=module, hint="decorate its handlers with @penstock.action")
-
-
-def _why_not_loaded(module: str, exc: BaseException, here: str) -> str:
-    missing = exc.name if isinstance(exc, ModuleNotFoundError) else None
-    if missing is not None and f"{module}.".startswith(f"{missing}."):
-        return (
-            f"--app {module} cannot be loaded: there is no module {missing!r} in {here} nor among what is installed; "
-            "run the worker from the folder that holds it, or install it"
-        )
-    return f"--app {module} cannot be loaded: its import ended in {type(exc).__name__}: {exc}"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from penstock.protocol.errors import InvalidParams, SettingsError
-from penstock.worker.handlers.parameters import converter, place, read_params, resolve, uncheckable
+from penstock.protocol.errors import SettingsError
+from penstock.worker.handlers.parameters import checked, converter, place, read_params, resolve, uncheckable
 
 if TYPE_CHECKING:
     from penstock.worker.handlers.context import Context
@@ -60,19 +60,10 @@ def batch_fit(action: str, function: Callable[..., Any]) -> Callable[[msgspec.Ra
     except Exception as exc:
         raise uncheckable(action, function, str(parameters[0]), exc) from None
 
-    def fit(params: msgspec.Raw | bytes) -> Any:
-        value = read_params(params)
-        if convert is None:
-            return value
-        try:
-            return convert(value)
-        except msgspec.ValidationError as exc:
-            problem, _, where = str(exc).partition(" - at `$")
-            raise InvalidParams(where.rstrip("`").lstrip(".") or "params", f"is wrong: {problem}") from None
-        except Exception as exc:  # of a validator, or a __post_init__
-            raise InvalidParams("params", f"is wrong: {type(exc).__name__}: {exc}") from exc
-
-    return fit
+    if convert is None:
+        return read_params
+    check = checked(convert)
+    return lambda params: check(read_params(params))
 
 
 def _params_of(action: str, function: Callable[..., Any], parameter: inspect.Parameter) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,29 +17,23 @@ def with_faults(registry: Registry, faults: Faults) -> Registry:
     """A registry of the same actions, which fail by the chance of the edge ``handler``."""
     faulty = Registry()
     for handler in registry:
-        faulty.add(_faulty(handler, faults))
+        made = copy.copy(handler)
+        made.function = _faulty(handler, faults)
+        faulty.add(made)
     return faulty
 
 
-def _faulty(handler: Handler, faults: Faults) -> Handler:
+def _faulty(handler: Handler, faults: Faults) -> Callable[..., Any]:
     function = handler.function
-    made = copy.copy(handler)
-    if handler.is_async:
+    if not handler.is_async:
+        return _failing(faults)(function)
 
-        @functools.wraps(function)
-        async def run(*args: Any, **kwargs: Any) -> Any:
-            with _failing(faults):
-                return await function(*args, **kwargs)
+    @functools.wraps(function)
+    async def run(*args: Any, **kwargs: Any) -> Any:
+        with _failing(faults):
+            return await function(*args, **kwargs)
 
-    else:
-
-        @functools.wraps(function)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with _failing(faults):
-                return function(*args, **kwargs)
-
-    made.function = run
-    return made
+    return run
 
 
 @contextmanager

@@ -6,6 +6,8 @@ import asyncio
 import math
 import threading
 from collections.abc import Awaitable, Callable, Generator
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.protocol.jsonable import dumps
@@ -61,10 +63,8 @@ class Cancellation:
             self.is_set = True
             waiting, self._waiting = self._waiting, []
         for loop, event in waiting:
-            try:
+            with suppress(RuntimeError):  # that loop is closed
                 loop.call_soon_threadsafe(event.set)
-            except RuntimeError:
-                pass  # that loop is closed
 
     async def wait(self) -> None:
         event = asyncio.Event()
@@ -81,6 +81,7 @@ class Cancellation:
                     self._waiting.remove(entry)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Context:
     """The task of a handler, and what it may do with it.
 
@@ -92,28 +93,15 @@ class Context:
     tenant: of the task, or None; from the scheduler, not the payload.
     """
 
-    __slots__ = ("_cancellation", "_report", "_token", "action", "claim", "redelivered", "spawned", "task_id", "tenant")
-
-    def __init__(
-        self,
-        task_id: int,
-        claim: int,
-        action: str,
-        redelivered: bool = False,
-        report: Report | None = None,
-        cancellation: Cancellation | None = None,
-        spawned: list[str] | None = None,
-        tenant: str | None = None,
-    ) -> None:
-        self.task_id = task_id
-        self.claim = claim
-        self.action = action
-        self.redelivered = redelivered
-        self.tenant = tenant
-        self._report = report
-        self._cancellation = cancellation or Cancellation()
-        self.spawned = [] if spawned is None else spawned
-        self._token: str | None = None
+    task_id: int
+    claim: int
+    action: str
+    redelivered: bool = False
+    report: Report | None = None
+    cancellation: Cancellation = field(default_factory=Cancellation)
+    spawned: list[str] = field(default_factory=list)
+    tenant: str | None = None
+    _token: str | None = field(init=False, default=None)
 
     @property
     def cancelled(self) -> bool:
@@ -121,15 +109,15 @@ class Context:
 
         It turns true within seconds where the worker has PENSTOCK_CONTROL_URL, and never elsewhere.
         """
-        return self._cancellation.is_set
+        return self.cancellation.is_set
 
     async def wait_cancelled(self) -> None:
         """Wait until ``cancelled``, beside the work."""
-        await self._cancellation.wait()
+        await self.cancellation.wait()
 
     def raise_if_cancelled(self) -> None:
         """Raises TaskCancelled once ``cancelled``; the handler's outcome is dropped then."""
-        if self._cancellation.is_set:
+        if self.cancellation.is_set:
             raise TaskCancelled(f"task {self.task_id} is no longer claim {self.claim}'s")
 
     def spawn(self, action: str, payload: Any = None, **options: Any) -> None:
@@ -190,8 +178,8 @@ class Context:
             raise ValueError(f"percent must be a finite number, not {percent!r}")
         if note is not None and not isinstance(note, str):
             raise TypeError(f"note must be text, not {type(note).__name__}")
-        if self._report is not None:
-            self._report(percent, note[:_NOTE_KEPT_CHARS] if note else note)
+        if self.report is not None:
+            self.report(percent, note[:_NOTE_KEPT_CHARS] if note else note)
         return _DONE
 
     def progress_sync(self, percent: float | None = None, note: str | None = None) -> None:

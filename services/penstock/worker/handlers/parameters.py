@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -43,20 +43,27 @@ class Parameters:
             )  # fmt: skip
         context = parameters[0]
         rest = parameters if context.kind is context.VAR_POSITIONAL else parameters[1:]
-        by_position = [p for p in rest if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        by_name = [p for p in rest if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        self._positions = tuple(p.name for p in by_position)
-        self._required_positions = sum(p.default is p.empty for p in by_position)
+        named = {p.name: p for p in rest if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+        self._named = tuple(named)
+        self._positions = tuple(p.name for p in named.values() if p.kind is not p.KEYWORD_ONLY)
         self._any_position = any(p.kind is p.VAR_POSITIONAL for p in rest)
-        self._required_alone = tuple(p.name for p in rest if p.kind is p.KEYWORD_ONLY and p.default is p.empty)
-        self._known = frozenset(p.name for p in by_name)
+        # A parameter by position only cannot come from an object: it is always missing there.
+        self._only_position = frozenset(p.name for p in named.values() if p.kind is p.POSITIONAL_ONLY)
+        self._known = named.keys() - self._only_position
         self._any_name = any(p.kind is p.VAR_KEYWORD for p in rest)
+        self._required = frozenset(p.name for p in named.values() if p.default is p.empty)
         # A payload's member with the context's name would be its second value.
         self._reserved = context.name if context.kind is context.POSITIONAL_OR_KEYWORD else None
-        # A parameter by position only cannot come from an object: it is always missing there.
-        self._required = frozenset(p.name for p in (*by_position, *by_name) if p.default is p.empty)
-        self._only_position = frozenset(p.name for p in by_position if p.kind is p.POSITIONAL_ONLY)
-        self._conversions = dict(_conversions(action, function, {p.name: p for p in (*by_position, *by_name)}.values()))
+        self._conversions: dict[str, Callable[[Any], Any]] = {}
+        for parameter in named.values():
+            if parameter.annotation is parameter.empty:
+                continue
+            try:
+                convert = converter(resolve(parameter.annotation, function))
+            except Exception as exc:
+                raise uncheckable(action, function, str(parameter), exc) from None
+            if convert is not None:
+                self._conversions[parameter.name] = checked(convert, parameter.name)
 
     def fit(self, params: msgspec.Raw | bytes) -> Arguments:
         """Fit a task's parameters, raw JSON, to the function; returns the arguments after the context.
@@ -87,7 +94,7 @@ class Parameters:
         return value, {}
 
     def _check_names(self, given: Mapping[str, Any]) -> None:
-        for name in self._positions + self._required_alone:
+        for name in self._named:
             if name in self._required and (name not in given or name in self._only_position):
                 how = "; it is taken by position only: send an array" if name in self._only_position else ""
                 raise InvalidParams(name, f"is missing{how}")
@@ -97,10 +104,12 @@ class Parameters:
                 raise InvalidParams(name[:100], f"is no parameter of {self._action}{near}")
 
     def _check_positions(self, given: Sequence[Any]) -> None:
-        if self._required_alone:
-            raise InvalidParams(self._required_alone[0], "is missing; it is taken by name only: send an object")
-        if len(given) < self._required_positions:
-            raise InvalidParams(self._positions[len(given)], "is missing")
+        for name in self._named[len(self._positions) :]:
+            if name in self._required:
+                raise InvalidParams(name, "is missing; it is taken by name only: send an object")
+        for name in self._positions[len(given) :]:
+            if name in self._required:
+                raise InvalidParams(name, "is missing")
         if len(given) > len(self._positions) and not self._any_position:
             raise InvalidParams("params", f"has {len(given)} items; {self._action} takes {len(self._positions)}")
 
@@ -133,20 +142,6 @@ def _takes_context(parameter: inspect.Parameter, function: Callable[..., Any], c
     )
 
 
-def _conversions(
-    action: str, function: Callable[..., Any], parameters: Iterable[inspect.Parameter]
-) -> Iterator[tuple[str, Callable[[Any], Any]]]:
-    for parameter in parameters:
-        if parameter.annotation is parameter.empty:
-            continue
-        try:
-            convert = converter(resolve(parameter.annotation, function))
-        except Exception as exc:
-            raise uncheckable(action, function, str(parameter), exc) from None
-        if convert is not None:
-            yield parameter.name, _named(parameter.name, convert)
-
-
 def uncheckable(action: str, function: Callable[..., Any], shown: str, exc: Exception) -> SettingsError:
     """The error for an unusable annotation, with the next step."""
     reason = str(exc).partition("\n")[0].partition(". ")[0].rstrip(".")
@@ -175,8 +170,10 @@ def converter(wanted: Any) -> Callable[[Any], Any] | None:
     """
     if wanted is Any or wanted is object or isinstance(wanted, typing.TypeVar):
         return None
-    if not _is_pydantics(wanted, []) and _is_msgspecs(wanted):
-        return partial(msgspec.convert, type=wanted)
+    if not _is_pydantics(wanted, []):
+        with suppress(Exception):  # msgspec raises several kinds for what it cannot check
+            if not _holds_custom(msgspec.inspect.type_info(wanted), set()):
+                return partial(msgspec.convert, type=wanted)
     return _by_pydantic(wanted)
 
 
@@ -218,13 +215,6 @@ def _is_pydantics(wanted: Any, seen: list[Any]) -> bool:
     return any(_is_pydantics(part, seen) for part in parts)
 
 
-def _is_msgspecs(wanted: Any) -> bool:
-    try:
-        return not _holds_custom(msgspec.inspect.type_info(wanted), set())
-    except Exception:  # msgspec raises several kinds for what it cannot check
-        return False
-
-
 def _holds_custom(info: Any, seen: set[int]) -> bool:
     """Whether a type contains a class that msgspec does not know: it would refuse every value."""
     if isinstance(info, msgspec.inspect.CustomType):
@@ -239,16 +229,21 @@ def _holds_custom(info: Any, seen: set[int]) -> bool:
     return False
 
 
-def _named(name: str, convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def checked(value: Any) -> Any:
+def checked(convert: Callable[[Any], Any], name: str | None = None) -> Callable[[Any], Any]:
+    """A conversion that raises InvalidParams; without a name, of the whole payload, it names the invalid member."""
+
+    def convert_or_refuse(value: Any) -> Any:
         try:
             return convert(value)
         except msgspec.ValidationError as exc:
-            raise InvalidParams(name, f"is wrong: {exc}") from None
+            if name is not None:
+                raise InvalidParams(name, f"is wrong: {exc}") from None
+            problem, _, where = str(exc).partition(" - at `$")
+            raise InvalidParams(where.rstrip("`").lstrip(".") or "params", f"is wrong: {problem}") from None
         except Exception as exc:  # of a validator, or a __post_init__
-            raise InvalidParams(name, f"is wrong: {type(exc).__name__}: {exc}") from exc
+            raise InvalidParams(name or "params", f"is wrong: {type(exc).__name__}: {exc}") from exc
 
-    return checked
+    return convert_or_refuse
 
 
 def place(function: Callable[..., Any]) -> str:
