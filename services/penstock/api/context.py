@@ -15,12 +15,11 @@ from penstock.db.pool import Store
 class ApiContext(ServingContext):
     """store: for transactions of one record each, begun while one of ``turns`` is held, or that must not wait.
 
-    queues: by label. dead_letters: their dead-letter queues, by the label of the queue. keys_changed: called after a
-    key was made or revoked; None where no keys are needed.
+    queues: by label, dead-letter queues too. keys_changed: called after a key was made or revoked; None where no keys
+    are needed.
     """
 
     store: Store
     turns: asyncio.Semaphore
     queues: Mapping[str, Queue]
-    dead_letters: Mapping[str, Queue]
     keys_changed: Callable[[], Awaitable[None]] | None

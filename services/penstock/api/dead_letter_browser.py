@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from time import monotonic
@@ -38,6 +38,10 @@ class LeasedMessages:
         return len(self._held) + len(self._removed)
 
     @property
+    def removed(self) -> int:
+        return len(self._removed)
+
+    @property
     def total(self) -> int:
         return max(self._total, self.seen + self.elsewhere)
 
@@ -68,16 +72,16 @@ class LeasedMessages:
             self._removed.add(message_id)
         return left
 
+    def not_seen(self, ids: Iterable[str]) -> list[str]:
+        return [wanted for wanted in dict.fromkeys(ids) if wanted not in self._held.keys() | self._removed]
+
     async def give_back(self) -> None:
         await self._queue.release(list(self._held.values()))
 
 
 @asynccontextmanager
 async def lease_messages(queue: Queue) -> AsyncIterator[LeasedMessages]:
-    """Take messages of a queue; what was not removed is there for everyone again when the block ends.
-
-    Raises QueueAway.
-    """
+    """Take messages of a queue; those not removed are released when the block ends. Raises QueueAway."""
     with _reported(queue):
         depth = await queue.depth()
     leased = LeasedMessages(queue, depth.total, depth.in_flight or 0)

@@ -1,8 +1,7 @@
 """Dead-letter queues: counted, looked at, sent again, emptied.
 
-SQS cannot be browsed, so a look is a receive; see :mod:`penstock.api.dead_letter_browser`. A message leaves its
-dead-letter queue only after it was sent again, so a replay that is cut off is repeated in part, and a
-repeated replay is harmless:
+A message leaves its dead-letter queue only after it was sent again, so a replay that is cut off is repeated in part,
+and a repeated replay is harmless:
 
 - inbound: the message carries its first id, by whose receipt the submitter knows it;
 - outbound: what still has its claim is sent again, what has not is dropped, since its results would be ignored;
@@ -11,18 +10,17 @@ repeated replay is harmless:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 
 import msgspec
 
 from penstock.api.context import ApiContext
 from penstock.api.dead_letter_browser import LeasedMessages, lease_messages, queue_away
-from penstock.api.message_contents import Contents, Entry, find_current, find_states, find_tasks, is_current
+from penstock.api.message_contents import Contents, find_current, find_states
 from penstock.brokers.base import ORIGINAL_ID_ATTRIBUTE, Message, Outgoing, Queue
-from penstock.db.session import Session
 from penstock.methods.inbound import accept_inbound, read_inbound, take_in
 from penstock.protocol.api_key import Permission
 from penstock.protocol.checks import CONTROL, MAX_IDS, MAX_LIST, read_limit
@@ -34,12 +32,10 @@ from penstock.protocol.views import about, timestamp
 from penstock.runtime.logs import get_logger
 from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.tasks import enqueue
-from penstock.tasks.records import Pair
 
 QueueName = Literal["inbound", "outbound", "results"]
 
 MESSAGE_ID_MAX_CHARS = 100
-_QUEUES: tuple[QueueName, ...] = get_args(QueueName)
 _FIRST_SHOWN = 3
 _RECEIPT_SHARE = 0.95  # of its retention after which a receipt is no longer counted on, for clocks that differ
 
@@ -49,7 +45,7 @@ log = get_logger()
 class DeadLetterQueue(msgspec.Struct, frozen=True):
     """Approximate counts of one dead-letter queue; null where the api cannot use it."""
 
-    queue: Literal["inbound", "outbound", "results"]
+    queue: QueueName
     messages: Annotated[int | None, about("All that there are.")]
     held: Annotated[int | None, about("Messages in flight to any reader; null if the queue does not report it.")]
 
@@ -124,17 +120,15 @@ class DeadPurged(msgspec.Struct, frozen=True):
 
 
 _Queue = Annotated[QueueName, about("The queue whose dead-letter queue is meant.")]
-_Ids = Annotated[list[str] | None, about(f"From dlq.list; 1 to {MAX_IDS}.")]
-_Limit = Annotated[int | None, about(f"Instead of ids: any messages, up to this many; 1 to {MAX_LIST}.")]
 
 
 @method("dlq.stats", permission=Permission.READ, scope=Scope.CLOSED)
 async def count(context: ApiContext, _given: NoParams) -> DeadLetterQueues:
     """Count the messages of each dead-letter queue."""
     counted = []
-    for label in _QUEUES:
+    for label in get_args(QueueName):
         try:
-            depth = await _dead_queue(context, label).depth()
+            depth = await _queue(context, label + DEAD_LETTER_SUFFIX).depth()
         except Unavailable as exc:
             queue_away(label + DEAD_LETTER_SUFFIX, str(exc))
             counted.append(DeadLetterQueue(label, None, None))
@@ -148,16 +142,16 @@ class DlqListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, about(f"Maximum number of messages; 1 to {MAX_LIST}.")] = 50
 
 
-def _read_list(given: DlqListParams) -> DlqListParams:
+def _check_list(given: DlqListParams) -> DlqListParams:
     read_limit(given.limit)
     return given
 
 
-@method("dlq.list", permission=Permission.READ, scope=Scope.CLOSED, errors=(QueueAway,), read=_read_list)
+@method("dlq.list", permission=Permission.READ, scope=Scope.CLOSED, errors=(QueueAway,), read=_check_list)
 async def list_(context: ApiContext, command: DlqListParams) -> DeadMessages:
     """List messages of a dead-letter queue, with what Postgres knows of them; they stay where they are."""
     shown: list[DeadMessage] = []
-    async with lease_messages(_dead_queue(context, command.queue)) as leased:
+    async with lease_messages(_queue(context, command.queue + DEAD_LETTER_SUFFIX)) as leased:
         while len(shown) < command.limit and (messages := await leased.take()):
             shown += await _describe(context, command.queue, messages)
     return DeadMessages(shown[: command.limit], leased.seen, leased.total, leased.elsewhere)
@@ -168,106 +162,54 @@ class DlqShowParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: Annotated[str, about("From dlq.list.")]
 
 
-def _read_show(given: DlqShowParams) -> DlqShowParams:
+def _check_show(given: DlqShowParams) -> DlqShowParams:
     _check_message_id(given.id, "id")
     return given
 
 
 @method(
-    "dlq.show", permission=Permission.READ, scope=Scope.CLOSED, errors=(MessageNotFound, QueueAway), read=_read_show
+    "dlq.show", permission=Permission.READ, scope=Scope.CLOSED, errors=(MessageNotFound, QueueAway), read=_check_show
 )  # fmt: skip
 async def show(context: ApiContext, command: DlqShowParams) -> DeadMessageDetail:
     """Show one of them whole, with what each task in it is now."""
-    async with lease_messages(_dead_queue(context, command.queue)) as leased:
+    name = command.queue + DEAD_LETTER_SUFFIX
+    async with lease_messages(_queue(context, name)) as leased:
         while messages := await leased.take():
             for message in messages:
                 if message.id == command.id:
                     return await _describe_whole(context, command.queue, message)
-    raise MessageNotFound(command.id, f"in {command.queue}{DEAD_LETTER_SUFFIX}: {_how_far(leased)}")
+    elsewhere = f", {leased.elsewhere} of them held by another caller" if leased.elsewhere else ""
+    looked_at = f"{leased.seen} of about {leased.total} were looked at{elsewhere}"
+    raise MessageNotFound(command.id, f"in {name}: {looked_at}")
 
 
-class DlqReplayParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class WhichDead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The parameters of `dlq.purge`, and the first ones of `dlq.replay`."""
+
     queue: _Queue
-    ids: _Ids = None
-    limit: _Limit = None
+    ids: Annotated[list[str] | None, about(f"From dlq.list; 1 to {MAX_IDS}.")] = None
+    limit: Annotated[int | None, about(f"Instead of ids: any messages, up to this many; 1 to {MAX_LIST}.")] = None
+
+
+class ReplayDead(WhichDead, frozen=True, forbid_unknown_fields=True):
     force: Annotated[bool, about("Also inbound messages too old to know whether they were accepted before.")] = False
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayDead:
-    """``which``: ids of messages, or how many at most. ``force``: those too that may have been accepted before."""
-
-    queue: QueueName
-    which: list[str] | int
-    force: bool
-
-
-def _read_replay(given: DlqReplayParams) -> ReplayDead:
-    return ReplayDead(given.queue, _read_which(given.ids, given.limit), given.force)
-
-
-@method("dlq.replay", permission=Permission.ADMIN, scope=Scope.CLOSED, errors=(QueueAway,), read=_read_replay)
-async def replay(context: ApiContext, command: ReplayDead) -> DeadReplayed:
-    """Send messages again and take them from the dead-letter queue; doing so twice does nothing twice."""
-    dead, queue = _dead_queue(context, command.queue), _found(context.queues, command.queue, command.queue)
-    done = _Done()
-    async with lease_messages(dead) as leased:
-        while wanted := await _next(leased, command.which, done.handled, done.replayed + done.dropped):
-            await _replay(context, command, wanted, queue, leased, done)
-    unknown = _unknown(command.which, done.handled)
-    if done.added:
-        context.wake()
-    log.info(
-        "dead_letters_replayed", queue=command.queue, replayed=done.replayed, dropped=done.dropped,
-        entries=done.entries, stale=done.stale, left=len(done.left),
-    )  # fmt: skip
-    return DeadReplayed(
-        done.replayed, done.dropped, done.entries, done.stale, done.left, unknown, leased.seen, leased.total
-    )
-
-
-class DlqPurgeParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    queue: _Queue
-    ids: _Ids = None
-    limit: _Limit = None
-
-
-@dataclass(frozen=True, slots=True)
-class PurgeDead:
-    """``which`` as in ReplayDead."""
-
-    queue: QueueName
-    which: list[str] | int
-
-
-def _read_purge(given: DlqPurgeParams) -> PurgeDead:
-    return PurgeDead(given.queue, _read_which(given.ids, given.limit))
-
-
-@method("dlq.purge", permission=Permission.ADMIN, scope=Scope.CLOSED, errors=(QueueAway,), read=_read_purge)
-async def purge(context: ApiContext, command: PurgeDead) -> DeadPurged:
-    """Delete messages of a dead-letter queue permanently."""
-    handled: set[str] = set()
-    purged = 0
-    async with lease_messages(_dead_queue(context, command.queue)) as leased:
-        while messages := await _next(leased, command.which, handled, purged):
-            handled |= {message.id for message in messages}
-            purged += len(messages) - len(await leased.remove(messages))
-    log.info("dead_letters_purged", queue=command.queue, purged=purged)
-    return DeadPurged(purged, _unknown(command.which, handled), leased.seen, leased.total)
-
-
-def _read_which(ids: list[str] | None, limit: int | None) -> list[str] | int:
-    if (ids is None) == (limit is None):
+def _check_which(given: WhichDead) -> WhichDead:
+    if (given.ids is None) == (given.limit is None):
         raise InvalidParams("ids", "or limit must be given, not both")
-    if ids is None:
-        assert limit is not None
-        return read_limit(limit)
-    if not 1 <= len(ids) <= MAX_IDS:
-        raise InvalidParams("ids", f"must hold 1 to {MAX_IDS} ids, not {len(ids)}")
-    for position, value in enumerate(ids):
+    if given.limit is not None:
+        read_limit(given.limit)
+    if given.ids is not None and not 1 <= len(given.ids) <= MAX_IDS:
+        raise InvalidParams("ids", f"must hold 1 to {MAX_IDS} ids, not {len(given.ids)}")
+    for position, value in enumerate(given.ids or ()):
         _check_message_id(value, f"ids[{position}]")
-    return ids
+    return given
+
+
+def _check_replay(given: ReplayDead) -> ReplayDead:
+    _check_which(given)
+    return given
 
 
 def _check_message_id(value: str, name: str) -> None:
@@ -275,136 +217,183 @@ def _check_message_id(value: str, name: str) -> None:
         raise InvalidParams(name, f"must be a message's id, of 1 to {MESSAGE_ID_MAX_CHARS} characters")
 
 
-def _dead_queue(context: ApiContext, label: str) -> Queue:
-    return _found(context.dead_letters, label, label + DEAD_LETTER_SUFFIX)
+@method("dlq.replay", permission=Permission.ADMIN, scope=Scope.CLOSED, errors=(QueueAway,), read=_check_replay)
+async def replay(context: ApiContext, command: ReplayDead) -> DeadReplayed:
+    """Send messages again and take them from the dead-letter queue; doing so twice does nothing twice."""
+    dead, queue = _queue(context, command.queue + DEAD_LETTER_SUFFIX), _queue(context, command.queue)
+    counts = Counter(replayed=0, dropped=0, entries=0, stale=0)
+    left: list[NotReplayed] = []
+    async with lease_messages(dead) as leased:
+        async for messages in _choose(leased, command):
+            plans = await _plan(context, command, messages)
+            unsent = await _send(context, queue, plans)
+            finished = [plan.message for plan in plans if plan.obstacle is None and plan.message.id not in unsent]
+            undeleted = {message.id for message in await leased.remove(finished)}
+            for plan in plans:
+                message_id = plan.message.id
+                reason = plan.obstacle or unsent.get(message_id)
+                if reason is None:
+                    counts.update(entries=plan.entries, stale=plan.stale)
+                    if message_id not in undeleted:
+                        counts["replayed" if plan.outgoing else "dropped"] += 1
+                        continue
+                    reason = "sent again, but could not be deleted here: replay it once more"
+                left.append(NotReplayed(message_id, reason))
+    log.info("dead_letters_replayed", queue=command.queue, **counts, left=len(left))
+    return DeadReplayed(
+        **counts, left=left, unknown=leased.not_seen(command.ids or ()), seen=leased.seen, total=leased.total
+    )
+
+
+@method("dlq.purge", permission=Permission.ADMIN, scope=Scope.CLOSED, errors=(QueueAway,), read=_check_which)
+async def purge(context: ApiContext, command: WhichDead) -> DeadPurged:
+    """Delete messages of a dead-letter queue permanently."""
+    async with lease_messages(_queue(context, command.queue + DEAD_LETTER_SUFFIX)) as leased:
+        async for messages in _choose(leased, command):
+            await leased.remove(messages)
+    log.info("dead_letters_purged", queue=command.queue, purged=leased.removed)
+    return DeadPurged(leased.removed, leased.not_seen(command.ids or ()), leased.seen, leased.total)
+
+
+def _queue(context: ApiContext, name: str) -> Queue:
+    queue = context.queues.get(name)
+    if queue is None:
+        raise queue_away(name, "the api was started without it")
+    return queue
+
+
+async def _choose(leased: LeasedMessages, command: WhichDead) -> AsyncIterator[list[Message]]:
+    """The messages of the ids, or so many that no more than ``limit`` are removed by the caller."""
+    left = set(command.ids or ())
+    while left if command.limit is None else leased.removed < command.limit:
+        messages = await leased.take()
+        if not messages:
+            return
+        if command.limit is not None:
+            yield messages[: command.limit - leased.removed]
+        elif wanted := [message for message in messages if message.id in left]:
+            left -= {message.id for message in wanted}
+            yield wanted
 
 
 async def _describe(context: ApiContext, label: str, messages: Sequence[Message]) -> list[DeadMessage]:
     contents = [Contents(label, message, context.settings) for message in messages]
-    firsts = [content.entries(_FIRST_SHOWN) for content in contents]
-    entries = firsts if label == "inbound" else [content.entries() for content in contents]
+    # A request names no claim, so of the inbound queue the first few entries are enough.
+    listed = [content.entries(_FIRST_SHOWN if label == "inbound" else None) for content in contents]
     async with context.session() as session:
-        current = await find_current(session, [entry for some in entries for entry in some])
-        accepted = await _find_accepted(context, session, label, messages)
-    return [
-        DeadMessage(**_summary(label, message, content, first, every, current, accepted))
-        for message, content, first, every in zip(messages, contents, firsts, entries, strict=True)
-    ]
+        current = await find_current(session, [entry for entries in listed for entry in entries])
+    accepted = await _find_accepted(context, messages) if label == "inbound" else {}
+    shown = []
+    for message, content, entries in zip(messages, contents, listed, strict=True):
+        first = entries[:_FIRST_SHOWN]
+        standing = [entry.holder in current for entry in entries if entry.holder is not None]
+        shown.append(
+            DeadMessage(
+                id=message.id,
+                sent_at=None if message.sent_at is None else timestamp(datetime.fromtimestamp(message.sent_at, UTC)),
+                receives=message.receive_count,
+                bytes=utf8_size(message.body),
+                entries=len(content.texts),
+                first=[entry.shown for entry in first],
+                current=None if label == "inbound" else standing.count(True),
+                stale=None if label == "inbound" else standing.count(False),
+                accepted=accepted.get(message.id),
+                problem=content.problem or next((entry.problem for entry in first if entry.problem is not None), None),
+            )
+        )
+    return shown
 
 
 async def _describe_whole(context: ApiContext, label: str, message: Message) -> DeadMessageDetail:
-    content = Contents(label, message, context.settings)
-    entries = content.entries()
+    (summary,) = await _describe(context, label, [message])
+    entries = Contents(label, message, context.settings).entries()
     async with context.session() as session:
         current = await find_current(session, entries)
-        accepted = await _find_accepted(context, session, label, [message])
-        tasks = await find_tasks(session, entries)
-        ids = [entry.task_id if entry.key is None else tasks.get(entry.key) for entry in entries]
-        states = await find_states(session, (task_id for task_id in ids if task_id is not None))
+        states = await find_states(session, entries)
+    contents = []
+    for entry, (task_id, state) in zip(entries, states, strict=True):
+        holds_task = None if entry.holder is None else entry.holder in current
+        contents.append(DeadEntry(entry.what, task_id, entry.claim, state, holds_task, entry.problem))
     return DeadMessageDetail(
-        **_summary(label, message, content, entries[:_FIRST_SHOWN], entries, current, accepted),
-        body=message.body,
-        attributes=dict(message.attributes),
-        contents=[
-            DeadEntry(
-                entry.what,
-                task_id,
-                entry.claim,
-                None if task_id is None else states.get(task_id),
-                is_current(entry, current),
-                entry.problem,
-            )
-            for entry, task_id in zip(entries, ids, strict=True)
-        ],
+        **msgspec.structs.asdict(summary), body=message.body, attributes=dict(message.attributes), contents=contents
     )
 
 
-async def _find_accepted(
-    context: ApiContext, session: Session, label: str, messages: Sequence[Message]
-) -> dict[str, bool | None]:
+async def _find_accepted(context: ApiContext, messages: Sequence[Message]) -> dict[str, bool | None]:
     """By message id, whether an inbound message was accepted before; None where its receipt may be gone."""
-    if label != "inbound":
-        return {}
-    ids = [message.original_id for message in messages]
-    receipts = {row["message_id"] for row in await session.fetch("find_receipts", ids)}
-    kept = timedelta(seconds=context.settings.retention_receipts_seconds * _RECEIPT_SHARE)
-    horizon: datetime = await session.value("read_clock") - kept
-    return {
-        message.id: True if message.original_id in receipts else False if _sent_after(message, horizon) else None
-        for message in messages
-    }
-
-
-async def _replay(
-    context: ApiContext,
-    command: ReplayDead,
-    messages: Sequence[Message],
-    queue: Queue,
-    leased: LeasedMessages,
-    done: _Done,
-) -> None:
-    """Of a few messages, send what is worth it, and remove those of which everything was sent."""
-    contents = [Contents(command.queue, message, context.settings) for message in messages]
     async with context.session() as session:
-        resends = await _plan(context, session, command, messages, contents)
-    unsent = await _send(context, queue, resends, done)
-    finished = [resend.message for resend in resends if resend.obstacle is None and resend.message.id not in unsent]
-    undeleted = {message.id for message in await leased.remove(finished)}
-    for resend in resends:
-        message_id = resend.message.id
-        done.handled.add(message_id)
-        reason = resend.obstacle or unsent.get(message_id)
-        if reason is not None:
-            done.left.append(NotReplayed(message_id, reason))
-            continue
-        done.entries += resend.entries
-        done.stale += resend.stale
-        if message_id in undeleted:
-            done.left.append(NotReplayed(message_id, "sent again, but could not be deleted here: replay it once more"))
-        elif resend.outgoing:
-            done.replayed += 1
-        else:
-            done.dropped += 1
+        rows = await session.fetch("find_receipts", [message.original_id for message in messages])
+        now: datetime = await session.value("read_clock")
+    receipts = {row["message_id"] for row in rows}
+    kept = timedelta(seconds=context.settings.retention_receipts_seconds * _RECEIPT_SHARE)
+    oldest = (now - kept).timestamp()
+    accepted: dict[str, bool | None] = {}
+    for message in messages:
+        has_kept_receipt = message.sent_at is not None and message.sent_at > oldest
+        accepted[message.id] = message.original_id in receipts or (False if has_kept_receipt else None)
+    return accepted
 
 
-async def _plan(
-    context: ApiContext,
-    session: Session,
-    command: ReplayDead,
-    messages: Sequence[Message],
-    contents: Sequence[Contents],
-) -> list[_Resend]:
-    if command.queue == "inbound":
-        accepted = await _find_accepted(context, session, command.queue, messages)
-        return [
-            _resend_inbound(message, len(content.texts), accepted[message.id], command.force)
-            for message, content in zip(messages, contents, strict=True)
-        ]
+class _Plan(NamedTuple):
+    """What to send of a dead message. ``obstacle``: why it stays where it is."""
+
+    message: Message
+    outgoing: Sequence[Outgoing] = ()
+    entries: int = 0
+    stale: int = 0
+    obstacle: str | None = None
+
+
+async def _plan(context: ApiContext, command: ReplayDead, messages: Sequence[Message]) -> list[_Plan]:
+    contents = [Contents(command.queue, message, context.settings) for message in messages]
     if command.queue == "outbound":
-        entries = [content.entries() for content in contents]
-        current = await find_current(session, [entry for some in entries for entry in some])
-        return [
-            _resend_outbound(message, content, some, current)
-            for message, content, some in zip(messages, contents, entries, strict=True)
+        return await _plan_outbound(context, messages, contents)
+    accepted = await _find_accepted(context, messages) if command.queue == "inbound" else {}
+    plans = []
+    for message, content in zip(messages, contents, strict=True):
+        is_accepted = accepted.get(message.id, False)
+        if is_accepted:
+            plans.append(_Plan(message))
+        elif is_accepted is None and not command.force:
+            obstacle = "it is older than receipts are kept, so its tasks may have been added before: force sends it"
+            plans.append(_Plan(message, obstacle=obstacle))
+        else:
+            first_id = {ORIGINAL_ID_ATTRIBUTE: message.original_id} if command.queue == "inbound" else {}
+            outgoing = Outgoing(message.body, {**message.attributes, **first_id}, message.group)
+            plans.append(_Plan(message, [outgoing], entries=len(content.texts)))
+    return plans
+
+
+async def _plan_outbound(context: ApiContext, messages: Sequence[Message], contents: Sequence[Contents]) -> list[_Plan]:
+    """Each entry that still counts goes in a message of its own: one of them may have killed its workers."""
+    listed = [content.entries() for content in contents]
+    async with context.session() as session:
+        current = await find_current(session, [entry for entries in listed for entry in entries])
+    plans = []
+    for message, content, entries in zip(messages, contents, listed, strict=True):
+        problem = content.problem or next((entry.problem for entry in entries if entry.problem is not None), None)
+        if problem is not None:
+            plans.append(_Plan(message, obstacle=f"it holds what no worker understands ({problem}): purge it"))
+            continue
+        outgoing = [
+            Outgoing(entry_text(text), message.attributes, message.group)
+            for text, entry in zip(content.texts, entries, strict=True)
+            if entry.holder in current
         ]
-    return [
-        _Resend(message, [Outgoing(message.body, message.attributes, message.group)], entries=len(content.texts))
-        for message, content in zip(messages, contents, strict=True)
-    ]
+        plans.append(_Plan(message, outgoing, entries=len(outgoing), stale=len(entries) - len(outgoing)))
+    return plans
 
 
-async def _send(context: ApiContext, queue: Queue, resends: Sequence[_Resend], done: _Done) -> dict[str, str]:
+async def _send(context: ApiContext, queue: Queue, plans: Sequence[_Plan]) -> dict[str, str]:
     """Send; returns, by message id, why not everything of a message went."""
-    sent = [(resend.message, outgoing) for resend in resends if resend.obstacle is None for outgoing in resend.outgoing]
+    sent = [(plan.message, outgoing) for plan in plans for outgoing in plan.outgoing]
     report = await queue.send([outgoing for _, outgoing in sent])
     unsent: dict[str, str] = {}
     for position in report.failed:
         message, _ = sent[position]
         if position not in report.refused:
             unsent[message.id] = "the queue did not take it: try again later"
-        elif queue.label == "inbound" and await _accept_here(context, message):
-            done.added = True
-        else:
+        elif queue.label != "inbound" or not await _accept_here(context, message):
             unsent[message.id] = "the queue will never take it: purge it once you have seen it"
     return unsent
 
@@ -421,112 +410,5 @@ async def _accept_here(context: ApiContext, message: Message) -> bool:
     except Refused as exc:
         log.warning("message_refused", message_id=message.id, reason=str(exc))
         return False
+    context.wake()
     return True
-
-
-@dataclass(frozen=True, slots=True)
-class _Resend:
-    """A dead message and what is to be sent of it. ``obstacle``: why it stays where it is."""
-
-    message: Message
-    outgoing: Sequence[Outgoing] = ()
-    entries: int = 0
-    stale: int = 0
-    obstacle: str | None = None
-
-
-@dataclass(slots=True)
-class _Done:
-    """A replay so far. ``handled``: ids of the messages dealt with. ``added``: tasks were added by this process."""
-
-    replayed: int = 0
-    dropped: int = 0
-    entries: int = 0
-    stale: int = 0
-    added: bool = False
-    left: list[NotReplayed] = field(default_factory=list)
-    handled: set[str] = field(default_factory=set)
-
-
-def _resend_inbound(message: Message, entries: int, accepted: bool | None, force: bool) -> _Resend:
-    if accepted:
-        return _Resend(message)
-    if accepted is None and not force:
-        return _Resend(
-            message,
-            obstacle="it is older than receipts are kept, so its tasks may have been added before: force sends it",
-        )
-    attributes = {**message.attributes, ORIGINAL_ID_ATTRIBUTE: message.original_id}
-    return _Resend(message, [Outgoing(message.body, attributes, message.group)], entries=entries)
-
-
-def _resend_outbound(message: Message, content: Contents, entries: Sequence[Entry], current: set[Pair]) -> _Resend:
-    """Each entry that still counts, in a message of its own: one of them may have killed its workers."""
-    problem = content.problem or next((entry.problem for entry in entries if entry.problem is not None), None)
-    if problem is not None:
-        return _Resend(message, obstacle=f"it holds what no worker understands ({problem}): purge it")
-    outgoing = [
-        Outgoing(entry_text(text), message.attributes, message.group)
-        for text, entry in zip(content.texts, entries, strict=True)
-        if is_current(entry, current)
-    ]
-    return _Resend(message, outgoing, entries=len(outgoing), stale=len(entries) - len(outgoing))
-
-
-async def _next(leased: LeasedMessages, which: Sequence[str] | int, handled: set[str], gone: int) -> list[Message]:
-    """Messages to deal with next: of the ids that are left, or so many that no more than the number will be gone."""
-    if isinstance(which, int):
-        messages = await leased.take() if gone < which else []
-        return messages[: which - gone]
-    left = set(which) - handled
-    while left and (messages := await leased.take()):
-        wanted = [message for message in messages if message.id in left]
-        if wanted:
-            return wanted
-    return []
-
-
-def _unknown(which: Sequence[str] | int, handled: set[str]) -> list[str]:
-    return [] if isinstance(which, int) else [wanted for wanted in dict.fromkeys(which) if wanted not in handled]
-
-
-def _how_far(leased: LeasedMessages) -> str:
-    elsewhere = f", {leased.elsewhere} of them held by another caller" if leased.elsewhere else ""
-    return f"{leased.seen} of about {leased.total} were looked at{elsewhere}"
-
-
-def _found(queues: Mapping[str, Queue], label: str, name: str) -> Queue:
-    queue = queues.get(label)
-    if queue is None:
-        raise queue_away(name, "the api was started without it")
-    return queue
-
-
-def _sent_after(message: Message, instant: datetime) -> bool:
-    return message.sent_at is not None and datetime.fromtimestamp(message.sent_at, UTC) > instant
-
-
-def _summary(
-    label: str,
-    message: Message,
-    content: Contents,
-    first: Sequence[Entry],
-    entries: Sequence[Entry],
-    current: set[Pair],
-    accepted: Mapping[str, bool | None],
-) -> dict[str, Any]:
-    """The members of a DeadMessage."""
-    standing = [] if label == "inbound" else [is_current(entry, current) for entry in entries]
-    problem = content.problem or next((entry.problem for entry in first if entry.problem is not None), None)
-    return {
-        "id": message.id,
-        "sent_at": None if message.sent_at is None else timestamp(datetime.fromtimestamp(message.sent_at, UTC)),
-        "receives": message.receive_count,
-        "bytes": utf8_size(message.body),
-        "entries": len(content.texts),
-        "first": [entry.shown for entry in first],
-        "current": None if label == "inbound" else standing.count(True),
-        "stale": None if label == "inbound" else standing.count(False),
-        "accepted": accepted.get(message.id),
-        "problem": problem,
-    }

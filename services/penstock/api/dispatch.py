@@ -27,7 +27,6 @@ from penstock.protocol.method import Method
 from penstock.protocol.requests import Request
 from penstock.runtime.budget import in_hand
 from penstock.runtime.recent import Recent
-from penstock.settings.broker_urls import DEAD_LETTER_SUFFIX
 from penstock.settings.model import Settings
 
 READS_AT_ONCE = 8  # of one body: each may have an answer of megabytes
@@ -75,8 +74,7 @@ class Methods:
             recent=Recent(),
             store=store,
             turns=self._turns,
-            queues=queues,
-            dead_letters={label.removesuffix(DEAD_LETTER_SUFFIX): queue for label, queue in dead_letters.items()},
+            queues={**queues, **dead_letters},
             keys_changed=keys_changed,
         )
 

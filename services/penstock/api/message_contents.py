@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -40,6 +40,12 @@ class Entry:
     problem: str | None = None
 
     @property
+    def holder(self) -> Pair | None:
+        """The claim that the entry names, or, in a legacy result id, the attempt, written as a negative claim."""
+        claim = self.claim if self.claim is not None or self.attempt is None else -self.attempt
+        return None if self.task_id is None or claim is None else (self.task_id, claim)
+
+    @property
     def shown(self) -> str:
         """A few words for a list."""
         if self.task_id is None:
@@ -62,20 +68,26 @@ class Contents:
         except RpcError as exc:
             self.problem = exc.message
 
-    def entry(self, position: int) -> Entry:
-        text = self.texts[position]
+    def entries(self, limit: int | None = None) -> list[Entry]:
+        """All of them, or the first so many."""
+        return [self._read(text) for text in self.texts[:limit]]
+
+    def _read(self, text: str | msgspec.Raw) -> Entry:
         if self._queue == "results":
             return _read_report(text)
         request = decode_request(text)
         if isinstance(request, Invalid):
             return Entry("", problem=request.error.message)
-        if self._queue == "outbound":
-            return _read_call(request.method, bytes(request.id))
-        return _read_inbound(request.method, bytes(request.params), self._settings)
-
-    def entries(self, limit: int | None = None) -> list[Entry]:
-        """All of them, or the first so many."""
-        return [self.entry(position) for position in range(len(self.texts))[:limit]]
+        if self._queue == "inbound":
+            return _read_inbound(request.method, bytes(request.params), self._settings)
+        action = request.method[:_SHOWN_CHARS]
+        try:
+            claim_id = parse_claim_id(msgspec.json.decode(bytes(request.id), type=str))
+        except ValueError:
+            claim_id = None
+        if claim_id is None:
+            return Entry(action, problem="its id is not <task id>:<claim>")
+        return Entry(action, claim_id.task_id, claim_id.claim)
 
 
 def _read_inbound(method: str, params: bytes, settings: Settings) -> Entry:
@@ -95,16 +107,6 @@ def _read_inbound(method: str, params: bytes, settings: Settings) -> Entry:
     return Entry(method, problem=_ONLY_ANSWERS)
 
 
-def _read_call(action: str, raw_id: bytes) -> Entry:
-    try:
-        claim_id = parse_claim_id(msgspec.json.decode(raw_id, type=str))
-    except ValueError:
-        claim_id = None
-    if claim_id is None:
-        return Entry(action[:_SHOWN_CHARS], problem="its id is not <task id>:<claim>")
-    return Entry(action[:_SHOWN_CHARS], claim_id.task_id, claim_id.claim)
-
-
 def _read_report(text: str | msgspec.Raw) -> Entry:
     match decode_report(text, bare_ids=True):
         case Succeeded(task_id, claim, attempt, _):
@@ -122,32 +124,19 @@ def _read_report(text: str | msgspec.Raw) -> Entry:
 
 
 async def find_current(session: Session, entries: Iterable[Entry]) -> set[Pair]:
-    """Of these entries' claims, and attempts of legacy result ids, those that hold their task now."""
-    listed = [entry for entry in entries if entry.task_id is not None]
-    claims = {(entry.task_id, entry.claim) for entry in listed if entry.claim is not None}
-    attempts = {(entry.task_id, entry.attempt) for entry in listed if entry.claim is None and entry.attempt is not None}
-    found = set(await settle.read_attempts(session, claims))  # type: ignore[arg-type]
-    return found | {(pair[0], -pair[1]) for pair in await settle.find_claims(session, attempts)}  # type: ignore[arg-type]
+    """The holders that these entries name and that hold their task now."""
+    holders = {entry.holder for entry in entries if entry.holder is not None}
+    claims = await settle.read_attempts(session, [holder for holder in holders if holder[1] >= 0])
+    attempts = [(task_id, -claim) for task_id, claim in holders if claim < 0]
+    return {*claims, *((task_id, -attempt) for task_id, attempt in await settle.find_claims(session, attempts))}
 
 
-def is_current(entry: Entry, current: set[Pair]) -> bool | None:
-    """Whether the entry's claim holds its task; None for an entry that names no claim."""
-    if entry.task_id is None or (entry.claim is None and entry.attempt is None):
-        return None
-    held = entry.claim if entry.claim is not None else -(entry.attempt or 0)  # as find_current writes an attempt
-    return (entry.task_id, held) in current
-
-
-async def find_tasks(session: Session, entries: Sequence[Entry]) -> Mapping[tuple[str, str], int]:
-    """The tasks that hold these entries' unique keys."""
+async def find_states(session: Session, entries: Sequence[Entry]) -> list[tuple[int | None, State | None]]:
+    """Task and state of each entry; of a task to be added, the one that holds its unique key."""
     keys = list({entry.key for entry in entries if entry.key is not None})
-    if not keys:
-        return {}
-    rows = await session.fetch("find_unique_tasks", [action for action, _ in keys], [key for _, key in keys])
-    return {(row["action"], row["key"]): row["task_id"] for row in rows}
-
-
-async def find_states(session: Session, task_ids: Iterable[int]) -> dict[int, State]:
-    """The states of those tasks that there are."""
-    rows = await session.fetch("read_states", list(set(task_ids)))
-    return {row["id"]: State(row["state"]) for row in rows}
+    rows = await session.fetch("find_unique_tasks", *map(list, zip(*keys, strict=True))) if keys else []
+    holders = {(row["action"], row["key"]): row["task_id"] for row in rows}
+    ids = [entry.task_id if entry.key is None else holders.get(entry.key) for entry in entries]
+    rows = await session.fetch("read_states", list({task_id for task_id in ids if task_id is not None}))
+    states = {row["id"]: State(row["state"]) for row in rows}
+    return [(task_id, states.get(task_id)) for task_id in ids]

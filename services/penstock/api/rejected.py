@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -15,7 +14,7 @@ from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.methods.inbound import accept_inbound, read_inbound, take_in
 from penstock.protocol.api_key import Permission
-from penstock.protocol.checks import MAX_IDS, MAX_LIST, TaskId, read_cursor, read_id, read_ids, read_limit
+from penstock.protocol.checks import MAX_IDS, MAX_LIST, TaskId, check_page, read_cursor, read_id, read_ids
 from penstock.protocol.errors import InvalidParams, MessageNotFound, Refused
 from penstock.protocol.method import Scope, method
 from penstock.protocol.reports import decode_reports
@@ -65,30 +64,22 @@ class Purged(msgspec.Struct, frozen=True):
     cursor: Annotated[str | None, _NEXT]
 
 
-@dataclass(frozen=True, slots=True)
-class ListRejected:
-    """Newest first; ``before`` is the id that the page begins behind, ``source`` a queue or None for both."""
-
-    limit: int
-    before: int | None
-    source: str | None
-
-
-class RejectedListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ListRejected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, about(f"Maximum number of messages; 1 to {MAX_LIST}.")] = 50
     cursor: Annotated[str | None, CURSOR] = None
     source: Annotated[Source | None, about("Only messages from this source.")] = None
 
 
-def _read_list(given: RejectedListParams) -> ListRejected:
-    return ListRejected(read_limit(given.limit), read_cursor(given.cursor), given.source)
+def _check_list(given: ListRejected) -> ListRejected:
+    check_page(given.limit, given.cursor)
+    return given
 
 
-@method("rejected.list", permission=Permission.READ, scope=Scope.CLOSED, read=_read_list)
+@method("rejected.list", permission=Permission.READ, scope=Scope.CLOSED, read=_check_list)
 async def list_(context: Context, command: ListRejected) -> RejectedPage:
     """List messages of the queues that could not be understood, newest first."""
     page: list[Rejected] = []
-    before, size = command.before, 0
+    before, size = read_cursor(command.cursor), 0
     async with context.session() as session:
         while len(page) < command.limit and size < REJECTED_PAGE_BYTES:
             at_once = min(_REJECTED_AT_ONCE, command.limit - len(page))
@@ -133,20 +124,20 @@ class WhichRejected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: Annotated[Source | None, about("With limit: only messages of this queue.")] = None
 
 
-def _read_which(given: WhichRejected) -> list[int] | ListRejected:
+def _check_which(given: WhichRejected) -> WhichRejected:
     if (given.ids is None) == (given.limit is None):
         raise InvalidParams("ids", "or limit must be given, not both")
-    if given.ids is None:
-        assert given.limit is not None
-        return ListRejected(read_limit(given.limit), read_cursor(given.cursor), given.source)
+    if given.limit is not None:
+        check_page(given.limit, given.cursor)
+        return given
     for name in ("cursor", "source"):
         if getattr(given, name) is not None:
             raise InvalidParams(name, "goes with limit, not with ids")
-    return read_ids(given.ids)
+    return msgspec.structs.replace(given, ids=read_ids(given.ids or []))
 
 
-@method("rejected.retry", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_which)
-async def retry(context: ApiContext, which: list[int] | ListRejected) -> Replayed:
+@method("rejected.retry", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_check_which)
+async def retry(context: ApiContext, which: WhichRejected) -> Replayed:
     """Read rejected messages again; what is accepted of a message is not accepted twice."""
     async with context.session() as session:
         ids, cursor = await _choose(session, which)
@@ -156,24 +147,24 @@ async def retry(context: ApiContext, which: list[int] | ListRejected) -> Replaye
     return replayed
 
 
-@method("rejected.purge", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_which)
-async def purge(context: Context, which: list[int] | ListRejected) -> Purged:
+@method("rejected.purge", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_check_which)
+async def purge(context: Context, which: WhichRejected) -> Purged:
     """Delete rejected messages permanently."""
     async with context.session() as session:
         ids, cursor = await _choose(session, which)
-        purged = len(await session.fetch("delete_rejected", list(ids)))
+        purged = len(await session.fetch("delete_rejected", ids))
     log.info("rejected_purged", purged=purged)
     return Purged(purged, cursor)
 
 
-async def _choose(session: Session, which: Sequence[int] | ListRejected) -> tuple[Sequence[int], str | None]:
+async def _choose(session: Session, which: WhichRejected) -> tuple[list[Any], str | None]:
     """Ids of rejected messages, and where the next page of them begins.
 
     Newest first, so that what a retry rejects again, as a record of its own, is on no later page.
     """
-    if not isinstance(which, ListRejected):
-        return which, None
-    rows = await session.fetch("list_rejected_ids", which.before, which.limit, which.source)
+    if which.ids is not None:
+        return which.ids, None
+    rows = await session.fetch("list_rejected_ids", read_cursor(which.cursor), which.limit, which.source)
     ids = [row["id"] for row in rows]
     return ids, str(ids[-1]) if len(ids) == which.limit else None
 
@@ -214,39 +205,31 @@ async def _retry_one(session: Session, rejected_id: int, settings: Settings) -> 
     source, body = rows[0]["source"], bytes(rows[0]["body"])
     if source not in ("inbound", "results"):
         return [StillRejected(rejected_id, f"it came from {source}: publish a corrected record to its topic")]
+    refused: Sequence[tuple[str, str]]
     try:
         text = body.decode("utf-8", "surrogatepass")  # bodies are kept as they came, half surrogate pairs included
     except UnicodeDecodeError as exc:
-        return await _keep_whole(session, rejected_id, f"Parse error: not UTF-8 at byte {exc.start}")
-    if source == "inbound":
-        inbound = read_inbound(text, settings)
-        await take_in(inbound, session.codec, settings, lambda: nullcontext(session))
-        asked = len(inbound.tasks) + len(inbound.changes) + len(inbound.refused)
-        await accept_inbound(session, inbound, settings, source="replay")
-        refused = inbound.refused
+        asked, refused = 1, [("", f"Parse error: not UTF-8 at byte {exc.start}")]
     else:
-        bare_ids = settings.results_bare_ids
-        reports = decode_reports(text, batch_limit=settings.packed_limit, fence=session.fence, bare_ids=bare_ids)
-        asked = len(reports)
-        applied = await apply_reports(session, reports, settings)
-        refused = [(report.text, report.reason) for report in applied.unreadable]
+        if source == "inbound":
+            inbound = read_inbound(text, settings)
+            await take_in(inbound, session.codec, settings, lambda: nullcontext(session))
+            asked = len(inbound.tasks) + len(inbound.changes) + len(inbound.refused)
+            await accept_inbound(session, inbound, settings, source="replay")
+            refused = inbound.refused
+        else:
+            bare_ids = settings.results_bare_ids
+            reports = decode_reports(text, batch_limit=settings.packed_limit, fence=session.fence, bare_ids=bare_ids)
+            asked = len(reports)
+            applied = await apply_reports(session, reports, settings)
+            refused = [(report.text, report.reason) for report in applied.unreadable]
+    reasons = [reason.replace("\0", "\ufffd") for _, reason in refused]
     if refused and len(refused) == asked:
-        more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
-        return await _keep_whole(session, rejected_id, refused[0][1] + more)
+        reason = reasons[0] + (f" (and {asked - 1} more)" if asked > 1 else "")
+        await session.fetch("explain_rejected", rejected_id, reason)
+        return [StillRejected(rejected_id, reason)]
     # What was accepted must not be accepted again by the next retry: only the rest is kept, entry by entry.
     await session.fetch("delete_rejected", [rejected_id])
-    if not refused:
-        return []
-    rows = await session.fetch(
-        "insert_rejected",
-        [source] * len(refused),
-        [part.encode("utf-8", "surrogatepass") for part, _ in refused],
-        [reason.replace("\0", "\ufffd") for _, reason in refused],
-    )
-    return [StillRejected(row["id"], reason) for row, (_, reason) in zip(rows, refused, strict=True)]
-
-
-async def _keep_whole(session: Session, rejected_id: int, reason: str) -> list[StillRejected]:
-    reason = reason.replace("\0", "\ufffd")
-    await session.fetch("explain_rejected", rejected_id, reason)
-    return [StillRejected(rejected_id, reason)]
+    bodies = [part.encode("utf-8", "surrogatepass") for part, _ in refused]
+    rows = await session.fetch("insert_rejected", [source] * len(refused), bodies, reasons) if refused else []
+    return [StillRejected(row["id"], reason) for row, reason in zip(rows, reasons, strict=True)]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.dead_letters import DlqListParams, DlqShowParams, PurgeDead, ReplayDead
+from penstock.api.dead_letters import DlqListParams, DlqShowParams, ReplayDead, WhichDead
 from penstock.api.keys import CreateKey, KeysListParams
-from penstock.api.rejected import ListRejected
+from penstock.api.rejected import ListRejected, WhichRejected
 from penstock.api.table import METHODS
 from penstock.methods import table
 from penstock.methods.inbound import count_enqueued, read_inbound
@@ -299,23 +299,23 @@ def test_a_wrong_submission_names_the_field(limits: Settings, method: str, paylo
         ("stats", None, None),
         ("stats", [], None),
         ("stats", {"tenant": "acme"}, "acme"),
-        ("rejected.list", {"limit": 1, "cursor": "9"}, ListRejected(1, 9, None)),
+        ("rejected.list", {"limit": 1, "cursor": "9"}, ListRejected(1, "9", None)),
         ("rejected.list", {"source": "results"}, ListRejected(50, None, "results")),
         ("rejected.show", ["3"], 3),
-        ("rejected.retry", {"ids": [1]}, [1]),
+        ("rejected.retry", {"ids": [1]}, WhichRejected([1])),
         (
             "rejected.retry",
             {"limit": 5, "cursor": "9", "source": "inbound"},
-            ListRejected(5, 9, "inbound"),
+            WhichRejected(None, 5, "9", "inbound"),
         ),
-        ("rejected.purge", {"ids": ["1"]}, [1]),
-        ("rejected.purge", {"limit": 5}, ListRejected(5, None, None)),
+        ("rejected.purge", {"ids": ["1"]}, WhichRejected([1])),
+        ("rejected.purge", {"limit": 5}, WhichRejected(None, 5)),
         ("dlq.stats", None, NoParams()),
         ("dlq.list", {"queue": "inbound"}, DlqListParams("inbound", 50)),
         ("dlq.show", ["outbound", "a-b"], DlqShowParams("outbound", "a-b")),
-        ("dlq.replay", {"queue": "results", "ids": ["a", "b"]}, ReplayDead("results", ["a", "b"], False)),
-        ("dlq.replay", {"queue": "inbound", "limit": 7, "force": True}, ReplayDead("inbound", 7, True)),
-        ("dlq.purge", {"queue": "inbound", "limit": 7}, PurgeDead("inbound", 7)),
+        ("dlq.replay", {"queue": "results", "ids": ["a", "b"]}, ReplayDead("results", ["a", "b"])),
+        ("dlq.replay", {"queue": "inbound", "limit": 7, "force": True}, ReplayDead("inbound", None, 7, True)),
+        ("dlq.purge", {"queue": "inbound", "limit": 7}, WhichDead("inbound", None, 7)),
         (
             "keys.create",
             {"name": " ci ", "permissions": ["read", "enqueue"], "expires_in": 60},
