@@ -1,12 +1,11 @@
-"""Who changes what by hand: recorded before it is carried out, so that nothing is done without a record, and then with
-its outcome."""
+"""Who changes what by hand: recorded before it is carried out, and then with its outcome."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 
@@ -63,34 +62,29 @@ def _read_list(given: AuditListParams) -> AuditListParams:
 async def list_(context: Context, page: AuditListParams) -> AuditPage:
     """List what was changed by hand and by whom, newest first."""
     async with context.session() as session:
-        records = await list_audit(session, before=read_cursor(page.cursor), limit=page.limit)
+        records = await list_audit(session, page)
     return AuditPage(records, str(records[-1].id) if len(records) == page.limit else None)
 
 
-async def list_audit(session: Session, *, before: int | None, limit: int) -> list[Audited]:
-    """Newest first, from behind the id ``before``."""
-    return [view_of(Audited, row) for row in await session.fetch("list_audit", before, limit)]
-
-
-class Actor(NamedTuple):
-    """The caller of the request in hand. ``name``: of the API key, empty where none is needed. ``source``: the API."""
-
-    name: str
-    address: str
-    source: str
+async def list_audit(session: Session, page: AuditListParams) -> list[Audited]:
+    """Newest first."""
+    rows = await session.fetch("list_audit", read_cursor(page.cursor), page.limit)
+    return [view_of(Audited, row) for row in rows]
 
 
 class Declined(Exception):
     """A request that is answered with an error of another API than JSON-RPC. Its text is recorded as the outcome."""
 
 
-_UNKNOWN = Actor("", "", "unknown")
-_actor: ContextVar[Actor] = ContextVar("actor", default=_UNKNOWN)
+_actor: ContextVar[tuple[str, str, str]] = ContextVar("actor", default=("", "", "unknown"))
 
 
 def set_actor(name: str, address: str, source: str) -> None:
-    """Remember the caller of the request in hand for all that is done for it."""
-    _actor.set(Actor(name, address, source))
+    """Remember the caller of the request in hand for all that is done for it.
+
+    name: of the API key, empty where none is needed. source: the API.
+    """
+    _actor.set((name, address, source))
 
 
 class Audit:
@@ -105,9 +99,7 @@ class Audit:
     @asynccontextmanager
     async def recording(self, method: str, params: bytes) -> AsyncIterator[None]:
         """Record what the block does. Raises Unavailable if it cannot be recorded: then the block is not entered."""
-        actor = _actor.get()
-        entry = AuditEntry(actor.name, actor.address, actor.source, method, shown_params(params))
-        recorded = await self._begin.submit(entry)
+        recorded = await self._begin.submit(AuditEntry(*_actor.get(), method, shown_params(params)))
         outcome = "cut off"
         try:
             yield

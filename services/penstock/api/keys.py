@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -33,7 +32,6 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     revoked_at: Instant | None
     last_used_at: Annotated[str | None, about("To the minute or so.")]
     tenant: Annotated[str | None, about("To which it is bound: it sees that one's tasks alone. Null: to none.")]
-
     actions: Annotated[
         list[str] | None,
         about(
@@ -51,15 +49,23 @@ class KeyPage(msgspec.Struct, frozen=True):
     cursor: Annotated[str | None, NEXT_CURSOR]
 
 
-@dataclass(frozen=True, slots=True)
-class CreateKey:
-    """tenant: to which it is bound. actions: patterns of those that it may enqueue."""
-
-    name: str
-    permissions: Sequence[Permission]
-    expires_in_seconds: float | None = None
-    tenant: str | None = None
-    actions: Sequence[str] | None = None
+class CreateKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: Annotated[str, about(f"Whose it is; one key of a name at a time. 1 to {api_key.NAME_MAX_CHARS} characters.")]
+    permissions: Annotated[
+        Sequence[Permission],
+        about(
+            "What it may do: enqueue, read, worker, scaling, admin; admin implies the others, read worker and scaling."
+        ),
+    ]
+    expires_in: Annotated[float | None, about("Seconds until it expires; null for never.")] = None
+    tenant: Annotated[str | None, about("Bind it to a tenant, whose tasks alone it sees; null for none.")] = None
+    actions: Annotated[
+        Sequence[str] | None,
+        about(
+            "It may enqueue these actions alone, such as mail.send or mail.*; null for all, with a tenant all but the "
+            "built-in ones."
+        ),
+    ] = None
 
 
 async def create_key(session: Session, command: CreateKey) -> NewKey | None:
@@ -68,14 +74,21 @@ async def create_key(session: Session, command: CreateKey) -> NewKey | None:
     rows = await session.fetch(
         "create_api_key", command.name, secret[:api_key.PREFIX_CHARS], api_key.digest_of(secret.encode("ascii")),
         [permission.value for permission in Permission if permission in command.permissions],
-        command.expires_in_seconds, command.tenant, command.actions,
+        command.expires_in, command.tenant, command.actions,
     )  # fmt: skip
     return view_of(NewKey, rows[0], key=secret) if rows else None
 
 
-async def list_keys(session: Session, *, before: int | None, limit: int, revoked: bool) -> list[Key]:
-    """Newest first, from behind the id ``before``; ``revoked``: with those too."""
-    return [view_of(Key, row) for row in await session.fetch("list_api_keys", before, limit, revoked)]
+class KeysListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    limit: Annotated[int, about(f"Maximum number of keys; 1 to {MAX_LIST}.")] = 50
+    cursor: Annotated[str | None, CURSOR] = None
+    revoked: Annotated[bool, about("With those that are revoked.")] = False
+
+
+async def list_keys(session: Session, page: KeysListParams) -> list[Key]:
+    """Newest first."""
+    rows = await session.fetch("list_api_keys", read_cursor(page.cursor), page.limit, page.revoked)
+    return [view_of(Key, row) for row in rows]
 
 
 async def find_key(session: Session, name: str) -> int | None:
@@ -101,26 +114,7 @@ async def active_keys(session: Session) -> list[ApiKey]:
     ]  # fmt: skip
 
 
-class KeysCreateParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: Annotated[str, about(f"Whose it is; one key of a name at a time. 1 to {api_key.NAME_MAX_CHARS} characters.")]
-    permissions: Annotated[
-        list[Permission],
-        about(
-            "What it may do: enqueue, read, worker, scaling, admin; admin implies the others, read worker and scaling."
-        ),
-    ]
-    expires_in: Annotated[float | None, about("Seconds until it expires; null for never.")] = None
-    tenant: Annotated[str | None, about("Bind it to a tenant, whose tasks alone it sees; null for none.")] = None
-    actions: Annotated[
-        list[str] | None,
-        about(
-            "It may enqueue these actions alone, such as mail.send or mail.*; null for all, with a tenant all but the "
-            "built-in ones."
-        ),
-    ] = None
-
-
-def _read_create(given: KeysCreateParams) -> CreateKey:
+def _read_create(given: CreateKey) -> CreateKey:
     try:
         name = api_key.check_name(given.name)
     except ValueError as exc:
@@ -128,11 +122,12 @@ def _read_create(given: KeysCreateParams) -> CreateKey:
     if not given.permissions:
         raise InvalidParams("permissions", f"must hold at least one of {', '.join(Permission)}")
     check_seconds(given.expires_in, "expires_in")
+    read_tenant(given.tenant)
     try:
         actions = api_key.check_patterns(given.actions)
     except ValueError as exc:
         raise InvalidParams("actions", str(exc)) from None
-    return CreateKey(name, given.permissions, given.expires_in, read_tenant(given.tenant), actions)
+    return msgspec.structs.replace(given, name=name, actions=actions)
 
 
 @method("keys.create", permission=Permission.ADMIN, scope=Scope.CLOSED, read=_read_create)
@@ -147,12 +142,6 @@ async def create(context: ApiContext, command: CreateKey) -> NewKey:
     return made
 
 
-class KeysListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    limit: Annotated[int, about(f"Maximum number of keys; 1 to {MAX_LIST}.")] = 50
-    cursor: Annotated[str | None, CURSOR] = None
-    revoked: Annotated[bool, about("With those that are revoked.")] = False
-
-
 def _read_list(given: KeysListParams) -> KeysListParams:
     check_page(given.limit, given.cursor)
     return given
@@ -162,8 +151,7 @@ def _read_list(given: KeysListParams) -> KeysListParams:
 async def list_(context: Context, page: KeysListParams) -> KeyPage:
     """List API keys, newest first, without the keys themselves."""
     async with context.session() as session:
-        before = read_cursor(page.cursor)
-        keys = await list_keys(session, before=before, limit=page.limit, revoked=page.revoked)
+        keys = await list_keys(session, page)
     return KeyPage(keys, str(keys[-1].id) if len(keys) == page.limit else None)
 
 

@@ -103,7 +103,8 @@ def list_keys(
     """List keys, newest first, without those of PENSTOCK_API_KEYS."""
     from penstock.api import keys
 
-    found = database.run(lambda session: keys.list_keys(session, before=None, limit=_ALL, revoked=with_revoked))
+    page = keys.KeysListParams(_ALL, revoked=with_revoked)
+    found = database.run(lambda session: keys.list_keys(session, page))
     members = [_members(record) for record in found]
     database.show(members, lambda _: _print_page({"keys": members}))
 

@@ -14,7 +14,7 @@ import pytest
 from pydantic import SecretStr
 
 from penstock.api import key_cache
-from penstock.api.keys import CreateKey, Key, active_keys, create_key, find_key, list_keys, revoke_key
+from penstock.api.keys import CreateKey, Key, KeysListParams, active_keys, create_key, find_key, list_keys, revoke_key
 from penstock.api.process import Api
 from penstock.api.table import METHODS
 from penstock.db.pool import Store
@@ -41,8 +41,9 @@ async def make(store: Store, name: str, *permissions: Permission, expires_in: fl
 
 
 async def records(store: Store, *, revoked: bool = True) -> dict[str, Key]:
+    page = KeysListParams(1000, revoked=revoked)
     async with store.session() as session:
-        return {record.name: record for record in await list_keys(session, before=None, limit=1000, revoked=revoked)}
+        return {record.name: record for record in await list_keys(session, page)}
 
 
 class Holder:
