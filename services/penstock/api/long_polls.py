@@ -1,8 +1,7 @@
 """Long polls for results: however many wait for however many tasks, one watch looks for all of them.
 
-The watch looks at each wake-up that resulters, supervisors and apis send when tasks have changed, and
-at least once a second; so settling costs nothing more. Between two looks it rests for nine times
-as long as the last one took.
+It looks at each wake-up that tells of changed tasks, and at least once a second; so settling costs nothing more.
+Between two looks it rests for nine times as long as the last one took.
 """
 
 from __future__ import annotations
@@ -10,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any
 
@@ -45,16 +43,21 @@ log = get_logger()
 
 
 class _Waiter:
-    """A request that waits for tasks. ``ready``: enough of them has settled, or it waits no longer."""
+    """A request that waits for tasks. ``ready``: enough of them has settled, or it waits no longer.
+
+    hidden: tasks that its caller may not see, which are found at once, as unknown ones are.
+    """
 
     __slots__ = ("any", "found", "missing", "ready", "size")
 
-    def __init__(self, ids: Iterable[int], *, any_will_do: bool) -> None:
-        self.missing = set(ids)
-        self.any = any_will_do
+    def __init__(self, command: AwaitResults, hidden: set[int]) -> None:
+        self.missing = set(command.ids)
+        self.any = command.any_will_do
         self.found: dict[int, Any] = {}
         self.size = 0
         self.ready = asyncio.Event()
+        for task_id in self.missing & hidden:
+            self.take({"id": task_id, "state": None, "result": None, "error": None})
 
     def take(self, row: Any) -> None:
         self.missing.discard(row["id"])
@@ -92,7 +95,7 @@ class LongPolls:
         self._requests = 0
         self._of_callers: Counter[str | None] = Counter()
         self._stopped = False
-        self._first_looks: Batcher[Sequence[int], None] = Batcher(self._look_at_all, max_items=_CALLS_PER_LOOK)
+        self._first_looks: Batcher[Sequence[int], None] = Batcher(self._look, max_items=_CALLS_PER_LOOK)
         metrics.RESULT_WAITS.set_function(lambda: self._waits)
 
     async def answer(self, commands: Sequence[AwaitResults | RpcError]) -> Sequence[Any]:
@@ -101,16 +104,11 @@ class LongPolls:
         Tasks that the caller may not see are answered as unknown ones; a task's tenant never changes, so a look before
         the wait is enough.
         """
-        if bound_to() is None:
-            return await self._answer(commands)
-        ids = {task_id for command in commands if isinstance(command, AwaitResults) for task_id in command.ids}
-        async with self._session() as session:
-            own = {row["id"] for row in seen(await session.fetch("read_states", list(ids)))}
-        narrowed = [_narrowed(command, own) for command in commands]
-        outcomes = await self._answer(narrowed)
-        return [_with_hidden(*three) for three in zip(commands, narrowed, outcomes, strict=True)]
-
-    async def _answer(self, commands: Sequence[AwaitResults | RpcError]) -> Sequence[Any]:
+        hidden: set[int] = set()
+        if bound_to() is not None:
+            ids = {task_id for command in commands if isinstance(command, AwaitResults) for task_id in command.ids}
+            async with self._session() as session:
+                hidden = ids - {row["id"] for row in seen(await session.fetch("read_states", list(ids)))}
         caller = budget.in_hand().caller
         waits = any(isinstance(command, AwaitResults) and command.timeout_seconds for command in commands)
         if waits and (limit := self._full(caller)):
@@ -121,7 +119,7 @@ class LongPolls:
             ]
         self._requests += waits
         self._of_callers[caller] += waits
-        answering = asyncio.gather(*map(self._one, commands), return_exceptions=True)
+        answering = asyncio.gather(*(self._one(command, hidden) for command in commands), return_exceptions=True)
         hanging_up = asyncio.ensure_future(wait_gone() if waits else asyncio.Event().wait())
         try:
             await asyncio.wait((answering, hanging_up), return_when=asyncio.FIRST_COMPLETED)
@@ -169,7 +167,7 @@ class LongPolls:
                 continue
             started = monotonic()
             try:
-                await self._look([*self._waiting])
+                await self._look([[*self._waiting]])
             except Unavailable as exc:
                 log.debug("results_not_looked_for", reason=str(exc))  # the next look may find it back
             used_at = monotonic()
@@ -178,24 +176,21 @@ class LongPolls:
         if not self._waiting:
             self._awaited.clear()
 
-    async def _one(self, command: AwaitResults | RpcError) -> Any:
+    async def _one(self, command: AwaitResults | RpcError, hidden: set[int]) -> Any:
         if isinstance(command, RpcError):
             raise command
-        async with self._registered(command) as waiter:
+        with self._registered(command, hidden) as waiter:
             await self._first_looks.submit([*waiter.missing])
             if command.timeout_seconds and not self._stopped:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(command.timeout_seconds):
-                        await waiter.ready.wait()
-                        if waiter.missing and not waiter.is_full and not self._stopped:
-                            # More may settle within a moment, and each answer costs a call.
-                            many = len(waiter.missing) >= _MANY
-                            await asyncio.sleep(_LINGER_SECONDS_OF_MANY if many else _LINGER_SECONDS)
+                await is_set_within(waiter.ready, command.timeout_seconds)
+                # More may settle within a moment, and each answer costs a call.
+                if waiter.ready.is_set() and waiter.missing and not waiter.is_full and not self._stopped:
+                    await asyncio.sleep(_LINGER_SECONDS_OF_MANY if len(waiter.missing) >= _MANY else _LINGER_SECONDS)
         return await self._outcome(command, waiter)
 
-    @asynccontextmanager
-    async def _registered(self, command: AwaitResults) -> AsyncIterator[_Waiter]:
-        waiter = _Waiter(command.ids, any_will_do=command.any_will_do)
+    @contextmanager
+    def _registered(self, command: AwaitResults, hidden: set[int]) -> Iterator[_Waiter]:
+        waiter = _Waiter(command, hidden)
         ids = frozenset(waiter.missing)
         if command.timeout_seconds and self._waits + len(ids) > self._tasks_limit:
             raise TooManyWaits("tasks", self._tasks_limit)
@@ -208,39 +203,28 @@ class LongPolls:
         finally:
             self._waits -= len(ids)
             for task_id in waiter.missing:
-                waiters = self._waiting[task_id]
-                waiters.discard(waiter)
-                if not waiters:
+                self._waiting[task_id].discard(waiter)
+                if not self._waiting[task_id]:
                     del self._waiting[task_id]
 
-    async def _look_at_all(self, groups: Sequence[Sequence[int]]) -> list[Exception | None]:
-        await self._look([*{task_id for ids in groups for task_id in ids}])
-        return [None] * len(groups)
-
-    async def _look(self, ids: Sequence[int]) -> None:
+    async def _look(self, groups: Sequence[Sequence[int]]) -> list[Exception | None]:
         """Hand each of these tasks that has settled, or is unknown, to the requests that wait. Raises Unavailable."""
+        ids = {task_id for group in groups for task_id in group}
         while ids:
             async with self._session() as session:
-                rows = await session.fetch("read_settled", ids, budget.ANSWER_BYTES)
-            size = 0
+                rows = await session.fetch("read_settled", [*ids], budget.ANSWER_BYTES)
             for row in rows:
-                size += len(row["result"] or "")
-                self._deliver(row)
-            if size < budget.ANSWER_BYTES:
-                return
-            delivered = {row["id"] for row in rows}  # there may be more of them, which had no room
-            ids = [task_id for task_id in ids if task_id not in delivered and self._has_room(task_id)]
-
-    def _deliver(self, row: Any) -> None:
-        waiters = self._waiting.get(row["id"], set())
-        for waiter in [waiter for waiter in waiters if not waiter.is_full]:
-            waiter.take(row)
-            waiters.discard(waiter)
-        if not waiters:
-            self._waiting.pop(row["id"], None)
-
-    def _has_room(self, task_id: int) -> bool:
-        return any(not waiter.is_full for waiter in self._waiting.get(task_id, ()))
+                waiters = self._waiting.get(row["id"], set())
+                for waiter in [waiter for waiter in waiters if not waiter.is_full]:
+                    waiter.take(row)
+                    waiters.discard(waiter)
+                if not waiters:
+                    self._waiting.pop(row["id"], None)
+            if sum(len(row["result"] or "") for row in rows) < budget.ANSWER_BYTES:
+                break
+            ids -= {row["id"] for row in rows}  # there may be more of them, which had no room
+            ids = {one for one in ids if any(not waiter.is_full for waiter in self._waiting.get(one, ()))}
+        return [None] * len(groups)
 
     async def _outcome(self, command: AwaitResults, waiter: _Waiter) -> Any:
         some_of_any = command.any_will_do and waiter.found
@@ -264,27 +248,3 @@ class LongPolls:
         if outcomes[0].state is None:
             raise TaskNotFound(outcomes[0].id)
         return outcomes[0]
-
-
-def _narrowed(command: AwaitResults | RpcError, own: set[int]) -> AwaitResults | RpcError:
-    if not isinstance(command, AwaitResults):
-        return command
-    ids = [task_id for task_id in command.ids if task_id in own]
-    if not ids and not command.many:
-        return TaskNotFound(command.ids[0])
-    if not ids or (command.any_will_do and len(ids) < len(command.ids)):
-        # An unknown task is an answer at once, as for a caller who sees all tasks.
-        return replace(command, ids=ids, timeout_seconds=0)
-    return replace(command, ids=ids)
-
-
-def _with_hidden(asked: AwaitResults | RpcError, carried_out: AwaitResults | RpcError, outcome: Any) -> Any:
-    if not isinstance(asked, AwaitResults) or not asked.many or isinstance(outcome, BaseException) or outcome is None:
-        return outcome
-    found = {one.id: one for one in outcome}
-    own = set(carried_out.ids) if isinstance(carried_out, AwaitResults) else set()
-    return [
-        found[task_id] if task_id in found else views.unsettled(task_id, None)
-        for task_id in asked.ids
-        if task_id in found or task_id not in own
-    ]
