@@ -58,12 +58,7 @@ class Methods:
         self._turns = asyncio.Semaphore(max(1, settings.database_pool_size - _SPARED_CONNECTIONS))
         self._enqueuer = Enqueuer(store, self.session, notifier, settings)
         self.audit = Audit(self.session)
-        self.long_polls = LongPolls(
-            store,
-            self.session,
-            tasks_limit=settings.result_waits_limit,
-            requests_limit=max(1, settings.http_connections // 2),
-        )
+        self.long_polls = LongPolls(store, self.session, settings)
         self._context = ApiContext(
             settings=settings,
             session=self.session,
@@ -77,14 +72,8 @@ class Methods:
             queues={**queues, **dead_letters},
             keys_changed=keys_changed,
         )
-
-    @property
-    def handlers(self) -> Mapping[str, Handler]:
-        return {name: self._handler(method) for name, method in METHODS.items()}
-
-    @property
-    def prefixes(self) -> Mapping[str, Handler]:
-        return {SUBMIT_PREFIX: self._handler(METHODS["enqueue"])}
+        self.handlers = {name: self._handler(method) for name, method in METHODS.items()}
+        self.prefixes = {SUBMIT_PREFIX: self.handlers["enqueue"]}
 
     def _handler(self, method: Method) -> Handler:
         if method.together:

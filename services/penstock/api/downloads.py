@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -31,75 +32,61 @@ _HEADERS = {
 }
 
 
-class Downloads:
-    """One answer is one object, fetched and decrypted for callers who may read tasks."""
-
-    def __init__(self, methods: Methods, authenticator: Authenticator, *, may_read: MayRead | None = None) -> None:
-        self._methods = methods
-        self._authenticator = authenticator
-        self._may_read = may_read
-
-    @property
-    def routes(self) -> Sequence[BaseRoute]:
-        return [Route(f"/tasks/{{id}}/{what}", self._answer(what), methods=["GET"]) for what in _AADS]
-
-    def _answer(self, what: str) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            try:
-                await self._admit(request)
-                task_id = read_id(request.path_params["id"], "id")
-                body = await self._read(task_id, what)
-            except errors.AccessDenied as exc:
-                return _problem(error_body(exc), exc.status)
-            except errors.RateLimited as exc:
-                return _problem(error_body(exc), 429)
-            except errors.Overloaded as exc:
-                status, headers = refusal(exc)
-                return _problem(error_body(exc), status, headers)
-            except errors.RpcError as exc:
-                return _problem(error_body(exc), 404)
-            except (errors.PayloadUnavailable, errors.PayloadLost) as exc:
-                problem = msgspec.json.encode({"error": {"message": str(exc)}})
-                return _problem(problem, 503 if isinstance(exc, errors.PayloadUnavailable) else 410)
-            except Exception as exc:
-                return _problem(error_body(masked(exc, "download")), 503)
-            name = f'attachment; filename="task-{task_id}-{what}.json"'
-            headers = {**_HEADERS, "Content-Disposition": name}
-            return Response(body, media_type="application/json", headers=headers)
-
-        return answer
-
-    async def _admit(self, request: Request) -> None:
-        """Raises AccessDenied, RateLimited."""
-        self._authenticator.check_host(request.headers)
-        bind(None)
-        signed_in = None if self._may_read is None else await self._may_read(request)  # which binds
-        if signed_in is None:
-            caller = self._authenticator.admit(request.headers, address_of(request))
-            caller.charge(1)
-            bind(caller.tenant, caller.actions)
-            signed_in = caller.may("status")
-        if not signed_in:
-            raise errors.AccessDenied(403, "this API key may not read tasks")
-
-    async def _read(self, task_id: int, what: str) -> str:
-        """Raises TaskNotFound, also for a task that has none, or of another tenant; PayloadUnavailable, PayloadLost."""
-        async with self._methods.session() as session:
-            rows = seen(await session.fetch("read_tasks", [task_id]))
-            codec = session.codec
-        if not rows or rows[0][f"{what}_gone"] or rows[0][what] is None:
-            raise errors.TaskNotFound(task_id)
-        aad = _AADS[what](rows[0])
-        body = await codec.load(rows[0][what], aad)
-        in_hand().hold(len(body))
-        return body
-
-
 _AADS: dict[str, Callable[[Any], str | TenantAad]] = {
     "payload": lambda row: payload_aad(row["action"], row["tenant"]),
     "result": lambda row: result_aad(row["id"]),
 }
 
 
-def _problem(body: bytes, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(body, status, {**_HEADERS, **(headers or {})}, media_type="application/json")
+def download_routes(
+    methods: Methods, authenticator: Authenticator, *, may_read: MayRead | None = None
+) -> Sequence[BaseRoute]:
+    """One answer is one object, fetched and decrypted for callers who may read tasks."""
+
+    async def admit(request: Request) -> None:
+        """Raises AccessDenied, RateLimited."""
+        authenticator.check_host(request.headers)
+        bind(None)
+        signed_in = None if may_read is None else await may_read(request)  # which binds
+        if signed_in is None:
+            caller = authenticator.admit(request.headers, address_of(request))
+            caller.charge(1)
+            bind(caller.tenant, caller.actions)
+            signed_in = caller.may("status")
+        if not signed_in:
+            raise errors.AccessDenied(403, "this API key may not read tasks")
+
+    async def answer(what: str, request: Request) -> Response:
+        headers: dict[str, str] | None = None
+        try:
+            await admit(request)
+            task_id = read_id(request.path_params["id"], "id")
+            body: str | bytes = await _read(methods, task_id, what)
+            status = 200
+            headers = {"Content-Disposition": f'attachment; filename="task-{task_id}-{what}.json"'}
+        except errors.Overloaded as exc:
+            status, headers = refusal(exc)
+            body = error_body(exc)
+        except errors.RpcError as exc:
+            body = error_body(exc)
+            status = 429 if isinstance(exc, errors.RateLimited) else getattr(exc, "status", 404)
+        except (errors.PayloadUnavailable, errors.PayloadLost) as exc:
+            body = msgspec.json.encode({"error": {"message": str(exc)}})
+            status = 503 if isinstance(exc, errors.PayloadUnavailable) else 410
+        except Exception as exc:
+            body, status = error_body(masked(exc, "download")), 503
+        return Response(body, status, {**_HEADERS, **(headers or {})}, media_type="application/json")
+
+    return [Route(f"/tasks/{{id}}/{what}", partial(answer, what), methods=["GET"]) for what in _AADS]
+
+
+async def _read(methods: Methods, task_id: int, what: str) -> str:
+    """Raises TaskNotFound, also for a task that has none, or of another tenant; PayloadUnavailable, PayloadLost."""
+    async with methods.session() as session:
+        rows = seen(await session.fetch("read_tasks", [task_id]))
+        codec = session.codec
+    if not rows or rows[0][f"{what}_gone"] or rows[0][what] is None:
+        raise errors.TaskNotFound(task_id)
+    body = await codec.load(rows[0][what], _AADS[what](rows[0]))
+    in_hand().hold(len(body))
+    return body

@@ -15,9 +15,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from penstock.api import audit, disconnect
-from penstock.api.access import Authenticator, Caller, address_of
+from penstock.api.access import Authenticator, address_of
 from penstock.api.http_limits import ADMITTED
-from penstock.api.rpc import Answer, Dispatcher, error_body, masked
+from penstock.api.rpc import Dispatcher, error_body, masked
 from penstock.api.scaling import Scaling
 from penstock.protocol import errors
 from penstock.protocol.api_key import Permission
@@ -26,6 +26,7 @@ from penstock.protocol.version import __version__
 from penstock.runtime import metrics
 from penstock.runtime.budget import in_hand
 from penstock.runtime.tracing import active
+from penstock.settings.model import Settings
 
 RPC_PATH = "/rpc"
 SCALING_PATH = "/scaling"
@@ -47,24 +48,16 @@ class _Refusal(errors.InvalidRequest):
         self.reason = reason
 
 
-async def _answer(dispatcher: Dispatcher, body: bytes, caller: Caller, request: Request) -> Answer:
-    """In a span that continues the caller's trace, where traces are made."""
-    spans = active.active()
-    if spans is None:
-        return await dispatcher.answer(body, caller)
-    with spans.serving(RPC_PATH, request.headers) as span:
-        answer = await dispatcher.answer(body, caller)
-        spans.answered(span, answer.status)
-        return answer
+# Of the answers to requests that were admitted, and then failed.
+_FAILED = {errors.AccessDenied: 403, errors.InvalidParams: 400, errors.RouteNotFound: 404, errors.Unavailable: 503}
 
 
 def make_app(
     dispatcher: Dispatcher,
     authenticator: Authenticator,
+    settings: Settings,
     *,
     scaling: Scaling,
-    request_limit_bytes: int,
-    request_timeout_seconds: float = 30,
     home: Callable[[Request], Awaitable[Response]] | None = None,
     more: Sequence[BaseRoute] = (),
 ) -> Starlette:
@@ -96,17 +89,21 @@ def make_app(
             bind(caller.tenant, caller.actions)
             in_hand().caller = caller.name if caller.key else None
             _check_media_type(request)
-            body = await read_body(request, request_limit_bytes, request_timeout_seconds)
+            body = await read_body(request, settings.largest_request_bytes, settings.request_timeout_seconds)
             peer = disconnect.watch(request)
-            status, answer = await _answer(dispatcher, body, caller, request)
+            spans = active.active()
+            if spans is None:
+                status, answer = await dispatcher.answer(body, caller)
+            else:
+                with spans.serving(RPC_PATH, request.headers) as span:
+                    status, answer = await dispatcher.answer(body, caller)
+                    spans.answered(span, status)
         except errors.RpcError as exc:
             return _refused(exc)
         except ClientDisconnect:
             return Response(status_code=400)  # no one is there to read it
-        except errors.Unavailable as exc:
-            return _json(error_body(masked(exc, "unknown")), 503)
         except Exception as exc:
-            return _json(error_body(masked(exc, "unknown")), 500)
+            return _failed(exc, "unknown")
         if not peer.waited:
             metrics.REQUEST_SECONDS.observe(perf_counter() - started)
         return Response(status_code=status) if answer is None else _json(answer, status)
@@ -121,14 +118,8 @@ def make_app(
         try:
             caller.check(Permission.SCALING)
             answer = await scaling.answer(request.path_params.get("route"), request.query_params)
-        except errors.AccessDenied as exc:
-            return _json(error_body(exc), exc.status)
-        except errors.InvalidParams as exc:
-            return _json(error_body(exc), 400)
-        except errors.RouteNotFound as exc:
-            return _json(error_body(exc), 404)
         except Exception as exc:
-            return _json(error_body(masked(exc, "scaling")), 503 if isinstance(exc, errors.Unavailable) else 500)
+            return _failed(exc, "scaling")
         metrics.REQUEST_SECONDS.observe(perf_counter() - started)
         return _json(answer)
 
@@ -178,6 +169,12 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
     except TimeoutError:
         raise _Refusal(408, "time", f"the body did not arrive within {seconds:g} s") from None
     return b"".join(chunks)
+
+
+def _failed(exc: Exception, label: str) -> Response:
+    """The answer to a request that was admitted; ``label`` is the method that the log names."""
+    error = exc if isinstance(exc, errors.RpcError) else masked(exc, label)
+    return _json(error_body(error), next((status for kind, status in _FAILED.items() if isinstance(exc, kind)), 500))
 
 
 def _refused(exc: errors.RpcError) -> Response:

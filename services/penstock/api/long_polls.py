@@ -25,6 +25,7 @@ from penstock.runtime import budget, metrics
 from penstock.runtime.batcher import Batcher
 from penstock.runtime.logs import get_logger
 from penstock.runtime.periodic import is_set_within
+from penstock.settings.model import Settings
 from penstock.tasks import views
 from penstock.tasks.methods import AwaitResults
 
@@ -79,16 +80,15 @@ def _bytes_of(row: Any) -> int:
 class LongPolls:
     """The method ``result``.
 
-    session: a connection for one statement. tasks_limit: how many (waiting request, task) pairs there may be.
-    requests_limit: how many requests may wait, so that the others find a connection.
+    session: a connection for one statement. Half of the connections may wait, so that other requests find one.
     """
 
-    def __init__(self, store: Store, session: OpenSession, *, tasks_limit: int, requests_limit: int) -> None:
+    def __init__(self, store: Store, session: OpenSession, settings: Settings) -> None:
         self._session = session
         self._codec = store.codec
         self._listener = Listener(store)
-        self._tasks_limit = tasks_limit
-        self._requests_limit = requests_limit
+        self._tasks_limit = settings.result_waits_limit  # of (waiting request, task) pairs
+        self._requests_limit = max(1, settings.http_connections // 2)
         self._waiting: dict[int, set[_Waiter]] = {}
         self._awaited = asyncio.Event()
         self._waits = 0

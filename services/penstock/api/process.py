@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
@@ -14,7 +14,7 @@ from penstock.api.access import Authenticator
 from penstock.api.audit import Audit
 from penstock.api.dashboard.routes import Dashboard
 from penstock.api.dispatch import Methods
-from penstock.api.downloads import Downloads
+from penstock.api.downloads import download_routes
 from penstock.api.http import make_app
 from penstock.api.key_cache import KeyCache
 from penstock.api.rates import Rates
@@ -59,10 +59,6 @@ class Addition(Protocol):
         """Answer long-running requests now."""
 
 
-class MakeAddition(Protocol):
-    def __call__(self, parts: Parts) -> Addition: ...
-
-
 class Api(Service):
     """One api process; ``run_once`` asks Postgres for an answer, requests are served beside it.
 
@@ -80,7 +76,7 @@ class Api(Service):
         settings: Settings,
         queues: Mapping[str, Queue] | None = None,
         dead_letters: Mapping[str, Queue] | None = None,
-        additions: Sequence[MakeAddition] = (),
+        additions: Sequence[Callable[[Parts], Addition]] = (),
     ) -> None:
         self._store = store
         self._notifier = Notifier(store)
@@ -102,71 +98,63 @@ class Api(Service):
         parts = Parts(store, settings, authenticator, rates, self._methods.audit)
         self._additions = [make(parts) for make in additions]
         self._dashboard = Dashboard(self._methods, authenticator, settings) if settings.dashboard else None
-        downloads = Downloads(
-            self._methods, authenticator, may_read=None if self._dashboard is None else self._dashboard.may_read
-        )
+        dashboard = self._dashboard
         app = make_app(
             dispatcher,
             authenticator,
+            settings,
             scaling=Scaling(store),
-            request_limit_bytes=settings.largest_request_bytes,
-            request_timeout_seconds=settings.request_timeout_seconds,
-            home=None if self._dashboard is None else self._dashboard.home,
+            home=None if dashboard is None else dashboard.home,
             more=(
-                *downloads.routes,
-                *(self._dashboard.routes if self._dashboard is not None else ()),
+                *download_routes(
+                    self._methods, authenticator, may_read=None if dashboard is None else dashboard.may_read
+                ),
+                *(() if dashboard is None else dashboard.routes),
                 *(route for addition in self._additions for route in addition.routes),
             ),
         )
-        self._budget = Budget(max(settings.http_bytes_in_flight, settings.largest_request_bytes + ANSWER_BYTES))
-        self._server = _server(self._budget.counting(app), settings, settings.http_port)
-        self._added = {
-            name: _server(self._budget.counting(app), settings, port, port_setting=f"{name.upper()}_PORT")
-            for addition in self._additions
-            for name, (port, app) in addition.apps.items()
-        }
+        budget = Budget(max(settings.http_bytes_in_flight, settings.largest_request_bytes + ANSWER_BYTES))
+        self._servers = {"http": HttpServer(budget.counting(app), settings, settings.http_port)}
+        for addition in self._additions:
+            for name, (port, added) in addition.apps.items():
+                setting = f"{name.upper()}_PORT"
+                self._servers[name] = HttpServer(budget.counting(added), settings, port, port_setting=setting)
         self.listening = asyncio.Event()
 
     @property
     def url(self) -> str:
         """Base URL, with the port that was taken; known from the first ``open`` on."""
-        return self._server.url
+        return self._servers["http"].url
 
     @property
     def added_urls(self) -> dict[str, str]:
         """Base URLs of added APIs that have a port of their own, by name."""
-        return {name: server.url for name, server in self._added.items()}
+        return {name: server.url for name, server in self._servers.items() if name != "http"}
 
     async def open(self) -> None:
         """Take the port and reach Postgres. Raises SettingsError for a port that cannot be had, Unavailable."""
-        for server in self._servers:
+        for server in self._servers.values():
             server.bind()
         await self._store.open()
         if self._dashboard is not None:
             await asyncio.to_thread(self._dashboard.warm)
         if self._key_cache is not None:
             await self._key_cache.refresh()
-        for server in self._servers:
+        for server in self._servers.values():
             server.listen()
         log.info("api_listening", url=self.url, keys="needed" if self._key_cache is not None else "none")
         for name, url in self.added_urls.items():
             log.info(f"{name}_listening", url=url)
         self.listening.set()
 
-    @property
-    def _servers(self) -> list[HttpServer]:
-        return [self._server, *self._added.values()]
-
     def side_tasks(self) -> Mapping[str, SideTask]:
-        tasks: dict[str, SideTask] = {
-            "notify": self._notifier.run,
-            "http": self._server.run,
-            "results": self._methods.long_polls.run,
-        }
+        tasks: dict[str, SideTask] = {"notify": self._notifier.run, "results": self._methods.long_polls.run}
+        tasks |= {name: server.run for name, server in self._servers.items()}
+        if self._key_cache is not None:
+            tasks["keys"] = self._key_cache.run
         for addition in self._additions:
             tasks |= addition.side_tasks
-        tasks |= {name: server.run for name, server in self._added.items()}
-        return tasks if self._key_cache is None else tasks | {"keys": self._key_cache.run}
+        return tasks
 
     async def run_once(self) -> int:
         """Ask Postgres for an answer, on which readiness depends. Raises Unavailable."""
@@ -174,7 +162,7 @@ class Api(Service):
         return 0
 
     def stop_taking(self) -> None:
-        for server in self._servers:
+        for server in self._servers.values():
             server.stop()
         if self._dashboard is not None:
             self._dashboard.stop()
@@ -183,24 +171,12 @@ class Api(Service):
             addition.stop()
 
     async def drain(self, seconds: float) -> None:
-        ended = await asyncio.gather(*(server.wait_ended(seconds) for server in self._servers))
+        ended = await asyncio.gather(*(server.wait_ended(seconds) for server in self._servers.values()))
         if not all(ended):
             log.warning("requests_cut", grace_seconds=seconds)
         await self._methods.drain()
 
     async def close(self) -> None:
-        for server in self._servers:
+        for server in self._servers.values():
             server.close()
         await self._store.close()
-
-
-def _server(app: Any, settings: Settings, port: int, **more: str) -> HttpServer:
-    return HttpServer(
-        app,
-        host=settings.http_host,
-        port=port,
-        grace_seconds=settings.grace_seconds,
-        connections=settings.http_connections,
-        request_limit_bytes=settings.largest_request_bytes,
-        **more,
-    )

@@ -50,28 +50,23 @@ class ErrorObject(msgspec.Struct, frozen=True, omit_defaults=True):
     data: Any = None
 
 
-class _Result(msgspec.Struct, frozen=True, kw_only=True):
+class _Response(msgspec.Struct, frozen=True, kw_only=True):
     jsonrpc: str = "2.0"
-    result: Any
-    id: msgspec.Raw
-
-
-class _Error(msgspec.Struct, frozen=True, kw_only=True):
-    jsonrpc: str = "2.0"
-    error: ErrorObject
-    id: msgspec.Raw
+    result: Any = msgspec.UNSET
+    error: ErrorObject | msgspec.UnsetType = msgspec.UNSET
+    id: msgspec.Raw = msgspec.Raw(b"null")
 
 
 _encode = msgspec.json.Encoder().encode
 
 
-def error_body(error: RpcError, request_id: bytes = b"null") -> bytes:
-    """An error response as JSON."""
-    return _encode(_error_response(error, msgspec.Raw(request_id)))
+def error_body(error: RpcError) -> bytes:
+    """An error response without an id, as JSON."""
+    return _encode(_Response(error=_error_object(error)))
 
 
-def _error_response(error: RpcError, request_id: msgspec.Raw) -> _Error:
-    return _Error(error=ErrorObject(error.code, error.message, error.data), id=request_id)
+def _error_object(error: RpcError) -> ErrorObject:
+    return ErrorObject(error.code, error.message, error.data)
 
 
 def each(handle: Callable[[Request], Awaitable[Any]], *, at_once: int = ENTRIES_AT_ONCE) -> Handler:
@@ -100,7 +95,7 @@ class _AnyArguments(Signature):
 
 
 class _Method:
-    """A handler as jsonrpcserver calls it; the result is its label in the metrics and the outcomes."""
+    """A handler as jsonrpcserver calls it. ``label``: its name in the metrics."""
 
     __signature__ = _AnyArguments()
 
@@ -110,21 +105,9 @@ class _Method:
 
     async def __call__(self, requests: Sequence[Request]) -> Any:
         try:
-            return Success((self.label, await self._handler(requests)))
+            return Success(await self._handler(requests))
         except Exception as exc:
-            return Success((self.label, [exc] * len(requests)))
-
-
-class _Methods(dict[str, _Method]):
-    """Methods by name, those known by their prefix included; any other name is answered as not found."""
-
-    def __init__(self, handlers: Mapping[str, Handler], prefixes: Mapping[str, Handler]) -> None:
-        super().__init__({name: _Method(name, handler) for name, handler in handlers.items()})
-        self._prefixes = {prefix: _Method(prefix.rstrip(":"), handler) for prefix, handler in prefixes.items()}
-        self._unknown = _Method("unknown", _not_found)
-
-    def __missing__(self, name: str) -> _Method:
-        return next((method for prefix, method in self._prefixes.items() if name.startswith(prefix)), self._unknown)
+            return Success([exc] * len(requests))
 
 
 async def _not_found(requests: Sequence[Request]) -> Sequence[Outcome]:
@@ -140,7 +123,9 @@ class Dispatcher:
     def __init__(
         self, handlers: Mapping[str, Handler], *, prefixes: Mapping[str, Handler] | None = None, batch_limit: int
     ) -> None:
-        self._methods: Any = _Methods(handlers, prefixes or {})
+        self._methods = {name: _Method(name, handler) for name, handler in handlers.items()}
+        self._prefixes = {prefix: _Method(prefix.rstrip(":"), handler) for prefix, handler in (prefixes or {}).items()}
+        self._unknown = _Method("unknown", _not_found)
         self._batch_limit = batch_limit
 
     async def answer(self, body: bytes, caller: Caller) -> Answer:
@@ -156,7 +141,7 @@ class Dispatcher:
             return Answer(200, error_body(exc))
         caller.charge(len(entries))
         given = iter(await self._dispatch([entry for entry in entries if isinstance(entry, Request)], caller))
-        answers: list[_Result | _Error] = []
+        answers: list[_Response] = []
         counts: Counter[tuple[str, str]] = Counter()
         status = 200
         outcome: Outcome
@@ -168,7 +153,7 @@ class Dispatcher:
                 request_id = entry.id
             if not isinstance(outcome, BaseException):
                 counts[label, "ok"] += 1
-                answer: _Result | _Error = _Result(result=outcome, id=request_id)
+                answer = _Response(result=outcome, id=request_id)
             else:
                 if isinstance(outcome, Unavailable | Overloaded):
                     status = 503
@@ -176,7 +161,7 @@ class Dispatcher:
                     status = outcome.status
                 error = outcome if isinstance(outcome, RpcError) else masked(outcome, label)
                 counts[label, str(error.code)] += 1
-                answer = _error_response(error, request_id)
+                answer = _Response(error=_error_object(error), id=request_id)
             if request_id:
                 answers.append(answer)
         for (label, code), count in counts.items():
@@ -194,29 +179,34 @@ class Dispatcher:
             places: dict[str, list[int]] = {}
             for place in range(start, min(start + ENTRIES_AT_ONCE, len(requests))):
                 places.setdefault(requests[place].method, []).append(place)
-            for method in list(places):
+            methods: dict[str, Any] = {name: self._method(name) for name in places}
+            for name, method in methods.items():
                 try:
-                    caller.check_method(method)
+                    caller.check_method(name)
                 except AccessDenied as exc:
-                    for place in places.pop(method):
-                        outcomes[place] = self._methods[method].label, exc
+                    for place in places.pop(name):
+                        outcomes[place] = method.label, exc
             if not places:
                 continue
             calls: Any = [
-                {"method": method, "params": [[requests[place] for place in group]], "id": method}
-                for method, group in places.items()
+                {"method": name, "params": [[requests[place] for place in group]], "id": name}
+                for name, group in places.items()
             ]
-            found: Any = await dispatch_to_response(calls, self._methods, deserializer=_as_it_is, validator=_as_it_is)
-            responses = found if isinstance(found, list) else [found] * len(calls)
-            for group, response in zip(places.values(), responses, strict=True):
-                if isinstance(response, Left):  # the library's own failure; it has logged the traceback
-                    failure = RuntimeError(response._error.message)
-                    label, results = "unknown", [failure] * len(group)
+            responses: Any = await dispatch_to_response(calls, methods, deserializer=_as_it_is, validator=_as_it_is)
+            if isinstance(responses, Left):  # the library's own failure; it has logged the traceback
+                responses = [responses] * len(calls)
+            for (name, group), response in zip(places.items(), responses, strict=True):
+                if isinstance(response, Left):
+                    label, results = "unknown", [RuntimeError(response._error.message)] * len(group)
                 else:
-                    label, results = response._value.result
+                    label, results = methods[name].label, response._value.result
                 for place, outcome in zip(group, results, strict=True):
                     outcomes[place] = label, outcome
         return outcomes
+
+    def _method(self, name: str) -> _Method:
+        found = (method for prefix, method in self._prefixes.items() if name.startswith(prefix))
+        return self._methods.get(name) or next(found, self._unknown)
 
 
 def _as_it_is(calls: Any) -> Any:

@@ -14,6 +14,7 @@ import uvicorn
 from penstock.api.http_limits import HEAD_BYTES, LimitedProtocol
 from penstock.protocol.errors import SettingsError
 from penstock.runtime.periodic import is_set_within
+from penstock.settings.model import Settings
 from penstock.settings.values import PREFIX
 
 _BACKLOG = 2048
@@ -29,33 +30,22 @@ _HEADERS = [
 class HttpServer:
     """Serves an ASGI application; ``bind`` and ``listen`` first, then ``run`` until ``stop``.
 
-    grace_seconds: requests in hand are given so long after ``stop``. connections: one more closes the idlest, or,
-    where none is idle, is answered 503.
-    request_limit_bytes: of a body; four times as much may be sent for it, chunk sizes and all. port_setting: the one to
-    change when the port cannot be had.
+    One connection more than the settings allow closes the idlest, or, where none is idle, is answered 503. Four times
+    the largest body may be sent for one, chunk sizes and all. port_setting: the one to change when the port cannot be
+    had.
     """
 
-    def __init__(
-        self,
-        app: Any,
-        *,
-        host: str,
-        port: int,
-        grace_seconds: float,
-        connections: int = 500,
-        request_limit_bytes: int = 8 * 1024 * 1024,
-        port_setting: str = "HTTP_PORT",
-    ) -> None:
+    def __init__(self, app: Any, settings: Settings, port: int, *, port_setting: str = "HTTP_PORT") -> None:
         self._port_setting = PREFIX + port_setting
-        self._host = host
+        self._host = settings.http_host
         self._port = port
         self._socket: socket.socket | None = None
         # Its warnings about bad requests and refused connections can be caused by any client; they are counted instead.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-        protocol = type("Protocol", (LimitedProtocol,), {"wire_limit_bytes": 4 * request_limit_bytes + HEAD_BYTES})
+        wire_limit_bytes = 4 * settings.largest_request_bytes + HEAD_BYTES
         config = uvicorn.Config(
             app,
-            http=protocol,
+            http=type("Protocol", (LimitedProtocol,), {"wire_limit_bytes": wire_limit_bytes}),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -63,11 +53,11 @@ class HttpServer:
             proxy_headers=False,
             server_header=False,
             headers=_HEADERS,
-            limit_concurrency=connections + 1,  # uvicorn counts the one that asks too
+            limit_concurrency=settings.http_connections + 1,  # uvicorn counts the one that asks too
             h11_max_incomplete_event_size=HEAD_BYTES,
             backlog=_BACKLOG,
             timeout_keep_alive=65,  # longer than the 60 s of common load balancers, which would find it closed
-            timeout_graceful_shutdown=max(1, int(grace_seconds)),
+            timeout_graceful_shutdown=max(1, int(settings.grace_seconds)),
         )
         self._server = _Server(config)
         self._ended = asyncio.Event()

@@ -19,6 +19,7 @@ from penstock.api.server import HttpServer
 from penstock.db.pool import Store
 from penstock.protocol.errors import InvalidParams, RpcError
 from penstock.protocol.requests import Request
+from penstock.settings.loading import load_settings
 from penstock.settings.model import Settings
 from tests.integration.apis import JSON, captured_log, running
 
@@ -71,8 +72,9 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
     """A client of the api's HTTP and JSON-RPC layers, in front of the methods of the specification's examples."""
     dispatcher = Dispatcher({name: each(method) for name, method in METHODS.items()}, batch_limit=BATCH_LIMIT)
     nothing_stored: Any = None  # no test here asks how much waits
-    app = make_app(dispatcher, Authenticator(), scaling=Scaling(nothing_stored), request_limit_bytes=2**21)
-    server = HttpServer(app, host="127.0.0.1", port=0, grace_seconds=5)
+    settings = load_settings(grace_seconds=5)
+    app = make_app(dispatcher, Authenticator(), settings, scaling=Scaling(nothing_stored))
+    server = HttpServer(app, settings, port=0)
     server.bind()
     server.listen()
     serving = asyncio.create_task(server.run())
